@@ -1,0 +1,67 @@
+# The commands of this repository. All that they make is under .venv and build.
+#   make demo     build, and show the main job end to end
+#   make test     build, and run every test: C++ and Python
+#   make lint     check C++, Cython and Python; make format writes what can be put right by itself
+#   make clean    remove .venv and build
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGE_BUILD := build/package
+# The tools of the environment come first, so that a machine without CMake and Ninja can build.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gctx -not -name __pycache__ -not -name '*.pyc')
+CXX_FILES = $(shell find cuda_gctx/_cpp benchmarks examples -name '*.cpp' -o -name '*.hpp' -o -name '*.h' 2>/dev/null)
+
+.DELETE_ON_ERROR:
+.PHONY: demo test lint lint-cpp lint-cython lint-python format clean
+
+demo: $(VENV)/package
+	$(BIN)/python examples/demo.py
+
+# pytest as a program, not as python -m pytest: that would put the sources before the installed package.
+test: $(VENV)/package
+	cmake --build $(PACKAGE_BUILD) --target cpp_tests
+	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
+	$(BIN)/pytest
+
+lint: lint-cpp lint-cython lint-python
+
+lint-cpp: $(VENV)/linters
+	clang-format --dry-run -Werror $(CXX_FILES)
+
+lint-cython: $(VENV)/linters
+	cython-lint cuda_gctx
+
+lint-python: $(VENV)/linters
+	ruff format --check
+	ruff check
+	mypy
+
+format: $(VENV)/linters
+	clang-format -i $(CXX_FILES)
+	ruff check --fix-only
+	ruff format
+
+clean:
+	rm -rf $(VENV) build
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# What builds the package is installed beside it, so that a second build compiles only what has changed.
+$(VENV)/builders: pyproject.toml | $(BIN)/python
+	sed -n '/^requires = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml > $(VENV)/build-requirements.txt
+	$(BIN)/python -m pip install -q 'pip>=23.1' -r $(VENV)/build-requirements.txt 'cmake>=3.20' ninja
+	touch $@
+
+$(VENV)/package: $(VENV)/builders $(SOURCES)
+	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) '.[test]'
+	touch $@
+
+$(VENV)/linters: pyproject.toml | $(BIN)/python
+	sed -n '/^lint = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml > $(VENV)/lint-requirements.txt
+	$(BIN)/python -m pip install -q -r $(VENV)/lint-requirements.txt
+	touch $@

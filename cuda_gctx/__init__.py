@@ -1,0 +1,83 @@
+"""Split a GPU's SMs, give each piece its own context and streams, and know what you got.
+
+Importing this package loads no driver and no framework: each public name is imported from its module at first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cuda_gctx._context import Context as Context
+    from cuda_gctx._context import ContextOptions as ContextOptions
+    from cuda_gctx._device import Device as Device
+    from cuda_gctx._driver import system as system
+    from cuda_gctx._errors import CUDAError as CUDAError
+    from cuda_gctx._errors import CUDAWarning as CUDAWarning
+    from cuda_gctx._errors import DriverNotFound as DriverNotFound
+    from cuda_gctx._errors import FeatureNotSupported as FeatureNotSupported
+    from cuda_gctx._errors import ResourceOverlapError as ResourceOverlapError
+    from cuda_gctx._errors import ResourceOverlapWarning as ResourceOverlapWarning
+    from cuda_gctx._errors import SplitError as SplitError
+    from cuda_gctx._event import Event as Event
+    from cuda_gctx._event import EventOptions as EventOptions
+    from cuda_gctx._resources import DeviceResources as DeviceResources
+    from cuda_gctx._resources import SMResource as SMResource
+    from cuda_gctx._resources import SMResourceOptions as SMResourceOptions
+    from cuda_gctx._resources import WorkqueueResource as WorkqueueResource
+    from cuda_gctx._resources import WorkqueueResourceOptions as WorkqueueResourceOptions
+    from cuda_gctx._stream import Stream as Stream
+    from cuda_gctx._stream import StreamOptions as StreamOptions
+    from cuda_gctx.partitions import Layout as Layout
+    from cuda_gctx.partitions import PartitionPool as PartitionPool
+    from cuda_gctx.partitions import Partitions as Partitions
+    from cuda_gctx.verify import IsolationError as IsolationError
+
+# The list above is for type checkers, this one is for the interpreter; a test holds them equal.
+_NAMES_OF_MODULE = {
+    "cuda_gctx._context": ("Context", "ContextOptions"),
+    "cuda_gctx._device": ("Device",),
+    "cuda_gctx._driver": ("system",),
+    "cuda_gctx._errors": (
+        "CUDAError",
+        "CUDAWarning",
+        "DriverNotFound",
+        "FeatureNotSupported",
+        "ResourceOverlapError",
+        "ResourceOverlapWarning",
+        "SplitError",
+    ),
+    "cuda_gctx._event": ("Event", "EventOptions"),
+    "cuda_gctx._resources": (
+        "DeviceResources",
+        "SMResource",
+        "SMResourceOptions",
+        "WorkqueueResource",
+        "WorkqueueResourceOptions",
+    ),
+    "cuda_gctx._stream": ("Stream", "StreamOptions"),
+    "cuda_gctx.partitions": ("Layout", "PartitionPool", "Partitions"),
+    "cuda_gctx.verify": ("IsolationError",),
+}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
+
+__all__ = sorted(_MODULE_OF_NAME)
+
+
+# Hidden from type checkers, which would take it as leave for any name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name not in _MODULE_OF_NAME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_MODULE_OF_NAME[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,138 @@
+#include "driver/driver.hpp"
+
+#include <dlfcn.h>
+
+#include "driver/locate.hpp"
+
+namespace gctx {
+namespace {
+
+using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
+using GetVersion = CUresult (*)(int*);
+using Configure = int (*)(const char*, char*, std::size_t);
+
+template <typename Function>
+Function lookup(void* library, const char* symbol) {
+  return reinterpret_cast<Function>(dlsym(library, symbol));
+}
+
+constexpr const char* advice =
+    "install the NVIDIA driver, point CUDA_GCTX_DRIVER at a driver library, or set CUDA_GCTX_DRIVER=sim to use the "
+    "software driver";
+
+[[noreturn]] void fail_not_found(std::string what) { throw Error(ErrorKind::not_found, std::move(what)); }
+
+}  // namespace
+
+Driver::Driver(std::string_view choice) {
+  const DriverChoice found = locate_driver(choice);
+  library_ = dlopen(found.library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library_ == nullptr) {
+    const char* reason = dlerror();
+    fail_not_found("no CUDA driver could be opened (" + std::string(reason != nullptr ? reason : found.library) + "): " + advice);
+  }
+  path_ = found.library;
+  if (found.is_configurable) {
+    std::array<char, 512> problem{};
+    const auto configure = lookup<Configure>(library_, "gctxSimConfigure");
+    if (configure == nullptr) {
+      fail_not_found(path_ + " takes no description of a machine");
+    }
+    if (configure(found.machine.c_str(), problem.data(), problem.size()) != 0) {
+      fail_value("CUDA_GCTX_DRIVER=" + std::string(choice) + ": " + problem.data());
+    }
+  }
+  fill_table();
+  GCTX_CALL(*this, cuInit, 0);
+}
+
+void Driver::fill_table() {
+  const auto get_version = lookup<GetVersion>(library_, "cuDriverGetVersion");
+  // The form with a query result came with 12.0; nothing below it can do anything of use here.
+  const auto get_proc_address = lookup<GetProcAddress>(library_, "cuGetProcAddress_v2");
+  if (get_version == nullptr || get_proc_address == nullptr || get_version(&version_) != CUDA_SUCCESS) {
+    fail_not_found(path_ + " is no CUDA driver of version 12.0 or newer: " + advice);
+  }
+  const auto find = [&](const char* symbol, int since) -> void* {
+    void* address = nullptr;
+    CUdriverProcAddressQueryResult status{};
+    if (version_ < since ||
+        get_proc_address(symbol, &address, since, CU_GET_PROC_ADDRESS_DEFAULT, &status) != CUDA_SUCCESS) {
+      return nullptr;
+    }
+    return status == CU_GET_PROC_ADDRESS_SUCCESS ? address : nullptr;
+  };
+#define GCTX_FUNCTION(name, symbol, since) name = reinterpret_cast<decltype(name)>(find(symbol, since));
+#include "driver/functions.inc"
+#undef GCTX_FUNCTION
+}
+
+FeatureState Driver::feature(Feature feature) const {
+  switch (feature) {
+    case Feature::green_contexts:
+      return {"green_contexts", "green contexts", 12040, cuGreenCtxCreate != nullptr};
+    case Feature::green_stream_create:
+      return {"green_stream_create", "creating a stream directly on a green context", 12050, cuGreenCtxStreamCreate != nullptr};
+    case Feature::context_events:
+      return {"context_events", "events of a whole primary context", 12050, cuCtxRecordEvent != nullptr};
+    case Feature::green_context_ids:
+      return {"green_context_ids", "ids of green contexts", 12090, cuGreenCtxGetId != nullptr};
+    case Feature::structured_split:
+      return {"structured_split", "the structured split", 13010, cuDevSmResourceSplit != nullptr};
+    case Feature::workqueues:
+      // No function of its own: the driver learnt a resource type. The split that came with it is the witness.
+      return {"workqueues", "workqueue resources", 13010, cuDevSmResourceSplit != nullptr};
+    case Feature::stream_resources:
+      return {"stream_resources", "the resource query of a stream", 13010, cuStreamGetDevResource != nullptr};
+    case Feature::locality_domains:
+      // No function of its own either, and a field that older drivers do not read: only the version tells.
+      return {"locality_domains", "locality domains", 13040, version_ >= 13040};
+  }
+  return {};
+}
+
+void Driver::require(Feature feature) const {
+  const FeatureState state = this->feature(feature);
+  if (state.available) {
+    return;
+  }
+  const std::string needs = version_text(state.since);
+  const std::string found = version_text(version_);
+  Error error(ErrorKind::not_supported,
+              std::string(state.title) + " need CUDA driver " + needs + " or newer; this driver is " + found);
+  error.code = CUDA_ERROR_NOT_SUPPORTED;
+  error.code_name = error_name(CUDA_ERROR_NOT_SUPPORTED);
+  error.needs = needs;
+  error.found = found;
+  throw error;
+}
+
+std::string Driver::error_name(CUresult result) const {
+  const char* name = nullptr;
+  if (cuGetErrorName != nullptr && cuGetErrorName(result, &name) == CUDA_SUCCESS && name != nullptr) {
+    return name;
+  }
+  return "CUresult " + std::to_string(static_cast<int>(result));
+}
+
+std::string Driver::describe(CUresult result, const char* call) const {
+  std::string text = std::string(call) + " answered " + error_name(result);
+  const char* meaning = nullptr;
+  if (cuGetErrorString != nullptr && cuGetErrorString(result, &meaning) == CUDA_SUCCESS && meaning != nullptr) {
+    text.append(" (").append(meaning).append(")");
+  }
+  return text;
+}
+
+void Driver::fail(CUresult result, const char* call) const {
+  Error error(ErrorKind::driver, describe(result, call));
+  if (result == CUDA_ERROR_NO_DEVICE) {
+    error.message += std::string("; without a GPU, set CUDA_GCTX_DRIVER=sim to use the software driver");
+  }
+  error.code = result;
+  error.code_name = error_name(result);
+  error.call = call;
+  throw error;
+}
+
+}  // namespace gctx

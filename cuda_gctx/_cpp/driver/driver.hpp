@@ -1,0 +1,74 @@
+// The driver as seen from here: one table of functions, what it offers, and how its errors are told.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "driver/error.hpp"
+
+namespace gctx {
+
+struct DriverTable {
+#define GCTX_FUNCTION(name, symbol, since) decltype(&::name) name = nullptr;
+#include "driver/functions.inc"
+#undef GCTX_FUNCTION
+};
+
+// What drivers offer or lack. The order is that of the versions that brought them.
+enum class Feature : int {
+  green_contexts,
+  green_stream_create,
+  context_events,
+  green_context_ids,
+  structured_split,
+  workqueues,
+  stream_resources,
+  locality_domains,
+};
+inline constexpr std::size_t feature_count = 8;
+
+struct FeatureState {
+  std::string_view name;
+  std::string_view title;  // how a sentence calls it
+  int since = 0;
+  bool available = false;
+};
+
+class Driver : public DriverTable {
+ public:
+  // `choice`: what CUDA_GCTX_DRIVER says: empty for the system's driver, "sim[:spec]" for the software driver, else a path.
+  explicit Driver(std::string_view choice);
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  int version() const noexcept { return version_; }
+  const std::string& path() const noexcept { return path_; }
+
+  FeatureState feature(Feature feature) const;
+  bool has(Feature feature) const { return this->feature(feature).available; }
+  void require(Feature feature) const;
+
+  void check(CUresult result, const char* call) const {
+    if (result != CUDA_SUCCESS) [[unlikely]] {
+      fail(result, call);
+    }
+  }
+  [[noreturn]] void fail(CUresult result, const char* call) const;
+  std::string describe(CUresult result, const char* call) const;
+
+ private:
+  void fill_table();
+  std::string error_name(CUresult result) const;
+
+  void* library_ = nullptr;
+  std::string path_;
+  int version_ = 0;
+};
+
+// Calls a driver function and throws what it answers, named.
+#define GCTX_CALL(driver, function, ...) (driver).check((driver).function(__VA_ARGS__), #function)
+
+}  // namespace gctx

@@ -1,0 +1,32 @@
+#include "driver/locate.hpp"
+
+#include <dlfcn.h>
+
+namespace gctx {
+namespace {
+
+// The software driver lies in a fixed place beside this library, wherever the package is installed.
+std::string beside_this_library(std::string_view relative) {
+  Dl_info info{};
+  dladdr(reinterpret_cast<void*>(&locate_driver), &info);
+  std::string path = info.dli_fname != nullptr ? info.dli_fname : "";
+  const auto slash = path.rfind('/');
+  path.erase(slash == std::string::npos ? 0 : slash + 1);
+  return path.append(relative);
+}
+
+}  // namespace
+
+DriverChoice locate_driver(std::string_view choice) {
+  if (choice.empty()) {
+    return {"libcuda.so.1", false, {}};
+  }
+  constexpr std::string_view word = "sim";
+  if (choice == word || choice.substr(0, word.size() + 1) == "sim:") {
+    const auto machine = choice.size() > word.size() ? choice.substr(word.size() + 1) : std::string_view{};
+    return {beside_this_library("sim/lib/libcuda.so.1"), true, std::string(machine)};
+  }
+  return {std::string(choice), false, {}};
+}
+
+}  // namespace gctx

@@ -1,0 +1,76 @@
+#include "handles/process.hpp"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
+namespace gctx {
+namespace {
+
+std::atomic<ProcessState> state{ProcessState::normal};
+
+struct Failures {
+  std::mutex mutex;
+  unsigned long count = 0;
+  char first[256] = {};
+};
+
+// Never destroyed: the destructors of objects with static lifetime may still report here.
+Failures& failures() {
+  static auto* instance = new Failures;
+  return *instance;
+}
+
+std::atomic<bool> any_failure{false};
+
+}  // namespace
+
+ProcessState process_state() noexcept { return state.load(std::memory_order_relaxed); }
+
+void begin_exit() noexcept {
+  ProcessState expected = ProcessState::normal;
+  state.compare_exchange_strong(expected, ProcessState::exiting);
+}
+
+void watch_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork(nullptr, nullptr, [] { state.store(ProcessState::forked); });
+    // For programs without Python: static destructors and atexit handlers run after this.
+    std::atexit(begin_exit);
+  });
+}
+
+void note_failure(const char* what) noexcept {
+  Failures& all = failures();
+  const std::lock_guard lock(all.mutex);
+  if (all.count++ == 0) {
+    std::snprintf(all.first, sizeof(all.first), "%s", what);
+  }
+  any_failure.store(true, std::memory_order_release);
+}
+
+bool take_failure(char* text, unsigned long size) noexcept {
+  if (!any_failure.load(std::memory_order_acquire)) {
+    return false;
+  }
+  Failures& all = failures();
+  const std::lock_guard lock(all.mutex);
+  if (all.count == 0) {
+    return false;
+  }
+  const unsigned long more = all.count - 1;
+  if (more == 0) {
+    std::snprintf(text, size, "%s", all.first);
+  } else {
+    std::snprintf(text, size, "%s (and %lu more failures)", all.first, more);
+  }
+  all.count = 0;
+  any_failure.store(false, std::memory_order_release);
+  return true;
+}
+
+}  // namespace gctx

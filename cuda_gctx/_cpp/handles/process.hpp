@@ -1,0 +1,20 @@
+// The states of the process in which driver objects may no longer be touched: a forked child, and the way out.
+#pragma once
+
+namespace gctx {
+
+enum class ProcessState : int { normal, forked, exiting };
+
+ProcessState process_state() noexcept;
+
+// From now on destructors leave driver objects alone: the process is ending and takes them along.
+void begin_exit() noexcept;
+
+// Called once a driver is in use: from then on a forked child is told from its parent.
+void watch_forks();
+
+// What failed where nothing can be thrown. Counted, and told by whoever asks next.
+void note_failure(const char* what) noexcept;
+bool take_failure(char* text, unsigned long size) noexcept;  // false if nothing failed since the last time
+
+}  // namespace gctx

@@ -1,0 +1,249 @@
+#include "handles/runtime.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+
+namespace gctx {
+namespace {
+
+std::atomic<Runtime*> active_runtime{nullptr};
+
+std::mutex& opening() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+// The runtimes in the order in which they were opened; never freed, since objects of a closed one still ask it.
+std::vector<Runtime*>& opened() {
+  static auto* runtimes = new std::vector<Runtime*>;
+  return *runtimes;
+}
+
+Runtime& open_locked(std::string_view choice) {
+  auto* runtime = new Runtime(choice);
+  opened().push_back(runtime);
+  active_runtime.store(runtime, std::memory_order_release);
+  watch_forks();
+  return *runtime;
+}
+
+}  // namespace
+
+Runtime& Runtime::active() {
+  if (Runtime* runtime = active_runtime.load(std::memory_order_acquire)) [[likely]] {
+    runtime->demand_usable();
+    return *runtime;
+  }
+  const std::lock_guard lock(opening());
+  if (Runtime* runtime = active_runtime.load(std::memory_order_acquire)) {
+    return *runtime;
+  }
+  const char* choice = std::getenv("CUDA_GCTX_DRIVER");
+  return open_locked(choice != nullptr ? choice : "");
+}
+
+bool Runtime::is_any_open() noexcept { return active_runtime.load(std::memory_order_acquire) != nullptr; }
+
+Runtime& Runtime::open(std::string_view choice) {
+  const std::lock_guard lock(opening());
+  if (process_state() == ProcessState::forked && !opened().empty()) {
+    opened().back()->demand_usable();
+  }
+  return open_locked(choice);
+}
+
+void Runtime::close(Runtime& runtime) {
+  runtime.drop_caches();
+  const std::lock_guard lock(opening());
+  runtime.closed_.store(true);
+  std::erase(opened(), &runtime);
+  active_runtime.store(opened().empty() ? nullptr : opened().back(), std::memory_order_release);
+}
+
+Runtime::Runtime(std::string_view choice) : driver_(choice) {
+  int count = 0;
+  GCTX_CALL(driver_, cuDeviceGetCount, &count);
+  devices_ = std::vector<DeviceState>(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    GCTX_CALL(driver_, cuDeviceGet, &devices_[static_cast<std::size_t>(i)].device, i);
+  }
+}
+
+void Runtime::fail_unusable() const {
+  if (process_state() == ProcessState::forked) {
+    fail_state(
+        "this process was forked after the CUDA driver was in use, and a forked child cannot use CUDA: start it with the "
+        "'spawn' or 'forkserver' method, or fork before the first use");
+  }
+  fail_state("the driver that this object belongs to has been closed");
+}
+
+void Runtime::drop_caches() {
+  std::vector<HiddenContext> hidden;
+  {
+    const std::lock_guard lock(hidden_mutex_);
+    hidden.swap(hidden_);
+  }
+  hidden.clear();
+  for (DeviceState& state : devices_) {
+    ContextHandle primary;
+    {
+      const std::lock_guard lock(state.mutex);
+      primary.swap(state.primary);
+    }
+  }
+}
+
+SmResourcePtr sm_resource_from_query(const Runtime& runtime, int ordinal, const CUdevResource& queried) {
+  auto resource = std::make_shared<SmResource>();
+  resource->driver = &runtime.driver();
+  resource->device = ordinal;
+  resource->units.push_back(queried);
+  resource->sm_count = queried.sm.smCount;
+  resource->min_partition_size = queried.sm.minSmPartitionSize;
+  resource->alignment = queried.sm.smCoscheduledAlignment;
+  resource->flags = runtime.driver().has(Feature::structured_split) ? queried.sm.flags : 0;
+  resource->splittable = true;
+  return resource;
+}
+
+SmResourcePtr Runtime::device_sm(int ordinal) {
+  driver_.require(Feature::green_contexts);
+  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  const std::lock_guard lock(state.mutex);
+  if (!state.sm) {
+    CUdevResource queried{};
+    GCTX_CALL(driver_, cuDeviceGetDevResource, state.device, &queried, CU_DEV_RESOURCE_TYPE_SM);
+    auto resource = std::make_shared<SmResource>(*sm_resource_from_query(*this, ordinal, queried));
+    resource->whole_device = true;
+    state.sm = std::move(resource);
+  }
+  return state.sm;
+}
+
+CUdevResource Runtime::device_workqueue(int ordinal) {
+  driver_.require(Feature::workqueues);
+  CUdevResource queried{};
+  GCTX_CALL(driver_, cuDeviceGetDevResource, device(ordinal), &queried, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG);
+  return queried;
+}
+
+ContextHandle Runtime::primary(int ordinal) {
+  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  const std::lock_guard lock(state.mutex);
+  if (!state.primary) {
+    CUcontext handle = nullptr;
+    GCTX_CALL(driver_, cuDevicePrimaryCtxRetain, &handle, state.device);
+    try {
+      std::uint64_t id = 0;
+      if (driver_.cuCtxGetId != nullptr) {
+        unsigned long long told = 0;
+        GCTX_CALL(driver_, cuCtxGetId, handle, &told);
+        id = told;
+      }
+      auto box = std::make_shared<ContextBox>(*this, ordinal, handle, ContextKind::primary, nullptr, nullptr, id);
+      contexts_.put(handle, box);
+      state.primary = std::move(box);
+    } catch (...) {
+      driver_.cuDevicePrimaryCtxRelease(state.device);
+      throw;
+    }
+  }
+  return state.primary;
+}
+
+PriorityRange Runtime::priorities(int ordinal) {
+  const ContextHandle context = primary(ordinal);
+  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  const std::lock_guard lock(state.mutex);
+  if (!state.priorities) {
+    const CurrentScope scope(*context);
+    PriorityRange range;
+    GCTX_CALL(driver_, cuCtxGetStreamPriorityRange, &range.least, &range.greatest);
+    state.priorities = range;
+  }
+  return *state.priorities;
+}
+
+SmResourcePtr Runtime::hidden_resource(const SmResourcePtr& group) {
+  const std::lock_guard lock(hidden_mutex_);
+  for (const HiddenContext& known : hidden_) {
+    if (std::equal(known.units.begin(), known.units.end(), group->units.begin(), group->units.end(), byte_equal)) {
+      return known.context->sm_resource();
+    }
+  }
+  auto usable = std::make_shared<SmResource>(*group);
+  usable->dry_run = false;
+  Reservation reservation(*this, group->device, {usable}, std::nullopt, "(split)", false, false);
+  auto context = reservation.create_context();
+  auto resource = context->sm_resource();
+  hidden_.push_back({group->units, std::move(context)});
+  return resource;
+}
+
+std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive, std::string& report) {
+  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  const std::lock_guard lock(state.live_mutex);
+  bool certain = false;
+  std::string others;
+  for (const LiveContext& live : state.live) {
+    const auto shared = overlaps(*sms, *live.sms);
+    if (shared.has_value() && !*shared) {
+      continue;
+    }
+    certain = certain || shared.has_value();
+    others += (others.empty() ? "" : ", ") + ("'" + live.name + "' (" + std::to_string(live.sms->sm_count) + " SMs)");
+  }
+  if (!others.empty()) {
+    report = "context '" + name + "' (" + std::to_string(sms->sm_count) + " SMs) " + (certain ? "shares" : "may share") +
+             " SMs with " + others + ": take all groups from one split to keep them apart";
+    if (exclusive) {
+      throw Error(ErrorKind::overlap, report);
+    }
+  }
+  const std::uint64_t entry = next_entry_.fetch_add(1);
+  state.live.push_back({entry, std::move(sms), name});
+  return entry;
+}
+
+void Runtime::delist(int ordinal, std::uint64_t entry) noexcept {
+  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  const std::lock_guard lock(state.live_mutex);
+  std::erase_if(state.live, [&](const LiveContext& live) { return live.entry == entry; });
+}
+
+std::string device_name(Runtime& runtime, int ordinal) {
+  char name[256] = {};
+  GCTX_CALL(runtime.driver(), cuDeviceGetName, name, static_cast<int>(sizeof(name)), runtime.device(ordinal));
+  return name;
+}
+
+std::string device_pci_bus_id(Runtime& runtime, int ordinal) {
+  char id[64] = {};
+  GCTX_CALL(runtime.driver(), cuDeviceGetPCIBusId, id, static_cast<int>(sizeof(id)), runtime.device(ordinal));
+  return id;
+}
+
+CUuuid device_uuid(Runtime& runtime, int ordinal) {
+  CUuuid uuid{};
+  GCTX_CALL(runtime.driver(), cuDeviceGetUuid, &uuid, runtime.device(ordinal));
+  return uuid;
+}
+
+int device_attribute(Runtime& runtime, int ordinal, CUdevice_attribute attribute) {
+  int value = 0;
+  GCTX_CALL(runtime.driver(), cuDeviceGetAttribute, &value, attribute, runtime.device(ordinal));
+  return value;
+}
+
+SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,
+                           bool dry_run) {
+  if (input->driver != &runtime.driver()) {
+    fail_value("this SMResource belongs to a driver that has been closed");
+  }
+  return split(runtime.driver(), input, requests, dry_run,
+               [&](const SmResourcePtr& group) { return runtime.hidden_resource(group); });
+}
+
+}  // namespace gctx

@@ -1,0 +1,171 @@
+// Streams: made on any context without anything being current, or adopted from others.
+#include <utility>
+
+#include "handles/runtime.hpp"
+
+namespace gctx {
+namespace {
+
+const Driver& driver_of(const StreamHandle& stream) { return stream->context()->runtime().driver(); }
+
+// The default streams mean the context that is current at each call; a box of one means its own context.
+class StreamScope {
+ public:
+  explicit StreamScope(const StreamBox& stream) {
+    stream.context()->runtime().demand_usable();
+    if (stream.is_default()) {
+      scope_.emplace(*stream.context());
+    }
+  }
+
+ private:
+  std::optional<CurrentScope> scope_;
+};
+
+std::uint64_t ask_id(const Driver& driver, CUstream handle) {
+  unsigned long long id = 0;
+  if (driver.cuStreamGetId != nullptr) {
+    GCTX_CALL(driver, cuStreamGetId, handle, &id);
+  }
+  return id;
+}
+
+int checked_priority(const ContextHandle& context, int priority) {
+  const PriorityRange range = context->runtime().priorities(context->device());
+  if (priority < range.greatest || priority > range.least) {
+    fail_value("stream priority " + std::to_string(priority) + " is out of range: the lowest is " +
+               std::to_string(range.least) + ", the highest " + std::to_string(range.greatest));
+  }
+  return priority;
+}
+
+CUcontext context_of_foreign(const Driver& driver, CUstream handle) {
+  CUcontext context = nullptr;
+  CUgreenCtx green = nullptr;
+  if (driver.cuStreamGetCtx_v2 != nullptr) {
+    GCTX_CALL(driver, cuStreamGetCtx_v2, handle, &context, &green);
+  } else {
+    if (driver.cuStreamGetGreenCtx != nullptr) {
+      GCTX_CALL(driver, cuStreamGetGreenCtx, handle, &green);
+    }
+    GCTX_CALL(driver, cuStreamGetCtx, handle, &context);
+  }
+  if (green != nullptr) {
+    GCTX_CALL(driver, cuCtxFromGreenCtx, &context, green);
+  }
+  return context;
+}
+
+}  // namespace
+
+StreamBox::~StreamBox() {
+  if (handle_ == nullptr) {
+    return;
+  }
+  Runtime& runtime = context()->runtime();
+  if (!is_default()) {
+    runtime.streams().drop_expired(handle_);
+  }
+  if (!owned_ || !runtime.is_usable()) {
+    return;
+  }
+  const CUresult result = runtime.driver().cuStreamDestroy(handle_);
+  if (result != CUDA_SUCCESS) {
+    note_failure(runtime.driver().describe(result, "cuStreamDestroy").c_str());
+  }
+}
+
+std::uint64_t StreamBox::id() {
+  std::uint64_t id = id_.load(std::memory_order_relaxed);
+  if (id == 0) {
+    const StreamScope scope(*this);
+    id = ask_id(context()->runtime().driver(), handle_);
+    id_.store(id, std::memory_order_relaxed);
+  }
+  return id;
+}
+
+StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking) {
+  const Driver& driver = context->runtime().driver();
+  ContextUse use(context);
+  if (context->is_green() && !nonblocking) {
+    fail_value("a stream of a green context is always non-blocking: leave nonblocking=True");
+  }
+  const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
+  const int level = priority ? checked_priority(context, *priority) : 0;
+  auto box = std::make_shared<StreamBox>(std::move(use), true);
+  CUstream handle = nullptr;
+  if (context->is_green() && driver.has(Feature::green_stream_create)) {
+    GCTX_CALL(driver, cuGreenCtxStreamCreate, &handle, context->green_handle(), flags, level);
+  } else {
+    // Driver 12.4 knows no other way; a stream made while a green context is current belongs to it.
+    const CurrentScope scope(*context);
+    GCTX_CALL(driver, cuStreamCreateWithPriority, &handle, flags, level);
+  }
+  box->take(handle);
+  context->runtime().streams().put(handle, box);
+  return box;
+}
+
+StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
+  const Driver& driver = runtime.driver();
+  if (StreamBox::is_default_handle(handle)) {
+    auto context = current_context(runtime);
+    if (!context) {
+      fail_state("a default stream belongs to the current context, and nothing is current on this thread");
+    }
+    auto box = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
+    box->take(handle);
+    return box;
+  }
+  const auto is_same = [&](StreamBox& box) { return box.is_owned() || box.id() == ask_id(driver, handle); };
+  if (auto known = runtime.streams().find(handle, is_same)) {
+    return known;
+  }
+  auto context = adopt_context(runtime, context_of_foreign(driver, handle));
+  auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
+  made->take(handle);
+  made->id();
+  return runtime.streams().settle(handle, std::move(made), is_same);
+}
+
+int stream_priority(const StreamHandle& stream) {
+  const StreamScope scope(*stream);
+  int priority = 0;
+  GCTX_CALL(driver_of(stream), cuStreamGetPriority, stream->handle(), &priority);
+  return priority;
+}
+
+unsigned stream_flags(const StreamHandle& stream) {
+  const StreamScope scope(*stream);
+  unsigned flags = 0;
+  GCTX_CALL(driver_of(stream), cuStreamGetFlags, stream->handle(), &flags);
+  return flags;
+}
+
+bool stream_is_done(const StreamHandle& stream) {
+  const StreamScope scope(*stream);
+  const CUresult result = driver_of(stream).cuStreamQuery(stream->handle());
+  if (result == CUDA_ERROR_NOT_READY) {
+    return false;
+  }
+  driver_of(stream).check(result, "cuStreamQuery");
+  return true;
+}
+
+void synchronize_stream(const StreamHandle& stream) {
+  const StreamScope scope(*stream);
+  GCTX_CALL(driver_of(stream), cuStreamSynchronize, stream->handle());
+}
+
+void record_event(const StreamHandle& stream, const EventHandle& event) {
+  const StreamScope scope(*stream);
+  GCTX_CALL(driver_of(stream), cuEventRecord, event->handle(), stream->handle());
+}
+
+void wait_event(const StreamHandle& stream, const EventHandle& event) {
+  const StreamScope scope(*stream);
+  GCTX_CALL(driver_of(stream), cuStreamWaitEvent, stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
+}
+
+}  // namespace gctx

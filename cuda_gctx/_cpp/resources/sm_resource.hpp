@@ -1,0 +1,60 @@
+// A set of SMs as a value: the driver's own words for it, copied whole, and where it came from. The driver hides which SMs a
+// resource names, so what can be known of overlap is known from the way the resource was made.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace gctx {
+
+class Driver;
+struct SmResource;
+using SmResourcePtr = std::shared_ptr<const SmResource>;
+
+// How a group was made. by_count: it is one group of the driver's homogeneous split; composed: several of them together;
+// fine: out of pairs of SMs; bisected: from a second split, inside a hidden context.
+enum class Strategy : int { none, structured, by_count, composed, fine, bisected };
+const char* strategy_name(Strategy strategy) noexcept;  // null for none
+
+// One call that split `parent` into disjoint pieces, numbered from 0; the driver's remainder is the last number.
+struct SplitCall {
+  SmResourcePtr parent;
+};
+
+struct SmResource {
+  const Driver* driver = nullptr;
+  int device = 0;
+
+  // The driver's resources that make up this set: one, or several pieces of one split. Copied, never rebuilt: a
+  // CUdevResource carries the identity of its SMs in bytes that have no name.
+  std::vector<CUdevResource> units;
+
+  unsigned sm_count = 0;
+  std::optional<unsigned> requested;
+  unsigned min_partition_size = 0;
+  unsigned alignment = 0;
+  unsigned flags = 0;
+  Strategy strategy = Strategy::none;
+  bool dry_run = false;
+
+  // Only what a device or context query returned can be split by the driver (error 915 for groups and remainders).
+  bool splittable = false;
+  bool whole_device = false;
+
+  std::shared_ptr<const SplitCall> origin;  // null for a device's own resource and for foreign contexts
+  std::vector<std::uint32_t> members;       // which pieces of `origin`, ascending
+};
+
+bool byte_equal(const CUdevResource& a, const CUdevResource& b) noexcept;
+
+// Whether two resources share SMs; nothing if that cannot be known.
+std::optional<bool> overlaps(const SmResource& a, const SmResource& b);
+
+// What a context made of these resources names: the pieces of one split together.
+SmResourcePtr merged(const std::vector<SmResourcePtr>& resources);
+
+}  // namespace gctx

@@ -1,0 +1,544 @@
+#include "resources/split.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace gctx {
+namespace {
+
+// Without co-scheduling, SMs come in pairs (texture processing clusters) on every chip that has green contexts.
+constexpr unsigned fine_grain = 2;
+
+unsigned round_up(unsigned n, unsigned grain) { return (n + grain - 1) / grain * grain; }
+
+// What one group really needs, once the grain of the resource is known.
+struct Need {
+  GroupRequest request;
+  std::optional<unsigned> count;  // rounded up; nothing: everything left
+  unsigned grain = 0;
+  bool fine = false;  // may be built out of pairs of SMs
+};
+
+using Needs = std::vector<Need>;
+
+struct Grain {
+  unsigned alignment = 0;
+  unsigned minimum = 0;
+};
+
+Need need_of(const GroupRequest& request, Grain grain) {
+  Need need{request, request.count, 0, request.backfill || request.coscheduled == fine_grain};
+  need.grain = request.backfill ? fine_grain : request.coscheduled != 0 ? request.coscheduled : grain.alignment;
+  if (need.count && !request.backfill) {
+    const unsigned least = need.fine ? fine_grain : grain.minimum;
+    need.count = round_up(std::max(*need.count, least), need.grain);
+  }
+  return need;
+}
+
+Needs needs_of(const std::vector<GroupRequest>& requests, Grain grain) {
+  Needs needs;
+  needs.reserve(requests.size());
+  for (const auto& request : requests) {
+    needs.push_back(need_of(request, grain));
+  }
+  return needs;
+}
+
+unsigned finite_total(const Needs& needs) {
+  return std::accumulate(needs.begin(), needs.end(), 0U,
+                         [](unsigned sum, const Need& need) { return sum + need.count.value_or(0); });
+}
+
+bool all_fine(const Needs& needs) {
+  return std::all_of(needs.begin(), needs.end(), [](const Need& need) { return need.fine; });
+}
+
+// Pieces of one by-count split: equal units and whatever the driver had left.
+struct Cut {
+  std::shared_ptr<const SplitCall> call;
+  std::vector<CUdevResource> units;
+  unsigned unit_size = 0;
+  CUdevResource rest{};
+  unsigned rest_count = 0;
+};
+
+unsigned count_of(const CUdevResource& resource) {
+  return resource.type == CU_DEV_RESOURCE_TYPE_SM ? resource.sm.smCount : 0;
+}
+
+// The driver's way of saying that a request does not fit, as opposed to something being wrong.
+bool does_not_fit(CUresult result) {
+  return result == CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION || result == CUDA_ERROR_INVALID_VALUE;
+}
+
+class Splitter {
+ public:
+  Splitter(const Driver& driver, SmResourcePtr input, Grain grain, bool dry_run, const Requery& requery)
+      : driver_(driver), input_(std::move(input)), grain_(grain), dry_run_(dry_run), requery_(requery) {}
+
+  // Every way that asks for no context, best first.
+  std::optional<SplitResult> in_one_call(const Needs& needs) const {
+    if (finite_total(needs) > input_->sm_count) {
+      return std::nullopt;
+    }
+    if (auto result = structured(needs)) {
+      return result;
+    }
+    if (auto result = composed(needs)) {
+      return result;
+    }
+    return fine(needs);
+  }
+
+  // Peels group after group off, each remainder made splittable by a context over it, until one call can do the rest.
+  std::optional<SplitResult> bisected(const Needs& needs) const {
+    if (needs.size() < 2 || finite_total(needs) > input_->sm_count) {
+      return std::nullopt;
+    }
+    std::vector<std::size_t> order(needs.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    // Aligned groups first, large before small: they are the hardest to place. "Everything left" comes last.
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      const auto key = [&](std::size_t i) {
+        return std::make_pair(needs[i].count ? (needs[i].fine ? 1 : 0) : 2, -static_cast<long>(needs[i].count.value_or(0)));
+      };
+      return key(a) < key(b);
+    });
+    SplitResult result;
+    result.groups.resize(needs.size());
+    SmResourcePtr rest = input_;
+    for (std::size_t done = 0; done < order.size(); ++done) {
+      const Splitter here(driver_, rest, grain_, dry_run_, requery_);
+      Needs left;
+      for (std::size_t i = done; i < order.size(); ++i) {
+        left.push_back(needs[order[i]]);
+      }
+      auto step = here.in_one_call(left);
+      const bool finished = step.has_value();
+      if (!finished) {
+        step = here.in_one_call({left.front()});
+      }
+      if (!step) {
+        return std::nullopt;
+      }
+      for (std::size_t i = 0; i < step->groups.size(); ++i) {
+        result.groups[order[done + i]] = relabelled(*step->groups[i]);
+      }
+      result.remainder = relabelled(*step->remainder);
+      if (finished) {
+        return result;
+      }
+      if (result.remainder->sm_count == 0) {
+        return std::nullopt;
+      }
+      rest = requery_(result.remainder);
+    }
+    return std::nullopt;
+  }
+
+  // The grain that the driver really has, where it is coarser than what it says (seen on a card that says 8 and needs 16).
+  std::optional<Grain> real_grain() const {
+    const auto cut = by_count(1, grain_.alignment, 0);
+    if (!cut || cut->unit_size <= grain_.alignment) {
+      return std::nullopt;
+    }
+    return Grain{cut->unit_size, cut->unit_size};
+  }
+
+ private:
+  static SmResourcePtr relabelled(const SmResource& resource) {
+    auto copy = std::make_shared<SmResource>(resource);
+    if (copy->strategy != Strategy::none) {
+      copy->strategy = Strategy::bisected;
+    }
+    return copy;
+  }
+
+  std::shared_ptr<SmResource> piece(const std::shared_ptr<const SplitCall>& call, Strategy strategy) const {
+    auto result = std::make_shared<SmResource>();
+    result->driver = input_->driver;
+    result->device = input_->device;
+    result->origin = call;
+    result->strategy = strategy;
+    result->dry_run = dry_run_;
+    return result;
+  }
+
+  void add(SmResource& to, const CUdevResource& unit, std::size_t member) const {
+    to.units.push_back(unit);
+    to.members.push_back(static_cast<std::uint32_t>(member));
+    to.sm_count += count_of(unit);
+  }
+
+  // What a set of SMs promises: the driver's own word where it gives one (13.1 and newer), else what it was built from.
+  void describe(SmResource& piece, bool is_fine) const {
+    const CUdevResource* only = piece.units.size() == 1 ? &piece.units.front() : nullptr;
+    const bool told = only != nullptr && only->sm.minSmPartitionSize != 0 && only->sm.smCoscheduledAlignment != 0;
+    const unsigned alignment = is_fine ? std::min(fine_grain, grain_.alignment) : grain_.alignment;
+    piece.alignment = told ? only->sm.smCoscheduledAlignment : alignment;
+    piece.min_partition_size = told ? only->sm.minSmPartitionSize : is_fine ? alignment : grain_.minimum;
+    // Before 13.1 the driver has no such field and may leave anything in its place.
+    piece.flags = only != nullptr && driver_.has(Feature::structured_split) ? only->sm.flags : 0;
+  }
+
+  std::optional<SplitResult> structured(const Needs& needs) const {
+    if (!driver_.has(Feature::structured_split)) {
+      return std::nullopt;
+    }
+    // Groups are served in order, each from what is left: "everything left" has to be served last.
+    std::vector<std::size_t> order;
+    for (const bool finite : {true, false}) {
+      for (std::size_t i = 0; i < needs.size(); ++i) {
+        if (needs[i].count.has_value() == finite) {
+          order.push_back(i);
+        }
+      }
+    }
+    std::vector<CU_DEV_SM_RESOURCE_GROUP_PARAMS> params(needs.size());
+    for (std::size_t at = 0; at < order.size(); ++at) {
+      params[at] = structured_params(needs[order[at]]);
+    }
+    std::vector<CUdevResource> units(needs.size());
+    CUdevResource rest{};
+    const CUresult answer = driver_.cuDevSmResourceSplit(units.data(), static_cast<unsigned>(units.size()),
+                                                         &input_->units.front(), &rest, 0, params.data());
+    if (does_not_fit(answer)) {
+      return std::nullopt;
+    }
+    driver_.check(answer, "cuDevSmResourceSplit");
+    const auto call = std::make_shared<const SplitCall>(SplitCall{input_});
+    SplitResult result;
+    result.groups.resize(needs.size());
+    for (std::size_t at = 0; at < order.size(); ++at) {
+      const Need& need = needs[order[at]];
+      if (count_of(units[at]) < std::max(need.count.value_or(1), 1U)) {
+        return std::nullopt;
+      }
+      auto group = piece(call, Strategy::structured);
+      add(*group, units[at], at);
+      group->requested = need.request.count;
+      describe(*group, need.fine);
+      result.groups[order[at]] = std::move(group);
+    }
+    auto remainder = piece(call, Strategy::structured);
+    if (count_of(rest) != 0) {
+      add(*remainder, rest, order.size());
+      describe(*remainder, true);
+    }
+    result.remainder = std::move(remainder);
+    return result;
+  }
+
+  CU_DEV_SM_RESOURCE_GROUP_PARAMS structured_params(const Need& need) const {
+    CU_DEV_SM_RESOURCE_GROUP_PARAMS params{};
+    params.smCount = need.count.value_or(0);
+    // Always said: a zero means the alignment up to 13.3 and no co-scheduling at all from 13.4 on.
+    params.coscheduledSmCount = need.request.coscheduled != 0 ? need.request.coscheduled : grain_.alignment;
+    params.preferredCoscheduledSmCount = need.request.preferred;
+    if (need.request.backfill) {
+      params.flags |= CU_DEV_SM_RESOURCE_GROUP_BACKFILL;
+      // A group that is to be filled up still has to hold one co-scheduled set.
+      if (need.count && *need.count < params.coscheduledSmCount) {
+        params.coscheduledSmCount = fine_grain;
+      }
+    }
+    if (need.request.locality_domain) {
+      params.flags |= CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID;
+      params.localityDomainId = *need.request.locality_domain;
+    }
+    return params;
+  }
+
+  std::optional<Cut> by_count(unsigned groups, unsigned size, unsigned flags) const {
+    Cut cut;
+    cut.units.resize(groups);
+    unsigned got = groups;
+    const CUresult answer = driver_.cuDevSmResourceSplitByCount(cut.units.data(), &got, &input_->units.front(), &cut.rest,
+                                                                flags, size);
+    if (does_not_fit(answer)) {
+      return std::nullopt;
+    }
+    driver_.check(answer, "cuDevSmResourceSplitByCount");
+    if (got == 0) {
+      return std::nullopt;
+    }
+    cut.units.resize(got);
+    cut.unit_size = count_of(cut.units.front());
+    cut.rest_count = count_of(cut.rest);
+    cut.call = std::make_shared<const SplitCall>(SplitCall{input_});
+    return cut;
+  }
+
+  // Whether the driver's by-count split can keep what the groups ask of co-scheduling, out of units of the alignment.
+  bool alignment_suffices(const Needs& needs) const {
+    return std::all_of(needs.begin(), needs.end(), [&](const Need& need) {
+      const unsigned wanted = need.request.coscheduled;
+      const bool held = wanted == 0 || (wanted <= grain_.alignment && grain_.alignment % wanted == 0);
+      return held && !need.request.locality_domain && need.count.value_or(0) % grain_.alignment == 0;
+    });
+  }
+
+  // Larger potential clusters are what a preference above the alignment asks for; before 13.1 a flag of the whole split.
+  unsigned aligned_flags(const Needs& needs) const {
+    const bool larger = std::any_of(needs.begin(), needs.end(),
+                                    [&](const Need& need) { return need.request.preferred > grain_.alignment; });
+    return larger ? static_cast<unsigned>(CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE) : 0U;
+  }
+
+  // Fine splits cannot be combined with the flag for larger clusters (the driver answers INVALID_VALUE).
+  bool fine_suffices(const Needs& needs) const {
+    return all_fine(needs) && aligned_flags(needs) == 0 && std::none_of(needs.begin(), needs.end(), [](const Need& need) {
+             return need.request.locality_domain.has_value();
+           });
+  }
+
+  // One by-count split into equal units, out of which the groups are put together.
+  std::optional<SplitResult> composed(const Needs& needs) const {
+    if (!alignment_suffices(needs)) {
+      return std::nullopt;
+    }
+    const bool open = std::any_of(needs.begin(), needs.end(), [](const Need& need) { return !need.count; });
+    for (const unsigned unit : unit_sizes(needs)) {
+      // An open group is given whole units, so all of them are asked for; otherwise only those that are needed.
+      const unsigned groups = (open ? input_->sm_count : finite_total(needs)) / unit;
+      const auto cut = groups != 0 ? by_count(groups, unit, aligned_flags(needs)) : std::nullopt;
+      // A driver may answer with smaller groups than asked for (seen where a remainder is split again).
+      if (!cut || cut->unit_size != unit) {
+        continue;
+      }
+      if (auto result = assembled(*cut, needs, Strategy::composed, false)) {
+        return result;
+      }
+    }
+    return std::nullopt;
+  }
+
+  // Units out of which every group can be built exactly. Smallest first: a unit of the alignment lies inside one cluster of
+  // the chip, while the driver pieces larger ones together. (H200: a group of 16 made of two units of 8 holds 16 clusters of
+  // 8 blocks of 128 threads, the driver's own group of 16 holds 8.) Where pairs of SMs are all there is, large ones do.
+  std::vector<unsigned> unit_sizes(const Needs& needs) const {
+    unsigned common = 0;
+    for (const Need& need : needs) {
+      common = std::gcd(common, need.count.value_or(0));
+    }
+    if (common == 0) {
+      return {grain_.alignment};
+    }
+    std::vector<unsigned> sizes;
+    for (unsigned size = grain_.alignment; size <= common; size += grain_.alignment) {
+      if (common % size == 0) {
+        sizes.push_back(size);
+      }
+    }
+    if (grain_.alignment <= fine_grain) {
+      std::reverse(sizes.begin(), sizes.end());
+    }
+    return sizes;
+  }
+
+  std::optional<SplitResult> fine(const Needs& needs) const {
+    if (!fine_suffices(needs)) {
+      return std::nullopt;
+    }
+    unsigned unit = 0;
+    for (const Need& need : needs) {
+      unit = std::gcd(unit, need.count.value_or(0));
+    }
+    const bool nothing_finite = unit == 0;
+    if (nothing_finite) {
+      unit = input_->sm_count / fine_grain * fine_grain;
+    }
+    const unsigned groups = nothing_finite ? 1 : finite_total(needs) / unit;
+    const auto cut = unit != 0 ? by_count(groups, unit, CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) : std::nullopt;
+    if (!cut || cut->unit_size != unit) {
+      return std::nullopt;
+    }
+    return assembled(*cut, needs, Strategy::fine, true);
+  }
+
+  // Hands the units of a cut to the groups, in order; nothing if they are too few.
+  std::optional<SplitResult> assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_fine) const {
+    const unsigned finite_units = finite_total(needs) / cut.unit_size;
+    if (finite_units > cut.units.size()) {
+      return std::nullopt;
+    }
+    const std::size_t spare = cut.units.size() - finite_units;
+    const bool whole_units = std::all_of(needs.begin(), needs.end(), [&](const Need& need) { return need.count == cut.unit_size; });
+    if (whole_units && !is_fine) {
+      strategy = Strategy::by_count;
+    }
+    SplitResult result;
+    std::size_t next = 0;
+    bool rest_taken = false;
+    for (const Need& need : needs) {
+      auto group = piece(cut.call, strategy);
+      const std::size_t take = need.count ? *need.count / cut.unit_size : spare;
+      for (std::size_t i = 0; i < take; ++i, ++next) {
+        add(*group, cut.units[next], next);
+      }
+      // "Everything left" of a group that asks for no co-scheduling includes what the driver had left over.
+      const bool takes_rest = !need.count && need.fine && cut.rest_count != 0;
+      if (takes_rest) {
+        add(*group, cut.rest, cut.units.size());
+        rest_taken = true;
+      }
+      if (group->sm_count == 0) {
+        return std::nullopt;
+      }
+      group->requested = need.request.count;
+      describe(*group, is_fine || takes_rest);
+      result.groups.push_back(std::move(group));
+    }
+    auto remainder = piece(cut.call, strategy);
+    for (; next < cut.units.size(); ++next) {
+      add(*remainder, cut.units[next], next);
+    }
+    if (!rest_taken && cut.rest_count != 0) {
+      add(*remainder, cut.rest, cut.units.size());
+    }
+    if (remainder->sm_count != 0) {
+      describe(*remainder, true);
+    }
+    result.remainder = std::move(remainder);
+    return result;
+  }
+
+  const Driver& driver_;
+  SmResourcePtr input_;
+  Grain grain_;
+  bool dry_run_;
+  const Requery& requery_;
+};
+
+// Shrinks the largest group step by step, then gives up groups, until one call can do it.
+std::optional<std::vector<GroupRequest>> nearest_that_fits(const Splitter& splitter, std::vector<GroupRequest> requests,
+                                                           Grain grain, unsigned available) {
+  const auto least = [&](const GroupRequest& request) {
+    GroupRequest smallest = request;
+    smallest.count = fine_grain;
+    return *need_of(smallest, grain).count;
+  };
+  for (GroupRequest& request : requests) {
+    if (request.count) {
+      const Need need = need_of(request, grain);
+      const unsigned fitting = std::min(*need.count, available) / need.grain * need.grain;
+      request.count = std::max(fitting, least(request));
+    }
+  }
+  while (!requests.empty()) {
+    if (splitter.in_one_call(needs_of(requests, grain))) {
+      return requests;
+    }
+    auto largest = requests.end();
+    for (auto it = requests.begin(); it != requests.end(); ++it) {
+      if (it->count && *it->count > least(*it) && (largest == requests.end() || *it->count > *largest->count)) {
+        largest = it;
+      }
+    }
+    if (largest != requests.end()) {
+      largest->count = *largest->count - need_of(*largest, grain).grain;
+    } else {
+      requests.pop_back();
+    }
+  }
+  return std::nullopt;
+}
+
+std::string list_text(const std::vector<GroupRequest>& requests) {
+  std::string text = "[";
+  for (const auto& request : requests) {
+    text += (text.size() > 1 ? ", " : "") + (request.count ? std::to_string(*request.count) : std::string("None"));
+  }
+  return text + "]";
+}
+
+std::string what_would_help(const Driver& driver, const Splitter& splitter, const std::vector<GroupRequest>& requests,
+                            Grain grain) {
+  for (const auto& request : requests) {
+    const bool held = request.coscheduled <= grain.alignment && grain.alignment % std::max(request.coscheduled, 1U) == 0;
+    const bool exact = need_of(request, grain).count.value_or(0) % grain.alignment == 0;
+    if (request.coscheduled > fine_grain && (!held || !exact) && !driver.has(Feature::structured_split)) {
+      return "; coscheduled_sm_count=" + std::to_string(request.coscheduled) +
+             " needs the structured split of CUDA driver 13.1 or newer, this driver is " + version_text(driver.version());
+    }
+  }
+  auto relaxed = requests;
+  for (auto& request : relaxed) {
+    request.backfill = true;
+    request.coscheduled = 0;
+    if (request.count) {
+      request.count = round_up(*request.count, fine_grain);
+    }
+  }
+  if (grain.alignment > fine_grain && splitter.in_one_call(needs_of(relaxed, grain))) {
+    return "; with backfill=True it would fit, without room for thread-block clusters above 2";
+  }
+  return {};
+}
+
+[[noreturn]] void refuse(const Driver& driver, const Splitter& splitter, const SmResource& input, Grain grain,
+                         const std::vector<GroupRequest>& requests) {
+  SplitFailure failure("cannot split groups of " + list_text(requests) + " SMs off " + std::to_string(input.sm_count) +
+                       " SMs (alignment " + std::to_string(grain.alignment) + ")");
+  failure.suggestion = nearest_that_fits(splitter, requests, grain, input.sm_count);
+  if (!failure.suggestion) {
+    // The co-scheduling itself is out of reach here: what fits without asking for it.
+    auto plain = requests;
+    for (auto& request : plain) {
+      request.coscheduled = 0;
+      request.preferred = 0;
+      request.locality_domain.reset();
+    }
+    failure.suggestion = nearest_that_fits(splitter, plain, grain, input.sm_count);
+  }
+  failure.message += failure.suggestion ? ": the nearest request that fits is " + list_text(*failure.suggestion)
+                                        : ": no request fits";
+  failure.message += what_would_help(driver, splitter, requests, grain);
+  throw failure;
+}
+
+}  // namespace
+
+SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,
+                  bool dry_run, const Requery& requery) {
+  driver.require(Feature::green_contexts);
+  if (input->dry_run) {
+    fail_value("this SMResource is the result of a dry run: repeat the split without dry_run to use it");
+  }
+  if (input->sm_count == 0) {
+    throw SplitFailure("an SMResource with no SMs cannot be split");
+  }
+  for (const auto& request : requests) {
+    if (request.locality_domain) {
+      driver.require(Feature::locality_domains);
+    }
+  }
+  const SmResourcePtr source = input->splittable ? input : requery(input);
+  const Grain grain{std::max(source->alignment, 1U), std::max(source->min_partition_size, 1U)};
+  const Splitter splitter(driver, source, grain, dry_run, requery);
+
+  const bool odd = std::any_of(requests.begin(), requests.end(), [](const GroupRequest& request) {
+    return request.backfill && request.count.value_or(0) % fine_grain != 0;
+  });
+  if (!odd) {
+    const Needs needs = needs_of(requests, grain);
+    if (auto result = splitter.in_one_call(needs)) {
+      return std::move(*result);
+    }
+    if (const auto coarser = splitter.real_grain()) {
+      const Splitter again(driver, source, *coarser, dry_run, requery);
+      if (auto result = again.in_one_call(needs_of(requests, *coarser))) {
+        return std::move(*result);
+      }
+      refuse(driver, again, *source, *coarser, requests);
+    }
+    if (auto result = splitter.bisected(needs)) {
+      return std::move(*result);
+    }
+  }
+  refuse(driver, splitter, *source, grain, requests);
+}
+
+}  // namespace gctx

@@ -1,0 +1,12 @@
+// The driver's header, with every ABI variant of its functions declared under its exported name and visible to other libraries.
+// Included before anything else that includes <cuda.h>.
+#pragma once
+
+#ifndef __CUDA_API_VERSION_INTERNAL
+#define __CUDA_API_VERSION_INTERNAL
+#endif
+#ifndef __CUDA_API_PUSH_VISIBILITY_DEFAULT
+#define __CUDA_API_PUSH_VISIBILITY_DEFAULT
+#endif
+
+#include <cuda.h>

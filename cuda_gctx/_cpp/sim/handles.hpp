@@ -1,0 +1,112 @@
+// Handles that are given out to callers: numbers that look like addresses, checked in a table before any use, so that a
+// wrong one answers an error and never crashes. A freed slot is used again at once: recycled addresses find bugs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace gctx::sim {
+
+enum class Kind : std::uint8_t {
+  context = 1,
+  green_context,
+  stream,
+  event,
+  descriptor,
+  module,
+  function,
+  library,
+  kernel,
+  graph,
+  graph_node,
+  graph_exec,
+  pool
+};
+
+// What every object that has a handle knows of its making.
+struct Object {
+  std::uint64_t handle = 0;
+  std::uint64_t id = 0;      // unique in the process, never used again
+  std::uint64_t order = 0;   // of creation on this machine
+  std::uint64_t thread = 0;  // the serial number of the thread that made it
+  bool hidden = false;       // made by the driver for itself: no entry in the ledger
+};
+
+template <class T>
+class HandleTable {
+ public:
+  HandleTable(Kind kind, unsigned epoch)
+      : base_((std::uint64_t{1} << 46) | (static_cast<std::uint64_t>(kind) << 42) |
+              (static_cast<std::uint64_t>(epoch & 0x7fff) << 27)) {}
+
+  T& add(std::unique_ptr<T> object) {
+    std::size_t slot = slots_.size();
+    if (free_.empty()) {
+      slots_.emplace_back();
+    } else {
+      slot = free_.back();
+      free_.pop_back();
+    }
+    object->handle = base_ | ((static_cast<std::uint64_t>(slot) + 1) << 6);
+    slots_[slot] = std::move(object);
+    ++live_;
+    return *slots_[slot];
+  }
+
+  template <class Handle>
+  T* find(Handle handle) const noexcept {
+    const std::size_t slot = slot_of(handle);
+    return slot < slots_.size() ? slots_[slot].get() : nullptr;
+  }
+
+  // Was it given out by this table, and is its object gone?
+  template <class Handle>
+  bool is_stale(Handle handle) const noexcept {
+    const std::size_t slot = slot_of(handle);
+    return slot < slots_.size() && slots_[slot] == nullptr;
+  }
+
+  std::unique_ptr<T> remove(const T& object) {
+    const std::size_t slot = slot_of(object.handle);
+    free_.push_back(slot);
+    --live_;
+    return std::move(slots_[slot]);
+  }
+
+  std::size_t live() const noexcept { return live_; }
+
+  template <class Visit>
+  void each(Visit&& visit) const {
+    for (const auto& slot : slots_) {
+      if (slot) visit(*slot);
+    }
+  }
+
+ private:
+  template <class Handle>
+  std::size_t slot_of(Handle handle) const noexcept {
+    std::uint64_t value = 0;
+    if constexpr (std::is_pointer_v<Handle>) {
+      value = reinterpret_cast<std::uint64_t>(handle);
+    } else {
+      value = handle;
+    }
+    constexpr std::uint64_t slot_mask = ((std::uint64_t{1} << 21) - 1) << 6;
+    if ((value & ~slot_mask) != base_) return static_cast<std::size_t>(-1);
+    return static_cast<std::size_t>((value & slot_mask) >> 6) - 1;
+  }
+
+  std::uint64_t base_;
+  std::vector<std::unique_ptr<T>> slots_;
+  std::vector<std::size_t> free_;
+  std::size_t live_ = 0;
+};
+
+template <class Handle>
+Handle as_handle(const Object& object) {
+  return reinterpret_cast<Handle>(object.handle);
+}
+
+}  // namespace gctx::sim

@@ -1,0 +1,42 @@
+// The memory of what went wrong: misuse of objects, and device memory that does not come back.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gctx::sim {
+
+enum class Misuse { use_after_destroy, double_destroy, wrong_order, wrong_thread, unknown_handle };
+
+struct MisuseNote {
+  Misuse kind;
+  const char* function;
+  std::uint64_t handle;
+  std::uint64_t thread;
+  std::uint64_t order;
+  std::string detail;
+};
+
+struct Ledger {
+  std::vector<MisuseNote> notes;
+  std::uint64_t dropped = 0;  // notes beyond the first thousand
+  std::uint64_t contexts_made = 0;
+  std::uint64_t contexts_destroyed = 0;
+
+  void note(MisuseNote note) {
+    if (notes.size() < 1000) {
+      notes.push_back(std::move(note));
+    } else {
+      ++dropped;
+    }
+  }
+};
+
+const char* name(Misuse kind);
+
+struct Machine;
+std::string ledger_json(const Machine& machine);
+std::string memory_json(const Machine& machine);
+
+}  // namespace gctx::sim

@@ -1,0 +1,23 @@
+// What a simulated machine is made of, read from one line: <profile>[@<major>.<minor>][,devices=N][,key=value...].
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace gctx::sim {
+
+struct Spec {
+  std::string text;  // as it was given
+  std::string profile = "h200";
+  int driver_version = 13000;  // as cuDriverGetVersion says it
+  int devices = 1;
+  int connections = 8;            // hardware queues; the documented default of CUDA_DEVICE_MAX_CONNECTIONS
+  unsigned max_contexts = 0;      // 0: as many as fit into memory
+  std::uint64_t memory_bytes = 0;  // 0: as the profile says
+
+  // Throws std::invalid_argument with a message for a person.
+  static Spec parse(std::string_view text);
+};
+
+}  // namespace gctx::sim

@@ -1,0 +1,145 @@
+// The core without Python: splits, provenance, lifetimes and the process states, on the software driver.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "handles/process.hpp"
+#include "handles/runtime.hpp"
+#include "tests/check.hpp"
+
+using namespace gctx;
+using gctx::test::message_of;
+
+namespace {
+
+std::vector<GroupRequest> groups_of(std::vector<unsigned> counts) {
+  std::vector<GroupRequest> requests;
+  for (const unsigned count : counts) {
+    GroupRequest request;
+    request.count = count;
+    requests.push_back(request);
+  }
+  return requests;
+}
+
+ContextHandle green_context(Runtime& runtime, const SmResourcePtr& sms, bool exclusive = false) {
+  Reservation reservation(runtime, 0, {sms}, std::nullopt, "test", exclusive, true);
+  return reservation.create_context();
+}
+
+// Every machine that a test opens is closed again, whatever happens.
+class Machine {
+ public:
+  explicit Machine(const char* choice) : runtime_(Runtime::open(choice)) {}
+  ~Machine() { Runtime::close(runtime_); }
+  Runtime& runtime() { return runtime_; }
+
+ private:
+  Runtime& runtime_;
+};
+
+void groups_are_put_together_out_of_the_units_of_one_split() {
+  for (const char* choice : {"sim:h200@12.4", "sim:h200@13.0", "sim:h200@13.1", "sim:h200@13.4"}) {
+    Machine machine(choice);
+    Runtime& runtime = machine.runtime();
+    const auto result = split_resource(runtime, runtime.device_sm(0), groups_of({8, 16, 24}), false);
+    CHECK(result.groups.size() == 3);
+    CHECK(result.groups[0]->sm_count == 8);
+    CHECK(result.groups[1]->sm_count == 16);
+    CHECK(result.groups[2]->sm_count == 24);
+    CHECK(result.remainder->sm_count == 84);
+    CHECK(overlaps(*result.groups[0], *result.groups[1]) == false);
+    CHECK(overlaps(*result.groups[2], *result.remainder) == false);
+    const auto again = split_resource(runtime, runtime.device_sm(0), groups_of({8}), false);
+    CHECK(overlaps(*again.groups[0], *result.groups[1]) != false);
+  }
+}
+
+void a_refused_split_names_one_that_fits() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  try {
+    split_resource(runtime, runtime.device_sm(0), groups_of({100, 100}), false);
+    CHECK(false);
+  } catch (const SplitFailure& failure) {
+    CHECK(failure.suggestion.has_value());
+    const auto result = split_resource(runtime, runtime.device_sm(0), *failure.suggestion, false);
+    CHECK(result.groups.size() == failure.suggestion->size());
+  }
+}
+
+void a_stream_keeps_its_closed_context_alive() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
+  auto context = green_context(runtime, split.groups[0]);
+  auto stream = create_stream(context, std::nullopt, true);
+  context->close();
+  synchronize_stream(stream);
+  CHECK(message_of<Error>([&] { create_stream(context, std::nullopt, true); }).find("closed") != std::string::npos);
+  stream.reset();
+  // Its place is free as soon as the last stream is gone, although a handle still exists.
+  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[0], true); }).empty());
+}
+
+void a_context_that_is_current_elsewhere_cannot_be_closed() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
+  auto context = green_context(runtime, split.groups[0]);
+  push_current(context);
+  std::string said;
+  std::thread([&] { said = message_of<Error>([&] { context->close(); }); }).join();
+  CHECK(said.find("another thread") != std::string::npos);
+  pop_current();
+  context->close();
+}
+
+void exclusive_contexts_do_not_share() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
+  const auto first = green_context(runtime, split.groups[0]);
+  CHECK(!message_of<Error>([&] { green_context(runtime, split.groups[0], true); }).empty());
+  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[1], true); }).empty());
+}
+
+void objects_of_a_closed_driver_do_nothing() {
+  ContextHandle context;
+  {
+    Machine machine("sim:h200@13.0");
+    Runtime& runtime = machine.runtime();
+    context = green_context(runtime, split_resource(runtime, runtime.device_sm(0), groups_of({16}), false).groups[0]);
+  }
+  CHECK(!message_of<Error>([&] { create_stream(context, std::nullopt, true); }).empty());
+  context.reset();
+  char text[64];
+  CHECK(!take_failure(text, sizeof(text)));
+}
+
+void a_forked_child_is_told() {
+  Machine machine("sim:h200@13.0");
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string said = message_of<Error>([] { Runtime::active(); });
+    _exit(said.find("forked") != std::string::npos ? 0 : 1);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+}  // namespace
+
+int main() {
+  CHECK(!message_of<Error>([] { Driver("/nonexistent/libcuda.so"); }).empty());
+  groups_are_put_together_out_of_the_units_of_one_split();
+  a_refused_split_names_one_that_fits();
+  a_stream_keeps_its_closed_context_alive();
+  a_context_that_is_current_elsewhere_cannot_be_closed();
+  exclusive_contexts_do_not_share();
+  objects_of_a_closed_driver_do_nothing();
+  a_forked_child_is_told();
+  return gctx::test::summary("core_test");
+}

@@ -1,0 +1,161 @@
+"""Events: points in the work of a stream or of a whole context."""
+
+from libc.stdint cimport uintptr_t
+from libcpp cimport bool as cbool
+
+from cuda_gctx._core cimport (
+    CU_EVENT_BLOCKING_SYNC,
+    CU_EVENT_DEFAULT,
+    CU_EVENT_DISABLE_TIMING,
+    create_event,
+    elapsed_ms,
+    event_is_done,
+    synchronize_event,
+)
+from cuda_gctx._errors cimport report_failures, warn_of_failures
+
+
+cdef class EventOptions:
+    """How an event is made. Immutable.
+
+    timing_enabled: it takes the time, so that two of them can be subtracted.
+    blocking_sync: `sync` sleeps instead of spinning.
+    """
+
+    def __cinit__(self, timing_enabled=False, blocking_sync=False):
+        for name, value in (("timing_enabled", timing_enabled), ("blocking_sync", blocking_sync)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
+        self.timing_enabled = timing_enabled
+        self.blocking_sync = blocking_sync
+
+    def __reduce__(self):
+        return EventOptions, (self.timing_enabled, self.blocking_sync)
+
+    def __eq__(self, other):
+        if not isinstance(other, EventOptions):
+            return NotImplemented
+        return (self.timing_enabled, self.blocking_sync) == (other.timing_enabled, other.blocking_sync)
+
+    def __hash__(self):
+        return hash((self.timing_enabled, self.blocking_sync))
+
+    def __repr__(self):
+        return f"EventOptions(timing_enabled={self.timing_enabled}, blocking_sync={self.blocking_sync})"
+
+
+cdef EventOptions DEFAULT_OPTIONS = EventOptions()
+
+
+cdef Event new_event(const ContextHandle& context, EventOptions options):
+    cdef Event event = Event.__new__(Event)
+    cdef unsigned int flags = CU_EVENT_DEFAULT
+    event._options = options if options is not None else DEFAULT_OPTIONS
+    if not event._options.timing_enabled:
+        flags |= CU_EVENT_DISABLE_TIMING
+    if event._options.blocking_sync:
+        flags |= CU_EVENT_BLOCKING_SYNC
+    with nogil:
+        event._box = create_event(context, flags)
+    return event
+
+
+cdef class Event:
+    """A point in the work of a stream or of a whole context."""
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError("an Event comes from create_event() or record() of a device, context or stream")
+
+    cdef EventBox* live(self) except NULL:
+        if not self._box:
+            raise RuntimeError("the event has been closed")
+        self._box.get().context().get().runtime().demand_usable()
+        return self._box.get()
+
+    def __dealloc__(self):
+        # Destroying may wait in the driver; nobody else should wait with it.
+        with nogil:
+            self._box.reset()
+        report_failures()
+
+    @property
+    def handle(self):
+        """The CUevent, as an int."""
+        return <uintptr_t>self.live().handle()
+
+    @property
+    def context(self):
+        from cuda_gctx._context import _wrap
+
+        self.live()
+        return _wrap(self)
+
+    @property
+    def device(self):
+        from cuda_gctx._device import Device
+
+        return Device(self.live().context().get().device())
+
+    @property
+    def is_timing_enabled(self):
+        self.live()
+        return self._options.timing_enabled
+
+    @property
+    def is_blocking_sync(self):
+        self.live()
+        return self._options.blocking_sync
+
+    @property
+    def is_done(self):
+        """Whether all work before it has finished."""
+        self.live()
+        return event_is_done(self._box)
+
+    @property
+    def is_closed(self):
+        return not self._box
+
+    def sync(self):
+        """Waits until all work before it has finished."""
+        self.live()
+        with nogil:
+            synchronize_event(self._box)
+
+    def close(self):
+        """Destroys the event. Closing twice does nothing."""
+        with nogil:
+            self._box.reset()
+        warn_of_failures()
+
+    def __sub__(self, other):
+        """Milliseconds from `other` to this event."""
+        if not isinstance(self, Event) or not isinstance(other, Event):
+            return NotImplemented
+        cdef Event end = self
+        cdef Event start = other
+        end.live()
+        start.live()
+        if not (start._options.timing_enabled and end._options.timing_enabled):
+            raise RuntimeError("both events must be made with EventOptions(timing_enabled=True) to be subtracted")
+        return elapsed_ms(start._box, end._box)
+
+    def __eq__(self, other):
+        if not isinstance(other, Event):
+            return NotImplemented
+        return self is other or (self._box.get() != NULL and self._box.get() == (<Event>other)._box.get())
+
+    def __hash__(self):
+        return hash(<uintptr_t>self.live())
+
+    def __enter__(self):
+        self.live()
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def __repr__(self):
+        if not self._box:
+            return "<Event: closed>"
+        return f"<Event {<uintptr_t>self._box.get().handle():#x}{' with timing' if self._options.timing_enabled else ''}>"

@@ -1,0 +1,261 @@
+"""Streams: queues of work in one context."""
+
+from operator import index
+
+from libc.stdint cimport uintptr_t
+from libcpp.optional cimport optional
+
+from cuda_gctx._core cimport (
+    CU_STREAM_NON_BLOCKING,
+    CUstream,
+    Runtime,
+    adopt_stream,
+    create_stream,
+    record_event,
+    stream_flags,
+    stream_is_done,
+    stream_priority,
+    synchronize_stream,
+    wait_event,
+)
+from cuda_gctx._driver cimport active_runtime
+from cuda_gctx._errors cimport report_failures, warn_of_failures
+from cuda_gctx._event cimport Event, EventOptions, new_event
+
+
+cdef class StreamOptions:
+    """How a stream is made. Immutable.
+
+    nonblocking: it does not wait for the legacy default stream; streams of green contexts never do.
+    priority: lower numbers come first; None for the lowest priority.
+    """
+
+    def __cinit__(self, nonblocking=True, priority=None):
+        if not isinstance(nonblocking, bool):
+            raise TypeError(f"nonblocking must be a bool, not {type(nonblocking).__name__}")
+        if priority is not None:
+            if isinstance(priority, bool):
+                raise TypeError("priority must be an int, not a bool")
+            try:
+                priority = index(priority)
+            except TypeError:
+                raise TypeError(f"priority must be an int, not {type(priority).__name__}") from None
+            if abs(priority) > 1_000_000:
+                raise ValueError(f"priority {priority} is out of any range")
+        self.nonblocking = nonblocking
+        self.priority = priority
+
+    def __reduce__(self):
+        return StreamOptions, (self.nonblocking, self.priority)
+
+    def __eq__(self, other):
+        if not isinstance(other, StreamOptions):
+            return NotImplemented
+        return (self.nonblocking, self.priority) == (other.nonblocking, other.priority)
+
+    def __hash__(self):
+        return hash((self.nonblocking, self.priority))
+
+    def __repr__(self):
+        return f"StreamOptions(nonblocking={self.nonblocking}, priority={self.priority})"
+
+
+cdef Stream new_stream(const ContextHandle& context, object context_object, StreamOptions options):
+    cdef Stream stream = Stream.__new__(Stream)
+    cdef optional[int] priority
+    cdef bint nonblocking = True
+    if options is not None:
+        nonblocking = options.nonblocking
+        if options.priority is not None:
+            priority = <int>options.priority
+    stream._context = context_object
+    with nogil:
+        stream._box = create_stream(context, priority, nonblocking)
+    return stream
+
+
+cdef Stream adopted(Stream stream, uintptr_t handle, object owner):
+    cdef Runtime* runtime = active_runtime()
+    with nogil:
+        stream._box = adopt_stream(runtime[0], <CUstream>handle)
+    stream._owner = owner
+    return stream
+
+
+cdef Stream stream_of(object obj):
+    """`obj` itself, or the stream that it stands for."""
+    return obj if isinstance(obj, Stream) else Stream(obj)
+
+
+cdef class Stream:
+    """A queue of GPU work in one context, which it keeps alive.
+
+    ``Stream(obj)`` adopts the stream of anything with ``__cuda_stream__``, and keeps `obj` alive.
+    """
+
+    def __init__(self, obj):
+        ask = getattr(obj, "__cuda_stream__", None)
+        if not callable(ask):
+            raise TypeError(f"{type(obj).__name__} has no __cuda_stream__ method: it is not a stream")
+        answer = ask()
+        if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(part, int) for part in answer):
+            raise TypeError(f"__cuda_stream__ must return two ints, a version and a handle, not {answer!r}")
+        if answer[0] != 0:
+            raise ValueError(f"version {answer[0]} of the __cuda_stream__ protocol is not known, only 0")
+        adopted(self, answer[1], obj)
+
+    @staticmethod
+    def from_handle(handle, owner=None):
+        """The stream of a raw handle, which `owner` (if given) is kept alive for."""
+        if isinstance(handle, bool):
+            raise TypeError("handle must be an int, not a bool")
+        try:
+            number = index(handle)
+        except TypeError:
+            raise TypeError(f"handle must be an int, not {type(handle).__name__}") from None
+        if number == 0:
+            raise ValueError("handle 0 is no stream: use 1 for the legacy default stream, 2 for the per-thread one")
+        if not 0 < number < 2**64:
+            raise ValueError(f"handle {number} is no address")
+        return adopted(Stream.__new__(Stream), number, owner)
+
+    cdef StreamBox* live(self) except NULL:
+        if not self._box:
+            raise RuntimeError("the stream has been closed")
+        self._box.get().context().get().runtime().demand_usable()
+        return self._box.get()
+
+    def __dealloc__(self):
+        with nogil:
+            self._box.reset()
+        report_failures()
+
+    @property
+    def handle(self):
+        """The CUstream, as an int."""
+        return <uintptr_t>self.live().handle()
+
+    @property
+    def context(self):
+        """The context that it belongs to."""
+        self.live()
+        if self._context is None:
+            from cuda_gctx._context import _wrap
+
+            self._context = _wrap(self)
+        return self._context
+
+    @property
+    def device(self):
+        from cuda_gctx._device import Device
+
+        return Device(self.live().context().get().device())
+
+    @property
+    def resources(self):
+        """The resources of its context."""
+        self.live()
+        if self._resources is None:
+            self._resources = DeviceResources.of_context(self._box.get().context())
+        return self._resources
+
+    @property
+    def priority(self):
+        """Lower numbers come first."""
+        self.live()
+        return stream_priority(self._box)
+
+    @property
+    def is_nonblocking(self):
+        """Whether it never waits for the legacy default stream."""
+        self.live()
+        return bool(stream_flags(self._box) & CU_STREAM_NON_BLOCKING)
+
+    @property
+    def is_owned(self):
+        """Whether closing it destroys the stream; False for an adopted one."""
+        return self.live().is_owned()
+
+    @property
+    def is_done(self):
+        """Whether all its work has finished."""
+        self.live()
+        return stream_is_done(self._box)
+
+    @property
+    def is_closed(self):
+        return not self._box
+
+    def record(self, Event event=None, EventOptions options=None):
+        """Records `event`, or a new one made with `options`, behind all work given so far; returns it."""
+        self.live()
+        if event is None:
+            event = new_event(self._box.get().context(), options)
+        elif options is not None:
+            raise ValueError("options are for a new event: leave them out, or leave the event out")
+        else:
+            event.live()
+        with nogil:
+            record_event(self._box, event._box)
+        return event
+
+    def wait(self, event_or_stream):
+        """Lets all later work wait for an event, or for what another stream was given so far."""
+        cdef Event event
+        self.live()
+        if isinstance(event_or_stream, Event):
+            event = event_or_stream
+            event.live()
+        else:
+            event = stream_of(event_or_stream).record()
+        with nogil:
+            wait_event(self._box, event._box)
+
+    def sync(self):
+        """Waits until all its work has finished."""
+        self.live()
+        with nogil:
+            synchronize_stream(self._box)
+
+    def close(self):
+        """Destroys the stream, or lets an adopted one go. Closing twice does nothing."""
+        with nogil:
+            self._box.reset()
+        self._owner = None
+        self._context = None
+        self._resources = None
+        warn_of_failures()
+
+    def __cuda_stream__(self):
+        return (0, <uintptr_t>self.live().handle())
+
+    def __eq__(self, other):
+        if not isinstance(other, Stream):
+            return NotImplemented
+        cdef Stream that = other
+        if self is that:
+            return True
+        if not self._box or not that._box:
+            return False
+        if self._box.get() == that._box.get():
+            return True
+        cdef bint one_driver = (
+            &self._box.get().context().get().runtime() == &that._box.get().context().get().runtime()
+        )
+        return one_driver and self._box.get().id() == that._box.get().id()
+
+    def __hash__(self):
+        return hash(self.live().id())
+
+    def __enter__(self):
+        self.live()
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def __repr__(self):
+        if not self._box:
+            return "<Stream: closed>"
+        kind = "" if self._box.get().is_owned() else ", adopted"
+        return f"<Stream {<uintptr_t>self._box.get().handle():#x} of context {self._box.get().context().get().id()}{kind}>"

@@ -1,0 +1,165 @@
+"""The control interface of the software driver, through ctypes: its functions with their types."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["Block", "Library", "library_folder", "library_path"]
+
+
+def library_folder() -> str:
+    """The folder that holds the software driver's ``libcuda.so.1``."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
+
+
+def library_path() -> str:
+    """The software driver's library."""
+    return os.path.join(library_folder(), "libcuda.so.1")
+
+
+class Block(ctypes.Structure):
+    """One block of a running kernel, as a registered function sees it (``gctxSimBlock``)."""
+
+    _fields_ = [
+        ("block", ctypes.c_uint * 3),
+        ("grid", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("index", ctypes.c_uint),
+        ("smid", ctypes.c_uint),
+        ("device", ctypes.c_int),
+        ("argument_count", ctypes.c_uint),
+        ("start_ns", ctypes.c_uint64),
+        ("end_ns", ctypes.c_uint64),
+        ("_arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("_argument_sizes", ctypes.POINTER(ctypes.c_size_t)),
+    ]
+
+    @property
+    def arguments(self) -> list[int]:
+        """The launch's arguments as unsigned integers, one per parameter."""
+        return [int.from_bytes(raw, "little") for raw in self.raw_arguments]
+
+    @property
+    def raw_arguments(self) -> list[bytes]:
+        """The launch's arguments as bytes, one per parameter."""
+        return [
+            ctypes.string_at(self._arguments[i] or 0, self._argument_sizes[i]) for i in range(self.argument_count)
+        ]
+
+
+KernelFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Block))
+
+
+class Library:
+    """The loaded library. Loading it starts no machine."""
+
+    def __init__(self) -> None:
+        path = library_path()
+        if not os.path.exists(path):
+            raise RuntimeError(f"the software driver is not installed: {path} is missing; build or install cuda-gctx")
+        # RTLD_LOCAL keeps its symbols from being taken for the real driver's.
+        self._lib = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        lib = self._lib
+        for name in ("Ledger", "Calls", "Memory", "Faults", "Profiles", "Explain", "Machine"):
+            getattr(lib, f"gctxSim{name}").restype = ctypes.c_char_p
+            getattr(lib, f"gctxSim{name}").argtypes = []
+        lib.gctxSimConfigure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+        lib.gctxSimFailNth.argtypes = [ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_int]
+        lib.gctxSimFailEvery.argtypes = [ctypes.c_char_p, ctypes.c_int]
+        lib.gctxSimFailRandomly.argtypes = [ctypes.c_char_p, ctypes.c_double, ctypes.c_ulonglong, ctypes.c_int]
+        lib.gctxSimLimitContexts.argtypes = [ctypes.c_uint]
+        lib.gctxSimLimitContexts.restype = None
+        lib.gctxSimClearFaults.restype = None
+        lib.gctxSimKernel.argtypes = [
+            ctypes.c_char_p,
+            KernelFunction,
+            ctypes.c_void_p,
+            ctypes.c_uint64,
+            ctypes.POINTER(ctypes.c_size_t),
+            ctypes.c_uint,
+        ]
+        lib.gctxSimTime.restype = ctypes.c_uint64
+        lib.gctxSimAdvance.argtypes = [ctypes.c_uint64]
+        lib.gctxSimAdvance.restype = None
+        lib.gctxSimErrorCode.argtypes = [ctypes.c_char_p]
+
+    def tell(self, what: str) -> Any:
+        """One of the JSON answers: ``tell("Ledger")`` calls ``gctxSimLedger``."""
+        text: bytes = getattr(self._lib, f"gctxSim{what}")()
+        return json.loads(text)
+
+    def configure(self, spec: str) -> None:
+        """Start a fresh machine."""
+        error = ctypes.create_string_buffer(512)
+        if self._lib.gctxSimConfigure(spec.encode(), error, len(error)) != 0:
+            raise ValueError(f"cannot simulate {spec!r}: {error.value.decode()}")
+
+    def push(self) -> None:
+        """Set the present machine aside."""
+        self._lib.gctxSimPush()
+
+    def pop(self) -> None:
+        """Bring back the machine last set aside."""
+        self._lib.gctxSimPop()
+
+    def error_code(self, code: str | int) -> int:
+        """The number of a CUresult given by name or number."""
+        if isinstance(code, int):
+            return code
+        number: int = self._lib.gctxSimErrorCode(code.encode())
+        if number < 0:
+            raise ValueError(f"{code!r} is not the name of a CUresult; one is CUDA_ERROR_OUT_OF_MEMORY")
+        return number
+
+    def fail(
+        self, function: str, code: int, *, nth: int | None, probability: float | None, seed: int
+    ) -> None:
+        """Add a fault rule."""
+        name = function.encode()
+        if nth is not None:
+            result = self._lib.gctxSimFailNth(name, nth, code) if nth > 0 else -1
+        elif probability is not None:
+            result = self._lib.gctxSimFailRandomly(name, probability, seed, code)
+        else:
+            result = self._lib.gctxSimFailEvery(name, code)
+        if result != 0:
+            raise ValueError(
+                f"no such fault: function {function!r} (a modelled driver function or '*'), code {code} (not 0), "
+                f"nth {nth} (1 or more), probability {probability} (0 to 1)"
+            )
+
+    def limit_contexts(self, count: int) -> None:
+        """Answer out of memory when this many green contexts are alive (0: no limit)."""
+        self._lib.gctxSimLimitContexts(count)
+
+    def clear_faults(self) -> None:
+        """Drop all fault rules."""
+        self._lib.gctxSimClearFaults()
+
+    def kernel(
+        self, name: str, function: Callable[[Block], None] | None, block_ns: int, sizes: Sequence[int] | None
+    ) -> object:
+        """Register a kernel; the result must be kept alive as long as it may run."""
+
+        def run(_user: int | None, block: Any) -> None:
+            if function is not None:
+                function(block.contents)
+
+        callback = KernelFunction(run) if function is not None else KernelFunction()
+        array = None if sizes is None else (ctypes.c_size_t * len(sizes))(*sizes)
+        if self._lib.gctxSimKernel(name.encode(), callback, None, block_ns, array, 0 if sizes is None else len(sizes)):
+            raise RuntimeError("no machine is simulated")
+        return callback
+
+    def time_ns(self) -> int:
+        """Virtual nanoseconds since the machine started."""
+        time: int = self._lib.gctxSimTime()
+        return time
+
+    def advance(self, ns: int) -> None:
+        """Let virtual time pass."""
+        self._lib.gctxSimAdvance(ns)

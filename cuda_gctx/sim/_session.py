@@ -1,0 +1,223 @@
+"""A simulated machine for the length of a ``with`` block, and what can be asked of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cuda_gctx.sim._library import Block, Library
+
+__all__ = ["Ledger", "LedgerError", "LiveObject", "Misuse", "Session", "library", "make_spec", "session"]
+
+# Handles that no object had can be a program's own business (a test of bad input): listed, but no failure.
+_HARMLESS = frozenset({"unknown handle"})
+
+_lock = threading.Lock()
+_library: Library | None = None
+
+
+def library() -> Library:
+    """The software driver's control interface, loaded at first use."""
+    global _library
+    with _lock:
+        if _library is None:
+            _library = Library()
+        return _library
+
+
+class LedgerError(AssertionError):
+    """Objects of the simulated driver were left alive or misused."""
+
+
+@dataclass(frozen=True)
+class LiveObject:
+    """An object of the driver that was made and not destroyed."""
+
+    kind: str
+    handle: int
+    id: int
+    order: int
+    thread: int
+    device: int
+    amount: int
+
+    def __str__(self) -> str:
+        size = f", {self.amount} bytes" if "memory" in self.kind and self.kind != "memory pool" else ""
+        count = f", {self.amount} times" if self.kind == "primary context retain" else ""
+        return f"{self.kind} {self.handle:#x} (id {self.id}{size}{count}), number {self.order} by thread {self.thread}"
+
+
+@dataclass(frozen=True)
+class Misuse:
+    """A call that used an object as no program should."""
+
+    kind: str
+    function: str
+    handle: int
+    thread: int
+    order: int
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.function}({self.handle:#x}) by thread {self.thread}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What is alive and what went wrong on a simulated machine."""
+
+    live: tuple[LiveObject, ...]
+    misuse: tuple[Misuse, ...]
+    lost_bytes: int
+    green_contexts_made: int
+    green_contexts_destroyed: int
+
+    @property
+    def faults(self) -> tuple[Misuse, ...]:
+        """The misuse that fails a test."""
+        return tuple(note for note in self.misuse if note.kind not in _HARMLESS)
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing alive, nothing misused."""
+        return not self.live and not self.faults
+
+    def live_of(self, kind: str) -> tuple[LiveObject, ...]:
+        """The live objects of one kind, such as ``"stream"``."""
+        return tuple(found for found in self.live if found.kind == kind)
+
+    def __str__(self) -> str:
+        lines = ["ledger (simulated): " + ("clean" if self.is_clean else "not clean")]
+        lines += [f"  alive: {found}" for found in self.live]
+        lines += [f"  {note}" for note in self.misuse]
+        if self.lost_bytes:
+            lines.append(f"  device memory lost to destroyed green contexts: {self.lost_bytes} bytes")
+        return "\n".join(lines)
+
+    @classmethod
+    def read(cls, data: Any) -> Ledger:
+        """Build one from the driver's JSON answer."""
+        return cls(
+            live=tuple(LiveObject(**{**entry, "handle": int(entry["handle"], 16)}) for entry in data["live"]),
+            misuse=tuple(Misuse(**{**entry, "handle": int(entry["handle"], 16)}) for entry in data["misuse"]),
+            lost_bytes=data["lost_bytes"],
+            green_contexts_made=data["green_contexts_made"],
+            green_contexts_destroyed=data["green_contexts_destroyed"],
+        )
+
+
+class Session:
+    """The simulated machine that is the package's driver at the moment."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        self._lib = library()
+        self._kept: list[object] = []
+
+    def __repr__(self) -> str:
+        return f"<Session {self.spec} (simulated)>"
+
+    def ledger(self) -> Ledger:
+        """What is alive, and what was misused so far."""
+        return Ledger.read(self._lib.tell("Ledger"))
+
+    def calls(self, function: str | None = None) -> Any:
+        """How often each driver function was called, or how often one was."""
+        counts: dict[str, int] = self._lib.tell("Calls")
+        return counts if function is None else counts.get(function, 0)
+
+    def fail(
+        self,
+        function: str,
+        *,
+        code: str | int = "CUDA_ERROR_OUT_OF_MEMORY",
+        nth: int | None = None,
+        probability: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Make calls of a function (``"*"``: of any) fail: the nth from now, some by chance, or else every one."""
+        if nth is not None and probability is not None:
+            raise ValueError("give nth or probability, not both")
+        self._lib.fail(function, self._lib.error_code(code), nth=nth, probability=probability, seed=seed)
+
+    def limit_contexts(self, count: int) -> None:
+        """Let creation fail with out of memory when ``count`` green contexts are alive (0: no limit)."""
+        self._lib.limit_contexts(count)
+
+    def clear_faults(self) -> None:
+        """Let every call succeed again."""
+        self._lib.clear_faults()
+
+    def faults(self) -> Any:
+        """The fault rules in force, and how often each has fired."""
+        return self._lib.tell("Faults")
+
+    def memory(self, device: int = 0) -> dict[str, int]:
+        """Bytes of a device: total, free, allocated, taken by live green contexts, lost to destroyed ones."""
+        found: dict[str, int] = self._lib.tell("Memory")["devices"][device]
+        return found
+
+    def machine(self) -> Any:
+        """What is simulated: profile, name, driver version, number of devices."""
+        return self._lib.tell("Machine")
+
+    def time_ns(self) -> int:
+        """Virtual nanoseconds since the machine started."""
+        return self._lib.time_ns()
+
+    def advance(self, ns: int) -> None:
+        """Let virtual time pass."""
+        self._lib.advance(ns)
+
+    def kernel(
+        self,
+        name: str,
+        function: Callable[[Block], None] | None = None,
+        *,
+        block_ns: int = 5_000,
+        argument_sizes: Sequence[int] | None = None,
+    ) -> None:
+        """Give the kernel of this name a cost per block, and a function that is called once per block."""
+        self._kept.append(self._lib.kernel(name, function, block_ns, argument_sizes))
+
+    def check(self) -> None:
+        """Raise LedgerError unless nothing is alive and nothing was misused."""
+        ledger = self.ledger()
+        if not ledger.is_clean:
+            raise LedgerError(str(ledger))
+
+
+def make_spec(profile: str = "h200", driver: str | None = None, devices: int = 1, **options: int) -> str:
+    """The one line that describes a machine: ``h200@13.1,devices=2``."""
+    spec = profile if driver is None else f"{profile}@{driver}"
+    return ",".join([spec, f"devices={devices}", *(f"{key}={value}" for key, value in options.items())])
+
+
+@contextmanager
+def session(
+    profile: str = "h200", driver: str | None = None, devices: int = 1, *, check: bool = True, **options: int
+) -> Iterator[Session]:
+    """A fresh simulated machine as the driver of this package.
+
+    Other keys of the machine's description (``connections``, ``max_contexts``, ``memory``) are given by name. At the end,
+    with ``check``, anything left alive or misused raises LedgerError; an exception of the block itself goes first.
+    """
+    from cuda_gctx._driver import close_driver, open_driver
+
+    spec = make_spec(profile, driver, devices, **options)
+    lib = library()
+    lib.push()
+    try:
+        token = open_driver(f"sim:{spec}")
+        current = Session(spec)
+        try:
+            yield current
+        finally:
+            close_driver(token)
+        if check:
+            current.check()
+    finally:
+        lib.pop()

@@ -1,0 +1,79 @@
+"""What several test files need: splits and contexts in one line, an error without its traceback, Python in a child."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from cuda_gctx import Context, ContextOptions, Device, SMResource, SMResourceOptions
+
+DRIVERS = ["12.4", "12.5", "12.8", "13.0", "13.1", "13.4"]  # those that have green contexts
+OLD_DRIVERS = ["12.4", "12.5", "12.8", "13.0"]  # without the structured split
+NEW_DRIVERS = ["13.1", "13.4"]
+
+Counts = int | Sequence[int | None] | None
+Kind = TypeVar("Kind", bound=BaseException)
+Answer = TypeVar("Answer")
+
+
+def split(resource: SMResource, count: Counts, **options: Any) -> tuple[list[SMResource], SMResource]:
+    return resource.split(SMResourceOptions(count, **options))
+
+
+def sizes(groups: Sequence[SMResource], remainder: SMResource) -> tuple[list[int], int]:
+    return [group.sm_count for group in groups], remainder.sm_count
+
+
+def green(dev: Device, *resources: Any, **options: Any) -> Context:
+    return dev.create_context(ContextOptions(resources=list(resources), **options))
+
+
+def small_contexts(dev: Device, number: int) -> list[Context]:
+    """Green contexts of the smallest size, disjoint."""
+    whole = dev.resources.sm
+    groups, _ = split(whole, [whole.min_partition_size] * number)
+    return [green(dev, group) for group in groups]
+
+
+def refusal(kind: type[Kind], action: Callable[[], object]) -> Kind:
+    """The error that an action raises. Without its traceback, whose frames would keep driver objects alive."""
+    try:
+        answer = action()
+    except kind as error:
+        return error.with_traceback(None)
+    raise AssertionError(f"no {kind.__name__}, but {answer!r}")
+
+
+def on_another_thread(action: Callable[[], Answer]) -> Answer:
+    """What an action gives on a thread of its own, or what it raises there."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.extend([True, action()])
+        except BaseException as error:  # raised again where the test sees it
+            outcome.extend([False, error.with_traceback(None)])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    worked, answer = outcome
+    if not worked:
+        raise answer
+    return answer
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a child; a hanging one is killed."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **environment},
+    )

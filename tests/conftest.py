@@ -1,0 +1,99 @@
+"""Which driver the tests run on, and the machines that they borrow.
+
+The driver is that of CUDA_GCTX_DRIVER if it is set, else the machine's own if it has a working one, else the software
+driver. Tests that need the software driver or a real GPU say so by a marker and are skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cuda_gctx
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEFAULT_DRIVER = "sim:h200@13.0"
+
+
+def has_real_driver() -> bool:
+    """Whether a CUDA driver is installed and finds a GPU; asked in a child, which may initialise what it likes."""
+    probe = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 0)"
+    return subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def is_simulated() -> bool:
+    return re.match(r"sim(:|$)", os.environ.get("CUDA_GCTX_DRIVER", "")) is not None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--real-gpu",
+        action="store_true",
+        help="run on the machine's own driver, and fail where it does not work instead of using the software driver",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sim_only: needs the software driver; skipped on a real one")
+    config.addinivalue_line("markers", "gpu_only: needs a real GPU; skipped on the software driver")
+    if Path(cuda_gctx.__file__).is_relative_to(REPOSITORY / "cuda_gctx"):
+        raise pytest.UsageError(
+            "the sources hide the installed package: run 'make test', or 'pytest' and not 'python -m pytest'"
+        )
+    if config.getoption("--real-gpu"):
+        if is_simulated():
+            raise pytest.UsageError("--real-gpu and CUDA_GCTX_DRIVER=sim exclude each other")
+    elif "CUDA_GCTX_DRIVER" not in os.environ and not has_real_driver():
+        os.environ["CUDA_GCTX_DRIVER"] = DEFAULT_DRIVER
+
+
+def pytest_report_header() -> str:
+    driver = os.environ.get("CUDA_GCTX_DRIVER", "libcuda.so.1")
+    return f"cuda_gctx {cuda_gctx.__version__} on {'the simulated driver ' if is_simulated() else ''}{driver}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    simulated = is_simulated()
+    for item in items:
+        needs_sim = item.get_closest_marker("sim_only") or "sim" in getattr(item, "fixturenames", ())
+        if needs_sim and not simulated:
+            item.add_marker(pytest.mark.skip(reason="needs the software driver: set CUDA_GCTX_DRIVER=sim"))
+        if item.get_closest_marker("gpu_only") and simulated:
+            item.add_marker(pytest.mark.skip(reason="needs a real GPU"))
+
+
+def pytest_collection_finish() -> None:
+    # Python puts the current folder first for its children started with -c or -m: from here on it must not be the
+    # repository, whose sources would hide the installed package from them.
+    os.chdir(REPOSITORY / "tests")
+
+
+@pytest.fixture
+def sim() -> Iterator[Callable[..., Any]]:
+    """Makes simulated machines, checked for leaks when the test ends: ``sim("h200", driver="13.1", devices=2)``."""
+    from cuda_gctx.sim import session
+
+    with ExitStack() as sessions:
+        yield lambda *args, **kwargs: sessions.enter_context(session(*args, **kwargs))
+
+
+@pytest.fixture
+def dev() -> Iterator[cuda_gctx.Device]:
+    """Device 0 of a fresh machine of the chosen kind, checked for leaks when the test ends; or the real device 0."""
+    if not is_simulated():
+        yield cuda_gctx.Device(0)
+        return
+    from cuda_gctx.sim import session
+
+    spec = re.fullmatch(r"sim(?::(?P<profile>\w+)(?:@(?P<driver>[\d.]+))?)?(?:,.*)?", os.environ["CUDA_GCTX_DRIVER"])
+    assert spec is not None, os.environ["CUDA_GCTX_DRIVER"]
+    with session(spec["profile"] or "h200", driver=spec["driver"] or "13.0"):
+        yield cuda_gctx.Device(0)
