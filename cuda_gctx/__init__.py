@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from cuda_gctx._stream import Stream as Stream
     from cuda_gctx._stream import StreamOptions as StreamOptions
     from cuda_gctx.partitions import Layout as Layout
+    from cuda_gctx.partitions import Partition as Partition
     from cuda_gctx.partitions import PartitionPool as PartitionPool
     from cuda_gctx.partitions import Partitions as Partitions
+    from cuda_gctx.partitions import PartitionSpec as PartitionSpec
     from cuda_gctx.verify import IsolationError as IsolationError
+    from cuda_gctx.verify import VerifyReport as VerifyReport
 
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
@@ -58,8 +61,8 @@ _NAMES_OF_MODULE = {
         "WorkqueueResourceOptions",
     ),
     "cuda_gctx._stream": ("Stream", "StreamOptions"),
-    "cuda_gctx.partitions": ("Layout", "PartitionPool", "Partitions"),
-    "cuda_gctx.verify": ("IsolationError",),
+    "cuda_gctx.partitions": ("Layout", "Partition", "PartitionPool", "PartitionSpec", "Partitions"),
+    "cuda_gctx.verify": ("IsolationError", "VerifyReport"),
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 

@@ -70,11 +70,11 @@ cdef Context wrap_context(const ContextHandle& box):
     return context
 
 
-def _wrap(Stream_or_Event):
-    """The context of a stream or event, as an object of its own."""
-    if isinstance(Stream_or_Event, Stream):
-        return wrap_context((<Stream>Stream_or_Event)._box.get().context())
-    return wrap_context((<Event>Stream_or_Event)._box.get().context())
+def _context_of(child):
+    """The context of a stream or event: asked for from below, where this module cannot be named."""
+    if isinstance(child, Stream):
+        return wrap_context((<Stream>child)._box.get().context())
+    return wrap_context((<Event>child)._box.get().context())
 
 
 cdef Context new_green_context(int device, ContextOptions options, bint overlap_matters):
@@ -82,7 +82,7 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
     cdef vector[SmResourcePtr] sms
     cdef optional[CUdevResource] workqueue
     cdef WorkqueueResource queue
-    cdef string name = (options.name or "unnamed").encode()
+    cdef string name = (options.name or "").encode()
     cdef unique_ptr[Reservation] reservation
     cdef Context context = Context.__new__(Context)
     for resource in options.resources:
@@ -181,8 +181,7 @@ cdef class Context:
     def name(self):
         """The name it was given, or None."""
         self.live()
-        name = self._box.get().name().decode()
-        return name if name and name != "unnamed" else None
+        return self._box.get().name().decode() or None
 
     @property
     def device(self):
@@ -236,6 +235,12 @@ cdef class Context:
         self.live()
         with nogil:
             synchronize_context(self._box)
+
+    def verify(self):
+        """Proves with a probe kernel that its work runs on its SMs alone; raises IsolationError if not."""
+        from cuda_gctx.verify import verify
+
+        return verify({self.name or "context": self})
 
     def current(self):
         """A ``with`` block in which it is current on the calling thread; what was current before is restored."""
@@ -295,5 +300,10 @@ cdef class Context:
         kind = "green" if self._box.get().is_green() else "primary"
         if self._box.get().kind() == ContextKind.foreign:
             kind = "adopted " + ("green" if self._box.get().is_green() else "ordinary")
-        name = f" '{self.name}'" if self.name is not None else ""
-        return f"<Context{name}: {kind}, id {self._box.get().id()}, {self.sm_count} SMs of device {self._box.get().device()}>"
+        name = self._box.get().name().decode()
+        name = f" '{name}'" if name else ""
+        try:
+            size = f"{self.sm_count} SMs of "
+        except Exception:  # a repr is for looking at broken things too
+            size = ""
+        return f"<Context{name}: {kind}, id {self._box.get().id()}, {size}device {self._box.get().device()}>"

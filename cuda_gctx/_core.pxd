@@ -148,6 +148,7 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     void wait_event(const StreamHandle&, const EventHandle&) except +raise_error
 
     EventHandle create_event(const ContextHandle&, unsigned int) except +raise_error
+    EventHandle create_event_for(const StreamHandle&, unsigned int) except +raise_error
     cbool event_is_done(const EventHandle&) except +raise_error
     void synchronize_event(const EventHandle&) except +raise_error
     float elapsed_ms(const EventHandle&, const EventHandle&) except +raise_error

@@ -146,6 +146,21 @@ cdef class Device:
         """A new event of the primary context."""
         return new_event(self.primary(), options)
 
+    def partition(self, *requests, exclusive=False, **named):
+        """Splits the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
+
+        See cuda_gctx.partitions.partition for what can be asked for.
+        """
+        from cuda_gctx.partitions import partition
+
+        return partition(self, *requests, exclusive=exclusive, **named)
+
+    def partition_sizes(self):
+        """The sizes that one partition can have, asked of the driver."""
+        from cuda_gctx.partitions import partition_sizes
+
+        return partition_sizes(self)
+
     def sync(self):
         """Waits until all work of the device's primary context, and of the green contexts under it, has finished."""
         cdef ContextHandle context = self.primary()
@@ -164,4 +179,7 @@ cdef class Device:
         return hash((Device, self.device_id))
 
     def __repr__(self):
-        return f"<Device {self.device_id}: {self.name}, {self.sm_count} SMs>"
+        try:
+            return f"<Device {self.device_id}: {self.name}, {self.sm_count} SMs>"
+        except Exception:  # a repr is for looking at broken things too
+            return f"<Device {self.device_id}>"

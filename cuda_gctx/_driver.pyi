@@ -1,8 +1,13 @@
+from collections.abc import Callable
+
+from cuda_gctx.partitions import MemoryUse
+
 class OpenDriver:
     """A driver that was opened beside the one of CUDA_GCTX_DRIVER."""
 
 def open_driver(choice: str) -> OpenDriver: ...
 def close_driver(token: OpenDriver) -> None: ...
+def before_driver_closes(forget: Callable[[int], None]) -> None: ...
 
 class Feature:
     """Whether the driver in use offers something: true or false as a condition, with the reason why not."""
@@ -25,5 +30,6 @@ class System:
     @property
     def driver_path(self) -> str: ...
     def features(self) -> dict[str, Feature]: ...
+    def memory(self) -> dict[int, MemoryUse]: ...
 
 system: System

@@ -2,6 +2,8 @@
 
 import atexit
 
+from libc.stdint cimport uintptr_t
+
 from cuda_gctx._core cimport Driver, Feature as CFeature, FeatureState, Runtime, begin_exit, feature_count, version_text
 
 
@@ -32,8 +34,19 @@ def open_driver(choice):
     return token
 
 
+# What layers above keep of a driver, each as a function that drops it, given the address of the core's Runtime.
+cdef list kept_above = []
+
+
+def before_driver_closes(forget):
+    """Lets `forget` be called with the number of a driver (see _lease.driver_key) before that driver is closed."""
+    kept_above.append(forget)
+
+
 def close_driver(OpenDriver token not None):
     """Drops what the package keeps of a driver; its objects then raise when used and do nothing when destroyed."""
+    for forget in kept_above:
+        forget(<uintptr_t>token.runtime)
     with nogil:
         Runtime.close(token.runtime[0])
 
@@ -91,9 +104,18 @@ cdef class System:
         features = [make_feature(runtime.driver(), number) for number in range(<int>feature_count)]
         return {feature.name: feature for feature in features}
 
+    def memory(self):
+        """Device memory in use for green contexts, per device: what is held, and what the driver has lost."""
+        from cuda_gctx.partitions import memory_use
+
+        return memory_use()
+
     def __repr__(self):
-        major, minor = self.driver_version
-        return f"<System: CUDA driver {major}.{minor}, {self.driver_path}>"
+        try:
+            major, minor = self.driver_version
+            return f"<System: CUDA driver {major}.{minor}, {self.driver_path}>"
+        except Exception:  # a repr is for looking at broken things too
+            return "<System: no CUDA driver>"
 
 
 system = System()

@@ -1,4 +1,6 @@
-from cuda_gctx._core cimport ContextHandle, EventBox, EventHandle
+cimport cython
+
+from cuda_gctx._core cimport ContextHandle, EventBox, EventHandle, StreamHandle
 
 
 cdef class EventOptions:
@@ -11,7 +13,19 @@ cdef class Event:
     cdef EventOptions _options
     cdef object __weakref__
 
-    cdef EventBox* live(self) except NULL
+    # Not closed; what is called in the core then asks whether the driver is still there.
+    @cython.final
+    cdef inline EventBox* live(self) except NULL:
+        if not self._box:
+            raise RuntimeError("the event has been closed")
+        return self._box.get()
+
+    # The same for what is answered without the core.
+    @cython.final
+    cdef inline EventBox* usable(self) except NULL:
+        self.live().context().get().runtime().demand_usable()
+        return self._box.get()
 
 
 cdef Event new_event(const ContextHandle& context, EventOptions options)
+cdef Event new_event_for(const StreamHandle& stream, EventOptions options)

@@ -8,6 +8,7 @@ from cuda_gctx._core cimport (
     CU_EVENT_DEFAULT,
     CU_EVENT_DISABLE_TIMING,
     create_event,
+    create_event_for,
     elapsed_ms,
     event_is_done,
     synchronize_event,
@@ -47,16 +48,32 @@ cdef class EventOptions:
 cdef EventOptions DEFAULT_OPTIONS = EventOptions()
 
 
+cdef unsigned int flags_of(EventOptions options):
+    cdef unsigned int flags = CU_EVENT_DEFAULT
+    if not options.timing_enabled:
+        flags |= CU_EVENT_DISABLE_TIMING
+    if options.blocking_sync:
+        flags |= CU_EVENT_BLOCKING_SYNC
+    return flags
+
+
 cdef Event new_event(const ContextHandle& context, EventOptions options):
     cdef Event event = Event.__new__(Event)
-    cdef unsigned int flags = CU_EVENT_DEFAULT
+    cdef unsigned int flags
     event._options = options if options is not None else DEFAULT_OPTIONS
-    if not event._options.timing_enabled:
-        flags |= CU_EVENT_DISABLE_TIMING
-    if event._options.blocking_sync:
-        flags |= CU_EVENT_BLOCKING_SYNC
+    flags = flags_of(event._options)
     with nogil:
         event._box = create_event(context, flags)
+    return event
+
+
+cdef Event new_event_for(const StreamHandle& stream, EventOptions options):
+    cdef Event event = Event.__new__(Event)
+    cdef unsigned int flags
+    event._options = options if options is not None else DEFAULT_OPTIONS
+    flags = flags_of(event._options)
+    with nogil:
+        event._box = create_event_for(stream, flags)
     return event
 
 
@@ -65,12 +82,6 @@ cdef class Event:
 
     def __init__(self, *args, **kwargs):
         raise TypeError("an Event comes from create_event() or record() of a device, context or stream")
-
-    cdef EventBox* live(self) except NULL:
-        if not self._box:
-            raise RuntimeError("the event has been closed")
-        self._box.get().context().get().runtime().demand_usable()
-        return self._box.get()
 
     def __dealloc__(self):
         # Destroying may wait in the driver; nobody else should wait with it.
@@ -81,29 +92,29 @@ cdef class Event:
     @property
     def handle(self):
         """The CUevent, as an int."""
-        return <uintptr_t>self.live().handle()
+        return <uintptr_t>self.usable().handle()
 
     @property
     def context(self):
-        from cuda_gctx._context import _wrap
+        from cuda_gctx._context import _context_of
 
-        self.live()
-        return _wrap(self)
+        self.usable()
+        return _context_of(self)
 
     @property
     def device(self):
         from cuda_gctx._device import Device
 
-        return Device(self.live().context().get().device())
+        return Device(self.usable().context().get().device())
 
     @property
     def is_timing_enabled(self):
-        self.live()
+        self.usable()
         return self._options.timing_enabled
 
     @property
     def is_blocking_sync(self):
-        self.live()
+        self.usable()
         return self._options.blocking_sync
 
     @property
@@ -146,10 +157,10 @@ cdef class Event:
         return self is other or (self._box.get() != NULL and self._box.get() == (<Event>other)._box.get())
 
     def __hash__(self):
-        return hash(<uintptr_t>self.live())
+        return hash(<uintptr_t>self.usable())
 
     def __enter__(self):
-        self.live()
+        self.usable()
         return self
 
     def __exit__(self, *exc):

@@ -363,7 +363,6 @@ cdef class DeviceResources:
         if self._sm is None:
             self._runtime.demand_usable()
             if self._context:
-                self._context.get().demand_open()
                 sm = self._context.get().sm_resource()
             else:
                 sm = self._runtime.device_sm(self._device)
@@ -376,7 +375,6 @@ cdef class DeviceResources:
         cdef WorkqueueResource resource = WorkqueueResource.__new__(WorkqueueResource)
         self._runtime.demand_usable()
         if self._context:
-            self._context.get().demand_open()
             resource._resource = self._context.get().workqueue_resource()
         else:
             resource._resource = self._runtime.device_workqueue(self._device)
@@ -386,4 +384,4 @@ cdef class DeviceResources:
 
     def __repr__(self):
         whose = f"context {self._context.get().id()}" if self._context else f"device {self._device}"
-        return f"<DeviceResources of {whose}: {self.sm.sm_count} SMs>"
+        return f"<DeviceResources of {whose}>"

@@ -1,3 +1,5 @@
+cimport cython
+
 from cuda_gctx._core cimport ContextHandle, StreamBox, StreamHandle
 from cuda_gctx._resources cimport DeviceResources
 
@@ -14,7 +16,18 @@ cdef class Stream:
     cdef object _owner
     cdef object __weakref__
 
-    cdef StreamBox* live(self) except NULL
+    # Not closed; what is called in the core then asks whether the driver is still there.
+    @cython.final
+    cdef inline StreamBox* live(self) except NULL:
+        if not self._box:
+            raise RuntimeError("the stream has been closed")
+        return self._box.get()
+
+    # The same for what is answered without the core.
+    @cython.final
+    cdef inline StreamBox* usable(self) except NULL:
+        self.live().context().get().runtime().demand_usable()
+        return self._box.get()
 
 
 cdef Stream new_stream(const ContextHandle& context, object context_object, StreamOptions options)

@@ -20,7 +20,7 @@ from cuda_gctx._core cimport (
 )
 from cuda_gctx._driver cimport active_runtime
 from cuda_gctx._errors cimport report_failures, warn_of_failures
-from cuda_gctx._event cimport Event, EventOptions, new_event
+from cuda_gctx._event cimport Event, EventOptions, new_event_for
 
 
 cdef class StreamOptions:
@@ -82,6 +82,18 @@ cdef Stream adopted(Stream stream, uintptr_t handle, object owner):
     return stream
 
 
+cdef object checked_handle(object handle):
+    if isinstance(handle, bool):
+        raise TypeError("handle must be an int, not a bool")
+    try:
+        number = index(handle)
+    except TypeError:
+        raise TypeError(f"handle must be an int, not {type(handle).__name__}") from None
+    if not 0 <= number < 2**64:
+        raise ValueError(f"handle {number} is no address")
+    return number
+
+
 cdef Stream stream_of(object obj):
     """`obj` itself, or the stream that it stands for."""
     return obj if isinstance(obj, Stream) else Stream(obj)
@@ -102,28 +114,15 @@ cdef class Stream:
             raise TypeError(f"__cuda_stream__ must return two ints, a version and a handle, not {answer!r}")
         if answer[0] != 0:
             raise ValueError(f"version {answer[0]} of the __cuda_stream__ protocol is not known, only 0")
-        adopted(self, answer[1], obj)
+        adopted(self, checked_handle(answer[1]), obj)
 
     @staticmethod
     def from_handle(handle, owner=None):
         """The stream of a raw handle, which `owner` (if given) is kept alive for."""
-        if isinstance(handle, bool):
-            raise TypeError("handle must be an int, not a bool")
-        try:
-            number = index(handle)
-        except TypeError:
-            raise TypeError(f"handle must be an int, not {type(handle).__name__}") from None
+        number = checked_handle(handle)
         if number == 0:
             raise ValueError("handle 0 is no stream: use 1 for the legacy default stream, 2 for the per-thread one")
-        if not 0 < number < 2**64:
-            raise ValueError(f"handle {number} is no address")
         return adopted(Stream.__new__(Stream), number, owner)
-
-    cdef StreamBox* live(self) except NULL:
-        if not self._box:
-            raise RuntimeError("the stream has been closed")
-        self._box.get().context().get().runtime().demand_usable()
-        return self._box.get()
 
     def __dealloc__(self):
         with nogil:
@@ -133,28 +132,28 @@ cdef class Stream:
     @property
     def handle(self):
         """The CUstream, as an int."""
-        return <uintptr_t>self.live().handle()
+        return <uintptr_t>self.usable().handle()
 
     @property
     def context(self):
         """The context that it belongs to."""
-        self.live()
+        self.usable()
         if self._context is None:
-            from cuda_gctx._context import _wrap
+            from cuda_gctx._context import _context_of
 
-            self._context = _wrap(self)
+            self._context = _context_of(self)
         return self._context
 
     @property
     def device(self):
         from cuda_gctx._device import Device
 
-        return Device(self.live().context().get().device())
+        return Device(self.usable().context().get().device())
 
     @property
     def resources(self):
         """The resources of its context."""
-        self.live()
+        self.usable()
         if self._resources is None:
             self._resources = DeviceResources.of_context(self._box.get().context())
         return self._resources
@@ -174,7 +173,7 @@ cdef class Stream:
     @property
     def is_owned(self):
         """Whether closing it destroys the stream; False for an adopted one."""
-        return self.live().is_owned()
+        return self.usable().is_owned()
 
     @property
     def is_done(self):
@@ -190,7 +189,7 @@ cdef class Stream:
         """Records `event`, or a new one made with `options`, behind all work given so far; returns it."""
         self.live()
         if event is None:
-            event = new_event(self._box.get().context(), options)
+            event = new_event_for(self._box, options)
         elif options is not None:
             raise ValueError("options are for a new event: leave them out, or leave the event out")
         else:
@@ -227,7 +226,7 @@ cdef class Stream:
         warn_of_failures()
 
     def __cuda_stream__(self):
-        return (0, <uintptr_t>self.live().handle())
+        return (0, <uintptr_t>self.usable().handle())
 
     def __eq__(self, other):
         if not isinstance(other, Stream):
@@ -245,10 +244,10 @@ cdef class Stream:
         return one_driver and self._box.get().id() == that._box.get().id()
 
     def __hash__(self):
-        return hash(self.live().id())
+        return hash(self.usable().id())
 
     def __enter__(self):
-        self.live()
+        self.usable()
         return self
 
     def __exit__(self, *exc):

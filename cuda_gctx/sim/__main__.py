@@ -22,7 +22,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--gpu", default="h200", help="the card (see: profiles)")
     run.add_argument("--driver", default=None, help="the driver's CUDA version, like 13.1 (default: 13.0)")
     run.add_argument("--devices", type=int, default=1, help="how many cards")
-    run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its arguments")
+    run.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its arguments"
+    )
     commands.add_parser("explain", help="list the modelled behaviours and where each is known from")
     commands.add_parser("profiles", help="list the cards that can be simulated")
     return parser

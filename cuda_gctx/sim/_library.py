@@ -46,9 +46,7 @@ class Block(ctypes.Structure):
     @property
     def raw_arguments(self) -> list[bytes]:
         """The launch's arguments as bytes, one per parameter."""
-        return [
-            ctypes.string_at(self._arguments[i] or 0, self._argument_sizes[i]) for i in range(self.argument_count)
-        ]
+        return [ctypes.string_at(self._arguments[i] or 0, self._argument_sizes[i]) for i in range(self.argument_count)]
 
 
 KernelFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Block))
@@ -115,9 +113,7 @@ class Library:
             raise ValueError(f"{code!r} is not the name of a CUresult; one is CUDA_ERROR_OUT_OF_MEMORY")
         return number
 
-    def fail(
-        self, function: str, code: int, *, nth: int | None, probability: float | None, seed: int
-    ) -> None:
+    def fail(self, function: str, code: int, *, nth: int | None, probability: float | None, seed: int) -> None:
         """Add a fault rule."""
         name = function.encode()
         if nth is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -116,13 +117,14 @@ class Session:
         self.spec = spec
         self._lib = library()
         self._kept: list[object] = []
+        self._final: Ledger | None = None
 
     def __repr__(self) -> str:
         return f"<Session {self.spec} (simulated)>"
 
     def ledger(self) -> Ledger:
-        """What is alive, and what was misused so far."""
-        return Ledger.read(self._lib.tell("Ledger"))
+        """What is alive, and what was misused so far; after the session's end, as it was then."""
+        return self._final or Ledger.read(self._lib.tell("Ledger"))
 
     def calls(self, function: str | None = None) -> Any:
         """How often each driver function was called, or how often one was."""
@@ -202,8 +204,8 @@ def session(
 ) -> Iterator[Session]:
     """A fresh simulated machine as the driver of this package.
 
-    Other keys of the machine's description (``connections``, ``max_contexts``, ``memory``) are given by name. At the end,
-    with ``check``, anything left alive or misused raises LedgerError; an exception of the block itself goes first.
+    Other keys of the machine's description (``connections``, ``max_contexts``, ``memory``) are given by name. At the
+    end, with ``check``, anything left alive or misused raises LedgerError; an exception of the block itself goes first.
     """
     from cuda_gctx._driver import close_driver, open_driver
 
@@ -216,7 +218,11 @@ def session(
         try:
             yield current
         finally:
+            if any(found.kind != "primary context retain" for found in current.ledger().live):
+                # Objects in reference cycles are garbage, not leaks.
+                gc.collect()
             close_driver(token)
+            current._final = current.ledger()
         if check:
             current.check()
     finally:

@@ -1,7 +1,7 @@
 """A pytest plugin: tests that run on a simulated machine and fail when they leak.
 
-``@pytest.mark.gpu_sim("h200", driver="13.1", devices=2)`` chooses the machine; the fixture ``gpu_sim`` gives its Session. A
-test with the marker gets the machine even when it does not ask for the fixture.
+``@pytest.mark.gpu_sim("h200", driver="13.1", devices=2)`` chooses the machine; the fixture ``gpu_sim`` gives its
+Session. A test with the marker gets the machine even when it does not ask for the fixture.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ GreenCtxBox::~GreenCtxBox() {
     return;
   }
   const CUresult result = runtime.driver().cuGreenCtxDestroy(handle_);
+  runtime.count_destroyed(primary_->device());
   if (result != CUDA_SUCCESS) {
     note_failure(runtime.driver().describe(result, "cuGreenCtxDestroy").c_str());
   }
@@ -61,7 +62,14 @@ ContextBox::~ContextBox() {
 
 void ContextBox::demand_open() const {
   if (is_closed()) {
-    fail_state("context '" + name_ + "' has been closed");
+    fail_state(label() + " has been closed");
+  }
+  runtime_.demand_usable();
+}
+
+void ContextBox::demand_alive() const {
+  if (is_closed() && uses_.load() == 0) {
+    demand_open();
   }
   runtime_.demand_usable();
 }
@@ -83,10 +91,23 @@ void ContextBox::close() {
   closed_.store(true);
   if (current_here || current_uses_.load() > 0) {
     closed_.store(false);
-    fail_state("context '" + name_ + "' is current on " + (current_here ? "this" : "another") +
-               " thread: leave its 'with' block or make another context current first");
+    fail_current(current_here);
   }
   release_if_unused();
+}
+
+void ContextBox::demand_not_current() const {
+  runtime_.demand_usable();
+  forget_replaced_current();
+  const bool current_here = is_current();
+  if (current_here || current_uses_.load() > 0) {
+    fail_current(current_here);
+  }
+}
+
+void ContextBox::fail_current(bool here) const {
+  fail_state(label() + " is current on " + (here ? "this" : "another") +
+             " thread: leave its 'with' block or make another context current first");
 }
 
 void ContextBox::release_if_unused() noexcept {
@@ -110,6 +131,7 @@ SmResourcePtr ContextBox::sm_resource() {
   }
   const std::lock_guard lock(query_mutex_);
   if (!queried_) {
+    demand_alive();
     CUdevResource answer{};
     GCTX_CALL(driver, cuCtxGetDevResource, handle_, &answer, CU_DEV_RESOURCE_TYPE_SM);
     auto resource = std::make_shared<SmResource>(*sm_resource_from_query(runtime_, device_, answer));
@@ -126,6 +148,7 @@ SmResourcePtr ContextBox::sm_resource() {
 CUdevResource ContextBox::workqueue_resource() const {
   const Driver& driver = runtime_.driver();
   driver.require(Feature::workqueues);
+  demand_alive();
   CUdevResource answer{};
   GCTX_CALL(driver, cuCtxGetDevResource, handle_, &answer, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG);
   return answer;
@@ -133,18 +156,15 @@ CUdevResource ContextBox::workqueue_resource() const {
 
 ContextUse::ContextUse(ContextHandle context) : context_(std::move(context)) {
   context_->uses_.fetch_add(1);
-  if (context_->is_closed() || !context_->runtime().is_usable()) {
-    const ContextHandle failed = context_;
+  try {
+    context_->demand_open();
+  } catch (...) {
     release();
-    failed->demand_open();
+    throw;
   }
 }
 
-ContextUse& ContextUse::operator=(ContextUse&& other) noexcept {
-  release();
-  context_ = std::move(other.context_);
-  return *this;
-}
+ContextUse::ContextUse(const ContextUse& other) noexcept : context_(other.context_) { context_->uses_.fetch_add(1); }
 
 ContextUse::~ContextUse() { release(); }
 
@@ -191,7 +211,7 @@ Reservation::Reservation(Runtime& runtime, int device, std::vector<SmResourcePtr
   }
   given_ = sms_.empty() ? runtime.device_sm(device) : merged(sms_);
   if (overlap_matters) {
-    live_entry_ = runtime.enlist(device, given_, name_, exclusive, overlap_report_);
+    live_entry_ = runtime.enlist(device, given_, name_, exclusive, 0, overlap_report_);
   }
 }
 
@@ -217,6 +237,7 @@ ContextHandle Reservation::create_context() {
   CUgreenCtx raw = nullptr;
   GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime_.device(device_), CU_GREEN_CTX_DEFAULT_STREAM);
   green->take(raw, std::exchange(live_entry_, 0));
+  runtime_.count_made(device_);
   CUcontext handle = nullptr;
   GCTX_CALL(driver, cuCtxFromGreenCtx, &handle, raw);
   auto box = std::make_shared<ContextBox>(runtime_, device_, handle, ContextKind::green, std::move(green), raw,

@@ -6,10 +6,21 @@ namespace gctx {
 namespace {
 
 struct Entry {
-  ContextUse use;
+  ContextHandle context;
   CUcontext before;  // what was current until then
   bool pushed;       // else set
 };
+
+// Counted first, asked afterwards: close() on another thread then either sees the count, or is seen.
+void count_or_refuse(const ContextHandle& context) {
+  context->count_current(1);
+  try {
+    context->demand_open();
+  } catch (...) {
+    context->count_current(-1);
+    throw;
+  }
+}
 
 struct ThreadStack {
   std::vector<Entry> entries;
@@ -20,13 +31,8 @@ struct ThreadStack {
     }
   }
 
-  void add(ContextUse use, CUcontext before, bool pushed) {
-    use.context()->count_current(1);
-    entries.push_back({std::move(use), before, pushed});
-  }
-
   void drop_last() {
-    entries.back().use.context()->count_current(-1);
+    entries.back().context->count_current(-1);
     entries.pop_back();
   }
 };
@@ -39,10 +45,23 @@ CUcontext current_raw(const Driver& driver) {
   return current;
 }
 
+// Takes off what a block pushed, and goes back to what was current before even if someone else pushed, popped or set
+// contexts in between and left it so (NCCL's initialisation does).
+void restore(const Driver& driver, CUcontext pushed, CUcontext before) {
+  CUcontext popped = nullptr;
+  CUresult result = driver.cuCtxPopCurrent(&popped);
+  if (result == CUDA_SUCCESS && popped != pushed && before != pushed && current_raw(driver) == pushed) {
+    result = driver.cuCtxPopCurrent(&popped);
+  }
+  if ((result != CUDA_SUCCESS || popped != pushed) && current_raw(driver) != before) {
+    GCTX_CALL(driver, cuCtxSetCurrent, before);
+  }
+}
+
 }  // namespace
 
-CurrentScope::CurrentScope(const Driver& driver, CUcontext context) : driver_(driver) {
-  if (current_raw(driver) != context) {
+CurrentScope::CurrentScope(const Driver& driver, CUcontext context) : driver_(driver), before_(current_raw(driver)) {
+  if (before_ != context) {
     GCTX_CALL(driver, cuCtxPushCurrent, context);
     pushed_ = true;
   }
@@ -51,64 +70,83 @@ CurrentScope::CurrentScope(const Driver& driver, CUcontext context) : driver_(dr
 CurrentScope::CurrentScope(const ContextBox& context) : CurrentScope(context.runtime().driver(), context.handle()) {}
 
 CurrentScope::~CurrentScope() {
-  if (pushed_) {
-    CUcontext popped = nullptr;
-    driver_.cuCtxPopCurrent(&popped);
+  CUcontext popped = nullptr;
+  if (pushed_ && driver_.cuCtxPopCurrent(&popped) != CUDA_SUCCESS) {
+    driver_.cuCtxSetCurrent(before_);
   }
 }
 
 void push_current(const ContextHandle& context) {
   const Driver& driver = context->runtime().driver();
-  ContextUse use(context);
-  stack.entries.reserve(stack.entries.size() + 1);
-  const CUcontext before = current_raw(driver);
-  GCTX_CALL(driver, cuCtxPushCurrent, context->handle());
-  stack.add(std::move(use), before, true);
+  auto& entries = stack.entries;
+  count_or_refuse(context);
+  try {
+    entries.push_back({context, current_raw(driver), true});
+    const CUresult result = driver.cuCtxPushCurrent(context->handle());
+    if (result != CUDA_SUCCESS) {
+      entries.pop_back();
+      driver.fail(result, "cuCtxPushCurrent");
+    }
+  } catch (...) {
+    context->count_current(-1);
+    throw;
+  }
 }
 
 void pop_current() {
+  ThreadStack& mine = stack;
   // Entries above were set inside the block, on top of what the block pushed: they replaced it and go with it.
-  while (!stack.entries.empty() && !stack.entries.back().pushed) {
-    stack.drop_last();
+  while (!mine.entries.empty() && !mine.entries.back().pushed) {
+    mine.drop_last();
   }
-  if (stack.entries.empty()) {
+  if (mine.entries.empty()) {
     fail_state("nothing to leave: the context was made current on another thread");
   }
-  const CUcontext mine = stack.entries.back().use.context()->handle();
-  const CUcontext before = stack.entries.back().before;
-  const Driver& driver = stack.entries.back().use.context()->runtime().driver();
-  const bool usable = stack.entries.back().use.context()->runtime().is_usable();
-  if (usable) {
-    CUcontext popped = nullptr;
-    GCTX_CALL(driver, cuCtxPopCurrent, &popped);
-    // Someone else pushed or set a context and left it there (NCCL's initialisation does): go back all the same.
-    if (popped != mine && current_raw(driver) != before) {
-      GCTX_CALL(driver, cuCtxSetCurrent, before);
-    }
+  const Entry& entry = mine.entries.back();
+  const Runtime& runtime = entry.context->runtime();
+  if (runtime.is_usable()) {
+    restore(runtime.driver(), entry.context->handle(), entry.before);
   }
-  stack.drop_last();
+  mine.drop_last();
 }
 
 ContextHandle set_current(Runtime& runtime, const ContextHandle& context) {
-  const Driver& driver = runtime.driver();
   ContextHandle previous = current_context(runtime);
-  ContextUse use(context);
-  stack.entries.reserve(stack.entries.size() + 1);
-  GCTX_CALL(driver, cuCtxSetCurrent, context->handle());
-  if (!stack.entries.empty() && !stack.entries.back().pushed) {
-    stack.drop_last();
+  ThreadStack& mine = stack;
+  mine.entries.reserve(mine.entries.size() + 1);
+  count_or_refuse(context);
+  const CUresult result = runtime.driver().cuCtxSetCurrent(context->handle());
+  if (result != CUDA_SUCCESS) {
+    context->count_current(-1);
+    runtime.driver().fail(result, "cuCtxSetCurrent");
   }
-  stack.add(std::move(use), previous ? previous->handle() : nullptr, false);
+  if (!mine.entries.empty() && !mine.entries.back().pushed) {
+    mine.drop_last();
+  }
+  mine.entries.push_back({context, previous ? previous->handle() : nullptr, false});
   return previous;
 }
 
+void forget_current_of(const Runtime& runtime) {
+  ThreadStack& mine = stack;
+  bool any = false;
+  while (!mine.entries.empty() && &mine.entries.back().context->runtime() == &runtime) {
+    mine.drop_last();
+    any = true;
+  }
+  if (any && runtime.is_usable()) {
+    GCTX_CALL(runtime.driver(), cuCtxSetCurrent, nullptr);
+  }
+}
+
 void forget_replaced_current() {
-  while (!stack.entries.empty() && !stack.entries.back().pushed) {
-    const ContextBox& top = *stack.entries.back().use.context();
+  ThreadStack& mine = stack;
+  while (!mine.entries.empty() && !mine.entries.back().pushed) {
+    const ContextBox& top = *mine.entries.back().context;
     if (top.runtime().is_usable() && current_raw(top.runtime().driver()) == top.handle()) {
       return;
     }
-    stack.drop_last();
+    mine.drop_last();
   }
 }
 

@@ -16,14 +16,24 @@ EventBox::~EventBox() {
   }
 }
 
-EventHandle create_event(const ContextHandle& context, unsigned flags) {
-  auto box = std::make_shared<EventBox>(ContextUse(context));
-  const CurrentScope scope(*context);
+namespace {
+
+EventHandle make_event(ContextUse use, unsigned flags) {
+  auto box = std::make_shared<EventBox>(std::move(use));
+  const Runtime& runtime = box->context()->runtime();
+  runtime.demand_usable();
+  const CurrentScope scope(*box->context());
   CUevent handle = nullptr;
-  GCTX_CALL(context->runtime().driver(), cuEventCreate, &handle, flags);
+  GCTX_CALL(runtime.driver(), cuEventCreate, &handle, flags);
   box->take(handle);
   return box;
 }
+
+}  // namespace
+
+EventHandle create_event(const ContextHandle& context, unsigned flags) { return make_event(ContextUse(context), flags); }
+
+EventHandle create_event_for(const StreamHandle& stream, unsigned flags) { return make_event(stream->use(), flags); }
 
 bool event_is_done(const EventHandle& event) {
   Runtime& runtime = event->context()->runtime();

@@ -31,6 +31,10 @@ using EventHandle = std::shared_ptr<EventBox>;
 
 enum class ContextKind : int { primary, green, foreign };
 
+inline std::string context_label(const std::string& name) {
+  return name.empty() ? "an unnamed context" : "context '" + name + "'";
+}
+
 // A green context, its place among the live ones of its device, and the primary context under it.
 class GreenCtxBox {
  public:
@@ -67,11 +71,14 @@ class ContextBox {
   CUgreenCtx green_handle() const noexcept { return green_handle_; }
   std::uint64_t id() const noexcept { return id_; }
   const std::string& name() const noexcept { return name_; }
+  std::string label() const { return context_label(name_); }  // for messages
 
   bool is_closed() const noexcept { return closed_.load(); }
   // No more use of a green context of ours; it is destroyed with its last stream and event. Throws while it is current.
   void close();
   void demand_open() const;
+  void demand_alive() const;  // open, or kept by what was made on it
+  void demand_not_current() const;
 
   bool is_current() const;  // on the calling thread
   void count_current(int change) noexcept { current_uses_.fetch_add(change); }
@@ -84,6 +91,7 @@ class ContextBox {
   friend class Reservation;
   friend class ContextUse;
   void release_if_unused() noexcept;
+  [[noreturn]] void fail_current(bool here) const;
 
   Runtime& runtime_;
   int device_;
@@ -102,12 +110,14 @@ class ContextBox {
   std::atomic<int> uses_{0};
 };
 
-// What a stream or event, or a thread on which the context is current, holds: while there is one, a closed context lives on.
+// What a stream or event holds: while there is one, a closed context lives on.
 class ContextUse {
  public:
   explicit ContextUse(ContextHandle context);  // throws if the context is closed
+  ContextUse(const ContextUse& other) noexcept;  // never does: what is in use stays usable
   ContextUse(ContextUse&& other) noexcept = default;
-  ContextUse& operator=(ContextUse&& other) noexcept;
+  ContextUse& operator=(const ContextUse&) = delete;
+  ContextUse& operator=(ContextUse&&) = delete;
   ~ContextUse();
   const ContextHandle& context() const noexcept { return context_; }
 
@@ -159,6 +169,7 @@ class CurrentScope {
 
  private:
   const Driver& driver_;
+  CUcontext before_;
   bool pushed_ = false;
 };
 
@@ -166,6 +177,7 @@ class CurrentScope {
 ContextHandle set_current(Runtime& runtime, const ContextHandle& context);  // returns what was current, or null
 void push_current(const ContextHandle& context);
 void pop_current();
+void forget_current_of(const Runtime& runtime);  // leaves nothing of that driver current on this thread
 void forget_replaced_current();  // drops what this thread set and others have replaced since
 
 // ---- streams
@@ -179,6 +191,7 @@ class StreamBox {
   StreamBox& operator=(const StreamBox&) = delete;
 
   void take(CUstream handle) noexcept { handle_ = handle; }
+  const ContextUse& use() const noexcept { return use_; }
   const ContextHandle& context() const noexcept { return use_.context(); }
   CUstream handle() const noexcept { return handle_; }
   bool is_owned() const noexcept { return owned_; }
@@ -224,6 +237,7 @@ class EventBox {
 };
 
 EventHandle create_event(const ContextHandle& context, unsigned flags);
+EventHandle create_event_for(const StreamHandle& stream, unsigned flags);  // also when its context is closed
 bool event_is_done(const EventHandle& event);
 void synchronize_event(const EventHandle& event);
 float elapsed_ms(const EventHandle& start, const EventHandle& end);

@@ -2,15 +2,12 @@
 
 #include <pthread.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 
 namespace gctx {
 namespace {
-
-std::atomic<ProcessState> state{ProcessState::normal};
 
 struct Failures {
   std::mutex mutex;
@@ -28,17 +25,15 @@ std::atomic<bool> any_failure{false};
 
 }  // namespace
 
-ProcessState process_state() noexcept { return state.load(std::memory_order_relaxed); }
-
 void begin_exit() noexcept {
   ProcessState expected = ProcessState::normal;
-  state.compare_exchange_strong(expected, ProcessState::exiting);
+  process_state_word.compare_exchange_strong(expected, ProcessState::exiting);
 }
 
 void watch_forks() {
   static std::once_flag once;
   std::call_once(once, [] {
-    pthread_atfork(nullptr, nullptr, [] { state.store(ProcessState::forked); });
+    pthread_atfork(nullptr, nullptr, [] { process_state_word.store(ProcessState::forked); });
     // For programs without Python: static destructors and atexit handlers run after this.
     std::atexit(begin_exit);
   });

@@ -1,11 +1,15 @@
 // The states of the process in which driver objects may no longer be touched: a forked child, and the way out.
 #pragma once
 
+#include <atomic>
+
 namespace gctx {
 
 enum class ProcessState : int { normal, forked, exiting };
 
-ProcessState process_state() noexcept;
+// Every call asks it, so it is a plain load.
+inline std::atomic<ProcessState> process_state_word{ProcessState::normal};
+inline ProcessState process_state() noexcept { return process_state_word.load(std::memory_order_relaxed); }
 
 // From now on destructors leave driver objects alone: the process is ending and takes them along.
 void begin_exit() noexcept;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "handles/probe.hpp"
 
 namespace gctx {
 namespace {
@@ -54,6 +55,7 @@ Runtime& Runtime::open(std::string_view choice) {
 }
 
 void Runtime::close(Runtime& runtime) {
+  forget_current_of(runtime);
   runtime.drop_caches();
   const std::lock_guard lock(opening());
   runtime.closed_.store(true);
@@ -87,11 +89,14 @@ void Runtime::drop_caches() {
   }
   hidden.clear();
   for (DeviceState& state : devices_) {
+    std::shared_ptr<Probe> probe;
     ContextHandle primary;
     {
       const std::lock_guard lock(state.mutex);
+      probe.swap(state.probe);
       primary.swap(state.primary);
     }
+    probe.reset();  // it needs the primary context
   }
 }
 
@@ -166,44 +171,74 @@ PriorityRange Runtime::priorities(int ordinal) {
   return *state.priorities;
 }
 
-SmResourcePtr Runtime::hidden_resource(const SmResourcePtr& group) {
-  const std::lock_guard lock(hidden_mutex_);
-  for (const HiddenContext& known : hidden_) {
-    if (std::equal(known.units.begin(), known.units.end(), group->units.begin(), group->units.end(), byte_equal)) {
-      return known.context->sm_resource();
-    }
+std::shared_ptr<Probe> Runtime::probe(int ordinal) {
+  const ContextHandle context = primary(ordinal);
+  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  const std::lock_guard lock(state.mutex);
+  if (!state.probe) {
+    state.probe = std::make_shared<Probe>(context);
   }
-  auto usable = std::make_shared<SmResource>(*group);
-  usable->dry_run = false;
-  Reservation reservation(*this, group->device, {usable}, std::nullopt, "(split)", false, false);
-  auto context = reservation.create_context();
-  auto resource = context->sm_resource();
-  hidden_.push_back({group->units, std::move(context)});
+  return state.probe;
+}
+
+ContextCounts Runtime::context_counts(int ordinal) const {
+  const DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  return {state.made.load(), state.destroyed.load()};
+}
+
+SmResourcePtr Runtime::hidden_resource(const SmResourcePtr& group, std::vector<ContextHandle>& made) {
+  const std::lock_guard lock(hidden_mutex_);
+  auto known = std::find_if(hidden_.begin(), hidden_.end(), [&](const HiddenContext& hidden) {
+    return std::equal(hidden.units.begin(), hidden.units.end(), group->units.begin(), group->units.end(), byte_equal);
+  });
+  if (known == hidden_.end()) {
+    auto usable = std::make_shared<SmResource>(*group);
+    usable->dry_run = false;
+    Reservation reservation(*this, group->device, {usable}, std::nullopt, "", false, false);
+    hidden_.push_back({group->units, reservation.create_context()});
+    known = std::prev(hidden_.end());
+    made.push_back(known->context);
+  }
+  // The same SMs, but as a part of the split that this group came from.
+  auto resource = std::make_shared<SmResource>(*known->context->sm_resource());
+  resource->origin = group->origin;
+  resource->members = group->members;
   return resource;
 }
 
-std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive, std::string& report) {
+void Runtime::drop_hidden(const std::vector<ContextHandle>& made) noexcept {
+  const std::lock_guard lock(hidden_mutex_);
+  for (const ContextHandle& context : made) {
+    std::erase_if(hidden_, [&](const HiddenContext& hidden) { return hidden.context == context; });
+  }
+}
+
+std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive, std::uint64_t group,
+                              std::string& report) {
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
   const std::lock_guard lock(state.live_mutex);
   bool certain = false;
   std::string others;
   for (const LiveContext& live : state.live) {
+    if (group != 0 && live.group == group) {
+      continue;
+    }
     const auto shared = overlaps(*sms, *live.sms);
     if (shared.has_value() && !*shared) {
       continue;
     }
     certain = certain || shared.has_value();
-    others += (others.empty() ? "" : ", ") + ("'" + live.name + "' (" + std::to_string(live.sms->sm_count) + " SMs)");
+    others += (others.empty() ? "" : ", ") + (context_label(live.name) + " (" + std::to_string(live.sms->sm_count) + " SMs)");
   }
   if (!others.empty()) {
-    report = "context '" + name + "' (" + std::to_string(sms->sm_count) + " SMs) " + (certain ? "shares" : "may share") +
+    report = context_label(name) + " (" + std::to_string(sms->sm_count) + " SMs) " + (certain ? "shares" : "may share") +
              " SMs with " + others + ": take all groups from one split to keep them apart";
     if (exclusive) {
       throw Error(ErrorKind::overlap, report);
     }
   }
   const std::uint64_t entry = next_entry_.fetch_add(1);
-  state.live.push_back({entry, std::move(sms), name});
+  state.live.push_back({entry, group, std::move(sms), name});
   return entry;
 }
 
@@ -242,8 +277,14 @@ SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const s
   if (input->driver != &runtime.driver()) {
     fail_value("this SMResource belongs to a driver that has been closed");
   }
-  return split(runtime.driver(), input, requests, dry_run,
-               [&](const SmResourcePtr& group) { return runtime.hidden_resource(group); });
+  std::vector<ContextHandle> made;
+  try {
+    return split(runtime.driver(), input, requests, dry_run,
+                 [&](const SmResourcePtr& group) { return runtime.hidden_resource(group, made); });
+  } catch (...) {
+    runtime.drop_hidden(made);
+    throw;
+  }
 }
 
 }  // namespace gctx

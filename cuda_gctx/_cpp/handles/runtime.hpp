@@ -19,8 +19,16 @@ struct PriorityRange {
   int greatest = 0;
 };
 
+struct ContextCounts {
+  std::uint64_t made = 0;
+  std::uint64_t destroyed = 0;
+};
+
+class Probe;
+
 struct LiveContext {
   std::uint64_t entry = 0;
+  std::uint64_t group = 0;  // those of one group (0: of none) may share SMs: they are used one at a time
   SmResourcePtr sms;
   std::string name;
 };
@@ -60,6 +68,17 @@ class Registry {
     }
     slot = made;
     return made;
+  }
+
+  std::vector<std::shared_ptr<Box>> all() const {
+    std::vector<std::shared_ptr<Box>> found;
+    const std::lock_guard lock(mutex_);
+    found.reserve(boxes_.size());
+    for (const auto& [raw, box] : boxes_) {
+      found.push_back(box.lock());
+    }
+    std::erase(found, nullptr);
+    return found;
   }
 
   // Called by a box that lives on without its object.
@@ -120,14 +139,25 @@ class Runtime {
   CUdevResource device_workqueue(int ordinal);
   ContextHandle primary(int ordinal);
   PriorityRange priorities(int ordinal);
-  // A splittable form of a group: what a context over it answers. That context is hidden, kept and used again.
-  SmResourcePtr hidden_resource(const SmResourcePtr& group);
+  // A splittable form of a group: what a context over it answers. That context is hidden, kept and used again; a new one is
+  // added to `made`.
+  SmResourcePtr hidden_resource(const SmResourcePtr& group, std::vector<ContextHandle>& made);
+  void drop_hidden(const std::vector<ContextHandle>& made) noexcept;
+
+  // The probe kernel of a device, loaded at first use.
+  std::shared_ptr<Probe> probe(int ordinal);
+
+  // How many green contexts this package has made and destroyed on a device.
+  ContextCounts context_counts(int ordinal) const;
+  void count_made(int ordinal) noexcept { devices_[static_cast<std::size_t>(ordinal)].made.fetch_add(1); }
+  void count_destroyed(int ordinal) noexcept { devices_[static_cast<std::size_t>(ordinal)].destroyed.fetch_add(1); }
 
   Registry<CUcontext, ContextBox>& contexts() noexcept { return contexts_; }
   Registry<CUstream, StreamBox>& streams() noexcept { return streams_; }
 
   // The list of live green contexts of a device. Comparing and entering are one step. Entry 0 is nobody's.
-  std::uint64_t enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive, std::string& report);
+  std::uint64_t enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive, std::uint64_t group,
+                       std::string& report);
   void delist(int ordinal, std::uint64_t entry) noexcept;
 
  private:
@@ -142,6 +172,9 @@ class Runtime {
     std::optional<PriorityRange> priorities;
     std::mutex live_mutex;
     std::vector<LiveContext> live;
+    std::shared_ptr<Probe> probe;
+    std::atomic<std::uint64_t> made{0};
+    std::atomic<std::uint64_t> destroyed{0};
   };
 
   struct HiddenContext {

@@ -10,6 +10,9 @@ namespace {
 // Without co-scheduling, SMs come in pairs (texture processing clusters) on every chip that has green contexts.
 constexpr unsigned fine_grain = 2;
 
+// A context costs about a millisecond and 4 to 5 MiB: more of them than this are not worth an unusual split.
+constexpr unsigned most_peels = 2;
+
 unsigned round_up(unsigned n, unsigned grain) { return (n + grain - 1) / grain * grain; }
 
 // What one group really needs, once the grain of the resource is known.
@@ -92,50 +95,19 @@ class Splitter {
     return fine(needs);
   }
 
-  // Peels group after group off, each remainder made splittable by a context over it, until one call can do the rest.
+  // Several calls, each remainder made splittable by a context over it.
   std::optional<SplitResult> bisected(const Needs& needs) const {
-    if (needs.size() < 2 || finite_total(needs) > input_->sm_count) {
+    // Equal groups that do not fit in one call do not fit in several.
+    const bool equal = std::all_of(needs.begin(), needs.end(), [&](const Need& need) {
+      return need.count == needs.front().count && need.fine == needs.front().fine;
+    });
+    if (equal || finite_total(needs) > input_->sm_count) {
       return std::nullopt;
     }
-    std::vector<std::size_t> order(needs.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    // Aligned groups first, large before small: they are the hardest to place. "Everything left" comes last.
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      const auto key = [&](std::size_t i) {
-        return std::make_pair(needs[i].count ? (needs[i].fine ? 1 : 0) : 2, -static_cast<long>(needs[i].count.value_or(0)));
-      };
-      return key(a) < key(b);
-    });
-    SplitResult result;
-    result.groups.resize(needs.size());
-    SmResourcePtr rest = input_;
-    for (std::size_t done = 0; done < order.size(); ++done) {
-      const Splitter here(driver_, rest, grain_, dry_run_, requery_);
-      Needs left;
-      for (std::size_t i = done; i < order.size(); ++i) {
-        left.push_back(needs[order[i]]);
-      }
-      auto step = here.in_one_call(left);
-      const bool finished = step.has_value();
-      if (!finished) {
-        step = here.in_one_call({left.front()});
-      }
-      if (!step) {
-        return std::nullopt;
-      }
-      for (std::size_t i = 0; i < step->groups.size(); ++i) {
-        result.groups[order[done + i]] = relabelled(*step->groups[i]);
-      }
-      result.remainder = relabelled(*step->remainder);
-      if (finished) {
-        return result;
-      }
-      if (result.remainder->sm_count == 0) {
-        return std::nullopt;
-      }
-      rest = requery_(result.remainder);
+    if (auto result = aligned_then_fine(needs)) {
+      return result;
     }
-    return std::nullopt;
+    return peeled(needs);
   }
 
   // The grain that the driver really has, where it is coarser than what it says (seen on a card that says 8 and needs 16).
@@ -148,6 +120,63 @@ class Splitter {
   }
 
  private:
+  using Order = std::vector<std::size_t>;
+
+  // One call for some of the groups; their places in `result` are filled, and the remainder is there for the next call.
+  bool serve(const SmResourcePtr& from, const Needs& needs, const Order& which, SplitResult& result) const {
+    Needs chosen;
+    for (const std::size_t i : which) {
+      chosen.push_back(needs[i]);
+    }
+    const auto step = Splitter(driver_, from, grain_, dry_run_, requery_).in_one_call(chosen);
+    if (!step) {
+      return false;
+    }
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      result.groups[which[i]] = relabelled(*step->groups[i]);
+    }
+    result.remainder = relabelled(*step->remainder);
+    return true;
+  }
+
+  // Aligned groups leave SMs over that no alignment can use: enough, perhaps, for those that ask for none.
+  std::optional<SplitResult> aligned_then_fine(const Needs& needs) const {
+    Order aligned;
+    Order fine;
+    for (std::size_t i = 0; i < needs.size(); ++i) {
+      (needs[i].fine ? fine : aligned).push_back(i);
+    }
+    SplitResult result;
+    result.groups.resize(needs.size());
+    const bool served = !aligned.empty() && !fine.empty() && serve(input_, needs, aligned, result) &&
+                        result.remainder->sm_count != 0 && serve(requery_(result.remainder), needs, fine, result);
+    return served ? std::optional(std::move(result)) : std::nullopt;
+  }
+
+  // One group after another, aligned ones first and large before small, since they are the hardest to place, and "everything
+  // left" last; until one call can do the rest. Each step costs a context, so there are few.
+  std::optional<SplitResult> peeled(const Needs& needs) const {
+    Order left(needs.size());
+    std::iota(left.begin(), left.end(), std::size_t{0});
+    std::stable_sort(left.begin(), left.end(), [&](std::size_t a, std::size_t b) {
+      const auto key = [&](std::size_t i) {
+        return std::make_pair(needs[i].count ? (needs[i].fine ? 1 : 0) : 2, -static_cast<long>(needs[i].count.value_or(0)));
+      };
+      return key(a) < key(b);
+    });
+    SplitResult result;
+    result.groups.resize(needs.size());
+    SmResourcePtr rest = input_;
+    for (unsigned peels = 0; !serve(rest, needs, left, result); ++peels) {
+      if (peels == most_peels || left.size() == 1 || !serve(rest, needs, {left.front()}, result) || result.remainder->sm_count == 0) {
+        return std::nullopt;
+      }
+      left.erase(left.begin());
+      rest = requery_(result.remainder);
+    }
+    return result;
+  }
+
   static SmResourcePtr relabelled(const SmResource& resource) {
     auto copy = std::make_shared<SmResource>(resource);
     if (copy->strategy != Strategy::none) {

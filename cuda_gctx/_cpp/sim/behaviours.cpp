@@ -1,13 +1,13 @@
-// The list behind `explain`: what the software driver does, for which drivers, and where that is known from. What concerns the
-// splits themselves stands beside the chip model.
+// The list behind `explain`: what the software driver does, for which drivers, and where that is known from. What
+// concerns the splits themselves stands beside the chip model.
 #include "sim/behaviours.hpp"
 
 namespace gctx::sim {
 namespace {
 
 constexpr DriverBehaviour list[] = {
-    {"resources", "all", "CUdevResource is 144 bytes; its hidden bytes name the SMs; the same call gives the same bytes",
-     Known::recorded},
+    {"resources", "all",
+     "CUdevResource is 144 bytes; its hidden bytes name the SMs; the same call gives the same bytes", Known::recorded},
     {"resources", "all", "a resource whose hidden bytes were edited is refused with INVALID_RESOURCE_CONFIGURATION",
      Known::assumed},
     {"resources", "up to 13.0", "minSmPartitionSize and smCoscheduledAlignment are 0 in groups and remainders",
@@ -23,14 +23,15 @@ constexpr DriverBehaviour list[] = {
      Known::recorded},
     {"descriptors", "up to 13.0",
      "a group listed twice is accepted: smCount counts it twice, a kernel sees its SMs once", Known::recorded},
-    {"descriptors", "up to 13.0", "overlapping groups of two splits are accepted: smCount adds them up", Known::recorded},
+    {"descriptors", "up to 13.0", "overlapping groups of two splits are accepted: smCount adds them up",
+     Known::recorded},
     {"descriptors", "13.1 and newer", "the same is accepted there, although the documentation forbids it",
      Known::assumed},
     {"descriptors", "all", "an empty descriptor answers INVALID_VALUE", Known::recorded},
     {"descriptors", "all", "resources of two devices answer INVALID_RESOURCE_CONFIGURATION", Known::documented},
     {"descriptors", "13.1 and newer", "at most one workqueue resource", Known::documented},
-    {"descriptors", "13.1 and newer", "a concurrency limit of 0 or an unknown scope answers INVALID_RESOURCE_CONFIGURATION",
-     Known::assumed},
+    {"descriptors", "13.1 and newer",
+     "a concurrency limit of 0 or an unknown scope answers INVALID_RESOURCE_CONFIGURATION", Known::assumed},
     {"descriptors", "13.1 and newer", "a workqueue resource alone makes a context over all SMs", Known::assumed},
     {"workqueues", "13.1 and newer", "the limit of the device follows the number of connections; more is accepted",
      Known::documented},
@@ -77,6 +78,8 @@ constexpr DriverBehaviour list[] = {
     {"functions", "all", "a function newer than the driver is absent; its exported symbol answers NOT_SUPPORTED",
      Known::assumed},
     {"functions", "all", "cuGetProcAddress takes full names (cuStreamGetCtx_v2) as well as base names", Known::assumed},
+    {"functions", "all", "variants with a default stream per thread answer NOT_SUPPORTED: they are not modelled",
+     Known::assumed},
     {"processes", "all", "in a forked child every call answers NOT_INITIALIZED", Known::documented},
     {"processes", "all", "at the end of the process every call answers DEINITIALIZED", Known::documented},
 };

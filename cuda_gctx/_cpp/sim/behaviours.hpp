@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "sim/abi.hpp"
 #include "sim/chip.hpp"
 
 namespace gctx::sim {

@@ -20,9 +20,9 @@ bool disturbs_capture(Call& c) {
     if (!stream.capture || stream.capture->invalid) return;
     const Capture& capture = *stream.capture;
     const bool own = capture.thread == c.thread.serial;
-    const bool disturbed = (capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
-                            c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) ||
-                           (capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED && own);
+    const bool disturbed =
+        (capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL && c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) ||
+        (capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED && own);
     if (!disturbed) return;
     invalidate_capture(*stream.capture);
     any = true;

@@ -51,8 +51,8 @@ struct Profile {
 const std::vector<Profile>& profiles();
 const Profile* find_profile(std::string_view key);  // null if there is none of that name
 
-// How the SMs of a set hold together. The driver does not only know which SMs a resource names, but keeps them in parts,
-// and counts clusters and splits again by these parts (recorded: two sets of the same SMs answer differently).
+// How the SMs of a set hold together. The driver does not only know which SMs a resource names, but keeps them in
+// parts, and counts clusters and splits again by these parts (recorded: two sets of the same SMs answer differently).
 enum class Bond : std::uint8_t {
   gpc,   // all SMs of one cluster of the chip are one part: the device, remainders, maximal clusters
   unit,  // parts of the device's grain inside a cluster of the chip: groups of a plain split
@@ -64,7 +64,8 @@ struct SplitAnswer {
   std::vector<SmSet> groups;
   SmSet remainder;
   // What a context made of a piece reports as its smallest partition and alignment, and how its SMs hold together, for
-  // each group and for the remainder. A context over several pieces has the least alignment and the last bond of theirs.
+  // each group and for the remainder. A context over several pieces has the least alignment and the last bond of
+  // theirs.
   std::vector<unsigned> coscheduled;
   unsigned remainder_coscheduled = 0;
   std::vector<Bond> bonds;
@@ -82,16 +83,18 @@ class Chip {
   const SmSet& all() const noexcept { return all_; }
   int gpc_of(int sm) const noexcept { return gpc_of_[static_cast<std::size_t>(sm)]; }
 
-  // The locality domain of an SM (-1: of none), and how many SMs a group of one domain can have without supplemental ones.
+  // The locality domain of an SM (-1: of none), and how many SMs a group of one domain can have without supplemental
+  // ones.
   int locality_domain_of(int sm) const noexcept { return domain_of_[static_cast<std::size_t>(sm)]; }
   unsigned locality_domain_sms() const noexcept { return domain_sms_; }
 
-  // cuDevSmResourceSplitByCount on `input`: at most `max_groups` groups of at least `min_count`, `flags` as in the driver.
-  // `alignment` is what a query of the input reports (0: the device's own), `bond` how its SMs hold together.
+  // cuDevSmResourceSplitByCount on `input`: at most `max_groups` groups of at least `min_count`, `flags` as in the
+  // driver. `alignment` is what a query of the input reports (0: the device's own), `bond` how its SMs hold together.
   SplitAnswer split_by_count(const SmSet& input, unsigned min_count, unsigned flags, unsigned max_groups,
                              unsigned alignment = 0, Bond bond = Bond::gpc) const;
 
-  // cuDevSmResourceSplit (13.1+) on `input` as `driver_version` (13010, 13040, ...) does it. `dry`: no result array was given.
+  // cuDevSmResourceSplit (13.1+) on `input` as `driver_version` (13010, 13040, ...) does it. `dry`: no result array was
+  // given.
   SplitAnswer split_structured(const SmSet& input, std::span<const CU_DEV_SM_RESOURCE_GROUP_PARAMS> params,
                                unsigned flags, int driver_version, bool dry) const;
 
@@ -106,8 +109,8 @@ class Chip {
   struct Parts;
   Parts parts_of(const SmSet& input, Bond bond) const;
   void deal_pairs(const SmSet& input, unsigned size, SplitAnswer& answer) const;
-  unsigned deal_parts(const SmSet& input, unsigned size, unsigned grain, unsigned flags, Bond bond, unsigned max_groups,
-                      SplitAnswer& answer) const;
+  void deal_parts(const SmSet& input, unsigned size, unsigned grain, unsigned flags, Bond bond, unsigned max_groups,
+                  SplitAnswer& answer) const;
 
   // `count` SMs of `from`, lowest numbers first: of one cluster of the chip, or of all.
   SmSet take(const SmSet& from, std::size_t gpc, unsigned count) const;
@@ -115,7 +118,6 @@ class Chip {
   // SMs of `from` that are left over when every cluster of the chip gives whole sets of `size`.
   SmSet leftovers(const SmSet& from, unsigned size) const;
   SmSet place_sets(const SmSet& from, unsigned count, unsigned coscheduled, unsigned preferred) const;
-  SmSet pieced_unit(const SmSet& rest, unsigned count) const;
   SmSet locality_domain(unsigned id) const;
 
   Profile profile_;

@@ -1,7 +1,6 @@
-// The parts that the SMs of a resource hold together in, and what is counted by them: the split by count, which deals the
-// same parts to every group, and what thread block clusters find.
+// The parts that the SMs of a resource hold together in, and what is counted by them: the split by count, which deals
+// the same parts to every group, and what thread block clusters find.
 #include <algorithm>
-#include <array>
 
 #include "sim/chip.hpp"
 
@@ -19,7 +18,7 @@ unsigned rounded_up(unsigned count, unsigned grain) { return (count + grain - 1)
 
 // SMs of one cluster of the chip, taken from the front.
 struct Chip::Part {
-  unsigned rank = 0;  // place among the parts of its cluster
+  unsigned gpc = 0;
   unsigned begin = 0;
   unsigned end = 0;
   unsigned size() const noexcept { return end - begin; }
@@ -30,29 +29,29 @@ struct Chip::Parts {
   std::vector<Part> parts;
 };
 
-// Parts of the clusters of the chip, cluster by cluster. Recorded, from the largest thread block clusters of contexts and
-// from splits of what contexts hold:
+// Parts of the clusters of the chip, cluster by cluster. Recorded, from the largest thread block clusters of contexts
+// and from splits of what contexts hold:
 // - units: neighbouring pairs are one part, but the units of a cluster of the chip stay apart (what is beyond the last
 //   whole unit belongs to it);
-// - pairs: of a run of neighbouring pairs, the last is a part of its own and the others are one part.
+// - pairs: of a run of neighbouring pairs, the first is a part of its own and the others are one part.
 Chip::Parts Chip::parts_of(const SmSet& input, Bond bond) const {
   Parts result;
   result.sms.reserve(sm_count_);
   result.parts.reserve(sm_count_ / pair_size);
-  for (const std::vector<int>& here : gpc_sms_) {
+  for (unsigned gpc = 0; gpc < gpc_sms_.size(); ++gpc) {
+    const std::vector<int>& here = gpc_sms_[gpc];
     const std::size_t last_unit = std::max<std::size_t>(1, here.size() / unit_size) - 1;
     const auto unit_of = [&](std::size_t index) { return std::min(index / unit_size, last_unit); };
-    Part part{.rank = 0, .begin = static_cast<unsigned>(result.sms.size()), .end = 0};
+    Part part{.gpc = gpc, .begin = static_cast<unsigned>(result.sms.size()), .end = 0};
     const auto close = [&](std::size_t end) {
       part.end = static_cast<unsigned>(end);
       if (part.size() == 0) return;
       result.parts.push_back(part);
-      ++part.rank;
       part.begin = part.end;
     };
     const auto close_run = [&] {
       const std::size_t end = result.sms.size();
-      if (bond == Bond::pair && end - part.begin > pair_size) close(end - pair_size);
+      if (bond == Bond::pair && end - part.begin > pair_size) close(part.begin + pair_size);
       close(end);
     };
     std::size_t previous = 0;
@@ -87,7 +86,8 @@ unsigned Chip::max_active_clusters(const SmSet& sms, unsigned cluster_size, unsi
   return clusters;
 }
 
-// Pairs one by one: the first of every cluster of the chip, then the second of every one, and so on, to the groups in turn.
+// Pairs one by one: the first of every cluster of the chip, then the second of every one, and so on, to the groups in
+// turn.
 void Chip::deal_pairs(const SmSet& input, unsigned size, SplitAnswer& answer) const {
   const Parts all = parts_of(input, Bond::gpc);
   const std::size_t groups = answer.groups.size();
@@ -104,14 +104,17 @@ void Chip::deal_pairs(const SmSet& input, unsigned size, SplitAnswer& answer) co
   }
 }
 
-// Parts of one size after the other, largest first, and of each size the same number to every group, in turn. The device
-// as a whole counts how often the size fits into each part; what a context holds counts every part once, even where
-// groups then stay smaller than asked (recorded). Answers the size that the groups have reached.
-unsigned Chip::deal_parts(const SmSet& input, unsigned size, unsigned grain, unsigned flags, Bond bond,
-                          unsigned max_groups, SplitAnswer& answer) const {
+// Parts of one size after the other, largest first, and of each size the same number to every group, in turn. The
+// device as a whole counts how often the size fits into each part, and without the flag for large clusters begins with
+// units; what a context holds counts every part once, even where groups then stay smaller than asked, and without that
+// flag takes less than 16 at once (all recorded).
+void Chip::deal_parts(const SmSet& input, unsigned size, unsigned grain, unsigned flags, Bond bond, unsigned max_groups,
+                      SplitAnswer& answer) const {
   const bool whole = input == all_ && grain == profile_.alignment && bond == Bond::gpc;
   Parts all = parts_of(input, bond);
-  const auto fits = [&](const Part& part, unsigned set) { return whole ? part.size() / set : part.size() >= set ? 1U : 0U; };
+  const auto fits = [&](const Part& part, unsigned set) {
+    return whole ? part.size() / set : part.size() >= set ? 1U : 0U;
+  };
   const auto count = [&](unsigned set) {
     unsigned total = 0;
     for (const Part& part : all.parts) total += fits(part, set);
@@ -120,19 +123,13 @@ unsigned Chip::deal_parts(const SmSet& input, unsigned size, unsigned grain, uns
   // Every group begins with a set of the grain.
   const unsigned groups = std::min({max_groups, static_cast<unsigned>(input.count()) / size, count(grain)});
   answer.groups.resize(groups);
-  if (groups == 0) return 0;
+  if (groups == 0) return;
 
   unsigned largest = 0;
-  unsigned ranks = 0;
-  for (const Part& part : all.parts) {
-    largest = std::max(largest, part.size());
-    ranks = std::max(ranks, part.rank + 1);
-  }
-  std::array<unsigned, 5> sets{largest, 2 * unit_size, unit_size, unit_size / 2, pair_size};
-  if (whole && (flags & compact_flag) == 0) sets[0] = sets[1] = unit_size;
+  for (const Part& part : all.parts) largest = std::max(largest, part.size());
+  if ((flags & compact_flag) == 0) largest = std::min(largest, whole ? unit_size : 2 * unit_size - pair_size);
   unsigned reached = 0;
-  for (const unsigned set : sets) {
-    if (reached == size) break;
+  for (unsigned set = largest; set != 0 && reached != size; set -= pair_size) {
     const unsigned rounds = std::min((size - reached) / set, count(set) / groups);
     const std::size_t due = static_cast<std::size_t>(rounds) * groups;
     std::size_t dealt = 0;
@@ -140,22 +137,19 @@ unsigned Chip::deal_parts(const SmSet& input, unsigned size, unsigned grain, uns
       SmSet& group = answer.groups[dealt++ % groups];
       for (unsigned i = 0; i < set; ++i) group.set(all.sms[part.begin++]);
     };
-    // The first that fits of every part before the second of any.
-    std::vector<Part*> fitting;
-    fitting.reserve(all.parts.size());
-    for (unsigned rank = 0; rank < ranks; ++rank) {
-      for (Part& part : all.parts) {
-        if (part.rank == rank && part.size() >= set) fitting.push_back(&part);
-      }
-    }
+    if (rounds == 0) continue;
+    // One set of every cluster of the chip, then the next of every one.
     while (dealt < due) {
-      for (Part* part : fitting) {
-        if (dealt < due && part->size() >= set) deal(*part);
+      unsigned last_gpc = ~0U;
+      for (Part& part : all.parts) {
+        if (dealt == due) break;
+        if (part.size() < set || part.gpc == last_gpc) continue;
+        deal(part);
+        last_gpc = part.gpc;
       }
     }
     reached += rounds * set;
   }
-  return reached;
 }
 
 SplitAnswer Chip::split_by_count(const SmSet& input, unsigned min_count, unsigned flags, unsigned max_groups,
@@ -176,7 +170,6 @@ SplitAnswer Chip::split_by_count(const SmSet& input, unsigned min_count, unsigne
   const unsigned grain = fine ? pair_size : own;
   const unsigned smallest = fine || own != profile_.alignment ? grain : profile_.min_partition;
   const unsigned size = rounded_up(std::max(min_count, smallest), grain);
-  answer.coscheduled.clear();
   if (fine || profile_.alignment == pair_size) {
     answer.groups.resize(std::min(max_groups, input_count / size));
     deal_pairs(input, size, answer);

@@ -1,4 +1,5 @@
-// The structured split (driver 13.1 and later): uneven groups, each out of sets of SMs that sit in one cluster of the chip.
+// The structured split (driver 13.1 and later): uneven groups, each out of sets of SMs that sit in one cluster of the
+// chip.
 #include <algorithm>
 #include <array>
 
@@ -44,7 +45,8 @@ CUresult check_words(const Params& params, int driver_version) {
   return CUDA_SUCCESS;
 }
 
-// Counts that no layout could serve. Documented, all but the code (assumed after the split by count, which answers 915).
+// Counts that no layout could serve. Documented, all but the code (assumed after the split by count, which answers
+// 915).
 bool counts_are_legal(const Params& params, const Profile& profile, unsigned input_count) {
   const unsigned largest = profile.cc_major >= 9 && !profile.integrated ? 32 : 2;
   const unsigned coscheduled = params.coscheduledSmCount != 0 ? params.coscheduledSmCount : profile.alignment;
@@ -67,8 +69,9 @@ bool default_is_obeyed(const Params& params, const Profile& profile) {
 
 }  // namespace
 
-// Whole sets of `coscheduled` SMs out of `from`, at most `count` SMs (0: all that there are). Which clusters of the chip
-// serve first is assumed: one that holds all of it if there is one, then those that hold preferred sets, then in order.
+// Whole sets of `coscheduled` SMs out of `from`, at most `count` SMs (0: all that there are). Which clusters of the
+// chip serve first is assumed: one that holds all of it if there is one, then those that hold preferred sets, then in
+// order.
 SmSet Chip::place_sets(const SmSet& from, unsigned count, unsigned coscheduled, unsigned preferred) const {
   SmSet placed;
   unsigned missing = count == 0 ? sm_count_ : count;
@@ -91,17 +94,6 @@ SmSet Chip::place_sets(const SmSet& from, unsigned count, unsigned coscheduled, 
     }
   }
   return placed;
-}
-
-// A set of SMs that no whole set could use, pairs outside of large clusters first; empty if there are too few.
-SmSet Chip::pieced_unit(const SmSet& rest, unsigned count) const {
-  if (rest.count() < count) return {};
-  SmSet unit;
-  for (std::size_t gpc = 0; gpc < gpcs_.size(); ++gpc) {
-    const auto missing = count - static_cast<unsigned>(unit.count());
-    if (gpc_sms_[gpc].size() == 2 && missing != 0) unit |= take(rest, gpc, missing);
-  }
-  return unit | take(rest & ~unit, count - static_cast<unsigned>(unit.count()));
 }
 
 SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> params, unsigned flags,
@@ -157,12 +149,6 @@ SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> p
 
     SmSet group = place_sets(pools[0], want.count, want.coscheduled, want.preferred);
     const bool has_set = group.any();
-    // Sizes that are multiples of twice the grain may have one pieced unit, as in the split by count: assumed.
-    const unsigned grain = profile_.alignment;
-    if (grain > 2 && want.coscheduled == grain && !want.loose && group.count() / grain % 2 != 0 &&
-        (want.count == 0 || want.count == group.count() + grain)) {
-      group |= pieced_unit(pools[0] & ~group, grain);
-    }
     if (want.loose && (has_set || !want.must_set)) {
       for (const SmSet& pool : pools) {
         const unsigned missing = (want.count == 0 ? sm_count_ : want.count) - static_cast<unsigned>(group.count());

@@ -1,4 +1,5 @@
-// Carries out queued work in virtual time: a discrete-event simulation whose events are the ends of blocks and of copies.
+// Carries out queued work in virtual time: a discrete-event simulation whose events are the ends of blocks and of
+// copies.
 #include "sim/clock.hpp"
 
 #include <algorithm>
@@ -58,9 +59,8 @@ void Clock::begin(const WorkPtr& work) {
   }
   auto& grids = devices_[static_cast<std::size_t>(work->device)].grids;
   // Higher priorities (lower numbers) first; among equals the one that became ready first.
-  const auto place = std::find_if(grids.begin(), grids.end(), [&](const WorkPtr& other) {
-    return other->grid->priority > work->grid->priority;
-  });
+  const auto place = std::find_if(grids.begin(), grids.end(),
+                                  [&](const WorkPtr& other) { return other->grid->priority > work->grid->priority; });
   grids.insert(place, work);
 }
 
@@ -219,7 +219,7 @@ void Clock::catch_up(Lock& lock) {
   advanced_.notify_all();
 }
 
-bool Clock::finish(Lock& lock, const WorkPtr& target) {
+bool Clock::finish(Lock& lock, WorkPtr target) {
   while (target && !target->done) {
     if (advancing_) {
       if (advancing_thread_ == std::this_thread::get_id()) return false;

@@ -1,5 +1,5 @@
-// The virtual clock: work queued on streams occupies SMs, copy engines and hardware queues in virtual time. Nothing moves
-// by itself: work is carried out when somebody waits or asks.
+// The virtual clock: work queued on streams occupies SMs, copy engines and hardware queues in virtual time. Nothing
+// moves by itself: work is carried out when somebody waits or asks.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "sim/abi.hpp"
 #include "sim/chip.hpp"
 #include "sim/control.h"
 
@@ -86,9 +87,9 @@ class Clock {
   void submit(const WorkPtr& work);
   // Carries out what is over by now. Does not wait for another thread that is at it.
   void catch_up(Lock& lock);
-  // Carries out work until `target` is done, and moves the time of the host there. False when that cannot be: called from
-  // inside a kernel or host function of this machine, where waiting is not allowed.
-  bool finish(Lock& lock, const WorkPtr& target);
+  // Carries out work until `target` is done, and moves the time of the host there. False when that cannot be: called
+  // from inside a kernel or host function of this machine, where waiting is not allowed.
+  bool finish(Lock& lock, WorkPtr target);
   // The real driver lets about a thousand launches wait before it makes the caller wait.
   bool is_full() const noexcept { return outstanding_ > 1024; }
   WorkPtr oldest() const;

@@ -105,7 +105,6 @@ void detach_children(Call& c, Context& context) {
   }
   for (Stream* stream : context.streams) {
     if (stream->capture) invalidate_capture(*stream->capture);
-    stream->destroyed_context = context.id;
     stream->context = nullptr;
   }
   for (Event* event : context.events) event->context = nullptr;

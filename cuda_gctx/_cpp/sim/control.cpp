@@ -235,9 +235,12 @@ uint64_t gctxSimTime(void) {
 void gctxSimAdvance(uint64_t ns) {
   Present& here = present();
   std::unique_lock lock(here.mutex);
-  if (!here.machine) return;
-  here.machine->clock.pass(ns);
-  here.machine->clock.catch_up(lock);
+  // Kept: host functions run unlocked, and the machine may be replaced meanwhile.
+  const std::shared_ptr<Machine> machine = here.machine;
+  if (!machine) return;
+  machine->clock.pass(ns);
+  machine->clock.catch_up(lock);
+  lock.unlock();
 }
 
 int gctxSimErrorCode(const char* name) { return name == nullptr ? -1 : error_code(name); }

@@ -54,15 +54,16 @@ GCTX_SIM_API const char* gctxSimMachine(void);  /* the present machine: profile,
 
 /* Faults. `function` is a base name ("cuMemAlloc"), an exported name ("cuMemAlloc_v2") or "*". `code` is the CUresult
  * that the call answers instead of doing anything. Each returns 0, or -1 if no such function or code is known. */
-GCTX_SIM_API int gctxSimFailNth(const char* function, unsigned long long nth, int code); /* the nth call from now, once */
+GCTX_SIM_API int gctxSimFailNth(const char* function, unsigned long long nth,
+                                int code); /* the nth call from now, once */
 GCTX_SIM_API int gctxSimFailEvery(const char* function, int code);
 GCTX_SIM_API int gctxSimFailRandomly(const char* function, double probability, unsigned long long seed, int code);
 /* From now on, creating a context when `count` are alive answers CUDA_ERROR_OUT_OF_MEMORY. */
 GCTX_SIM_API void gctxSimLimitContexts(unsigned count);
 GCTX_SIM_API void gctxSimClearFaults(void);
 
-/* Gives a kernel of this name a cost per block and, if `function` is not null, code that runs once per block on the host.
- * `argument_sizes` is needed only for images that do not say it (machine code); null otherwise. */
+/* Gives a kernel of this name a cost per block and, if `function` is not null, code that runs once per block on the
+ * host. `argument_sizes` is needed only for images that do not say it (machine code); null otherwise. */
 GCTX_SIM_API int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, uint64_t block_ns,
                                const size_t* argument_sizes, unsigned argument_count);
 

@@ -60,12 +60,20 @@ GraphNode copy_node(Call& c, const Span& to, const Span& from, std::size_t size,
     staged = std::make_shared<std::vector<unsigned char>>(bytes, bytes + size);
   }
   node.effect = [&machine = c.machine, to, from, size, staged] {
-    // The memory may have been freed on another stream meanwhile: then nothing is copied rather than the process harmed.
+    // The memory may have been freed on another stream meanwhile: then nothing is copied rather than the process
+    // harmed.
     if (!is_there(machine, to, size) || !is_there(machine, from, size)) return;
     const void* source = staged ? static_cast<const void*>(staged->data()) : reinterpret_cast<void*>(from.address);
     std::memmove(reinterpret_cast<void*>(to.address), source, size);
   };
   return node;
+}
+
+// Looked up again: queueing may have opened the lock, and another thread may have destroyed the stream.
+CUresult wait_for_last(Call& c, CUstream handle) {
+  CUresult result = CUDA_SUCCESS;
+  const Stream* stream = find_stream(c, handle, result);
+  return stream == nullptr ? result : wait_for(c, stream->last);
 }
 
 CUresult copy(Call& c, const Place& to, const Place& from, std::size_t size, CUstream handle, bool wait) {
@@ -81,8 +89,7 @@ CUresult copy(Call& c, const Place& to, const Place& from, std::size_t size, CUs
   const bool pageable_source = !source.known && !stream->capture;
   const bool pageable_target = !target.known && !stream->capture;
   result = enqueue(c, *stream, copy_node(c, target, source, size, pageable_source && !wait));
-  if (result == CUDA_SUCCESS && (wait || pageable_target)) result = wait_for(c, stream->last);
-  return result;
+  return result == CUDA_SUCCESS && (wait || pageable_target) ? wait_for_last(c, handle) : result;
 }
 
 template <class Value>
@@ -104,8 +111,7 @@ CUresult fill(Call& c, CUdeviceptr address, Value value, std::size_t count, CUst
     std::fill(values, values + count, value);
   };
   result = enqueue(c, *stream, std::move(node));
-  if (result == CUDA_SUCCESS && wait) result = wait_for(c, stream->last);
-  return result;
+  return result == CUDA_SUCCESS && wait ? wait_for_last(c, handle) : result;
 }
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }

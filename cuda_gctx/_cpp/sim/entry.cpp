@@ -25,6 +25,10 @@ std::uint64_t host_cost(Fn function) {
     case Fn::cuStreamCreate:
     case Fn::cuStreamCreateWithPriority:
       return 900;
+    case Fn::cuLaunchKernel:
+    case Fn::cuLaunchKernelEx:
+    case Fn::cuLaunchCooperativeKernel:
+      return 2'000;
     default:
       return 100;
   }
@@ -107,7 +111,8 @@ GreenCtx* find_green(Call& call, CUgreenCtx handle, CUresult& result) {
   if (GreenCtx* green = call.machine.green_contexts.find(handle)) return green;
   if (call.machine.green_contexts.is_stale(handle)) {
     const bool destroying = call.function == Fn::cuGreenCtxDestroy;
-    call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, handle, "the green context is destroyed");
+    call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, handle,
+              "the green context is destroyed");
     result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
   } else {
     if (handle != nullptr) call.note(Misuse::unknown_handle, handle, "no green context of this machine");

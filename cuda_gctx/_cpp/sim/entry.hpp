@@ -1,5 +1,5 @@
-// What every entry point of the driver does first: take the lock, find the machine, count the call, refuse what the simulated
-// version lacks, and fail where a test asked for it.
+// What every entry point of the driver does first: take the lock, find the machine, count the call, refuse what the
+// simulated version lacks, and fail where a test asked for it.
 #pragma once
 
 #include <new>

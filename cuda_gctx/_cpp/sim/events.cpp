@@ -190,7 +190,6 @@ CUresult CUDAAPI cuEventCreate(CUevent* out, unsigned flags) {
     c.machine.made(*made);
     made->device = context->device;
     made->context = context;
-    made->context_id = context->id;
     made->root_id = context->root_id;
     made->flags = flags;
     Event& event = c.machine.events.add(std::move(made));

@@ -1,8 +1,6 @@
 // Errors that a test asks for: the n-th call of a function, every call, or some calls by chance.
 #pragma once
 
-#include "sim/driver_abi.hpp"
-
 #include <cstdint>
 #include <optional>
 #include <random>
@@ -10,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/abi.hpp"
 #include "sim/functions.hpp"
 
 namespace gctx::sim {

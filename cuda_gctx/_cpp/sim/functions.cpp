@@ -1,4 +1,5 @@
-// The table of functions, and the calls that work before everything else: cuInit, cuGetProcAddress, versions, error names.
+// The table of functions, and the calls that work before everything else: cuInit, cuGetProcAddress, versions, error
+// names.
 #include "sim/functions.hpp"
 
 #include <cstdio>
@@ -75,14 +76,15 @@ Found look_up(std::string_view name, int wanted, int driver_version) {
 
 CUresult get_address(Call& c, const char* symbol, void** out, int version, cuuint64_t flags,
                      CUdriverProcAddressQueryResult* status) {
-  constexpr cuuint64_t known =
-      CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  constexpr cuuint64_t known = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
   if (symbol == nullptr || out == nullptr || version <= 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
+  // The variants whose default stream is the thread's own are not modelled.
+  if ((flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0) return CUDA_ERROR_NOT_SUPPORTED;
   const Found found = look_up(symbol, version, c.version());
   *out = found.address;
-  const auto answer = found.address != nullptr   ? CU_GET_PROC_ADDRESS_SUCCESS
-                      : found.too_old_request ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
-                                              : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  const auto answer = found.address != nullptr ? CU_GET_PROC_ADDRESS_SUCCESS
+                      : found.too_old_request  ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+                                               : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   if (status != nullptr) {
     // With a place for the status the call itself succeeds, and the status and the null pointer say what happened.
     *status = answer;

@@ -1,5 +1,5 @@
-// The functions of the driver's ABI: their exported names, the base names that cuGetProcAddress takes, and the driver version
-// that introduced each.
+// The functions of the driver's ABI: their exported names, the base names that cuGetProcAddress takes, and the driver
+// version that introduced each.
 #pragma once
 
 #include <cstddef>

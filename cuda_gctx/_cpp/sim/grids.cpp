@@ -12,7 +12,8 @@ constexpr std::uint64_t default_block_ns = 5'000;
 template <class T>
 T argument(const std::vector<std::vector<unsigned char>>& arguments, std::size_t index) {
   T value{};
-  if (index < arguments.size()) std::memcpy(&value, arguments[index].data(), std::min(sizeof value, arguments[index].size()));
+  if (index < arguments.size())
+    std::memcpy(&value, arguments[index].data(), std::min(sizeof value, arguments[index].size()));
   return value;
 }
 

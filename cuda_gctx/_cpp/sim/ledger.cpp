@@ -61,15 +61,12 @@ std::string ledger_json(const Machine& machine) {
   machine.contexts.each([&](const Context& context) {
     if (context.kind == ContextKind::created) add("context", context, context.device, 1);
   });
-  machine.green_contexts.each(
-      [&](const GreenCtx& green) { add("green context", green, green.context->device, 1); });
+  machine.green_contexts.each([&](const GreenCtx& green) { add("green context", green, green.context->device, 1); });
   machine.streams.each([&](const Stream& stream) { add("stream", stream, stream.device, 1); });
   machine.events.each([&](const Event& event) { add("event", event, event.device, 1); });
-  machine.modules.each([&](const Module& module) { add("module", module, module.context->device, 1); });
+  machine.modules.each([&](const Module& module) { add("module", module, module.device, 1); });
   machine.libraries.each([&](const Library& library) { add("library", library, -1, 1); });
-  machine.graphs.each([&](const Graph& graph) {
-    if (!graph.borrowed) add("graph", graph, -1, 1);
-  });
+  machine.graphs.each([&](const Graph& graph) { add("graph", graph, -1, 1); });
   machine.graph_execs.each([&](const GraphExec& exec) { add("executable graph", exec, -1, 1); });
   machine.pools.each([&](const Pool& pool) { add("memory pool", pool, pool.device, 1); });
   for (const auto& [address, allocation] : machine.allocations) {

@@ -59,7 +59,9 @@ ThreadIndex::~ThreadIndex() {
       if (name.index < machine.threads.size()) machine.threads[name.index].reset();
     };
     if (here.machine) forget(*here.machine);
-    for (const auto& machine : here.aside) forget(*machine);
+    for (const auto& machine : here.aside) {
+      if (machine) forget(*machine);
+    }
   }
   FreeIndices& indices = free_indices();
   const std::scoped_lock lock(indices.mutex);

@@ -1,8 +1,6 @@
 // A simulated machine: its devices, the objects that a program made on it, and what is remembered about them.
 #pragma once
 
-#include "sim/driver_abi.hpp"
-
 #include <array>
 #include <map>
 #include <memory>
@@ -13,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/abi.hpp"
 #include "sim/chip.hpp"
 #include "sim/clock.hpp"
 #include "sim/faults.hpp"
@@ -22,6 +21,13 @@
 #include "sim/spec.hpp"
 
 namespace gctx::sim {
+
+// What a set of SMs carries from the split that made it: the alignment that a context reports (0: the device's own),
+// and how the SMs hold together.
+struct Traits {
+  unsigned alignment = 0;
+  Bond bond = Bond::gpc;
+};
 
 struct Context;
 struct GreenCtx;
@@ -33,7 +39,6 @@ struct Stream : Object {
   int device = 0;
   unsigned flags = 0;
   int priority = 0;
-  std::uint64_t destroyed_context = 0;  // id of the context that it belonged to
   std::shared_ptr<QueueSet> queues;
   Connection* connection = nullptr;
   WorkPtr last;
@@ -43,9 +48,8 @@ struct Stream : Object {
 
 struct Event : Object {
   int device = 0;
-  std::uint64_t context_id = 0;  // of the context it was made in
-  std::uint64_t root_id = 0;     // of that context's primary (or itself): events do not cross it when recorded
-  Context* context = nullptr;    // null once the context is destroyed
+  std::uint64_t root_id = 0;   // of that context's primary (or itself): events do not cross it when recorded
+  Context* context = nullptr;  // null once the context is destroyed
   unsigned flags = 0;
   WorkPtr record;  // null until recorded
   std::shared_ptr<Capture> capture;
@@ -107,8 +111,8 @@ struct Pool : Object {
   std::map<int, CUmemAccess_flags> access;  // of other devices
 };
 
-// Host memory that stands for device memory. Large pieces are mapped without being reserved, so that a simulated card may be
-// larger than the machine's memory.
+// Host memory that stands for device memory. Large pieces are mapped without being reserved, so that a simulated card
+// may be larger than the machine's memory.
 class Storage {
  public:
   Storage() = default;
@@ -158,7 +162,7 @@ struct Function;
 struct Kernel;
 
 struct Module : Object {
-  Context* context = nullptr;
+  int device = 0;
   Library* library = nullptr;
   std::shared_ptr<Image> image;
   std::map<std::string, Function*, std::less<>> functions;
@@ -166,26 +170,23 @@ struct Module : Object {
 
 struct Function : Object {
   Module* module = nullptr;
-  Kernel* kernel = nullptr;
   std::shared_ptr<KernelCode> code;
 };
 
 struct Library : Object {
   std::shared_ptr<Image> image;
   std::map<std::string, Kernel*, std::less<>> kernels;
-  std::map<std::uint64_t, Module*> modules;  // by id of the context
+  std::map<int, Module*> modules;  // by device
 };
 
 struct Kernel : Object {
   Library* library = nullptr;
   std::shared_ptr<KernelCode> code;
-  std::map<std::uint64_t, Function*> functions;  // by id of the context
 };
 
 struct LaunchPlan {
   std::shared_ptr<KernelCode> code;
   CUfunction function = nullptr;
-  CUkernel kernel = nullptr;
   std::array<unsigned, 3> grid{};
   std::array<unsigned, 3> threads{};
   unsigned shared_bytes = 0;
@@ -210,7 +211,6 @@ struct GraphNode : Object {
 
 struct Graph : Object {
   std::vector<GraphNode*> nodes;
-  bool borrowed = false;
 };
 
 struct GraphExec : Object {
@@ -243,7 +243,6 @@ struct Device {
   Pool* default_pool = nullptr;
   Pool* current_pool = nullptr;
   std::shared_ptr<QueueSet> queues;
-  std::set<std::uint64_t> balanced_queues;
 };
 
 struct RegisteredKernel {

@@ -1,5 +1,5 @@
-// Device and page-locked host memory: host memory with its bounds on record, so that copies really happen and a wrong address
-// answers an error.
+// Device and page-locked host memory: host memory with its bounds on record, so that copies really happen and a wrong
+// address answers an error.
 #include <sys/mman.h>
 
 #include <cstdlib>

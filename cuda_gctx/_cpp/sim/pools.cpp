@@ -250,8 +250,8 @@ CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) 
 }
 
 CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
-  return with_device<Fn::cuDeviceGetMemPool>(
-      ordinal, [&](Call& c, Device& device) { return tell_pool(c, device, true, out); });
+  return with_device<Fn::cuDeviceGetMemPool>(ordinal,
+                                             [&](Call& c, Device& device) { return tell_pool(c, device, true, out); });
 }
 
 CUresult CUDAAPI cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
@@ -265,8 +265,8 @@ CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* locati
 }
 
 CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
-  return with_location<Fn::cuMemGetMemPool>(
-      location, type, [&](Call& c, Device& device) { return tell_pool(c, device, true, out); });
+  return with_location<Fn::cuMemGetMemPool>(location, type,
+                                            [&](Call& c, Device& device) { return tell_pool(c, device, true, out); });
 }
 
 CUresult CUDAAPI cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {

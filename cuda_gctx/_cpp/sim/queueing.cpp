@@ -6,8 +6,8 @@
 namespace gctx::sim {
 namespace {
 
-// The order that CUDA gives a context's streams: what is on a stream runs in sequence, and the legacy default stream and
-// the blocking streams wait for each other.
+// The order that CUDA gives a context's streams: what is on a stream runs in sequence, and the legacy default stream
+// and the blocking streams wait for each other.
 std::vector<WorkPtr> predecessors(const Stream& stream) {
   const Context& context = *stream.context;
   std::vector<WorkPtr> before{stream.last, context.gate};

@@ -1,5 +1,5 @@
-// CUdevResource as the simulated driver writes it: which SMs it means is stored in its hidden bytes, with a checksum, so that
-// the same call gives the same bytes and an edited resource is refused.
+// CUdevResource as the simulated driver writes it: which SMs it means is stored in its hidden bytes, with a checksum,
+// so that the same call gives the same bytes and an edited resource is refused.
 #pragma once
 
 #include <optional>

@@ -77,6 +77,12 @@ void write_remainder(const Call& c, const SmMeaning& meaning, CUdevResource* out
   }
 }
 
+// Of a context over several pieces: the least alignment, and the last bond.
+Traits combined(const Traits& a, const Traits& b) {
+  return {a.alignment == 0 || (b.alignment != 0 && b.alignment < a.alignment) ? b.alignment : a.alignment,
+          std::max(a.bond, b.bond)};
+}
+
 CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& made, bool first) {
   if (!is_known_type(c, resource.type)) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
   if (resource.type == CU_DEV_RESOURCE_TYPE_SM) {
@@ -126,8 +132,8 @@ CUresult CUDAAPI cuDeviceGetDevResource(CUdevice ordinal, CUdevResource* out, CU
     // An existing workqueue belongs to a context, so a device has none to show.
     if (!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
     if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
-      write_workqueue_config(
-          ordinal, {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
+      write_workqueue_config(ordinal,
+                             {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
       return CUDA_SUCCESS;
     }
     const Profile& card = device->chip->profile();
@@ -172,7 +178,8 @@ CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* gr
     const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
     const unsigned wanted = groups == nullptr ? static_cast<unsigned>(meaning.sms.count()) : *group_count;
     if (groups != nullptr && wanted == 0) return CUDA_ERROR_INVALID_VALUE;
-    const SplitAnswer answer = chip.split_by_count(meaning.sms, min_count, flags, wanted, meaning.traits);
+    const SplitAnswer answer =
+        chip.split_by_count(meaning.sms, min_count, flags, wanted, meaning.traits.alignment, meaning.traits.bond);
     if (answer.result != CUDA_SUCCESS) return answer.result;
     *group_count = static_cast<unsigned>(answer.groups.size());
     const std::uint64_t split = split_number(meaning, {1, flags, min_count, wanted});
@@ -180,13 +187,13 @@ CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* gr
     if (groups != nullptr) {
       for (std::size_t i = 0; i < answer.groups.size(); ++i) {
         made.sms = answer.groups[i];
-        made.traits = answer.traits[i];
+        made.traits = {answer.coscheduled[i], answer.bonds[i]};
         write_group(c, made, 0, 0, groups[i]);
       }
     }
     made.origin = Origin::remainder;
     made.sms = answer.remainder;
-    made.traits = answer.remainder_traits;
+    made.traits = {answer.remainder_coscheduled, answer.remainder_bond};
     write_remainder(c, made, remainder);
     return CUDA_SUCCESS;
   });
@@ -210,12 +217,12 @@ CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* groups, unsigned group_coun
       params[i] = answer.params[i];
       if (groups == nullptr) continue;
       made.sms = answer.groups[i];
-      made.traits = answer.traits[i];
+      made.traits = {answer.coscheduled[i], answer.bonds[i]};
       write_group(c, made, params[i].flags, params[i].localityDomainId, groups[i]);
     }
     made.origin = Origin::remainder;
     made.sms = answer.remainder;
-    made.traits = answer.remainder_traits;
+    made.traits = {answer.remainder_coscheduled, answer.remainder_bond};
     write_remainder(c, made, remainder);
     return CUDA_SUCCESS;
   });

@@ -57,13 +57,12 @@ CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle) {
 }
 
 CUresult CUDAAPI cuStreamGetPriority(CUstream handle, int* priority) {
-  return with_stream<Fn::cuStreamGetPriority>(
-      handle, [&](Call&, Stream& stream) { return give(priority, stream.priority); });
+  return with_stream<Fn::cuStreamGetPriority>(handle,
+                                              [&](Call&, Stream& stream) { return give(priority, stream.priority); });
 }
 
 CUresult CUDAAPI cuStreamGetDevice(CUstream handle, CUdevice* device) {
-  return with_stream<Fn::cuStreamGetDevice>(handle,
-                                            [&](Call&, Stream& stream) { return give(device, stream.device); });
+  return with_stream<Fn::cuStreamGetDevice>(handle, [&](Call&, Stream& stream) { return give(device, stream.device); });
 }
 
 CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned* flags) {

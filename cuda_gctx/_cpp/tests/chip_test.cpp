@@ -23,23 +23,22 @@ namespace {
 
 int failures = 0;
 
-#define CHECK(condition)                                                    \
-  do {                                                                      \
-    if (!(condition)) {                                                     \
-      ++failures;                                                           \
-      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition);   \
-    }                                                                       \
+#define CHECK(condition)                                                  \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      ++failures;                                                         \
+      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+    }                                                                     \
   } while (false)
 
-#define CHECK_EQUAL(left, right)                                                                           \
-  do {                                                                                                     \
-    const auto left_value = static_cast<long long>(left);                                                  \
-    const auto right_value = static_cast<long long>(right);                                                \
-    if (left_value != right_value) {                                                                       \
-      ++failures;                                                                                          \
-      std::printf("%s:%d: failed: %s is %lld, should be %lld\n", __FILE__, __LINE__, #left, left_value,    \
-                  right_value);                                                                            \
-    }                                                                                                      \
+#define CHECK_EQUAL(left, right)                                                                                      \
+  do {                                                                                                                \
+    const auto left_value = static_cast<long long>(left);                                                             \
+    const auto right_value = static_cast<long long>(right);                                                           \
+    if (left_value != right_value) {                                                                                  \
+      ++failures;                                                                                                     \
+      std::printf("%s:%d: failed: %s is %lld, should be %lld\n", __FILE__, __LINE__, #left, left_value, right_value); \
+    }                                                                                                                 \
   } while (false)
 
 constexpr unsigned fine = CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING;
@@ -63,7 +62,8 @@ SmSet joined(const SplitAnswer& answer) {
   return all;
 }
 
-Params group(unsigned count, unsigned coscheduled = 0, unsigned preferred = 0, unsigned flags = 0, unsigned domain = 0) {
+Params group(unsigned count, unsigned coscheduled = 0, unsigned preferred = 0, unsigned flags = 0,
+             unsigned domain = 0) {
   Params params{};
   params.smCount = count;
   params.coscheduledSmCount = coscheduled;
@@ -99,8 +99,8 @@ void check_counts(const SplitAnswer& answer, std::initializer_list<unsigned> cou
 void test_h200_splits_by_count_as_recorded() {
   const Chip chip = chip_of("h200");
   // Size of a group, and how many groups of it there are at most, with flags 0 and 2.
-  const std::vector<std::pair<unsigned, unsigned>> recorded{{8, 15}, {16, 8}, {24, 5}, {32, 4}, {40, 3},  {48, 2},
-                                                            {56, 2}, {64, 2}, {72, 1}, {80, 1}, {88, 1},  {96, 1},
+  const std::vector<std::pair<unsigned, unsigned>> recorded{{8, 15},  {16, 8},  {24, 5},  {32, 4}, {40, 3}, {48, 2},
+                                                            {56, 2},  {64, 2},  {72, 1},  {80, 1}, {88, 1}, {96, 1},
                                                             {104, 1}, {112, 1}, {120, 1}, {128, 1}};
   for (unsigned min = 0; min <= 133; ++min) {
     for (const unsigned asked : {1U, 2U, 3U, 4U, 7U, 16U, 64U, 132U}) {
@@ -145,9 +145,13 @@ void test_h200_sm_ids_as_recorded() {
   CHECK(eights.groups[8] == set_of({64, 65, 78, 79, 92, 93, 106, 107}));
   CHECK(eights.groups[14] == set_of({76, 77, 90, 91, 104, 105, 118, 119}));
   CHECK(eights.remainder == set_of({120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 131}));
+  const SplitAnswer sixteens = chip.split_by_count(chip.all(), 16, 0, 132);
+  CHECK(sixteens.groups[0] == set_of({0, 1, 16, 17, 32, 33, 48, 49, 64, 65, 78, 79, 94, 95, 128, 129}));
+  CHECK(sixteens.groups[7] == set_of({14, 15, 30, 31, 46, 47, 62, 63, 92, 93, 106, 107, 118, 119, 126, 127}));
+  const SplitAnswer tens = chip.split_by_count(chip.all(), 10, fine, 132);
+  CHECK(tens.groups[12] == set_of({16, 17, 42, 43, 68, 69, 94, 95, 120, 121}));
   const SplitAnswer sixteen = chip.split_by_count(chip.all(), 16, 0, 2);
-  CHECK((sixteen.groups[0] | eights.groups[0]) ==
-        set_of({0, 1, 4, 5, 16, 17, 20, 21, 32, 33, 36, 37, 48, 49, 52, 53}));
+  CHECK((sixteen.groups[0] | eights.groups[0]) == set_of({0, 1, 4, 5, 16, 17, 20, 21, 32, 33, 36, 37, 48, 49, 52, 53}));
 }
 
 void test_h200_clusters_as_recorded() {
@@ -170,6 +174,62 @@ void test_h200_clusters_as_recorded() {
   check(compact_halves.groups[0], compact_halves.bonds[0], 16, {256, 124, 58, 25});
   const SplitAnswer pairs = chip.split_by_count(chip.all(), 64, fine, 132);
   check(pairs.groups[0], pairs.bonds[0], 6, {256, 48, 0, 0});
+  const SplitAnswer large = chip.split_by_count(chip.all(), 48, compact, 132);
+  check(large.groups[0], large.bonds[0], 16, {192, 96, 48, 17});
+  const SplitAnswer most = chip.split_by_count(chip.all(), 128, 0, 132);
+  check(most.groups[0], most.bonds[0], 10, {512, 248, 124, 0});
+  const SplitAnswer most_pairs = chip.split_by_count(chip.all(), 128, fine, 132);
+  check(most_pairs.groups[0], most_pairs.bonds[0], 14, {512, 208, 98, 0});
+}
+
+// Rows of the recording of splits of what a context over a group holds: groups, SMs in each, SMs left.
+void test_h200_splits_of_contexts_as_recorded() {
+  const Chip chip = chip_of("h200");
+  struct Row {
+    unsigned min, flags, groups, size, left;
+  };
+  const auto check = [&](const SmSet& sms, unsigned alignment, Bond bond, const std::vector<Row>& rows) {
+    for (const Row& row : rows) {
+      const SplitAnswer answer = chip.split_by_count(sms, row.min, row.flags, 132, alignment, bond);
+      CHECK_EQUAL(answer.groups.size(), row.groups);
+      for (const SmSet& group_sms : answer.groups) CHECK_EQUAL(group_sms.count(), row.size);
+      CHECK_EQUAL(answer.remainder.count(), row.left);
+    }
+  };
+  const SplitAnswer plain = chip.split_by_count(chip.all(), 64, 0, 132);
+  CHECK_EQUAL(plain.coscheduled[0], 8);
+  check(plain.groups[0], plain.coscheduled[0], plain.bonds[0],
+        {{8, 0, 7, 8, 8},
+         {16, 0, 4, 14, 8},
+         {24, 0, 2, 24, 16},
+         {32, 0, 2, 30, 4},
+         {64, 0, 1, 64, 0},
+         {10, 1, 6, 10, 4}});
+  const SplitAnswer large = chip.split_by_count(chip.all(), 64, compact, 132);
+  check(large.groups[0], large.coscheduled[0], large.bonds[0],
+        {{8, 0, 4, 8, 32}, {16, 0, 4, 14, 8}, {32, 0, 2, 30, 4}});
+  const SplitAnswer whole = chip.split_by_count(chip.all(), 128, 0, 132);
+  check(whole.groups[0], whole.coscheduled[0], whole.bonds[0],
+        {{8, 0, 15, 8, 8}, {16, 0, 8, 10, 48}, {32, 0, 4, 26, 24}, {64, 0, 2, 60, 8}});
+  const SplitAnswer pairs = chip.split_by_count(chip.all(), 64, fine, 132);
+  CHECK_EQUAL(pairs.coscheduled[0], 2);
+  check(
+      pairs.groups[0], pairs.coscheduled[0], pairs.bonds[0],
+      {{2, 0, 24, 2, 16}, {4, 0, 16, 2, 32}, {8, 0, 8, 6, 16}, {14, 0, 4, 14, 8}, {16, 0, 4, 16, 0}, {4, 1, 16, 4, 0}});
+  CHECK(chip.split_by_count(pairs.groups[0], 8, 0, 132, pairs.coscheduled[0], pairs.bonds[0]).groups[2] ==
+        set_of({4, 5, 16, 17, 32, 33}));
+  const SplitAnswer units = chip.split_by_count(chip.all(), 120, 0, 132);
+  CHECK(chip.split_by_count(units.groups[0], 16, 0, 132, units.coscheduled[0], units.bonds[0]).groups[0] ==
+        set_of({0, 1, 14, 15, 16, 17, 30, 31, 32, 33, 46, 47, 48, 49, 62, 63}));
+  const SplitAnswer one = chip.split_by_count(chip.all(), 8, 0, 1);
+  CHECK_EQUAL(one.remainder_coscheduled, 2);
+  check(one.remainder, one.remainder_coscheduled, one.remainder_bond,
+        {{8, 2, 11, 2, 102},
+         {16, 2, 7, 16, 12},
+         {20, 2, 6, 18, 16},
+         {62, 2, 2, 54, 16},
+         {20, 0, 6, 16, 28},
+         {62, 0, 2, 56, 12}});
 }
 
 // The driver's documentation names these for a Hopper card of 132 SMs.
@@ -212,7 +272,7 @@ void test_documented_structured_splits() {
     const SplitAnswer fours = structured(chip, {group(28, 4, 4), group(32, 4, 4)}, version);
     check_counts(fours, {28, 32}, 72);
     CHECK(chip.max_cluster_size(fours.groups[0], fours.bonds[0]) >= 4);
-    check_counts(structured(chip, {group(0, 8, 8)}, version), {128}, 4);
+    check_counts(structured(chip, {group(0, 8, 8)}, version), {120}, 12);
     const SplitAnswer rest = structured(chip, {group(8, 2, 2), group(0, 4, 4)}, version);
     CHECK_EQUAL(rest.result, CUDA_SUCCESS);
     CHECK_EQUAL(rest.groups[1].count() % 4, 0);
@@ -225,8 +285,8 @@ void test_documented_structured_splits() {
 void test_zero_coscheduling_by_version() {
   const Chip chip = chip_of("h200");
   const SplitAnswer before = structured(chip, {group(0)}, 13030);
-  check_counts(before, {128}, 4);
-  CHECK_EQUAL(before.params[0].smCount, 128);
+  check_counts(before, {120}, 12);
+  CHECK_EQUAL(before.params[0].smCount, 120);
   CHECK_EQUAL(before.params[0].coscheduledSmCount, 8);
   const SplitAnswer after = structured(chip, {group(0)}, 13040);
   check_counts(after, {132}, 0);
@@ -240,14 +300,16 @@ void test_zero_coscheduling_by_version() {
 
 void test_structured_agrees_with_by_count() {
   const Chip chip = chip_of("h200");
-  check_counts(structured(chip, {group(16, 8), group(0, 8)}, 13010), {16, 112}, 4);
+  check_counts(structured(chip, {group(16, 8), group(0, 8)}, 13010), {16, 104}, 12);
   check_counts(structured(chip, {group(8, 8), group(16, 8), group(24, 8)}, 13010), {8, 16, 24}, 84);
-  check_counts(structured(chip, {group(16), group(16), group(16), group(16), group(16), group(16), group(16), group(16)},
-                          13010),
-               {16, 16, 16, 16, 16, 16, 16, 16}, 4);
+// Seven groups of 16 are whole sets of 8 in one cluster of the chip each; an eighth would have to be pieced together.
+  const std::vector<Params> seven(7, group(16));
+  check_counts(structured(chip, seven, 13010), {16, 16, 16, 16, 16, 16, 16}, 20);
+  const std::vector<Params> eight(8, group(16));
+  CHECK_EQUAL(structured(chip, eight, 13010).result, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   check_counts(structured(chip, {group(0, 2)}, 13010), {132}, 0);
   check_counts(structured(chip, {group(120, 8)}, 13010), {120}, 12);
-  check_counts(structured(chip, {group(128, 8)}, 13010), {128}, 4);
+  CHECK_EQUAL(structured(chip, {group(128, 8)}, 13010).result, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   check_counts(structured(chip, {group(10, 8, 0, backfill)}, 13010), {10}, 122);
   check_counts(structured(chip, {group(132, 8, 0, backfill)}, 13010), {132}, 0);
 }
@@ -347,7 +409,11 @@ void test_random_splits_are_partitions() {
       CHECK_EQUAL(answer.result != CUDA_SUCCESS, min > input.count());
       if (answer.result == CUDA_SUCCESS) {
         check_is_a_partition(input, answer);
-        for (const SmSet& sms : answer.groups) CHECK(sms.count() >= min && sms.count() == answer.groups[0].count());
+        // Groups of what a context holds can stay smaller than asked, as the hardware's do.
+        for (const SmSet& sms : answer.groups) {
+          CHECK(sms.count() == answer.groups[0].count());
+          CHECK(sms.count() >= min || input != chip.all());
+        }
       }
       std::vector<Params> params;
       for (unsigned i = 0, count = 1 + below(4); i < count; ++i) {
@@ -365,7 +431,8 @@ void test_random_splits_are_partitions() {
           CHECK(uneven.params[i].smCount != 0);
           if (params[i].smCount != 0) CHECK_EQUAL(uneven.params[i].smCount, params[i].smCount);
         }
-        input = below(2) != 0 && uneven.remainder.any() ? uneven.remainder : uneven.groups[below(static_cast<unsigned>(params.size()))];
+        input = below(2) != 0 && uneven.remainder.any() ? uneven.remainder
+                                                        : uneven.groups[below(static_cast<unsigned>(params.size()))];
       } else if (answer.result == CUDA_SUCCESS) {
         input = answer.groups[below(static_cast<unsigned>(answer.groups.size()))];
       }
@@ -376,8 +443,13 @@ void test_random_splits_are_partitions() {
 
 void test_profiles_are_plausible() {
   CHECK(find_profile("h300") == nullptr);
-  for (const auto& [key, sms] : std::vector<std::pair<const char*, unsigned>>{
-           {"h200", 132}, {"h100", 132}, {"a100", 108}, {"l40s", 142}, {"rtx4090", 128}, {"b200", 148}, {"rtx5080", 84}}) {
+  for (const auto& [key, sms] : std::vector<std::pair<const char*, unsigned>>{{"h200", 132},
+                                                                              {"h100", 132},
+                                                                              {"a100", 108},
+                                                                              {"l40s", 142},
+                                                                              {"rtx4090", 128},
+                                                                              {"b200", 148},
+                                                                              {"rtx5080", 84}}) {
     const Chip chip = chip_of(key);
     CHECK_EQUAL(chip.sm_count(), sms);
     CHECK_EQUAL(chip.all().count(), sms);
@@ -396,6 +468,7 @@ int main() {
   test_h200_splits_by_count_as_recorded();
   test_h200_sm_ids_as_recorded();
   test_h200_clusters_as_recorded();
+  test_h200_splits_of_contexts_as_recorded();
   test_documented_splits_by_count();
   test_grain_before_hopper();
   test_bad_arguments_of_the_split_by_count();

@@ -1,5 +1,5 @@
-// The driver's header, with every ABI variant of its functions declared under its exported name and visible to other libraries.
-// Included before anything else that includes <cuda.h>.
+// The driver's header, with every ABI variant of its functions declared under its exported name and visible to other
+// libraries. Included before anything else that includes <cuda.h>.
 #pragma once
 
 #ifndef __CUDA_API_VERSION_INTERNAL

@@ -1,0 +1,505 @@
+"""What each call of the package costs beside the raw driver calls in C, cuda.core and torch.
+
+    python benchmarks/calls.py [--out DIR]
+
+All contestants run in one process. A sample is one loop over one call; the samples of all calls and all contestants
+come in random order, round after round, so that what disturbs the machine disturbs everybody. The collector is off, and
+the empty loop is subtracted. The table shows medians, with the 10th and 90th percentile. On the software driver it says
+"simulated" and compares nothing.
+
+Needs a C++ compiler and cuda.h (from the nvidia-cuda-runtime package, or --cuda-include). A green context that is
+destroyed leaves 4 MiB of device memory behind on real drivers, so that few of them are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import timeit
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tables
+
+import cuda_gctx
+from cuda_gctx import ContextOptions, Device, SMResourceOptions, system
+
+SAMPLE_NS = 200_000  # a loop long enough for the clock, short enough to fall between interruptions
+CONTEXT_PAIRS = 50
+RAW_FACTOR, RAW_ALLOWANCE_NS = 1.3, 50
+STREAM_SM_COUNT_NS = 100
+IMPORT_NS = 50e6
+IMPORTS = ("import cuda_gctx", "from cuda_gctx import Device")
+IMPORT_ROUNDS = 20
+FRAMEWORKS = {"numpy", "torch", "cupy", "numba", "cuda", "jax", "tensorflow"}
+
+SOFTWARE_DRIVER = Path(cuda_gctx.__file__).parent / "sim" / "lib" / "libcuda.so.1"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One row: what every contestant does for the same effect. The statements of cuda_gctx and cuda.core are Python."""
+
+    name: str
+    title: str
+    raw: str  # what benchmarks/raw.cpp does in raw_<name>; empty: there is no such call
+    ours: str
+    core: str  # empty: there is no such call
+    torch: str = ""
+    raw_function: str = ""  # if it is not raw_<name>
+    most: int = 2000  # calls in one sample
+    rounds: int | None = None
+    settle: bool = False  # leaves work on the device, which is waited for after each sample
+    limit_ns: float | None = None
+
+
+CALLS = (
+    Call(
+        "query",
+        "query the device's SMs",
+        raw="cuDeviceGetDevResource",
+        ours="device.resources.sm",
+        core="device.resources.sm",
+    ),
+    Call(
+        "query_new_device",
+        "the same, from a new Device",
+        raw="cuDeviceGetDevResource",
+        raw_function="raw_query",
+        ours="Device(0).resources.sm",
+        core="Device(0).resources.sm",
+    ),
+    Call(
+        "split_one",
+        "split off one group of 8",
+        raw="cuDevSmResourceSplitByCount",
+        ours="sm.split(one)",
+        core="sm.split(one)",
+    ),
+    Call(
+        "split_uneven",
+        "uneven split 8, 16, 24",
+        raw="cuDevSmResourceSplit, else cuDevSmResourceSplitByCount into 6 units of 8",
+        ours="sm.split(uneven)",
+        core="sm.split(uneven)",
+    ),
+    Call(
+        "context",
+        "create and close a context",
+        raw="cuDevResourceGenerateDesc, cuGreenCtxCreate, cuCtxFromGreenCtx, cuGreenCtxDestroy",
+        ours="device.create_context(options).close()",
+        core="device.create_context(options).close()",
+        torch="GreenContext.create(num_sms=8, device_id=0)",
+        most=1,
+        rounds=CONTEXT_PAIRS,
+    ),
+    Call(
+        "stream",
+        "create and close a stream",
+        raw="cuGreenCtxStreamCreate, cuStreamDestroy",
+        ours="context.create_stream().close()",
+        core="context.create_stream().close()",
+        most=100,
+    ),
+    Call(
+        "stream_sm_count",
+        "SM count of a stream",
+        raw="cuStreamGetDevResource, else cuStreamGetCtx and cuCtxGetDevResource",
+        ours="stream.resources.sm.sm_count",
+        core="stream.resources.sm.sm_count",
+        limit_ns=STREAM_SM_COUNT_NS,
+    ),
+    Call("is_green", "is_green", raw="", ours="context.is_green", core="context.is_green"),
+    Call(
+        "push_pop",
+        "make a context current, and undo it",
+        raw="cuCtxPushCurrent, cuCtxPopCurrent",
+        ours="with context.current(): pass",
+        core="device.set_current(device.set_current(context))",
+        torch="green.set_context(); green.pop_context()",
+        settle=True,
+    ),
+    Call(
+        "record_wait",
+        "record an event, wait for it on another stream",
+        raw="cuEventRecord, cuStreamWaitEvent",
+        ours="stream.record(event); other.wait(event)",
+        core="stream.record(event); other.wait(event)",
+        torch="event.record(stream); other.wait_event(event)",
+        most=100,
+        settle=True,
+    ),
+    Call(
+        "context_record_wait",
+        "the same, for whole contexts",
+        raw="cuGreenCtxRecordEvent, cuGreenCtxWaitEvent",
+        ours="context.record_event(event); other_context.wait_event(event)",
+        core="",
+        most=100,
+        settle=True,
+    ),
+)
+
+
+class Raw:
+    """benchmarks/raw.cpp, compiled for this run."""
+
+    def __init__(self, driver: str, include: Path) -> None:
+        source = Path(__file__).with_name("raw.cpp")
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "raw.so"
+            compiler = os.environ.get("CXX", "c++")
+            flags = ["-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-isystem", str(include)]
+            subprocess.run([compiler, *flags, str(source), "-o", str(library), "-ldl"], check=True)
+            self._library = ctypes.CDLL(str(library))
+        self._library.raw_error.restype = ctypes.c_char_p
+        self._check(self._library.raw_open(driver.encode(), 0))
+
+    def _check(self, failed: int) -> None:
+        if failed:
+            raise RuntimeError(self._library.raw_error().decode())
+
+    def timer(self, function_name: str) -> Callable[[int], float]:
+        function = getattr(self._library, function_name)
+        total = ctypes.c_double()
+
+        def time_calls(count: int) -> float:
+            self._check(function(count, ctypes.byref(total)))
+            return total.value
+
+        return time_calls
+
+    def settle(self) -> None:
+        self._check(self._library.raw_settle())
+
+    def close(self) -> None:
+        self._library.raw_close()
+
+
+@dataclass
+class Contestant:
+    """One side of one row: how to time so many calls, or why that cannot be; and what was found, in ns per call."""
+
+    does: str
+    time_calls: Callable[[int], float] | None = None
+    refused: str | None = None
+    in_python: bool = True
+    count: int = 1
+    samples: list[float] = field(default_factory=list)
+
+    def prepare(self, most: int) -> None:
+        """Runs it once, for what only the first call pays, and chooses the length of its loop."""
+        assert self.time_calls is not None
+        try:
+            once = self.time_calls(1)
+            if most > 1:
+                once = min(once, self.time_calls(10) / 10)
+        except Exception as error:  # a contestant that lacks the call is an entry of the table
+            self.refused = one_line(error)
+            return
+        self.count = max(1, min(most, int(SAMPLE_NS / max(once, 1))))
+
+    def sample(self) -> None:
+        assert self.time_calls is not None
+        self.samples.append(self.time_calls(self.count) / self.count)
+
+
+def statement_timer(statement: str, names: Mapping[str, object]) -> Callable[[int], float]:
+    """A loop around the statement, in which the names are local variables, as in a function that a person writes."""
+    setup = "; ".join(f"{name} = names[{name!r}]" for name in names if re.search(rf"\b{name}\b", statement)) or "pass"
+    timer = timeit.Timer(statement, setup, time.perf_counter_ns, {"names": names})
+    return timer.timeit
+
+
+def names_of_ours() -> dict[str, object]:
+    device = Device(0)
+    # Three groups of one split: disjoint, so that no call has to warn that contexts share SMs.
+    groups, _ = device.resources.sm.split(SMResourceOptions(count=[8, 8, 8]))
+    context = device.create_context(ContextOptions(resources=[groups[0]]))
+    other_context = device.create_context(ContextOptions(resources=[groups[1]]))
+    return {
+        "Device": Device,
+        "device": device,
+        "sm": device.resources.sm,
+        "one": SMResourceOptions(count=8),
+        "uneven": SMResourceOptions(count=[8, 16, 24]),
+        "options": ContextOptions(resources=[groups[2]]),
+        "context": context,
+        "other_context": other_context,
+        "stream": context.create_stream(),
+        "other": other_context.create_stream(),
+        "event": context.create_event(),
+    }
+
+
+def names_of_core() -> dict[str, object]:
+    from cuda import core
+
+    device = core.Device(0)
+    device.set_current()
+    sm = device.resources.sm
+    one = core.SMResourceOptions(count=8)
+    # One group per split is what it offers on every driver; it does not mind that the contexts share SMs.
+    [group], _ = sm.split(one)
+    options = core.ContextOptions(resources=[group])
+    context = device.create_context(options)
+    stream = context.create_stream()
+    return {
+        "Device": core.Device,
+        "device": device,
+        "sm": sm,
+        "one": one,
+        "uneven": core.SMResourceOptions(count=[8, 16, 24]),
+        "options": options,
+        "context": context,
+        "stream": stream,
+        "other": device.create_context(options).create_stream(),
+        "event": stream.record(),
+    }
+
+
+def names_of_torch() -> dict[str, object]:
+    import torch
+    from torch.cuda.green_contexts import GreenContext
+
+    torch.cuda.init()
+    return {
+        "GreenContext": GreenContext,
+        "green": GreenContext.create(num_sms=8, device_id=0),
+        "stream": torch.cuda.Stream(),
+        "other": torch.cuda.Stream(),
+        "event": torch.cuda.Event(),
+    }
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def names_or_reason(names_of: Callable[[], dict[str, object]]) -> dict[str, object] | str:
+    try:
+        return names_of()
+    except Exception as error:  # a peer that is not installed, or does not run here, is an entry of the table
+        return one_line(error)
+
+
+def time_in_rounds(contestants: dict[str, dict[str, Contestant]], raw: Raw, rounds: int, order: random.Random) -> float:
+    """Fills the samples of every contestant; returns what one turn of the empty Python loop costs."""
+    nothing = Contestant("pass", statement_timer("pass", {}), count=10_000)
+    entries: list[tuple[Call | None, Contestant]] = [(None, nothing)]
+    for call in CALLS:
+        for contestant in contestants[call.name].values():
+            if contestant.refused is None:
+                contestant.prepare(call.most)
+            if contestant.refused is None:
+                entries.append((call, contestant))
+    gc.collect()
+    gc.disable()
+    for number in range(rounds):
+        order.shuffle(entries)
+        for entry, contestant in entries:
+            if entry is not None and entry.rounds is not None and number >= entry.rounds:
+                continue
+            contestant.sample()
+            if entry is not None and entry.settle:
+                raw.settle()
+    gc.enable()
+    return statistics.median(nothing.samples)
+
+
+def summary(samples: list[float], subtract: float = 0.0) -> dict[str, float]:
+    ordered = sorted(max(0.0, sample - subtract) for sample in samples)
+    percentiles = {"p10": ordered[len(ordered) // 10], "p90": ordered[len(ordered) * 9 // 10]}
+    return {"median": round(statistics.median(ordered), 2)} | {k: round(v, 2) for k, v in percentiles.items()}
+
+
+def targets(call: Call, medians: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What the row should reach, and whether it does; nothing where there is nobody to compare with."""
+    if "cuda_gctx" not in medians:
+        return [{"what": "runs", "met": False}]
+    ours = medians["cuda_gctx"]
+    found = []
+    if "raw" in medians:
+        limit = RAW_FACTOR * medians["raw"] + RAW_ALLOWANCE_NS
+        what = f"{RAW_FACTOR} x raw + {RAW_ALLOWANCE_NS} ns"
+        found.append({"what": what, "limit_ns": round(limit, 2), "met": ours <= limit})
+    if "cuda.core" in medians:
+        found.append(
+            {"what": "faster than cuda.core", "limit_ns": medians["cuda.core"], "met": ours < medians["cuda.core"]}
+        )
+    if call.limit_ns is not None:
+        found.append({"what": f"under {call.limit_ns:g} ns", "limit_ns": call.limit_ns, "met": ours < call.limit_ns})
+    return found
+
+
+def measure_calls(raw: Raw, rounds: int, seed: int, simulated: bool) -> list[dict[str, Any]]:
+    sides: dict[str, dict[str, object] | str] = {
+        "cuda_gctx": names_of_ours(),
+        "cuda.core": names_or_reason(names_of_core),
+        "torch": "needs a real GPU" if simulated else names_or_reason(names_of_torch),
+    }
+    contestants: dict[str, dict[str, Contestant]] = {}
+    for call in CALLS:
+        row = contestants[call.name] = {}
+        if call.raw:
+            row["raw"] = Contestant(call.raw, raw.timer(call.raw_function or f"raw_{call.name}"), in_python=False)
+        for side, statement in (("cuda_gctx", call.ours), ("cuda.core", call.core), ("torch", call.torch)):
+            names = sides[side]
+            if not statement:
+                continue
+            if isinstance(names, str):
+                row[side] = Contestant(statement, refused=names)
+            else:
+                row[side] = Contestant(statement, statement_timer(statement, names))
+    empty_loop = time_in_rounds(contestants, raw, rounds, random.Random(seed))
+
+    calls = []
+    for call in CALLS:
+        entries: dict[str, dict[str, Any]] = {}
+        for side, contestant in contestants[call.name].items():
+            entry = entries[side] = {"does": contestant.does}
+            if contestant.refused is not None:
+                entry["refused"] = contestant.refused
+                continue
+            entry["ns"] = summary(contestant.samples, empty_loop if contestant.in_python else 0.0)
+            entry["samples"], entry["calls_per_sample"] = len(contestant.samples), contestant.count
+        medians = {side: entry["ns"]["median"] for side, entry in entries.items() if "ns" in entry}
+        judged = [] if simulated else targets(call, medians)
+        calls.append({"name": call.name, "title": call.title, "contestants": entries, "targets": judged})
+    return calls
+
+
+def process_time(code: str) -> int:
+    start = time.perf_counter_ns()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter_ns() - start
+
+
+def measure_imports(simulated: bool) -> list[dict[str, Any]]:
+    """Times of fresh processes less those of bare interpreters that ran between them."""
+    times: dict[str, list[float]] = {statement: [] for statement in ("pass", *IMPORTS)}
+    for _ in range(IMPORT_ROUNDS):
+        for statement in times:
+            times[statement].append(process_time(statement))
+    bare = statistics.median(times["pass"])
+    found = []
+    for statement in IMPORTS:
+        code = f"import sys; before = set(sys.modules); {statement}; print(*set(sys.modules) - before)"
+        output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        frameworks = sorted(FRAMEWORKS & {module.split(".")[0] for module in output.split()})
+        ns = summary(times[statement], bare)
+        goals = [
+            {"what": f"under {IMPORT_NS / 1e6:g} ms", "limit_ns": IMPORT_NS, "met": ns["median"] < IMPORT_NS},
+            {"what": "no framework", "met": not frameworks},
+        ]
+        found.append({"does": statement, "ns": ns, "frameworks": frameworks, "targets": [] if simulated else goals})
+    return found
+
+
+def kernel_driver_version() -> str | None:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module.*?(\d+(?:\.\d+)+)", text)
+    return found[1] if found else None
+
+
+def cpu_name() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.machine()
+
+
+def package_versions() -> dict[str, str]:
+    versions = {}
+    for name in ("cuda-gctx", "cuda-core", "cuda-bindings", "torch"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def wheel_include() -> Path:
+    """The folder of cuda.h in the installed nvidia-cuda-runtime package."""
+    for file in importlib.metadata.files("nvidia-cuda-runtime") or ():
+        if file.name == "cuda.h":
+            return Path(str(file.locate())).parent
+    raise SystemExit("nvidia-cuda-runtime has no cuda.h: give --cuda-include")
+
+
+def lend_software_driver_to_others() -> None:
+    """Starts this program again where cuda.core, which looks for libcuda.so.1, will find the software driver."""
+    folder = str(SOFTWARE_DRIVER.parent)
+    found = os.environ.get("LD_LIBRARY_PATH", "")
+    if folder not in found.split(":"):
+        path = f"{folder}:{found}" if found else folder
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"LD_LIBRARY_PATH": path})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument(
+        "--out", type=Path, help="folder for the JSON file (default: benchmarks/results; simulated: none)"
+    )
+    parser.add_argument("--rounds", type=int, default=200, help="samples of each call and contestant")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the samples")
+    parser.add_argument("--cuda-include", type=Path, help="folder of cuda.h, 13.4 or newer")
+    arguments = parser.parse_args()
+
+    simulated = Path(system.driver_path).resolve() == SOFTWARE_DRIVER.resolve()
+    if simulated:
+        lend_software_driver_to_others()
+    device = Device(0)
+    card = device.name
+    raw = Raw(system.driver_path, arguments.cuda_include or wheel_include())
+    result = {
+        "_what": "Costs of single calls, written by benchmarks/calls.py; ns per call",
+        "simulated": simulated,
+        "card": card,
+        "sm_count": device.sm_count,
+        "driver": None if simulated else kernel_driver_version(),
+        "cuda": "{}.{}".format(*system.driver_version),
+        "cpu": cpu_name(),
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "rounds": arguments.rounds,
+        "seed": arguments.seed,
+        "calls": measure_calls(raw, arguments.rounds, arguments.seed, simulated),
+        "imports": measure_imports(simulated),
+    }
+    raw.close()
+
+    if simulated:
+        print("simulated: these are times of the software driver, not of a GPU, and nothing is compared\n")
+    print(tables.report(result))
+    folder = arguments.out or (None if simulated else tables.RESULTS)
+    if folder is not None:
+        name = re.sub(r"[^a-z0-9]+", "-", card.removeprefix("NVIDIA ").lower()).strip("-")
+        path = folder / f"{name}-driver-{result['cuda']}-calls.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"\n{path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

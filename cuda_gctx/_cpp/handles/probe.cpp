@@ -1,0 +1,257 @@
+#include "handles/probe.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "handles/runtime.hpp"
+
+namespace gctx {
+namespace {
+
+// Text for the driver's own compiler, of the oldest architecture that is served, so that it runs on every newer one. Each
+// block takes the time of the device's global timer, waits until `spin_ns` have passed (with a bound on the rounds, should
+// that timer ever stand still) and writes {SM, start, end, block}. One thread waits; the barrier keeps the other warps, and
+// so the whole block, on the SM meanwhile.
+constexpr const char* probe_ptx = R"(
+.version 7.0
+.target sm_70
+.address_size 64
+
+.visible .entry cuda_gctx_probe(.param .u64 out, .param .u32 capacity, .param .u64 spin_ns)
+{
+  .reg .pred %p<6>;
+  .reg .b32 %r<8>;
+  .reg .b64 %d<10>;
+  mov.u64 %d1, %globaltimer;
+  mov.u32 %r1, %tid.x;
+  setp.ne.u32 %p1, %r1, 0;
+  @%p1 bra done;
+  ld.param.u64 %d2, [spin_ns];
+  mov.u32 %r2, 0;
+wait:
+  mov.u64 %d3, %globaltimer;
+  sub.s64 %d4, %d3, %d1;
+  add.u32 %r2, %r2, 1;
+  setp.lt.u64 %p2, %d4, %d2;
+  setp.lt.u32 %p3, %r2, 50000000;
+  and.pred %p4, %p2, %p3;
+  @%p4 bra wait;
+  ld.param.u32 %r3, [capacity];
+  mov.u32 %r4, %ctaid.x;
+  setp.ge.u32 %p5, %r4, %r3;
+  @%p5 bra done;
+  ld.param.u64 %d5, [out];
+  cvta.to.global.u64 %d5, %d5;
+  mul.wide.u32 %d6, %r4, 32;
+  add.s64 %d5, %d5, %d6;
+  mov.u32 %r5, %smid;
+  cvt.u64.u32 %d7, %r5;
+  cvt.u64.u32 %d8, %r4;
+  st.global.u64 [%d5], %d7;
+  st.global.u64 [%d5+8], %d1;
+  st.global.u64 [%d5+16], %d3;
+  st.global.u64 [%d5+24], %d8;
+done:
+  bar.sync 0;
+  ret;
+}
+)";
+
+constexpr std::size_t least_buffer = 64 * 1024;
+
+// Asks until it is true or the time is over; a driver's own wait knows no end.
+class Deadline {
+ public:
+  explicit Deadline(std::uint64_t timeout_ns)
+      : timeout_ns_(timeout_ns), end_(std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns)) {}
+
+  void wait_for(const std::vector<StreamHandle>& streams) const {
+    for (const StreamHandle& stream : streams) {
+      while (!stream_is_done(stream)) {
+        if (std::chrono::steady_clock::now() > end_) {
+          fail_state("the probe kernel did not finish within " + std::to_string(timeout_ns_ / 1'000'000) +
+                     " ms: other work holds the SMs of " + stream->context()->label() + ", or its queue");
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      }
+    }
+  }
+
+ private:
+  std::uint64_t timeout_ns_;
+  std::chrono::steady_clock::time_point end_;
+};
+
+void launch(const StreamHandle& stream, CUfunction function, unsigned blocks, CUdeviceptr out, unsigned capacity,
+            std::uint64_t spin_ns) {
+  const CurrentScope scope(*stream->context());
+  void* arguments[] = {&out, &capacity, &spin_ns};
+  GCTX_CALL(stream->context()->runtime().driver(), cuLaunchKernel, function, blocks, 1, 1, probe_threads, 1, 1, 0,
+            stream->handle(), arguments, nullptr);
+}
+
+}  // namespace
+
+Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
+  Runtime& runtime = primary_->runtime();
+  const Driver& driver = runtime.driver();
+  const int device = primary_->device();
+  const CurrentScope scope(*primary_);
+  try {
+    GCTX_CALL(driver, cuLibraryLoadData, &library_, probe_ptx, nullptr, nullptr, 0, nullptr, nullptr, 0);
+    GCTX_CALL(driver, cuLibraryGetKernel, &kernel_, library_, "cuda_gctx_probe");
+    // As much as the device offers, so that it can stand in for any kernel.
+    const int shared = device_attribute(runtime, device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    GCTX_CALL(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared, kernel_,
+              runtime.device(device));
+    if (device_attribute(runtime, device, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH) != 0) {
+      GCTX_CALL(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel_,
+                runtime.device(device));
+    }
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+Probe::~Probe() { release(); }
+
+void Probe::release() noexcept {
+  const Runtime& runtime = primary_->runtime();
+  if (!runtime.is_usable()) {
+    return;
+  }
+  const Driver& driver = runtime.driver();
+  CUcontext popped = nullptr;
+  if (driver.cuCtxPushCurrent(primary_->handle()) != CUDA_SUCCESS) {
+    return;
+  }
+  if (buffer_ != 0) {
+    driver.cuMemFree(buffer_);
+  }
+  if (library_ != nullptr) {
+    driver.cuLibraryUnload(library_);
+  }
+  driver.cuCtxPopCurrent(&popped);
+}
+
+// The driver takes a CUkernel where it takes a CUfunction, and means the one of the current context.
+CUfunction Probe::function() const noexcept { return reinterpret_cast<CUfunction>(kernel_); }
+
+CUdeviceptr Probe::buffer(std::size_t bytes) {
+  if (bytes > capacity_) {
+    const Driver& driver = primary_->runtime().driver();
+    const CurrentScope scope(*primary_);
+    if (buffer_ != 0) {
+      GCTX_CALL(driver, cuMemFree, buffer_);
+      buffer_ = 0;
+      capacity_ = 0;
+    }
+    const std::size_t wanted = std::max(bytes, least_buffer);
+    GCTX_CALL(driver, cuMemAlloc, &buffer_, wanted);
+    capacity_ = wanted;
+  }
+  return buffer_;
+}
+
+std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>& streams,
+                                                const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
+                                                std::uint64_t timeout_ns) {
+  const std::lock_guard lock(mutex_);
+  const Driver& driver = primary_->runtime().driver();
+  const Deadline deadline(timeout_ns);
+  std::vector<std::vector<ProbeBlock>> seen(streams.size());
+  std::vector<CUdeviceptr> parts(streams.size());
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    seen[i].resize(blocks[i]);
+    parts[i] = total;
+    total += blocks[i] * sizeof(ProbeBlock);
+  }
+  const CUdeviceptr out = buffer(total);
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    parts[i] += out;
+    const CurrentScope scope(*streams[i]->context());
+    GCTX_CALL(driver, cuMemsetD8Async, parts[i], 0, blocks[i] * sizeof(ProbeBlock), streams[i]->handle());
+    // Where kernels are loaded at their first launch, that would hold up the others and look like a lack of concurrency.
+    launch(streams[i], function(), 1, out, 0, 0);
+  }
+  deadline.wait_for(streams);
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    launch(streams[i], function(), blocks[i], parts[i], blocks[i], spin_ns);
+  }
+  deadline.wait_for(streams);
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    const CurrentScope scope(*streams[i]->context());
+    GCTX_CALL(driver, cuMemcpyDtoHAsync, seen[i].data(), parts[i], blocks[i] * sizeof(ProbeBlock), streams[i]->handle());
+  }
+  deadline.wait_for(streams);
+  return seen;
+}
+
+namespace {
+
+CUfunction function_of(const ContextHandle& context, const LaunchShape& shape) {
+  return shape.function != nullptr ? shape.function : context->runtime().probe(context->device())->function();
+}
+
+CUlaunchConfig launch_config(const StreamHandle& stream, const LaunchShape& shape) {
+  CUlaunchConfig config{};
+  config.gridDimX = config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = shape.threads;
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = shape.shared_bytes;
+  config.hStream = stream->handle();
+  return config;
+}
+
+bool has_clusters(const ContextHandle& context) {
+  return device_attribute(context->runtime(), context->device(), CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH) != 0;
+}
+
+}  // namespace
+
+unsigned blocks_per_sm(const ContextHandle& context, const LaunchShape& shape) {
+  context->demand_open();
+  const CUfunction function = function_of(context, shape);
+  const CurrentScope scope(*context);
+  int blocks = 0;
+  GCTX_CALL(context->runtime().driver(), cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, function,
+            static_cast<int>(shape.threads), shape.shared_bytes);
+  return static_cast<unsigned>(blocks);
+}
+
+unsigned max_cluster_size(const StreamHandle& stream, const LaunchShape& shape) {
+  const ContextHandle& context = stream->context();
+  context->runtime().demand_usable();
+  if (!has_clusters(context)) {
+    return 1;
+  }
+  const CUfunction function = function_of(context, shape);
+  const CurrentScope scope(*context);
+  const CUlaunchConfig config = launch_config(stream, shape);
+  int size = 0;
+  GCTX_CALL(context->runtime().driver(), cuOccupancyMaxPotentialClusterSize, &size, function, &config);
+  return static_cast<unsigned>(size);
+}
+
+unsigned max_active_clusters(const StreamHandle& stream, const LaunchShape& shape, unsigned cluster_size) {
+  const ContextHandle& context = stream->context();
+  context->runtime().demand_usable();
+  const CUfunction function = function_of(context, shape);
+  const CurrentScope scope(*context);
+  CUlaunchAttribute cluster{};
+  cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  cluster.value.clusterDim.x = cluster_size;
+  cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+  CUlaunchConfig config = launch_config(stream, shape);
+  config.gridDimX = cluster_size;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int clusters = 0;
+  GCTX_CALL(context->runtime().driver(), cuOccupancyMaxActiveClusters, &clusters, function, &config);
+  return static_cast<unsigned>(clusters);
+}
+
+}  // namespace gctx

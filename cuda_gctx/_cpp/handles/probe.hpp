@@ -1,0 +1,64 @@
+// A kernel that tells where and when its blocks ran, and what the driver answers about how much of a kernel fits in a context.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "handles/handles.hpp"
+
+namespace gctx {
+
+// What one block of the probe writes, in this layout.
+struct ProbeBlock {
+  std::uint64_t sm = 0;
+  std::uint64_t start_ns = 0;  // of the device's global timer
+  std::uint64_t end_ns = 0;
+  std::uint64_t index = 0;
+};
+
+// The probe on one device: the loaded kernel and a buffer for what it writes. Both are kept, because freeing device memory
+// waits for all work of the device, however long that takes.
+class Probe {
+ public:
+  explicit Probe(ContextHandle primary);
+  ~Probe();
+  Probe(const Probe&) = delete;
+  Probe& operator=(const Probe&) = delete;
+
+  CUfunction function() const noexcept;
+
+  // Runs `blocks[i]` blocks on `streams[i]`, on all streams at once, each block busy for `spin_ns`. Waits for `timeout_ns` at
+  // most and throws after that.
+  std::vector<std::vector<ProbeBlock>> run(const std::vector<StreamHandle>& streams, const std::vector<unsigned>& blocks,
+                                           std::uint64_t spin_ns, std::uint64_t timeout_ns);
+
+ private:
+  void release() noexcept;
+  CUdeviceptr buffer(std::size_t bytes);
+
+  ContextHandle primary_;
+  CUlibrary library_ = nullptr;
+  CUkernel kernel_ = nullptr;
+  std::mutex mutex_;  // one run at a time
+  CUdeviceptr buffer_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+// So many threads that two blocks fill an SM at most, and every SM gets some.
+inline constexpr unsigned probe_threads = 1024;
+
+// How a kernel would be launched. Without a function the probe stands in for it: a kernel that needs few registers and no
+// static shared memory.
+struct LaunchShape {
+  CUfunction function = nullptr;  // or a CUkernel
+  unsigned threads = 0;
+  unsigned shared_bytes = 0;  // dynamic, per block
+};
+
+unsigned blocks_per_sm(const ContextHandle& context, const LaunchShape& shape);
+unsigned max_cluster_size(const StreamHandle& stream, const LaunchShape& shape);  // 1 where there are no clusters
+unsigned max_active_clusters(const StreamHandle& stream, const LaunchShape& shape, unsigned cluster_size);
+
+}  // namespace gctx

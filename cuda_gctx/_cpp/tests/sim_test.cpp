@@ -1,0 +1,523 @@
+// The software driver as a program sees it: opened with dlopen, its functions asked for by name and version.
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sim/control.h"
+
+namespace {
+
+int failures = 0;
+
+void fail(const char* file, int line, const std::string& what) {
+  std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
+  ++failures;
+}
+
+#define CHECK(condition)                                    \
+  do {                                                      \
+    if (!(condition)) fail(__FILE__, __LINE__, #condition); \
+  } while (false)
+
+#define ANSWERS(expected, ...)                                                                     \
+  do {                                                                                             \
+    const int answer = static_cast<int>(__VA_ARGS__);                                              \
+    if (answer != static_cast<int>(expected)) {                                                    \
+      fail(__FILE__, __LINE__, std::string(#__VA_ARGS__) + " answered " + std::to_string(answer)); \
+    }                                                                                              \
+  } while (false)
+
+#define OK(...) ANSWERS(CUDA_SUCCESS, __VA_ARGS__)
+
+void* library = nullptr;
+
+template <class Function>
+Function* symbol(const char* name) {
+  void* address = dlsym(library, name);
+  if (address == nullptr) throw std::runtime_error(std::string("no symbol ") + name);
+  return reinterpret_cast<Function*>(address);
+}
+
+// A driver function of the version asked for, through cuGetProcAddress as programs do it; null if the driver has none.
+template <class Function>
+Function* get(const char* name, int version = CUDA_VERSION) {
+  void* address = nullptr;
+  CUdriverProcAddressQueryResult status{};
+  const CUresult result = symbol<CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>(
+      "cuGetProcAddress_v2")(name, &address, version, CU_GET_PROC_ADDRESS_DEFAULT, &status);
+  CHECK(result == CUDA_SUCCESS);
+  CHECK((address != nullptr) == (status == CU_GET_PROC_ADDRESS_SUCCESS));
+  return reinterpret_cast<Function*>(address);
+}
+
+#define CALL(name, ...) get<decltype(name)>(#name)(__VA_ARGS__)
+
+std::string tell(const char* name) { return symbol<const char*()>(name)(); }
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void start(const char* spec) {
+  char error[256] = "";
+  if (symbol<decltype(gctxSimConfigure)>("gctxSimConfigure")(spec, error, sizeof error) != 0) {
+    throw std::runtime_error(std::string(spec) + ": " + error);
+  }
+  OK(CALL(cuInit, 0));
+}
+
+std::vector<CUdevResource> split(unsigned count, unsigned minimum, CUdevResource* rest = nullptr, unsigned flags = 0) {
+  CUdevResource all{};
+  OK(CALL(cuDeviceGetDevResource, 0, &all, CU_DEV_RESOURCE_TYPE_SM));
+  std::vector<CUdevResource> groups(count);
+  OK(CALL(cuDevSmResourceSplitByCount, groups.data(), &count, &all, rest, flags, minimum));
+  groups.resize(count);
+  return groups;
+}
+
+CUgreenCtx green(std::vector<CUdevResource> resources) {
+  CUdevResourceDesc descriptor = nullptr;
+  OK(CALL(cuDevResourceGenerateDesc, &descriptor, resources.data(), static_cast<unsigned>(resources.size())));
+  CUgreenCtx context = nullptr;
+  OK(CALL(cuGreenCtxCreate, &context, descriptor, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+  return context;
+}
+
+CUcontext face(CUgreenCtx context) {
+  CUcontext converted = nullptr;
+  OK(CALL(cuCtxFromGreenCtx, &converted, context));
+  return converted;
+}
+
+CUstream stream_on(CUgreenCtx context, int priority = 0) {
+  CUcontext old = nullptr;
+  CUstream stream = nullptr;
+  OK(CALL(cuCtxPushCurrent_v2, face(context)));
+  OK(CALL(cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING, priority));
+  OK(CALL(cuCtxPopCurrent_v2, &old));
+  return stream;
+}
+
+#undef cuCtxPushCurrent
+#undef cuCtxPopCurrent
+
+constexpr const char* program = R"(.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry cuda_gctx_probe(.param .u64 out, .param .u32 capacity, .param .u64 spin) { ret; }
+.visible .entry hog(.param .u64 unused) { ret; }
+.visible .entry quick() { ret; }
+)";
+
+struct Program {
+  CUlibrary library = nullptr;
+  Program() { OK(CALL(cuLibraryLoadData, &library, program, nullptr, nullptr, 0, nullptr, nullptr, 0)); }
+  ~Program() { OK(CALL(cuLibraryUnload, library)); }
+  CUfunction operator[](const char* name) const {
+    CUkernel kernel = nullptr;
+    OK(CALL(cuLibraryGetKernel, &kernel, library, name));
+    return reinterpret_cast<CUfunction>(kernel);
+  }
+};
+
+// The SMs that a grid which fills the stream's context runs on.
+std::set<std::uint64_t> sms_of(const Program& code, CUstream stream, unsigned blocks) {
+  CUdeviceptr memory = 0;
+  std::vector<std::uint64_t> records(std::size_t{blocks} * 4);
+  OK(CALL(cuMemAlloc_v2, &memory, records.size() * 8));
+  unsigned long long spin = 100'000;
+  void* arguments[] = {&memory, &blocks, &spin};
+  OK(CALL(cuLaunchKernel, code["cuda_gctx_probe"], blocks, 1, 1, 1024, 1, 1, 0, stream, arguments, nullptr));
+  OK(CALL(cuStreamSynchronize, stream));
+  OK(CALL(cuMemcpyDtoH_v2, records.data(), memory, records.size() * 8));
+  OK(CALL(cuMemFree_v2, memory));
+  std::set<std::uint64_t> seen;
+  for (std::size_t i = 0; i < records.size(); i += 4) {
+    CHECK(records[i + 2] > records[i + 1]);
+    CHECK(records[i + 3] == i / 4);
+    seen.insert(records[i]);
+  }
+  return seen;
+}
+
+CUcontext retain_primary() {
+  CUcontext context = nullptr;
+  OK(CALL(cuDevicePrimaryCtxRetain, &context, 0));
+  OK(CALL(cuCtxPushCurrent_v2, context));
+  return context;
+}
+
+void release_primary() {
+  CUcontext old = nullptr;
+  OK(CALL(cuCtxPopCurrent_v2, &old));
+  OK(CALL(cuDevicePrimaryCtxRelease_v2, 0));
+}
+
+void functions_appear_with_their_version() {
+  start("h200@12.3");
+  CHECK(get<void>("cuGreenCtxCreate") == nullptr);
+  ANSWERS(CUDA_ERROR_NOT_SUPPORTED, symbol<decltype(cuGreenCtxDestroy)>("cuGreenCtxDestroy")(nullptr));
+  start("h200@12.4");
+  CHECK(get<void>("cuGreenCtxCreate") != nullptr);
+  CHECK(get<void>("cuGreenCtxStreamCreate") == nullptr);
+  start("h200@12.8");
+  CHECK(get<void>("cuGreenCtxGetId") == nullptr);
+  CHECK(get<void>("cuStreamGetCtx", 9020) != get<void>("cuStreamGetCtx", 12050));
+  CHECK(get<void>("cuEventElapsedTime", 12070) != get<void>("cuEventElapsedTime", 12080));
+  start("h200@13.0");
+  CHECK(get<void>("cuDevSmResourceSplit") == nullptr);
+  CHECK(get<void>("cuGraphicsMapResources") == nullptr);
+  void* address = nullptr;
+  CUdriverProcAddressQueryResult status{};
+  OK(symbol<CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>("cuGetProcAddress_v2")(
+      "cuGreenCtxCreate", &address, 12000, 0, &status));
+  CHECK(status == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT && address == nullptr);
+  start("h200@13.1");
+  CHECK(get<void>("cuDevSmResourceSplit") != nullptr);
+  int version = 0;
+  OK(CALL(cuDriverGetVersion, &version));
+  CHECK(version == 13010);
+}
+
+void resources_are_as_recorded() {
+  start("h200@13.0");
+  CUdevResource rest{};
+  const auto groups = split(16, 8, &rest);
+  CHECK(groups.size() == 15 && groups[0].sm.smCount == 8 && rest.sm.smCount == 12);
+  CHECK(groups[0].sm.minSmPartitionSize == 0 && groups[0].sm.smCoscheduledAlignment == 0);
+  const auto again = split(16, 8);
+  CHECK(std::memcmp(groups.data(), again.data(), groups.size() * sizeof groups[0]) == 0);
+  std::vector<CUdevResource> out(4);
+  unsigned count = 4;
+  ANSWERS(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
+          CALL(cuDevSmResourceSplitByCount, out.data(), &count, &groups[0], nullptr, 0, 2));
+  CUdevResource edited = groups[0];
+  edited._internal_padding[20] ^= 1;
+  CUdevResourceDesc descriptor = nullptr;
+  ANSWERS(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, CALL(cuDevResourceGenerateDesc, &descriptor, &edited, 1));
+  ANSWERS(CUDA_ERROR_INVALID_VALUE, CALL(cuDevResourceGenerateDesc, &descriptor, &edited, 0));
+  CUdevResource workqueue{};
+  ANSWERS(CUDA_ERROR_INVALID_RESOURCE_TYPE,
+          CALL(cuDeviceGetDevResource, 0, &workqueue, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG));
+  split(66, 2, &rest, CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING);
+  CHECK(rest.type == CU_DEV_RESOURCE_TYPE_INVALID);
+}
+
+void kernels_run_on_the_sms_of_their_context() {
+  start("h200@13.0");
+  retain_primary();
+  {
+    const Program code;
+    const auto groups = split(16, 8);
+    const CUgreenCtx several = green({groups[0], groups[3], groups[7]});
+    const CUgreenCtx twice = green({groups[0], groups[0]});
+    const CUgreenCtx overlapping = green({groups[0], split(1, 16)[0]});
+    CUdevResource told{};
+    OK(CALL(cuGreenCtxGetDevResource, twice, &told, CU_DEV_RESOURCE_TYPE_SM));
+    CHECK(told.sm.smCount == 16);
+    OK(CALL(cuGreenCtxGetDevResource, overlapping, &told, CU_DEV_RESOURCE_TYPE_SM));
+    CHECK(told.sm.smCount == 24);
+    const CUstream streams[] = {stream_on(several), stream_on(twice), stream_on(overlapping)};
+    const std::set<std::uint64_t> recorded{0,  1,  6,  7,  14, 15, 16, 17, 22, 23, 30, 31,
+                                           32, 33, 38, 39, 46, 47, 48, 49, 54, 55, 62, 63};
+    CHECK(sms_of(code, streams[0], 48) == recorded);
+    CHECK(sms_of(code, streams[1], 16).size() == 8);
+    CHECK(sms_of(code, streams[2], 32).size() == 16);
+    OK(CALL(cuLaunchCooperativeKernel, code["quick"], 48, 1, 1, 1024, 1, 1, 0, streams[0], nullptr));
+    ANSWERS(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+            CALL(cuLaunchCooperativeKernel, code["quick"], 49, 1, 1, 1024, 1, 1, 0, streams[0], nullptr));
+    for (const CUstream stream : streams) OK(CALL(cuStreamDestroy_v2, stream));
+    for (const CUgreenCtx context : {several, twice, overlapping}) OK(CALL(cuGreenCtxDestroy, context));
+  }
+  release_primary();
+  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(tell("gctxSimLedger"), "\"lost_bytes\":12582912"));
+}
+
+void a_stream_after_its_context(const char* spec, CUresult use, CUresult destroy) {
+  start(spec);
+  const CUgreenCtx context = green(split(1, 8));
+  const CUcontext converted = face(context);
+  const CUstream stream = stream_on(context);
+  OK(CALL(cuCtxPushCurrent_v2, converted));
+  OK(CALL(cuGreenCtxDestroy, context));
+  CUcontext current = nullptr;
+  OK(CALL(cuCtxGetCurrent, &current));
+  CHECK(current == converted);
+  OK(CALL(cuCtxPushCurrent_v2, converted));
+  CUdevResource told{};
+  ANSWERS(CUDA_ERROR_CONTEXT_IS_DESTROYED, CALL(cuCtxGetDevResource, converted, &told, CU_DEV_RESOURCE_TYPE_SM));
+  ANSWERS(use, CALL(cuStreamQuery, stream));
+  ANSWERS(use, CALL(cuStreamSynchronize, stream));
+  ANSWERS(destroy, CALL(cuStreamDestroy_v2, stream));
+  OK(CALL(cuCtxPopCurrent_v2, &current));
+  OK(CALL(cuCtxPopCurrent_v2, &current));
+  CHECK(contains(tell("gctxSimLedger"), "wrong order"));
+}
+
+// How long, in virtual time, a short kernel takes beside a kernel that fills every SM it may use.
+float beside_a_hog(bool partitioned, bool fenced, int priority) {
+  start("h200@13.0");
+  retain_primary();
+  float milliseconds = 0;
+  {
+    const Program code;
+    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("hog", nullptr, nullptr, 1'500'000, nullptr, 0);
+    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("quick", nullptr, nullptr, 5'000, nullptr, 0);
+    CUdevResource rest{};
+    const auto groups = split(1, 16, &rest);
+    CUgreenCtx small = nullptr;
+    CUgreenCtx complement = nullptr;
+    CUstream quick_stream = nullptr;
+    CUstream hog_stream = nullptr;
+    if (partitioned) {
+      small = green(groups);
+      quick_stream = stream_on(small);
+    } else {
+      OK(CALL(cuStreamCreateWithPriority, &quick_stream, CU_STREAM_NON_BLOCKING, priority));
+    }
+    if (fenced) {
+      complement = green({rest});
+      hog_stream = stream_on(complement);
+    } else {
+      OK(CALL(cuStreamCreate, &hog_stream, CU_STREAM_NON_BLOCKING));
+    }
+    CUevent before = nullptr;
+    CUevent after = nullptr;
+    OK(CALL(cuEventCreate, &before, CU_EVENT_DEFAULT));
+    OK(CALL(cuEventCreate, &after, CU_EVENT_DEFAULT));
+    std::uint64_t unused = 0;
+    void* arguments[] = {&unused};
+    OK(CALL(cuLaunchKernel, code["hog"], 4 * 132, 1, 1, 1024, 1, 1, 0, hog_stream, arguments, nullptr));
+    OK(CALL(cuEventRecord, before, quick_stream));
+    OK(CALL(cuLaunchKernel, code["quick"], 16, 1, 1, 256, 1, 1, 0, quick_stream, nullptr, nullptr));
+    OK(CALL(cuEventRecord, after, quick_stream));
+    ANSWERS(CUDA_ERROR_NOT_READY, CALL(cuStreamQuery, hog_stream));
+    OK(CALL(cuEventSynchronize, after));
+    OK(CALL(cuEventElapsedTime_v2, &milliseconds, before, after));
+    OK(CALL(cuStreamSynchronize, hog_stream));
+    OK(CALL(cuEventDestroy_v2, before));
+    OK(CALL(cuEventDestroy_v2, after));
+    OK(CALL(cuStreamDestroy_v2, quick_stream));
+    OK(CALL(cuStreamDestroy_v2, hog_stream));
+    if (small != nullptr) OK(CALL(cuGreenCtxDestroy, small));
+    if (complement != nullptr) OK(CALL(cuGreenCtxDestroy, complement));
+  }
+  release_primary();
+  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  return milliseconds;
+}
+
+void only_a_fence_protects() {
+  CHECK(beside_a_hog(false, false, 0) > 1);
+  CHECK(beside_a_hog(false, false, -5) > 1);
+  CHECK(beside_a_hog(true, false, 0) > 1);
+  CHECK(beside_a_hog(true, true, 0) < 0.1F);
+}
+
+void a_captured_kernel_keeps_its_context() {
+  start("h200@13.0");
+  retain_primary();
+  {
+    const Program code;
+    const auto groups = split(2, 8);
+    const CUgreenCtx contexts[] = {green({groups[0]}), green({groups[1]})};
+    const CUstream streams[] = {stream_on(contexts[0]), stream_on(contexts[1])};
+    CUdeviceptr memory = 0;
+    OK(CALL(cuMemAlloc_v2, &memory, 8 * 32));
+    unsigned capacity = 8;
+    unsigned long long spin = 1'000;
+    void* arguments[] = {&memory, &capacity, &spin};
+    CUgraph graph = nullptr;
+    CUgraphExec exec = nullptr;
+    OK(CALL(cuStreamBeginCapture_v2, streams[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    OK(CALL(cuLaunchKernel, code["cuda_gctx_probe"], 8, 1, 1, 64, 1, 1, 0, streams[0], arguments, nullptr));
+    OK(CALL(cuStreamEndCapture, streams[0], &graph));
+    CUgraphNode node = nullptr;
+    std::size_t count = 1;
+    OK(CALL(cuGraphGetNodes, graph, &node, &count));
+    CUDA_KERNEL_NODE_PARAMS params{};
+    OK(CALL(cuGraphKernelNodeGetParams_v2, node, &params));
+    CHECK(params.ctx == face(contexts[0]));
+    OK(CALL(cuGraphInstantiateWithFlags, &exec, graph, 0));
+    OK(CALL(cuGraphLaunch, exec, streams[1]));
+    OK(CALL(cuStreamSynchronize, streams[1]));
+    std::uint64_t records[32];
+    OK(CALL(cuMemcpyDtoH_v2, records, memory, sizeof records));
+    const std::set<std::uint64_t> recorded{0, 1, 16, 17, 32, 33, 48, 49};
+    for (int i = 0; i < 8; ++i) CHECK(recorded.contains(records[4 * i]));
+    // A whole-context event meets a capture: refused, and the capture is lost.
+    CUevent event = nullptr;
+    OK(CALL(cuEventCreate, &event, CU_EVENT_DEFAULT));
+    OK(CALL(cuStreamBeginCapture_v2, streams[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    ANSWERS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CALL(cuGreenCtxRecordEvent, contexts[0], event));
+    CUgraph lost = nullptr;
+    ANSWERS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CALL(cuStreamEndCapture, streams[0], &lost));
+    OK(CALL(cuGreenCtxRecordEvent, contexts[0], event));
+    OK(CALL(cuGreenCtxWaitEvent, contexts[1], event));
+    OK(CALL(cuEventDestroy_v2, event));
+    OK(CALL(cuGraphExecDestroy, exec));
+    OK(CALL(cuGraphDestroy, graph));
+    OK(CALL(cuMemFree_v2, memory));
+    for (const CUstream stream : streams) OK(CALL(cuStreamDestroy_v2, stream));
+    for (const CUgreenCtx context : contexts) OK(CALL(cuGreenCtxDestroy, context));
+  }
+  release_primary();
+  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+}
+
+void structured_splits_and_workqueues() {
+  start("h200@13.1");
+  CUdevResource all{};
+  OK(CALL(cuDeviceGetDevResource, 0, &all, CU_DEV_RESOURCE_TYPE_SM));
+  CU_DEV_SM_RESOURCE_GROUP_PARAMS params[3] = {};
+  params[0].smCount = 8;
+  params[1].smCount = 16;
+  params[2].smCount = 24;
+  std::vector<CUdevResource> groups(3);
+  CUdevResource rest{};
+  OK(CALL(cuDevSmResourceSplit, groups.data(), 3, &all, &rest, 0, params));
+  CHECK(groups[2].sm.smCount == 24 && rest.sm.smCount == 84);
+  CUdevResource queue{};
+  OK(CALL(cuDeviceGetDevResource, 0, &queue, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG));
+  queue.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED;
+  queue.wqConfig.wqConcurrencyLimit = 3;
+  const CUgreenCtx context = green({groups[0], queue});
+  CUdevResource told{};
+  OK(CALL(cuGreenCtxGetDevResource, context, &told, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG));
+  CHECK(told.wqConfig.wqConcurrencyLimit == 3);
+  CHECK(told.wqConfig.sharingScope == CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED);
+  OK(CALL(cuGreenCtxGetDevResource, context, &told, CU_DEV_RESOURCE_TYPE_WORKQUEUE));
+  OK(CALL(cuGreenCtxDestroy, green({groups[1], told})));
+  CUdevResource both[] = {queue, queue};
+  CUdevResourceDesc descriptor = nullptr;
+  ANSWERS(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, CALL(cuDevResourceGenerateDesc, &descriptor, both, 2));
+  OK(CALL(cuGreenCtxDestroy, context));
+  ANSWERS(CUDA_ERROR_CONTEXT_IS_DESTROYED, CALL(cuGreenCtxDestroy, context));
+  CHECK(contains(tell("gctxSimLedger"), "double destroy"));
+}
+
+void faults_are_answered() {
+  start("h200@13.0");
+  symbol<decltype(gctxSimFailNth)>("gctxSimFailNth")("cuGreenCtxCreate", 2, CUDA_ERROR_OUT_OF_MEMORY);
+  CUdevResourceDesc descriptor = nullptr;
+  auto groups = split(1, 8);
+  OK(CALL(cuDevResourceGenerateDesc, &descriptor, groups.data(), 1));
+  CUgreenCtx first = nullptr;
+  CUgreenCtx second = nullptr;
+  OK(CALL(cuGreenCtxCreate, &first, descriptor, 0, 1));
+  ANSWERS(CUDA_ERROR_OUT_OF_MEMORY, CALL(cuGreenCtxCreate, &second, descriptor, 0, 1));
+  OK(CALL(cuGreenCtxCreate, &second, descriptor, 0, 1));
+  symbol<decltype(gctxSimLimitContexts)>("gctxSimLimitContexts")(2);
+  CUgreenCtx third = nullptr;
+  ANSWERS(CUDA_ERROR_OUT_OF_MEMORY, CALL(cuGreenCtxCreate, &third, descriptor, 0, 1));
+  ANSWERS(CUDA_ERROR_INVALID_VALUE, CALL(cuGreenCtxCreate, &third, descriptor, 0, 0));
+  OK(CALL(cuGreenCtxDestroy, first));
+  OK(CALL(cuGreenCtxDestroy, second));
+}
+
+void wild_handles_answer_errors() {
+  start("h200@13.4");
+  const CUgreenCtx old = green(split(1, 8));
+  start("h200@13.4");
+  ANSWERS(CUDA_ERROR_INVALID_CONTEXT, CALL(cuGreenCtxDestroy, old));
+  for (std::uint64_t seed = 1; seed < 20000; ++seed) {
+    const std::uint64_t value = seed * 0x9e3779b97f4a7c15 >> (seed % 60);
+    void* wild = reinterpret_cast<void*>(value < 3 ? 3 : value);
+    CHECK(CALL(cuStreamQuery, static_cast<CUstream>(wild)) != CUDA_SUCCESS);
+    CHECK(CALL(cuEventQuery, static_cast<CUevent>(wild)) != CUDA_SUCCESS);
+    CHECK(CALL(cuCtxPushCurrent_v2, static_cast<CUcontext>(wild)) != CUDA_SUCCESS);
+    CHECK(CALL(cuMemFree_v2, value + 1) != CUDA_SUCCESS);
+  }
+}
+
+void contexts_are_made_and_destroyed_fast() {
+  start("h200@13.0,memory=70000000000000");
+  auto groups = split(1, 8);
+  CUdevResourceDesc descriptor = nullptr;
+  OK(CALL(cuDevResourceGenerateDesc, &descriptor, groups.data(), 1));
+  CUcontext primary = nullptr;
+  OK(CALL(cuDevicePrimaryCtxRetain, &primary, 0));
+  auto* const create = get<decltype(cuGreenCtxCreate)>("cuGreenCtxCreate");
+  auto* const destroy = get<decltype(cuGreenCtxDestroy)>("cuGreenCtxDestroy");
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 100'000; ++i) {
+    CUgreenCtx context = nullptr;
+    OK(create(&context, descriptor, 0, 1));
+    OK(destroy(context));
+  }
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  std::printf("100000 pairs of creating and destroying a context (simulated): %.2f s\n", taken.count());
+  OK(CALL(cuDevicePrimaryCtxRelease_v2, 0));
+}
+
+void threads_do_not_disturb_each_other() {
+  start("h200@13.1,devices=2");
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int number = 0; number < 16; ++number) {
+    threads.emplace_back([&wrong] {
+      for (int round = 0; round < 30; ++round) {
+        const CUgreenCtx context = green(split(2, 8));
+        const CUstream stream = stream_on(context);
+        CUcontext current = nullptr;
+        CUevent event = nullptr;
+        CALL(cuCtxPushCurrent_v2, face(context));
+        CALL(cuEventCreate, &event, CU_EVENT_DEFAULT);
+        CUdeviceptr memory = 0;
+        int value = 0;
+        CALL(cuMemAlloc_v2, &memory, 64);
+        CALL(cuMemsetD32Async, memory, 77, 16, stream);
+        CALL(cuMemcpyDtoHAsync_v2, &value, memory, sizeof value, stream);
+        CALL(cuEventRecord, event, stream);
+        while (CALL(cuEventQuery, event) == CUDA_ERROR_NOT_READY) {
+        }
+        if (value != 77) ++wrong;
+        CALL(cuMemFree_v2, memory);
+        CALL(cuEventDestroy_v2, event);
+        CALL(cuCtxPopCurrent_v2, &current);
+        CALL(cuStreamDestroy_v2, stream);
+        CALL(cuGreenCtxDestroy, context);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+}
+
+}  // namespace
+
+int main() {
+  library = dlopen(CUDA_GCTX_SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+    return 2;
+  }
+  try {
+    functions_appear_with_their_version();
+    resources_are_as_recorded();
+    kernels_run_on_the_sms_of_their_context();
+    a_stream_after_its_context("h200@13.0", CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    a_stream_after_its_context("h200@13.1", CUDA_ERROR_STREAM_DETACHED, CUDA_SUCCESS);
+    only_a_fence_protects();
+    a_captured_kernel_keeps_its_context();
+    structured_splits_and_workqueues();
+    faults_are_answered();
+    wild_handles_answer_errors();
+    contexts_are_made_and_destroyed_fast();
+    threads_do_not_disturb_each_other();
+  } catch (const std::exception& error) {
+    fail(__FILE__, __LINE__, error.what());
+  }
+  std::printf(failures == 0 ? "sim_test: all passed (simulated)\n" : "sim_test: %d failures\n", failures);
+  return failures == 0 ? 0 : 1;
+}

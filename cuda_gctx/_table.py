@@ -1,0 +1,32 @@
+"""Tables for people: aligned columns of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The rows under the header, numbers to the right, text to the left; None is a dash."""
+    body = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    kinds = list(zip(*([cell.replace(".", "", 1).isdigit() or cell == "-" for cell in row] for row in body), strict=True))
+    numeric = [all(column) for column in kinds] or [False] * len(header)
+    lines = [list(header), *body]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers, those in a row joined: ``0-3, 8``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,998 @@
+"""Partitions of a device: named, disjoint, fenced, kept for the next use, and switched without a driver call."""
+
+from __future__ import annotations
+
+import json
+import numbers
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from math import floor
+from operator import index
+from typing import Any, TypeAlias
+
+from cuda_gctx._context import Context, ContextOptions
+from cuda_gctx._device import Device
+from cuda_gctx._driver import before_driver_closes
+from cuda_gctx._errors import FeatureNotSupported, ResourceOverlapWarning, SplitError
+from cuda_gctx._event import Event
+from cuda_gctx._lease import (
+    Claim,
+    capturing_stream,
+    claim,
+    context_counts,
+    create_kept_context,
+    demand_not_current,
+    device_memory,
+    driver_key,
+    is_capturing,
+    lend,
+    retire,
+)
+from cuda_gctx._probe import blocks_per_sm, max_cluster_size, max_clusters
+from cuda_gctx._resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx._stream import Stream, StreamOptions
+from cuda_gctx._table import ranges, table
+from cuda_gctx.verify import VerifyReport, verify
+
+__all__ = [
+    "ContextStore",
+    "Layout",
+    "MemoryUse",
+    "Partition",
+    "PartitionPool",
+    "PartitionSize",
+    "PartitionSpec",
+    "Partitions",
+    "memory_use",
+    "partition",
+    "partition_sizes",
+    "store",
+]
+
+FENCE = "rest"
+
+# What a context takes of device memory, and what the driver does not give back when it is destroyed: measured on an H200
+# with driver 13.0, the same for 8 and 120 SMs (HARDWARE.md). The driver does not tell it.
+CONTEXT_BYTES = 4 * 2**20
+
+# ---- what is asked for
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionSpec:
+    """What one partition asks for.
+
+    sms: a number of SMs; a fraction of the device (a float up to 1.0), rounded down to whole units; None for everything
+    left; or SMResourceOptions for one group.
+    workqueue: how its hardware queues are provisioned (driver 13.1 and newer).
+    """
+
+    sms: int | float | SMResourceOptions | None = None
+    workqueue: WorkqueueResourceOptions | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sms", _checked_sms(self.sms))
+        if self.workqueue is not None and not isinstance(self.workqueue, WorkqueueResourceOptions):
+            raise TypeError(f"workqueue must be WorkqueueResourceOptions, not {type(self.workqueue).__name__}")
+
+    def _identity(self) -> tuple[object, ...]:
+        # 1 and 1.0 are equal numbers and very different requests.
+        return type(self.sms), self.sms, self.workqueue
+
+    def __eq__(self, other: object) -> bool:
+        return self._identity() == other._identity() if isinstance(other, PartitionSpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        queue = f", workqueue={self.workqueue}" if self.workqueue is not None else ""
+        return f"PartitionSpec({self.sms!r}{queue})"
+
+
+Request: TypeAlias = int | float | SMResourceOptions | PartitionSpec | None
+
+
+def _checked_sms(value: object) -> int | float | SMResourceOptions | None:
+    if value is None:
+        return None
+    if isinstance(value, SMResourceOptions):
+        if isinstance(value.count, tuple) and len(value.count) != 1:
+            raise ValueError(f"{value} asks for {len(value.count)} groups, and a partition is one: give each its own name")
+        return value
+    if isinstance(value, bool):
+        raise TypeError("a partition is asked for by a number of SMs, not by a bool")
+    with suppress(TypeError):
+        number = index(value)  # type: ignore[arg-type]
+        if number < 1:
+            raise ValueError(f"a partition needs at least 1 SM, not {number}")
+        return number
+    if isinstance(value, numbers.Real):
+        fraction = float(value)
+        if not 0 < fraction <= 1:
+            raise ValueError(
+                f"{fraction} is no part of a device: a float means a fraction above 0 and up to 1, an int a number of SMs"
+            )
+        return fraction
+    raise TypeError(
+        "a partition is asked for by an int, a fraction, None, SMResourceOptions or a PartitionSpec, "
+        f"not by {type(value).__name__}"
+    )
+
+
+def _spec(request: object) -> PartitionSpec:
+    return request if isinstance(request, PartitionSpec) else PartitionSpec(request)  # type: ignore[arg-type]
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a partition must be a str, not {type(name).__name__}")
+    if not name.isidentifier() or name.startswith("_"):
+        raise ValueError(f"{name!r} cannot be the name of a partition: parts.{name} must be readable as an attribute")
+    if hasattr(Partitions, name):
+        raise ValueError(f"{name!r} cannot be the name of a partition: Partitions has an attribute of that name")
+    return name
+
+
+def _spec_to_json(spec: PartitionSpec) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if isinstance(spec.sms, SMResourceOptions):
+        fields = ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain")
+        told["options"] = {name: getattr(spec.sms, name) for name in fields if getattr(spec.sms, name) not in (None, False)}
+    elif isinstance(spec.sms, float):
+        told["fraction"] = spec.sms
+    else:
+        told["sms"] = spec.sms
+    if spec.workqueue is not None:
+        queue = spec.workqueue
+        told["workqueue"] = {"sharing_scope": queue.sharing_scope, "concurrency_limit": queue.concurrency_limit}
+    return told
+
+
+def _spec_from_json(told: Mapping[str, Any]) -> PartitionSpec:
+    queue = WorkqueueResourceOptions(**told["workqueue"]) if told.get("workqueue") is not None else None
+    if "options" in told:
+        return PartitionSpec(SMResourceOptions(**told["options"]), queue)
+    return PartitionSpec(float(told["fraction"]) if "fraction" in told else told["sms"], queue)
+
+
+class Layout:
+    """What a set of partitions asks for: a value, by name (``Layout(decode=16, prefill=None)``) or by position."""
+
+    __slots__ = ("_hash", "_named", "names", "specs")
+
+    names: tuple[str, ...]
+    specs: tuple[PartitionSpec, ...]
+    _named: bool
+    _hash: int
+
+    def __init__(self, *requests: Request, **named: Request) -> None:
+        self._fill(requests, named)
+
+    @classmethod
+    def of(cls, layout: Layout | Mapping[str, Request] | Sequence[Request]) -> Layout:
+        """The layout that a mapping (by name) or a sequence (by position) stands for."""
+        if isinstance(layout, Layout):
+            return layout
+        made = cls.__new__(cls)
+        if isinstance(layout, Mapping):
+            made._fill((), layout)
+        elif isinstance(layout, Sequence) and not isinstance(layout, (str, bytes, bytearray)):
+            made._fill(layout, {})
+        else:
+            raise TypeError(f"a layout is a Layout, a mapping or a sequence, not {type(layout).__name__}")
+        return made
+
+    def _fill(self, requests: Sequence[Request], named: Mapping[str, Request]) -> None:
+        if requests and named:
+            raise ValueError("partitions are given by position or by name, not both")
+        if not requests and not named:
+            raise ValueError("a layout needs at least one partition")
+        put = object.__setattr__
+        put(self, "_named", bool(named))
+        put(self, "names", tuple(map(_checked_name, named)) if named else tuple(map(str, range(len(requests)))))
+        specs = []
+        for name, request in zip(self.names, named.values() if named else requests, strict=True):
+            try:
+                specs.append(_spec(request))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"partition {name}: {error}") from None
+        put(self, "specs", tuple(specs))
+        open_ones = [name for name, spec in zip(self.names, self.specs, strict=True) if _takes_the_rest(spec)]
+        if len(open_ones) > 1:
+            raise ValueError(f"{' and '.join(open_ones)} all ask for everything left: one partition can have it")
+        put(self, "_hash", hash((self._named, self.names, self.specs)))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Layout is a value and cannot be changed: make another one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a Layout is a value and cannot be changed: make another one")
+
+    def to_json(self) -> str:
+        """The layout as JSON, which from_json() reads."""
+        partitions = [
+            {**({"name": name} if self._named else {}), **_spec_to_json(spec)}
+            for name, spec in zip(self.names, self.specs, strict=True)
+        ]
+        return json.dumps({"partitions": partitions})
+
+    @classmethod
+    def from_json(cls, text: str) -> Layout:
+        """The layout that to_json() wrote."""
+        try:
+            entries = json.loads(text)["partitions"]
+            specs = [_spec_from_json(entry) for entry in entries]
+            names = [entry["name"] for entry in entries if "name" in entry]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this JSON is no layout: {error!r}") from None
+        if names and (len(names) != len(specs) or len(set(names)) != len(names)):
+            raise ValueError("this JSON is no layout: all partitions need names of their own, or none has one")
+        return cls.of(dict(zip(names, specs, strict=True)) if names else specs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout.from_json, (self.to_json(),)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return (self._named, self.names, self.specs) == (other._named, other.names, other.specs)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        told = [spec if spec.workqueue is not None else spec.sms for spec in self.specs]
+        if self._named:
+            return f"Layout({', '.join(f'{name}={value!r}' for name, value in zip(self.names, told, strict=True))})"
+        return f"Layout({', '.join(map(repr, told))})"
+
+
+def _takes_the_rest(spec: PartitionSpec) -> bool:
+    if isinstance(spec.sms, SMResourceOptions):
+        return spec.sms.count in (None, (None,))
+    return spec.sms is None
+
+
+# ---- splitting
+
+
+def _only(entry: Any) -> Any:
+    """The entry of an option of one group, which may stand in a sequence."""
+    return entry[0] if isinstance(entry, tuple) else entry
+
+
+def _count(name: str, spec: PartitionSpec, whole: SMResource) -> int | None:
+    if not isinstance(spec.sms, float):
+        return spec.sms  # type: ignore[return-value]
+    grain = whole.coscheduled_alignment
+    # The addition takes back what 0.1 + 0.2 and the like lose.
+    units = floor(spec.sms * whole.sm_count / grain + 1e-9)
+    if units * grain < whole.min_partition_size:
+        least = max(grain, whole.min_partition_size)
+        raise ValueError(
+            f"partition {name}: {spec.sms} of {whole.sm_count} SMs are {spec.sms * whole.sm_count:.1f}, less than the "
+            f"smallest partition of {least}: ask for {least / whole.sm_count:.3f} or more, or for a number of SMs"
+        )
+    return units * grain
+
+
+def _split_options(layout: Layout, whole: SMResource) -> SMResourceOptions:
+    columns = []
+    for name, spec in zip(layout.names, layout.specs, strict=True):
+        if isinstance(spec.sms, SMResourceOptions):
+            asked = spec.sms
+            fields = (asked.coscheduled_sm_count, asked.preferred_coscheduled_sm_count, asked.backfill, asked.locality_domain)
+            columns.append((_only(asked.count), *map(_only, fields)))
+        else:
+            columns.append((_count(name, spec, whole), None, None, False, None))
+    return SMResourceOptions(*zip(*columns, strict=True))
+
+
+def _split(layout: Layout, whole: SMResource) -> list[SMResource]:
+    """The groups in the order asked, and the fence if anything is left for it."""
+    try:
+        groups, remainder = whole.split(_split_options(layout, whole))
+    except SplitError as error:
+        message = f"{layout} does not fit: {error}"
+        if isinstance(error.suggestion, SMResourceOptions):
+            counts = error.suggestion.count
+            fitting = counts if isinstance(counts, tuple) else (counts,)
+            told = ", ".join(f"{name}={sms}" for name, sms in zip(layout.names, fitting, strict=False))
+            message += f"; as partitions: {told}"
+        error.args = (message,)
+        raise
+    return [*groups, remainder] if remainder.sm_count else groups
+
+
+@dataclass(frozen=True)
+class PartitionSize:
+    """A size that a partition can have.
+
+    aligned: its SMs sit together in units of the device's alignment, so that large thread-block clusters fit; if not, it
+    is reached with ``SMResourceOptions(count, backfill=True)``.
+    cluster_sms: how many of its SMs are known to sit together, by the driver.
+    """
+
+    sm_count: int
+    aligned: bool
+    cluster_sms: int
+    strategy: str | None
+
+
+def partition_sizes(device: Device) -> list[PartitionSize]:
+    """Every size that one partition of the device can have, the driver being asked about each."""
+    whole = device.resources.sm
+    sizes = []
+    for wanted in range(2, whole.sm_count + 1, 2):
+        for backfill in (False, True):
+            if not backfill and wanted % whole.coscheduled_alignment:
+                continue
+            try:
+                [group], _ = whole.split(SMResourceOptions([wanted], backfill=backfill), dry_run=True)
+            except SplitError:
+                continue
+            if group.sm_count == wanted:
+                sizes.append(PartitionSize(wanted, not backfill, group.coscheduled_alignment, group.strategy))
+                break
+    return sizes
+
+
+# ---- contexts that are kept
+
+
+@dataclass(eq=False)
+class _Kept:
+    """The contexts of one layout on one driver and device, fence included, and what is known of them."""
+
+    key: tuple[object, ...]
+    groups: list[SMResource]
+    contexts: list[Context]
+    sm_ids: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for context in reversed(self.contexts):
+            # One that is still current somewhere lives on there, and is destroyed after that.
+            with suppress(RuntimeError):
+                context.close()
+
+
+class ContextStore:
+    """Green contexts that nobody uses at the moment, kept for whoever asks for the same SMs again.
+
+    Making a context takes about a millisecond, and destroying it does not give its device memory back, so that contexts of
+    closed partitions come here. Beyond `limit` contexts the set that came back first is destroyed.
+    """
+
+    def __init__(self, limit: int = 256) -> None:
+        # Reentrant: the collector may give contexts back in the middle of a call.
+        self._lock = threading.RLock()
+        self._kept: list[_Kept] = []
+        self.limit = limit
+
+    @property
+    def limit(self) -> int:
+        """How many contexts are kept at most."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"limit must be an int, not {type(value).__name__}")
+        if value < 0:
+            raise ValueError(f"limit must be 0 or more, not {value}")
+        self._limit = value
+        self._trim()
+
+    def __len__(self) -> int:
+        return sum(len(kept.contexts) for kept in list(self._kept))
+
+    def count(self, device: Device) -> int:
+        """How many contexts of a device are kept."""
+        mine = _driver_and_device(device.resources.sm, device)
+        return sum(len(kept.contexts) for kept in list(self._kept) if kept.key[:2] == mine)
+
+    def drop(self) -> None:
+        """Destroys all contexts that are kept. What they lost of device memory stays lost (see system.memory())."""
+        self._drop(lambda kept: True)
+
+    def _drop(self, chosen: Any) -> None:
+        with self._lock:
+            dropped = [kept for kept in self._kept if chosen(kept)]
+            self._kept = [kept for kept in self._kept if kept not in dropped]
+        for kept in dropped:
+            kept.close()
+
+    def _forget_driver(self, key: int) -> None:
+        self._drop(lambda kept: kept.key[0] == key)
+
+    def _take(self, key: tuple[object, ...]) -> _Kept | None:
+        with self._lock:
+            for position in range(len(self._kept) - 1, -1, -1):
+                if self._kept[position].key == key:
+                    return self._kept.pop(position)
+        return None
+
+    def _put(self, kept: _Kept) -> None:
+        if any(context.is_closed for context in kept.contexts):
+            kept.close()
+            return
+        with self._lock:
+            self._kept.append(kept)
+        self._trim()
+
+    def _trim(self) -> None:
+        while True:
+            with self._lock:
+                if len(self) <= self._limit:
+                    return
+                oldest = self._kept.pop(0)
+            oldest.close()
+
+    def __repr__(self) -> str:
+        return f"<ContextStore: {len(self)} contexts, {self.limit} at most>"
+
+
+store = ContextStore()
+before_driver_closes(store._forget_driver)
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Device memory and the green contexts that this package made on a device.
+
+    contexts: alive, of which `stored` wait in the store for their next use; destroyed: how many are gone.
+    held_bytes, lost_bytes: what the live ones take and what the driver did not give back for the destroyed ones. The
+    driver does not tell these two: they are the counts times 4 MiB, as measured on an H200 with driver 13.0.
+    """
+
+    free_bytes: int
+    total_bytes: int
+    contexts: int
+    stored: int
+    destroyed: int
+
+    @property
+    def held_bytes(self) -> int:
+        return self.contexts * CONTEXT_BYTES
+
+    @property
+    def lost_bytes(self) -> int:
+        return self.destroyed * CONTEXT_BYTES
+
+
+def memory_use() -> dict[int, MemoryUse]:
+    """For each device on which this package has made green contexts, what they hold and have lost."""
+    uses = {}
+    for device_id in range(Device.count()):
+        device = Device(device_id)
+        try:
+            whole = device.resources.sm
+        except FeatureNotSupported:
+            continue
+        made, destroyed = context_counts(whole)
+        if made:
+            free, total = device_memory(whole)
+            uses[device_id] = MemoryUse(free, total, made - destroyed, store.count(device), destroyed)
+    return uses
+
+
+def _driver_and_device(whole: SMResource, device: Device) -> tuple[int, int]:
+    return driver_key(whole), device.device_id
+
+
+class _Lease:
+    """The use of kept contexts: they go back when it ends, or when nothing refers to it any more."""
+
+    __slots__ = ("__weakref__", "kept", "release")
+
+    def __init__(self, kept: _Kept, place: Claim) -> None:
+        self.kept = kept
+        self.release = weakref.finalize(self, _give_back, kept, place)
+        # At exit the process takes everything along; the driver may be gone by then.
+        self.release.atexit = False
+
+
+def _give_back(kept: _Kept, place: Claim) -> None:
+    place.release()
+    store._put(kept)
+
+
+def _refuse_capture(whole: SMResource, streams: Sequence[Stream]) -> None:
+    capturing = next((f"{stream!r}" for stream in streams if is_capturing(stream)), None) or capturing_stream(whole)
+    if capturing is not None:
+        raise RuntimeError(
+            f"{capturing} is capturing a graph: contexts cannot be made meanwhile; open the partitions before the capture"
+        )
+
+
+def _make_contexts(device: Device, layout: Layout, groups: Sequence[SMResource]) -> list[Context]:
+    contexts: list[Context] = []
+    try:
+        for position, group in enumerate(groups):
+            workqueue = layout.specs[position].workqueue if position < len(layout.specs) else None
+            if workqueue is None:
+                options = ContextOptions([group])
+            else:
+                queue = device.resources.workqueue
+                queue.configure(workqueue)
+                options = ContextOptions([group, queue])
+            contexts.append(create_kept_context(device.device_id, options))
+    except BaseException:
+        while contexts:
+            contexts.pop().close()
+        raise
+    return contexts
+
+
+def _open(
+    device: Device, layout: Layout, *, exclusive: bool, group: int, streams: Sequence[Stream], stacklevel: int
+) -> tuple[_Lease, list[str]]:
+    whole = device.resources.sm
+    if any(spec.workqueue is not None for spec in layout.specs):
+        device.resources.workqueue  # noqa: B018  refuses where the driver has none, before anything is made
+    key = (*_driver_and_device(whole, device), layout.specs)
+    kept = store._take(key)
+    place = None
+    try:
+        if kept is None:
+            _refuse_capture(whole, streams)
+        groups = kept.groups if kept is not None else _split(layout, whole)
+        names = [*layout.names, FENCE][: len(groups)]
+        place = claim(groups, names, exclusive, group)
+        if place.overlap_report:
+            warnings.warn(place.overlap_report, ResourceOverlapWarning, stacklevel=stacklevel)
+        if kept is None:
+            kept = _Kept(key, groups, _make_contexts(device, layout, groups))
+        return _Lease(kept, place), names
+    except BaseException:
+        if place is not None:
+            place.release()
+        if kept is not None:
+            store._put(kept)
+        raise
+
+
+# ---- what is lent
+
+
+def _function(kernel: object) -> int:
+    """The handle of a kernel: an int, or what has one; 0 for None, which means the probe."""
+    if kernel is None:
+        return 0
+    handle = getattr(kernel, "handle", kernel)
+    try:
+        number = int(handle)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"a kernel is a CUfunction or CUkernel as an int, or an object with a handle, not {type(kernel).__name__}"
+        ) from None
+    if isinstance(kernel, bool) or number <= 0:
+        raise ValueError(f"{kernel!r} is no handle of a kernel")
+    return number
+
+
+def _positive(name: str, value: int, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not least <= value < 2**31:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+    return value
+
+
+class Partition:
+    """One part of a device: its context, and the streams that it lends.
+
+    Its occupancy methods take a kernel (a CUfunction or CUkernel as an int, or an object with a ``handle`` such as
+    cuda.core's Kernel), and how it is launched. Without a kernel they answer for one that needs few registers and no static
+    shared memory: an upper bound for others.
+    """
+
+    __slots__ = ("_context", "_lease", "_lock", "_pools", "_position", "_requested", "_stream", "name")
+
+    def __init__(self, name: str, requested: object, position: int, lease: _Lease) -> None:
+        self.name = name
+        self._requested = requested
+        self._position = position
+        self._lease = lease
+        self._context = lend(lease.kept.contexts[position], lease)
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self._pools: dict[int | None, list[Stream]] = {}
+
+    @property
+    def context(self) -> Context:
+        """Its green context. Closed with the partitions, and kept for their next use."""
+        if self._context.is_closed:
+            raise RuntimeError(f"partition {self.name} has been closed")
+        return self._context
+
+    @property
+    def sm_count(self) -> int:
+        """How many SMs it has."""
+        return self._lease.kept.groups[self._position].sm_count
+
+    @property
+    def requested(self) -> Any:
+        """What it was asked for: a number of SMs, a fraction, SMResourceOptions or None."""
+        return self._requested
+
+    @property
+    def strategy(self) -> str | None:
+        """How the split made it (see SMResource.strategy)."""
+        return self._lease.kept.groups[self._position].strategy
+
+    @property
+    def coscheduled_alignment(self) -> int:
+        """How many of its SMs are known to sit together, room for a thread-block cluster."""
+        return self._lease.kept.groups[self._position].coscheduled_alignment
+
+    @property
+    def sm_ids(self) -> tuple[int, ...] | None:
+        """The ids of its SMs; None until verify() has seen them."""
+        return self._lease.kept.sm_ids.get(self._position)
+
+    @property
+    def stream(self) -> Stream:
+        """Its stream, made at first use."""
+        if self._stream is None:
+            with self._lock:
+                if self._stream is None:
+                    self._stream = self.context.create_stream()
+        if self._stream.is_closed:
+            raise RuntimeError(f"the stream of partition {self.name} has been closed")
+        return self._stream
+
+    def stream_pool(self, number: int, priority: int | None = None) -> tuple[Stream, ...]:
+        """So many streams of a priority (None: the lowest), the same ones each time."""
+        _positive("number", number)
+        context = self.context
+        with self._lock:
+            pool = self._pools.setdefault(priority, [])
+            while len(pool) < number:
+                pool.append(context.create_stream(StreamOptions(priority=priority)))
+            return tuple(pool[:number])
+
+    def record(self, event: Event | None = None) -> Event:
+        """Records `event`, or a new one, behind all work of all streams of the partition; returns it."""
+        return self.context.record_event(event)
+
+    def wait(self, other: Partition | Event) -> None:
+        """Lets all later work of the partition wait for an event, or for all work that another partition has so far."""
+        if not isinstance(other, (Partition, Event)):
+            raise TypeError(f"a partition waits for a Partition or an Event, not for {type(other).__name__}")
+        self.context.wait_event(other.record() if isinstance(other, Partition) else other)
+
+    def max_blocks(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
+        """How many blocks run at once in the partition, by the driver: also the largest grid of a cooperative launch.
+
+        threads: per block; shared_memory: dynamic, bytes per block.
+        """
+        per_sm = blocks_per_sm(self.context, *self._shape(kernel, threads, shared_memory))
+        return per_sm * self.sm_count
+
+    def max_cluster_size(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
+        """The largest thread-block cluster that fits in the partition, by the driver; 1 where there are no clusters."""
+        return max_cluster_size(self.stream, *self._shape(kernel, threads, shared_memory))
+
+    def max_clusters(self, cluster_size: int, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
+        """How many clusters of a size run at once in the partition, by the driver."""
+        size = _positive("cluster_size", cluster_size)
+        return max_clusters(self.stream, *self._shape(kernel, threads, shared_memory), size)
+
+    @staticmethod
+    def _shape(kernel: object, threads: int, shared_memory: int) -> tuple[int, int, int]:
+        return _function(kernel), _positive("threads", threads), _positive("shared_memory", shared_memory, 0)
+
+    def _streams(self) -> list[Stream]:
+        lent = [stream for pool in self._pools.values() for stream in pool]
+        return lent if self._stream is None else [self._stream, *lent]
+
+    def _demand_not_current(self) -> None:
+        if not self._context.is_closed:
+            demand_not_current(self._context)
+
+    def _close(self) -> None:
+        with self._lock:
+            for stream in reversed(self._streams()):
+                stream.close()
+        retire(self._context)
+
+    def __repr__(self) -> str:
+        if self._context.is_closed:
+            return f"<Partition {self.name}: closed>"
+        return f"<Partition {self.name}: {self.sm_count} SMs, asked {self.requested}>"
+
+
+class Partitions:
+    """Disjoint parts of a device, and the fence (``rest``) with the SMs that nobody asked for.
+
+    A partition is found by name (``parts.decode``, ``parts["decode"]``) or position (``parts[0]``); iteration gives them in
+    the order asked, the fence last.
+    """
+
+    __slots__ = ("__weakref__", "_all", "_by_name", "_closed", "_device", "_layout", "_lease", "_lock", "_pool")
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("Partitions come from Device.partition() or PartitionPool.get()")
+
+    @classmethod
+    def _make(
+        cls, device: Device, layout: Layout, lease: _Lease, names: Sequence[str], pool: PartitionPool | None
+    ) -> Partitions:
+        self = cls.__new__(cls)
+        requests = [spec.sms for spec in layout.specs]
+        self._all = tuple(
+            Partition(name, requests[i] if i < len(requests) else None, i, lease) for i, name in enumerate(names)
+        )
+        self._by_name = {part.name: part for part in self._all}
+        self._device = device
+        self._layout = layout
+        self._lease = lease
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pool = pool
+        return self
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
+    def layout(self) -> Layout:
+        """What was asked for."""
+        return self._layout
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the order asked, without the fence."""
+        return self._layout.names
+
+    @property
+    def rest(self) -> Partition | None:
+        """The fence: the SMs that nobody asked for, for all other work; None if there are none."""
+        self._demand_open()
+        return self._by_name.get(FENCE)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def __getattr__(self, name: str) -> Partition:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            part = self._by_name[name]
+        except KeyError:
+            raise AttributeError(f"there is no partition {name!r}: the names are {', '.join(self._by_name)}") from None
+        self._demand_open()
+        return part
+
+    def __getitem__(self, key: str | int) -> Partition:
+        self._demand_open()
+        if isinstance(key, str):
+            try:
+                return self._by_name[key]
+            except KeyError:
+                raise KeyError(f"there is no partition {key!r}: the names are {', '.join(self._by_name)}") from None
+        return self._all[key]
+
+    def __iter__(self) -> Iterator[Partition]:
+        self._demand_open()
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._by_name if isinstance(item, str) else item in self._all
+
+    def verify(self, timeout: float = 10.0) -> VerifyReport:
+        """Proves with a probe kernel that every partition runs on its own SMs and all of them at once.
+
+        Raises IsolationError where that is not so; the report tells whether they really ran at the same time.
+        """
+        self._demand_open()
+        in_use = self._pool._in_use(self) if self._pool is not None else []
+        report = verify(
+            {part.name: part.context for part in self._all}, covers_device=True, in_use=in_use, timeout=timeout
+        )
+        for position, proof in enumerate(report.contexts):
+            self._lease.kept.sm_ids[position] = proof.sm_ids
+        return report
+
+    def close(self) -> None:
+        """Closes the streams that were lent, and gives the contexts back to the store. Closing twice does nothing.
+
+        RuntimeError while one of the contexts is current, and for partitions of a pool, which its own close() closes.
+        """
+        if self._pool is not None:
+            raise RuntimeError("these partitions belong to a pool, which keeps them until it is closed: close the pool")
+        self._close()
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            for part in self._all:
+                part._demand_not_current()
+            self._closed = True
+        for part in reversed(self._all):
+            part._close()
+        self._lease.release()
+
+    def _demand_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the partitions have been closed")
+
+    def __enter__(self) -> Partitions:
+        self._demand_open()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # Partitions of a pool are used in a block and stay.
+        if self._pool is None:
+            self._close()
+
+    def __str__(self) -> str:
+        if self._closed:
+            return repr(self)
+        rows = [
+            (
+                part.name,
+                "the fence" if part.name == FENCE else "everything left" if part.requested is None else part.requested,
+                part.sm_count,
+                ranges(part.sm_ids) if part.sm_ids is not None else "not verified",
+                f"up to {part.coscheduled_alignment} SMs",
+                part.strategy,
+            )
+            for part in self._all
+        ]
+        return f"{self._device.name}\n" + table(("partition", "asked", "got", "SMs", "clusters", "strategy"), rows)
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<Partitions of {self._layout}: closed>"
+        told = ", ".join(f"{part.name} {part.sm_count}" for part in self._all)
+        return f"<Partitions of device {self._device.device_id}: {told}>"
+
+
+def partition(
+    device: Device, *requests: Request | Layout, exclusive: bool = False, **named: Request
+) -> Partitions:
+    """Splits a device: ``decode=16, prefill=None`` by name, or ``8, 8, 16`` by position, or one Layout.
+
+    Integers are numbers of SMs, rounded up to what the device can give; floats are fractions of the device, rounded down;
+    None is everything left; SMResourceOptions for one group and PartitionSpec ask for more. SMs that nobody asked for
+    become ``rest``. exclusive: refuse SMs that a live context has, instead of warning.
+    """
+    if not isinstance(exclusive, bool):
+        raise TypeError(f"exclusive must be a bool, and cannot be the name of a partition, not {type(exclusive).__name__}")
+    if len(requests) == 1 and isinstance(requests[0], Layout) and not named:
+        layout = requests[0]
+    else:
+        layout = Layout(*requests, **named)  # type: ignore[arg-type]
+    lease, names = _open(device, layout, exclusive=exclusive, group=0, streams=(), stacklevel=3)
+    return Partitions._make(device, layout, lease, names, None)
+
+
+# ---- pools
+
+_pool_numbers = count(1)
+# Spellings of layouts that a pool knows at once; others cost a few microseconds more.
+_MOST_SPELLINGS = 1024
+
+
+def _spelling(layout: object) -> object:
+    """A hashable form of what get() was given, quickly made. The types belong to it: 1, 1.0 and True are equal."""
+    if isinstance(layout, Layout):
+        return layout
+    if isinstance(layout, dict):
+        return tuple(layout.items()), tuple(map(type, layout.values()))
+    if isinstance(layout, (list, tuple)):
+        return tuple(layout), tuple(map(type, layout))
+    return None
+
+
+class PartitionPool:
+    """Layouts of one device, built at their first use and kept: switching to a known one makes no driver call.
+
+    The layouts may overlap each other, because one is in use at a time. Usable from any thread.
+    """
+
+    def __init__(self, device: Device) -> None:
+        if not isinstance(device, Device):
+            raise TypeError(f"a PartitionPool is made for a Device, not for {type(device).__name__}")
+        self._device = device
+        self._group = next(_pool_numbers)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._built: dict[Layout, Partitions] = {}
+        self._known: dict[object, Partitions] = {}
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts that have been built."""
+        return tuple(self._built)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def get(
+        self, layout: Layout | Mapping[str, Request] | Sequence[Request], *, stream: object = None
+    ) -> Partitions:
+        """The partitions of a layout, built if it is used for the first time.
+
+        Building is refused while a stream of this package, or a blocking one of the primary context, is capturing a graph.
+        The driver does not tell of the streams of others: give the one that may be capturing as `stream` (anything with
+        ``__cuda_stream__``).
+        """
+        spelling = _spelling(layout)
+        try:
+            return self._known[spelling]
+        except (KeyError, TypeError):
+            return self._build(Layout.of(layout), spelling, stream)
+
+    def _build(self, layout: Layout, spelling: object, stream: Any) -> Partitions:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool has been closed")
+            parts = self._built.get(layout)
+            if parts is None:
+                watched = [] if stream is None else [stream if isinstance(stream, Stream) else Stream(stream)]
+                lease, names = _open(
+                    self._device, layout, exclusive=False, group=self._group, streams=watched, stacklevel=4
+                )
+                parts = Partitions._make(self._device, layout, lease, names, self)
+                self._built[layout] = parts
+            if spelling is not None and len(self._known) < _MOST_SPELLINGS:
+                with suppress(TypeError):  # of something unhashable, which is then looked up as a Layout each time
+                    self._known[spelling] = parts
+            return parts
+
+    def _in_use(self, mine: Partitions) -> list[str]:
+        """Other layouts with unfinished work on the streams that they lent."""
+        return [
+            repr(layout)
+            for layout, parts in list(self._built.items())
+            if parts is not mine and any(not stream.is_done for part in parts for stream in part._streams())
+        ]
+
+    def close(self) -> None:
+        """Closes all partitions of the pool. RuntimeError while one of their contexts is current."""
+        with self._lock:
+            for parts in self._built.values():
+                for part in parts._all:
+                    part._demand_not_current()
+            self._closed = True
+            self._known.clear()
+            for parts in self._built.values():
+                parts._close()
+            self._built.clear()
+
+    def __enter__(self) -> PartitionPool:
+        if self._closed:
+            raise RuntimeError("the pool has been closed")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._built)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self)} layouts"
+        return f"<PartitionPool of device {self._device.device_id}: {state}>"

@@ -1,0 +1,240 @@
+"""Proof of isolation: a probe kernel fills contexts, and tells on which SMs, and when, its blocks ran."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import combinations
+
+from cuda_gctx._context import Context
+from cuda_gctx._device import Device
+from cuda_gctx._driver import system
+from cuda_gctx._errors import CUDAError
+from cuda_gctx._lease import capturing_stream
+from cuda_gctx._probe import probe_blocks_per_sm, run_probe
+from cuda_gctx._stream import Stream
+from cuda_gctx._table import ranges, table
+
+__all__ = ["ContextProof", "IsolationError", "SharedSMs", "VerifyReport", "verify"]
+
+# Long beside the few microseconds between two launches, short for a person.
+SPIN_NS = 1_000_000
+# Other work can keep the probe off an SM for a while; an SM that stays unseen is reported.
+ROUNDS = 4
+MAP_WIDTH = 32
+
+
+@dataclass(frozen=True)
+class ContextProof:
+    """Where the probe ran in one context: the SMs that it should have, and those that its blocks saw."""
+
+    name: str
+    expected: int
+    sm_ids: tuple[int, ...]
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class SharedSMs:
+    """SMs that the blocks of two contexts both ran on."""
+
+    first: str
+    second: str
+    sm_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What the probe saw. ``problems`` is empty if every context ran on as many SMs as it has, and on its own alone.
+
+    concurrent: whether all contexts ran at the same time, by the timer of the device; None for a single one.
+    cause: if they did not, what fits as the reason.
+    outside: SMs of the device that belong to none of the contexts; empty unless they should cover all of it.
+    in_use: other layouts of the same pool that had unfinished work meanwhile.
+    """
+
+    device: str
+    driver: str
+    contexts: tuple[ContextProof, ...]
+    overlaps: tuple[SharedSMs, ...]
+    outside: tuple[int, ...]
+    concurrent: bool | None
+    cause: str | None
+    in_use: tuple[str, ...] = ()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Each thing that is wrong, as a sentence."""
+        found = []
+        for context in self.contexts:
+            seen = len(context.sm_ids)
+            if seen > context.expected:
+                found.append(f"{context.name} ran on {seen} SMs and should have {context.expected}")
+            elif seen < context.expected:
+                found.append(
+                    f"{context.name} ran on {seen} SMs and should have {context.expected}: the others are not its own, "
+                    "or other work kept it off them"
+                )
+        for shared in self.overlaps:
+            found.append(f"{shared.first} and {shared.second} both ran on SM {ranges(shared.sm_ids)}")
+        if self.outside:
+            found.append(f"SM {ranges(self.outside)} belong to no partition, so that other work there is not fenced in")
+        return tuple(found)
+
+    def sm_map(self) -> str:
+        """Every SM as the letter of its context, in the order of the ids ('.': of none of them)."""
+        letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+        owner: dict[int, str] = dict.fromkeys(self.outside, ".")
+        legend = []
+        for position, context in enumerate(self.contexts):
+            letter = letters[position % len(letters)]
+            legend.append(f"{letter} = {context.name}")
+            for sm in context.sm_ids:
+                owner[sm] = "!" if owner.get(sm, ".") != "." else letter
+        if self.overlaps:
+            legend.append("! = shared")
+        size = max(owner, default=-1) + 1
+        rows = [
+            f"SM {first:3}  " + "".join(owner.get(sm, ".") for sm in range(first, min(first + MAP_WIDTH, size)))
+            for first in range(0, size, MAP_WIDTH)
+        ]
+        return "\n".join([*rows, ", ".join(legend)])
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return json.dumps({**asdict(self), "problems": self.problems}, indent=2)
+
+    def __str__(self) -> str:
+        rows = [(proof.name, proof.expected, len(proof.sm_ids), ranges(proof.sm_ids)) for proof in self.contexts]
+        lines = [
+            f"{self.device}, driver {self.driver}: {'isolated' if not self.problems else 'NOT isolated'}",
+            table(("context", "expected", "seen", "SMs"), rows),
+        ]
+        if self.concurrent is not None:
+            lines.append("all ran at the same time" if self.concurrent else f"they did not run at once: {self.cause}")
+        lines += [f"other work was under way in {layout} of the same pool" for layout in self.in_use]
+        lines += self.problems
+        return "\n".join(lines)
+
+
+class IsolationError(RuntimeError):
+    """A context ran on SMs that it should not have. ``report`` holds what was seen."""
+
+    def __init__(self, report: VerifyReport) -> None:
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return "; ".join(self.report.problems)
+
+
+def _milliseconds(timeout: float) -> int:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
+    if not 0 < timeout <= 3600:
+        raise ValueError(f"timeout must be more than 0 and at most 3600 seconds, not {timeout}")
+    return int(timeout * 1000)
+
+
+def _ran_at_once(first: ContextProof, second: ContextProof) -> bool:
+    return first.start_ns < second.end_ns and second.start_ns < first.end_ns
+
+
+def _primary_is_busy(device: Device) -> bool:
+    try:
+        with device.context.current():
+            return not Stream.from_handle(1).is_done
+    except CUDAError:
+        return False
+
+
+def _cause(device: Device, contexts: int) -> str:
+    """Which of the known reasons fits when contexts with SMs of their own did not run at the same time."""
+    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    if connections.isdigit() and int(connections) < contexts:
+        return (
+            f"CUDA_DEVICE_MAX_CONNECTIONS={connections} gives fewer hardware queues than the {contexts} contexts: "
+            f"set it to {contexts} or more before the driver is first used"
+        )
+    if _primary_is_busy(device):
+        return "work of the primary context is under way on all SMs: run it in a partition, or in the fence"
+    if os.environ.get("CUDA_MODULE_LOADING", "LAZY").upper() != "EAGER":
+        return (
+            "no cause is certain; another thread may have loaded kernels meanwhile, which lazy loading does at their "
+            "first launch: try CUDA_MODULE_LOADING=EAGER"
+        )
+    return "no known cause fits"
+
+
+def _probe(
+    streams: Mapping[str, Stream], counts: Mapping[str, int], per_sm: int, timeout_ms: int
+) -> tuple[ContextProof, ...]:
+    """Runs the probe until every context has been seen on as many SMs as it has. The times are those of the first run."""
+    sms: dict[str, set[int]] = {name: set() for name in streams}
+    times: dict[str, tuple[int, int]] = {}
+    for _ in range(ROUNDS):
+        blocks = [counts[name] * per_sm for name in streams]
+        seen = run_probe(list(streams.values()), blocks, SPIN_NS, timeout_ms * 1_000_000)
+        for name, ran in zip(streams, seen, strict=True):
+            sms[name].update(sm for sm, _, _ in ran)
+            starts, ends = [start for _, start, _ in ran], [end for _, _, end in ran]
+            times.setdefault(name, (min(starts, default=0), max(ends, default=0)))
+        if all(len(sms[name]) >= counts[name] for name in streams):
+            break
+    return tuple(
+        ContextProof(name, counts[name], tuple(sorted(sms[name])), times[name][0], times[name][1]) for name in streams
+    )
+
+
+def verify(
+    contexts: Mapping[str, Context], *, covers_device: bool = False, in_use: Sequence[str] = (), timeout: float = 10.0
+) -> VerifyReport:
+    """Fills all contexts of one device with a probe kernel at once, and compares where it ran with what they have.
+
+    covers_device: every SM should belong to one of them. in_use: what else is known to be under way, for the report.
+    Raises IsolationError where they differ, RuntimeError if the probe does not finish within `timeout` seconds.
+    """
+    timeout_ms = _milliseconds(timeout)
+    if not contexts:
+        raise ValueError("there is no context to verify")
+    devices = {context.device for context in contexts.values()}
+    if len(devices) > 1:
+        raise ValueError("the contexts are on several devices: verify those of one device at a time")
+    [device] = devices
+    capturing = capturing_stream(device.resources.sm)
+    if capturing is not None:
+        raise RuntimeError(f"{capturing} is capturing a graph, which a launch of the probe could spoil: verify before or after")
+    counts = {name: context.sm_count for name, context in contexts.items()}
+    with ExitStack() as closing:
+        streams = {name: closing.enter_context(context.create_stream()) for name, context in contexts.items()}
+        # As many blocks as fill the contexts, so that each SM gets some.
+        per_sm = max(1, probe_blocks_per_sm(next(iter(contexts.values()))))
+        proofs = _probe(streams, counts, per_sm, timeout_ms)
+        outside: tuple[int, ...] = ()
+        if covers_device:
+            whole = {"device": closing.enter_context(device.create_stream())}
+            [everywhere] = _probe(whole, {"device": device.sm_count}, per_sm, timeout_ms)
+            outside = tuple(sorted(set(everywhere.sm_ids).difference(*(proof.sm_ids for proof in proofs))))
+    overlaps = []
+    for first, second in combinations(proofs, 2):
+        shared = tuple(sorted(set(first.sm_ids) & set(second.sm_ids)))
+        if shared:
+            overlaps.append(SharedSMs(first.name, second.name, shared))
+    concurrent = all(_ran_at_once(*pair) for pair in combinations(proofs, 2)) if len(proofs) > 1 else None
+    report = VerifyReport(
+        device=device.name,
+        driver=".".join(map(str, system.driver_version)),
+        contexts=proofs,
+        overlaps=tuple(overlaps),
+        outside=outside,
+        concurrent=concurrent,
+        cause=_cause(device, len(proofs)) if concurrent is False else None,
+        in_use=tuple(in_use),
+    )
+    if report.problems:
+        raise IsolationError(report)
+    return report

@@ -1,0 +1,101 @@
+"""Splits a GPU into uneven parts, gives each a context and a stream, and shows who has which SMs.
+
+    python examples/demo.py
+
+Runs on the GPU if there is one, else on a simulated one, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from cuda_gctx import ContextOptions, CUDAError, Device, SMResource, SMResourceOptions, SplitError, system
+
+SIMULATED = "*** simulated: {} No GPU was used; nothing below is a measurement. ***"
+
+
+def find_device() -> tuple[Device, str | None]:
+    """The GPU, or a simulated one and the reason why it is not a real one."""
+    try:
+        return Device(0), None
+    except CUDAError as error:
+        if os.environ.get("CUDA_GCTX_DRIVER"):
+            raise  # a driver that was asked for by name is not replaced by another
+        # A driver that could not be opened is looked for again at the next use.
+        os.environ["CUDA_GCTX_DRIVER"] = "sim:h200"
+        return Device(0), str(error)
+
+
+def print_table(rows: Sequence[Sequence[object]]) -> None:
+    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print()
+
+
+def or_dash(value: object) -> object:
+    return "-" if value is None else value
+
+
+def show(dev: Device) -> None:
+    whole = dev.resources.sm
+    major, minor = system.driver_version
+    grain = f"alignment {whole.coscheduled_alignment}, smallest group {whole.min_partition_size}"
+    print(f"{dev.name}: {whole.sm_count} SMs, {grain}")
+    print(f"CUDA driver {major}.{minor}: {system.driver_path}\n")
+
+    # About 1/16 and 1/12 of the SMs, rounded up by the split, and everything else that is aligned.
+    options = SMResourceOptions(count=[whole.sm_count // 16, whole.sm_count // 12, None])
+    print(f"dev.resources.sm.split({options})\n")
+    groups, remainder = whole.split(options)
+
+    parts: dict[str, SMResource] = dict(zip(["comm", "decode", "prefill"], groups, strict=True))
+    if remainder.sm_count:
+        parts["remainder"] = remainder
+    contexts = {name: dev.create_context(ContextOptions(resources=[sm], name=name)) for name, sm in parts.items()}
+    streams = {name: ctx.create_stream() for name, ctx in contexts.items()}
+
+    rows: list[tuple[object, ...]] = [
+        ("part", "asked", "got", "stream.resources.sm.sm_count", "alignment", "strategy", "green")
+    ]
+    for name, sm in parts.items():
+        seen = streams[name].resources.sm.sm_count
+        green = "yes" if streams[name].context.is_green else "no"
+        rows.append((name, or_dash(sm.requested), sm.sm_count, seen, sm.coscheduled_alignment, sm.strategy, green))
+    print_table(rows)
+
+    print("Who shares SMs with whom:\n")
+    answers = {True: "shares", False: "-", None: "unknown"}
+    rows = [("", *parts)]
+    for name, sm in parts.items():
+        rows.append((name, *(answers[sm.overlaps(other)] for other in parts.values())))
+    print_table(rows)
+
+    print("A request that does not fit says what would:\n")
+    try:
+        whole.split(SMResourceOptions(count=[whole.sm_count, whole.min_partition_size]), dry_run=True)
+    except SplitError as error:
+        print(f"SplitError: {error}\n")
+
+    for name, ctx in contexts.items():
+        ctx.close()
+        # The stream keeps what it needs: it works until it is closed itself.
+        streams[name].sync()
+        streams[name].close()
+    print("All contexts and streams are closed.")
+
+
+def main() -> None:
+    dev, why = find_device()
+    simulated = "(simulated)" in dev.name
+    if simulated:
+        print(SIMULATED.format("a software driver answers."))
+        print(f"Reason: {why or 'CUDA_GCTX_DRIVER asks for it'}\n")
+    show(dev)
+    if simulated:
+        print(SIMULATED.format("a software driver answered.").replace("below", "above"))
+
+
+if __name__ == "__main__":
+    main()
