@@ -13,6 +13,7 @@ from cuda_gctx._core cimport (
     ContextKind,
     CUcontext,
     CUdevResource,
+    EventHandle,
     Reservation,
     Runtime,
     SmResourcePtr,
@@ -112,7 +113,7 @@ cdef class _Current:
         push_current(self._context._box)
         return self._context
 
-    def __exit__(self, *exc):
+    def __exit__(self, kind, error, traceback):
         pop_current()
 
 
@@ -141,12 +142,6 @@ cdef class Context:
             context._box = adopt_context(runtime[0], <CUcontext>address)
         context._owner = owner
         return context
-
-    cdef ContextBox* live(self) except NULL:
-        if not self._box:
-            raise RuntimeError("the context has been closed")
-        self._box.get().demand_open()
-        return self._box.get()
 
     def __dealloc__(self):
         with nogil:
@@ -204,37 +199,35 @@ cdef class Context:
 
     def create_stream(self, StreamOptions options=None):
         """A new stream; works on any thread, whatever is current there."""
-        self.live()
-        return new_stream(self._box, self, options)
+        return new_stream(self.held(), self, options)
 
     def create_event(self, EventOptions options=None):
         """A new event."""
-        self.live()
-        return new_event(self._box, options)
+        return new_event(self.held(), options)
 
     def record_event(self, Event event=None):
         """Records `event`, or a new one, behind all work of all its streams; returns it."""
-        self.live()
+        cdef ContextHandle context = self.held()
+        cdef EventHandle point
         if event is None:
-            event = new_event(self._box, None)
-        else:
-            event.live()
+            event = new_event(context, None)
+        point = event.held()
         with nogil:
-            record_context_event(self._box, event._box)
+            record_context_event(context, point)
         return event
 
     def wait_event(self, Event event not None):
         """Lets all later work of all its streams wait for the event."""
-        self.live()
-        event.live()
+        cdef ContextHandle context = self.held()
+        cdef EventHandle point = event.held()
         with nogil:
-            wait_context_event(self._box, event._box)
+            wait_context_event(context, point)
 
     def sync(self):
         """Waits until all its work has finished."""
-        self.live()
+        cdef ContextHandle context = self.held()
         with nogil:
-            synchronize_context(self._box)
+            synchronize_context(context)
 
     def verify(self):
         """Proves with a probe kernel that its work runs on its SMs alone; raises IsolationError if not."""
@@ -257,19 +250,20 @@ cdef class Context:
 
         RuntimeError if it is current on this thread, or on another that made it current through this package.
         """
-        if not self._box:
+        cdef ContextHandle context = self._box
+        if not context:
             return
-        if self._box.get().kind() == ContextKind.primary:
+        if context.get().kind() == ContextKind.primary:
             raise RuntimeError("the primary context belongs to the whole process and cannot be closed here")
-        if self._box.get().kind() == ContextKind.green:
+        if context.get().kind() == ContextKind.green:
             with nogil:
-                self._box.get().close()
-        # The block of current() refers back to the box, so it goes first.
+                context.get().close()
+        self._box.reset()
         self._current = None
         self._resources = None
         self._owner = None
         with nogil:
-            self._box.reset()
+            context.reset()
         warn_of_failures()
 
     def __eq__(self, other):

@@ -84,7 +84,7 @@ cdef extern from "resources/split.hpp" namespace "gctx" nogil:
         SmResourcePtr remainder
 
 
-cdef extern from "handles/process.hpp" namespace "gctx" nogil:
+cdef extern from "driver/process.hpp" namespace "gctx" nogil:
     void begin_exit() noexcept
 
 

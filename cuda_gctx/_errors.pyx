@@ -64,7 +64,7 @@ def _rebuild(cls, args, state):
     return error
 
 
-cdef extern from "handles/process.hpp" namespace "gctx" nogil:
+cdef extern from "driver/process.hpp" namespace "gctx" nogil:
     bint take_failure(char* text, unsigned long size) noexcept
 
 

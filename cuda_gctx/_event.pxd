@@ -20,6 +20,12 @@ cdef class Event:
             raise RuntimeError("the event has been closed")
         return self._box.get()
 
+    # The same as a handle of its own, for calls without the GIL: another thread may close the event meanwhile.
+    @cython.final
+    cdef inline EventHandle held(self) except *:
+        self.live()
+        return self._box
+
     # The same for what is answered without the core.
     @cython.final
     cdef inline EventBox* usable(self) except NULL:

@@ -129,14 +129,16 @@ cdef class Event:
 
     def sync(self):
         """Waits until all work before it has finished."""
-        self.live()
+        cdef EventHandle event = self.held()
         with nogil:
-            synchronize_event(self._box)
+            synchronize_event(event)
 
     def close(self):
         """Destroys the event. Closing twice does nothing."""
+        cdef EventHandle event
+        event.swap(self._box)
         with nogil:
-            self._box.reset()
+            event.reset()
         warn_of_failures()
 
     def __sub__(self, other):

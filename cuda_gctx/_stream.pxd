@@ -23,6 +23,12 @@ cdef class Stream:
             raise RuntimeError("the stream has been closed")
         return self._box.get()
 
+    # The same as a handle of its own, for calls without the GIL: another thread may close the stream meanwhile.
+    @cython.final
+    cdef inline StreamHandle held(self) except *:
+        self.live()
+        return self._box
+
     # The same for what is answered without the core.
     @cython.final
     cdef inline StreamBox* usable(self) except NULL:

@@ -8,6 +8,7 @@ from libcpp.optional cimport optional
 from cuda_gctx._core cimport (
     CU_STREAM_NON_BLOCKING,
     CUstream,
+    EventHandle,
     Runtime,
     adopt_stream,
     create_stream,
@@ -187,39 +188,41 @@ cdef class Stream:
 
     def record(self, Event event=None, EventOptions options=None):
         """Records `event`, or a new one made with `options`, behind all work given so far; returns it."""
-        self.live()
+        cdef StreamHandle stream = self.held()
+        cdef EventHandle point
         if event is None:
-            event = new_event_for(self._box, options)
+            event = new_event_for(stream, options)
         elif options is not None:
             raise ValueError("options are for a new event: leave them out, or leave the event out")
-        else:
-            event.live()
+        point = event.held()
         with nogil:
-            record_event(self._box, event._box)
+            record_event(stream, point)
         return event
 
     def wait(self, event_or_stream):
         """Lets all later work wait for an event, or for what another stream was given so far."""
-        cdef Event event
-        self.live()
+        cdef StreamHandle stream = self.held()
+        cdef EventHandle point
         if isinstance(event_or_stream, Event):
-            event = event_or_stream
-            event.live()
+            point = (<Event>event_or_stream).held()
         else:
-            event = stream_of(event_or_stream).record()
+            point = (<Event>stream_of(event_or_stream).record()).held()
         with nogil:
-            wait_event(self._box, event._box)
+            wait_event(stream, point)
+            point.reset()
 
     def sync(self):
         """Waits until all its work has finished."""
-        self.live()
+        cdef StreamHandle stream = self.held()
         with nogil:
-            synchronize_stream(self._box)
+            synchronize_stream(stream)
 
     def close(self):
         """Destroys the stream, or lets an adopted one go. Closing twice does nothing."""
+        cdef StreamHandle stream
+        stream.swap(self._box)
         with nogil:
-            self._box.reset()
+            stream.reset()
         self._owner = None
         self._context = None
         self._resources = None

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """The rows under the header, numbers to the right, text to the left; None is a dash."""
     body = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    kinds = list(zip(*([cell.replace(".", "", 1).isdigit() or cell == "-" for cell in row] for row in body), strict=True))
+    kinds = list(
+        zip(*([cell.replace(".", "", 1).isdigit() or cell == "-" for cell in row] for row in body), strict=True)
+    )
     numeric = [all(column) for column in kinds] or [False] * len(header)
     lines = [list(header), *body]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]

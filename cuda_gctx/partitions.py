@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import numbers
 import threading
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from math import floor
-from operator import index
-from typing import Any, TypeAlias
+from typing import Any
 
 from cuda_gctx._context import Context, ContextOptions
 from cuda_gctx._device import Device
-from cuda_gctx._driver import before_driver_closes
-from cuda_gctx._errors import FeatureNotSupported, ResourceOverlapWarning, SplitError
+from cuda_gctx._errors import ResourceOverlapWarning, SplitError
 from cuda_gctx._event import Event
+from cuda_gctx._layout import Layout, PartitionSpec, Request
 from cuda_gctx._lease import (
-    Claim,
     capturing_stream,
     claim,
-    context_counts,
     create_kept_context,
     demand_not_current,
-    device_memory,
-    driver_key,
     is_capturing,
     lend,
     retire,
 )
 from cuda_gctx._probe import blocks_per_sm, max_cluster_size, max_clusters
-from cuda_gctx._resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx._resources import SMResource, SMResourceOptions
+from cuda_gctx._store import ContextStore, KeptContexts, Lease, MemoryUse, driver_and_device, memory_use, store
 from cuda_gctx._stream import Stream, StreamOptions
 from cuda_gctx._table import ranges, table
 from cuda_gctx.verify import VerifyReport, verify
@@ -48,6 +41,7 @@ __all__ = [
     "PartitionSize",
     "PartitionSpec",
     "Partitions",
+    "Request",
     "memory_use",
     "partition",
     "partition_sizes",
@@ -55,211 +49,6 @@ __all__ = [
 ]
 
 FENCE = "rest"
-
-# What a context takes of device memory, and what the driver does not give back when it is destroyed: measured on an H200
-# with driver 13.0, the same for 8 and 120 SMs (HARDWARE.md). The driver does not tell it.
-CONTEXT_BYTES = 4 * 2**20
-
-# ---- what is asked for
-
-
-@dataclass(frozen=True, eq=False)
-class PartitionSpec:
-    """What one partition asks for.
-
-    sms: a number of SMs; a fraction of the device (a float up to 1.0), rounded down to whole units; None for everything
-    left; or SMResourceOptions for one group.
-    workqueue: how its hardware queues are provisioned (driver 13.1 and newer).
-    """
-
-    sms: int | float | SMResourceOptions | None = None
-    workqueue: WorkqueueResourceOptions | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sms", _checked_sms(self.sms))
-        if self.workqueue is not None and not isinstance(self.workqueue, WorkqueueResourceOptions):
-            raise TypeError(f"workqueue must be WorkqueueResourceOptions, not {type(self.workqueue).__name__}")
-
-    def _identity(self) -> tuple[object, ...]:
-        # 1 and 1.0 are equal numbers and very different requests.
-        return type(self.sms), self.sms, self.workqueue
-
-    def __eq__(self, other: object) -> bool:
-        return self._identity() == other._identity() if isinstance(other, PartitionSpec) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
-
-    def __repr__(self) -> str:
-        queue = f", workqueue={self.workqueue}" if self.workqueue is not None else ""
-        return f"PartitionSpec({self.sms!r}{queue})"
-
-
-Request: TypeAlias = int | float | SMResourceOptions | PartitionSpec | None
-
-
-def _checked_sms(value: object) -> int | float | SMResourceOptions | None:
-    if value is None:
-        return None
-    if isinstance(value, SMResourceOptions):
-        if isinstance(value.count, tuple) and len(value.count) != 1:
-            raise ValueError(f"{value} asks for {len(value.count)} groups, and a partition is one: give each its own name")
-        return value
-    if isinstance(value, bool):
-        raise TypeError("a partition is asked for by a number of SMs, not by a bool")
-    with suppress(TypeError):
-        number = index(value)  # type: ignore[arg-type]
-        if number < 1:
-            raise ValueError(f"a partition needs at least 1 SM, not {number}")
-        return number
-    if isinstance(value, numbers.Real):
-        fraction = float(value)
-        if not 0 < fraction <= 1:
-            raise ValueError(
-                f"{fraction} is no part of a device: a float means a fraction above 0 and up to 1, an int a number of SMs"
-            )
-        return fraction
-    raise TypeError(
-        "a partition is asked for by an int, a fraction, None, SMResourceOptions or a PartitionSpec, "
-        f"not by {type(value).__name__}"
-    )
-
-
-def _spec(request: object) -> PartitionSpec:
-    return request if isinstance(request, PartitionSpec) else PartitionSpec(request)  # type: ignore[arg-type]
-
-
-def _checked_name(name: object) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a partition must be a str, not {type(name).__name__}")
-    if not name.isidentifier() or name.startswith("_"):
-        raise ValueError(f"{name!r} cannot be the name of a partition: parts.{name} must be readable as an attribute")
-    if hasattr(Partitions, name):
-        raise ValueError(f"{name!r} cannot be the name of a partition: Partitions has an attribute of that name")
-    return name
-
-
-def _spec_to_json(spec: PartitionSpec) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    if isinstance(spec.sms, SMResourceOptions):
-        fields = ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain")
-        told["options"] = {name: getattr(spec.sms, name) for name in fields if getattr(spec.sms, name) not in (None, False)}
-    elif isinstance(spec.sms, float):
-        told["fraction"] = spec.sms
-    else:
-        told["sms"] = spec.sms
-    if spec.workqueue is not None:
-        queue = spec.workqueue
-        told["workqueue"] = {"sharing_scope": queue.sharing_scope, "concurrency_limit": queue.concurrency_limit}
-    return told
-
-
-def _spec_from_json(told: Mapping[str, Any]) -> PartitionSpec:
-    queue = WorkqueueResourceOptions(**told["workqueue"]) if told.get("workqueue") is not None else None
-    if "options" in told:
-        return PartitionSpec(SMResourceOptions(**told["options"]), queue)
-    return PartitionSpec(float(told["fraction"]) if "fraction" in told else told["sms"], queue)
-
-
-class Layout:
-    """What a set of partitions asks for: a value, by name (``Layout(decode=16, prefill=None)``) or by position."""
-
-    __slots__ = ("_hash", "_named", "names", "specs")
-
-    names: tuple[str, ...]
-    specs: tuple[PartitionSpec, ...]
-    _named: bool
-    _hash: int
-
-    def __init__(self, *requests: Request, **named: Request) -> None:
-        self._fill(requests, named)
-
-    @classmethod
-    def of(cls, layout: Layout | Mapping[str, Request] | Sequence[Request]) -> Layout:
-        """The layout that a mapping (by name) or a sequence (by position) stands for."""
-        if isinstance(layout, Layout):
-            return layout
-        made = cls.__new__(cls)
-        if isinstance(layout, Mapping):
-            made._fill((), layout)
-        elif isinstance(layout, Sequence) and not isinstance(layout, (str, bytes, bytearray)):
-            made._fill(layout, {})
-        else:
-            raise TypeError(f"a layout is a Layout, a mapping or a sequence, not {type(layout).__name__}")
-        return made
-
-    def _fill(self, requests: Sequence[Request], named: Mapping[str, Request]) -> None:
-        if requests and named:
-            raise ValueError("partitions are given by position or by name, not both")
-        if not requests and not named:
-            raise ValueError("a layout needs at least one partition")
-        put = object.__setattr__
-        put(self, "_named", bool(named))
-        put(self, "names", tuple(map(_checked_name, named)) if named else tuple(map(str, range(len(requests)))))
-        specs = []
-        for name, request in zip(self.names, named.values() if named else requests, strict=True):
-            try:
-                specs.append(_spec(request))
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"partition {name}: {error}") from None
-        put(self, "specs", tuple(specs))
-        open_ones = [name for name, spec in zip(self.names, self.specs, strict=True) if _takes_the_rest(spec)]
-        if len(open_ones) > 1:
-            raise ValueError(f"{' and '.join(open_ones)} all ask for everything left: one partition can have it")
-        put(self, "_hash", hash((self._named, self.names, self.specs)))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Layout is a value and cannot be changed: make another one")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError("a Layout is a value and cannot be changed: make another one")
-
-    def to_json(self) -> str:
-        """The layout as JSON, which from_json() reads."""
-        partitions = [
-            {**({"name": name} if self._named else {}), **_spec_to_json(spec)}
-            for name, spec in zip(self.names, self.specs, strict=True)
-        ]
-        return json.dumps({"partitions": partitions})
-
-    @classmethod
-    def from_json(cls, text: str) -> Layout:
-        """The layout that to_json() wrote."""
-        try:
-            entries = json.loads(text)["partitions"]
-            specs = [_spec_from_json(entry) for entry in entries]
-            names = [entry["name"] for entry in entries if "name" in entry]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this JSON is no layout: {error!r}") from None
-        if names and (len(names) != len(specs) or len(set(names)) != len(names)):
-            raise ValueError("this JSON is no layout: all partitions need names of their own, or none has one")
-        return cls.of(dict(zip(names, specs, strict=True)) if names else specs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Layout.from_json, (self.to_json(),)
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Layout):
-            return NotImplemented
-        return (self._named, self.names, self.specs) == (other._named, other.names, other.specs)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __repr__(self) -> str:
-        told = [spec if spec.workqueue is not None else spec.sms for spec in self.specs]
-        if self._named:
-            return f"Layout({', '.join(f'{name}={value!r}' for name, value in zip(self.names, told, strict=True))})"
-        return f"Layout({', '.join(map(repr, told))})"
-
-
-def _takes_the_rest(spec: PartitionSpec) -> bool:
-    if isinstance(spec.sms, SMResourceOptions):
-        return spec.sms.count in (None, (None,))
-    return spec.sms is None
-
 
 # ---- splitting
 
@@ -271,7 +60,7 @@ def _only(entry: Any) -> Any:
 
 def _count(name: str, spec: PartitionSpec, whole: SMResource) -> int | None:
     if not isinstance(spec.sms, float):
-        return spec.sms  # type: ignore[return-value]
+        return spec.sms if isinstance(spec.sms, int) else None
     grain = whole.coscheduled_alignment
     # The addition takes back what 0.1 + 0.2 and the like lose.
     units = floor(spec.sms * whole.sm_count / grain + 1e-9)
@@ -289,7 +78,12 @@ def _split_options(layout: Layout, whole: SMResource) -> SMResourceOptions:
     for name, spec in zip(layout.names, layout.specs, strict=True):
         if isinstance(spec.sms, SMResourceOptions):
             asked = spec.sms
-            fields = (asked.coscheduled_sm_count, asked.preferred_coscheduled_sm_count, asked.backfill, asked.locality_domain)
+            fields = (
+                asked.coscheduled_sm_count,
+                asked.preferred_coscheduled_sm_count,
+                asked.backfill,
+                asked.locality_domain,
+            )
             columns.append((_only(asked.count), *map(_only, fields)))
         else:
             columns.append((_count(name, spec, whole), None, None, False, None))
@@ -316,8 +110,8 @@ def _split(layout: Layout, whole: SMResource) -> list[SMResource]:
 class PartitionSize:
     """A size that a partition can have.
 
-    aligned: its SMs sit together in units of the device's alignment, so that large thread-block clusters fit; if not, it
-    is reached with ``SMResourceOptions(count, backfill=True)``.
+    aligned: its SMs sit together in units of the device's alignment, so that large thread-block clusters fit; if not,
+    it is reached with ``SMResourceOptions(count, backfill=True)``.
     cluster_sms: how many of its SMs are known to sit together, by the driver.
     """
 
@@ -345,171 +139,14 @@ def partition_sizes(device: Device) -> list[PartitionSize]:
     return sizes
 
 
-# ---- contexts that are kept
-
-
-@dataclass(eq=False)
-class _Kept:
-    """The contexts of one layout on one driver and device, fence included, and what is known of them."""
-
-    key: tuple[object, ...]
-    groups: list[SMResource]
-    contexts: list[Context]
-    sm_ids: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def close(self) -> None:
-        for context in reversed(self.contexts):
-            # One that is still current somewhere lives on there, and is destroyed after that.
-            with suppress(RuntimeError):
-                context.close()
-
-
-class ContextStore:
-    """Green contexts that nobody uses at the moment, kept for whoever asks for the same SMs again.
-
-    Making a context takes about a millisecond, and destroying it does not give its device memory back, so that contexts of
-    closed partitions come here. Beyond `limit` contexts the set that came back first is destroyed.
-    """
-
-    def __init__(self, limit: int = 256) -> None:
-        # Reentrant: the collector may give contexts back in the middle of a call.
-        self._lock = threading.RLock()
-        self._kept: list[_Kept] = []
-        self.limit = limit
-
-    @property
-    def limit(self) -> int:
-        """How many contexts are kept at most."""
-        return self._limit
-
-    @limit.setter
-    def limit(self, value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"limit must be an int, not {type(value).__name__}")
-        if value < 0:
-            raise ValueError(f"limit must be 0 or more, not {value}")
-        self._limit = value
-        self._trim()
-
-    def __len__(self) -> int:
-        return sum(len(kept.contexts) for kept in list(self._kept))
-
-    def count(self, device: Device) -> int:
-        """How many contexts of a device are kept."""
-        mine = _driver_and_device(device.resources.sm, device)
-        return sum(len(kept.contexts) for kept in list(self._kept) if kept.key[:2] == mine)
-
-    def drop(self) -> None:
-        """Destroys all contexts that are kept. What they lost of device memory stays lost (see system.memory())."""
-        self._drop(lambda kept: True)
-
-    def _drop(self, chosen: Any) -> None:
-        with self._lock:
-            dropped = [kept for kept in self._kept if chosen(kept)]
-            self._kept = [kept for kept in self._kept if kept not in dropped]
-        for kept in dropped:
-            kept.close()
-
-    def _forget_driver(self, key: int) -> None:
-        self._drop(lambda kept: kept.key[0] == key)
-
-    def _take(self, key: tuple[object, ...]) -> _Kept | None:
-        with self._lock:
-            for position in range(len(self._kept) - 1, -1, -1):
-                if self._kept[position].key == key:
-                    return self._kept.pop(position)
-        return None
-
-    def _put(self, kept: _Kept) -> None:
-        if any(context.is_closed for context in kept.contexts):
-            kept.close()
-            return
-        with self._lock:
-            self._kept.append(kept)
-        self._trim()
-
-    def _trim(self) -> None:
-        while True:
-            with self._lock:
-                if len(self) <= self._limit:
-                    return
-                oldest = self._kept.pop(0)
-            oldest.close()
-
-    def __repr__(self) -> str:
-        return f"<ContextStore: {len(self)} contexts, {self.limit} at most>"
-
-
-store = ContextStore()
-before_driver_closes(store._forget_driver)
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Device memory and the green contexts that this package made on a device.
-
-    contexts: alive, of which `stored` wait in the store for their next use; destroyed: how many are gone.
-    held_bytes, lost_bytes: what the live ones take and what the driver did not give back for the destroyed ones. The
-    driver does not tell these two: they are the counts times 4 MiB, as measured on an H200 with driver 13.0.
-    """
-
-    free_bytes: int
-    total_bytes: int
-    contexts: int
-    stored: int
-    destroyed: int
-
-    @property
-    def held_bytes(self) -> int:
-        return self.contexts * CONTEXT_BYTES
-
-    @property
-    def lost_bytes(self) -> int:
-        return self.destroyed * CONTEXT_BYTES
-
-
-def memory_use() -> dict[int, MemoryUse]:
-    """For each device on which this package has made green contexts, what they hold and have lost."""
-    uses = {}
-    for device_id in range(Device.count()):
-        device = Device(device_id)
-        try:
-            whole = device.resources.sm
-        except FeatureNotSupported:
-            continue
-        made, destroyed = context_counts(whole)
-        if made:
-            free, total = device_memory(whole)
-            uses[device_id] = MemoryUse(free, total, made - destroyed, store.count(device), destroyed)
-    return uses
-
-
-def _driver_and_device(whole: SMResource, device: Device) -> tuple[int, int]:
-    return driver_key(whole), device.device_id
-
-
-class _Lease:
-    """The use of kept contexts: they go back when it ends, or when nothing refers to it any more."""
-
-    __slots__ = ("__weakref__", "kept", "release")
-
-    def __init__(self, kept: _Kept, place: Claim) -> None:
-        self.kept = kept
-        self.release = weakref.finalize(self, _give_back, kept, place)
-        # At exit the process takes everything along; the driver may be gone by then.
-        self.release.atexit = False
-
-
-def _give_back(kept: _Kept, place: Claim) -> None:
-    place.release()
-    store._put(kept)
+# ---- making and lending
 
 
 def _refuse_capture(whole: SMResource, streams: Sequence[Stream]) -> None:
     capturing = next((f"{stream!r}" for stream in streams if is_capturing(stream)), None) or capturing_stream(whole)
     if capturing is not None:
         raise RuntimeError(
-            f"{capturing} is capturing a graph: contexts cannot be made meanwhile; open the partitions before the capture"
+            f"{capturing} is capturing a graph: contexts cannot be made meanwhile; open the partitions before that"
         )
 
 
@@ -534,12 +171,12 @@ def _make_contexts(device: Device, layout: Layout, groups: Sequence[SMResource])
 
 def _open(
     device: Device, layout: Layout, *, exclusive: bool, group: int, streams: Sequence[Stream], stacklevel: int
-) -> tuple[_Lease, list[str]]:
+) -> tuple[Lease, list[str]]:
     whole = device.resources.sm
     if any(spec.workqueue is not None for spec in layout.specs):
         device.resources.workqueue  # noqa: B018  refuses where the driver has none, before anything is made
-    key = (*_driver_and_device(whole, device), layout.specs)
-    kept = store._take(key)
+    key = (*driver_and_device(whole, device), layout.specs)
+    kept = store.take(key)
     place = None
     try:
         if kept is None:
@@ -550,24 +187,21 @@ def _open(
         if place.overlap_report:
             warnings.warn(place.overlap_report, ResourceOverlapWarning, stacklevel=stacklevel)
         if kept is None:
-            kept = _Kept(key, groups, _make_contexts(device, layout, groups))
-        return _Lease(kept, place), names
+            kept = KeptContexts(key, groups, _make_contexts(device, layout, groups))
+        return Lease(kept, place), names
     except BaseException:
         if place is not None:
             place.release()
         if kept is not None:
-            store._put(kept)
+            store.put(kept)
         raise
-
-
-# ---- what is lent
 
 
 def _function(kernel: object) -> int:
     """The handle of a kernel: an int, or what has one; 0 for None, which means the probe."""
     if kernel is None:
         return 0
-    handle = getattr(kernel, "handle", kernel)
+    handle: Any = getattr(kernel, "handle", kernel)
     try:
         number = int(handle)
     except (TypeError, ValueError):
@@ -591,13 +225,13 @@ class Partition:
     """One part of a device: its context, and the streams that it lends.
 
     Its occupancy methods take a kernel (a CUfunction or CUkernel as an int, or an object with a ``handle`` such as
-    cuda.core's Kernel), and how it is launched. Without a kernel they answer for one that needs few registers and no static
-    shared memory: an upper bound for others.
+    cuda.core's Kernel), and how it is launched. Without a kernel they answer for one that needs few registers and no
+    static shared memory: an upper bound for others.
     """
 
     __slots__ = ("_context", "_lease", "_lock", "_pools", "_position", "_requested", "_stream", "name")
 
-    def __init__(self, name: str, requested: object, position: int, lease: _Lease) -> None:
+    def __init__(self, name: str, requested: object, position: int, lease: Lease) -> None:
         self.name = name
         self._requested = requested
         self._position = position
@@ -714,18 +348,27 @@ class Partition:
 class Partitions:
     """Disjoint parts of a device, and the fence (``rest``) with the SMs that nobody asked for.
 
-    A partition is found by name (``parts.decode``, ``parts["decode"]``) or position (``parts[0]``); iteration gives them in
-    the order asked, the fence last.
+    A partition is found by name (``parts.decode``, ``parts["decode"]``) or position (``parts[0]``); iteration gives
+    them in the order asked, the fence last.
     """
 
     __slots__ = ("__weakref__", "_all", "_by_name", "_closed", "_device", "_layout", "_lease", "_lock", "_pool")
+
+    _all: tuple[Partition, ...]
+    _by_name: dict[str, Partition]
+    _closed: bool
+    _device: Device
+    _layout: Layout
+    _lease: Lease
+    _lock: threading.Lock
+    _pool: PartitionPool | None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise TypeError("Partitions come from Device.partition() or PartitionPool.get()")
 
     @classmethod
     def _make(
-        cls, device: Device, layout: Layout, lease: _Lease, names: Sequence[str], pool: PartitionPool | None
+        cls, device: Device, layout: Layout, lease: Lease, names: Sequence[str], pool: PartitionPool | None
     ) -> Partitions:
         self = cls.__new__(cls)
         requests = [spec.sms for spec in layout.specs]
@@ -864,17 +507,17 @@ class Partitions:
         return f"<Partitions of device {self._device.device_id}: {told}>"
 
 
-def partition(
-    device: Device, *requests: Request | Layout, exclusive: bool = False, **named: Request
-) -> Partitions:
+def partition(device: Device, *requests: Request | Layout, exclusive: bool = False, **named: Request) -> Partitions:
     """Splits a device: ``decode=16, prefill=None`` by name, or ``8, 8, 16`` by position, or one Layout.
 
-    Integers are numbers of SMs, rounded up to what the device can give; floats are fractions of the device, rounded down;
-    None is everything left; SMResourceOptions for one group and PartitionSpec ask for more. SMs that nobody asked for
-    become ``rest``. exclusive: refuse SMs that a live context has, instead of warning.
+    Integers are numbers of SMs, rounded up to what the device can give; floats are fractions of the device, rounded
+    down; None is everything left; SMResourceOptions for one group and PartitionSpec ask for more. SMs that nobody asked
+    for become ``rest``. exclusive: refuse SMs that a live context has, instead of warning.
     """
     if not isinstance(exclusive, bool):
-        raise TypeError(f"exclusive must be a bool, and cannot be the name of a partition, not {type(exclusive).__name__}")
+        raise TypeError(
+            f"exclusive must be a bool, and cannot be the name of a partition, not {type(exclusive).__name__}"
+        )
     if len(requests) == 1 and isinstance(requests[0], Layout) and not named:
         layout = requests[0]
     else:
@@ -892,13 +535,13 @@ _MOST_SPELLINGS = 1024
 
 def _spelling(layout: object) -> object:
     """A hashable form of what get() was given, quickly made. The types belong to it: 1, 1.0 and True are equal."""
-    if isinstance(layout, Layout):
-        return layout
-    if isinstance(layout, dict):
-        return tuple(layout.items()), tuple(map(type, layout.values()))
-    if isinstance(layout, (list, tuple)):
-        return tuple(layout), tuple(map(type, layout))
-    return None
+    kind = type(layout)
+    if kind is dict:
+        values = layout.values()  # type: ignore[attr-defined]
+        return (*layout, *values, *map(type, values))  # type: ignore[misc]
+    if kind is tuple or kind is list:
+        return (*layout, *map(type, layout))  # type: ignore[misc,call-overload]
+    return layout if kind is Layout else None
 
 
 class PartitionPool:
@@ -930,14 +573,12 @@ class PartitionPool:
     def is_closed(self) -> bool:
         return self._closed
 
-    def get(
-        self, layout: Layout | Mapping[str, Request] | Sequence[Request], *, stream: object = None
-    ) -> Partitions:
+    def get(self, layout: Layout | Mapping[str, Request] | Sequence[Request], *, stream: object = None) -> Partitions:
         """The partitions of a layout, built if it is used for the first time.
 
-        Building is refused while a stream of this package, or a blocking one of the primary context, is capturing a graph.
-        The driver does not tell of the streams of others: give the one that may be capturing as `stream` (anything with
-        ``__cuda_stream__``).
+        Building is refused while a stream of this package, or a blocking one of the primary context, is capturing a
+        graph. The driver does not tell of the streams of others: give the one that may be capturing as `stream`
+        (anything with ``__cuda_stream__``).
         """
         spelling = _spelling(layout)
         try:

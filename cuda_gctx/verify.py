@@ -173,7 +173,7 @@ def _cause(device: Device, contexts: int) -> str:
 def _probe(
     streams: Mapping[str, Stream], counts: Mapping[str, int], per_sm: int, timeout_ms: int
 ) -> tuple[ContextProof, ...]:
-    """Runs the probe until every context has been seen on as many SMs as it has. The times are those of the first run."""
+    """Runs the probe until every context was seen on as many SMs as it has. The times are those of the first run."""
     sms: dict[str, set[int]] = {name: set() for name in streams}
     times: dict[str, tuple[int, int]] = {}
     for _ in range(ROUNDS):
@@ -207,7 +207,9 @@ def verify(
     [device] = devices
     capturing = capturing_stream(device.resources.sm)
     if capturing is not None:
-        raise RuntimeError(f"{capturing} is capturing a graph, which a launch of the probe could spoil: verify before or after")
+        raise RuntimeError(
+            f"{capturing} is capturing a graph, which a launch of the probe could spoil: verify before or after"
+        )
     counts = {name: context.sm_count for name, context in contexts.items()}
     with ExitStack() as closing:
         streams = {name: closing.enter_context(context.create_stream()) for name, context in contexts.items()}

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 
 from cuda_gctx import ContextOptions, CUDAError, Device, SMResource, SMResourceOptions, SplitError, system
+from cuda_gctx.verify import verify
 
 SIMULATED = "*** simulated: {} No GPU was used; nothing below is a measurement. ***"
 
@@ -32,10 +33,6 @@ def print_table(rows: Sequence[Sequence[object]]) -> None:
     for row in rows:
         print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print()
-
-
-def or_dash(value: object) -> object:
-    return "-" if value is None else value
 
 
 def show(dev: Device) -> None:
@@ -62,15 +59,12 @@ def show(dev: Device) -> None:
     for name, sm in parts.items():
         seen = streams[name].resources.sm.sm_count
         green = "yes" if streams[name].context.is_green else "no"
-        rows.append((name, or_dash(sm.requested), sm.sm_count, seen, sm.coscheduled_alignment, sm.strategy, green))
+        rows.append((name, sm.requested or "-", sm.sm_count, seen, sm.coscheduled_alignment, sm.strategy, green))
     print_table(rows)
 
-    print("Who shares SMs with whom:\n")
-    answers = {True: "shares", False: "-", None: "unknown"}
-    rows = [("", *parts)]
-    for name, sm in parts.items():
-        rows.append((name, *(answers[sm.overlaps(other)] for other in parts.values())))
-    print_table(rows)
+    print("Who has which SMs, as a probe kernel saw it:\n")
+    report = verify(contexts, covers_device=True)  # raises IsolationError if a part runs where it should not
+    print(report, report.sm_map(), sep="\n\n", end="\n\n")
 
     print("A request that does not fit says what would:\n")
     try:

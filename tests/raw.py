@@ -15,8 +15,8 @@ SM = 1
 DEFAULT_STREAM = 1
 RESOURCE_BYTES = 144
 
-# Every block writes {SM id, start, end, block} and stays on its SM for `spin` nanoseconds, so that the blocks of a launch
-# spread over all SMs that they may use. The software driver models a kernel of this name.
+# Every block writes {SM id, start, end, block} and stays on its SM for `spin` nanoseconds, so that the blocks of a
+# launch spread over all SMs that they may use. The software driver models a kernel of this name.
 PROBE = b"""
 .version 7.0
 .target sm_70

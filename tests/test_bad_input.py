@@ -217,7 +217,18 @@ def machine(sim: Callable[..., Any], request: pytest.FixtureRequest) -> Iterator
     queue = Limit() if request.param == "12.8" else dev.resources.workqueue
     with green(dev, mine) as ctx, ctx.create_stream() as stream, ctx.create_event() as event:
         yield Machine(
-            session, dev, other, group, remainder, empty, dry, foreign, queue, ctx, stream, event  # type: ignore[arg-type]
+            session,
+            dev,
+            other,
+            group,
+            remainder,
+            empty,
+            dry,
+            foreign,
+            queue,
+            ctx,
+            stream,
+            event,  # type: ignore[arg-type]
         )
 
 

@@ -200,7 +200,7 @@ def test_close_is_seen_through_every_object_of_the_context(dev: Device) -> None:
 
 def test_close_while_current_here_is_refused(dev: Device, ctx: Context) -> None:
     with ctx.current():
-        with pytest.raises(RuntimeError, match="'decode'.*current on this thread"):
+        with pytest.raises(RuntimeError, match=r"'decode'.*current on this thread"):
             ctx.close()
         assert not ctx.is_closed
         assert ctx.is_current
@@ -343,7 +343,7 @@ def test_a_closed_object_is_refused_as_an_argument(dev: Device, kind: type) -> N
 def test_a_closed_object_still_has_a_repr_and_equals_only_itself(dev: Device, kind: type) -> None:
     closed, other = CLOSED[kind](dev), CLOSED[kind](dev)
     assert "closed" in repr(closed)
-    assert closed == closed  # noqa: PLR0124
+    assert closed == closed
     assert closed != other
 
 

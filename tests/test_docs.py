@@ -226,8 +226,14 @@ def table_of(printed: str, first_column: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", row.strip()) for row in rows[: rows.index("") if "" in rows else len(rows)]]
 
 
-def demo(*arguments: str, **environment: str) -> str:
-    done = child(sys.executable, str(REPOSITORY / "examples" / "demo.py"), *arguments, **environment)
+def numbers(text: str) -> set[int]:
+    """The whole numbers in ``0-3, 8``."""
+    runs = [run.split("-") for run in text.split(", ")]
+    return {number for run in runs for number in range(int(run[0]), int(run[-1]) + 1)}
+
+
+def demo(**environment: str) -> str:
+    done = child(sys.executable, str(REPOSITORY / "examples" / "demo.py"), **environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -242,6 +248,9 @@ def test_the_demo_shows_who_has_which_sms(driver: str) -> None:
     assert sum(counts.values()) == 132
     assert rows["decode"][0] == "11"
     assert all(int(row[2]) == counts[name] for name, row in rows.items())
+    seen = {row[0]: row[3] for row in table_of(printed, "context")[: len(rows)]}
+    assert {name: len(numbers(text)) for name, text in seen.items()} == counts
+    assert set().union(*(numbers(text) for text in seen.values())) == set(range(132))
 
 
 def test_the_demo_says_simulated_at_the_top_and_at_the_bottom_where_there_is_no_gpu() -> None:
@@ -265,8 +274,11 @@ def test_the_demo_does_not_replace_a_driver_that_was_asked_for() -> None:
 
 
 @pytest.mark.gpu_only
-def test_the_demo_runs_on_the_gpu() -> None:
-    assert "simulated" not in demo()
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_an_example_runs_on_the_gpu(example: Path) -> None:
+    done = child(sys.executable, "-W", "error", str(example))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "simulated" not in done.stdout
 
 
 def test_a_block_that_raises_fails_its_page() -> None:

@@ -138,8 +138,14 @@ def difference(dev: Device) -> object:
 ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
     "split too much": (lambda dev: split(dev.resources.sm, 133), "nearest request that fits is"),
     "split too many": (lambda dev: split(dev.resources.sm, [8] * 16), "backfill=True"),
-    "split an odd count": (lambda dev: split(dev.resources.sm, 11, backfill=True), r"nearest request that fits is \[1[02]\]$"),
-    "coscheduling": (lambda dev: split(dev.resources.sm, 32, coscheduled_sm_count=16), "needs the structured split of CUDA driver 13.1"),
+    "split an odd count": (
+        lambda dev: split(dev.resources.sm, 11, backfill=True),
+        r"nearest request that fits is \[1[02]\]$",
+    ),
+    "coscheduling": (
+        lambda dev: split(dev.resources.sm, 32, coscheduled_sm_count=16),
+        "needs the structured split of CUDA driver 13.1",
+    ),
     "two Nones": (lambda dev: SMResourceOptions([None, None]), "once"),
     "dry run": (
         lambda dev: green(dev, *dev.resources.sm.split(SMResourceOptions([8]), dry_run=True)[0]),
@@ -193,12 +199,16 @@ def test_what_a_destructor_could_not_do_is_told_once() -> None:
 
 def test_what_the_collector_could_not_destroy_is_told_too() -> None:
     with session("h200", check=False) as machine:
-        ctx, other = small_contexts(Device(0), 2)
+        contexts = small_contexts(Device(0), 2)
+
+        def drop_and_close() -> None:
+            del contexts[0]
+            gc.collect()
+            contexts[0].close()
+
         machine.fail("cuGreenCtxDestroy", nth=1)
         with pytest.warns(CUDAWarning, match="cuGreenCtxDestroy answered CUDA_ERROR_OUT_OF_MEMORY"):
-            del ctx
-            gc.collect()
-            other.close()
+            drop_and_close()
 
 
 def test_closing_goes_on_when_destroying_fails() -> None:

@@ -44,16 +44,17 @@ def test_an_event_is_done_after_the_work_before_it(dev: Device) -> None:
 
 
 def test_the_difference_of_two_events_is_in_milliseconds(dev: Device) -> None:
-    with Probe(dev) as probe, dev.create_stream() as stream, dev.context.current():
-        with stream.record(options=TIMED) as start:
-            for _ in range(10):
-                probe.launch(stream)
-            with stream.record(options=TIMED) as end:
-                end.sync()
-                # Ten launches of at least 0.2 ms each; and nobody waits a minute for them.
-                assert 2 <= end - start < 60_000
-                assert start - start == 0
-                assert isinstance(end - start, float)
+    start, end = dev.create_event(TIMED), dev.create_event(TIMED)
+    with Probe(dev) as probe, dev.create_stream() as stream, dev.context.current(), start, end:
+        stream.record(start)
+        for _ in range(10):
+            probe.launch(stream)
+        stream.record(end)
+        end.sync()
+        # Ten launches of at least 0.2 ms each; and nobody waits a minute for them.
+        assert 2 <= end - start < 60_000
+        assert start - start == 0
+        assert isinstance(end - start, float)
 
 
 @pytest.mark.parametrize("driver", ["12.4", "12.8", "13.0", "13.4"])
@@ -88,7 +89,7 @@ def test_only_events_can_be_subtracted(dev: Device, other: Any) -> None:
 
 def test_events_are_equal_to_themselves_alone(dev: Device) -> None:
     with dev.create_event() as event, dev.create_event() as other:
-        assert event == event  # noqa: PLR0124
+        assert event == event
         assert event != other
         assert event != event.handle
         assert len({event, other}) == 2

@@ -1,4 +1,4 @@
-"""Who shares SMs with whom: told where it is known, never denied where it is not, and refused or warned of in contexts."""
+"""Who shares SMs with whom: told where known, never denied where it is not, and refused or warned of in contexts."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_same_resource_twice_in_one_context_is_refused(dev: Device) -> None:
 def test_groups_of_two_splits_in_one_context_are_refused(dev: Device) -> None:
     (one,), _ = split(dev.resources.sm, 8)
     _, two = split(dev.resources.sm, 10, backfill=True)
-    with pytest.raises(ValueError, match="one split|the same SMs"):
+    with pytest.raises(ValueError, match=r"one split|the same SMs"):
         green(dev, one, two)
 
 

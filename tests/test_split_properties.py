@@ -46,6 +46,17 @@ def random_request(chance: random.Random, whole: SMResource) -> SMResourceOption
     return SMResourceOptions(counts, coscheduled, None, backfill)
 
 
+def refused_with(resource: SMResource, options: SMResourceOptions, dry_run: bool = False) -> SMResourceOptions | None:
+    """The suggestion of a refusal, which always has one; None if the split is possible."""
+    try:
+        resource.split(options, dry_run=dry_run)
+    except SplitError as error:
+        if isinstance(error.suggestion, SMResourceOptions):
+            return error.suggestion
+        raise
+    return None
+
+
 def per_group(options: SMResourceOptions) -> list[tuple[int | None, int | None, bool]]:
     """Count, co-scheduling and backfill of each group."""
     counts = options.count
@@ -105,16 +116,13 @@ def test_random_splits_keep_their_promises(sim: Callable[..., Any], profile: str
         for case in range(CASES):
             options = random_request(chance, whole)
             print(f"seed {profile}@{driver}, case {case}: {options}")
-            try:
-                groups, rest = whole.split(options)
-            except SplitError as error:
+            suggestion = refused_with(whole, options)
+            if suggestion is not None:
                 refused += 1
-                print(f"  refused, suggestion {error.suggestion}")
-                with pytest.raises(SplitError):
-                    whole.split(options, dry_run=True)
-                assert isinstance(error.suggestion, SMResourceOptions)
-                options = error.suggestion
-                groups, rest = whole.split(options)
+                print(f"  refused, suggestion {suggestion}")
+                assert refused_with(whole, options, dry_run=True) == suggestion
+                options = suggestion
+            groups, rest = whole.split(options)
             check_counts(whole, options, groups, rest)
             check_sms(dev, probe, [*groups, rest], all_sms)
             dry, dry_rest = whole.split(options, dry_run=True)
@@ -139,12 +147,8 @@ def test_random_splits_of_what_a_split_gave_keep_their_promises(
         outer = chance.choice([groups[0], rest])
         options = random_request(chance, outer)
         print(f"seed {profile}@{driver} again, case {case}: {outer} into {options}")
-        try:
-            inner, left = outer.split(options)
-        except SplitError as error:
-            assert isinstance(error.suggestion, SMResourceOptions)
-            options = error.suggestion
-            inner, left = outer.split(options)
+        suggestion = refused_with(outer, options)
+        inner, left = outer.split(suggestion or options)
         assert sum(piece.sm_count for piece in inner) + left.sm_count == outer.sm_count
         for a, b in combinations([*inner, left], 2):
             assert a.overlaps(b) is False

@@ -100,10 +100,9 @@ def test_streams_are_made_under_a_pushed_context(first_driver: Any) -> None:
 def test_streams_are_made_on_any_thread_and_restore_what_was_current(first_driver: Any) -> None:
     raw, dev = Raw(), Device(0)
     ctx, other = small_contexts(dev, 2)
-    with other.current():
-        with ctx.create_stream() as stream:
-            assert raw.current() == other.handle
-            assert stream.context == ctx
+    with other.current(), ctx.create_stream() as stream:
+        assert raw.current() == other.handle
+        assert stream.context == ctx
     on_another_thread(lambda: ctx.create_stream()).close()
     with ctx.current(), ctx.create_stream():
         assert raw.current() == ctx.handle
@@ -201,7 +200,9 @@ print(SMResourceOptions([8, None]), StreamOptions(), EventOptions(), WorkqueueRe
 def test_a_library_that_is_no_driver_is_told_from_one() -> None:
     library = ctypes.util.find_library("c")
     assert library is not None
-    assert run(TRY.format(use="cuda_gctx.Device(0)"), library).startswith("DriverNotFound True libc.so.6 is no CUDA driver")
+    assert run(TRY.format(use="cuda_gctx.Device(0)"), library).startswith(
+        "DriverNotFound True libc.so.6 is no CUDA driver"
+    )
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_configuring_later_does_not_change_what_options_were_given(sim: Machines
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error, match="concurrency_limit|sharing_scope"):
+    with pytest.raises(error, match=r"concurrency_limit|sharing_scope"):
         WorkqueueResourceOptions(**options)
 
 

@@ -21,7 +21,7 @@ enum class ErrorKind : int {
 
 class Error : public std::exception {
  public:
-  Error(ErrorKind what_kind, std::string text) : kind(what_kind), message(std::move(text)) {}
+  Error(ErrorKind what_kind, std::string text);
 
   const char* what() const noexcept override { return message.c_str(); }
 

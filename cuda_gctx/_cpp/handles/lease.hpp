@@ -1,5 +1,5 @@
-// Contexts that are kept while nobody uses them: who uses their SMs is told apart from who made them, and what must be known
-// before new ones are made.
+// Contexts that are kept while nobody uses them: who uses their SMs is told apart from who made them, and what must be
+// known before new ones are made.
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@ namespace gctx {
 // A place in the list of live contexts for as long as it exists, for contexts that were made without one.
 class Claim {
  public:
-  // `names` go with `sms`. Claims of one group (0: of none) may share SMs. Throws if it is exclusive and others have them.
+  // `names` go with `sms`. Claims of one group (0: of none) may share SMs. Throws if it is exclusive and others have
+  // them.
   Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
         bool exclusive, std::uint64_t group);
   ~Claim();
@@ -31,8 +32,8 @@ class Claim {
   std::string overlap_report_;
 };
 
-// What is capturing on a device, in words; empty if nothing is as far as can be known: the streams made by this package and
-// those that wait for the legacy default stream. The driver does not tell of the non-blocking streams of others.
+// What is capturing on a device, in words; empty if nothing is as far as can be known: the streams made by this package
+// and those that wait for the legacy default stream. The driver does not tell of the non-blocking streams of others.
 std::string capturing_stream(Runtime& runtime, int device);
 bool stream_is_capturing(const StreamHandle& stream);
 

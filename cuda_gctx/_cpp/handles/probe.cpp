@@ -9,10 +9,10 @@
 namespace gctx {
 namespace {
 
-// Text for the driver's own compiler, of the oldest architecture that is served, so that it runs on every newer one. Each
-// block takes the time of the device's global timer, waits until `spin_ns` have passed (with a bound on the rounds, should
-// that timer ever stand still) and writes {SM, start, end, block}. One thread waits; the barrier keeps the other warps, and
-// so the whole block, on the SM meanwhile.
+// Text for the driver's own compiler, of the oldest architecture that is served, so that it runs on every newer one.
+// Each block takes the time of the device's global timer, waits until `spin_ns` have passed (with a bound on the
+// rounds, should that timer ever stand still) and writes {SM, start, end, block}. One thread waits; the barrier keeps
+// the other warps, and so the whole block, on the SM meanwhile.
 constexpr const char* probe_ptx = R"(
 .version 7.0
 .target sm_70
@@ -174,7 +174,8 @@ std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>&
     parts[i] += out;
     const CurrentScope scope(*streams[i]->context());
     GCTX_CALL(driver, cuMemsetD8Async, parts[i], 0, blocks[i] * sizeof(ProbeBlock), streams[i]->handle());
-    // Where kernels are loaded at their first launch, that would hold up the others and look like a lack of concurrency.
+    // Where kernels are loaded at their first launch, that would hold up the others and look like a lack of
+    // concurrency.
     launch(streams[i], function(), 1, out, 0, 0);
   }
   deadline.wait_for(streams);
@@ -184,7 +185,8 @@ std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>&
   deadline.wait_for(streams);
   for (std::size_t i = 0; i < streams.size(); ++i) {
     const CurrentScope scope(*streams[i]->context());
-    GCTX_CALL(driver, cuMemcpyDtoHAsync, seen[i].data(), parts[i], blocks[i] * sizeof(ProbeBlock), streams[i]->handle());
+    GCTX_CALL(driver, cuMemcpyDtoHAsync, seen[i].data(), parts[i], blocks[i] * sizeof(ProbeBlock),
+              streams[i]->handle());
   }
   deadline.wait_for(streams);
   return seen;

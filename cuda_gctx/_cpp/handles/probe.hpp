@@ -1,4 +1,5 @@
-// A kernel that tells where and when its blocks ran, and what the driver answers about how much of a kernel fits in a context.
+// A kernel that tells where and when its blocks ran, and what the driver answers about how much of a kernel fits in a
+// context.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +19,8 @@ struct ProbeBlock {
   std::uint64_t index = 0;
 };
 
-// The probe on one device: the loaded kernel and a buffer for what it writes. Both are kept, because freeing device memory
-// waits for all work of the device, however long that takes.
+// The probe on one device: the loaded kernel and a buffer for what it writes. Both are kept, because freeing device
+// memory waits for all work of the device, however long that takes.
 class Probe {
  public:
   explicit Probe(ContextHandle primary);
@@ -29,10 +30,11 @@ class Probe {
 
   CUfunction function() const noexcept;
 
-  // Runs `blocks[i]` blocks on `streams[i]`, on all streams at once, each block busy for `spin_ns`. Waits for `timeout_ns` at
-  // most and throws after that.
-  std::vector<std::vector<ProbeBlock>> run(const std::vector<StreamHandle>& streams, const std::vector<unsigned>& blocks,
-                                           std::uint64_t spin_ns, std::uint64_t timeout_ns);
+  // Runs `blocks[i]` blocks on `streams[i]`, on all streams at once, each block busy for `spin_ns`. Waits for
+  // `timeout_ns` at most and throws after that.
+  std::vector<std::vector<ProbeBlock>> run(const std::vector<StreamHandle>& streams,
+                                           const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
+                                           std::uint64_t timeout_ns);
 
  private:
   void release() noexcept;
@@ -49,8 +51,8 @@ class Probe {
 // So many threads that two blocks fill an SM at most, and every SM gets some.
 inline constexpr unsigned probe_threads = 1024;
 
-// How a kernel would be launched. Without a function the probe stands in for it: a kernel that needs few registers and no
-// static shared memory.
+// How a kernel would be launched. Without a function the probe stands in for it: a kernel that needs few registers and
+// no static shared memory.
 struct LaunchShape {
   CUfunction function = nullptr;  // or a CUkernel
   unsigned threads = 0;

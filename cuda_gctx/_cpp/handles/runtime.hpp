@@ -9,7 +9,7 @@
 
 #include "driver/driver.hpp"
 #include "handles/handles.hpp"
-#include "handles/process.hpp"
+#include "driver/process.hpp"
 #include "resources/split.hpp"
 
 namespace gctx {

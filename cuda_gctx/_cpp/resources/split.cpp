@@ -10,9 +10,6 @@ namespace {
 // Without co-scheduling, SMs come in pairs (texture processing clusters) on every chip that has green contexts.
 constexpr unsigned fine_grain = 2;
 
-// A context costs about a millisecond and 4 to 5 MiB: more of them than this are not worth an unusual split.
-constexpr unsigned most_peels = 2;
-
 unsigned round_up(unsigned n, unsigned grain) { return (n + grain - 1) / grain * grain; }
 
 // What one group really needs, once the grain of the resource is known.
@@ -81,33 +78,37 @@ class Splitter {
   Splitter(const Driver& driver, SmResourcePtr input, Grain grain, bool dry_run, const Requery& requery)
       : driver_(driver), input_(std::move(input)), grain_(grain), dry_run_(dry_run), requery_(requery) {}
 
-  // Every way that asks for no context, best first.
-  std::optional<SplitResult> in_one_call(const Needs& needs) const {
+  // Every way that asks for no context, best first. `reserve`: SMs that an open group must leave over.
+  std::optional<SplitResult> in_one_call(const Needs& needs, unsigned reserve = 0) const {
     if (finite_total(needs) > input_->sm_count) {
       return std::nullopt;
     }
     if (auto result = structured(needs)) {
       return result;
     }
-    if (auto result = composed(needs)) {
+    if (auto result = composed(needs, reserve)) {
       return result;
     }
     return fine(needs);
   }
 
-  // Several calls, each remainder made splittable by a context over it.
+  // Two calls: the aligned groups first, then those that ask for no alignment, out of what is left over, which a context makes
+  // splittable. Aligned SMs cannot be had out of a remainder, so nothing is gained by more calls.
   std::optional<SplitResult> bisected(const Needs& needs) const {
-    // Equal groups that do not fit in one call do not fit in several.
-    const bool equal = std::all_of(needs.begin(), needs.end(), [&](const Need& need) {
-      return need.count == needs.front().count && need.fine == needs.front().fine;
-    });
-    if (equal || finite_total(needs) > input_->sm_count) {
+    Order aligned;
+    Order fine;
+    for (std::size_t i = 0; i < needs.size(); ++i) {
+      (needs[i].fine ? fine : aligned).push_back(i);
+    }
+    if (aligned.empty() || fine.empty() || finite_total(needs) > input_->sm_count) {
       return std::nullopt;
     }
-    if (auto result = aligned_then_fine(needs)) {
-      return result;
-    }
-    return peeled(needs);
+    SplitResult result;
+    result.groups.resize(needs.size());
+    const bool served = serve(input_, needs, aligned, finite_total(chosen(needs, fine)), result) &&
+                        result.remainder->sm_count != 0 &&
+                        serve(requery_(result.remainder), needs, fine, 0, result);
+    return served ? std::optional(std::move(result)) : std::nullopt;
   }
 
   // The grain that the driver really has, where it is coarser than what it says (seen on a card that says 8 and needs 16).
@@ -122,13 +123,17 @@ class Splitter {
  private:
   using Order = std::vector<std::size_t>;
 
-  // One call for some of the groups; their places in `result` are filled, and the remainder is there for the next call.
-  bool serve(const SmResourcePtr& from, const Needs& needs, const Order& which, SplitResult& result) const {
-    Needs chosen;
+  static Needs chosen(const Needs& needs, const Order& which) {
+    Needs some;
     for (const std::size_t i : which) {
-      chosen.push_back(needs[i]);
+      some.push_back(needs[i]);
     }
-    const auto step = Splitter(driver_, from, grain_, dry_run_, requery_).in_one_call(chosen);
+    return some;
+  }
+
+  // One call for some of the groups; their places in `result` are filled, and the remainder is there for the next call.
+  bool serve(const SmResourcePtr& from, const Needs& needs, const Order& which, unsigned reserve, SplitResult& result) const {
+    const auto step = Splitter(driver_, from, grain_, dry_run_, requery_).in_one_call(chosen(needs, which), reserve);
     if (!step) {
       return false;
     }
@@ -137,44 +142,6 @@ class Splitter {
     }
     result.remainder = relabelled(*step->remainder);
     return true;
-  }
-
-  // Aligned groups leave SMs over that no alignment can use: enough, perhaps, for those that ask for none.
-  std::optional<SplitResult> aligned_then_fine(const Needs& needs) const {
-    Order aligned;
-    Order fine;
-    for (std::size_t i = 0; i < needs.size(); ++i) {
-      (needs[i].fine ? fine : aligned).push_back(i);
-    }
-    SplitResult result;
-    result.groups.resize(needs.size());
-    const bool served = !aligned.empty() && !fine.empty() && serve(input_, needs, aligned, result) &&
-                        result.remainder->sm_count != 0 && serve(requery_(result.remainder), needs, fine, result);
-    return served ? std::optional(std::move(result)) : std::nullopt;
-  }
-
-  // One group after another, aligned ones first and large before small, since they are the hardest to place, and "everything
-  // left" last; until one call can do the rest. Each step costs a context, so there are few.
-  std::optional<SplitResult> peeled(const Needs& needs) const {
-    Order left(needs.size());
-    std::iota(left.begin(), left.end(), std::size_t{0});
-    std::stable_sort(left.begin(), left.end(), [&](std::size_t a, std::size_t b) {
-      const auto key = [&](std::size_t i) {
-        return std::make_pair(needs[i].count ? (needs[i].fine ? 1 : 0) : 2, -static_cast<long>(needs[i].count.value_or(0)));
-      };
-      return key(a) < key(b);
-    });
-    SplitResult result;
-    result.groups.resize(needs.size());
-    SmResourcePtr rest = input_;
-    for (unsigned peels = 0; !serve(rest, needs, left, result); ++peels) {
-      if (peels == most_peels || left.size() == 1 || !serve(rest, needs, {left.front()}, result) || result.remainder->sm_count == 0) {
-        return std::nullopt;
-      }
-      left.erase(left.begin());
-      rest = requery_(result.remainder);
-    }
-    return result;
   }
 
   static SmResourcePtr relabelled(const SmResource& resource) {
@@ -324,7 +291,7 @@ class Splitter {
   }
 
   // One by-count split into equal units, out of which the groups are put together.
-  std::optional<SplitResult> composed(const Needs& needs) const {
+  std::optional<SplitResult> composed(const Needs& needs, unsigned reserve) const {
     if (!alignment_suffices(needs)) {
       return std::nullopt;
     }
@@ -337,7 +304,7 @@ class Splitter {
       if (!cut || cut->unit_size != unit) {
         continue;
       }
-      if (auto result = assembled(*cut, needs, Strategy::composed, false)) {
+      if (auto result = assembled(*cut, needs, Strategy::composed, false, reserve)) {
         return result;
       }
     }
@@ -384,12 +351,14 @@ class Splitter {
     if (!cut || cut->unit_size != unit) {
       return std::nullopt;
     }
-    return assembled(*cut, needs, Strategy::fine, true);
+    return assembled(*cut, needs, Strategy::fine, true, 0);
   }
 
   // Hands the units of a cut to the groups, in order; nothing if they are too few.
-  std::optional<SplitResult> assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_fine) const {
-    const unsigned finite_units = finite_total(needs) / cut.unit_size;
+  std::optional<SplitResult> assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_fine,
+                                       unsigned reserve) const {
+    const unsigned kept_back = reserve > cut.rest_count ? round_up(reserve - cut.rest_count, cut.unit_size) : 0;
+    const unsigned finite_units = (finite_total(needs) + kept_back) / cut.unit_size;
     if (finite_units > cut.units.size()) {
       return std::nullopt;
     }
@@ -452,7 +421,7 @@ std::optional<std::vector<GroupRequest>> nearest_that_fits(const Splitter& split
   for (GroupRequest& request : requests) {
     if (request.count) {
       const Need need = need_of(request, grain);
-      const unsigned fitting = std::min(*need.count, available) / need.grain * need.grain;
+      const unsigned fitting = std::min(round_up(*need.count, need.grain), available / need.grain * need.grain);
       request.count = std::max(fitting, least(request));
     }
   }
@@ -492,6 +461,9 @@ std::string what_would_help(const Driver& driver, const Splitter& splitter, cons
       return "; coscheduled_sm_count=" + std::to_string(request.coscheduled) +
              " needs the structured split of CUDA driver 13.1 or newer, this driver is " + version_text(driver.version());
     }
+  }
+  if (std::all_of(requests.begin(), requests.end(), [](const GroupRequest& request) { return request.backfill; })) {
+    return {};
   }
   auto relaxed = requests;
   for (auto& request : relaxed) {

@@ -32,6 +32,12 @@ int least_loaded(const std::vector<SmLoad>& loads, const SmSet& sms, unsigned th
 
 }  // namespace
 
+// Queued work and the queue that it stands in keep each other alive: they are parted here.
+Clock::~Clock() {
+  std::vector<std::deque<WorkPtr>> parted;
+  for (Connection* connection : busy_) parted.push_back(std::exchange(connection->waiting, {}));
+}
+
 void Clock::submit(const WorkPtr& work) {
   work->submitted = now_;
   work->sequence = ++sequence_;

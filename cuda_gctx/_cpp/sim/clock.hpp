@@ -79,6 +79,11 @@ class Clock {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
+  Clock() = default;
+  ~Clock();
+  Clock(const Clock&) = delete;
+  Clock& operator=(const Clock&) = delete;
+
   void add_device(const Chip& chip) { devices_.push_back({&chip, std::vector<SmLoad>(chip.sm_count()), {}}); }
 
   std::uint64_t now() const noexcept { return now_; }

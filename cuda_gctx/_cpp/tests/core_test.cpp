@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "handles/process.hpp"
+#include "driver/process.hpp"
 #include "handles/runtime.hpp"
 #include "tests/check.hpp"
 

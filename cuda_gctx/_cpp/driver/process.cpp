@@ -1,12 +1,16 @@
-#include "handles/process.hpp"
+#include "driver/process.hpp"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 
 namespace gctx {
+
+std::atomic<ProcessState> process_state_word{ProcessState::normal};
+
 namespace {
 
 struct Failures {
@@ -22,6 +26,7 @@ Failures& failures() {
 }
 
 std::atomic<bool> any_failure{false};
+pthread_t ending_thread;  // written before the state becomes `over`
 
 }  // namespace
 
@@ -30,12 +35,24 @@ void begin_exit() noexcept {
   process_state_word.compare_exchange_strong(expected, ProcessState::exiting);
 }
 
+void wait_for_the_end_if_over() noexcept {
+  if (process_state_word.load() != ProcessState::over || pthread_equal(ending_thread, pthread_self()) != 0) {
+    return;
+  }
+  for (;;) {
+    pause();
+  }
+}
+
 void watch_forks() {
   static std::once_flag once;
   std::call_once(once, [] {
     pthread_atfork(nullptr, nullptr, [] { process_state_word.store(ProcessState::forked); });
-    // For programs without Python: static destructors and atexit handlers run after this.
-    std::atexit(begin_exit);
+    // Static destructors, the driver's among them, run after this.
+    std::atexit([] {
+      ending_thread = pthread_self();
+      process_state_word.store(ProcessState::over);
+    });
   });
 }
 
