@@ -2,6 +2,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from typing_extensions import Never, Self
+
 from cuda_gctx._device import Device
 from cuda_gctx._event import Event, EventOptions
 from cuda_gctx._resources import DeviceResources, SMResource, WorkqueueResource
@@ -11,12 +13,12 @@ from cuda_gctx.verify import VerifyReport
 class ContextOptions:
     """What a green context is made of. Immutable."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         resources: Sequence[SMResource | WorkqueueResource],
         exclusive: bool = False,
         name: str | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def resources(self) -> tuple[SMResource | WorkqueueResource, ...]: ...
     @property
@@ -27,6 +29,7 @@ class ContextOptions:
 class Context:
     """A primary, green or adopted CUDA context."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...
     @staticmethod
     def from_handle(handle: int, owner: Any = None) -> Context: ...
     @property

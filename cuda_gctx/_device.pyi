@@ -1,3 +1,5 @@
+from typing_extensions import Self
+
 from cuda_gctx._context import Context, ContextOptions
 from cuda_gctx._event import Event, EventOptions
 from cuda_gctx._resources import DeviceResources
@@ -7,7 +9,7 @@ from cuda_gctx.partitions import Layout, Partitions, PartitionSize, Request
 class Device:
     """A GPU. A cheap value: equal to every other of the same id, usable from any thread."""
 
-    def __init__(self, device_id: int | None = None) -> None: ...
+    def __new__(cls, device_id: int | None = None) -> Self: ...
     @staticmethod
     def count() -> int: ...
     @property

@@ -1,5 +1,7 @@
 from collections.abc import Callable
 
+from typing_extensions import Never
+
 from cuda_gctx.partitions import MemoryUse
 
 class OpenDriver:
@@ -12,6 +14,7 @@ def before_driver_closes(forget: Callable[[int], None]) -> None: ...
 class Feature:
     """Whether the driver in use offers something: true or false as a condition, with the reason why not."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...
     @property
     def name(self) -> str: ...
     @property

@@ -1,3 +1,5 @@
+from cuda_gctx._resources import SMResourceOptions
+
 class CUDAError(RuntimeError):
     """A call of the CUDA driver failed."""
 
@@ -21,7 +23,8 @@ class FeatureNotSupported(CUDAError, NotImplementedError):
 class SplitError(ValueError):
     """A split that the resource cannot give. ``suggestion`` holds the nearest options that fit, or None."""
 
-    suggestion: object | None
+    @property
+    def suggestion(self) -> SMResourceOptions | None: ...
 
 class ResourceOverlapError(ValueError):
     """An exclusive context was asked for over SMs that a live context has or may have."""

@@ -1,10 +1,12 @@
+from typing_extensions import Never, Self
+
 from cuda_gctx._context import Context
 from cuda_gctx._device import Device
 
 class EventOptions:
     """How an event is made. Immutable."""
 
-    def __init__(self, timing_enabled: bool = False, blocking_sync: bool = False) -> None: ...
+    def __new__(cls, timing_enabled: bool = False, blocking_sync: bool = False) -> Self: ...
     @property
     def timing_enabled(self) -> bool: ...
     @property
@@ -15,6 +17,7 @@ class EventOptions:
 class Event:
     """A point in the work of a stream or of a whole context."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...
     @property
     def handle(self) -> int: ...
     @property

@@ -129,7 +129,7 @@ class Layout:
     _named: bool
     _hash: int
 
-    def __init__(self, *requests: Request, **named: Request) -> None:
+    def __init__(self, /, *requests: Request, **named: Request) -> None:
         self._fill(requests, named)
 
     @classmethod

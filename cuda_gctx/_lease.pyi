@@ -1,5 +1,7 @@
 from collections.abc import Sequence
 
+from typing_extensions import Never
+
 from cuda_gctx._context import Context, ContextOptions
 from cuda_gctx._resources import SMResource
 from cuda_gctx._stream import Stream
@@ -7,6 +9,7 @@ from cuda_gctx._stream import Stream
 class Claim:
     """A place among the live contexts of a device, for contexts made by create_kept_context()."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...
     @property
     def overlap_report(self) -> str: ...
     def release(self) -> None: ...

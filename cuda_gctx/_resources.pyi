@@ -1,18 +1,20 @@
 from collections.abc import Sequence
 
+from typing_extensions import Never, Self
+
 from cuda_gctx._device import Device
 
 class SMResourceOptions:
     """What to split off. ``count`` alone sets the number of groups; the other fields broadcast over it. Immutable."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         count: int | Sequence[int | None] | None = None,
         coscheduled_sm_count: int | Sequence[int | None] | None = None,
         preferred_coscheduled_sm_count: int | Sequence[int | None] | None = None,
         backfill: bool | Sequence[bool] = False,
         locality_domain: int | Sequence[int | None] | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def count(self) -> int | tuple[int | None, ...] | None: ...
     @property
@@ -29,6 +31,7 @@ class SMResourceOptions:
 class SMResource:
     """A set of SMs: a device's, a context's, or one group of a split."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...
     @property
     def sm_count(self) -> int: ...
     @property
@@ -55,7 +58,7 @@ class SMResource:
 class WorkqueueResourceOptions:
     """How the hardware queues of a context are provisioned. Immutable."""
 
-    def __init__(self, sharing_scope: str | None = None, concurrency_limit: int | None = None) -> None: ...
+    def __new__(cls, sharing_scope: str | None = None, concurrency_limit: int | None = None) -> Self: ...
     @property
     def sharing_scope(self) -> str | None: ...
     @property
@@ -66,6 +69,7 @@ class WorkqueueResourceOptions:
 class WorkqueueResource:
     """The workqueue configuration of a device or context (driver 13.1 and newer)."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...
     @property
     def sharing_scope(self) -> str: ...
     @property
@@ -79,6 +83,7 @@ class WorkqueueResource:
 class DeviceResources:
     """The resources of a device, or of what a context or stream was given."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...
     @property
     def sm(self) -> SMResource: ...
     @property

@@ -1,5 +1,7 @@
 from typing import Any, Protocol, type_check_only
 
+from typing_extensions import Self
+
 from cuda_gctx._context import Context
 from cuda_gctx._device import Device
 from cuda_gctx._event import Event, EventOptions
@@ -12,7 +14,7 @@ class SupportsCudaStream(Protocol):
 class StreamOptions:
     """How a stream is made. Immutable."""
 
-    def __init__(self, nonblocking: bool = True, priority: int | None = None) -> None: ...
+    def __new__(cls, nonblocking: bool = True, priority: int | None = None) -> Self: ...
     @property
     def nonblocking(self) -> bool: ...
     @property

@@ -507,7 +507,7 @@ class Partitions:
         return f"<Partitions of device {self._device.device_id}: {told}>"
 
 
-def partition(device: Device, *requests: Request | Layout, exclusive: bool = False, **named: Request) -> Partitions:
+def partition(device: Device, /, *requests: Request | Layout, exclusive: bool = False, **named: Request) -> Partitions:
     """Splits a device: ``decode=16, prefill=None`` by name, or ``8, 8, 16`` by position, or one Layout.
 
     Integers are numbers of SMs, rounded up to what the device can give; floats are fractions of the device, rounded

@@ -183,6 +183,7 @@ def test_every_message_says_what_to_do(sim: Machines, case: str) -> None:
 # ---- where nothing can be raised
 
 
+@pytest.mark.sim_only
 def test_what_a_destructor_could_not_do_is_told_once() -> None:
     with session("h200", check=False) as machine:
         stream = Device(0).create_stream()
@@ -197,6 +198,7 @@ def test_what_a_destructor_could_not_do_is_told_once() -> None:
             Device(0).create_stream().close()
 
 
+@pytest.mark.sim_only
 def test_what_the_collector_could_not_destroy_is_told_too() -> None:
     with session("h200", check=False) as machine:
         contexts = small_contexts(Device(0), 2)
@@ -211,6 +213,7 @@ def test_what_the_collector_could_not_destroy_is_told_too() -> None:
             drop_and_close()
 
 
+@pytest.mark.sim_only
 def test_closing_goes_on_when_destroying_fails() -> None:
     with session("h200", check=False) as machine:
         (ctx,) = small_contexts(Device(0), 1)

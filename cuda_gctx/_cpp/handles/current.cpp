@@ -102,12 +102,14 @@ void pop_current() {
   if (mine.entries.empty()) {
     fail_state("nothing to leave: the context was made current on another thread");
   }
-  const Entry& entry = mine.entries.back();
+  // Off the list whatever the driver answers, or the context could never be closed.
+  const Entry entry = std::move(mine.entries.back());
+  mine.entries.pop_back();
+  entry.context->count_current(-1);
   const Runtime& runtime = entry.context->runtime();
   if (runtime.is_usable()) {
     restore(runtime.driver(), entry.context->handle(), entry.before);
   }
-  mine.drop_last();
 }
 
 ContextHandle set_current(Runtime& runtime, const ContextHandle& context) {
