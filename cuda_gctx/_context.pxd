@@ -1,6 +1,7 @@
 cimport cython
 
 from cuda_gctx._core cimport ContextBox, ContextHandle
+from cuda_gctx._driver cimport Closable
 from cuda_gctx._resources cimport DeviceResources
 
 
@@ -10,7 +11,7 @@ cdef class ContextOptions:
     cdef readonly str name
 
 
-cdef class Context:
+cdef class Context(Closable):
     cdef ContextHandle _box
     cdef DeviceResources _resources
     cdef object _current
@@ -20,16 +21,19 @@ cdef class Context:
     # Neither closed nor of a driver that is gone.
     @cython.final
     cdef inline ContextBox* live(self) except NULL:
-        if not self._box:
+        if self._closing:
             raise RuntimeError("the context has been closed")
         self._box.get().demand_open()
         return self._box.get()
 
-    # The same as a handle of its own, for calls without the GIL: another thread may close the context meanwhile.
+    # The same, kept while a call without the GIL is under way; each needs an unpin.
     @cython.final
-    cdef inline ContextHandle held(self) except *:
+    cdef inline int pin(self) except -1:
         self.live()
-        return self._box
+        self._pins += 1
+        return 0
+
+    cdef void let_go(self) noexcept
 
 
 cdef Context wrap_context(const ContextHandle& box)

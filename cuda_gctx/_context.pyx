@@ -13,7 +13,6 @@ from cuda_gctx._core cimport (
     ContextKind,
     CUcontext,
     CUdevResource,
-    EventHandle,
     Reservation,
     Runtime,
     SmResourcePtr,
@@ -109,12 +108,20 @@ cdef class _Current:
     cdef Context _context
 
     def __enter__(self):
-        self._context.live()
-        push_current(self._context._box)
+        # The pin keeps the context for as long as the thread's list names it, even if the block is never left.
+        self._context.pin()
+        try:
+            push_current(self._context._box.get()[0])
+        except:
+            self._context.unpin()
+            raise
         return self._context
 
     def __exit__(self, kind, error, traceback):
-        pop_current()
+        try:
+            pop_current()
+        finally:
+            self._context.unpin()
 
 
 cdef class Context:
@@ -143,9 +150,19 @@ cdef class Context:
         context._owner = owner
         return context
 
-    def __dealloc__(self):
+    cdef void let_go(self) noexcept:
+        # Out of reach first: with the GIL away, another thread may look.
+        cdef ContextHandle box
+        box.swap(self._box)
+        # Destroying may wait in the driver; nobody else should wait with it.
         with nogil:
-            self._box.reset()
+            box.reset()
+
+    def __dealloc__(self):
+        if self._pins:
+            # A block that makes it current was never left: lost rather than destroyed while a thread's list names it.
+            new ContextHandle(self._box)
+        self.let_go()
         report_failures()
 
     @property
@@ -155,7 +172,7 @@ cdef class Context:
 
     @property
     def is_closed(self):
-        return not self._box or self._box.get().is_closed()
+        return self._closing or self._box.get().is_closed()
 
     @property
     def is_current(self):
@@ -199,35 +216,57 @@ cdef class Context:
 
     def create_stream(self, StreamOptions options=None):
         """A new stream; works on any thread, whatever is current there."""
-        return new_stream(self.held(), self, options)
+        self.pin()
+        try:
+            return new_stream(self._box, self, options)
+        finally:
+            self.unpin()
 
     def create_event(self, EventOptions options=None):
         """A new event."""
-        return new_event(self.held(), options)
+        self.pin()
+        try:
+            return new_event(self._box, options)
+        finally:
+            self.unpin()
 
     def record_event(self, Event event=None):
         """Records `event`, or a new one, behind all work of all its streams; returns it."""
-        cdef ContextHandle context = self.held()
-        cdef EventHandle point
-        if event is None:
-            event = new_event(context, None)
-        point = event.held()
-        with nogil:
-            record_context_event(context, point)
+        self.pin()
+        try:
+            if event is None:
+                event = new_event(self._box, None)
+            event.pin()
+            try:
+                with nogil:
+                    record_context_event(self._box, event._box)
+            finally:
+                event.unpin()
+        finally:
+            self.unpin()
         return event
 
     def wait_event(self, Event event not None):
         """Lets all later work of all its streams wait for the event."""
-        cdef ContextHandle context = self.held()
-        cdef EventHandle point = event.held()
-        with nogil:
-            wait_context_event(context, point)
+        self.pin()
+        try:
+            event.pin()
+            try:
+                with nogil:
+                    wait_context_event(self._box, event._box)
+            finally:
+                event.unpin()
+        finally:
+            self.unpin()
 
     def sync(self):
         """Waits until all its work has finished."""
-        cdef ContextHandle context = self.held()
-        with nogil:
-            synchronize_context(context)
+        self.pin()
+        try:
+            with nogil:
+                synchronize_context(self._box)
+        finally:
+            self.unpin()
 
     def verify(self):
         """Proves with a probe kernel that its work runs on its SMs alone; raises IsolationError if not."""
@@ -250,20 +289,21 @@ cdef class Context:
 
         RuntimeError if it is current on this thread, or on another that made it current through this package.
         """
-        cdef ContextHandle context = self._box
-        if not context:
+        if self._closing:
             return
-        if context.get().kind() == ContextKind.primary:
+        if self._box.get().kind() == ContextKind.primary:
             raise RuntimeError("the primary context belongs to the whole process and cannot be closed here")
-        if context.get().kind() == ContextKind.green:
-            with nogil:
-                context.get().close()
-        self._box.reset()
+        if self._box.get().kind() == ContextKind.green:
+            self._pins += 1
+            try:
+                with nogil:
+                    self._box.get().close()
+            finally:
+                self.unpin()
         self._current = None
         self._resources = None
         self._owner = None
-        with nogil:
-            context.reset()
+        self.close_unless_pinned()
         warn_of_failures()
 
     def __eq__(self, other):
@@ -272,7 +312,7 @@ cdef class Context:
         cdef Context that = other
         if self is that:
             return True
-        if not self._box or not that._box:
+        if self._closing or that._closing:
             return False
         return self._box.get() == that._box.get() or (
             &self._box.get().runtime() == &that._box.get().runtime() and self._box.get().id() == that._box.get().id()

@@ -62,8 +62,12 @@ cdef extern from "resources/sm_resource.hpp" namespace "gctx" nogil:
 
     const char* strategy_name(Strategy) noexcept
 
+    cdef cppclass Units:
+        const CUdevResource* data() noexcept
+        size_t size() noexcept
+
     cdef cppclass SmResource:
-        vector[CUdevResource] units
+        Units units
         int device
         unsigned int sm_count
         optional[unsigned int] requested
@@ -120,7 +124,7 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     ContextHandle current_context(Runtime&) except +raise_error
     void synchronize_context(const ContextHandle&) except +raise_error
     ContextHandle set_current(Runtime&, const ContextHandle&) except +raise_error
-    void push_current(const ContextHandle&) except +raise_error
+    void push_current(ContextBox&) except +raise_error
     void pop_current() except +raise_error
 
     cdef cppclass EventBox:

@@ -2,3 +2,22 @@ from cuda_gctx._core cimport Runtime
 
 
 cdef Runtime* active_runtime() except NULL
+
+
+# An object that can be closed on one thread while calls on it are under way on others. The GIL guards the two words: they are
+# changed only with it, and a call that lets it go holds a pin meanwhile, so that the last one lets go of what was closed.
+cdef class Closable:
+    cdef int _pins
+    cdef bint _closing
+
+    cdef void let_go(self) noexcept
+
+    cdef inline void unpin(self) noexcept:
+        self._pins -= 1
+        if self._closing and self._pins == 0:
+            self.let_go()
+
+    cdef inline void close_unless_pinned(self) noexcept:
+        self._closing = True
+        if self._pins == 0:
+            self.let_go()

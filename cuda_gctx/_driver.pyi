@@ -4,6 +4,9 @@ from typing_extensions import Never
 
 from cuda_gctx.partitions import MemoryUse
 
+class Closable:
+    """An object that can be closed on one thread while calls on it are under way on others."""
+
 class OpenDriver:
     """A driver that was opened beside the one of CUDA_GCTX_DRIVER."""
 

@@ -15,6 +15,13 @@ cdef Runtime* active_runtime() except NULL:
     return &Runtime.active()
 
 
+cdef class Closable:
+    """An object that can be closed on one thread while calls on it are under way on others."""
+
+    cdef void let_go(self) noexcept:
+        """Releases the handle, without the GIL while the driver works."""
+
+
 cdef class OpenDriver:
     """A driver that was opened beside the one of CUDA_GCTX_DRIVER."""
 

@@ -1,6 +1,7 @@
 cimport cython
 
 from cuda_gctx._core cimport ContextHandle, EventBox, EventHandle, StreamHandle
+from cuda_gctx._driver cimport Closable
 
 
 cdef class EventOptions:
@@ -8,7 +9,7 @@ cdef class EventOptions:
     cdef readonly bint blocking_sync
 
 
-cdef class Event:
+cdef class Event(Closable):
     cdef EventHandle _box
     cdef EventOptions _options
     cdef object __weakref__
@@ -16,15 +17,18 @@ cdef class Event:
     # Not closed; what is called in the core then asks whether the driver is still there.
     @cython.final
     cdef inline EventBox* live(self) except NULL:
-        if not self._box:
+        if self._closing:
             raise RuntimeError("the event has been closed")
         return self._box.get()
 
-    # The same as a handle of its own, for calls without the GIL: another thread may close the event meanwhile.
+    # The same, kept while a call without the GIL is under way; each needs an unpin.
     @cython.final
-    cdef inline EventHandle held(self) except *:
+    cdef inline int pin(self) except -1:
         self.live()
-        return self._box
+        self._pins += 1
+        return 0
+
+    cdef void let_go(self) noexcept
 
     # The same for what is answered without the core.
     @cython.final

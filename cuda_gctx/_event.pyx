@@ -83,10 +83,16 @@ cdef class Event:
     def __init__(self, *args, **kwargs):
         raise TypeError("an Event comes from create_event() or record() of a device, context or stream")
 
-    def __dealloc__(self):
+    cdef void let_go(self) noexcept:
+        # Out of reach first: with the GIL away, another thread may look.
+        cdef EventHandle box
+        box.swap(self._box)
         # Destroying may wait in the driver; nobody else should wait with it.
         with nogil:
-            self._box.reset()
+            box.reset()
+
+    def __dealloc__(self):
+        self.let_go()
         report_failures()
 
     @property
@@ -125,20 +131,20 @@ cdef class Event:
 
     @property
     def is_closed(self):
-        return not self._box
+        return self._closing
 
     def sync(self):
         """Waits until all work before it has finished."""
-        cdef EventHandle event = self.held()
-        with nogil:
-            synchronize_event(event)
+        self.pin()
+        try:
+            with nogil:
+                synchronize_event(self._box)
+        finally:
+            self.unpin()
 
     def close(self):
         """Destroys the event. Closing twice does nothing."""
-        cdef EventHandle event
-        event.swap(self._box)
-        with nogil:
-            event.reset()
+        self.close_unless_pinned()
         warn_of_failures()
 
     def __sub__(self, other):
@@ -169,6 +175,6 @@ cdef class Event:
         self.close()
 
     def __repr__(self):
-        if not self._box:
+        if self._closing:
             return "<Event: closed>"
         return f"<Event {<uintptr_t>self._box.get().handle():#x}{' with timing' if self._options.timing_enabled else ''}>"

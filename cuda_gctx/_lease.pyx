@@ -1,4 +1,4 @@
-"""What partitions need of the core: contexts that are kept while nobody uses them, and what must be asked before new ones."""
+"""What partitions need of the core: contexts that are kept while nobody uses them, and what to ask before new ones."""
 
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.memory cimport unique_ptr
@@ -68,8 +68,7 @@ def retire(Context context not None):
     context._current = None
     context._resources = None
     context._owner = None
-    with nogil:
-        context._box.reset()
+    context.close_unless_pinned()
 
 
 def demand_not_current(Context context not None):

@@ -30,7 +30,9 @@ cdef extern from "handles/probe.hpp" namespace "gctx" nogil:
         unsigned int shared_bytes
 
     unsigned int c_blocks_per_sm "gctx::blocks_per_sm"(const ContextHandle&, const LaunchShape&) except +raise_error
-    unsigned int c_max_cluster_size "gctx::max_cluster_size"(const StreamHandle&, const LaunchShape&) except +raise_error
+    unsigned int c_max_cluster_size "gctx::max_cluster_size"(
+        const StreamHandle&, const LaunchShape&
+    ) except +raise_error
     unsigned int c_max_active_clusters "gctx::max_active_clusters"(
         const StreamHandle&, const LaunchShape&, unsigned int
     ) except +raise_error

@@ -50,9 +50,12 @@ def blocks_per_sm(Context context not None, uintptr_t function, unsigned int thr
     """How many blocks of a kernel (0: of the probe) an SM of the context holds at once."""
     cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
     cdef unsigned int blocks
-    context.live()
-    with nogil:
-        blocks = c_blocks_per_sm(context._box, shape)
+    context.pin()
+    try:
+        with nogil:
+            blocks = c_blocks_per_sm(context._box, shape)
+    finally:
+        context.unpin()
     return blocks
 
 
@@ -60,19 +63,29 @@ def max_cluster_size(Stream stream not None, uintptr_t function, unsigned int th
     """The largest thread-block cluster of a kernel (0: of the probe) on a stream."""
     cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
     cdef unsigned int size
-    stream.live()
-    with nogil:
-        size = c_max_cluster_size(stream._box, shape)
+    stream.pin()
+    try:
+        with nogil:
+            size = c_max_cluster_size(stream._box, shape)
+    finally:
+        stream.unpin()
     return size
 
 
 def max_clusters(
-    Stream stream not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes, unsigned int cluster_size
+    Stream stream not None,
+    uintptr_t function,
+    unsigned int threads,
+    unsigned int shared_bytes,
+    unsigned int cluster_size,
 ):
     """How many clusters of a kernel (0: of the probe) a stream can run at once."""
     cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
     cdef unsigned int clusters
-    stream.live()
-    with nogil:
-        clusters = c_max_active_clusters(stream._box, shape, cluster_size)
+    stream.pin()
+    try:
+        with nogil:
+            clusters = c_max_active_clusters(stream._box, shape, cluster_size)
+    finally:
+        stream.unpin()
     return clusters

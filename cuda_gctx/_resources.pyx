@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from operator import index
 
+cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
 from libcpp.optional cimport optional
@@ -154,6 +155,7 @@ cdef class SMResourceOptions:
         return f"SMResourceOptions({', '.join(told)})"
 
 
+@cython.freelist(16)
 cdef class SMResource:
     """A set of SMs: a device's, a context's, or one group of a split."""
 
@@ -197,7 +199,7 @@ cdef class SMResource:
     @property
     def handle(self):
         """The address of the driver's CUdevResource, the first of `unit_count` in a row; 0 if there are no SMs."""
-        return <uintptr_t>self._sm.get().units.data()
+        return <uintptr_t>self._sm.get().units.data() if self._sm.get().units.size() else 0
 
     @property
     def unit_count(self):

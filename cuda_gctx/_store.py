@@ -49,6 +49,7 @@ class ContextStore:
         # Reentrant: the collector may give contexts back in the middle of a call.
         self._lock = threading.RLock()
         self._kept: list[KeptContexts] = []
+        self._closed_drivers: set[object] = set()
         self.limit = limit
 
     @property
@@ -85,6 +86,7 @@ class ContextStore:
             kept.close()
 
     def _forget_driver(self, key: int) -> None:
+        self._closed_drivers.add(key)
         self._drop(lambda kept: kept.key[0] == key)
 
     def take(self, key: tuple[object, ...]) -> KeptContexts | None:
@@ -98,6 +100,8 @@ class ContextStore:
         if any(context.is_closed for context in kept.contexts):
             kept.close()
             return
+        if kept.key[0] in self._closed_drivers:
+            return  # its contexts went with the driver
         with self._lock:
             self._kept.append(kept)
         self._trim()

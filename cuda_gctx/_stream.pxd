@@ -1,6 +1,7 @@
 cimport cython
 
 from cuda_gctx._core cimport ContextHandle, StreamBox, StreamHandle
+from cuda_gctx._driver cimport Closable
 from cuda_gctx._resources cimport DeviceResources
 
 
@@ -9,7 +10,7 @@ cdef class StreamOptions:
     cdef readonly object priority
 
 
-cdef class Stream:
+cdef class Stream(Closable):
     cdef StreamHandle _box
     cdef object _context
     cdef DeviceResources _resources
@@ -19,15 +20,18 @@ cdef class Stream:
     # Not closed; what is called in the core then asks whether the driver is still there.
     @cython.final
     cdef inline StreamBox* live(self) except NULL:
-        if not self._box:
+        if self._closing:
             raise RuntimeError("the stream has been closed")
         return self._box.get()
 
-    # The same as a handle of its own, for calls without the GIL: another thread may close the stream meanwhile.
+    # The same, kept while a call without the GIL is under way; each needs an unpin.
     @cython.final
-    cdef inline StreamHandle held(self) except *:
+    cdef inline int pin(self) except -1:
         self.live()
-        return self._box
+        self._pins += 1
+        return 0
+
+    cdef void let_go(self) noexcept
 
     # The same for what is answered without the core.
     @cython.final

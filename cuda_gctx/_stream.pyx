@@ -8,7 +8,6 @@ from libcpp.optional cimport optional
 from cuda_gctx._core cimport (
     CU_STREAM_NON_BLOCKING,
     CUstream,
-    EventHandle,
     Runtime,
     adopt_stream,
     create_stream,
@@ -125,9 +124,16 @@ cdef class Stream:
             raise ValueError("handle 0 is no stream: use 1 for the legacy default stream, 2 for the per-thread one")
         return adopted(Stream.__new__(Stream), number, owner)
 
-    def __dealloc__(self):
+    cdef void let_go(self) noexcept:
+        # Out of reach first: with the GIL away, another thread may look.
+        cdef StreamHandle box
+        box.swap(self._box)
+        # Destroying may wait in the driver; nobody else should wait with it.
         with nogil:
-            self._box.reset()
+            box.reset()
+
+    def __dealloc__(self):
+        self.let_go()
         report_failures()
 
     @property
@@ -184,45 +190,57 @@ cdef class Stream:
 
     @property
     def is_closed(self):
-        return not self._box
+        return self._closing
 
     def record(self, Event event=None, EventOptions options=None):
         """Records `event`, or a new one made with `options`, behind all work given so far; returns it."""
-        cdef StreamHandle stream = self.held()
-        cdef EventHandle point
-        if event is None:
-            event = new_event_for(stream, options)
-        elif options is not None:
-            raise ValueError("options are for a new event: leave them out, or leave the event out")
-        point = event.held()
-        with nogil:
-            record_event(stream, point)
+        self.pin()
+        try:
+            if event is None:
+                event = new_event_for(self._box, options)
+            elif options is not None:
+                raise ValueError("options are for a new event: leave them out, or leave the event out")
+            event.pin()
+            try:
+                with nogil:
+                    record_event(self._box, event._box)
+            finally:
+                event.unpin()
+        finally:
+            self.unpin()
         return event
 
     def wait(self, event_or_stream):
         """Lets all later work wait for an event, or for what another stream was given so far."""
-        cdef StreamHandle stream = self.held()
-        cdef EventHandle point
+        cdef Event event
         if isinstance(event_or_stream, Event):
-            point = (<Event>event_or_stream).held()
+            event = event_or_stream
         else:
-            point = (<Event>stream_of(event_or_stream).record()).held()
-        with nogil:
-            wait_event(stream, point)
-            point.reset()
+            self.live()
+            event = stream_of(event_or_stream).record()
+        self.pin()
+        try:
+            event.pin()
+            try:
+                with nogil:
+                    wait_event(self._box, event._box)
+            finally:
+                event.unpin()
+        finally:
+            self.unpin()
 
     def sync(self):
         """Waits until all its work has finished."""
-        cdef StreamHandle stream = self.held()
-        with nogil:
-            synchronize_stream(stream)
+        self.pin()
+        try:
+            with nogil:
+                synchronize_stream(self._box)
+        finally:
+            self.unpin()
 
     def close(self):
         """Destroys the stream, or lets an adopted one go. Closing twice does nothing."""
-        cdef StreamHandle stream
-        stream.swap(self._box)
-        with nogil:
-            stream.reset()
+        self.close_unless_pinned()
         self._owner = None
         self._context = None
         self._resources = None
@@ -237,7 +255,7 @@ cdef class Stream:
         cdef Stream that = other
         if self is that:
             return True
-        if not self._box or not that._box:
+        if self._closing or that._closing:
             return False
         if self._box.get() == that._box.get():
             return True
@@ -257,7 +275,7 @@ cdef class Stream:
         self.close()
 
     def __repr__(self):
-        if not self._box:
+        if self._closing:
             return "<Stream: closed>"
         kind = "" if self._box.get().is_owned() else ", adopted"
         return f"<Stream {<uintptr_t>self._box.get().handle():#x} of context {self._box.get().context().get().id()}{kind}>"

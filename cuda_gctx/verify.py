@@ -25,6 +25,8 @@ SPIN_NS = 1_000_000
 # Other work can keep the probe off an SM for a while; an SM that stays unseen is reported.
 ROUNDS = 4
 MAP_WIDTH = 32
+# The driver's own number of hardware queues where CUDA_DEVICE_MAX_CONNECTIONS is not set.
+DEFAULT_CONNECTIONS = 8
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,6 @@ class ContextProof:
     name: str
     expected: int
     sm_ids: tuple[int, ...]
-    start_ns: int
-    end_ns: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SharedSMs:
 class VerifyReport:
     """What the probe saw. ``problems`` is empty if every context ran on as many SMs as it has, and on its own alone.
 
-    concurrent: whether all contexts ran at the same time, by the timer of the device; None for a single one.
+    concurrent: whether all of them ran at the same time, two by two, by the timer of the device; None for a single one.
     cause: if they did not, what fits as the reason.
     outside: SMs of the device that belong to none of the contexts; empty unless they should cover all of it.
     in_use: other layouts of the same pool that had unfinished work meanwhile.
@@ -140,10 +140,6 @@ def _milliseconds(timeout: float) -> int:
     return int(timeout * 1000)
 
 
-def _ran_at_once(first: ContextProof, second: ContextProof) -> bool:
-    return first.start_ns < second.end_ns and second.start_ns < first.end_ns
-
-
 def _primary_is_busy(device: Device) -> bool:
     try:
         with device.context.current():
@@ -154,11 +150,12 @@ def _primary_is_busy(device: Device) -> bool:
 
 def _cause(device: Device, contexts: int) -> str:
     """Which of the known reasons fits when contexts with SMs of their own did not run at the same time."""
-    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
-    if connections.isdigit() and int(connections) < contexts:
+    setting = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    connections = int(setting) if setting.isdigit() else DEFAULT_CONNECTIONS
+    if connections < contexts:
         return (
-            f"CUDA_DEVICE_MAX_CONNECTIONS={connections} gives fewer hardware queues than the {contexts} contexts: "
-            f"set it to {contexts} or more before the driver is first used"
+            f"{connections} hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) for {contexts} contexts: set the variable to "
+            f"{contexts} or more, at most 32, before the driver is first used"
         )
     if _primary_is_busy(device):
         return "work of the primary context is under way on all SMs: run it in a partition, or in the fence"
@@ -170,24 +167,31 @@ def _cause(device: Device, contexts: int) -> str:
     return "no known cause fits"
 
 
-def _probe(
-    streams: Mapping[str, Stream], counts: Mapping[str, int], per_sm: int, timeout_ms: int
-) -> tuple[ContextProof, ...]:
-    """Runs the probe until every context was seen on as many SMs as it has. The times are those of the first run."""
-    sms: dict[str, set[int]] = {name: set() for name in streams}
-    times: dict[str, tuple[int, int]] = {}
-    for _ in range(ROUNDS):
-        blocks = [counts[name] * per_sm for name in streams]
-        seen = run_probe(list(streams.values()), blocks, SPIN_NS, timeout_ms * 1_000_000)
-        for name, ran in zip(streams, seen, strict=True):
-            sms[name].update(sm for sm, _, _ in ran)
-            starts, ends = [start for _, start, _ in ran], [end for _, _, end in ran]
-            times.setdefault(name, (min(starts, default=0), max(ends, default=0)))
-        if all(len(sms[name]) >= counts[name] for name in streams):
-            break
-    return tuple(
-        ContextProof(name, counts[name], tuple(sorted(sms[name])), times[name][0], times[name][1]) for name in streams
-    )
+class _Sightings:
+    """What several runs of the probe saw of some contexts."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self.counts = counts
+        self.sms: dict[str, set[int]] = {name: set() for name in counts}
+        self.apart = set(combinations(counts, 2))  # pairs that never ran at the same time
+
+    def look(self, streams: Mapping[str, Stream], per_sm: int, timeout_ms: int) -> None:
+        """Runs the probe until every context was seen on as many SMs as it has, and all of them at once."""
+        for _ in range(ROUNDS):
+            blocks = [self.counts[name] * per_sm for name in streams]
+            seen = run_probe(list(streams.values()), blocks, SPIN_NS, timeout_ms * 1_000_000)
+            times = {}
+            for name, ran in zip(streams, seen, strict=True):
+                self.sms[name].update(sm for sm, _, _ in ran)
+                times[name] = min((start for _, start, _ in ran), default=0), max((end for _, _, end in ran), default=0)
+            self.apart = {
+                (a, b) for a, b in self.apart if not (times[a][0] < times[b][1] and times[b][0] < times[a][1])
+            }
+            if not self.apart and all(len(self.sms[name]) >= count for name, count in self.counts.items()):
+                return
+
+    def proofs(self) -> tuple[ContextProof, ...]:
+        return tuple(ContextProof(name, count, tuple(sorted(self.sms[name]))) for name, count in self.counts.items())
 
 
 def verify(
@@ -215,18 +219,20 @@ def verify(
         streams = {name: closing.enter_context(context.create_stream()) for name, context in contexts.items()}
         # As many blocks as fill the contexts, so that each SM gets some.
         per_sm = max(1, probe_blocks_per_sm(next(iter(contexts.values()))))
-        proofs = _probe(streams, counts, per_sm, timeout_ms)
+        sightings = _Sightings(counts)
+        sightings.look(streams, per_sm, timeout_ms)
+        proofs = sightings.proofs()
         outside: tuple[int, ...] = ()
         if covers_device:
-            whole = {"device": closing.enter_context(device.create_stream())}
-            [everywhere] = _probe(whole, {"device": device.sm_count}, per_sm, timeout_ms)
-            outside = tuple(sorted(set(everywhere.sm_ids).difference(*(proof.sm_ids for proof in proofs))))
+            everywhere = _Sightings({"device": device.sm_count})
+            everywhere.look({"device": closing.enter_context(device.create_stream())}, per_sm, timeout_ms)
+            outside = tuple(sorted(everywhere.sms["device"].difference(*(proof.sm_ids for proof in proofs))))
     overlaps = []
     for first, second in combinations(proofs, 2):
         shared = tuple(sorted(set(first.sm_ids) & set(second.sm_ids)))
         if shared:
             overlaps.append(SharedSMs(first.name, second.name, shared))
-    concurrent = all(_ran_at_once(*pair) for pair in combinations(proofs, 2)) if len(proofs) > 1 else None
+    concurrent = not sightings.apart if len(proofs) > 1 else None
     report = VerifyReport(
         device=device.name,
         driver=".".join(map(str, system.driver_version)),

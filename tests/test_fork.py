@@ -120,7 +120,8 @@ print(cuda_gctx.Device(0).resources.sm.sm_count > 0, status)
 def test_a_child_of_a_child_is_told_too() -> None:
     run = run_python(
         """
-import os, cuda_gctx
+import os, warnings, cuda_gctx
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads of the driver: that is what is tested
 dev = cuda_gctx.Device(0)
 context = dev.context
 if os.fork() == 0:

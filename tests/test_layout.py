@@ -29,7 +29,7 @@ def test_layout_survives_json_and_pickle(layout: Layout) -> None:
 
 def test_layouts_are_all_different() -> None:
     assert len(set(LAYOUTS)) == len(LAYOUTS)
-    assert Layout(1) != Layout(1.0)  # one SM, the whole device
+    assert Layout(1) != Layout(1.0)  # one SM, all of the device
     assert Layout(a=8, b=16) != Layout(b=16, a=8)
     assert Layout(a=8) != Layout(8)
     assert Layout(8) != 8

@@ -25,6 +25,7 @@ from cuda_gctx import (
     system,
 )
 from cuda_gctx.partitions import Partitions, store
+from cuda_gctx.sim import session
 
 from .common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, on_another_thread, refusal, split
 from .raw import Raw
@@ -95,7 +96,9 @@ def test_options_and_numbers_go_together(sim: Machines) -> None:
 def test_the_groups_come_from_one_split_and_are_known_to_be_disjoint(dev: Device) -> None:
     with dev.partition(8, 8) as parts:
         resources = [part.context.resources.sm for part in parts]
-        assert [a.overlaps(b) for a in resources for b in resources if a is not b] == [False] * (len(parts) ** 2 - len(parts))
+        assert [a.overlaps(b) for a in resources for b in resources if a is not b] == [False] * (
+            len(parts) ** 2 - len(parts)
+        )
 
 
 def test_table_tells_what_was_asked_and_got(dev: Device) -> None:
@@ -163,7 +166,9 @@ def test_more_than_the_device_has_names_the_nearest_that_fits(sim: Machines) -> 
     assert machine.calls("cuGreenCtxCreate") == len(parts)
 
 
-@pytest.mark.parametrize("name", ["rest", "names", "verify", "close", "layout", "device", "is_closed", "_x", "a b", "1"])
+@pytest.mark.parametrize(
+    "name", ["rest", "names", "verify", "close", "layout", "device", "is_closed", "_x", "a b", "1"]
+)
 def test_names_that_could_not_be_attributes_are_refused(dev: Device, name: str) -> None:
     assert repr(name) in str(refusal(ValueError, lambda: dev.partition(**{name: 8})))
 
@@ -317,12 +322,11 @@ def test_an_exception_in_the_block_closes_and_goes_on(dev: Device) -> None:
 
 
 def test_closing_is_refused_while_a_context_is_current(dev: Device) -> None:
-    with dev.partition(decode=8) as parts:
-        with parts.decode.context.current():
-            assert "current on this thread" in str(refusal(RuntimeError, parts.close))
-            other = refusal(RuntimeError, lambda: on_another_thread(parts.close))
-            assert "current on another thread" in str(other)
-            assert parts.decode.stream.is_done  # nothing was closed by the refusals
+    with dev.partition(decode=8) as parts, parts.decode.context.current():
+        assert "current on this thread" in str(refusal(RuntimeError, parts.close))
+        other = refusal(RuntimeError, lambda: on_another_thread(parts.close))
+        assert "current on another thread" in str(other)
+        assert parts.decode.stream.is_done  # nothing was closed by the refusals
 
 
 def test_a_stream_alone_keeps_its_partition(sim: Machines) -> None:
@@ -452,6 +456,15 @@ def test_a_context_closed_by_its_user_is_not_given_out_again(sim: Machines) -> N
         assert parts[0].stream.is_done
 
 
+@pytest.mark.sim_only
+def test_partitions_that_outlive_their_driver_leave_nothing_in_the_store() -> None:
+    with session("h200", check=False):
+        parts = Device(0).partition(8)
+    del parts
+    gc.collect()
+    assert len(store) == 0
+
+
 def test_devices_do_not_share_contexts(sim: Machines) -> None:
     sim("h200", devices=2)
     with Device(0).partition(8):
@@ -475,13 +488,13 @@ def test_contexts_are_not_made_while_a_stream_of_the_package_captures(dev: Devic
     stream = dev.create_stream()
     capture(stream, True)
     try:
-        message = str(refusal(RuntimeError, lambda: dev.partition(decode=8, another=8)))
+        message = str(refusal(RuntimeError, lambda: dev.partition(decode=8, unmade=24)))
         with dev.partition(decode=8) as parts:  # nothing to be made
             assert parts.decode.sm_count >= 8
     finally:
         capture(stream, False)
     assert "is capturing a graph" in message
-    with dev.partition(decode=8, another=8):
+    with dev.partition(decode=8, unmade=24):
         pass
 
 

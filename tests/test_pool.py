@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import statistics
 import threading
 import timeit
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from cuda_gctx import (
     SMResourceOptions,
     SplitError,
 )
+from cuda_gctx._probe import run_probe
 from cuda_gctx.partitions import Partitions, store
 
 from .common import refusal, split
@@ -50,7 +50,7 @@ def test_numbers_that_are_equal_are_not_the_same_request(dev: Device) -> None:
     with PartitionPool(dev) as pool:
         one = pool.get((1,))
         assert one[0].sm_count < dev.sm_count
-        # 1.0 is all of the device, and True is nothing that can be asked for.
+        # 1.0 is as much of the device as whole units give, and True is nothing that can be asked for.
         assert pool.get((1.0,)) is not one
         with pytest.raises(TypeError, match="bool"):
             pool.get((True,))
@@ -84,11 +84,9 @@ def test_switching_takes_less_than_a_microsecond(dev: Device) -> None:
         for statement in ("get({'decode': 8, 'prefill': None})", "get(known)", "get((8, None))"):
             names = {"get": pool.get, "known": known}
             eval(statement, names)  # builds
-            # The best of several: other programs of the machine are not what is measured.
-            medians = [
-                statistics.median(timeit.repeat(statement, globals=names, number=1000, repeat=21)) for _ in range(5)
-            ]
-            assert min(medians) / 1000 < 1e-6, statement
+            # The best of many: what other programs of the machine take is not what is measured.
+            best = min(timeit.repeat(statement, globals=names, number=200, repeat=500)) / 200
+            assert best < 1e-6, statement
 
 
 def test_memory_is_flat_over_many_switches(sim: Machines) -> None:
@@ -178,14 +176,14 @@ def test_building_is_refused_during_capture_and_switching_is_not(dev: Device) ->
         capturing = ctypes.c_void_p(known[0].stream.handle)
         Raw().call("cuStreamBeginCapture_v2", capturing, 0)
         try:
-            message = str(refusal(RuntimeError, lambda: pool.get((16, 8))))
+            message = str(refusal(RuntimeError, lambda: pool.get((24, 8))))
             assert pool.get((8,)) is known
         finally:
             Raw().call("cuStreamEndCapture", capturing, ctypes.byref(graph))
             Raw().call("cuGraphDestroy", graph)
         assert "is capturing a graph" in message
         assert len(pool) == 1
-        assert len(pool.get((16, 8))) >= 2
+        assert len(pool.get((24, 8))) >= 2
 
 
 class Foreign:
@@ -204,17 +202,44 @@ def test_a_foreign_stream_that_captures_is_known_when_it_is_named(dev: Device) -
     handle = ctypes.c_void_p()
     raw.call("cuStreamCreate", ctypes.byref(handle), 1)  # non-blocking: the driver does not tell of it
     graph = ctypes.c_void_p()
+    unmade = (SMResourceOptions(14, backfill=True),)  # asked for by no other test: it has to be made
     with PartitionPool(dev) as pool:
         raw.call("cuStreamBeginCapture_v2", handle, 2)
         try:
-            error = refusal(RuntimeError, lambda: pool.get((8,), stream=Foreign(handle.value or 0)))
+            error = refusal(RuntimeError, lambda: pool.get(unmade, stream=Foreign(handle.value or 0)))
         finally:
             raw.call("cuStreamEndCapture", handle, ctypes.byref(graph))
             raw.call("cuGraphDestroy", graph)
         assert "is capturing a graph" in str(error)
-        assert len(pool.get((8,), stream=Foreign(handle.value or 0))) >= 1
+        assert len(pool.get(unmade, stream=Foreign(handle.value or 0))) >= 1
         gc.collect()
         raw.call("cuStreamDestroy_v2", handle)
+
+
+def test_what_the_legacy_stream_answers_during_a_capture_refuses_to_build(sim: Machines) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        machine.fail("cuStreamIsCapturing", code="CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", nth=1)
+        error = refusal(RuntimeError, lambda: pool.get((8,)))
+        assert "a blocking stream of the primary context is capturing" in str(error)
+        assert len(pool.get((8,))) == 2
+
+
+@pytest.mark.gpu_only
+def test_a_blocking_foreign_stream_that_captures_is_known_without_a_name(dev: Device) -> None:
+    dev.set_current()
+    raw = Raw()
+    handle, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    raw.call("cuStreamCreate", ctypes.byref(handle), 0)
+    with PartitionPool(dev) as pool:
+        raw.call("cuStreamBeginCapture_v2", handle, 2)
+        try:
+            error = refusal(RuntimeError, lambda: pool.get((SMResourceOptions(18, backfill=True),)))
+        finally:
+            raw.call("cuStreamEndCapture", handle, ctypes.byref(graph))  # answers an error if the question spoiled it
+            raw.call("cuGraphDestroy", graph)
+            raw.call("cuStreamDestroy_v2", handle)
+    assert "a blocking stream of the primary context is capturing" in str(error)
 
 
 def test_sixteen_threads_switch_among_layouts(dev: Device) -> None:
@@ -251,22 +276,14 @@ def test_sixteen_threads_switch_among_layouts(dev: Device) -> None:
 
 
 def test_verify_tells_of_other_layouts_in_use(sim: Machines) -> None:
-    machine = sim("h200")
+    sim("h200")
     with PartitionPool(Device(0)) as pool:
         mine, other = pool.get((8, None)), pool.get((16, 8))
         assert mine.verify().in_use == ()
         assert other[0].stream.is_done
-        busy_for_a_while(machine, other[0].stream)
+        # Of virtual time, an hour; of real time, a millisecond.
+        refusal(RuntimeError, lambda: run_probe([other[0].stream], [1], 3_600_000_000_000, 1_000_000))
         report = mine.verify()
         assert report.in_use == ("Layout(16, 8)",)
         assert "other work was under way in Layout(16, 8)" in str(report)
         other[0].stream.sync()
-
-
-def busy_for_a_while(machine: Any, stream: Any) -> None:
-    """Leaves a long kernel on a stream: virtual time, which the driver's own polls move on."""
-    from cuda_gctx import _probe
-
-    del machine
-    with pytest.raises(RuntimeError, match="did not finish"):
-        _probe.run_probe([stream], [1], 3_600_000_000_000, 1_000_000)

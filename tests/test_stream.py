@@ -246,15 +246,24 @@ def test_our_stream_at_the_address_of_an_adopted_one_that_is_gone(dev: Device) -
         ours.sync()
 
 
-@pytest.mark.parametrize("special", [LEGACY, PER_THREAD])
-def test_a_default_stream_belongs_to_the_context_that_was_current(dev: Device, ctx: Context, special: int) -> None:
-    with ctx.current():
+@pytest.mark.parametrize(("special", "green"), [(LEGACY, True), (LEGACY, False), (PER_THREAD, False)])
+def test_a_default_stream_belongs_to_the_context_that_was_current(
+    dev: Device, ctx: Context, special: int, green: bool
+) -> None:
+    owner = ctx if green else dev.context
+    with owner.current():
         stream = Stream.from_handle(special)
-    assert stream.context == ctx
+    assert stream.context == owner
     stream.record().close()
     stream.sync()
     assert stream.is_done
     stream.close()
+
+
+def test_the_per_thread_stream_is_refused_in_a_green_context(ctx: Context) -> None:
+    # The driver answers INVALID_HANDLE to whatever is done with it there.
+    with ctx.current(), pytest.raises(RuntimeError, match="no such default stream"):
+        Stream.from_handle(PER_THREAD)
 
 
 @pytest.mark.parametrize("special", [LEGACY, PER_THREAD])

@@ -35,6 +35,7 @@ NOT_OURS = r"""
 
 
 def test_stubs_match_the_built_modules(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="the stub checker is part of mypy, which is not installed here")
     allowlist = tmp_path / "allowlist"
     allowlist.write_text(NOT_OURS)
     check = subprocess.run(

@@ -49,6 +49,7 @@ class Block(ctypes.Structure):
         return [ctypes.string_at(self._arguments[i] or 0, self._argument_sizes[i]) for i in range(self.argument_count)]
 
 
+RecordFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 KernelFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Block))
 
 
@@ -80,6 +81,8 @@ class Library:
             ctypes.POINTER(ctypes.c_size_t),
             ctypes.c_uint,
         ]
+        lib.gctxSimTrace.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        lib.gctxSimTrace.restype = None
         lib.gctxSimTime.restype = ctypes.c_uint64
         lib.gctxSimAdvance.argtypes = [ctypes.c_uint64]
         lib.gctxSimAdvance.restype = None
@@ -150,6 +153,18 @@ class Library:
         if self._lib.gctxSimKernel(name.encode(), callback, None, block_ns, array, 0 if sizes is None else len(sizes)):
             raise RuntimeError("no machine is simulated")
         return callback
+
+    def trace(self, record: object | None) -> None:
+        """Run a RecordFunction with the id of each object that this thread makes; None: no longer.
+
+        The interpreter runs it on the main thread, right after the call that made the object. Calling back from inside
+        the driver would ask for the interpreter while locks are held.
+        """
+        if record is None:
+            self._lib.gctxSimTrace(None, None)
+            return
+        schedule = ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p)
+        self._lib.gctxSimTrace(schedule, ctypes.cast(record, ctypes.c_void_p))  # type: ignore[arg-type]
 
     def time_ns(self) -> int:
         """Virtual nanoseconds since the machine started."""

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cuda_gctx.sim._library import Block, Library
+from cuda_gctx.sim._library import Block, Library, RecordFunction
 
 __all__ = ["Ledger", "LedgerError", "LiveObject", "Misuse", "Session", "library", "make_spec", "session"]
 
-# Handles that no object had can be a program's own business (a test of bad input): listed, but no failure.
+# A handle that no object of the machine ever had: the call is refused with an error that the program sees, and nothing is
+# lost by it, so it is listed and fails nobody. Programs under test for bad input do it on purpose.
 _HARMLESS = frozenset({"unknown handle"})
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STACK_DEPTH = 24
 
 _lock = threading.Lock()
 _library: Library | None = None
+# Where the objects of traced sessions were made, by their ids, which no two sessions share.
+_stacks: dict[int, traceback.StackSummary] = {}
+
+
+@RecordFunction
+def _record(number: int | None) -> int:
+    # Called by the interpreter between two instructions: below this function lies the line that called the driver.
+    walk = traceback.walk_stack(sys._getframe(1))
+    _stacks[number or 0] = traceback.StackSummary.extract(walk, limit=_STACK_DEPTH, lookup_lines=False)
+    return 0
 
 
 def library() -> Library:
@@ -44,11 +61,22 @@ class LiveObject:
     thread: int
     device: int
     amount: int
+    stack: traceback.StackSummary | None = None  # innermost call first; None where it was not traced
+
+    @property
+    def where(self) -> str | None:
+        """The line outside of this package that made it, as ``file:line in function``; None if that is not known."""
+        for frame in self.stack or ():
+            if not frame.filename.startswith(_PACKAGE):
+                return f"{frame.filename}:{frame.lineno} in {frame.name}"
+        return None
 
     def __str__(self) -> str:
         size = f", {self.amount} bytes" if "memory" in self.kind and self.kind != "memory pool" else ""
         count = f", {self.amount} times" if self.kind == "primary context retain" else ""
-        return f"{self.kind} {self.handle:#x} (id {self.id}{size}{count}), number {self.order} by thread {self.thread}"
+        made = f", made at {self.where}" if self.where else ""
+        who = f"number {self.order} by thread {self.thread}"
+        return f"{self.kind} {self.handle:#x} (id {self.id}{size}{count}), {who}{made}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +130,10 @@ class Ledger:
     def read(cls, data: Any) -> Ledger:
         """Build one from the driver's JSON answer."""
         return cls(
-            live=tuple(LiveObject(**{**entry, "handle": int(entry["handle"], 16)}) for entry in data["live"]),
+            live=tuple(
+                LiveObject(**{**entry, "handle": int(entry["handle"], 16)}, stack=_stacks.get(entry["id"]))
+                for entry in data["live"]
+            ),
             misuse=tuple(Misuse(**{**entry, "handle": int(entry["handle"], 16)}) for entry in data["misuse"]),
             lost_bytes=data["lost_bytes"],
             green_contexts_made=data["green_contexts_made"],
@@ -200,12 +231,20 @@ def make_spec(profile: str = "h200", driver: str | None = None, devices: int = 1
 
 @contextmanager
 def session(
-    profile: str = "h200", driver: str | None = None, devices: int = 1, *, check: bool = True, **options: int
+    profile: str = "h200",
+    driver: str | None = None,
+    devices: int = 1,
+    *,
+    check: bool = True,
+    trace: bool = False,
+    **options: int,
 ) -> Iterator[Session]:
     """A fresh simulated machine as the driver of this package.
 
     Other keys of the machine's description (``connections``, ``max_contexts``, ``memory``) are given by name. At the
     end, with ``check``, anything left alive or misused raises LedgerError; an exception of the block itself goes first.
+    With ``trace``, on the main thread, the ledger also tells the line that made each object; objects that other threads
+    make are told by their thread alone.
     """
     from cuda_gctx._driver import close_driver, open_driver
 
@@ -215,6 +254,8 @@ def session(
     try:
         token = open_driver(f"sim:{spec}")
         current = Session(spec)
+        if trace and threading.current_thread() is threading.main_thread():
+            lib.trace(_record)
         try:
             yield current
         finally:
@@ -222,7 +263,9 @@ def session(
                 # Objects in reference cycles are garbage, not leaks.
                 gc.collect()
             close_driver(token)
+            lib.trace(None)
             current._final = current.ledger()
+            _stacks.clear()
         if check:
             current.check()
     finally:

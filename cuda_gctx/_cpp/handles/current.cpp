@@ -6,18 +6,19 @@ namespace gctx {
 namespace {
 
 struct Entry {
-  ContextHandle context;
-  CUcontext before;  // what was current until then
-  bool pushed;       // else set
+  ContextBox* context;
+  ContextHandle owner;  // for what was set; what is pushed is kept by whoever pushed it
+  CUcontext before;     // what was current until then
+  bool pushed() const { return owner == nullptr; }
 };
 
 // Counted first, asked afterwards: close() on another thread then either sees the count, or is seen.
-void count_or_refuse(const ContextHandle& context) {
-  context->count_current(1);
+void count_or_refuse(ContextBox& context) {
+  context.count_current(1);
   try {
-    context->demand_open();
+    context.demand_open();
   } catch (...) {
-    context->count_current(-1);
+    context.count_current(-1);
     throw;
   }
 }
@@ -76,19 +77,19 @@ CurrentScope::~CurrentScope() {
   }
 }
 
-void push_current(const ContextHandle& context) {
-  const Driver& driver = context->runtime().driver();
-  auto& entries = stack.entries;
+void push_current(ContextBox& context) {
+  const Driver& driver = context.runtime().driver();
   count_or_refuse(context);
   try {
-    entries.push_back({context, current_raw(driver), true});
-    const CUresult result = driver.cuCtxPushCurrent(context->handle());
-    if (result != CUDA_SUCCESS) {
+    auto& entries = stack.entries;
+    entries.push_back({&context, nullptr, current_raw(driver)});
+    const CUresult result = driver.cuCtxPushCurrent(context.handle());
+    if (result != CUDA_SUCCESS) [[unlikely]] {
       entries.pop_back();
       driver.fail(result, "cuCtxPushCurrent");
     }
   } catch (...) {
-    context->count_current(-1);
+    context.count_current(-1);
     throw;
   }
 }
@@ -96,7 +97,7 @@ void push_current(const ContextHandle& context) {
 void pop_current() {
   ThreadStack& mine = stack;
   // Entries above were set inside the block, on top of what the block pushed: they replaced it and go with it.
-  while (!mine.entries.empty() && !mine.entries.back().pushed) {
+  while (!mine.entries.empty() && !mine.entries.back().pushed()) {
     mine.drop_last();
   }
   if (mine.entries.empty()) {
@@ -116,16 +117,16 @@ ContextHandle set_current(Runtime& runtime, const ContextHandle& context) {
   ContextHandle previous = current_context(runtime);
   ThreadStack& mine = stack;
   mine.entries.reserve(mine.entries.size() + 1);
-  count_or_refuse(context);
+  count_or_refuse(*context);
   const CUresult result = runtime.driver().cuCtxSetCurrent(context->handle());
   if (result != CUDA_SUCCESS) {
     context->count_current(-1);
     runtime.driver().fail(result, "cuCtxSetCurrent");
   }
-  if (!mine.entries.empty() && !mine.entries.back().pushed) {
+  if (!mine.entries.empty() && !mine.entries.back().pushed()) {
     mine.drop_last();
   }
-  mine.entries.push_back({context, previous ? previous->handle() : nullptr, false});
+  mine.entries.push_back({context.get(), context, previous ? previous->handle() : nullptr});
   return previous;
 }
 
@@ -143,7 +144,7 @@ void forget_current_of(const Runtime& runtime) {
 
 void forget_replaced_current() {
   ThreadStack& mine = stack;
-  while (!mine.entries.empty() && !mine.entries.back().pushed) {
+  while (!mine.entries.empty() && !mine.entries.back().pushed()) {
     const ContextBox& top = *mine.entries.back().context;
     if (top.runtime().is_usable() && current_raw(top.runtime().driver()) == top.handle()) {
       return;

@@ -175,7 +175,7 @@ class CurrentScope {
 
 // What the calling thread makes current by request, remembered so that close() on another thread can refuse.
 ContextHandle set_current(Runtime& runtime, const ContextHandle& context);  // returns what was current, or null
-void push_current(const ContextHandle& context);
+void push_current(ContextBox& context);  // the caller keeps it until it is popped
 void pop_current();
 void forget_current_of(const Runtime& runtime);  // leaves nothing of that driver current on this thread
 void forget_replaced_current();  // drops what this thread set and others have replaced since

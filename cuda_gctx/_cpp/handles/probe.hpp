@@ -39,6 +39,9 @@ class Probe {
  private:
   void release() noexcept;
   CUdeviceptr buffer(std::size_t bytes);
+  std::vector<std::vector<ProbeBlock>> run_in_buffer(const std::vector<StreamHandle>& streams,
+                                                     const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
+                                                     std::uint64_t timeout_ns);
 
   ContextHandle primary_;
   CUlibrary library_ = nullptr;
@@ -46,6 +49,7 @@ class Probe {
   std::mutex mutex_;  // one run at a time
   CUdeviceptr buffer_ = 0;
   std::size_t capacity_ = 0;
+  std::vector<CUdeviceptr> abandoned_;  // kernels that were not waited for may still write there
 };
 
 // So many threads that two blocks fill an SM at most, and every SM gets some.

@@ -213,8 +213,8 @@ void Runtime::drop_hidden(const std::vector<ContextHandle>& made) noexcept {
   }
 }
 
-std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive, std::uint64_t group,
-                              std::string& report) {
+std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive,
+                              std::uint64_t group, std::string& report) {
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
   const std::lock_guard lock(state.live_mutex);
   bool certain = false;

@@ -178,7 +178,7 @@ class Runtime {
   };
 
   struct HiddenContext {
-    std::vector<CUdevResource> units;
+    Units units;
     ContextHandle context;
   };
 

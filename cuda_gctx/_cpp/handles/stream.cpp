@@ -114,6 +114,11 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
     if (!context) {
       fail_state("a default stream belongs to the current context, and nothing is current on this thread");
     }
+    unsigned flags = 0;
+    if (driver.cuStreamGetFlags(handle, &flags) == CUDA_ERROR_INVALID_HANDLE) {
+      // Seen with the per-thread stream while a green context is current (driver 13.0): every use of it is refused.
+      fail_state("the driver knows no such default stream in " + context->label() + ": use one of its own streams");
+    }
     auto box = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
     box->take(handle);
     return box;

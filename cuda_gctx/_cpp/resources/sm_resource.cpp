@@ -30,12 +30,8 @@ bool byte_equal(const CUdevResource& a, const CUdevResource& b) noexcept {
 
 namespace {
 
-using Members = std::vector<std::uint32_t>;
-
 bool share_a_member(const Members& a, const Members& b) {
-  Members common;
-  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(common));
-  return !common.empty();
+  return std::any_of(a.begin(), a.end(), [&](std::uint32_t member) { return std::binary_search(b.begin(), b.end(), member); });
 }
 
 bool share_a_unit(const SmResource& a, const SmResource& b) {
@@ -109,8 +105,8 @@ SmResourcePtr merged(const std::vector<SmResourcePtr>& resources) {
   result->requested.reset();
   for (auto it = std::next(resources.begin()); it != resources.end(); ++it) {
     const SmResource& next = **it;
-    result->units.insert(result->units.end(), next.units.begin(), next.units.end());
-    result->members.insert(result->members.end(), next.members.begin(), next.members.end());
+    result->units.append(next.units);
+    result->members.append(next.members);
     result->sm_count += next.sm_count;
     result->alignment = std::min(result->alignment, next.alignment);
     result->min_partition_size = std::min(result->min_partition_size, next.min_partition_size);

@@ -9,6 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "resources/inline_vector.hpp"
+
 namespace gctx {
 
 class Driver;
@@ -19,6 +21,9 @@ using SmResourcePtr = std::shared_ptr<const SmResource>;
 // fine: out of pairs of SMs; bisected: from a second split, inside a hidden context.
 enum class Strategy : int { none, structured, by_count, composed, fine, bisected };
 const char* strategy_name(Strategy strategy) noexcept;  // null for none
+
+using Units = InlineVector<CUdevResource, 1>;
+using Members = InlineVector<std::uint32_t, 6>;
 
 // One call that split `parent` into disjoint pieces, numbered from 0; the driver's remainder is the last number.
 struct SplitCall {
@@ -31,7 +36,7 @@ struct SmResource {
 
   // The driver's resources that make up this set: one, or several pieces of one split. Copied, never rebuilt: a
   // CUdevResource carries the identity of its SMs in bytes that have no name.
-  std::vector<CUdevResource> units;
+  Units units;
 
   unsigned sm_count = 0;
   std::optional<unsigned> requested;
@@ -46,7 +51,7 @@ struct SmResource {
   bool whole_device = false;
 
   std::shared_ptr<const SplitCall> origin;  // null for a device's own resource and for foreign contexts
-  std::vector<std::uint32_t> members;       // which pieces of `origin`, ascending
+  Members members;                          // which pieces of `origin`, ascending
 };
 
 bool byte_equal(const CUdevResource& a, const CUdevResource& b) noexcept;

@@ -199,7 +199,7 @@ class Splitter {
     std::vector<CUdevResource> units(needs.size());
     CUdevResource rest{};
     const CUresult answer = driver_.cuDevSmResourceSplit(units.data(), static_cast<unsigned>(units.size()),
-                                                         &input_->units.front(), &rest, 0, params.data());
+                                                         input_->units.data(), &rest, 0, params.data());
     if (does_not_fit(answer)) {
       return std::nullopt;
     }
@@ -251,7 +251,7 @@ class Splitter {
     Cut cut;
     cut.units.resize(groups);
     unsigned got = groups;
-    const CUresult answer = driver_.cuDevSmResourceSplitByCount(cut.units.data(), &got, &input_->units.front(), &cut.rest,
+    const CUresult answer = driver_.cuDevSmResourceSplitByCount(cut.units.data(), &got, input_->units.data(), &cut.rest,
                                                                 flags, size);
     if (does_not_fit(answer)) {
       return std::nullopt;
@@ -290,48 +290,41 @@ class Splitter {
            });
   }
 
-  // One by-count split into equal units, out of which the groups are put together.
+  // One by-count split into equal units, out of which the groups are put together. Smallest units first: a unit of the
+  // alignment lies inside one cluster of the chip, while the driver pieces larger ones together. (H200: a group of 16 made of
+  // two units of 8 holds 16 clusters of 8 blocks of 128 threads, the driver's own group of 16 holds 8.) Where pairs of SMs are
+  // all there is, large units do.
   std::optional<SplitResult> composed(const Needs& needs, unsigned reserve) const {
     if (!alignment_suffices(needs)) {
       return std::nullopt;
     }
-    const bool open = std::any_of(needs.begin(), needs.end(), [](const Need& need) { return !need.count; });
-    for (const unsigned unit : unit_sizes(needs)) {
-      // An open group is given whole units, so all of them are asked for; otherwise only those that are needed.
-      const unsigned groups = (open ? input_->sm_count : finite_total(needs)) / unit;
-      const auto cut = groups != 0 ? by_count(groups, unit, aligned_flags(needs)) : std::nullopt;
-      // A driver may answer with smaller groups than asked for (seen where a remainder is split again).
-      if (!cut || cut->unit_size != unit) {
-        continue;
-      }
-      if (auto result = assembled(*cut, needs, Strategy::composed, false, reserve)) {
-        return result;
+    unsigned common = 0;
+    for (const Need& need : needs) {
+      common = std::gcd(common, need.count.value_or(0));
+    }
+    const unsigned step = grain_.alignment;
+    const unsigned largest = common != 0 ? common : step;
+    for (unsigned at = step; at <= largest; at += step) {
+      const unsigned unit = step > fine_grain ? at : largest + step - at;
+      if (largest % unit == 0) {
+        if (auto result = composed_of(unit, needs, reserve)) {
+          return result;
+        }
       }
     }
     return std::nullopt;
   }
 
-  // Units out of which every group can be built exactly. Smallest first: a unit of the alignment lies inside one cluster of
-  // the chip, while the driver pieces larger ones together. (H200: a group of 16 made of two units of 8 holds 16 clusters of
-  // 8 blocks of 128 threads, the driver's own group of 16 holds 8.) Where pairs of SMs are all there is, large ones do.
-  std::vector<unsigned> unit_sizes(const Needs& needs) const {
-    unsigned common = 0;
-    for (const Need& need : needs) {
-      common = std::gcd(common, need.count.value_or(0));
+  std::optional<SplitResult> composed_of(unsigned unit, const Needs& needs, unsigned reserve) const {
+    const bool open = std::any_of(needs.begin(), needs.end(), [](const Need& need) { return !need.count; });
+    // An open group is given whole units, so all of them are asked for; otherwise only those that are needed.
+    const unsigned groups = (open ? input_->sm_count : finite_total(needs)) / unit;
+    const auto cut = groups != 0 ? by_count(groups, unit, aligned_flags(needs)) : std::nullopt;
+    // A driver may answer with smaller groups than asked for (seen where a remainder is split again).
+    if (!cut || cut->unit_size != unit) {
+      return std::nullopt;
     }
-    if (common == 0) {
-      return {grain_.alignment};
-    }
-    std::vector<unsigned> sizes;
-    for (unsigned size = grain_.alignment; size <= common; size += grain_.alignment) {
-      if (common % size == 0) {
-        sizes.push_back(size);
-      }
-    }
-    if (grain_.alignment <= fine_grain) {
-      std::reverse(sizes.begin(), sizes.end());
-    }
-    return sizes;
+    return assembled(*cut, needs, Strategy::composed, false, reserve);
   }
 
   std::optional<SplitResult> fine(const Needs& needs) const {
@@ -368,6 +361,7 @@ class Splitter {
       strategy = Strategy::by_count;
     }
     SplitResult result;
+    result.groups.reserve(needs.size());
     std::size_t next = 0;
     bool rest_taken = false;
     for (const Need& need : needs) {

@@ -13,11 +13,12 @@ void leave_capture(Stream& stream) {
   stream.capture_tail.clear();
 }
 
-bool disturbs_capture(Call& c) {
+bool disturbs_capture(Call& c, const Context* context) {
   bool any = false;
   if (c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
   c.machine.streams.each([&](Stream& stream) {
     if (!stream.capture || stream.capture->invalid) return;
+    if (context != nullptr && stream.context != context) return;
     const Capture& capture = *stream.capture;
     const bool own = capture.thread == c.thread.serial;
     const bool disturbed =

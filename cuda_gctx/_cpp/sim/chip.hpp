@@ -98,6 +98,9 @@ class Chip {
   SplitAnswer split_structured(const SmSet& input, std::span<const CU_DEV_SM_RESOURCE_GROUP_PARAMS> params,
                                unsigned flags, int driver_version, bool dry) const;
 
+  // The sets of SMs that a cluster of so many blocks may run on: it never spans two.
+  std::vector<SmSet> cluster_parts(const SmSet& sms, unsigned cluster_size, Bond bond = Bond::gpc) const;
+
   // Largest cluster that a kernel can use on these SMs, and how many clusters of a size can be active at once when
   // `blocks_per_sm` blocks of it fit on one SM.
   unsigned max_cluster_size(const SmSet& sms, Bond bond = Bond::gpc) const;

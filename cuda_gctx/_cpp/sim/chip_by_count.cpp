@@ -33,7 +33,7 @@ struct Chip::Parts {
 // and from splits of what contexts hold:
 // - units: neighbouring pairs are one part, but the units of a cluster of the chip stay apart (what is beyond the last
 //   whole unit belongs to it);
-// - pairs: of a run of neighbouring pairs, the first is a part of its own and the others are one part.
+// - pairs: of a run of neighbouring pairs, the last is a part of its own and the others are one part.
 Chip::Parts Chip::parts_of(const SmSet& input, Bond bond) const {
   Parts result;
   result.sms.reserve(sm_count_);
@@ -51,7 +51,7 @@ Chip::Parts Chip::parts_of(const SmSet& input, Bond bond) const {
     };
     const auto close_run = [&] {
       const std::size_t end = result.sms.size();
-      if (bond == Bond::pair && end - part.begin > pair_size) close(part.begin + pair_size);
+      if (bond == Bond::pair && end - part.begin > pair_size) close(end - pair_size);
       close(end);
     };
     std::size_t previous = 0;
@@ -74,6 +74,17 @@ unsigned Chip::max_cluster_size(const SmSet& sms, Bond bond) const {
   unsigned largest = 1;
   for (const Part& part : parts_of(sms, bond).parts) largest = std::max(largest, part.size());
   return std::min(largest, profile_.max_cluster);
+}
+
+std::vector<SmSet> Chip::cluster_parts(const SmSet& sms, unsigned cluster_size, Bond bond) const {
+  std::vector<SmSet> sets;
+  const Parts all = parts_of(sms, bond);
+  for (const Part& part : all.parts) {
+    if (part.size() < cluster_size) continue;
+    SmSet& set = sets.emplace_back();
+    for (unsigned i = part.begin; i < part.end; ++i) set.set(all.sms[i]);
+  }
+  return sets;
 }
 
 unsigned Chip::max_active_clusters(const SmSet& sms, unsigned cluster_size, unsigned blocks_per_sm, Bond bond) const {

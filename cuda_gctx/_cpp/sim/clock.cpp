@@ -30,6 +30,36 @@ int least_loaded(const std::vector<SmLoad>& loads, const SmSet& sms, unsigned th
   return best;
 }
 
+// The SMs for the blocks of the next cluster: all of one part, and there is room for all at once.
+std::vector<int> room_for_cluster(const std::vector<SmLoad>& loads, const Grid& grid, const Profile& profile) {
+  std::vector<int> best;
+  unsigned best_load = 0;
+  for (const SmSet& part : grid.parts) {
+    std::vector<SmLoad> trial = loads;
+    std::vector<int> chosen;
+    unsigned load = 0;
+    while (chosen.size() < grid.cluster) {
+      const int sm = least_loaded(trial, part, grid.block_threads, profile);
+      if (sm < 0) break;
+      SmLoad& here = trial[static_cast<std::size_t>(sm)];
+      load = std::max(load, ++here.blocks);
+      here.threads += grid.block_threads;
+      chosen.push_back(sm);
+    }
+    if (chosen.size() < grid.cluster || (!best.empty() && load >= best_load)) continue;
+    best = std::move(chosen);
+    best_load = load;
+  }
+  return best;
+}
+
+// The SMs for the next blocks of a grid that have to start together; none if there is no room.
+std::vector<int> room_for_next(const std::vector<SmLoad>& loads, const Grid& grid, const Profile& profile) {
+  if (grid.cluster > 1) return room_for_cluster(loads, grid, profile);
+  const int sm = least_loaded(loads, grid.sms, grid.block_threads, profile);
+  return sm < 0 ? std::vector<int>{} : std::vector<int>{sm};
+}
+
 }  // namespace
 
 // Queued work and the queue that it stands in keep each other alive: they are parted here.
@@ -108,32 +138,37 @@ bool Clock::start_ready() {
   return any;
 }
 
+void Clock::place_block(DeviceLoad& device, const WorkPtr& work, int sm) {
+  Grid& grid = *work->grid;
+  SmLoad& load = device.sms[static_cast<std::size_t>(sm)];
+  ++load.blocks;
+  load.threads += grid.block_threads;
+  const unsigned index = grid.placed++;
+  ++grid.running;
+  gctxSimBlock block{};
+  block.block[0] = index % grid.blocks[0];
+  block.block[1] = index / grid.blocks[0] % grid.blocks[1];
+  block.block[2] = index / grid.blocks[0] / grid.blocks[1];
+  std::copy(grid.blocks.begin(), grid.blocks.end(), block.grid);
+  std::copy(grid.threads.begin(), grid.threads.end(), block.threads);
+  block.index = index;
+  block.smid = static_cast<unsigned>(sm);
+  block.device = work->device;
+  block.start_ns = time_;
+  block.end_ns = time_ + grid.block_ns;
+  if (grid.built_in) grid.built_in(block);
+  if (grid.function != nullptr) block_calls_.push_back({work, block});
+  running_.push({block.end_ns, work->sequence, sm, work});
+}
+
 void Clock::place_blocks(DeviceLoad& device) {
   for (auto it = device.grids.begin(); it != device.grids.end();) {
     const WorkPtr work = *it;
-    Grid& grid = *work->grid;
+    const Grid& grid = *work->grid;
     while (grid.placed < grid.total) {
-      const int sm = least_loaded(device.sms, grid.sms, grid.block_threads, device.chip->profile());
-      if (sm < 0) break;
-      SmLoad& load = device.sms[static_cast<std::size_t>(sm)];
-      ++load.blocks;
-      load.threads += grid.block_threads;
-      const unsigned index = grid.placed++;
-      ++grid.running;
-      gctxSimBlock block{};
-      block.block[0] = index % grid.blocks[0];
-      block.block[1] = index / grid.blocks[0] % grid.blocks[1];
-      block.block[2] = index / grid.blocks[0] / grid.blocks[1];
-      std::copy(grid.blocks.begin(), grid.blocks.end(), block.grid);
-      std::copy(grid.threads.begin(), grid.threads.end(), block.threads);
-      block.index = index;
-      block.smid = static_cast<unsigned>(sm);
-      block.device = work->device;
-      block.start_ns = time_;
-      block.end_ns = time_ + grid.block_ns;
-      if (grid.built_in) grid.built_in(block);
-      if (grid.function != nullptr) block_calls_.push_back({work, block});
-      running_.push({block.end_ns, work->sequence, sm, work});
+      const std::vector<int> sms = room_for_next(device.sms, grid, device.chip->profile());
+      if (sms.empty()) break;
+      for (const int sm : sms) place_block(device, work, sm);
     }
     it = grid.placed == grid.total ? device.grids.erase(it) : it + 1;
   }

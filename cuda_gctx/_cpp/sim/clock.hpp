@@ -49,6 +49,8 @@ struct Grid {
   unsigned running = 0;
   std::uint64_t block_ns = 0;
   int priority = 0;
+  unsigned cluster = 1;      // blocks that must be on SMs of one part at once
+  std::vector<SmSet> parts;  // for clusters of more than one block
   gctxSimKernelFunction function = nullptr;
   void* user = nullptr;
   std::function<void(const gctxSimBlock&)> built_in;
@@ -125,6 +127,7 @@ class Clock {
   bool start_heads();
   void begin(const WorkPtr& work);
   void place_blocks(DeviceLoad& device);
+  void place_block(DeviceLoad& device, const WorkPtr& work, int sm);
   void complete(const WorkPtr& work);
   bool call_host(Lock& lock);
   std::uint64_t next_moment() const;

@@ -23,14 +23,14 @@ CUresult create(Call& c, CUcontext* out, unsigned flags, CUdevice ordinal) {
   made->flags = flags;
   Context& context = c.machine.contexts.add(std::move(made));
   add_default_streams(c.machine, context);
-  c.thread.stack.push_back({context.handle, context.id, ordinal});
+  c.thread.stack.push_back({context.handle, context.id, ordinal, flags});
   return give(out, as_handle<CUcontext>(context));
 }
 
 // A destroyed context can be pushed and set (recorded); only one that never was cannot.
 CUresult entry_for(Call& c, CUcontext handle, CurrentContext& entry) {
   if (const Context* context = c.machine.contexts.find(handle)) {
-    entry = {context->handle, context->id, context->device};
+    entry = {context->handle, context->id, context->device, context->flags};
     return CUDA_SUCCESS;
   }
   if (!c.machine.contexts.is_stale(handle)) {
@@ -38,12 +38,12 @@ CUresult entry_for(Call& c, CUcontext handle, CurrentContext& entry) {
     return CUDA_ERROR_INVALID_CONTEXT;
   }
   c.note(Misuse::use_after_destroy, handle, "a destroyed context is made current");
-  entry = {reinterpret_cast<std::uint64_t>(handle), 0, 0};
+  entry = {reinterpret_cast<std::uint64_t>(handle), 0, 0, 0};
   return CUDA_SUCCESS;
 }
 
 CUresult synchronize(Call& c, Context& context) {
-  if (disturbs_capture(c)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (disturbs_capture(c, &context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const auto last_of = [&](const Context& one, std::vector<WorkPtr>& into) {
     if (one.default_stream && one.default_stream->last) into.push_back(one.default_stream->last);
     for (const auto& [thread, stream] : one.thread_streams) into.push_back(stream->last);
@@ -87,6 +87,21 @@ CUresult with_current(Body&& body) noexcept {
     CUresult result = CUDA_SUCCESS;
     Context* context = current_context(c, result);
     return context == nullptr ? result : body(c, *context);
+  });
+}
+
+// Recorded: the device and the flags of the current context are told even when it was destroyed meanwhile, and the
+// flags have MAP_HOST in them, asked for or not.
+template <Fn function, class Body>
+CUresult with_current_entry(Body&& body) noexcept {
+  return call<function>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Context* context = current_context(c, result);
+    if (c.thread.stack.empty()) return result;
+    CurrentContext& top = c.thread.stack.back();
+    if (context == nullptr && (top.handle == 0 || top.id == 0)) return result;
+    if (context != nullptr) top.flags = context->flags;
+    return body(top);
   });
 }
 
@@ -198,7 +213,7 @@ CUresult CUDAAPI cuCtxGetCurrent(CUcontext* out) {
 }
 
 CUresult CUDAAPI cuCtxGetDevice(CUdevice* out) {
-  return with_current<Fn::cuCtxGetDevice>([&](Call&, Context& context) { return give(out, context.device); });
+  return with_current_entry<Fn::cuCtxGetDevice>([&](const CurrentContext& entry) { return give(out, entry.device); });
 }
 
 CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice* out, CUcontext handle) {
@@ -210,7 +225,8 @@ CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice* out, CUcontext handle) {
 }
 
 CUresult CUDAAPI cuCtxGetFlags(unsigned* flags) {
-  return with_current<Fn::cuCtxGetFlags>([&](Call&, Context& context) { return give(flags, context.flags); });
+  return with_current_entry<Fn::cuCtxGetFlags>(
+      [&](const CurrentContext& entry) { return give(flags, entry.flags | CU_CTX_MAP_HOST); });
 }
 
 CUresult CUDAAPI cuCtxSetFlags(unsigned flags) {
@@ -276,7 +292,9 @@ CUresult CUDAAPI cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
   return call<Fn::cuCtxGetApiVersion>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Context* context = find_context(c, handle, result, true);
-    return context == nullptr ? result : give(version, context->api_version);
+    // Recorded: of a destroyed context this call alone says that it is none.
+    if (context == nullptr) return handle == nullptr ? result : CUDA_ERROR_INVALID_CONTEXT;
+    return give(version, context->api_version);
   });
 }
 

@@ -226,6 +226,12 @@ int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, 
   return 0;
 }
 
+void gctxSimTrace(gctxSimSchedule schedule, gctxSimRecord record) {
+  Present& here = present();
+  const std::scoped_lock lock(here.mutex);
+  if (here.machine) here.machine->tracer = {schedule, record, this_thread().serial};
+}
+
 uint64_t gctxSimTime(void) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);

@@ -67,6 +67,14 @@ GCTX_SIM_API void gctxSimClearFaults(void);
 GCTX_SIM_API int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, uint64_t block_ns,
                                const size_t* argument_sizes, unsigned argument_count);
 
+/* Where objects are made. For each object that the calling thread makes from now on, `schedule(record, id)` is called
+ * in the middle of the making: it must only note the request and return at once. Made for CPython's Py_AddPendingCall,
+ * which runs `record` on the main thread when the call into the driver is over, so that no lock is held when it asks
+ * for the interpreter. Null ends it. */
+typedef int (*gctxSimRecord)(void* id);
+typedef int (*gctxSimSchedule)(gctxSimRecord record, void* id);
+GCTX_SIM_API void gctxSimTrace(gctxSimSchedule schedule, gctxSimRecord record);
+
 GCTX_SIM_API uint64_t gctxSimTime(void); /* virtual nanoseconds since the machine started */
 GCTX_SIM_API void gctxSimAdvance(uint64_t ns);
 /* The number of a CUresult's name ("CUDA_ERROR_OUT_OF_MEMORY"), or -1. */

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "sim/costs.hpp"
 #include "sim/entry.hpp"
 
 namespace gctx::sim {
@@ -79,7 +80,7 @@ int attribute(const Device& device, CUdevice_attribute which) {
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
       return 65536;
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
-      return 1'980'000;
+      return static_cast<int>(clock_khz);
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
       return 3'201'000;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:

@@ -107,9 +107,10 @@ Context* find_context(Call& call, CUcontext handle, CUresult& result, bool null_
   return nullptr;
 }
 
-GreenCtx* find_green(Call& call, CUgreenCtx handle, CUresult& result) {
-  if (GreenCtx* green = call.machine.green_contexts.find(handle)) return green;
-  if (call.machine.green_contexts.is_stale(handle)) {
+Context* find_green(Call& call, CUgreenCtx handle, CUresult& result) {
+  Context* context = call.machine.contexts.find(handle);
+  if (context != nullptr && context->is_green()) return context;
+  if (call.machine.contexts.is_stale(handle)) {
     const bool destroying = call.function == Fn::cuGreenCtxDestroy;
     call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, handle,
               "the green context is destroyed");
@@ -130,6 +131,11 @@ Stream* find_stream(Call& call, CUstream handle, CUresult& result) {
   if (handle == CU_STREAM_PER_THREAD) {
     Context* context = current_context(call, result);
     if (context == nullptr) return nullptr;
+    if (context->is_green()) {
+      // Recorded: green contexts have no default stream per thread.
+      result = CUDA_ERROR_INVALID_HANDLE;
+      return nullptr;
+    }
     auto& stream = context->thread_streams[call.thread.serial];
     if (!stream) stream = make_stream(call.machine, *context, CU_STREAM_DEFAULT, 0);
     return stream.get();

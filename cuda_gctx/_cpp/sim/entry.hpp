@@ -49,7 +49,7 @@ Device* find_device(Call& call, CUdevice device, CUresult& result);
 Context* current_context(Call& call, CUresult& result);
 // A context handle; null means the current one only where `null_is_current`.
 Context* find_context(Call& call, CUcontext handle, CUresult& result, bool null_is_current = false);
-GreenCtx* find_green(Call& call, CUgreenCtx handle, CUresult& result);
+Context* find_green(Call& call, CUgreenCtx handle, CUresult& result);
 // A stream handle, the special ones included, of a context that is alive.
 Stream* find_stream(Call& call, CUstream handle, CUresult& result);
 Event* find_event(Call& call, CUevent handle, CUresult& result);
@@ -82,8 +82,8 @@ CUresult allocate(Call& call, Device& device, std::size_t size, Pool* pool, CUde
 void release(Machine& machine, std::uint64_t address);
 Pool& default_pool(Machine& machine, Device& device);
 
-// An active capture that the calling thread must not disturb: marks it invalid and answers true.
-bool disturbs_capture(Call& call);
+// Whether the calling thread disturbs an active capture, of one context or of any (null): marks it invalid.
+bool disturbs_capture(Call& call, const Context* context = nullptr);
 void invalidate_capture(Capture& capture);
 void leave_capture(Stream& stream);
 

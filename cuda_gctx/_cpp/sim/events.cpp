@@ -72,15 +72,14 @@ std::vector<Context*> with_green_contexts(Machine& machine, Context& context) {
   return all;
 }
 
-// Whole-context calls and captures exclude each other: the captures are invalidated.
-bool is_capturing(const std::vector<Context*>& contexts) {
+// Whole-context calls and captures exclude each other: the captures are invalidated. Recorded: those of a primary
+// context do not mind the captures of its green contexts.
+bool is_capturing(const Context& context) {
   bool any = false;
-  for (const Context* context : contexts) {
-    for (const Stream* stream : context->streams) {
-      if (!stream->capture) continue;
-      invalidate_capture(*stream->capture);
-      any = true;
-    }
+  for (const Stream* stream : context.streams) {
+    if (!stream->capture) continue;
+    invalidate_capture(*stream->capture);
+    any = true;
   }
   return any;
 }
@@ -88,7 +87,7 @@ bool is_capturing(const std::vector<Context*>& contexts) {
 CUresult record_context(Call& c, Context& context, Event& event) {
   if (event.root_id != context.root_id) return CUDA_ERROR_INVALID_HANDLE;
   const auto contexts = with_green_contexts(c.machine, context);
-  if (is_capturing(contexts)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (is_capturing(context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   auto work = std::make_shared<Work>();
   work->device = context.device;
   for (const Context* one : contexts) {
@@ -104,14 +103,13 @@ CUresult record_context(Call& c, Context& context, Event& event) {
 }
 
 CUresult wait_context(Call& c, Context& context, Event& event) {
-  const auto contexts = with_green_contexts(c.machine, context);
-  if (is_capturing(contexts)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (is_capturing(context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (event.capture) {
     invalidate_capture(*event.capture);
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   if (!event.record || event.record->done) return CUDA_SUCCESS;
-  for (Context* one : contexts) {
+  for (Context* one : with_green_contexts(c.machine, context)) {
     auto gate = std::make_shared<Work>();
     gate->device = one->device;
     gate->after = {one->gate, event.record};
@@ -164,11 +162,6 @@ CUresult on_whole_context(CUevent handle, Find&& find, Do&& action) {
     Event* event = context == nullptr ? nullptr : find_event(c, handle, result);
     return event == nullptr ? result : action(c, *context, *event);
   });
-}
-
-Context* of_green(Call& c, CUgreenCtx handle, CUresult& result) {
-  const GreenCtx* green = find_green(c, handle, result);
-  return green == nullptr ? nullptr : green->context;
 }
 
 }  // namespace
@@ -261,12 +254,12 @@ CUresult CUDAAPI cuCtxWaitEvent(CUcontext handle, CUevent event) {
 
 CUresult CUDAAPI cuGreenCtxRecordEvent(CUgreenCtx handle, CUevent event) {
   return on_whole_context<Fn::cuGreenCtxRecordEvent>(
-      event, [&](Call& c, CUresult& result) { return of_green(c, handle, result); }, record_context);
+      event, [&](Call& c, CUresult& result) { return find_green(c, handle, result); }, record_context);
 }
 
 CUresult CUDAAPI cuGreenCtxWaitEvent(CUgreenCtx handle, CUevent event) {
   return on_whole_context<Fn::cuGreenCtxWaitEvent>(
-      event, [&](Call& c, CUresult& result) { return of_green(c, handle, result); }, wait_context);
+      event, [&](Call& c, CUresult& result) { return find_green(c, handle, result); }, wait_context);
 }
 
 }  // extern "C"

@@ -80,6 +80,9 @@ CUresult get_address(Call& c, const char* symbol, void** out, int version, cuuin
   if (symbol == nullptr || out == nullptr || version <= 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
   // The variants whose default stream is the thread's own are not modelled.
   if ((flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  *out = nullptr;
+  // Recorded: a version that the driver does not have yet is no value.
+  if (version > c.version()) return CUDA_ERROR_INVALID_VALUE;
   const Found found = look_up(symbol, version, c.version());
   *out = found.address;
   const auto answer = found.address != nullptr ? CU_GET_PROC_ADDRESS_SUCCESS

@@ -1,4 +1,4 @@
-// Green contexts: their making, their face as a CUcontext, and what is left of them when they are destroyed.
+// Green contexts: their making, and what is left of them when they are destroyed.
 #include <algorithm>
 
 #include "sim/costs.hpp"
@@ -38,20 +38,24 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc handle, CUd
     CUresult result = CUDA_SUCCESS;
     Device* device = find_device(c, ordinal, result);
     if (device == nullptr) return result;
-    const Descriptor* descriptor = machine.descriptors.find(handle);
+    // Recorded: no descriptor at all is accepted. That all SMs are meant is assumed.
+    Descriptor everything;
+    everything.device = ordinal;
+    everything.sms = device->chip->all();
+    everything.sm_count = device->chip->sm_count();
+    const Descriptor* descriptor = handle == nullptr ? &everything : machine.descriptors.find(handle);
     // Recorded on 13.0: the default stream must be asked for. From 13.4 NONE is a flag of its own (documented).
     const bool flags_fit = flags == CU_GREEN_CTX_DEFAULT_STREAM || (flags == CU_GREEN_CTX_NONE && c.version() >= 13040);
     if (out == nullptr || descriptor == nullptr || !flags_fit) return CUDA_ERROR_INVALID_VALUE;
     if (descriptor->device != ordinal) return CUDA_ERROR_INVALID_DEVICE;
     const unsigned limit = machine.faults.context_limit;
-    if ((limit != 0 && machine.green_contexts.live() >= limit) || !has_room(*device, live_context_bytes)) {
+    if ((limit != 0 && machine.green_contexts >= limit) || !has_room(*device, live_context_bytes)) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
     const Context& primary = activate_primary(c, *device);
     auto made = std::make_unique<Context>();
     machine.made(*made);
     made->kind = ContextKind::green;
-    made->hidden = true;  // the green context stands in the ledger for both
     made->device = ordinal;
     made->root_id = primary.id;
     made->sms = descriptor->sms;
@@ -62,24 +66,21 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc handle, CUd
     if (made->workqueue.limit == 0) made->workqueue.limit = static_cast<unsigned>(machine.spec.connections);
     made->queues = queues_for(machine, *device, *descriptor);
     made->flags = device->primary_flags;
-    auto face = std::make_unique<GreenCtx>();
-    machine.made(*face);
     Context& context = machine.contexts.add(std::move(made));
-    face->context = &context;
-    context.green = &machine.green_contexts.add(std::move(face));
     add_default_streams(machine, context);
     ++device->green_contexts;
+    ++machine.green_contexts;
     ++machine.ledger.contexts_made;
-    return give(out, as_handle<CUgreenCtx>(*context.green));
+    return give(out, as_handle<CUgreenCtx>(context));
   });
 }
 
 CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle) {
   return call<Fn::cuGreenCtxDestroy>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    GreenCtx* green = find_green(c, handle, result);
-    if (green == nullptr) return result;
-    Context& context = *green->context;
+    Context* found = find_green(c, handle, result);
+    if (found == nullptr) return result;
+    Context& context = *found;
     Device& device = c.machine.devices[static_cast<std::size_t>(context.device)];
     if (is_current_elsewhere(c.machine, context, c.thread)) {
       c.note(Misuse::wrong_thread, handle, "the green context is destroyed while it is current to another thread");
@@ -89,8 +90,8 @@ CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle) {
     }
     detach_children(c, context);
     const std::uint64_t queues = context.queues.use_count() == 1 ? context.queues->id : 0;
-    c.machine.green_contexts.remove(*green);
     c.machine.contexts.remove(context);
+    --c.machine.green_contexts;
     if (queues != 0) c.machine.queue_sets.erase(queues);
     --device.green_contexts;
     device.lost += lost_context_bytes;
@@ -103,8 +104,8 @@ CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle) {
 CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext* out, CUgreenCtx handle) {
   return call<Fn::cuCtxFromGreenCtx>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    const GreenCtx* green = find_green(c, handle, result);
-    return green == nullptr ? result : give(out, as_handle<CUcontext>(*green->context));
+    const Context* context = find_green(c, handle, result);
+    return context == nullptr ? result : give(out, as_handle<CUcontext>(*context));
   });
 }
 
@@ -114,21 +115,21 @@ CUresult CUDAAPI cuGreenCtxGetId(CUgreenCtx handle, unsigned long long* id) {
     if (handle == nullptr) {
       const Context* context = current_context(c, result);
       if (context == nullptr) return result;
-      if (context->green == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+      if (!context->is_green()) return CUDA_ERROR_INVALID_CONTEXT;
       return give(id, static_cast<unsigned long long>(context->id));
     }
-    const GreenCtx* green = find_green(c, handle, result);
-    return green == nullptr ? result : give(id, static_cast<unsigned long long>(green->context->id));
+    const Context* context = find_green(c, handle, result);
+    return context == nullptr ? result : give(id, static_cast<unsigned long long>(context->id));
   });
 }
 
 CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx handle, unsigned flags, int priority) {
   return call<Fn::cuGreenCtxStreamCreate>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    GreenCtx* green = find_green(c, handle, result);
-    if (green == nullptr) return result;
+    Context* context = find_green(c, handle, result);
+    if (context == nullptr) return result;
     if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-    return add_stream(c, *green->context, flags, priority, out);
+    return add_stream(c, *context, flags, priority, out);
   });
 }
 

@@ -11,7 +11,6 @@ namespace gctx::sim {
 
 enum class Kind : std::uint8_t {
   context = 1,
-  green_context,
   stream,
   event,
   descriptor,

@@ -9,6 +9,8 @@ namespace {
 
 constexpr unsigned max_block_threads = 1024;
 constexpr unsigned warp = 32;
+// Recorded: the count of active clusters takes no more than so many of their blocks on one SM.
+constexpr unsigned max_cluster_blocks_per_sm = 8;
 
 unsigned blocks_per_sm(const Machine& machine, unsigned threads, std::size_t shared_bytes) {
   const Profile& card = machine.chip->profile();
@@ -275,7 +277,7 @@ CUresult CUDAAPI cuOccupancyMaxActiveClusters(int* out, CUfunction function, con
     const Context* context = occupancy_context(c, config, result);
     if (context == nullptr) return result;
     const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
-    const unsigned resident = blocks_per_sm(c.machine, threads, plan.shared_bytes);
+    const unsigned resident = std::min(blocks_per_sm(c.machine, threads, plan.shared_bytes), max_cluster_blocks_per_sm);
     const unsigned clusters =
         c.machine.chip->max_active_clusters(context->sms, plan.cluster, resident, context->traits.bond);
     return give(out, static_cast<int>(clusters));

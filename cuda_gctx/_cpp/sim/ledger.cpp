@@ -60,8 +60,8 @@ std::string ledger_json(const Machine& machine) {
   }
   machine.contexts.each([&](const Context& context) {
     if (context.kind == ContextKind::created) add("context", context, context.device, 1);
+    if (context.is_green()) add("green context", context, context.device, 1);
   });
-  machine.green_contexts.each([&](const GreenCtx& green) { add("green context", green, green.context->device, 1); });
   machine.streams.each([&](const Stream& stream) { add("stream", stream, stream.device, 1); });
   machine.events.each([&](const Event& event) { add("event", event, event.device, 1); });
   machine.modules.each([&](const Module& module) { add("module", module, module.device, 1); });

@@ -108,7 +108,6 @@ Machine::Machine(const Spec& wanted, unsigned number)
     : spec(wanted),
       epoch(number),
       contexts(Kind::context, number),
-      green_contexts(Kind::green_context, number),
       streams(Kind::stream, number),
       events(Kind::event, number),
       descriptors(Kind::descriptor, number),
@@ -154,6 +153,9 @@ void Machine::made(Object& object) {
   object.id = next_id();
   object.order = ++created;
   object.thread = this_thread().serial;
+  if (tracer.schedule != nullptr && tracer.thread == object.thread) {
+    tracer.schedule(tracer.record, reinterpret_cast<void*>(object.id));
+  }
 }
 
 void configure(Present& here, std::string_view text) {

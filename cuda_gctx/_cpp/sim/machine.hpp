@@ -30,7 +30,6 @@ struct Traits {
 };
 
 struct Context;
-struct GreenCtx;
 struct Capture;
 struct GraphNode;
 
@@ -63,12 +62,12 @@ struct Workqueue {
   CUdevWorkqueueConfigScope scope = CU_WORKQUEUE_SCOPE_DEVICE_CTX;
 };
 
-// A CUcontext: a device's primary, one made by cuCtxCreate, or the face of a green context.
+// A CUcontext: a device's primary, one made by cuCtxCreate, or a green context, whose CUgreenCtx and CUcontext are the
+// same address (recorded).
 struct Context : Object {
   ContextKind kind = ContextKind::primary;
   int device = 0;
   std::uint64_t root_id = 0;
-  GreenCtx* green = nullptr;
   SmSet sms;
   unsigned sm_count = 0;  // as reported: counts a group that is listed twice twice, as the hardware's driver does
   Traits traits;
@@ -85,10 +84,8 @@ struct Context : Object {
   WorkPtr gate;  // what all further work waits for (cuCtxWaitEvent)
   std::unique_ptr<Stream> default_stream;
   std::unordered_map<std::uint64_t, std::unique_ptr<Stream>> thread_streams;  // by serial number of the thread
-};
 
-struct GreenCtx : Object {
-  Context* context = nullptr;
+  bool is_green() const noexcept { return kind == ContextKind::green; }
 };
 
 struct Descriptor : Object {
@@ -97,6 +94,7 @@ struct Descriptor : Object {
   unsigned sm_count = 0;
   Traits traits;  // of its pieces together
   bool has_sms = false;
+  std::uint32_t source = 0;  // the query that its SMs go back to
   unsigned flags = 0;
   Workqueue workqueue;
   bool has_workqueue = false;
@@ -253,11 +251,19 @@ struct RegisteredKernel {
   bool arguments_known = false;
 };
 
+// Who wants to know where objects are made, and of which thread.
+struct Tracer {
+  gctxSimSchedule schedule = nullptr;
+  gctxSimRecord record = nullptr;
+  std::uint64_t thread = 0;
+};
+
 // What is current to a thread. Entries name the context by id too, so that a recycled handle is not taken for it.
 struct CurrentContext {
   std::uint64_t handle = 0;
-  std::uint64_t id = 0;
+  std::uint64_t id = 0;  // 0 if it was gone already when it was made current
   int device = 0;
+  unsigned flags = 0;
 };
 
 struct ThreadState {
@@ -280,10 +286,11 @@ struct Machine {
   Clock clock;
   Ledger ledger;
   Faults faults;
+  Tracer tracer;
   std::array<std::uint64_t, function_count> calls{};
 
   HandleTable<Context> contexts;
-  HandleTable<GreenCtx> green_contexts;
+  std::size_t green_contexts = 0;  // alive
   HandleTable<Stream> streams;
   HandleTable<Event> events;
   HandleTable<Descriptor> descriptors;

@@ -37,7 +37,9 @@ std::unique_ptr<Stream> make_stream(Machine& machine, Context& context, unsigned
 }
 
 void add_default_streams(Machine& machine, Context& context) {
-  context.default_stream = make_stream(machine, context, CU_STREAM_DEFAULT, 0);
+  // Recorded: that of a green context says that it is non-blocking.
+  const unsigned flags = context.is_green() ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
+  context.default_stream = make_stream(machine, context, flags, 0);
   context.default_stream->hidden = true;
 }
 
@@ -94,6 +96,8 @@ CUresult wait_for_stream(Call& c, Stream& stream) {
     invalidate_capture(*stream.capture);
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
+  // Recorded: waiting for another stream of a context that is capturing disturbs the capture.
+  if (disturbs_capture(c, stream.context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return wait_for(c, stream.last);
 }
 

@@ -15,7 +15,8 @@ struct Hidden {
   std::uint16_t device;
   std::uint8_t origin;
   std::uint8_t flags;
-  std::uint64_t split;
+  std::uint32_t split;
+  std::uint32_t source;
   std::array<std::uint8_t, max_sms / 8> sms;
   std::uint64_t checksum;
 };
@@ -28,8 +29,9 @@ struct HiddenWorkqueue {
 };
 static_assert(sizeof(HiddenWorkqueue) <= sizeof(CUdevWorkqueueResource));
 
-std::uint64_t checksum(const Machine& machine, const Hidden& hidden) {
-  return hash_bytes(&hidden, offsetof(Hidden, checksum), machine.epoch);
+// Over the count of SMs as well: a resource whose count was edited is refused (recorded).
+std::uint64_t checksum(const Machine& machine, const Hidden& hidden, unsigned count) {
+  return hash_bytes(&hidden, offsetof(Hidden, checksum), (std::uint64_t{machine.epoch} << 32) | count);
 }
 
 }  // namespace
@@ -50,10 +52,11 @@ void write_sm(const Machine& machine, const SmMeaning& meaning, const SmFields& 
   hidden.origin = static_cast<std::uint8_t>(meaning.origin);
   hidden.flags = static_cast<std::uint8_t>(meaning.flags);
   hidden.split = meaning.split;
+  hidden.source = meaning.source;
   for (std::size_t sm = 0; sm < max_sms; ++sm) {
     if (meaning.sms.test(sm)) hidden.sms[sm / 8] |= static_cast<std::uint8_t>(1u << (sm % 8));
   }
-  hidden.checksum = checksum(machine, hidden);
+  hidden.checksum = checksum(machine, hidden, fields.count);
   out.type = CU_DEV_RESOURCE_TYPE_SM;
   std::memset(out._internal_padding, 0, sizeof out._internal_padding);
   std::memcpy(out._internal_padding, &hidden, sizeof hidden);
@@ -76,13 +79,14 @@ void write_invalid(CUdevResource& out) {
 std::optional<SmMeaning> read_sm(const Machine& machine, const CUdevResource& resource) {
   Hidden hidden{};
   std::memcpy(&hidden, resource._internal_padding, sizeof hidden);
-  if (hidden.magic != magic || hidden.checksum != checksum(machine, hidden)) return std::nullopt;
+  if (hidden.magic != magic || hidden.checksum != checksum(machine, hidden, resource.sm.smCount)) return std::nullopt;
   SmMeaning meaning;
   meaning.device = hidden.device;
   meaning.origin = static_cast<Origin>(hidden.origin);
   meaning.flags = hidden.flags;
   meaning.traits = {hidden.alignment, static_cast<Bond>(hidden.bond)};
   meaning.split = hidden.split;
+  meaning.source = hidden.source;
   for (std::size_t sm = 0; sm < max_sms; ++sm) {
     if ((hidden.sms[sm / 8] >> (sm % 8) & 1) != 0) meaning.sms.set(sm);
   }

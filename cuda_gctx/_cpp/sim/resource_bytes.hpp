@@ -16,7 +16,10 @@ struct SmMeaning {
   Origin origin = Origin::device;
   unsigned flags = 0;
   Traits traits;
-  std::uint64_t split = 0;  // the call that made it, as a number derived from its input
+  std::uint32_t split = 0;  // the call that made it, as a number derived from its input
+  // Which query it goes back to: 0 for the device's, else a number derived from what that context holds. Pieces that go
+  // back to different ones make no descriptor (recorded).
+  std::uint32_t source = 0;
   SmSet sms;
 };
 

@@ -15,6 +15,14 @@ bool is_known_type(const Call& c, CUdevResourceType type) {
   return workqueue && c.version() >= 13010;
 }
 
+// A number that is the same for the same SMs and values, and hardly ever for others; never 0.
+std::uint32_t number_of(int device, const SmSet& sms, std::initializer_list<std::uint64_t> values) {
+  auto hash = static_cast<std::uint64_t>(device) + 1;
+  for (std::size_t sm = 0; sm < max_sms; ++sm) hash = hash * 31 + (sms.test(sm) ? 2 : 1);
+  for (const std::uint64_t value : values) hash = hash_bytes(&value, sizeof value, hash);
+  return static_cast<std::uint32_t>(hash >> 32) | 1;
+}
+
 CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!is_known_type(c, type)) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
@@ -27,8 +35,10 @@ CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdev
     const bool plain = context.traits.alignment == 0;
     const SmFields fields{context.sm_count, plain ? card.min_partition : context.traits.alignment,
                           plain ? card.alignment : context.traits.alignment, context.resource_flags, 0};
-    write_sm(c.machine, {context.device, Origin::context, context.resource_flags, context.traits, 0, context.sms},
-             fields, *out);
+    const std::uint32_t source = context.is_green() ? number_of(context.device, context.sms, {}) : 0;
+    write_sm(c.machine,
+             {context.device, Origin::context, context.resource_flags, context.traits, 0, source, context.sms}, fields,
+             *out);
   }
   return CUDA_SUCCESS;
 }
@@ -44,14 +54,6 @@ CUresult read_input(Call& c, const CUdevResource* input, SmMeaning& meaning) {
   }
   meaning = *read;
   return CUDA_SUCCESS;
-}
-
-// The number that makes results of one split call alike and those of another different.
-std::uint64_t split_number(const SmMeaning& input, std::initializer_list<std::uint64_t> values) {
-  std::uint64_t hash = input.device + 1;
-  for (std::size_t sm = 0; sm < max_sms; ++sm) hash = hash * 31 + (input.sms.test(sm) ? 2 : 1);
-  for (const std::uint64_t value : values) hash = hash_bytes(&value, sizeof value, hash);
-  return hash;
 }
 
 void write_group(const Call& c, const SmMeaning& meaning, unsigned flags, unsigned domain, CUdevResource& out) {
@@ -77,7 +79,7 @@ void write_remainder(const Call& c, const SmMeaning& meaning, CUdevResource* out
   }
 }
 
-// Of a context over several pieces: the least alignment, and the last bond.
+// Of a context over several pieces: the least alignment, and the loosest bond.
 Traits combined(const Traits& a, const Traits& b) {
   return {a.alignment == 0 || (b.alignment != 0 && b.alignment < a.alignment) ? b.alignment : a.alignment,
           std::max(a.bond, b.bond)};
@@ -89,10 +91,12 @@ CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor&
     const auto meaning = read_sm(c.machine, resource);
     if (!meaning) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     if (!first && meaning->device != made.device) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (made.has_sms && meaning->source != made.source) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     made.device = meaning->device;
-    // Recorded: nothing is checked for overlaps, and the counts are simply added.
+    made.source = meaning->source;
+    // Recorded: nothing is checked for overlaps, and the counts are added up to what the device has.
     made.sms |= meaning->sms;
-    made.sm_count += static_cast<unsigned>(meaning->sms.count());
+    made.sm_count = std::min(made.sm_count + static_cast<unsigned>(meaning->sms.count()), c.machine.chip->sm_count());
     made.traits = made.has_sms ? combined(made.traits, meaning->traits) : meaning->traits;
     made.has_sms = true;
     made.flags |= meaning->flags;
@@ -137,7 +141,7 @@ CUresult CUDAAPI cuDeviceGetDevResource(CUdevice ordinal, CUdevResource* out, CU
       return CUDA_SUCCESS;
     }
     const Profile& card = device->chip->profile();
-    write_sm(c.machine, {ordinal, Origin::device, 0, {}, 0, device->chip->all()},
+    write_sm(c.machine, {ordinal, Origin::device, 0, {}, 0, 0, device->chip->all()},
              {device->chip->sm_count(), card.min_partition, card.alignment, 0, 0}, *out);
     return CUDA_SUCCESS;
   });
@@ -146,7 +150,8 @@ CUresult CUDAAPI cuDeviceGetDevResource(CUdevice ordinal, CUdevResource* out, CU
 CUresult CUDAAPI cuCtxGetDevResource(CUcontext handle, CUdevResource* out, CUdevResourceType type) {
   return call<Fn::cuCtxGetDevResource>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    const Context* context = find_context(c, handle, result, true);
+    // Recorded: null does not mean the current context here.
+    const Context* context = find_context(c, handle, result);
     return context == nullptr ? result : tell_context(c, *context, out, type);
   });
 }
@@ -154,8 +159,8 @@ CUresult CUDAAPI cuCtxGetDevResource(CUcontext handle, CUdevResource* out, CUdev
 CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx handle, CUdevResource* out, CUdevResourceType type) {
   return call<Fn::cuGreenCtxGetDevResource>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    const GreenCtx* green = find_green(c, handle, result);
-    return green == nullptr ? result : tell_context(c, *green->context, out, type);
+    const Context* context = find_green(c, handle, result);
+    return context == nullptr ? result : tell_context(c, *context, out, type);
   });
 }
 
@@ -182,8 +187,8 @@ CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* gr
         chip.split_by_count(meaning.sms, min_count, flags, wanted, meaning.traits.alignment, meaning.traits.bond);
     if (answer.result != CUDA_SUCCESS) return answer.result;
     *group_count = static_cast<unsigned>(answer.groups.size());
-    const std::uint64_t split = split_number(meaning, {1, flags, min_count, wanted});
-    SmMeaning made{meaning.device, Origin::group, flags, {}, split, {}};
+    const std::uint32_t split = number_of(meaning.device, meaning.sms, {1, flags, min_count, wanted});
+    SmMeaning made{meaning.device, Origin::group, flags, {}, split, meaning.source, {}};
     if (groups != nullptr) {
       for (std::size_t i = 0; i < answer.groups.size(); ++i) {
         made.sms = answer.groups[i];
@@ -210,9 +215,10 @@ CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* groups, unsigned group_coun
     const SplitAnswer answer =
         chip.split_structured(meaning.sms, {params, group_count}, flags, c.version(), groups == nullptr);
     if (answer.result != CUDA_SUCCESS) return answer.result;
-    std::uint64_t split = split_number(meaning, {2, group_count});
-    for (unsigned i = 0; i < group_count; ++i) split = hash_bytes(&params[i], sizeof params[i], split);
-    SmMeaning made{meaning.device, Origin::group, 0, {}, split, {}};
+    std::uint64_t asked = 0;
+    for (unsigned i = 0; i < group_count; ++i) asked = hash_bytes(&params[i], sizeof params[i], asked);
+    const std::uint32_t split = number_of(meaning.device, meaning.sms, {2, group_count, asked});
+    SmMeaning made{meaning.device, Origin::group, 0, {}, split, meaning.source, {}};
     for (unsigned i = 0; i < group_count; ++i) {
       params[i] = answer.params[i];
       if (groups == nullptr) continue;

@@ -19,8 +19,7 @@ CUresult create(CUstream* out, unsigned flags, int priority) {
     CUresult result = CUDA_SUCCESS;
     Context* context = current_context(c, result);
     if (context == nullptr) return result;
-    // A stream of a green context is non-blocking by nature: asking otherwise is refused (recorded).
-    if (context->green != nullptr && (flags & CU_STREAM_NON_BLOCKING) == 0) return CUDA_ERROR_INVALID_VALUE;
+    // Recorded: under a green context a blocking stream is made here, which cuGreenCtxStreamCreate refuses.
     return add_stream(c, *context, flags, priority, out);
   });
 }
@@ -85,16 +84,16 @@ CUresult CUDAAPI cuStreamGetCtx_v2(CUstream handle, CUcontext* context, CUgreenC
     if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const Context& own = *stream.context;
     const Device& device = c.machine.devices[static_cast<std::size_t>(own.device)];
-    *context = as_handle<CUcontext>(own.green != nullptr ? *device.primary : own);
-    if (green != nullptr) *green = own.green != nullptr ? as_handle<CUgreenCtx>(*own.green) : nullptr;
+    *context = as_handle<CUcontext>(own.is_green() ? *device.primary : own);
+    if (green != nullptr) *green = own.is_green() ? as_handle<CUgreenCtx>(own) : nullptr;
     return CUDA_SUCCESS;
   });
 }
 
 CUresult CUDAAPI cuStreamGetGreenCtx(CUstream handle, CUgreenCtx* out) {
   return with_stream<Fn::cuStreamGetGreenCtx>(handle, [&](Call&, Stream& stream) {
-    GreenCtx* green = stream.context->green;
-    return give(out, green != nullptr ? as_handle<CUgreenCtx>(*green) : nullptr);
+    const Context& context = *stream.context;
+    return give(out, context.is_green() ? as_handle<CUgreenCtx>(context) : nullptr);
   });
 }
 

@@ -88,7 +88,7 @@ void a_context_that_is_current_elsewhere_cannot_be_closed() {
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
   auto context = green_context(runtime, split.groups[0]);
-  push_current(context);
+  push_current(*context);
   std::string said;
   std::thread([&] { said = message_of<Error>([&] { context->close(); }); }).join();
   CHECK(said.find("another thread") != std::string::npos);

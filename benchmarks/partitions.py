@@ -1,0 +1,410 @@
+"""What partitions cost and what the fence is worth: creating, switching, device memory, isolation, latency.
+
+    python benchmarks/partitions.py [--out DIR]
+
+Every layout that is drawn is verified by the SM ids that a kernel saw. Peers (cuda.core, torch) run in this process.
+The fence is measured with torch, which brings the matrix product that fills the card. On the software driver the
+times say nothing about a GPU, and peers are left out. Takes about a minute, and about 5 GiB of device memory, most of
+which the driver does not give back before the process ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import random
+import re
+import statistics
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import calls
+import tables
+
+from cuda_gctx import (
+    ContextOptions,
+    Device,
+    Layout,
+    PartitionPool,
+    ResourceOverlapWarning,
+    SMResourceOptions,
+    SplitError,
+    system,
+)
+from cuda_gctx.partitions import store
+
+SWITCHES = 10_000
+OPENINGS = 10_000
+LAYOUTS = 200
+PEER_PAIRS = 30
+FENCE_SAMPLES = 1000
+FENCE_SECONDS = 8.0
+SWITCH_LIMIT_NS = 1000
+NEEDS_TORCH = "needs torch on a real GPU"
+
+
+def spread(samples: Sequence[float], unit: float = 1.0) -> dict[str, float]:
+    ordered = sorted(sample / unit for sample in samples)
+    return {
+        "median": statistics.median(ordered),
+        "p10": ordered[len(ordered) // 10],
+        "p90": ordered[len(ordered) * 9 // 10],
+        "p99": ordered[len(ordered) * 99 // 100],
+        "max": ordered[-1],
+        "samples": len(ordered),
+    }
+
+
+def free_bytes(device: Device) -> int:
+    return system.memory()[device.device_id].free_bytes
+
+
+def timed_ns(action: Callable[[], object]) -> int:
+    start = time.perf_counter_ns()
+    action()
+    return time.perf_counter_ns() - start
+
+
+def measure_creation(device: Device) -> dict[str, Any]:
+    """A first opening, which makes contexts, beside those that find them in the store."""
+    layout = Layout(a=8, b=16, c=None)
+    first = timed_ns(lambda: device.partition(layout).close())
+    later = [timed_ns(lambda: device.partition(layout).close()) for _ in range(200)]
+    return {"contexts": len(store), "first_us": first / 1000, "again_us": spread(later, 1000)}
+
+
+def measure_switching(device: Device) -> dict[str, Any]:
+    """Switches among six layouts of a pool, and device memory before and after."""
+    grain = device.resources.sm.min_partition_size
+    layouts: list[Any] = [
+        {"decode": grain, "prefill": None},
+        {"decode": 2 * grain, "prefill": None},
+        {"decode": 4 * grain, "prefill": None},
+        (grain, grain, None),
+        Layout(a=0.25, b=0.5),
+        Layout(half=0.5),
+    ]
+    with PartitionPool(device) as pool:
+        built = [timed_ns(lambda layout=layout: pool.get(layout)) for layout in layouts]
+        before = free_bytes(device)
+        samples = []
+        gc.disable()
+        for number in range(SWITCHES):
+            layout = layouts[number % 6]
+            start = time.perf_counter_ns()
+            pool.get(layout)
+            samples.append(time.perf_counter_ns() - start)
+        empty = []
+        for _ in range(SWITCHES):
+            start = time.perf_counter_ns()
+            empty.append(time.perf_counter_ns() - start)
+        gc.enable()
+        after = free_bytes(device)
+    clock = statistics.median(empty)
+    return {
+        "layouts": len(layouts),
+        "built_us": spread(built, 1000),
+        "switch_ns": spread([max(sample - clock, 0) for sample in samples]),
+        "switches": SWITCHES,
+        "memory_change_bytes": before - after,
+    }
+
+
+def measure_openings(device: Device) -> dict[str, Any]:
+    """Opening and closing the same partitions over and over, streams included."""
+    layout = Layout(decode=device.resources.sm.min_partition_size, prefill=None)
+
+    def open_and_close() -> None:
+        with device.partition(layout) as parts:
+            parts.decode.stream  # noqa: B018  made at first use
+
+    open_and_close()
+    before = free_bytes(device)
+    samples = [timed_ns(open_and_close) for _ in range(OPENINGS)]
+    return {"openings": OPENINGS, "us": spread(samples, 1000), "memory_change_bytes": before - free_bytes(device)}
+
+
+def random_layout(order: random.Random, device: Device) -> Layout:
+    grain = device.resources.sm.coscheduled_alignment
+    requests: list[Any] = []
+    for _ in range(order.randint(1, 4)):
+        kind = order.random()
+        if kind < 0.6:
+            requests.append(order.randint(1, device.sm_count // 3))
+        elif kind < 0.8:
+            requests.append(round(order.uniform(1.01 * grain / device.sm_count, 0.3), 3))
+        else:
+            requests.append(SMResourceOptions(2 * order.randint(1, device.sm_count // 6), backfill=True))
+    if order.random() < 0.4:
+        requests[order.randrange(len(requests))] = None
+    return Layout(*requests)
+
+
+def measure_isolation(device: Device, seed: int) -> dict[str, Any]:
+    """Random layouts, each verified by SM id: IsolationError ends the benchmark."""
+    order = random.Random(seed)
+    refused = concurrent = contexts = 0
+    verified: set[Layout] = set()
+    times = []
+    while len(verified) < LAYOUTS and refused < 10 * LAYOUTS:
+        layout = random_layout(order, device)
+        if layout in verified:
+            continue
+        try:
+            parts = device.partition(layout)
+        except SplitError:
+            refused += 1
+            continue
+        with parts:
+            start = time.perf_counter_ns()
+            report = parts.verify()
+            times.append(time.perf_counter_ns() - start)
+            contexts += len(parts)
+            concurrent += report.concurrent is not False
+        verified.add(layout)
+    return {
+        "seed": seed,
+        "layouts": len(verified),
+        "contexts": contexts,
+        "refused": refused,
+        "concurrent": concurrent,
+        "verify_ms": spread(times, 1e6),
+    }
+
+
+def measure_peer(device: Device, create: Callable[[], Any], close: Callable[[Any], object]) -> dict[str, Any]:
+    close(create())
+    gc.collect()
+    before = free_bytes(device)
+    created, closed = [], []
+    for _ in range(PEER_PAIRS):
+        start = time.perf_counter_ns()
+        made = create()
+        middle = time.perf_counter_ns()
+        close(made)
+        del made
+        gc.collect(0)
+        created.append(middle - start)
+        closed.append(time.perf_counter_ns() - middle)
+    lost = before - free_bytes(device)
+    return {
+        "create_us": spread(created, 1000),
+        "close_us": spread(closed, 1000),
+        "lost_bytes_per_pair": lost / PEER_PAIRS,
+    }
+
+
+def ours(device: Device) -> dict[str, Any]:
+    [group], _ = device.resources.sm.split(SMResourceOptions([8]))
+    options = ContextOptions([group])
+    return measure_peer(device, lambda: device.create_context(options), lambda context: context.close())
+
+
+def cuda_core(device: Device) -> dict[str, Any]:
+    from cuda import core
+
+    peer = core.Device(0)
+    peer.set_current()
+    [group], _ = peer.resources.sm.split(core.SMResourceOptions(count=8))
+    options = core.ContextOptions(resources=[group])
+    return measure_peer(device, lambda: peer.create_context(options), lambda context: context.close())
+
+
+def torch_green(device: Device) -> dict[str, Any]:
+    import torch
+
+    torch.cuda.init()
+    green = torch.cuda.green_contexts.GreenContext
+    return measure_peer(device, lambda: green.create(num_sms=8, device_id=0), lambda context: None)
+
+
+def measured_or_reason(measure: Callable[[Device], dict[str, Any]], device: Device) -> dict[str, Any] | str:
+    try:
+        return measure(device)
+    except Exception as error:  # a peer that is missing or refuses is an entry of the result
+        return calls.one_line(error)
+
+
+class FenceBench:
+    """A short kernel timed from the host, while matrix products are kept queued on another stream."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        self.b = torch.randn_like(self.a)
+        self.product = torch.empty_like(self.a)
+        self.x = torch.randn(256, 4096, device="cuda", dtype=torch.bfloat16)
+        self.y = torch.empty_like(self.x)
+        torch.cuda.synchronize()
+
+    def external(self, stream: Any) -> Any:
+        return self.torch.cuda.ExternalStream(stream.handle)
+
+    def run(self, short_stream: Any, hog_stream: Any | None) -> dict[str, Any]:
+        torch = self.torch
+        queued: deque[Any] = deque()
+
+        def keep_busy() -> None:
+            while queued and queued[0].query():
+                queued.popleft()
+            while hog_stream is not None and len(queued) < 4:
+                with torch.cuda.stream(hog_stream):
+                    torch.matmul(self.a, self.b, out=self.product)
+                    event = torch.cuda.Event()
+                    event.record(hog_stream)
+                queued.append(event)
+
+        samples = []
+        end = time.monotonic() + FENCE_SECONDS
+        with torch.cuda.stream(short_stream):
+            for _ in range(20):
+                torch.sigmoid(self.x, out=self.y)
+            short_stream.synchronize()
+            while len(samples) < FENCE_SAMPLES and time.monotonic() < end:
+                keep_busy()
+                start = time.perf_counter_ns()
+                torch.sigmoid(self.x, out=self.y)
+                short_stream.synchronize()
+                samples.append(time.perf_counter_ns() - start)
+        torch.cuda.synchronize()
+        found = spread(samples, 1000)
+        found["p50"] = found.pop("median")
+        return found
+
+
+def measure_fence(device: Device) -> list[dict[str, Any]]:
+    """The table of the fence: who is disturbed by whom."""
+    bench = FenceBench()
+    torch = bench.torch
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as closing:
+        parts = closing.enter_context(device.partition(radio=16))
+        assert parts.rest is not None
+        partition = bench.external(parts.radio.stream)
+        fence = bench.external(parts.rest.stream)
+        plain, other = torch.cuda.Stream(), torch.cuda.Stream()
+        urgent = torch.cuda.Stream(priority=-5)
+        for short_on, short, hog_on, hog in (
+            ("plain stream", plain, "(none)", None),
+            ("plain stream", plain, "plain stream", other),
+            ("highest-priority stream", urgent, "plain stream", other),
+            ("16-SM partition", partition, "(none)", None),
+            ("16-SM partition, no fence", partition, "plain stream", other),
+            ("16-SM partition, fenced", partition, "the fence", fence),
+        ):
+            rows.append({"short_kernel_on": short_on, "products_on": hog_on, "us": bench.run(short, hog)})
+    return rows
+
+
+def report(result: dict[str, Any]) -> str:
+    lines = [f"{result['card']}, CUDA driver {result['cuda']}, {result['date']}" + " (simulated)" * result["simulated"]]
+    creation, switching, openings = result["creation"], result["switching"], result["openings"]
+    lines.append(f"open and close: first {creation['first_us']:.0f} us, again {creation['again_us']['median']:.1f} us")
+    lines.append(
+        f"switch among {switching['layouts']} layouts: {switching['switch_ns']['median']:.0f} ns median, memory "
+        f"changed by {switching['memory_change_bytes']} bytes over {switching['switches']} switches"
+    )
+    lines.append(
+        f"open and close {openings['openings']} times: {openings['us']['median']:.1f} us median, memory changed by "
+        f"{openings['memory_change_bytes']} bytes"
+    )
+    for name, peer in result["create_and_close"].items():
+        if isinstance(peer, str):
+            lines.append(f"{name}: {peer}")
+        else:
+            lost = peer["lost_bytes_per_pair"] / 2**20
+            lines.append(f"{name}: create {peer['create_us']['median']:.0f} us, {lost:.1f} MiB lost per pair")
+    isolation = result["isolation"]
+    lines.append(
+        f"{isolation['layouts']} random layouts ({isolation['contexts']} contexts) verified by SM id, "
+        f"{isolation['concurrent']} ran at once; {isolation['refused']} draws were refused by the split"
+    )
+    if isinstance(result["fence"], str):
+        lines.append(f"fence: {result['fence']}")
+    else:
+        lines += [
+            f"{row['short_kernel_on']:27} products on {row['products_on']:14} "
+            f"p50 {row['us']['p50']:7.1f} us  p99 {row['us']['p99']:7.1f} us"
+            for row in result["fence"]
+        ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument(
+        "--out", type=Path, help="folder for the JSON file (default: benchmarks/results; simulated: none)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random layouts")
+    arguments = parser.parse_args()
+    # Contexts of the rows overlap on purpose, one after the other.
+    warnings.simplefilter("ignore", ResourceOverlapWarning)
+    store.limit = 100_000
+
+    simulated = Path(system.driver_path).resolve() == calls.SOFTWARE_DRIVER.resolve()
+    device = Device(0)
+    result: dict[str, Any] = {
+        "_what": "What partitions cost and what the fence is worth, written by benchmarks/partitions.py",
+        "simulated": simulated,
+        "card": device.name,
+        "sm_count": device.sm_count,
+        "driver": None if simulated else calls.kernel_driver_version(),
+        "cuda": "{}.{}".format(*system.driver_version),
+        "cpu": calls.cpu_name(),
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "packages": calls.package_versions(),
+        "creation": measure_creation(device),
+        "switching": measure_switching(device),
+        "openings": measure_openings(device),
+        "create_and_close": {
+            "cuda_gctx": ours(device),
+            "cuda.core": NEEDS_TORCH.replace("torch on ", "") if simulated else measured_or_reason(cuda_core, device),
+            "torch": NEEDS_TORCH if simulated else measured_or_reason(torch_green, device),
+        },
+        "isolation": measure_isolation(device, arguments.seed),
+    }
+    fence: Any = NEEDS_TORCH
+    if not simulated:
+        try:
+            fence = measure_fence(device)
+        except Exception as error:  # no torch: the rest is worth keeping
+            fence = calls.one_line(error)
+    result["fence"] = fence
+    print(report(result))
+    folder = arguments.out or (None if simulated else tables.RESULTS)
+    if folder is not None:
+        name = re.sub(r"[^a-z0-9]+", "-", device.name.removeprefix("NVIDIA ").lower()).strip("-")
+        path = folder / f"{name}-driver-{result['cuda']}-partitions.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"\n{path}")
+    failed = missed_promises(result)
+    if failed and not simulated:
+        print("\n".join(failed), file=sys.stderr)
+    return 1 if failed and not simulated else 0
+
+
+def missed_promises(result: dict[str, Any]) -> list[str]:
+    """The promises of the design that this run did not keep."""
+    missed = []
+    if result["switching"]["switch_ns"]["median"] >= SWITCH_LIMIT_NS:
+        missed.append(f"a switch took {SWITCH_LIMIT_NS} ns or more")
+    for what in ("switching", "openings"):
+        if result[what]["memory_change_bytes"] != 0:
+            missed.append(f"device memory changed during {what}")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
