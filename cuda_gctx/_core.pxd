@@ -145,7 +145,9 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     StreamHandle create_stream(const ContextHandle&, optional[int], cbool) except +raise_error
     StreamHandle adopt_stream(Runtime&, CUstream) except +raise_error
     int stream_priority(const StreamHandle&) except +raise_error
-    unsigned int stream_flags(const StreamHandle&) except +raise_error
+    cbool stream_is_nonblocking(const StreamHandle&) except +raise_error
+    cbool stream_is_capturing(const StreamBox&) except +raise_error
+    cbool is_same_stream(const StreamHandle&, const StreamHandle&) except +raise_error
     cbool stream_is_done(const StreamHandle&) except +raise_error
     void synchronize_stream(const StreamHandle&) except +raise_error
     void record_event(const StreamHandle&, const EventHandle&) except +raise_error

@@ -15,7 +15,6 @@ cdef extern from "handles/lease.hpp" namespace "gctx" nogil:
         const string& overlap_report() noexcept
 
     string c_capturing_stream "gctx::capturing_stream"(Runtime&, int) except +raise_error
-    cbool stream_is_capturing(const StreamHandle&) except +raise_error
 
     cdef cppclass CDeviceMemory "gctx::DeviceMemory":
         size_t free

@@ -6,7 +6,7 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from cuda_gctx._context cimport Context, ContextOptions, new_green_context, wrap_context
-from cuda_gctx._core cimport SmResourcePtr
+from cuda_gctx._core cimport SmResourcePtr, stream_is_capturing
 from cuda_gctx._resources cimport SMResource
 from cuda_gctx._stream cimport Stream
 
@@ -94,7 +94,7 @@ def capturing_stream(SMResource resource not None):
 def is_capturing(Stream stream not None):
     """Whether a stream is recording a graph."""
     stream.live()
-    return stream_is_capturing(stream._box)
+    return stream_is_capturing(stream._box.get()[0])
 
 
 def device_memory(SMResource resource not None):

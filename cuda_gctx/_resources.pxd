@@ -20,7 +20,7 @@ cdef class SMResource:
     cdef SmResourcePtr _sm
 
     @staticmethod
-    cdef SMResource make(Runtime* runtime, const SmResourcePtr& sm)
+    cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm)
 
 
 cdef class WorkqueueResourceOptions:

@@ -163,10 +163,10 @@ cdef class SMResource:
         raise TypeError("an SMResource comes from Device.resources, Context.resources, Stream.resources or a split")
 
     @staticmethod
-    cdef SMResource make(Runtime* runtime, const SmResourcePtr& sm):
+    cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm):
         cdef SMResource self = SMResource.__new__(SMResource)
         self._runtime = runtime
-        self._sm = sm
+        self._sm.swap(sm)
         return self
 
     @property
@@ -231,11 +231,14 @@ cdef class SMResource:
     def split(self, SMResourceOptions options not None, *, bint dry_run=False):
         """Splits groups off: ``(groups, remainder)``, disjoint and complete. With `dry_run`, only tells."""
         cdef SplitResult result
+        cdef size_t position
+        cdef list groups = []
         self._runtime.demand_usable()
         with nogil:
             result = split_resource(self._runtime[0], self._sm, options._requests, dry_run)
-        groups = [SMResource.make(self._runtime, group) for group in result.groups]
-        return groups, SMResource.make(self._runtime, result.remainder)
+        for position in range(result.groups.size()):
+            groups.append(SMResource.taking(self._runtime, result.groups[position]))
+        return groups, SMResource.taking(self._runtime, result.remainder)
 
     def __repr__(self):
         told = [f"{self.sm_count} SMs of device {self._sm.get().device}"]
@@ -368,7 +371,7 @@ cdef class DeviceResources:
                 sm = self._context.get().sm_resource()
             else:
                 sm = self._runtime.device_sm(self._device)
-            self._sm = SMResource.make(self._runtime, sm)
+            self._sm = SMResource.taking(self._runtime, sm)
         return self._sm
 
     @property

@@ -6,14 +6,14 @@ from libc.stdint cimport uintptr_t
 from libcpp.optional cimport optional
 
 from cuda_gctx._core cimport (
-    CU_STREAM_NON_BLOCKING,
     CUstream,
     Runtime,
     adopt_stream,
     create_stream,
+    is_same_stream,
     record_event,
-    stream_flags,
     stream_is_done,
+    stream_is_nonblocking,
     stream_priority,
     synchronize_stream,
     wait_event,
@@ -175,7 +175,7 @@ cdef class Stream:
     def is_nonblocking(self):
         """Whether it never waits for the legacy default stream."""
         self.live()
-        return bool(stream_flags(self._box) & CU_STREAM_NON_BLOCKING)
+        return stream_is_nonblocking(self._box)
 
     @property
     def is_owned(self):
@@ -257,15 +257,10 @@ cdef class Stream:
             return True
         if self._closing or that._closing:
             return False
-        if self._box.get() == that._box.get():
-            return True
-        cdef bint one_driver = (
-            &self._box.get().context().get().runtime() == &that._box.get().context().get().runtime()
-        )
-        return one_driver and self._box.get().id() == that._box.get().id()
+        return is_same_stream(self._box, that._box)
 
     def __hash__(self):
-        return hash(self.usable().id())
+        return hash(<uintptr_t>self.usable().handle())
 
     def __enter__(self):
         self.usable()

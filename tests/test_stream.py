@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -225,12 +226,31 @@ def test_a_stream_at_a_recycled_address_is_another_stream(dev: Device) -> None:
             stream = Stream.from_handle(handle)
             addresses.append(handle)
             assert all(older != stream for older in adopted)
-            assert hash(stream) not in {hash(older) for older in adopted}
+            assert stream not in set(adopted)
             adopted.append(stream)
     for stream in adopted:
         stream.close()
     if len(set(addresses)) == len(addresses):
         pytest.skip("this driver did not use an address twice")
+
+
+def test_adopting_a_stream_that_captures_leaves_the_capture_alone(dev: Device) -> None:
+    # The driver invalidates a capture when its stream is asked for its id, its flags or whether it is done.
+    raw = Raw()
+    graph = ctypes.c_void_p()
+    with raw.stream(dev.context.handle) as handle:
+        raw.call("cuStreamBeginCapture_v2", ctypes.c_void_p(handle), 2)
+        stream = Stream.from_handle(handle)
+        assert stream == Stream.from_handle(handle)
+        assert stream.context == dev.context
+        assert stream.priority <= 0
+        for question in (lambda: stream.is_done, lambda: stream.is_nonblocking):
+            with pytest.raises(RuntimeError, match="is capturing a graph"):
+                question()
+        raw.call("cuStreamEndCapture", ctypes.c_void_p(handle), ctypes.byref(graph))
+        raw.call("cuGraphDestroy", graph)
+        assert stream.is_done
+        stream.close()
 
 
 def test_our_stream_at_the_address_of_an_adopted_one_that_is_gone(dev: Device) -> None:

@@ -25,8 +25,9 @@ _STACK_DEPTH = 24
 
 _lock = threading.Lock()
 _library: Library | None = None
-# Where the objects of traced sessions were made, by their ids, which no two sessions share.
+# Where the objects of traced sessions were made, by their ids, which no two sessions share; and how many sessions trace.
 _stacks: dict[int, traceback.StackSummary] = {}
+_tracing = 0
 
 
 @RecordFunction
@@ -246,6 +247,7 @@ def session(
     With ``trace``, on the main thread, the ledger also tells the line that made each object; objects that other threads
     make are told by their thread alone.
     """
+    global _tracing
     from cuda_gctx._driver import close_driver, open_driver
 
     spec = make_spec(profile, driver, devices, **options)
@@ -254,7 +256,9 @@ def session(
     try:
         token = open_driver(f"sim:{spec}")
         current = Session(spec)
-        if trace and threading.current_thread() is threading.main_thread():
+        trace = trace and threading.current_thread() is threading.main_thread()
+        if trace:
+            _tracing += 1
             lib.trace(_record)
         try:
             yield current
@@ -263,9 +267,12 @@ def session(
                 # Objects in reference cycles are garbage, not leaks.
                 gc.collect()
             close_driver(token)
-            lib.trace(None)
             current._final = current.ledger()
-            _stacks.clear()
+            if trace:
+                lib.trace(None)
+                _tracing -= 1
+                if _tracing == 0:
+                    _stacks.clear()
         if check:
             current.check()
     finally:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "gpu_sim(profile='h200', driver=None, devices=1, check=True): run the test on this simulated GPU machine, and "
+        "gpu_sim(profile='h200', driver=None, devices=1, check=True, trace=True): run the test on this simulated GPU machine, and "
         "fail it if driver objects leak or are misused",
     )
 
@@ -39,6 +39,6 @@ def gpu_sim(request: pytest.FixtureRequest) -> Iterator[Session]:
 
     marker = request.node.get_closest_marker("gpu_sim")
     arguments = marker.args if marker is not None else ()
-    options = marker.kwargs if marker is not None else {}
+    options = {"trace": True, **(marker.kwargs if marker is not None else {})}
     with session(*arguments, **options) as current:
         yield current

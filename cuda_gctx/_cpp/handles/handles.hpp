@@ -185,13 +185,15 @@ void forget_replaced_current();  // drops what this thread set and others have r
 class StreamBox {
  public:
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
-  StreamBox(ContextUse use, bool owned) noexcept : use_(std::move(use)), owned_(owned) {}
+  StreamBox(ContextUse use, bool owned, std::optional<bool> nonblocking = std::nullopt) noexcept
+      : use_(std::move(use)), owned_(owned), nonblocking_(nonblocking) {}
   ~StreamBox();
   StreamBox(const StreamBox&) = delete;
   StreamBox& operator=(const StreamBox&) = delete;
 
   void take(CUstream handle) noexcept { handle_ = handle; }
   const ContextUse& use() const noexcept { return use_; }
+  std::optional<bool> nonblocking() const noexcept { return nonblocking_; }  // as it was made, if it was made here
   const ContextHandle& context() const noexcept { return use_.context(); }
   CUstream handle() const noexcept { return handle_; }
   bool is_owned() const noexcept { return owned_; }
@@ -200,19 +202,23 @@ class StreamBox {
   static bool is_default_handle(CUstream handle) noexcept {
     return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
   }
-  std::uint64_t id();  // the driver's, asked once
+  // The driver's number, asked once; 0 as long as it cannot be asked, because asking would invalidate a capture.
+  std::uint64_t id();
 
  private:
   ContextUse use_;
   CUstream handle_ = nullptr;
   bool owned_;
+  std::optional<bool> nonblocking_;
   std::atomic<std::uint64_t> id_{0};
 };
 
 StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking);
 StreamHandle adopt_stream(Runtime& runtime, CUstream handle);
 int stream_priority(const StreamHandle& stream);
-unsigned stream_flags(const StreamHandle& stream);
+bool stream_is_nonblocking(const StreamHandle& stream);
+bool stream_is_capturing(const StreamBox& stream);
+bool is_same_stream(const StreamHandle& a, const StreamHandle& b);
 bool stream_is_done(const StreamHandle& stream);
 void synchronize_stream(const StreamHandle& stream);
 void record_event(const StreamHandle& stream, const EventHandle& event);

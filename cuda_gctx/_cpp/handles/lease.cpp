@@ -26,30 +26,16 @@ void Claim::release() noexcept {
   }
 }
 
-bool stream_is_capturing(const StreamHandle& stream) {
-  const Driver& driver = stream->context()->runtime().driver();
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // A default stream means that of the current context.
-  const CurrentScope scope(*stream->context());
-  const CUresult answer = driver.cuStreamIsCapturing(stream->handle(), &status);
-  // What the legacy stream answers while a stream that waits for it is capturing; the capture goes on unharmed.
-  if (answer == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
-    return true;
-  }
-  driver.check(answer, "cuStreamIsCapturing");
-  return status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 std::string capturing_stream(Runtime& runtime, int device) {
   for (const StreamHandle& stream : runtime.streams().all()) {
     // The stream of somebody else may be gone by now, and asking about it would be a use after free.
-    if (stream->is_owned() && stream->context()->device() == device && stream_is_capturing(stream)) {
+    if (stream->is_owned() && stream->context()->device() == device && stream_is_capturing(*stream)) {
       return "a stream of " + stream->context()->label();
     }
   }
   const auto legacy = std::make_shared<StreamBox>(ContextUse(runtime.primary(device)), false);
   legacy->take(CU_STREAM_LEGACY);
-  return stream_is_capturing(legacy) ? "a blocking stream of the primary context" : "";
+  return stream_is_capturing(*legacy) ? "a blocking stream of the primary context" : "";
 }
 
 DeviceMemory device_memory(Runtime& runtime, int device) {

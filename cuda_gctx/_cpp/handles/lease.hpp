@@ -35,7 +35,6 @@ class Claim {
 // What is capturing on a device, in words; empty if nothing is as far as can be known: the streams made by this package
 // and those that wait for the legacy default stream. The driver does not tell of the non-blocking streams of others.
 std::string capturing_stream(Runtime& runtime, int device);
-bool stream_is_capturing(const StreamHandle& stream);
 
 struct DeviceMemory {
   std::size_t free = 0;

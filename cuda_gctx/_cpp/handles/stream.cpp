@@ -22,12 +22,31 @@ class StreamScope {
   std::optional<CurrentScope> scope_;
 };
 
+bool is_capturing(const Driver& driver, CUstream handle) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult answer = driver.cuStreamIsCapturing(handle, &status);
+  // What the legacy stream answers while a stream that waits for it is capturing; the capture goes on unharmed.
+  if (answer == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
+    return true;
+  }
+  driver.check(answer, "cuStreamIsCapturing");
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// 0 if it cannot be known now: on a stream that is capturing, the driver answers this question with an error and
+// invalidates the capture (seen on 13.0; the same goes for its flags and for whether it is done).
 std::uint64_t ask_id(const Driver& driver, CUstream handle) {
   unsigned long long id = 0;
-  if (driver.cuStreamGetId != nullptr) {
+  if (driver.cuStreamGetId != nullptr && !is_capturing(driver, handle)) {
     GCTX_CALL(driver, cuStreamGetId, handle, &id);
   }
   return id;
+}
+
+void demand_no_capture(const StreamBox& stream, const char* what) {
+  if (stream_is_capturing(stream)) {
+    fail_state(std::string("the stream is capturing a graph, and asking ") + what + " would invalidate the capture");
+  }
 }
 
 int checked_priority(const ContextHandle& context, int priority) {
@@ -93,7 +112,7 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
   }
   const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
   const int level = priority ? checked_priority(context, *priority) : 0;
-  auto box = std::make_shared<StreamBox>(std::move(use), true);
+  auto box = std::make_shared<StreamBox>(std::move(use), true, nonblocking);
   CUstream handle = nullptr;
   if (context->is_green() && driver.has(Feature::green_stream_create)) {
     GCTX_CALL(driver, cuGreenCtxStreamCreate, &handle, context->green_handle(), flags, level);
@@ -114,8 +133,8 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
     if (!context) {
       fail_state("a default stream belongs to the current context, and nothing is current on this thread");
     }
-    unsigned flags = 0;
-    if (driver.cuStreamGetFlags(handle, &flags) == CUDA_ERROR_INVALID_HANDLE) {
+    int priority = 0;
+    if (driver.cuStreamGetPriority(handle, &priority) == CUDA_ERROR_INVALID_HANDLE) {
       // Seen with the per-thread stream while a green context is current (driver 13.0): every use of it is refused.
       fail_state("the driver knows no such default stream in " + context->label() + ": use one of its own streams");
     }
@@ -123,7 +142,8 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
     box->take(handle);
     return box;
   }
-  const auto is_same = [&](StreamBox& box) { return box.is_owned() || box.id() == ask_id(driver, handle); };
+  const std::uint64_t id = ask_id(driver, handle);
+  const auto is_same = [&](StreamBox& box) { return box.is_owned() || (id != 0 && box.id() == id); };
   if (auto known = runtime.streams().find(handle, is_same)) {
     return known;
   }
@@ -141,15 +161,41 @@ int stream_priority(const StreamHandle& stream) {
   return priority;
 }
 
-unsigned stream_flags(const StreamHandle& stream) {
+bool stream_is_nonblocking(const StreamHandle& stream) {
   const StreamScope scope(*stream);
+  if (const auto known = stream->nonblocking()) {
+    return *known;
+  }
+  demand_no_capture(*stream, "for its flags");
   unsigned flags = 0;
   GCTX_CALL(driver_of(stream), cuStreamGetFlags, stream->handle(), &flags);
-  return flags;
+  return (flags & CU_STREAM_NON_BLOCKING) != 0;
+}
+
+bool stream_is_capturing(const StreamBox& stream) {
+  const StreamScope scope(stream);
+  return is_capturing(stream.context()->runtime().driver(), stream.handle());
+}
+
+bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
+  if (a == b) {
+    return true;
+  }
+  if (a->handle() != b->handle() || &a->context()->runtime() != &b->context()->runtime()) {
+    return false;
+  }
+  if (a->is_default()) {
+    return a->context() == b->context();
+  }
+  // One address, two boxes: one may be of a stream that is gone. If neither can be asked, they stand for what is there now.
+  const std::uint64_t one = a->id();
+  const std::uint64_t other = b->id();
+  return one == 0 || other == 0 || one == other;
 }
 
 bool stream_is_done(const StreamHandle& stream) {
   const StreamScope scope(*stream);
+  demand_no_capture(*stream, "whether it is done");
   const CUresult result = driver_of(stream).cuStreamQuery(stream->handle());
   if (result == CUDA_ERROR_NOT_READY) {
     return false;

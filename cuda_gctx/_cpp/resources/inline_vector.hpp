@@ -14,15 +14,21 @@ class InlineVector {
 
  public:
   void push_back(const T& value) {
-    if (more_.empty() && size_ < N) {
-      few_[size_] = value;
+    if (size_ < N && more_.empty()) {
+      few_[size_++] = value;
     } else {
-      if (more_.empty()) {
-        more_.assign(few_.begin(), few_.end());
-      }
+      move_out();
       more_.push_back(value);
+      ++size_;
     }
-    ++size_;
+  }
+
+  void resize(std::size_t size) {
+    if (size > N || !more_.empty()) {
+      move_out();
+      more_.resize(size);
+    }
+    size_ = size;
   }
 
   template <typename Range>
@@ -34,6 +40,7 @@ class InlineVector {
 
   std::size_t size() const noexcept { return size_; }
   bool empty() const noexcept { return size_ == 0; }
+  const T& operator[](std::size_t at) const noexcept { return data()[at]; }
   T* data() noexcept { return more_.empty() ? few_.data() : more_.data(); }
   const T* data() const noexcept { return more_.empty() ? few_.data() : more_.data(); }
   T* begin() noexcept { return data(); }
@@ -43,6 +50,12 @@ class InlineVector {
   const T& front() const noexcept { return *data(); }
 
  private:
+  void move_out() {
+    if (more_.empty()) {
+      more_.assign(few_.begin(), few_.begin() + static_cast<std::ptrdiff_t>(size_));
+    }
+  }
+
   std::array<T, N> few_{};
   std::vector<T> more_;  // all of them, once they are too many
   std::size_t size_ = 0;

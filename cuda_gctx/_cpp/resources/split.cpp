@@ -20,7 +20,7 @@ struct Need {
   bool fine = false;  // may be built out of pairs of SMs
 };
 
-using Needs = std::vector<Need>;
+using Needs = InlineVector<Need, 4>;
 
 struct Grain {
   unsigned alignment = 0;
@@ -39,7 +39,6 @@ Need need_of(const GroupRequest& request, Grain grain) {
 
 Needs needs_of(const std::vector<GroupRequest>& requests, Grain grain) {
   Needs needs;
-  needs.reserve(requests.size());
   for (const auto& request : requests) {
     needs.push_back(need_of(request, grain));
   }
@@ -58,7 +57,7 @@ bool all_fine(const Needs& needs) {
 // Pieces of one by-count split: equal units and whatever the driver had left.
 struct Cut {
   std::shared_ptr<const SplitCall> call;
-  std::vector<CUdevResource> units;
+  Units units;
   unsigned unit_size = 0;
   CUdevResource rest{};
   unsigned rest_count = 0;

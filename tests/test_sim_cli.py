@@ -1,0 +1,110 @@
+"""``python -m cuda_gctx.sim``: where the library is, running a command on it, and what it tells of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuda_gctx import sim
+
+pytestmark = pytest.mark.sim_only
+
+ASK = "import cuda.bindings.driver as d; d.cuInit(0); print(d.cuDriverGetVersion()[1], d.cuDeviceGetName(99, 0)[1].strip(b'\\0'))"
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cuda_gctx.sim", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_path_prints_the_folder_of_the_library() -> None:
+    done = command("path")
+    assert done.returncode == 0
+    assert done.stdout == sim.library_folder() + "\n"
+    assert (Path(done.stdout.strip()) / "libcuda.so.1").is_file()
+
+
+def test_run_gives_any_command_the_machine_asked_for() -> None:
+    done = command("run", "--gpu", "b200", "--driver", "13.1", "--", sys.executable, "-c", ASK)
+    assert done.returncode == 0, done.stderr
+    version, name = done.stdout.split(maxsplit=1)
+    assert version == "13010"
+    assert "B200 (simulated)" in name
+    assert "running on a simulated machine" in done.stderr
+
+
+def test_run_gives_this_package_the_same_machine() -> None:
+    ask = "from cuda_gctx import Device, system; print(Device.count(), Device(1).name, system.driver_version)"
+    done = command("run", "--driver", "12.8", "--devices", "2", "--", sys.executable, "-c", ask)
+    assert done.stdout == "2 NVIDIA H200 (simulated) (12, 8)\n"
+
+
+def test_run_ends_as_its_command_ends() -> None:
+    assert command("run", "--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
+
+
+def test_run_keeps_the_rest_of_the_loaders_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
+    done = command("run", "--", sys.executable, "-c", "import os; print(os.environ['LD_LIBRARY_PATH'])")
+    assert done.stdout.strip() == os.pathsep.join([sim.library_folder(), "/somewhere"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["run", "--"], 2, "nothing to run"),
+        (["run", "--", "no-such-command-anywhere"], 127, "cannot run no-such-command-anywhere"),
+        (["run", "--gpu", "voodoo", "--", "true"], 1, "no card 'voodoo' is modelled: known are"),
+        (["run", "--driver", "13.9", "--", "true"], 1, "13.9"),
+        (["dance"], 2, "invalid choice"),
+        ([], 2, "required"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_done_is_said_and_told_by_the_status(arguments: list[str], status: int, says: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == status
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_explain_tags_every_behaviour_with_where_it_is_known_from() -> None:
+    done = command("explain")
+    assert done.returncode == 0
+    head, *lines = done.stdout.splitlines()
+    assert "(simulated)" in head
+    tags = [line[1:11].strip() for line in lines]
+    assert set(tags) == {"recorded", "documented", "assumed"}
+    assert len(lines) > 80
+    assert len(set(lines)) == len(lines)
+
+
+def test_what_was_not_recorded_is_not_called_so() -> None:
+    # One machine was recorded, with driver 13.0: what newer drivers alone do cannot be known from it.
+    newer = [line for line in command("explain").stdout.splitlines() if "(13.1 and" in line or "(13.4 and" in line]
+    assert newer
+    assert not [line for line in newer if line.startswith("[  recorded]")]
+
+
+def test_profiles_say_that_they_are_simulated_and_whether_their_layout_is_known() -> None:
+    done = command("profiles")
+    assert done.returncode == 0
+    head, *rows = done.stdout.splitlines()
+    assert head.split()[-1] == "layout"
+    assert all("(simulated)" in row and row.split()[-1] in {"recorded", "assumed"} for row in rows)
+    assert [row.split()[0] for row in rows if row.split()[-1] == "recorded"] == ["h200"]
+
+
+def test_every_answer_of_the_control_interface_says_simulated() -> None:
+    with sim.session("h200") as machine:
+        assert machine.machine()["simulated"]
+        assert machine.faults()["simulated"]
+        assert "(simulated)" in repr(machine)
+        assert "(simulated)" in str(machine.ledger())
+        assert "(simulated)" in json.dumps(machine.machine())

@@ -1,0 +1,121 @@
+"""cuda.core and cuda.bindings as they come from the registry, on the software driver, beside this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from cuda_gctx import sim
+
+pytestmark = pytest.mark.sim_only
+
+# Both halves answer the same questions in the same process, and so on the same machine.
+PROGRAM = """
+import ctypes, json
+import cuda.core
+import numpy
+from cuda.bindings import driver
+from cuda.core import ContextOptions, Device, EventOptions, SMResourceOptions
+
+import cuda_gctx
+
+
+def theirs():
+    dev = Device(0)
+    dev.set_current()
+    answer = {"name": dev.name, "cc": list(dev.compute_capability), "uuid": str(dev.uuid)}
+    stream = dev.create_stream()
+    timed = EventOptions(timing_enabled=True)
+    begin, end = dev.create_event(timed), dev.create_event(timed)
+    buffer, copy = dev.allocate(4096, stream=stream), dev.allocate(4096, stream=stream)
+    stream.record(begin)
+    buffer.fill(7, stream=stream)
+    copy.copy_from(buffer, stream=stream)
+    stream.record(end)
+    stream.sync()
+    answer["took time"] = (end - begin) > 0
+    answer["done"] = end.is_done
+    host = numpy.zeros(4096, numpy.uint8)
+    (code,) = driver.cuMemcpyDtoH(host.ctypes.data, int(copy.handle), 4096)
+    answer["copied"] = [int(code), int(host.min()), int(host.max())]
+    buffer.close(stream=stream)
+    copy.close(stream=stream)
+    stream.sync()
+    whole = dev.resources.sm
+    answer["sm"] = [whole.sm_count, whole.min_partition_size, whole.coscheduled_alignment]
+    groups, rest = whole.split(SMResourceOptions(count=16))
+    answer["split"] = [[group.sm_count for group in groups], rest.sm_count]
+    ctx = dev.create_context(ContextOptions(resources=[groups[0]]))
+    green = ctx.create_stream()
+    answer["green"] = [ctx.is_green, ctx.resources.sm.sm_count]
+    answer["stream"] = green.resources.sm.sm_count
+    event = green.record()
+    green.sync()
+    answer["recorded"] = event.is_done
+    for thing in (event, green, ctx, begin, end, stream):
+        thing.close()
+    return answer
+
+
+def ours():
+    dev = cuda_gctx.Device(0)
+    dev.set_current()
+    answer = {"name": dev.name, "cc": list(dev.compute_capability), "uuid": str(dev.uuid)}
+    whole = dev.resources.sm
+    answer["sm"] = [whole.sm_count, whole.min_partition_size, whole.coscheduled_alignment]
+    groups, rest = whole.split(cuda_gctx.SMResourceOptions(16))
+    answer["split"] = [[group.sm_count for group in groups], rest.sm_count]
+    with dev.create_context(cuda_gctx.ContextOptions(resources=[groups[0]])) as ctx, ctx.create_stream() as stream:
+        answer["green"] = [ctx.is_green, ctx.resources.sm.sm_count]
+        answer["stream"] = stream.resources.sm.sm_count
+        with stream.record() as event:
+            stream.sync()
+            answer["recorded"] = event.is_done
+    return answer
+
+
+library = ctypes.CDLL(cuda_gctx.system.driver_path)
+library.gctxSimLedger.restype = ctypes.c_char_p
+answers = {"theirs": theirs(), "ours": ours(), "ledger": json.loads(library.gctxSimLedger())}
+answers["versions"] = [int(driver.cuDriverGetVersion()[1]), list(cuda_gctx.system.driver_version)]
+print(json.dumps(answers))
+"""
+
+
+def answers(version: str) -> Any:
+    child = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": sim.library_folder(),
+            "CUDA_GCTX_DRIVER": sim.library_path(),
+            "CUDA_GCTX_SIM": f"h200@{version}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert child.returncode == 0, child.stderr
+    return json.loads(child.stdout)
+
+
+@pytest.mark.parametrize("version", ["12.8", "13.0", "13.1"])
+def test_cuda_core_runs_unmodified_and_answers_as_this_package_does(version: str) -> None:
+    told = answers(version)
+    theirs, ours = told["theirs"], told["ours"]
+    major, minor = (int(part) for part in version.split("."))
+    assert told["versions"] == [1000 * major + 10 * minor, [major, minor]]
+    assert theirs["name"] == "NVIDIA H200 (simulated)"
+    assert theirs["copied"] == [0, 7, 7]
+    assert (theirs["took time"], theirs["done"]) == (True, True)
+    assert theirs["stream"] == 16
+    for question in ours:
+        assert theirs[question] == ours[question], question
+    assert told["ledger"]["misuse"] == []
+    assert {found["kind"] for found in told["ledger"]["live"]} <= {"primary context retain"}
