@@ -1,6 +1,7 @@
 # The commands of this repository. All that they make is under .venv and build.
 #   make demo     build, and show the main job end to end
 #   make test     build, and run every test: C++ and Python
+#   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
 #   make clean    remove .venv and build
 
@@ -16,7 +17,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gct
 CXX_FILES = $(shell find cuda_gctx/_cpp benchmarks examples -name '*.cpp' -o -name '*.hpp' -o -name '*.h' 2>/dev/null)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint lint-cpp lint-cython lint-python format clean
+.PHONY: demo test sanitize lint lint-cpp lint-cython lint-python format clean
 
 demo: $(VENV)/package
 	$(BIN)/python examples/demo.py
@@ -26,6 +27,18 @@ test: $(VENV)/package
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
 	$(BIN)/pytest
+
+# One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
+SANITIZERS := address,undefined thread
+sanitize: $(VENV)/builders
+	set -e; include=$$($(BIN)/python -c "import importlib.metadata as m; print(next(f.locate().parent for f in \
+	  m.files('nvidia-cuda-runtime') if f.name == 'cuda.h'))"); \
+	for kind in $(SANITIZERS); do \
+	  cmake -S cuda_gctx/_cpp -B build/sanitize-$$kind -DCMAKE_BUILD_TYPE=Release \
+	    -DCUDA_GCTX_CUDA_INCLUDE="$$include" -DCUDA_GCTX_SANITIZE=$$kind; \
+	  cmake --build build/sanitize-$$kind --parallel; \
+	  ctest --test-dir build/sanitize-$$kind --output-on-failure; \
+	done
 
 lint: lint-cpp lint-cython lint-python
 

@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import timeit
 from collections.abc import Callable, Mapping
@@ -60,6 +61,7 @@ class Call:
     ours: str
     core: str  # empty: there is no such call
     torch: str = ""
+    python: str = ""  # what the language itself takes for a statement of this shape
     raw_function: str = ""  # if it is not raw_<name>
     most: int = 2000  # calls in one sample
     rounds: int | None = None
@@ -131,6 +133,7 @@ CALLS = (
         ours="with context.current(): pass",
         core="device.set_current(device.set_current(context))",
         torch="green.set_context(); green.pop_context()",
+        python="with lock: pass",
         settle=True,
     ),
     Call(
@@ -351,13 +354,15 @@ def measure_calls(raw: Raw, rounds: int, seed: int, simulated: bool) -> list[dic
         "cuda_gctx": names_of_ours(),
         "cuda.core": names_or_reason(names_of_core),
         "torch": "needs a real GPU" if simulated else names_or_reason(names_of_torch),
+        "python": {"lock": threading.Lock()},
     }
     contestants: dict[str, dict[str, Contestant]] = {}
     for call in CALLS:
         row = contestants[call.name] = {}
         if call.raw:
             row["raw"] = Contestant(call.raw, raw.timer(call.raw_function or f"raw_{call.name}"), in_python=False)
-        for side, statement in (("cuda_gctx", call.ours), ("cuda.core", call.core), ("torch", call.torch)):
+        statements = {"cuda_gctx": call.ours, "cuda.core": call.core, "torch": call.torch, "python": call.python}
+        for side, statement in statements.items():
             names = sides[side]
             if not statement:
                 continue

@@ -98,6 +98,15 @@ def refusals(result: Result) -> str:
     return "\n".join(f"- {name}, {'; '.join(where)}: {reason}" for (name, reason), where in titles.items())
 
 
+def floors(result: Result) -> str:
+    """What Python itself takes, where that is a large part of the time."""
+    return "\n".join(
+        f"- {call['title']}: `{entry['does']}`, an empty block over an object in C, takes {spread(entry['ns'])} here."
+        for call in result["calls"]
+        if (entry := call["contestants"].get("python"))
+    )
+
+
 def machine(result: Result) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["packages"].items())
     driver = "the software driver" if result["simulated"] else f"driver {result['driver'] or 'of unknown version'}"
@@ -109,6 +118,8 @@ def machine(result: Result) -> str:
 
 def report(result: Result) -> str:
     parts = [machine(result), times_table(result), import_table(result)]
+    if floor := floors(result):
+        parts.insert(2, f"What Python itself takes:\n\n{floor}")
     if refused := refusals(result):
         parts.insert(2, f"Refused:\n\n{refused}")
     return "\n\n".join(parts)

@@ -125,6 +125,8 @@ step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests
 step calls 120 "$python" "$repository/benchmarks/calls.py" --cuda-include "$include" --out "$output/benchmarks"
 grep -E '^\| ' "$output/calls.log" >>"$summary"
 
+step partitions 180 "$python" "$repository/benchmarks/partitions.py" --out "$output/benchmarks"
+
 if [ $failed -eq 0 ]; then echo "every step passed"; else echo "something FAILED"; fi | tee -a "$summary"
 echo "logs and results: $output"
 exit $failed

@@ -14,7 +14,11 @@ from cuda_gctx import sim
 
 pytestmark = pytest.mark.sim_only
 
-ASK = "import cuda.bindings.driver as d; d.cuInit(0); print(d.cuDriverGetVersion()[1], d.cuDeviceGetName(99, 0)[1].strip(b'\\0'))"
+ASK = """
+from cuda.bindings import driver
+driver.cuInit(0)
+print(driver.cuDriverGetVersion()[1], driver.cuDeviceGetName(99, 0)[1])
+"""
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,7 @@ RECORDINGS = sorted(FOLDER.glob("*.json"))
 ASIDE = {"_what", "format", "recorded", "absent"}
 # Answers that the software driver does not give, and why.
 KNOWN_DIFFERENCES = {
-    "events/a graph whose context is destroyed before the replay": "the real driver ends the process with SIGSEGV here; "
+    "events/a graph whose context is destroyed before the replay": "the real driver ends the process with SIGSEGV; "
     "the software driver answers CONTEXT_IS_DESTROYED",
     "events/!ended": "how that process ended",
     "events/!output": "how that process ended",

@@ -35,7 +35,7 @@ __all__ = [
     "session",
 ]
 
-# Each name is imported at first use: the pytest plugin of this package is loaded in every pytest run, and must be cheap.
+# Each name is imported at first use: the pytest plugin in here is loaded in every pytest run, and must be cheap.
 if not TYPE_CHECKING:
 
     def __getattr__(name):

@@ -16,8 +16,8 @@ from cuda_gctx.sim._library import Block, Library, RecordFunction
 
 __all__ = ["Ledger", "LedgerError", "LiveObject", "Misuse", "Session", "library", "make_spec", "session"]
 
-# A handle that no object of the machine ever had: the call is refused with an error that the program sees, and nothing is
-# lost by it, so it is listed and fails nobody. Programs under test for bad input do it on purpose.
+# A handle that no object of the machine ever had: the call is refused with an error that the program sees, and nothing
+# is lost by it, so it is listed and fails nobody. Programs under test for bad input do it on purpose.
 _HARMLESS = frozenset({"unknown handle"})
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -25,17 +25,19 @@ _STACK_DEPTH = 24
 
 _lock = threading.Lock()
 _library: Library | None = None
-# Where the objects of traced sessions were made, by their ids, which no two sessions share; and how many sessions trace.
+# Where the objects of traced sessions were made, by their ids, which no two sessions share; and how many trace.
 _stacks: dict[int, traceback.StackSummary] = {}
 _tracing = 0
 
 
-@RecordFunction
-def _record(number: int | None) -> int:
+def _remember(number: int | None) -> int:
     # Called by the interpreter between two instructions: below this function lies the line that called the driver.
     walk = traceback.walk_stack(sys._getframe(1))
     _stacks[number or 0] = traceback.StackSummary.extract(walk, limit=_STACK_DEPTH, lookup_lines=False)
     return 0
+
+
+_record = RecordFunction(_remember)
 
 
 def library() -> Library:

@@ -6,8 +6,8 @@ Session. A test with the marker gets the machine even when it does not ask for t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from cuda_gctx.sim import Session
 
 
+_failed = pytest.StashKey[bool]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "gpu_sim(profile='h200', driver=None, devices=1, check=True, trace=True): run the test on this simulated GPU machine, and "
-        "fail it if driver objects leak or are misused",
+        "gpu_sim(profile='h200', driver=None, devices=1, check=True, trace=True): run the test on this simulated GPU "
+        "machine, and fail it if driver objects leak or are misused",
     )
 
 
@@ -31,6 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 names.insert(0, "gpu_sim")
 
 
+# The older kind of wrapper: this plugin is loaded by whatever pytest a project has.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    outcome = yield
+    report = outcome.get_result()
+    if report.when == "call":
+        item.stash[_failed] = not report.passed
+
+
 @pytest.fixture
 def gpu_sim(request: pytest.FixtureRequest) -> Iterator[Session]:
     """A fresh simulated machine as the driver of cuda_gctx; the test fails if it leaks."""
@@ -40,5 +52,9 @@ def gpu_sim(request: pytest.FixtureRequest) -> Iterator[Session]:
     marker = request.node.get_closest_marker("gpu_sim")
     arguments = marker.args if marker is not None else ()
     options = {"trace": True, **(marker.kwargs if marker is not None else {})}
-    with session(*arguments, **options) as current:
+    check = options.pop("check", True)
+    with session(*arguments, check=False, **options) as current:
         yield current
+    # The traceback of a failed test keeps its objects alive, and its own error is the one to read.
+    if check and not request.node.stash.get(_failed, False):
+        current.check()
