@@ -34,9 +34,9 @@ sanitize: $(VENV)/builders
 	set -e; include=$$($(BIN)/python -c "import importlib.metadata as m; print(next(f.locate().parent for f in \
 	  m.files('nvidia-cuda-runtime') if f.name == 'cuda.h'))"); \
 	for kind in $(SANITIZERS); do \
-	  cmake -S cuda_gctx/_cpp -B build/sanitize-$$kind -DCMAKE_BUILD_TYPE=Release \
+	  cmake -G Ninja -S cuda_gctx/_cpp -B build/sanitize-$$kind \
 	    -DCUDA_GCTX_CUDA_INCLUDE="$$include" -DCUDA_GCTX_SANITIZE=$$kind; \
-	  cmake --build build/sanitize-$$kind --parallel; \
+	  cmake --build build/sanitize-$$kind; \
 	  ctest --test-dir build/sanitize-$$kind --output-on-failure; \
 	done
 

@@ -1,25 +1,29 @@
-"""The tables of measured results, as the terminal and docs/performance.md show them.
+"""The tables of measured results, as the terminal, docs/performance.md and docs/partitions.md show them.
 
-    python benchmarks/tables.py            writes the tables into docs/performance.md
-    python benchmarks/tables.py --check    fails where the page differs from the results
+    python benchmarks/tables.py            writes the tables into the pages
+    python benchmarks/tables.py --check    fails where a page differs from the results
 
-Every number of that page comes from a JSON file of benchmarks/results, through this file.
+Every number of a table there comes from a JSON file of benchmarks/results, through this file. On a page, a table stands
+between two markers, of which the first names it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
-PAGE = REPOSITORY / "docs" / "performance.md"
-BEGIN = "<!-- tables: written by benchmarks/tables.py -->"
-END = "<!-- end of tables -->"
+DOCS = REPOSITORY / "docs"
+BEGIN = "<!-- table {}: written by benchmarks/tables.py -->"
+END = "<!-- end of table -->"
+MARKED = re.compile(rf"({BEGIN.format('([a-z ]+)')}\n).*?({END})", re.DOTALL)
+NOTHING_MEASURED = "No card has been measured yet."
 CONTESTANTS = {"raw": "raw, in C", "cuda_gctx": "cuda_gctx", "cuda.core": "cuda.core", "torch": "torch"}
 
 Result = dict[str, Any]
@@ -125,38 +129,130 @@ def report(result: Result) -> str:
     return "\n\n".join(parts)
 
 
-def page_section(result: Result) -> str:
+def calls_section(result: Result) -> str:
     title = f"### {result['card']}, CUDA {result['cuda']}"
     return "\n\n".join([title, report(result), "What was called:", what_table(result)])
 
 
-def page_tables() -> str:
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-calls.json"))]
+def in_ns(times: dict[str, float], unit: float) -> dict[str, float]:
+    return {key: times[key] * unit for key in ("median", "p10", "p90")}
+
+
+def mebibytes_less(count: float) -> str:
+    return "unchanged" if count == 0 else f"{count / 2**20:g} MiB less"
+
+
+def makers_table(result: Result) -> str:
+    """Making contexts and what it loses, per package: a package that could not take part says why."""
+    rows = [["one context, made and closed by", "create", "close", "free device memory after it"]]
+    for name, maker in result["create_and_close"].items():
+        if isinstance(maker, str):
+            rows.append([name, maker, "", ""])
+        else:
+            times = [spread(in_ns(maker[key], 1e3)) for key in ("create_us", "close_us")]
+            rows.append([name, *times, mebibytes_less(maker["lost_bytes_per_pair"])])
+    return markdown(rows)
+
+
+def partitions_table(result: Result, shown: Callable[[dict[str, float]], str]) -> str:
+    """What is done with partitions, the times of each as `shown` makes them of nanoseconds."""
+    creation, switching, openings = result["creation"], result["switching"], result["openings"]
+    rows = [
+        [
+            f"open partitions, the first of the process ({creation['contexts']} contexts), and close them",
+            duration(creation["first_us"] * 1e3),
+            "",
+        ],
+        ["the same again: the contexts come from the store", shown(in_ns(creation["again_us"], 1e3)), ""],
+        [
+            f"open partitions, make a stream, close them: {openings['openings']:,} times",
+            shown(in_ns(openings["us"], 1e3)),
+            mebibytes_less(openings["memory_change_bytes"]),
+        ],
+        ["build a layout of a pool", shown(in_ns(switching["built_us"], 1e3)), ""],
+        [
+            f"switch among {switching['layouts']} layouts of a pool: {switching['switches']:,} times",
+            shown(in_ns(switching["switch_ns"], 1)),
+            mebibytes_less(switching["memory_change_bytes"]),
+        ],
+        ["`verify()` of all partitions", shown(in_ns(result["isolation"]["verify_ms"], 1e6)), ""],
+    ]
+    return markdown([["what", "time", "free device memory after it"], *rows])
+
+
+def proof(result: Result) -> str:
+    """What the random layouts of the benchmark showed: it ends with an error where one was not isolated."""
+    isolation = result["isolation"]
+    return (
+        f"{isolation['layouts']} random layouts ({isolation['contexts']} contexts) were verified by SM id: each "
+        f"context ran on its own SMs alone, and in {isolation['concurrent']} layouts all contexts ran at the same time."
+    )
+
+
+def contexts_section(result: Result) -> str:
+    title = f"### {result['card']}, CUDA {result['cuda']}: partitions"
+    return "\n\n".join([title, machine(result), makers_table(result), partitions_table(result, spread)])
+
+
+def costs_section(result: Result) -> str:
+    ours = result["create_and_close"]["cuda_gctx"]
+    create, close = (duration(ours[key]["median"] * 1e3) for key in ("create_us", "close_us"))
+    alone = f"A context by itself takes {create} to create and {close} to close."
+    return "\n\n".join(
+        [machine(result), partitions_table(result, lambda ns: duration(ns["median"])), alone, proof(result)]
+    )
+
+
+def fence_section(result: Result) -> str:
+    if isinstance(result["fence"], str):
+        return f"{machine(result)}\n\nNot measured: {result['fence']}"
+    rows = [["short kernel on", "matrix products on", "p50, us", "p90, us", "p99, us", "largest, us"]]
+    for row in result["fence"]:
+        # One unit for all, because the rows are there to be compared.
+        times = [f"{us:.{0 if us >= 99.95 else 1}f}" for us in (row["us"][key] for key in ("p50", "p90", "p99", "max"))]
+        rows.append([row["short_kernel_on"], row["products_on"], *times])
+    return f"{machine(result)}\n\n{markdown(rows)}"
+
+
+# The tables that a page can have: the results that they are made of, and what each becomes.
+TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
+    "of calls": ("calls", calls_section),
+    "of contexts": ("partitions", contexts_section),
+    "of costs": ("partitions", costs_section),
+    "of the fence": ("partitions", fence_section),
+}
+
+
+def table(name: str) -> str:
+    kind, section = TABLES[name]
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"*-{kind}.json"))]
     simulated = [result["card"] for result in results if result["simulated"]]
     if simulated:
         raise SystemExit(f"{RESULTS} holds simulated results ({', '.join(simulated)}): remove them")
-    return "\n\n".join(map(page_section, results)) or "No card has been measured yet."
+    return "\n\n".join(map(section, results)) or NOTHING_MEASURED
 
 
 def page_with_tables(page: str) -> str:
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{PAGE} lacks one of its markers:\n{BEGIN}\n{END}")
-    return f"{before}{BEGIN}\n\n{page_tables()}\n\n{END}{after}"
+    return MARKED.sub(lambda marked: f"{marked[1]}\n{table(marked[2])}\n\n{marked[3]}", page)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes the tables of docs/performance.md from benchmarks/results.")
-    parser.add_argument("--check", action="store_true", help="change nothing, and fail where the page differs")
+    parser = argparse.ArgumentParser(description="Writes the tables of the pages from benchmarks/results.")
+    parser.add_argument("--check", action="store_true", help="change nothing, and fail where a page differs")
     arguments = parser.parse_args()
-    page = PAGE.read_text()
-    due = page_with_tables(page)
-    if arguments.check and page != due:
-        print(f"{PAGE} differs from benchmarks/results: run python benchmarks/tables.py", file=sys.stderr)
-        return 1
+    pages = {path: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    found = [marked[2] for page in pages.values() for marked in MARKED.finditer(page)]
+    if sorted(found) != sorted(TABLES):
+        raise SystemExit(f"{DOCS} should have each of these tables once: {', '.join(TABLES)}; found {', '.join(found)}")
+    due = {path: page_with_tables(page) for path, page in pages.items()}
+    differing = [path for path in pages if pages[path] != due[path]]
     if not arguments.check:
-        PAGE.write_text(due)
+        for path in differing:
+            path.write_text(due[path])
+    elif differing:
+        names = ", ".join(map(str, differing))
+        print(f"{names}: not as in benchmarks/results; run python benchmarks/tables.py", file=sys.stderr)
+        return 1
     return 0
 
 

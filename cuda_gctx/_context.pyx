@@ -1,7 +1,6 @@
 """Contexts: the primary one of a device, green ones with a part of its resources, and those of others."""
 
 import warnings
-from operator import index
 
 from libc.stdint cimport uintptr_t
 from libcpp.memory cimport unique_ptr
@@ -9,6 +8,7 @@ from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
+from cuda_gctx._arguments cimport as_bool, as_handle
 from cuda_gctx._core cimport (
     ContextKind,
     CUcontext,
@@ -52,12 +52,10 @@ cdef class ContextOptions:
                 )
         if sum(isinstance(resource, WorkqueueResource) for resource in resources) > 1:
             raise ValueError("resources has more than one WorkqueueResource: a context takes one")
-        if not isinstance(exclusive, bool):
-            raise TypeError(f"exclusive must be a bool, not {type(exclusive).__name__}")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be a str, not {type(name).__name__}")
         self.resources = tuple(resources)
-        self.exclusive = exclusive
+        self.exclusive = as_bool("exclusive", exclusive)
         self.name = name
 
     def __repr__(self):
@@ -91,7 +89,9 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
         else:
             queue = resource
             if queue._device != device or queue._runtime != runtime:
-                raise ValueError(f"a WorkqueueResource of device {queue._device} cannot be part of a context on device {device}")
+                raise ValueError(
+                    f"a WorkqueueResource of device {queue._device} cannot be part of a context on device {device}"
+                )
             workqueue = queue._resource
     reservation.reset(new Reservation(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters))
     # Before anything is made: a warning that is turned into an error then leaves nothing behind.
@@ -112,7 +112,7 @@ cdef class _Current:
         self._context.pin()
         try:
             push_current(self._context._box.get()[0])
-        except:
+        except BaseException:
             self._context.unpin()
             raise
         return self._context
@@ -135,16 +135,9 @@ cdef class Context:
         """The context of a raw CUcontext, which `owner` (if given) is kept alive for."""
         cdef Runtime* runtime = active_runtime()
         cdef Context context = Context.__new__(Context)
-        cdef uintptr_t address
-        if isinstance(handle, bool):
-            raise TypeError("handle must be an int, not a bool")
-        try:
-            number = index(handle)
-        except TypeError:
-            raise TypeError(f"handle must be an int, not {type(handle).__name__}") from None
-        if not 0 < number < 2**64:
-            raise ValueError(f"handle {number} is no address of a context")
-        address = number
+        cdef uintptr_t address = as_handle(handle)
+        if address == 0:
+            raise ValueError("handle 0 is no address of a context")
         with nogil:
             context._box = adopt_context(runtime[0], <CUcontext>address)
         context._owner = owner

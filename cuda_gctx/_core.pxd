@@ -116,7 +116,9 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     ctypedef shared_ptr[ContextBox] ContextHandle
 
     cdef cppclass Reservation:
-        Reservation(Runtime&, int, vector[SmResourcePtr], optional[CUdevResource], string, cbool, cbool) except +raise_error
+        Reservation(
+            Runtime&, int, vector[SmResourcePtr], optional[CUdevResource], string, cbool, cbool
+        ) except +raise_error
         const string& overlap_report() noexcept
         ContextHandle create_context() except +raise_error
 
@@ -164,10 +166,13 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     cdef cppclass Runtime:
         @staticmethod
         Runtime& active() except +raise_error
+
         @staticmethod
         cbool is_any_open() noexcept
+
         @staticmethod
         Runtime& open(const char*) except +raise_error
+
         @staticmethod
         void close(Runtime&) except +raise_error
         const Driver& driver() noexcept

@@ -1,9 +1,6 @@
 """A GPU as a value: what it is, what it has, and what can be made on it."""
 
-from operator import index
-
-from libcpp.string cimport string
-
+from cuda_gctx._arguments cimport as_int
 from cuda_gctx._context cimport Context, ContextOptions, new_green_context, wrap_context
 from cuda_gctx._core cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
@@ -43,12 +40,7 @@ cdef class Device:
             current = current_context(self._runtime[0])
             self.device_id = current.get().device() if current else 0
         else:
-            if isinstance(device_id, bool):
-                raise TypeError("device_id must be an int, not a bool")
-            try:
-                number = index(device_id)
-            except TypeError:
-                raise TypeError(f"device_id must be an int, not {type(device_id).__name__}") from None
+            number = as_int("device_id", device_id)
             if not 0 <= number < self._runtime.device_count():
                 raise ValueError(f"there is no device {number}: this machine has {self._runtime.device_count()}")
             self.device_id = number

@@ -4,8 +4,8 @@ from cuda_gctx._core cimport Runtime
 cdef Runtime* active_runtime() except NULL
 
 
-# An object that can be closed on one thread while calls on it are under way on others. The GIL guards the two words: they are
-# changed only with it, and a call that lets it go holds a pin meanwhile, so that the last one lets go of what was closed.
+# An object that can be closed on one thread while calls on it run on others. The GIL guards the two words: they
+# are changed only with it, and a call that lets it go holds a pin meanwhile. The last pin lets go of what was closed.
 cdef class Closable:
     cdef int _pins
     cdef bint _closing

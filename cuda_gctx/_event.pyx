@@ -1,8 +1,8 @@
 """Events: points in the work of a stream or of a whole context."""
 
 from libc.stdint cimport uintptr_t
-from libcpp cimport bool as cbool
 
+from cuda_gctx._arguments cimport as_bool
 from cuda_gctx._core cimport (
     CU_EVENT_BLOCKING_SYNC,
     CU_EVENT_DEFAULT,
@@ -24,11 +24,8 @@ cdef class EventOptions:
     """
 
     def __cinit__(self, timing_enabled=False, blocking_sync=False):
-        for name, value in (("timing_enabled", timing_enabled), ("blocking_sync", blocking_sync)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
-        self.timing_enabled = timing_enabled
-        self.blocking_sync = blocking_sync
+        self.timing_enabled = as_bool("timing_enabled", timing_enabled)
+        self.blocking_sync = as_bool("blocking_sync", blocking_sync)
 
     def __reduce__(self):
         return EventOptions, (self.timing_enabled, self.blocking_sync)
@@ -48,30 +45,29 @@ cdef class EventOptions:
 cdef EventOptions DEFAULT_OPTIONS = EventOptions()
 
 
-cdef unsigned int flags_of(EventOptions options):
-    cdef unsigned int flags = CU_EVENT_DEFAULT
-    if not options.timing_enabled:
-        flags |= CU_EVENT_DISABLE_TIMING
-    if options.blocking_sync:
-        flags |= CU_EVENT_BLOCKING_SYNC
-    return flags
+cdef Event unmade_event(EventOptions options, unsigned int* flags):
+    """An event whose handle is still to be filled, and the driver's flags for it."""
+    cdef Event event = Event.__new__(Event)
+    event._options = options if options is not None else DEFAULT_OPTIONS
+    flags[0] = CU_EVENT_DEFAULT
+    if not event._options.timing_enabled:
+        flags[0] |= CU_EVENT_DISABLE_TIMING
+    if event._options.blocking_sync:
+        flags[0] |= CU_EVENT_BLOCKING_SYNC
+    return event
 
 
 cdef Event new_event(const ContextHandle& context, EventOptions options):
-    cdef Event event = Event.__new__(Event)
     cdef unsigned int flags
-    event._options = options if options is not None else DEFAULT_OPTIONS
-    flags = flags_of(event._options)
+    cdef Event event = unmade_event(options, &flags)
     with nogil:
         event._box = create_event(context, flags)
     return event
 
 
 cdef Event new_event_for(const StreamHandle& stream, EventOptions options):
-    cdef Event event = Event.__new__(Event)
     cdef unsigned int flags
-    event._options = options if options is not None else DEFAULT_OPTIONS
-    flags = flags_of(event._options)
+    cdef Event event = unmade_event(options, &flags)
     with nogil:
         event._box = create_event_for(stream, flags)
     return event
@@ -177,4 +173,5 @@ cdef class Event:
     def __repr__(self):
         if self._closing:
             return "<Event: closed>"
-        return f"<Event {<uintptr_t>self._box.get().handle():#x}{' with timing' if self._options.timing_enabled else ''}>"
+        timing = " with timing" if self._options.timing_enabled else ""
+        return f"<Event {<uintptr_t>self._box.get().handle():#x}{timing}>"

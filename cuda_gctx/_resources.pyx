@@ -1,13 +1,12 @@
 """The resources of a GPU: SMs, which can be split, and hardware queues, which can be configured."""
 
 from collections.abc import Sequence
-from operator import index
 
 cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
-from libcpp.optional cimport optional
 
+from cuda_gctx._arguments cimport as_bool, as_int
 from cuda_gctx._core cimport (
     CU_WORKQUEUE_SCOPE_DEVICE_CTX,
     CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
@@ -25,22 +24,11 @@ cdef object checked_int(name, value, smallest, multiple=1):
     """`value` as an int of at least `smallest`; None stays None."""
     if value is None:
         return None
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not a bool")
-    try:
-        number = index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
+    number = as_int(name, value)
     if number < smallest or number > LARGEST_COUNT or number % multiple:
         what = f"an even number of at least {smallest}" if multiple == 2 else f"at least {smallest}"
         raise ValueError(f"{name} must be {what} (and no more than {LARGEST_COUNT}), not {number}")
     return number
-
-
-cdef object checked_bool(name, value):
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
-    return value
 
 
 cdef bint is_sequence(value):
@@ -100,7 +88,7 @@ cdef class SMResourceOptions:
             self.count,
             lambda value: checked_int("preferred_coscheduled_sm_count", value, 2, 2),
         )
-        self.backfill = checked_field("backfill", backfill, self.count, lambda value: checked_bool("backfill", value))
+        self.backfill = checked_field("backfill", backfill, self.count, lambda value: as_bool("backfill", value))
         self.locality_domain = checked_field(
             "locality_domain", locality_domain, self.count, lambda value: checked_int("locality_domain", value, 0)
         )

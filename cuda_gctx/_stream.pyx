@@ -1,10 +1,9 @@
 """Streams: queues of work in one context."""
 
-from operator import index
-
 from libc.stdint cimport uintptr_t
 from libcpp.optional cimport optional
 
+from cuda_gctx._arguments cimport as_bool, as_handle, as_int
 from cuda_gctx._core cimport (
     CUstream,
     Runtime,
@@ -31,18 +30,11 @@ cdef class StreamOptions:
     """
 
     def __cinit__(self, nonblocking=True, priority=None):
-        if not isinstance(nonblocking, bool):
-            raise TypeError(f"nonblocking must be a bool, not {type(nonblocking).__name__}")
         if priority is not None:
-            if isinstance(priority, bool):
-                raise TypeError("priority must be an int, not a bool")
-            try:
-                priority = index(priority)
-            except TypeError:
-                raise TypeError(f"priority must be an int, not {type(priority).__name__}") from None
+            priority = as_int("priority", priority)
             if abs(priority) > 1_000_000:
                 raise ValueError(f"priority {priority} is out of any range")
-        self.nonblocking = nonblocking
+        self.nonblocking = as_bool("nonblocking", nonblocking)
         self.priority = priority
 
     def __reduce__(self):
@@ -82,18 +74,6 @@ cdef Stream adopted(Stream stream, uintptr_t handle, object owner):
     return stream
 
 
-cdef object checked_handle(object handle):
-    if isinstance(handle, bool):
-        raise TypeError("handle must be an int, not a bool")
-    try:
-        number = index(handle)
-    except TypeError:
-        raise TypeError(f"handle must be an int, not {type(handle).__name__}") from None
-    if not 0 <= number < 2**64:
-        raise ValueError(f"handle {number} is no address")
-    return number
-
-
 cdef Stream stream_of(object obj):
     """`obj` itself, or the stream that it stands for."""
     return obj if isinstance(obj, Stream) else Stream(obj)
@@ -114,12 +94,12 @@ cdef class Stream:
             raise TypeError(f"__cuda_stream__ must return two ints, a version and a handle, not {answer!r}")
         if answer[0] != 0:
             raise ValueError(f"version {answer[0]} of the __cuda_stream__ protocol is not known, only 0")
-        adopted(self, checked_handle(answer[1]), obj)
+        adopted(self, as_handle(answer[1]), obj)
 
     @staticmethod
     def from_handle(handle, owner=None):
         """The stream of a raw handle, which `owner` (if given) is kept alive for."""
-        number = checked_handle(handle)
+        number = as_handle(handle)
         if number == 0:
             raise ValueError("handle 0 is no stream: use 1 for the legacy default stream, 2 for the per-thread one")
         return adopted(Stream.__new__(Stream), number, owner)
@@ -273,4 +253,5 @@ cdef class Stream:
         if self._closing:
             return "<Stream: closed>"
         kind = "" if self._box.get().is_owned() else ", adopted"
-        return f"<Stream {<uintptr_t>self._box.get().handle():#x} of context {self._box.get().context().get().id()}{kind}>"
+        context = self._box.get().context().get().id()
+        return f"<Stream {<uintptr_t>self._box.get().handle():#x} of context {context}{kind}>"

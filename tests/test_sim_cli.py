@@ -81,8 +81,9 @@ def test_what_cannot_be_done_is_said_and_told_by_the_status(arguments: list[str]
 def test_explain_tags_every_behaviour_with_where_it_is_known_from() -> None:
     done = command("explain")
     assert done.returncode == 0
-    head, *lines = done.stdout.splitlines()
+    head, meaning, *lines = done.stdout.splitlines()
     assert "(simulated)" in head
+    assert "driver 13.0" in meaning
     tags = [line[1:11].strip() for line in lines]
     assert set(tags) == {"recorded", "documented", "assumed"}
     assert len(lines) > 80

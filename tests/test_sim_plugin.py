@@ -109,6 +109,15 @@ def test_wrong():
     result.stdout.fnmatch_lines(["*assert 16 == 17*"])
 
 
+@pytest.mark.parametrize("way", ["-p", "pytest_plugins"])
+def test_a_project_may_name_the_plugin_too(pytester: pytest.Pytester, way: str) -> None:
+    if way == "pytest_plugins":
+        pytester.makeconftest('pytest_plugins = ["cuda_gctx.sim.pytest_plugin"]')
+    arguments = ["-p", "cuda_gctx.sim.pytest_plugin"] if way == "-p" else []
+    result = run(pytester, "def test_machine(gpu_sim):\n    assert Device.count() == 1\n", *arguments)
+    result.assert_outcomes(passed=1)
+
+
 def test_the_marker_is_described(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.gpu_sim(*: run the test on this simulated GPU machine*"])

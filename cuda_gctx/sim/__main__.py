@@ -53,10 +53,8 @@ def _run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> 
 
 
 def _explain() -> None:
-    print(
-        "What the software driver (simulated) does, for which drivers, and where it is known from "
-        "(recorded: on a real card with driver 13.0, and taken to hold for the others that are named):"
-    )
+    print("What the software driver (simulated) does, for which drivers, and where it is known from:")
+    print("(recorded: on a real card with driver 13.0, and taken to hold for the other drivers that are named)")
     for entry in library().tell("Explain"):
         print(f"[{entry['known']:>10}] {entry['subject']} ({entry['drivers']}): {entry['behaviour']}")
 

@@ -32,8 +32,10 @@ _tracing = 0
 
 def _remember(number: int | None) -> int:
     # Called by the interpreter between two instructions: below this function lies the line that called the driver.
-    walk = traceback.walk_stack(sys._getframe(1))
-    _stacks[number or 0] = traceback.StackSummary.extract(walk, limit=_STACK_DEPTH, lookup_lines=False)
+    frame = sys._getframe().f_back
+    if frame is not None:
+        walk = traceback.walk_stack(frame)
+        _stacks[number or 0] = traceback.StackSummary.extract(walk, limit=_STACK_DEPTH, lookup_lines=False)
     return 0
 
 

@@ -29,7 +29,8 @@ Driver::Driver(std::string_view choice) {
   library_ = dlopen(found.library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library_ == nullptr) {
     const char* reason = dlerror();
-    fail_not_found("no CUDA driver could be opened (" + std::string(reason != nullptr ? reason : found.library) + "): " + advice);
+    fail_not_found("no CUDA driver could be opened (" + std::string(reason != nullptr ? reason : found.library) +
+                   "): " + advice);
   }
   path_ = found.library;
   if (found.is_configurable) {
@@ -72,7 +73,8 @@ FeatureState Driver::feature(Feature feature) const {
     case Feature::green_contexts:
       return {"green_contexts", "green contexts", 12040, cuGreenCtxCreate != nullptr};
     case Feature::green_stream_create:
-      return {"green_stream_create", "creating a stream directly on a green context", 12050, cuGreenCtxStreamCreate != nullptr};
+      return {"green_stream_create", "creating a stream directly on a green context", 12050,
+              cuGreenCtxStreamCreate != nullptr};
     case Feature::context_events:
       return {"context_events", "events of a whole primary context", 12050, cuCtxRecordEvent != nullptr};
     case Feature::green_context_ids:

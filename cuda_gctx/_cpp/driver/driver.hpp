@@ -39,7 +39,8 @@ struct FeatureState {
 
 class Driver : public DriverTable {
  public:
-  // `choice`: what CUDA_GCTX_DRIVER says: empty for the system's driver, "sim[:spec]" for the software driver, else a path.
+  // `choice`: what CUDA_GCTX_DRIVER says: empty for the system's driver, "sim[:spec]" for the software driver, else a
+  // path.
   explicit Driver(std::string_view choice);
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;

@@ -7,9 +7,9 @@
 namespace gctx {
 
 struct DriverChoice {
-  std::string library;            // what dlopen gets
-  bool is_configurable = false;   // the library takes a machine description before its first use
-  std::string machine;            // that description
+  std::string library;           // what dlopen gets
+  bool is_configurable = false;  // the library takes a machine description before its first use
+  std::string machine;           // that description
 };
 
 DriverChoice locate_driver(std::string_view choice);

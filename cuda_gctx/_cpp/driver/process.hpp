@@ -15,8 +15,8 @@ inline ProcessState process_state() noexcept { return process_state_word.load(st
 // From now on destructors leave driver objects alone: the process is ending and takes them along.
 void begin_exit() noexcept;
 
-// Called before an error is thrown. Where the process is over, a thread that still works finds a driver that is shut down,
-// and has nobody left to tell: it waits for the end, as the interpreter lets its own daemon threads do.
+// Called before an error is thrown. Where the process is over, a thread that still works finds a driver that is shut
+// down, and has nobody left to tell: it waits for the end, as the interpreter lets its own daemon threads do.
 void wait_for_the_end_if_over() noexcept;
 
 // Called once a driver is in use: from then on a forked child is told from its parent.

@@ -15,7 +15,8 @@ std::uint64_t context_id(const Driver& driver, CUcontext handle) {
   return id;
 }
 
-// Whether a box still stands for what is at its address. One that owns its object does; a view of a foreign one is asked.
+// Whether a box still stands for what is at its address. One that owns its object does; a view of a foreign one is
+// asked.
 bool is_same_context(const Driver& driver, const ContextBox& box, CUcontext handle) {
   return box.kind() != ContextKind::foreign || box.id() == context_id(driver, handle);
 }

@@ -1,5 +1,6 @@
-// Which contexts a thread made current through this package. The driver keeps a stack per thread but tells only its top, and
-// only to that thread; what is remembered here lets close() refuse while another thread still uses the context.
+// Which contexts a thread made current through this package. The driver keeps a stack per thread but tells only its
+// top, and only to that thread; what is remembered here lets close() refuse while another thread still uses the
+// context.
 #include "handles/runtime.hpp"
 
 namespace gctx {

@@ -31,7 +31,9 @@ EventHandle make_event(ContextUse use, unsigned flags) {
 
 }  // namespace
 
-EventHandle create_event(const ContextHandle& context, unsigned flags) { return make_event(ContextUse(context), flags); }
+EventHandle create_event(const ContextHandle& context, unsigned flags) {
+  return make_event(ContextUse(context), flags);
+}
 
 EventHandle create_event_for(const StreamHandle& stream, unsigned flags) { return make_event(stream->use(), flags); }
 

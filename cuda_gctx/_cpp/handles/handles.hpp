@@ -1,5 +1,6 @@
-// The driver objects that this package owns or knows. A box owns one of them and holds what must outlive it, so that the order
-// of destruction is right whoever lets go first: event and stream -> context -> green context -> primary context.
+// The driver objects that this package owns or knows. A box owns one of them and holds what must outlive it, so that
+// the order of destruction is right whoever lets go first: event and stream -> context -> green context -> primary
+// context.
 #pragma once
 
 #include <cuda.h>
@@ -57,8 +58,8 @@ class GreenCtxBox {
 
 class ContextBox {
  public:
-  ContextBox(Runtime& runtime, int device, CUcontext handle, ContextKind kind, GreenCtxHandle green, CUgreenCtx raw_green,
-             std::uint64_t id) noexcept;
+  ContextBox(Runtime& runtime, int device, CUcontext handle, ContextKind kind, GreenCtxHandle green,
+             CUgreenCtx raw_green, std::uint64_t id) noexcept;
   ~ContextBox();
   ContextBox(const ContextBox&) = delete;
   ContextBox& operator=(const ContextBox&) = delete;
@@ -101,7 +102,7 @@ class ContextBox {
   CUgreenCtx green_handle_;  // set if it is green
   std::uint64_t id_;
   std::string name_;
-  SmResourcePtr given_;      // what our own green contexts were made of
+  SmResourcePtr given_;  // what our own green contexts were made of
   std::mutex query_mutex_;
   SmResourcePtr queried_;
   std::mutex green_mutex_;
@@ -113,7 +114,7 @@ class ContextBox {
 // What a stream or event holds: while there is one, a closed context lives on.
 class ContextUse {
  public:
-  explicit ContextUse(ContextHandle context);  // throws if the context is closed
+  explicit ContextUse(ContextHandle context);    // throws if the context is closed
   ContextUse(const ContextUse& other) noexcept;  // never does: what is in use stays usable
   ContextUse(ContextUse&& other) noexcept = default;
   ContextUse& operator=(const ContextUse&) = delete;
@@ -126,7 +127,8 @@ class ContextUse {
   ContextHandle context_;
 };
 
-// Resources set aside for a context that is about to be made, so that two threads cannot both be told that SMs are free.
+// Resources set aside for a context that is about to be made, so that two threads cannot both be told that SMs are
+// free.
 class Reservation {
  public:
   // Checks that the resources can be one context. `overlap_matters`: compare with the live contexts of the device.
@@ -175,10 +177,10 @@ class CurrentScope {
 
 // What the calling thread makes current by request, remembered so that close() on another thread can refuse.
 ContextHandle set_current(Runtime& runtime, const ContextHandle& context);  // returns what was current, or null
-void push_current(ContextBox& context);  // the caller keeps it until it is popped
+void push_current(ContextBox& context);                                     // the caller keeps it until it is popped
 void pop_current();
 void forget_current_of(const Runtime& runtime);  // leaves nothing of that driver current on this thread
-void forget_replaced_current();  // drops what this thread set and others have replaced since
+void forget_replaced_current();                  // drops what this thread set and others have replaced since
 
 // ---- streams
 

@@ -75,7 +75,8 @@ Runtime::Runtime(std::string_view choice) : driver_(choice) {
 void Runtime::fail_unusable() const {
   if (process_state() == ProcessState::forked) {
     fail_state(
-        "this process was forked after the CUDA driver was in use, and a forked child cannot use CUDA: start it with the "
+        "this process was forked after the CUDA driver was in use, and a forked child cannot use CUDA: start it with "
+        "the "
         "'spawn' or 'forkserver' method, or fork before the first use");
   }
   fail_state("the driver that this object belongs to has been closed");
@@ -228,11 +229,13 @@ std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string&
       continue;
     }
     certain = certain || shared.has_value();
-    others += (others.empty() ? "" : ", ") + (context_label(live.name) + " (" + std::to_string(live.sms->sm_count) + " SMs)");
+    others +=
+        (others.empty() ? "" : ", ") + (context_label(live.name) + " (" + std::to_string(live.sms->sm_count) + " SMs)");
   }
   if (!others.empty()) {
-    report = context_label(name) + " (" + std::to_string(sms->sm_count) + " SMs) " + (certain ? "shares" : "may share") +
-             " SMs with " + others + ": take all groups from one split to keep them apart";
+    report = context_label(name) + " (" + std::to_string(sms->sm_count) + " SMs) " +
+             (certain ? "shares" : "may share") + " SMs with " + others +
+             ": take all groups from one split to keep them apart";
     if (exclusive) {
       throw Error(ErrorKind::overlap, report);
     }

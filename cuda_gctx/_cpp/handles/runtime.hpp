@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "driver/driver.hpp"
-#include "handles/handles.hpp"
 #include "driver/process.hpp"
+#include "handles/handles.hpp"
 #include "resources/split.hpp"
 
 namespace gctx {
@@ -33,8 +33,9 @@ struct LiveContext {
   std::string name;
 };
 
-// Raw handle -> box. Looking up and putting in are one step each under a lock, and an entry is told from a newer object at the
-// same address by asking the box (`is_same`), so that recycled addresses neither resurrect nor erase the wrong object.
+// Raw handle -> box. Looking up and putting in are one step each under a lock, and an entry is told from a newer object
+// at the same address by asking the box (`is_same`), so that recycled addresses neither resurrect nor erase the wrong
+// object.
 template <typename Raw, typename Box>
 class Registry {
  public:
@@ -124,8 +125,8 @@ class Runtime {
   int device_count() const noexcept { return static_cast<int>(devices_.size()); }
   CUdevice device(int ordinal) const { return devices_[static_cast<std::size_t>(ordinal)].device; }
 
-  // Destructors ask whether objects of this driver may still be touched. Everything else demands it, but for the way out of
-  // the process, on which code that still runs may still call.
+  // Destructors ask whether objects of this driver may still be touched. Everything else demands it, but for the way
+  // out of the process, on which code that still runs may still call.
   bool is_usable() const noexcept {
     return process_state() == ProcessState::normal && !closed_.load(std::memory_order_relaxed);
   }
@@ -139,8 +140,8 @@ class Runtime {
   CUdevResource device_workqueue(int ordinal);
   ContextHandle primary(int ordinal);
   PriorityRange priorities(int ordinal);
-  // A splittable form of a group: what a context over it answers. That context is hidden, kept and used again; a new one is
-  // added to `made`.
+  // A splittable form of a group: what a context over it answers. That context is hidden, kept and used again; a new
+  // one is added to `made`.
   SmResourcePtr hidden_resource(const SmResourcePtr& group, std::vector<ContextHandle>& made);
   void drop_hidden(const std::vector<ContextHandle>& made) noexcept;
 

@@ -187,7 +187,8 @@ bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
   if (a->is_default()) {
     return a->context() == b->context();
   }
-  // One address, two boxes: one may be of a stream that is gone. If neither can be asked, they stand for what is there now.
+  // One address, two boxes: one may be of a stream that is gone. If neither can be asked, they stand for what is there
+  // now.
   const std::uint64_t one = a->id();
   const std::uint64_t other = b->id();
   return one == 0 || other == 0 || one == other;

@@ -31,12 +31,14 @@ bool byte_equal(const CUdevResource& a, const CUdevResource& b) noexcept {
 namespace {
 
 bool share_a_member(const Members& a, const Members& b) {
-  return std::any_of(a.begin(), a.end(), [&](std::uint32_t member) { return std::binary_search(b.begin(), b.end(), member); });
+  return std::any_of(a.begin(), a.end(),
+                     [&](std::uint32_t member) { return std::binary_search(b.begin(), b.end(), member); });
 }
 
 bool share_a_unit(const SmResource& a, const SmResource& b) {
   return std::any_of(a.units.begin(), a.units.end(), [&](const CUdevResource& unit) {
-    return std::any_of(b.units.begin(), b.units.end(), [&](const CUdevResource& other) { return byte_equal(unit, other); });
+    return std::any_of(b.units.begin(), b.units.end(),
+                       [&](const CUdevResource& other) { return byte_equal(unit, other); });
   });
 }
 

@@ -1,5 +1,5 @@
-// A set of SMs as a value: the driver's own words for it, copied whole, and where it came from. The driver hides which SMs a
-// resource names, so what can be known of overlap is known from the way the resource was made.
+// A set of SMs as a value: the driver's own words for it, copied whole, and where it came from. The driver hides which
+// SMs a resource names, so what can be known of overlap is known from the way the resource was made.
 #pragma once
 
 #include <cuda.h>
@@ -17,8 +17,8 @@ class Driver;
 struct SmResource;
 using SmResourcePtr = std::shared_ptr<const SmResource>;
 
-// How a group was made. by_count: it is one group of the driver's homogeneous split; composed: several of them together;
-// fine: out of pairs of SMs; bisected: from a second split, inside a hidden context.
+// How a group was made. by_count: it is one group of the driver's homogeneous split; composed: several of them
+// together; fine: out of pairs of SMs; bisected: from a second split, inside a hidden context.
 enum class Strategy : int { none, structured, by_count, composed, fine, bisected };
 const char* strategy_name(Strategy strategy) noexcept;  // null for none
 

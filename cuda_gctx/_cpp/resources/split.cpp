@@ -91,8 +91,8 @@ class Splitter {
     return fine(needs);
   }
 
-  // Two calls: the aligned groups first, then those that ask for no alignment, out of what is left over, which a context makes
-  // splittable. Aligned SMs cannot be had out of a remainder, so nothing is gained by more calls.
+  // Two calls: the aligned groups first, then those that ask for no alignment, out of what is left over, which a
+  // context makes splittable. Aligned SMs cannot be had out of a remainder, so nothing is gained by more calls.
   std::optional<SplitResult> bisected(const Needs& needs) const {
     Order aligned;
     Order fine;
@@ -105,12 +105,12 @@ class Splitter {
     SplitResult result;
     result.groups.resize(needs.size());
     const bool served = serve(input_, needs, aligned, finite_total(chosen(needs, fine)), result) &&
-                        result.remainder->sm_count != 0 &&
-                        serve(requery_(result.remainder), needs, fine, 0, result);
+                        result.remainder->sm_count != 0 && serve(requery_(result.remainder), needs, fine, 0, result);
     return served ? std::optional(std::move(result)) : std::nullopt;
   }
 
-  // The grain that the driver really has, where it is coarser than what it says (seen on a card that says 8 and needs 16).
+  // The grain that the driver really has, where it is coarser than what it says (seen on a card that says 8 and needs
+  // 16).
   std::optional<Grain> real_grain() const {
     const auto cut = by_count(1, grain_.alignment, 0);
     if (!cut || cut->unit_size <= grain_.alignment) {
@@ -131,7 +131,8 @@ class Splitter {
   }
 
   // One call for some of the groups; their places in `result` are filled, and the remainder is there for the next call.
-  bool serve(const SmResourcePtr& from, const Needs& needs, const Order& which, unsigned reserve, SplitResult& result) const {
+  bool serve(const SmResourcePtr& from, const Needs& needs, const Order& which, unsigned reserve,
+             SplitResult& result) const {
     const auto step = Splitter(driver_, from, grain_, dry_run_, requery_).in_one_call(chosen(needs, which), reserve);
     if (!step) {
       return false;
@@ -250,8 +251,8 @@ class Splitter {
     Cut cut;
     cut.units.resize(groups);
     unsigned got = groups;
-    const CUresult answer = driver_.cuDevSmResourceSplitByCount(cut.units.data(), &got, input_->units.data(), &cut.rest,
-                                                                flags, size);
+    const CUresult answer =
+        driver_.cuDevSmResourceSplitByCount(cut.units.data(), &got, input_->units.data(), &cut.rest, flags, size);
     if (does_not_fit(answer)) {
       return std::nullopt;
     }
@@ -275,7 +276,8 @@ class Splitter {
     });
   }
 
-  // Larger potential clusters are what a preference above the alignment asks for; before 13.1 a flag of the whole split.
+  // Larger potential clusters are what a preference above the alignment asks for; before 13.1 a flag of the whole
+  // split.
   unsigned aligned_flags(const Needs& needs) const {
     const bool larger = std::any_of(needs.begin(), needs.end(),
                                     [&](const Need& need) { return need.request.preferred > grain_.alignment; });
@@ -284,15 +286,15 @@ class Splitter {
 
   // Fine splits cannot be combined with the flag for larger clusters (the driver answers INVALID_VALUE).
   bool fine_suffices(const Needs& needs) const {
-    return all_fine(needs) && aligned_flags(needs) == 0 && std::none_of(needs.begin(), needs.end(), [](const Need& need) {
-             return need.request.locality_domain.has_value();
-           });
+    return all_fine(needs) && aligned_flags(needs) == 0 &&
+           std::none_of(needs.begin(), needs.end(),
+                        [](const Need& need) { return need.request.locality_domain.has_value(); });
   }
 
   // One by-count split into equal units, out of which the groups are put together. Smallest units first: a unit of the
-  // alignment lies inside one cluster of the chip, while the driver pieces larger ones together. (H200: a group of 16 made of
-  // two units of 8 holds 16 clusters of 8 blocks of 128 threads, the driver's own group of 16 holds 8.) Where pairs of SMs are
-  // all there is, large units do.
+  // alignment lies inside one cluster of the chip, while the driver pieces larger ones together. (H200: a group of 16
+  // made of two units of 8 holds 16 clusters of 8 blocks of 128 threads, the driver's own group of 16 holds 8.) Where
+  // pairs of SMs are all there is, large units do.
   std::optional<SplitResult> composed(const Needs& needs, unsigned reserve) const {
     if (!alignment_suffices(needs)) {
       return std::nullopt;
@@ -355,7 +357,8 @@ class Splitter {
       return std::nullopt;
     }
     const std::size_t spare = cut.units.size() - finite_units;
-    const bool whole_units = std::all_of(needs.begin(), needs.end(), [&](const Need& need) { return need.count == cut.unit_size; });
+    const bool whole_units =
+        std::all_of(needs.begin(), needs.end(), [&](const Need& need) { return need.count == cut.unit_size; });
     if (whole_units && !is_fine) {
       strategy = Strategy::by_count;
     }
@@ -448,11 +451,13 @@ std::string list_text(const std::vector<GroupRequest>& requests) {
 std::string what_would_help(const Driver& driver, const Splitter& splitter, const std::vector<GroupRequest>& requests,
                             Grain grain) {
   for (const auto& request : requests) {
-    const bool held = request.coscheduled <= grain.alignment && grain.alignment % std::max(request.coscheduled, 1U) == 0;
+    const bool held =
+        request.coscheduled <= grain.alignment && grain.alignment % std::max(request.coscheduled, 1U) == 0;
     const bool exact = need_of(request, grain).count.value_or(0) % grain.alignment == 0;
     if (request.coscheduled > fine_grain && (!held || !exact) && !driver.has(Feature::structured_split)) {
       return "; coscheduled_sm_count=" + std::to_string(request.coscheduled) +
-             " needs the structured split of CUDA driver 13.1 or newer, this driver is " + version_text(driver.version());
+             " needs the structured split of CUDA driver 13.1 or newer, this driver is " +
+             version_text(driver.version());
     }
   }
   if (std::all_of(requests.begin(), requests.end(), [](const GroupRequest& request) { return request.backfill; })) {
@@ -487,8 +492,8 @@ std::string what_would_help(const Driver& driver, const Splitter& splitter, cons
     }
     failure.suggestion = nearest_that_fits(splitter, plain, grain, input.sm_count);
   }
-  failure.message += failure.suggestion ? ": the nearest request that fits is " + list_text(*failure.suggestion)
-                                        : ": no request fits";
+  failure.message +=
+      failure.suggestion ? ": the nearest request that fits is " + list_text(*failure.suggestion) : ": no request fits";
   failure.message += what_would_help(driver, splitter, requests, grain);
   throw failure;
 }
