@@ -34,10 +34,11 @@ sanitize: $(VENV)/builders
 	set -e; include=$$($(BIN)/python -c "import importlib.metadata as m; print(next(f.locate().parent for f in \
 	  m.files('nvidia-cuda-runtime') if f.name == 'cuda.h'))"); \
 	for kind in $(SANITIZERS); do \
-	  cmake -G Ninja -S cuda_gctx/_cpp -B build/sanitize-$$kind \
+	  folder=build/sanitize-$${kind%%,*}; \
+	  cmake -G Ninja -S cuda_gctx/_cpp -B $$folder \
 	    -DCUDA_GCTX_CUDA_INCLUDE="$$include" -DCUDA_GCTX_SANITIZE=$$kind; \
-	  cmake --build build/sanitize-$$kind; \
-	  ctest --test-dir build/sanitize-$$kind --output-on-failure; \
+	  cmake --build $$folder; \
+	  ctest --test-dir $$folder --output-on-failure; \
 	done
 
 lint: lint-cpp lint-cython lint-python

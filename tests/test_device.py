@@ -15,7 +15,7 @@ from cuda_gctx._driver import Feature, System
 
 from .common import DRIVERS, on_another_thread
 
-# The version that brought each feature (DRIVER.md).
+# The version that brought each feature (docs/drivers.md).
 FEATURES = {
     "green_contexts": "12.4",
     "green_stream_create": "12.5",

@@ -1,4 +1,4 @@
-"""The numbers of docs/performance.md are those of benchmarks/results, and the benchmark that writes them runs."""
+"""The numbers on the pages are those of benchmarks/results, and the benchmark that writes them runs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,67 @@ def has_cuda_header() -> bool:
     return any(file.name == "cuda.h" for file in files) and (int(version[0]), int(version[1])) >= (13, 4)
 
 
-def test_page_shows_the_stored_results() -> None:
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The benchmarks beside the pages that show them, to be changed."""
+    shutil.copytree(BENCHMARKS.parent / "docs", tmp_path / "docs")
+    return shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.chmod(0o644)
+    path.write_text(text.replace(old, new))
+
+
+def test_pages_show_the_stored_results() -> None:
     check = run_program(BENCHMARKS / "tables.py", "--check")
     assert check.returncode == 0, check.stderr
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"), [("performance.md", "| met "), ("performance.md", "4 MiB less"), ("partitions.md", "27.5")]
+)
+def test_a_number_that_was_changed_on_a_page_is_found_and_put_right(copy: Path, page: str, shown: str) -> None:
+    before = (copy.parent / "docs" / page).read_text()
+    changed(copy.parent / "docs" / page, shown, "| 1    ")
+    check = run_program(copy / "tables.py", "--check")
+    assert check.returncode != 0
+    assert page in check.stderr
+    assert run_program(copy / "tables.py").returncode == 0
+    assert (copy.parent / "docs" / page).read_text() == before
+
+
+def test_a_result_that_was_changed_is_missed_on_both_pages(copy: Path) -> None:
+    [path] = (copy / "results").glob("h200-*-partitions.json")
+    changed(path, '"cuda": "13.0"', '"cuda": "13.9"')
+    check = run_program(copy / "tables.py", "--check")
+    assert check.returncode != 0
+    assert "performance.md" in check.stderr
+    assert "partitions.md" in check.stderr
+
+
+def test_a_page_that_lost_a_table_is_refused(copy: Path) -> None:
+    changed(copy.parent / "docs" / "partitions.md", "<!-- table of the fence:", "<!-- ")
+    check = run_program(copy / "tables.py", "--check")
+    assert check.returncode != 0
+    assert "of the fence" in check.stderr
+
+
+@pytest.mark.parametrize("told", ["README.md", "examples/demo.py"])
+def test_the_fence_is_quoted_as_it_was_measured(told: str) -> None:
+    [path] = (BENCHMARKS / "results").glob("h200-driver-13.0-partitions.json")
+    result = json.loads(path.read_text())
+    p99 = {(row["short_kernel_on"], row["products_on"]): row["us"]["p99"] for row in result["fence"]}
+    text = (BENCHMARKS.parent / told).read_text()
+    quoted = [
+        f"{p99['highest-priority stream', 'plain stream']:.0f} us",
+        f"{p99['16-SM partition, fenced', 'the fence']:.1f} us",
+        f"{p99['16-SM partition', '(none)']:.1f} us",
+        f"{result['card']}, driver {result['driver']}, {result['date']}",
+    ]
+    assert [words for words in quoted if words not in text] == []
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +132,8 @@ def test_simulated_times_are_called_so_and_compared_with_nothing(simulated_run: 
 
 
 @pytest.mark.sim_only
-def test_simulated_results_are_kept_out_of_the_page(simulated_run: tuple[str, Path], tmp_path: Path) -> None:
-    copy = shutil.copytree(BENCHMARKS, tmp_path / "benchmarks")
-    (copy / "results").mkdir(exist_ok=True)
+def test_simulated_results_are_kept_out_of_the_pages(simulated_run: tuple[str, Path], copy: Path) -> None:
     shutil.copy(simulated_run[1], copy / "results")
-    (tmp_path / "docs").mkdir()
-    shutil.copy(BENCHMARKS.parent / "docs" / "performance.md", tmp_path / "docs")
     check = run_program(copy / "tables.py", "--check")
     assert check.returncode != 0
     assert "simulated" in check.stderr

@@ -21,7 +21,7 @@ INVALID_TYPE, INVALID_CONFIGURATION, DETACHED = 914, 915, 917
 WORKQUEUE_CONFIG, WORKQUEUE = 1000, 10000
 BACKFILL, LOCALITY = 1, 2
 
-# The base name and the version that brought it, from DRIVER.md's list and cuda.h.
+# The base name and the version that brought it, from docs/drivers.md's list and cuda.h.
 SINCE = {
     "cuGreenCtxCreate": "12.4",
     "cuGreenCtxDestroy": "12.4",

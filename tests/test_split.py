@@ -361,3 +361,23 @@ def test_a_locality_domain_needs_a_driver_that_knows_them(sim: Machines, driver:
     whole = Device(0).resources.sm
     error = refusal(FeatureNotSupported, lambda: split(whole, 16, locality_domain=0))
     assert (error.needs, error.found) == ("13.4", driver)
+
+
+@pytest.mark.parametrize("driver", ["12.4", "13.0", "13.1", "13.4"])
+@pytest.mark.parametrize("counts", [[6], [4, 6], [6, 10], [2], [54, 54]])
+def test_where_pairs_are_the_alignment_every_even_count_is_exact(
+    sim: Callable[..., Any], driver: str, counts: list[int]
+) -> None:
+    sim("a100", driver=driver)
+    groups, remainder = split(Device(0).resources.sm, counts)
+    assert [group.sm_count for group in groups] == counts
+    assert remainder.sm_count == 108 - sum(counts)
+
+
+@pytest.mark.parametrize("counts", [[8] * 100_000, [1_000_000] * 5_000])
+def test_a_request_beyond_all_bounds_is_refused_at_once(sim: Callable[..., Any], counts: list[int]) -> None:
+    sim("h200", driver="13.0")
+    whole = Device(0).resources.sm
+    error = refusal(SplitError, lambda: split(whole, counts))
+    assert len(str(error)) < 500
+    assert len(whole.split(error.suggestion)[0]) == 15

@@ -1,6 +1,7 @@
 #include "resources/split.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -28,7 +29,9 @@ struct Grain {
 };
 
 Need need_of(const GroupRequest& request, Grain grain) {
-  Need need{request, request.count, 0, request.backfill || request.coscheduled == fine_grain};
+  // Where the alignment is a pair (before 9.0, and in what is left over), nothing is lost by building out of pairs.
+  const bool fine = request.backfill || request.coscheduled == fine_grain || grain.alignment <= fine_grain;
+  Need need{request, request.count, 0, fine};
   need.grain = request.backfill ? fine_grain : request.coscheduled != 0 ? request.coscheduled : grain.alignment;
   if (need.count && !request.backfill) {
     const unsigned least = need.fine ? fine_grain : grain.minimum;
@@ -45,9 +48,13 @@ Needs needs_of(const std::vector<GroupRequest>& requests, Grain grain) {
   return needs;
 }
 
+// Beyond any device it says so, whatever was asked, and does not wrap around.
 unsigned finite_total(const Needs& needs) {
-  return std::accumulate(needs.begin(), needs.end(), 0U,
-                         [](unsigned sum, const Need& need) { return sum + need.count.value_or(0); });
+  std::uint64_t total = 0;
+  for (const Need& need : needs) {
+    total += need.count.value_or(0);
+  }
+  return static_cast<unsigned>(std::min<std::uint64_t>(total, std::numeric_limits<unsigned>::max()));
 }
 
 bool all_fine(const Needs& needs) {
@@ -414,6 +421,8 @@ std::optional<std::vector<GroupRequest>> nearest_that_fits(const Splitter& split
     smallest.count = fine_grain;
     return *need_of(smallest, grain).count;
   };
+  // No group is smaller than a pair.
+  requests.resize(std::min<std::size_t>(requests.size(), std::max(available / fine_grain, 1U)));
   for (GroupRequest& request : requests) {
     if (request.count) {
       const Need need = need_of(request, grain);
@@ -441,11 +450,12 @@ std::optional<std::vector<GroupRequest>> nearest_that_fits(const Splitter& split
 }
 
 std::string list_text(const std::vector<GroupRequest>& requests) {
+  constexpr std::size_t most_told = 24;
   std::string text = "[";
-  for (const auto& request : requests) {
-    text += (text.size() > 1 ? ", " : "") + (request.count ? std::to_string(*request.count) : std::string("None"));
+  for (std::size_t i = 0; i < std::min(requests.size(), most_told); ++i) {
+    text += (i > 0 ? ", " : "") + (requests[i].count ? std::to_string(*requests[i].count) : std::string("None"));
   }
-  return text + "]";
+  return text + (requests.size() > most_told ? ", ... " + std::to_string(requests.size()) + " in all]" : "]");
 }
 
 std::string what_would_help(const Driver& driver, const Splitter& splitter, const std::vector<GroupRequest>& requests,

@@ -82,7 +82,7 @@ std::vector<Profile> make_profiles() {
                   .max_cluster = 16,
                   .locality_domains = 2});
   // Clusters of the chip that are no multiple of the alignment: few aligned counts fit, as reported of such cards
-  // (DRIVER.md).
+  // (docs/drivers.md).
   list.push_back({.key = "rtx5080",
                   .name = "NVIDIA GeForce RTX 5080 (simulated)",
                   .cc_major = 12,

@@ -12,7 +12,7 @@ using Params = CU_DEV_SM_RESOURCE_GROUP_PARAMS;
 
 constexpr int version_of_locality = 13040;
 constexpr int version_of_supplemental = 13050;
-// From 13.4 on a co-scheduling of 0 stays 0, and a dry run may name counts (DRIVER.md).
+// From 13.4 on a co-scheduling of 0 stays 0, and a dry run may name counts (docs/drivers.md).
 constexpr int version_of_free_default = 13040;
 
 // What one entry of the array asks for, with the defaults filled in.
@@ -116,7 +116,7 @@ SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> p
     if (const CUresult result = check_words(entry, driver_version); result != CUDA_SUCCESS) return refuse(result);
     if (!counts_are_legal(entry, profile_, input_count)) return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
     if (!free_default && !default_is_obeyed(entry, profile_)) return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    // Reported of an H100 with 13.3 (DRIVER.md).
+    // Reported of an H100 with 13.3 (docs/drivers.md).
     if (dry && !free_default && entry.smCount != 0) return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   }
 
