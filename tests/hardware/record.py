@@ -1328,6 +1328,19 @@ def record_events(gpu: Gpu, note: Note) -> Any:
             lambda name=name: while_capturing("relaxed", primary_stream, during[name]),
         )
 
+    # What may be asked of a stream while it captures. Each answer: begin, the question, end.
+    questions = (
+        *("cuStreamGetId", "cuStreamGetFlags", "cuStreamQuery", "cuStreamSynchronize", "cuStreamGetPriority"),
+        *("cuStreamGetCtx", "cuStreamGetGreenCtx", "cuStreamIsCapturing"),
+    )
+    for mode in CAPTURE_MODES:
+        for whose, stream in (("green", green.stream), ("primary", primary_stream)):
+            for name in questions:
+                note(
+                    f"a {whose} stream that captures ({mode}) is asked: {name}",
+                    lambda m=mode, s=stream, n=name: while_capturing(m, s, lambda: driver.code(n, s)),
+                )
+
     def destroyed_while_capturing() -> Any:
         gone = Green(gpu, gpu.groups(8)[2:3])
         answer = {

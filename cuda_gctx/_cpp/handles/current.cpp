@@ -24,6 +24,18 @@ void count_or_refuse(ContextBox& context) {
   }
 }
 
+// Takes back at its end what was counted when the context became current.
+class CountedUse {
+ public:
+  explicit CountedUse(ContextBox& context) : context_(context) {}
+  ~CountedUse() { context_.count_current(-1); }
+  CountedUse(const CountedUse&) = delete;
+  CountedUse& operator=(const CountedUse&) = delete;
+
+ private:
+  ContextBox& context_;
+};
+
 struct ThreadStack {
   std::vector<Entry> entries;
 
@@ -104,10 +116,11 @@ void pop_current() {
   if (mine.entries.empty()) {
     fail_state("nothing to leave: the context was made current on another thread");
   }
-  // Off the list whatever the driver answers, or the context could never be closed.
+  // Off the list whatever the driver answers, or the context could never be closed; but counted until it is popped, or it
+  // could be closed and destroyed in between.
   const Entry entry = std::move(mine.entries.back());
   mine.entries.pop_back();
-  entry.context->count_current(-1);
+  const CountedUse counted(*entry.context);
   const Runtime& runtime = entry.context->runtime();
   if (runtime.is_usable()) {
     restore(runtime.driver(), entry.context->handle(), entry.before);

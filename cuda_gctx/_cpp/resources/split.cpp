@@ -482,7 +482,7 @@ std::string what_would_help(const Driver& driver, const Splitter& splitter, cons
     }
   }
   if (grain.alignment > fine_grain && splitter.in_one_call(needs_of(relaxed, grain))) {
-    return "; with backfill=True it would fit, without room for thread-block clusters above 2";
+    return "; with backfill=True it would fit, with no promise of thread-block clusters above 2";
   }
   return {};
 }

@@ -82,6 +82,8 @@ constexpr DriverBehaviour list[] = {
     {"events", "all", "recording across primary contexts answers INVALID_HANDLE", Known::documented},
     {"events", "12.5 and newer", "those of a primary context do not mind captures on its green contexts",
      Known::recorded},
+    {"captures", "all", "asking a capturing stream for its id, its flags or whether it is done invalidates the capture",
+     Known::recorded},
     {"captures", "all", "waiting for another stream of a context that is capturing invalidates the capture",
      Known::recorded},
     {"captures", "all", "cuCtxSynchronize on the primary context does not mind captures on its green contexts",

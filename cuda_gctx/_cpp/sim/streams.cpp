@@ -55,6 +55,17 @@ CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle) {
   });
 }
 
+namespace {
+
+// Some questions invalidate the capture of the stream that they are asked of, in every mode.
+bool disturbs_own_capture(Stream& stream) {
+  if (!stream.capture) return false;
+  invalidate_capture(*stream.capture);
+  return true;
+}
+
+}  // namespace
+
 CUresult CUDAAPI cuStreamGetPriority(CUstream handle, int* priority) {
   return with_stream<Fn::cuStreamGetPriority>(handle,
                                               [&](Call&, Stream& stream) { return give(priority, stream.priority); });
@@ -65,12 +76,16 @@ CUresult CUDAAPI cuStreamGetDevice(CUstream handle, CUdevice* device) {
 }
 
 CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned* flags) {
-  return with_stream<Fn::cuStreamGetFlags>(handle, [&](Call&, Stream& stream) { return give(flags, stream.flags); });
+  return with_stream<Fn::cuStreamGetFlags>(handle, [&](Call&, Stream& stream) {
+    return disturbs_own_capture(stream) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : give(flags, stream.flags);
+  });
 }
 
 CUresult CUDAAPI cuStreamGetId(CUstream handle, unsigned long long* id) {
-  return with_stream<Fn::cuStreamGetId>(
-      handle, [&](Call&, Stream& stream) { return give(id, static_cast<unsigned long long>(stream.id)); });
+  return with_stream<Fn::cuStreamGetId>(handle, [&](Call&, Stream& stream) {
+    return disturbs_own_capture(stream) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+                                        : give(id, static_cast<unsigned long long>(stream.id));
+  });
 }
 
 CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext* out) {
@@ -99,10 +114,7 @@ CUresult CUDAAPI cuStreamGetGreenCtx(CUstream handle, CUgreenCtx* out) {
 
 CUresult CUDAAPI cuStreamQuery(CUstream handle) {
   return with_stream<Fn::cuStreamQuery>(handle, [&](Call& c, Stream& stream) {
-    if (stream.capture) {
-      invalidate_capture(*stream.capture);
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
+    if (disturbs_own_capture(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     const WorkPtr last = stream.last;
     if (!last || last->done) return CUDA_SUCCESS;
     c.machine.clock.pass(polling_step_ns);

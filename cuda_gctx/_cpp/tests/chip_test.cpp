@@ -302,7 +302,7 @@ void test_structured_agrees_with_by_count() {
   const Chip chip = chip_of("h200");
   check_counts(structured(chip, {group(16, 8), group(0, 8)}, 13010), {16, 104}, 12);
   check_counts(structured(chip, {group(8, 8), group(16, 8), group(24, 8)}, 13010), {8, 16, 24}, 84);
-// Seven groups of 16 are whole sets of 8 in one cluster of the chip each; an eighth would have to be pieced together.
+  // Seven groups of 16 are whole sets of 8 in one cluster of the chip each; an eighth would have to be pieced together.
   const std::vector<Params> seven(7, group(16));
   check_counts(structured(chip, seven, 13010), {16, 16, 16, 16, 16, 16, 16}, 20);
   const std::vector<Params> eight(8, group(16));
