@@ -116,8 +116,8 @@ void pop_current() {
   if (mine.entries.empty()) {
     fail_state("nothing to leave: the context was made current on another thread");
   }
-  // Off the list whatever the driver answers, or the context could never be closed; but counted until it is popped, or it
-  // could be closed and destroyed in between.
+  // Off the list whatever the driver answers, or the context could never be closed; but counted until it is popped, or
+  // it could be closed and destroyed in between.
   const Entry entry = std::move(mine.entries.back());
   mine.entries.pop_back();
   const CountedUse counted(*entry.context);
