@@ -17,7 +17,7 @@ from cuda_gctx._probe import run_probe
 from cuda_gctx.interop.torch import torch_stream, use
 from cuda_gctx.partitions import store
 
-from .common import on_another_thread, refusal
+from .common import on_another_thread, refusal, run_python
 from .stand_in_torch import StandInTorch
 
 
@@ -200,3 +200,39 @@ def test_a_torch_that_does_not_do_is_named(
     monkeypatch.setitem(sys.modules, "torch", module)
     with pytest.raises(ImportError, match=said):
         torch_stream(None)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["interop.torch", "interop.cupy", "interop.numba", "interop.cuda_core", "compat.flashinfer"],
+)
+def test_a_module_for_a_framework_does_not_import_it(module: str) -> None:
+    done = run_python(
+        f"import sys, cuda_gctx.{module}; print({{'torch', 'cupy', 'numba', 'numba_cuda', 'cuda'}} & set(sys.modules))"
+    )
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "needs"),
+    [
+        ("cupy", "cupy_stream", "cupy 14.0"),
+        ("numba", "numba_stream", "numba-cuda 0.30"),
+        ("cuda_core", "core_stream", "cuda-core 1.0"),
+    ],
+)
+def test_a_framework_that_is_missing_or_too_old_is_named(module: str, function: str, needs: str) -> None:
+    name = {"cuda_core": "cuda.core"}.get(module, module)
+    missing = f"sys.modules[{name!r}] = sys.modules['numba_cuda'] = None"
+    old = (
+        f"m = types.ModuleType({name!r}); m.__version__ = '0.9'; sys.modules[{name!r}] = m\n"
+        "for name, version in [('numba.cuda', '-'), ('numba_cuda', '0.9')]:\n"
+        "    sys.modules[name] = types.ModuleType(name); sys.modules[name].__version__ = version"
+    )
+    for setup, said in [(missing, f"this needs {needs} or newer, which cannot be imported"), (old, "and found 0.9")]:
+        done = run_python(
+            f"import sys, types\n{setup}\nfrom cuda_gctx.interop.{module} import {function}\n"
+            f"try:\n    {function}(None)\nexcept ImportError as error:\n    print(error)"
+        )
+        assert needs in done.stdout, done.stderr
+        assert said in done.stdout

@@ -1,4 +1,4 @@
-"""A cuda.core launch in a partition: on the partition's stream, with a kernel that tells on which SMs its blocks ran."""
+"""A kernel of cuda.core on the stream of a partition, which tells on which SMs its blocks ran."""
 
 from __future__ import annotations
 
