@@ -122,6 +122,18 @@ def test_the_stream_of_a_context_goes_with_it(torch: Any, dev: Device) -> None:
     gc.collect()  # the machine of the test is checked for leaks when it ends
 
 
+def test_a_closed_context_is_refused_and_does_not_keep_its_stream(torch: Any, dev: Device) -> None:
+    closed = small_context(dev)
+    with use(closed):
+        pass
+    closed.close()
+    assert "has been closed" in str(refusal(RuntimeError, lambda: torch_stream(closed)))
+    # Its stream was the last that held the context: the SMs are free, so that this is no overlap.
+    with small_context(dev) as other, use(other) as stream:
+        assert Stream(stream).context == other
+    del stream
+
+
 def test_streams_and_what_has_a_cuda_stream_can_be_used(torch: Any, dev: Device) -> None:
     with small_context(dev) as ctx, ctx.create_stream() as stream:
         with use(stream) as inside:

@@ -7,7 +7,7 @@ import sys
 import threading
 from importlib import import_module
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import finalize, ref
 
 from cuda_gctx._context import Context
 from cuda_gctx._stream import Stream
@@ -21,7 +21,7 @@ Target = Partition | Context | Stream | Any
 _lock = threading.Lock()
 _checked: dict[str, object] = {}
 # One stream for each context that is used itself: frameworks keep memory for each stream that they see.
-_stream_of_context: WeakKeyDictionary[Context, Stream] = WeakKeyDictionary()
+_stream_of_context: dict[int, tuple[ref[Context], Stream]] = {}
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -52,13 +52,19 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
 
 def _kept_stream(context: Context) -> Stream:
     with _lock:
-        for known in [known for known in _stream_of_context if known.is_closed]:
-            del _stream_of_context[known]
-        stream = None if context.is_closed else _stream_of_context.get(context)
-        if stream is None:
-            made = context.create_stream()
-            # Another object for the same stream: one that refers to its Context would keep its own key alive.
-            stream = _stream_of_context[context] = Stream.from_handle(made.handle)
+        # Closing a context ends the use of its stream too, even if the object lives on.
+        for key, (owner, _) in list(_stream_of_context.items()):
+            known = owner()
+            if known is None or known.is_closed:
+                _stream_of_context.pop(key, None)
+        if id(context) in _stream_of_context:
+            return _stream_of_context[id(context)][1]
+        made = context.create_stream()
+        # Another object for it is kept: what create_stream() gives refers to its Context, which would live as long.
+        stream = Stream.from_handle(made.handle)
+        _stream_of_context[id(context)] = ref(context), stream
+        # By identity, and gone before the identity is used again. At exit the process takes everything along.
+        finalize(context, _stream_of_context.pop, id(context), None).atexit = False
         return stream
 
 
