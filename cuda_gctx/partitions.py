@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
 from math import floor
@@ -303,6 +303,18 @@ class Partition:
         if not isinstance(other, (Partition, Event)):
             raise TypeError(f"a partition waits for a Partition or an Event, not for {type(other).__name__}")
         self.context.wait_event(other.record() if isinstance(other, Partition) else other)
+
+    def torch(self) -> AbstractContextManager[Any]:
+        """Makes torch work in the partition for the length of a ``with`` block (see cuda_gctx.interop.torch.use)."""
+        from cuda_gctx.interop.torch import use
+
+        return use(self)
+
+    def cupy(self) -> AbstractContextManager[Any]:
+        """Makes CuPy work in the partition for the length of a ``with`` block (see cuda_gctx.interop.cupy.use)."""
+        from cuda_gctx.interop.cupy import use
+
+        return use(self)
 
     def max_blocks(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
         """How many blocks run at once in the partition, by the driver: also the largest grid of a cooperative launch.

@@ -6,6 +6,7 @@ driver. Tests that need the software driver or a real GPU say so by a marker and
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -97,3 +98,22 @@ def dev() -> Iterator[cuda_gctx.Device]:
     assert spec is not None, os.environ["CUDA_GCTX_DRIVER"]
     with session(spec["profile"] or "h200", driver=spec["driver"] or "13.0"):
         yield cuda_gctx.Device(0)
+
+
+@pytest.fixture
+def torch(dev: cuda_gctx.Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """torch itself on a GPU, and on the software driver what plays its part there."""
+    if not is_simulated():
+        real = pytest.importorskip("torch", reason="torch is not installed here")
+        if real.version.cuda is None:
+            pytest.skip("torch is built without CUDA")
+        yield real
+        real.cuda.synchronize()
+        return
+    from .stand_in_torch import StandInTorch
+
+    stand_in = StandInTorch()
+    monkeypatch.setitem(sys.modules, "torch", stand_in)
+    yield stand_in
+    stand_in.close()
+    gc.collect()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
-import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -76,17 +75,6 @@ def test_switching_makes_no_driver_call(sim: Machines) -> None:
             for layout in SIX:
                 assert pool.get(layout)[0].stream is not None
         assert machine.calls() == before
-
-
-def test_switching_takes_less_than_a_microsecond(dev: Device) -> None:
-    known = Layout(decode=8, prefill=None)
-    with PartitionPool(dev) as pool:
-        for statement in ("get({'decode': 8, 'prefill': None})", "get(known)", "get((8, None))"):
-            names = {"get": pool.get, "known": known}
-            eval(statement, names)  # builds
-            # The best of many: what other programs of the machine take is not what is measured.
-            best = min(timeit.repeat(statement, globals=names, number=200, repeat=500)) / 200
-            assert best < 1e-6, statement
 
 
 def test_memory_is_flat_over_many_switches(sim: Machines) -> None:

@@ -364,7 +364,7 @@ def test_a_locality_domain_needs_a_driver_that_knows_them(sim: Machines, driver:
 
 
 @pytest.mark.parametrize("driver", ["12.4", "13.0", "13.1", "13.4"])
-@pytest.mark.parametrize("counts", [[6], [4, 6], [6, 10], [2], [54, 54]])
+@pytest.mark.parametrize("counts", [[6], [4, 6], [6, 10], [4], [54, 54]])
 def test_where_pairs_are_the_alignment_every_even_count_is_exact(
     sim: Callable[..., Any], driver: str, counts: list[int]
 ) -> None:
@@ -372,6 +372,10 @@ def test_where_pairs_are_the_alignment_every_even_count_is_exact(
     groups, remainder = split(Device(0).resources.sm, counts)
     assert [group.sm_count for group in groups] == counts
     assert remainder.sm_count == 108 - sum(counts)
+    (smallest,), _ = split(Device(0).resources.sm, [1])
+    assert smallest.sm_count == smallest.device.resources.sm.min_partition_size == 4
+    (pair,), _ = split(Device(0).resources.sm, [2], coscheduled_sm_count=2)
+    assert pair.sm_count == 2
 
 
 @pytest.mark.parametrize("counts", [[8] * 100_000, [1_000_000] * 5_000])

@@ -29,12 +29,12 @@ struct Grain {
 };
 
 Need need_of(const GroupRequest& request, Grain grain) {
+  const bool asks_for_pairs = request.backfill || request.coscheduled == fine_grain;
   // Where the alignment is a pair (before 9.0, and in what is left over), nothing is lost by building out of pairs.
-  const bool fine = request.backfill || request.coscheduled == fine_grain || grain.alignment <= fine_grain;
-  Need need{request, request.count, 0, fine};
+  Need need{request, request.count, 0, asks_for_pairs || grain.alignment <= fine_grain};
   need.grain = request.backfill ? fine_grain : request.coscheduled != 0 ? request.coscheduled : grain.alignment;
   if (need.count && !request.backfill) {
-    const unsigned least = need.fine ? fine_grain : grain.minimum;
+    const unsigned least = asks_for_pairs ? fine_grain : grain.minimum;
     need.count = round_up(std::max(*need.count, least), need.grain);
   }
   return need;

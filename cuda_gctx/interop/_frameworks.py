@@ -1,0 +1,83 @@
+"""What the modules of this folder share: a framework that is new enough, and the stream that a target stands for."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from importlib import import_module
+from typing import Any
+from weakref import finalize, ref
+
+from cuda_gctx._context import Context
+from cuda_gctx._stream import Stream
+from cuda_gctx.partitions import Partition
+
+__all__ = ["Target", "load", "own_stream"]
+
+# Anything with __cuda_stream__ will do as well.
+Target = Partition | Context | Stream | Any
+
+_lock = threading.Lock()
+_checked: dict[str, object] = {}
+# One stream for each context that is used itself: frameworks keep memory for each stream that they see.
+_stream_of_context: dict[int, tuple[ref[Context], Stream]] = {}
+
+
+def _release(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def load(module: str, package: str, minimum: str, versioned: str | None = None) -> Any:
+    """The module, imported; ImportError if its package is missing or older than `minimum`.
+
+    versioned: the module that tells the version, if it is not the same.
+    """
+    known = sys.modules.get(module)
+    if known is not None and _checked.get(module) is known:
+        return known
+    try:
+        found = import_module(module)
+        version = import_module(versioned or module).__version__
+    except ImportError as error:
+        raise ImportError(
+            f"this needs {package} {minimum} or newer, which cannot be imported: {error}", name=module
+        ) from error
+    if _release(version) < _release(minimum):
+        raise ImportError(f"this needs {package} {minimum} or newer, and found {version}", name=module)
+    _checked[module] = found
+    return found
+
+
+def _kept_stream(context: Context) -> Stream:
+    with _lock:
+        # Closing a context ends the use of its stream too, even if the object lives on.
+        for key, (owner, _) in list(_stream_of_context.items()):
+            known = owner()
+            if known is None or known.is_closed:
+                _stream_of_context.pop(key, None)
+        if id(context) in _stream_of_context:
+            return _stream_of_context[id(context)][1]
+        made = context.create_stream()
+        # Another object for it is kept: what create_stream() gives refers to its Context, which would live as long.
+        stream = Stream.from_handle(made.handle)
+        _stream_of_context[id(context)] = ref(context), stream
+        # By identity, and gone before the identity is used again. At exit the process takes everything along.
+        finalize(context, _stream_of_context.pop, id(context), None).atexit = False
+        return stream
+
+
+def own_stream(target: Target) -> Stream:
+    """The stream of a partition, a context or a stream, as an object of its own.
+
+    The driver's stream then lives as long as this object, also when the partition or the stream is closed meanwhile: a
+    framework that holds its handle cannot tell.
+    """
+    if isinstance(target, Partition):
+        stream = target.stream
+    elif isinstance(target, Context):
+        stream = _kept_stream(target)
+    else:
+        stream = target if isinstance(target, Stream) else Stream(target)
+    return Stream.from_handle(stream.handle, owner=(stream, target))

@@ -1,0 +1,96 @@
+"""cuda.core in partitions, in a child in which both it and this package run on the software driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cuda_gctx import sim
+
+PROGRAM = """
+import gc
+import ctypes, json
+import cuda.core
+from cuda.bindings import driver
+from cuda_gctx import Device, Stream, system
+from cuda_gctx.interop.cuda_core import core_stream
+
+
+def current():
+    code, context = driver.cuCtxGetCurrent()
+    assert int(code) == 0
+    return int(context)
+
+
+def main():
+    dev = Device(0)
+    dev.context
+    assert current() == 0
+    with dev.partition(16, 32) as parts:
+        theirs = [core_stream(part) for part in parts]
+        assert current() == 0
+        for part, stream in zip(parts, theirs):
+            assert isinstance(stream, cuda.core.Stream)
+            assert int(stream.handle) == part.stream.handle
+            assert stream.resources.sm.sm_count == part.sm_count
+            assert Stream(stream).context.is_green
+            # Back again: the same stream, of the same context.
+            assert Stream(stream) == part.stream
+            assert Stream(stream).context == part.context
+        with parts[0].context.current() as context:
+            assert int(core_stream(parts[1]).handle) == parts[1].stream.handle
+            assert current() == context.handle
+    # The streams of cuda.core outlive the partitions.
+    with dev.context.current():
+        theirs[0].record().sync()
+        buffer = cuda.core.Device(0).allocate(64, stream=theirs[0])
+        buffer.close(stream=theirs[0])
+    assert Stream(theirs[0]).resources.sm.sm_count == 16
+    # Streams of cuda.core are adopted with their context, and destroyed by cuda.core.
+    core = cuda.core.Device(0)
+    core.set_current()
+    made = core.create_stream()
+    adopted = Stream(made)
+    assert not adopted.is_owned and not adopted.context.is_green
+    adopted.sync()
+    adopted.close()
+    made.close()
+    for stream in theirs:
+        stream.close()
+
+
+main()
+gc.collect()
+from cuda_gctx.partitions import store
+store.drop()
+library = ctypes.CDLL(system.driver_path)
+library.gctxSimLedger.restype = ctypes.c_char_p
+ledger = json.loads(library.gctxSimLedger())
+assert ledger["misuse"] == [], ledger
+assert {found["kind"] for found in ledger["live"]} <= {"primary context retain"}, ledger
+print("as it should be")
+"""
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("version", ["12.8", "13.0", "13.1"])
+def test_streams_pass_in_both_directions_and_live_as_long_as_they_are_used(version: str) -> None:
+    child = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": sim.library_folder(),
+            "CUDA_GCTX_DRIVER": sim.library_path(),
+            "CUDA_GCTX_SIM": f"h200@{version}",
+            "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout == "as it should be\n"
