@@ -80,10 +80,8 @@ def test_other_cards_have_other_sizes(torch: Any, sim: Any) -> None:
     streams, resources = split_device_green_ctx("cuda:0", 3, 5)
     assert counts(resources) == [6, 6, 6, 90]
     del streams
-    # Uneven groups are composed of units of 4 on drivers up to 13.0, so that they can be larger than asked for.
     _, resources = split_device_green_ctx_by_sm_count("cuda:0", [1, 5, 10])
-    assert all(given >= asked for given, asked in zip(counts(resources), [4, 6, 10], strict=False))
-    assert sum(counts(resources)) == 108
+    assert counts(resources) == [4, 6, 10, 88]
 
 
 def test_every_group_follows_the_constraint_of_the_device(torch: Any, dev: Device) -> None:
