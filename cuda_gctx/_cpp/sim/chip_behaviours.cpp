@@ -10,7 +10,7 @@ constexpr std::array behaviours{
     Behaviour{
         "chip.layout.h200",
         "The H200 has clusters of 18, 18, 16, 16, 16, 16, 16 and 8 SMs and four pairs outside of them: the layout "
-        "that gives the recorded counts and cluster capacities of five cards, all alike",
+        "that gives the recorded counts and cluster capacities of seven cards, all alike",
         Known::recorded},
     Behaviour{"chip.layout.others", "Other cards have their public number of SMs in a plausible layout",
               Known::assumed},
