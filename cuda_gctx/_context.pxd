@@ -21,17 +21,9 @@ cdef class Context(Closable):
     # Neither closed nor of a driver that is gone.
     @cython.final
     cdef inline ContextBox* live(self) except NULL:
-        if self._closing:
-            raise RuntimeError("the context has been closed")
+        self.demand_unclosed()
         self._box.get().demand_open()
         return self._box.get()
-
-    # The same, kept while a call without the GIL is under way; each needs an unpin.
-    @cython.final
-    cdef inline int pin(self) except -1:
-        self.live()
-        self._pins += 1
-        return 0
 
     cdef void let_go(self) noexcept
 

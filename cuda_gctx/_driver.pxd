@@ -1,3 +1,5 @@
+cimport cython
+
 from cuda_gctx._core cimport Runtime
 
 
@@ -12,11 +14,26 @@ cdef class Closable:
 
     cdef void let_go(self) noexcept
 
+    @cython.final
+    cdef inline int demand_unclosed(self) except -1:
+        if self._closing:
+            raise RuntimeError(f"the {type(self).__name__.lower()} has been closed")
+        return 0
+
+    # Kept while a call without the GIL is under way; each pin needs an unpin.
+    @cython.final
+    cdef inline int pin(self) except -1:
+        self.demand_unclosed()
+        self._pins += 1
+        return 0
+
+    @cython.final
     cdef inline void unpin(self) noexcept:
         self._pins -= 1
         if self._closing and self._pins == 0:
             self.let_go()
 
+    @cython.final
     cdef inline void close_unless_pinned(self) noexcept:
         self._closing = True
         if self._pins == 0:

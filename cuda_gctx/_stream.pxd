@@ -20,16 +20,8 @@ cdef class Stream(Closable):
     # Not closed; what is called in the core then asks whether the driver is still there.
     @cython.final
     cdef inline StreamBox* live(self) except NULL:
-        if self._closing:
-            raise RuntimeError("the stream has been closed")
+        self.demand_unclosed()
         return self._box.get()
-
-    # The same, kept while a call without the GIL is under way; each needs an unpin.
-    @cython.final
-    cdef inline int pin(self) except -1:
-        self.live()
-        self._pins += 1
-        return 0
 
     cdef void let_go(self) noexcept
 
