@@ -1,12 +1,17 @@
 """Where and when the blocks of a kernel run, and how much of a kernel fits into a context."""
 
 from libc.stdint cimport uint64_t, uintptr_t
-from libcpp.memory cimport shared_ptr
+from libcpp.memory cimport make_shared, shared_ptr
 from libcpp.vector cimport vector
 
+from cuda_gctx._arguments cimport as_int
 from cuda_gctx._context cimport Context
 from cuda_gctx._core cimport StreamHandle
 from cuda_gctx._stream cimport Stream
+
+# The kernel counts its rounds as well, and stops by that count some time after this.
+LONGEST_SPIN_NS = 1_000_000_000
+MOST_BLOCKS = 2**31 - 1
 
 
 def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns):
@@ -14,23 +19,99 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns):
     cdef vector[StreamHandle] handles
     cdef vector[unsigned int] counts
     cdef vector[vector[ProbeBlock]] seen
-    cdef ProbingRuntime* runtime
     cdef shared_ptr[CProbe] probe
     cdef Stream stream
-    cdef int device
     for stream in streams:
         stream.live()
         handles.push_back(stream._box)
     for count in blocks:
         counts.push_back(count)
     stream = streams[0]
-    runtime = <ProbingRuntime*>&stream._box.get().context().get().runtime()
-    device = stream._box.get().context().get().device()
     with nogil:
-        probe = runtime.probe(device)
+        probe = runtime_of(stream).probe(stream._box.get().context().get().device())
         seen = probe.get().run(handles, counts, spin_ns, timeout_ns)
     # A block that did not run wrote nothing, and a block that ran has an end.
     return [[(block.sm, block.start_ns, block.end_ns) for block in part if block.end_ns != 0] for part in seen]
+
+
+cdef ProbingRuntime* runtime_of(Stream stream) noexcept nogil:
+    return <ProbingRuntime*>&stream._box.get().context().get().runtime()
+
+
+def spin(Stream stream not None, blocks, spin_ns):
+    """Keeps SMs busy: starts so many blocks, two of which fill an SM, each of them for `spin_ns`. Does not wait."""
+    cdef shared_ptr[CProbe] probe
+    cdef unsigned int count
+    cdef uint64_t duration
+    number, length = as_int("blocks", blocks), as_int("spin_ns", spin_ns)
+    if not 1 <= number <= MOST_BLOCKS:
+        raise ValueError(f"blocks must be from 1 to {MOST_BLOCKS}, not {number}")
+    if not 0 <= length <= LONGEST_SPIN_NS:
+        raise ValueError(f"spin_ns must be from 0 to {LONGEST_SPIN_NS}, not {length}")
+    count, duration = number, length
+    stream.pin()
+    try:
+        with nogil:
+            probe = runtime_of(stream).probe(stream._box.get().context().get().device())
+            probe.get().launch(stream._box, count, probe_threads, duration)
+    finally:
+        stream.unpin()
+
+
+cdef class Stamps:
+    """Places on a device for timestamps, which streams write in their order: when an SM took up work there, and which.
+
+    A stamp is a kernel of one warp. It runs when its stream gets to it and an SM of the stream's context has room.
+    """
+
+    cdef shared_ptr[CStamps] _stamps
+    cdef Stream _reading
+    cdef set _written
+    cdef readonly int capacity
+
+    def __init__(self, device, capacity):
+        """device: a Device; capacity: how many places."""
+        cdef ProbingRuntime* runtime
+        cdef int ordinal = device.device_id
+        self.capacity = as_int("capacity", capacity)
+        if self.capacity < 1:
+            raise ValueError(f"capacity must be positive, not {self.capacity}")
+        self._reading = device.create_stream()
+        self._written = set()
+        runtime = runtime_of(self._reading)
+        with nogil:
+            self._stamps = make_shared[CStamps](runtime.primary(ordinal), runtime.probe(ordinal), <size_t>self.capacity)
+
+    def __dealloc__(self):
+        # Freeing device memory waits for work that is under way.
+        with nogil:
+            self._stamps.reset()
+
+    def write(self, Stream stream not None, int place):
+        """Puts a stamp into the order of a stream. Does not wait."""
+        if not 0 <= place < self.capacity:
+            raise IndexError(f"there are places from 0 to {self.capacity - 1}, and no {place}")
+        stream.pin()
+        try:
+            with nogil:
+                self._stamps.get().write(stream._box, place)
+        finally:
+            stream.unpin()
+        self._written.add(place)
+
+    def read(self):
+        """For each place the SM id and the nanoseconds of the device's timer, None where no stamp was put.
+
+        The streams must have come to their stamps: synchronise them first.
+        """
+        cdef vector[ProbeBlock] seen
+        self._reading.pin()
+        try:
+            with nogil:
+                seen = self._stamps.get().read(self._reading._box)
+        finally:
+            self._reading.unpin()
+        return [(seen[i].sm, seen[i].start_ns) if i in self._written else None for i in range(self.capacity)]
 
 
 cdef LaunchShape launch_shape(uintptr_t function, unsigned int threads, unsigned int shared_bytes):

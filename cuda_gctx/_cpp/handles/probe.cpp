@@ -84,13 +84,8 @@ class Deadline {
   std::chrono::steady_clock::time_point end_;
 };
 
-void launch(const StreamHandle& stream, CUfunction function, unsigned blocks, CUdeviceptr out, unsigned capacity,
-            std::uint64_t spin_ns) {
-  const CurrentScope scope(*stream->context());
-  void* arguments[] = {&out, &capacity, &spin_ns};
-  GCTX_CALL(stream->context()->runtime().driver(), cuLaunchKernel, function, blocks, 1, 1, probe_threads, 1, 1, 0,
-            stream->handle(), arguments, nullptr);
-}
+// One warp, so that it fits beside anything that leaves a little room on an SM.
+constexpr unsigned stamp_threads = 32;
 
 }  // namespace
 
@@ -142,6 +137,14 @@ void Probe::release() noexcept {
 
 // The driver takes a CUkernel where it takes a CUfunction, and means the one of the current context.
 CUfunction Probe::function() const noexcept { return reinterpret_cast<CUfunction>(kernel_); }
+
+void Probe::launch(const StreamHandle& stream, unsigned blocks, unsigned threads, std::uint64_t spin_ns,
+                   CUdeviceptr out, unsigned capacity) const {
+  const CurrentScope scope(*stream->context());
+  void* arguments[] = {&out, &capacity, &spin_ns};
+  GCTX_CALL(primary_->runtime().driver(), cuLaunchKernel, function(), blocks, 1, 1, threads, 1, 1, 0, stream->handle(),
+            arguments, nullptr);
+}
 
 CUdeviceptr Probe::buffer(std::size_t bytes) {
   if (bytes > capacity_) {
@@ -195,14 +198,14 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
     GCTX_CALL(driver, cuMemsetD8Async, parts[i], 0, blocks[i] * sizeof(ProbeBlock), streams[i]->handle());
     // Where kernels are loaded at their first launch, that would hold up the others and look like a lack of
     // concurrency.
-    launch(streams[i], function(), 1, out, 0, 0);
+    launch(streams[i], 1, probe_threads, 0);
   }
   deadline.wait_for(streams);
   for (std::size_t i = 0; i < streams.size(); ++i) {
-    launch(streams[i], function(), blocks[i], parts[i], blocks[i], spin_ns);
+    launch(streams[i], blocks[i], probe_threads, spin_ns, parts[i], blocks[i]);
     // A second kernel behind the first, as in real work: streams that share a hardware queue then show it, because what
     // comes next in the queue has to wait for this one.
-    launch(streams[i], function(), 1, out, 0, 0);
+    launch(streams[i], 1, probe_threads, 0);
   }
   deadline.wait_for(streams);
   for (std::size_t i = 0; i < streams.size(); ++i) {
@@ -212,6 +215,38 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
   }
   deadline.wait_for(streams);
   return seen;
+}
+
+Stamps::Stamps(ContextHandle primary, std::shared_ptr<Probe> probe, std::size_t capacity)
+    : primary_(std::move(primary)), probe_(std::move(probe)), capacity_(capacity) {
+  const CurrentScope scope(*primary_);
+  GCTX_CALL(primary_->runtime().driver(), cuMemAlloc, &buffer_, capacity_ * sizeof(ProbeBlock));
+}
+
+Stamps::~Stamps() {
+  const Runtime& runtime = primary_->runtime();
+  if (!runtime.is_usable()) {
+    return;
+  }
+  const Driver& driver = runtime.driver();
+  CUcontext popped = nullptr;
+  if (driver.cuCtxPushCurrent(primary_->handle()) == CUDA_SUCCESS) {
+    driver.cuMemFree(buffer_);
+    driver.cuCtxPopCurrent(&popped);
+  }
+}
+
+void Stamps::write(const StreamHandle& stream, std::size_t place) const {
+  probe_->launch(stream, 1, stamp_threads, 0, buffer_ + place * sizeof(ProbeBlock), 1);
+}
+
+std::vector<ProbeBlock> Stamps::read(const StreamHandle& stream) const {
+  const Driver& driver = primary_->runtime().driver();
+  std::vector<ProbeBlock> written(capacity_);
+  const CurrentScope scope(*stream->context());
+  GCTX_CALL(driver, cuMemcpyDtoHAsync, written.data(), buffer_, capacity_ * sizeof(ProbeBlock), stream->handle());
+  synchronize_stream(stream);
+  return written;
 }
 
 namespace {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -36,6 +37,11 @@ class Probe {
                                            const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
                                            std::uint64_t timeout_ns);
 
+  // Starts `blocks` blocks of so many threads on a stream, each busy for `spin_ns`. The first `capacity` of them write
+  // a ProbeBlock each to `out`, in device memory.
+  void launch(const StreamHandle& stream, unsigned blocks, unsigned threads, std::uint64_t spin_ns, CUdeviceptr out = 0,
+              unsigned capacity = 0) const;
+
  private:
   void release() noexcept;
   CUdeviceptr buffer(std::size_t bytes);
@@ -50,6 +56,26 @@ class Probe {
   CUdeviceptr buffer_ = 0;
   std::size_t capacity_ = 0;
   std::vector<CUdeviceptr> abandoned_;  // kernels that were not waited for may still write there
+};
+
+// Places in device memory that streams write to in their order: where and when they got there. What a place holds
+// before that is not known.
+class Stamps {
+ public:
+  Stamps(ContextHandle primary, std::shared_ptr<Probe> probe, std::size_t capacity);
+  ~Stamps();
+  Stamps(const Stamps&) = delete;
+  Stamps& operator=(const Stamps&) = delete;
+
+  void write(const StreamHandle& stream, std::size_t place) const;
+  // Copies all places in the order of a stream, and waits for it.
+  std::vector<ProbeBlock> read(const StreamHandle& stream) const;
+
+ private:
+  ContextHandle primary_;
+  std::shared_ptr<Probe> probe_;
+  std::size_t capacity_;
+  CUdeviceptr buffer_ = 0;
 };
 
 // So many threads that two blocks fill an SM at most, and every SM gets some.
