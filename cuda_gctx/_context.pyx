@@ -277,6 +277,18 @@ cdef class Context:
             self._current = block
         return self._current
 
+    def torch(self, library_sms="off"):
+        """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use)."""
+        from cuda_gctx.interop.torch import use
+
+        return use(self, library_sms)
+
+    def cupy(self, library_sms="off"):
+        """A ``with`` block in which CuPy works on a stream of the context (see cuda_gctx.interop.cupy.use)."""
+        from cuda_gctx.interop.cupy import use
+
+        return use(self, library_sms)
+
     def close(self):
         """Ends the use of the context. A green one is destroyed with the last stream and event made on it.
 

@@ -218,6 +218,18 @@ cdef class Stream:
         finally:
             self.unpin()
 
+    def torch(self, library_sms="off"):
+        """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use)."""
+        from cuda_gctx.interop.torch import use
+
+        return use(self, library_sms)
+
+    def cupy(self, library_sms="off"):
+        """A ``with`` block in which CuPy works on the stream (see cuda_gctx.interop.cupy.use)."""
+        from cuda_gctx.interop.cupy import use
+
+        return use(self, library_sms)
+
     def close(self):
         """Destroys the stream, or lets an adopted one go. Closing twice does nothing."""
         self.close_unless_pinned()

@@ -10,9 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy
-import pytest
-
 from cuda_gctx import Context, ContextOptions, Device, SMResource, SMResourceOptions
 
 DRIVERS = ["12.4", "12.5", "12.8", "13.0", "13.1", "13.4"]  # those that have green contexts
@@ -90,10 +87,3 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
         timeout=120,
         env={**os.environ, **environment},
     )
-
-
-def skip_where_numba_cannot_compile() -> None:
-    """numba-cuda 0.30 asks numpy for a function that numpy 2.5 no longer has: no kernel compiles with the two."""
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here")
-    if not hasattr(numpy, "row_stack"):
-        pytest.skip(f"numba-cuda cannot compile kernels with numpy {numpy.__version__}, which has no row_stack")

@@ -38,6 +38,11 @@ class StandInTorch(ModuleType):
         self.version = SimpleNamespace(cuda="13.0")
         self.device = torch_device
         self.waits: list[tuple[int, int]] = []
+        self.carve_outs: list[int | None] = [None]  # in the order set, the present one last
+        self._C = SimpleNamespace(
+            _get_sm_carveout_experimental=lambda: self.carve_outs[-1],
+            _set_sm_carveout_experimental=self.carve_outs.append,
+        )
         self._defaults = {number: Device(number).create_stream() for number in range(Device.count())}
         self._thread = threading.local()
         torch = self
@@ -52,9 +57,15 @@ class StandInTorch(ModuleType):
             def __cuda_stream__(self) -> tuple[int, int]:
                 return 0, self.cuda_stream
 
+            def record_event(self) -> Any:
+                return SimpleNamespace(of=self.cuda_stream, event=Stream(self).record())
+
+            def wait_event(self, recorded: Any) -> None:
+                torch.waits.append((self.cuda_stream, recorded.of))
+                Stream(self).wait(recorded.event)
+
             def wait_stream(self, other: Any) -> None:
-                torch.waits.append((self.cuda_stream, other.cuda_stream))
-                Stream(self).wait(other)
+                self.wait_event(other.record_event())
 
             def __eq__(self, other: object) -> bool:
                 return isinstance(other, TorchStream) and self.cuda_stream == other.cuda_stream
@@ -68,6 +79,8 @@ class StandInTorch(ModuleType):
         self.cuda = SimpleNamespace(
             Stream=TorchStream,
             ExternalStream=ExternalStream,
+            is_available=lambda: True,
+            current_blas_handle=threading.get_ident,  # one for each thread
             current_device=lambda: self._state()[0],
             current_stream=self._current_stream,
             stream=self._use_stream,
@@ -80,10 +93,11 @@ class StandInTorch(ModuleType):
         state: list[Any] = self._thread.state
         return state
 
-    def _current_stream(self, device: TorchDevice | None = None) -> Any:
+    def _current_stream(self, device: TorchDevice | int | None = None) -> Any:
         # As torch does: a new object made of the handle, which keeps nothing alive.
         number, streams = self._state()
-        number = number if device is None else device.index
+        if device is not None:
+            number = device if isinstance(device, int) else device.index
         return self.cuda.Stream(streams[number], number)
 
     @contextmanager

@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import ContextOptions, Device, Partitions, SMResourceOptions, Stream
+from cuda_gctx import Context, ContextOptions, Device, Partitions, SMResourceOptions, Stream
 from cuda_gctx._probe import run_probe
+from cuda_gctx.interop._frameworks import current_stream_of_frameworks
 from cuda_gctx.interop.torch import torch_stream, use
+from cuda_gctx.verify import IsolationError, verify
 
-from .common import on_another_thread, skip_where_numba_cannot_compile
+from .common import on_another_thread, run_python
+from .numba_kernels import skip_unless_numba_compiles, sm_id_kernel
+from .raw import Raw
 
 # What the frameworks warn of is not the matter here.
 pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("default")]
@@ -47,8 +51,10 @@ def cupy() -> Any:
 
 @pytest.fixture
 def numba_cuda() -> Any:
-    skip_where_numba_cannot_compile()
-    return pytest.importorskip("numba.cuda", reason="numba-cuda is not installed here")
+    skip_unless_numba_compiles()
+    from numba import cuda
+
+    return cuda
 
 
 @pytest.fixture
@@ -224,6 +230,86 @@ def test_torch_streams_in_foreign_green_contexts_are_adopted(torch: Any, dev: De
     torch.cuda.synchronize()
 
 
+@pytest.fixture
+def green_contexts(torch: Any) -> Any:
+    """torch's own green contexts."""
+    green = pytest.importorskip("torch.cuda.green_contexts", reason="this torch has no green contexts")
+    torch.zeros(1, device="cuda:0")
+    return green.GreenContext
+
+
+def test_a_stream_of_torchs_green_context_can_keep_that_context_alive(
+    torch: Any, green_contexts: Any, dev: Device
+) -> None:
+    green = green_contexts.create(num_sms=16, device_id=0)
+    theirs = green.Stream()
+    adopted = Stream.from_handle(theirs.cuda_stream, owner=(green, theirs))
+    del green, theirs
+    gc.collect()
+    assert (adopted.context.is_green, adopted.resources.sm.sm_count) == (True, 16)
+    [blocks] = run_probe([adopted], [64], 100_000, 10_000_000_000)
+    assert len({sm for sm, _, _ in blocks}) == 16
+    with use(adopted) as stream:
+        x = torch.ones(SIZE, device="cuda:0") * 2
+    assert x.eq(2).all()
+    torch.cuda.synchronize()
+    del stream
+    adopted.close()
+
+
+def test_the_context_that_torch_made_current_is_adopted(torch: Any, green_contexts: Any, dev: Device) -> None:
+    green = green_contexts.create(num_sms=16, device_id=0)
+    green.set_context()
+    try:
+        context = Context.from_handle(Raw().current(), owner=green)
+    finally:
+        green.pop_context()
+    del green
+    gc.collect()
+    assert (context.is_green, context.sm_count) == (True, 16)
+    with context.create_stream() as stream, stream.torch() as inside:
+        assert Stream(inside).context == context
+        x = torch.ones(SIZE, device="cuda:0") * 2
+    assert x.eq(2).all()
+    torch.cuda.synchronize()
+    del inside, stream
+    context.close()
+
+
+def test_sms_that_torchs_green_contexts_share_with_ours_are_found(torch: Any, green_contexts: Any, dev: Device) -> None:
+    green = green_contexts.create(num_sms=16, device_id=0)
+    theirs = Stream(green.Stream())
+    with dev.partition(16) as parts:
+        assert parts[0].context.resources.sm.overlaps(theirs.resources.sm) in (True, None)
+        with pytest.raises(IsolationError, match="theirs and ours both ran on"):
+            verify({"theirs": theirs.context, "ours": parts[0].context})
+    theirs.close()
+
+
+def test_a_green_context_that_torch_has_destroyed_does_no_harm(green_contexts: Any) -> None:
+    done = run_python(
+        "import gc, torch\n"
+        "from cuda_gctx import CUDAError, Stream\n"
+        "from torch.cuda.green_contexts import GreenContext\n"
+        "torch.zeros(1, device='cuda:0')\n"
+        "green = GreenContext.create(num_sms=16, device_id=0)\n"
+        "adopted = Stream(green.Stream())\n"
+        "assert adopted.resources.sm.sm_count == 16\n"
+        "del green\n"
+        "gc.collect()\n"
+        "try:\n"
+        "    adopted.record().sync()\n"
+        "    print('still there')\n"
+        "except CUDAError as error:\n"
+        "    print('refused:', error.name)\n"
+        "adopted.close()\n"
+        "print((torch.ones(4, device='cuda:0') * 2).sum().item())\n"
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "8.0", done.stderr
+
+
 def test_torch_works_in_a_context_of_ones_own(torch: Any, dev: Device) -> None:
     [group], _ = dev.resources.sm.split(SMResourceOptions([24]))
     with dev.create_context(ContextOptions([group])) as ctx:
@@ -233,6 +319,28 @@ def test_torch_works_in_a_context_of_ones_own(torch: Any, dev: Device) -> None:
         assert x.eq(2).all()
         del stream
     torch.cuda.synchronize()
+
+
+def test_torch_backward_outside_the_block_reuses_no_memory(torch: Any, parts: Partitions) -> None:
+    # What backward makes on the partition's stream is read outside at once, and freed while more of it is made.
+    total = torch.zeros((), device="cuda:0")
+    for number in range(8):
+        x = torch.full((SIZE,), float(number), device="cuda:0", requires_grad=True)
+        with use(parts.first):
+            y = (x * x).sum()
+        y.backward()
+        total += x.grad[0]
+        del x, y
+    assert total.item() == 2 * sum(range(8))
+
+
+def test_a_stream_is_made_current_for_torch_and_cupy(torch: Any, cupy: Any, parts: Partitions) -> None:
+    outside = torch.cuda.current_stream(), cupy.cuda.get_current_stream()
+    for part in [*parts, *parts]:
+        with current_stream_of_frameworks(part.stream):
+            handles = torch.cuda.current_stream().cuda_stream, cupy.cuda.get_current_stream().ptr
+            assert set(handles) == {part.stream.handle}
+        assert (torch.cuda.current_stream(), cupy.cuda.get_current_stream()) == outside
 
 
 # ---- CuPy
@@ -249,12 +357,9 @@ def test_cupy_kernels_run_on_the_sms_of_the_partition(cupy: Any, parts: Partitio
         assert cupy.cuda.get_current_stream() == cupy.cuda.Stream.null
 
 
-def test_cupy_orders_a_block_after_what_was_before_and_before_what_follows(cupy: Any, parts: Partitions) -> None:
-    wait = cupy.RawKernel(
-        'extern "C" __global__ void wait(long long cycles) { long long start = clock64();'
-        " while (clock64() - start < cycles) {} }",
-        "wait",
-    )
+def test_cupy_orders_a_block_after_what_was_before_and_before_what_follows(
+    cupy: Any, wait: Any, parts: Partitions
+) -> None:
     with cupy.cuda.Stream(non_blocking=True):
         x = cupy.zeros(SIZE)
         wait((1,), (1,), (LONG,))
@@ -266,6 +371,57 @@ def test_cupy_orders_a_block_after_what_was_before_and_before_what_follows(cupy:
         z = y + 1
         assert (cupy.asnumpy(z) == 7).all()
         cupy.cuda.get_current_stream().synchronize()
+
+
+@pytest.fixture
+def wait(cupy: Any) -> Any:
+    """A kernel that runs for a number of cycles."""
+    return cupy.RawKernel(
+        'extern "C" __global__ void wait(long long cycles) { long long start = clock64();'
+        " while (clock64() - start < cycles) {} }",
+        "wait",
+    )
+
+
+def test_cupy_reuses_no_memory_that_work_still_needs(cupy: Any, wait: Any, parts: Partitions) -> None:
+    results = []
+    for number in range(16):
+        with parts.first.cupy():
+            made_inside = cupy.full(SIZE, number, cupy.float32)
+        wait((1,), (1,), (LONG // 10,))
+        results.append(made_inside * 2)
+        del made_inside
+        with parts.first.cupy():
+            cupy.full(SIZE, -1, cupy.float32)
+
+        made_outside = cupy.full(SIZE, number, cupy.float32)
+        with parts.second.cupy():
+            wait((1,), (1,), (LONG // 10,))
+            results.append(made_outside * 2)
+            del made_outside
+        cupy.full(SIZE, -1, cupy.float32)
+    for position, result in enumerate(results):
+        assert (cupy.asnumpy(result) == 2 * (position // 2)).all(), position
+
+
+def test_cupy_reuses_no_memory_under_pressure(cupy: Any, wait: Any, parts: Partitions) -> None:
+    pool = cupy.cuda.MemoryPool()
+    pool.set_limit(size=700 * 2**20)
+    size = 2**26  # 256 MiB of floats: two arrays fit, so that what one stream keeps must be given back for another
+    checks = []
+    with cupy.cuda.using_allocator(pool.malloc):
+        for number in range(24):
+            with parts.first.cupy() if number % 2 else parts.second.cupy():
+                inside = cupy.full(size, number, cupy.float32)
+                wait((1,), (1,), (LONG // 20,))
+                inside += 1
+            outside = inside * 2
+            del inside
+            checks.append(cupy.asnumpy(outside[:: size // 64]))
+            del outside
+    for number, check in enumerate(checks):
+        assert (check == 2 * (number + 1)).all(), number
+    cupy.cuda.Device(0).synchronize()
 
 
 def test_a_stream_of_cupys_does_not_destroy_ours(cupy: Any, parts: Partitions) -> None:
@@ -294,25 +450,9 @@ def test_a_stream_of_cupys_outlives_the_partition(cupy: Any, dev: Device) -> Non
 
 def test_numba_kernels_run_on_the_sms_of_the_partition(numba_cuda: Any, parts: Partitions) -> None:
     numpy = pytest.importorskip("numpy")
-    from llvmlite import ir
-    from numba.cuda import types
-    from numba.cuda.extending import intrinsic
-    from numba.cuda.typing import signature
-
     from cuda_gctx.interop.numba import numba_stream
 
-    @intrinsic
-    def sm_id(typing_context):
-        def generate(context, builder, sig, args):
-            read = ir.InlineAsm(ir.FunctionType(ir.IntType(32), []), "mov.u32 $0, %smid;", "=r", side_effect=True)
-            return builder.call(read, [])
-
-        return signature(types.uint32), generate
-
-    @numba_cuda.jit
-    def where(sm):
-        sm[numba_cuda.blockIdx.x] = sm_id()
-
+    where = sm_id_kernel()
     for part in parts:
         stream = numba_stream(part)
         seen = numba_cuda.to_device(numpy.zeros(BLOCKS, numpy.uint32), stream=stream)

@@ -14,6 +14,7 @@ import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, Partition, SMResourceOptions, Stream
 from cuda_gctx._probe import run_probe
+from cuda_gctx.interop._frameworks import current_stream_of_frameworks
 from cuda_gctx.interop.torch import torch_stream, use
 from cuda_gctx.partitions import store
 
@@ -190,6 +191,39 @@ def test_the_device_of_the_partition_is_current_inside_alone(sim: Any, monkeypat
     torch.close()
 
 
+def test_a_stream_is_made_current_without_any_order(torch: Any, dev: Device) -> None:
+    before = torch.cuda.current_stream()
+    with dev.partition(16) as parts:
+        for _ in range(2):
+            with current_stream_of_frameworks(parts[0].stream):
+                assert torch.cuda.current_stream().cuda_stream == parts[0].stream.handle
+            assert torch.cuda.current_stream() == before
+    assert getattr(torch, "waits", []) == []
+
+
+def test_a_stream_that_was_made_current_is_not_kept(torch: Any, dev: Device) -> None:
+    with small_context(dev) as ctx, ctx.create_stream() as stream, current_stream_of_frameworks(stream):
+        pass
+    del ctx, stream
+    gc.collect()
+    with small_context(dev) as other:  # its SMs are free: no warning
+        assert not other.is_closed
+
+
+@pytest.mark.sim_only
+def test_without_frameworks_or_their_device_a_stream_is_made_current_nowhere(
+    torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.cuda.is_available = lambda: False
+    before = torch.cuda.current_stream()
+    with dev.create_stream() as stream:
+        with current_stream_of_frameworks(stream):
+            assert torch.cuda.current_stream() == before
+        monkeypatch.delitem(sys.modules, "torch")
+        with current_stream_of_frameworks(stream):
+            assert "torch" not in sys.modules
+
+
 @pytest.mark.parametrize(
     ("attributes", "said"),
     [
@@ -216,7 +250,10 @@ def test_a_torch_that_does_not_do_is_named(
 
 @pytest.mark.parametrize(
     "module",
-    ["interop.torch", "interop.cupy", "interop.numba", "interop.cuda_core", "compat.flashinfer"],
+    [
+        *("interop.torch", "interop.cupy", "interop.numba", "interop.cuda_core", "interop.nccl", "interop.library_sms"),
+        "compat.flashinfer",
+    ],
 )
 def test_a_module_for_a_framework_does_not_import_it(module: str) -> None:
     done = run_python(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 from weakref import finalize, ref
@@ -13,13 +15,13 @@ from cuda_gctx._context import Context
 from cuda_gctx._stream import Stream
 from cuda_gctx.partitions import Partition
 
-__all__ = ["Target", "load", "own_stream"]
+__all__ = ["Target", "current_stream_of_frameworks", "load", "own_stream"]
 
 # Anything with __cuda_stream__ will do as well.
 Target = Partition | Context | Stream | Any
 
 _lock = threading.Lock()
-_checked: dict[str, object] = {}
+_checked: dict[tuple[str, str], object] = {}
 # One stream for each context that is used itself: frameworks keep memory for each stream that they see.
 _stream_of_context: dict[int, tuple[ref[Context], Stream]] = {}
 
@@ -35,7 +37,7 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
     versioned: the module that tells the version, if it is not the same.
     """
     known = sys.modules.get(module)
-    if known is not None and _checked.get(module) is known:
+    if known is not None and _checked.get((module, minimum)) is known:
         return known
     try:
         found = import_module(module)
@@ -46,7 +48,7 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
         ) from error
     if _release(version) < _release(minimum):
         raise ImportError(f"this needs {package} {minimum} or newer, and found {version}", name=module)
-    _checked[module] = found
+    _checked[module, minimum] = found
     return found
 
 
@@ -81,3 +83,16 @@ def own_stream(target: Target) -> Stream:
     else:
         stream = target if isinstance(target, Stream) else Stream(target)
     return Stream.from_handle(stream.handle, owner=(stream, target))
+
+
+@contextmanager
+def current_stream_of_frameworks(stream: Stream) -> Iterator[None]:
+    """Makes a stream the current one of torch and of CuPy, where they are imported, for the length of a block.
+
+    Nothing waits for anything: the order with other streams is the caller's, who also keeps the stream alive.
+    """
+    with ExitStack() as blocks:
+        for framework in ("torch", "cupy"):
+            if sys.modules.get(framework) is not None:
+                blocks.enter_context(import_module(f"cuda_gctx.interop.{framework}").current(stream))
+        yield

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from cuda_gctx._stream import Stream
 from cuda_gctx.interop._frameworks import Target, load, own_stream
+from cuda_gctx.interop.library_sms import cupy_block, demand_choice
 
-__all__ = ["cupy_stream", "use"]
+__all__ = ["cupy_stream", "current", "use"]
 
 # The first one with Stream.from_external.
 MINIMUM = "14.0"
+
+# CuPy's objects for streams, which neither own nor keep them: each goes with ours.
+_seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
 
 @cache
@@ -28,6 +34,16 @@ def _stream_class(cupy: Any) -> Any:
     return PartitionStream
 
 
+class _Handle:
+    """A stream for CuPy that keeps none alive."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
 def cupy_stream(target: Target) -> Any:
     """The stream of a partition, a context or a stream as a cupy.cuda.Stream, which keeps it and its context alive."""
     cupy = load("cupy", "cupy", MINIMUM)
@@ -38,21 +54,45 @@ def cupy_stream(target: Target) -> Any:
 
 
 @contextmanager
-def use(target: Target) -> Iterator[Any]:
+def use(target: Target, library_sms: Literal["off", "on"] = "off") -> Iterator[Any]:
     """Makes CuPy work in a partition, a context or a stream for the length of a block, and gives its CuPy stream.
 
     What CuPy was given before on the stream that is current outside comes first, and what it is given there after the
     block waits for the work of the block. The device of the partition is current inside.
+
+    library_sms: whether cuBLAS is told the SM count of the partition.
     """
+    demand_choice(library_sms, ("off", "on"))
     stream = own_stream(target)
     inner = cupy_stream(stream)
     cupy = load("cupy", "cupy", MINIMUM)
-    # CuPy's object for a stream of others does not know its device.
     with cupy.cuda.Device(stream.device.device_id):
         outer = cupy.cuda.get_current_stream()
         inner.wait_event(outer.record(cupy.cuda.Event(disable_timing=True)))
         with inner:
             try:
-                yield inner
+                with cupy_block(cupy, stream, library_sms):
+                    yield inner
             finally:
                 outer.wait_event(inner.record(cupy.cuda.Event(disable_timing=True)))
+
+
+@contextmanager
+def current(stream: Stream) -> Iterator[None]:
+    """Makes a stream CuPy's current one in a block, in no order with others; nothing where CuPy has no device.
+
+    CuPy is imported already, and the stream outlives the block. Cheap for a stream that has been here before.
+    """
+    cupy = sys.modules["cupy"]
+    device = cupy.cuda.Device
+    known = _seen.get(stream)
+    if known is None:
+        if not cupy.is_available():
+            yield
+            return
+        load("cupy", "cupy", MINIMUM)
+        with device(stream.device.device_id):
+            known = _seen[stream] = _stream_class(cupy).from_external(_Handle(stream.handle))
+    # CuPy's object for a stream of others does not know its device.
+    with device(stream.device.device_id), known:
+        yield

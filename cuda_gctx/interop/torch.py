@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from cuda_gctx._stream import Stream
 from cuda_gctx.interop._frameworks import Target, load, own_stream
+from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
 
-__all__ = ["torch_stream", "use"]
+__all__ = ["current", "torch_stream", "use"]
 
 # The first one that is built for CUDA 12.4, where green contexts begin.
 MINIMUM = "2.4"
 
+# torch's objects for streams, which neither own nor keep them: each goes with ours.
+_seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
-def load_torch() -> Any:
-    torch = load("torch", "torch", MINIMUM)
+
+def load_torch(minimum: str = MINIMUM) -> Any:
+    torch = load("torch", "torch", minimum)
     if torch.version.cuda is None:
-        raise ImportError(f"this needs torch {MINIMUM} or newer built for CUDA, and found {torch.__version__} without")
+        raise ImportError(f"this needs torch {minimum} or newer built for CUDA, and found {torch.__version__} without")
     return torch
 
 
@@ -47,18 +53,38 @@ def torch_stream(target: Target) -> Any:
 
 
 @contextmanager
-def use(target: Target) -> Iterator[Any]:
+def use(target: Target, library_sms: LibrarySMs = "off") -> Iterator[Any]:
     """Makes torch work in a partition, a context or a stream for the length of a block, and gives its torch stream.
 
     What torch was given before on the stream that is current outside comes first, and what it is given there after the
     block waits for the work of the block: tensors pass in and out as if there were one stream.
+
+    library_sms: whether cuBLAS and cuBLASLt are told the SM count of the partition: "on", or "auto" for the products
+    where it was measured to help.
     """
+    demand_choice(library_sms, ("off", "on", "auto"))
     torch = load_torch()
     inner = torch_stream(target)
     outer = torch.cuda.current_stream(inner.device)
     inner.wait_stream(outer)
     with torch.cuda.stream(inner):
         try:
-            yield inner
+            with torch_block(torch, inner.stream, library_sms):
+                yield inner
         finally:
             outer.wait_stream(inner)
+
+
+def current(stream: Stream) -> AbstractContextManager[Any]:
+    """Makes a stream torch's current one in a block, in no order with others; nothing where torch has no device.
+
+    torch is imported already, and the stream outlives the block. Cheap for a stream that has been here before.
+    """
+    torch = sys.modules["torch"]
+    known = _seen.get(stream)
+    if known is None:
+        if not torch.cuda.is_available():
+            return nullcontext()
+        known = _seen[stream] = torch.cuda.ExternalStream(stream.handle, device=stream.device.device_id)
+    block: AbstractContextManager[Any] = torch.cuda.stream(known)
+    return block

@@ -1,0 +1,345 @@
+"""torch.cuda.green_contexts.GreenContext: the same methods, on contexts of which overlap is known and nothing is lost.
+
+Each has a stream of its own, which is torch's current one between set_context() and pop_context(). A context that is
+not used any more waits in the store for its next use.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from contextlib import ExitStack
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from cuda_gctx._context import Context, ContextOptions
+from cuda_gctx._device import Device
+from cuda_gctx._driver import before_driver_closes
+from cuda_gctx._errors import ResourceOverlapError, ResourceOverlapWarning, SplitError
+from cuda_gctx._lease import claim, create_kept_context, demand_not_current, lend, retire
+from cuda_gctx._resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx._store import KeptContexts, Lease, driver_and_device, store
+from cuda_gctx._stream import Stream
+from cuda_gctx.interop.torch import load_torch, torch_stream
+
+__all__ = ["GreenContext"]
+
+_SCOPES = {"device_ctx": "device_ctx", "balanced": "green_ctx_balanced"}
+# As many as torch's class has: further ones are the first ones again.
+_STREAMS = 32
+_NAME = "GreenContext"
+
+# ---- the SMs
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """SM resources for a context; ``kind`` is equal for the same SMs of a device."""
+
+    kind: tuple[object, ...]
+    resources: list[SMResource]
+
+
+# The device in its smallest aligned groups, split once: what is made of one split is known to be disjoint.
+_units_of_device: dict[tuple[int, int], list[SMResource]] = {}
+_choosing = threading.Lock()
+
+
+def _forget_driver(driver: int) -> None:
+    for key in [key for key in _units_of_device if key[0] == driver]:
+        del _units_of_device[key]
+
+
+before_driver_closes(_forget_driver)
+
+
+def _units(device: Device, whole: SMResource) -> list[SMResource]:
+    key = driver_and_device(whole, device)
+    if key not in _units_of_device:
+        size = max(whole.coscheduled_alignment, whole.min_partition_size)
+        # SMs outside of the chip's clusters can leave room for fewer units than there are SMs for.
+        for number in range(whole.sm_count // size, 0, -1):
+            try:
+                _units_of_device[key], _ = whole.split(SMResourceOptions([size] * number))
+                break
+            except SplitError:
+                continue
+    return _units_of_device[key]
+
+
+def _choose(device: Device, num_sms: int | None, *, exclusive: bool) -> _Choice:
+    whole = device.resources.sm
+    if num_sms is None:
+        return _Choice(("whole",), [whole])
+    asked = index(num_sms)
+    if not 0 < asked <= whole.sm_count:
+        raise RuntimeError(f"a green context cannot have {asked} SMs: ask for 1 to {whole.sm_count}, all of the device")
+    try:
+        [group], _ = whole.split(SMResourceOptions([asked]))
+    except SplitError:
+        # More than the aligned groups hold. torch's class gets the whole device then.
+        return _Choice(("whole",), [whole])
+    units = _units(device, whole)
+    number = -(-group.sm_count // units[0].sm_count)
+    if number > len(units) or (not exclusive and group.sm_count != number * units[0].sm_count):
+        return _Choice(("group", group.sm_count), [group])
+    positions = _free(units, number) if exclusive else range(number)
+    return _Choice(("units", *positions), [units[position] for position in positions])
+
+
+def _free(units: list[SMResource], number: int) -> list[int]:
+    """The positions of the first units that no live context has."""
+    found = []
+    refusal = None
+    for position, unit in enumerate(units):
+        try:
+            claim([unit], [_NAME], True, 0).release()
+        except ResourceOverlapError as error:
+            refusal = error
+            continue
+        found.append(position)
+        if len(found) == number:
+            return found
+    size = units[0].sm_count
+    raise ResourceOverlapError(
+        f"{number * size} SMs that no live context has were asked for, and {len(found) * size} are known to be free: "
+        f"close contexts, or ask for fewer ({refusal})"
+    )
+
+
+def _lease(
+    device: Device, num_sms: int | None, workqueue: WorkqueueResourceOptions | None, *, exclusive: bool, stacklevel: int
+) -> Lease:
+    """The use of one context, a kept one if there is any."""
+    queues = []
+    if workqueue is not None:
+        queues = [device.resources.workqueue]  # refuses where the driver has none
+        queues[0].configure(workqueue)
+    with _choosing:
+        choice = _choose(device, num_sms, exclusive=exclusive)
+        key = (*driver_and_device(choice.resources[0], device), _NAME, choice.kind, workqueue)
+        kept = store.take(key)
+        place = None
+        try:
+            if kept is None:
+                if exclusive:
+                    # Refuses before anything is made; what counts is the claim below.
+                    claim(choice.resources, [_NAME] * len(choice.resources), True, 0).release()
+                options = ContextOptions([*choice.resources, *queues], name=_NAME)
+                made = create_kept_context(device.device_id, options)
+                kept = KeptContexts(key, [made.resources.sm], [made])
+            place = claim(kept.groups, [_NAME], exclusive, 0)
+            if place.overlap_report:
+                told = f"{place.overlap_report}; or create it with exclusive=True"
+                warnings.warn(told, ResourceOverlapWarning, stacklevel)
+            return Lease(kept, place)
+        except BaseException:
+            if place is not None:
+                place.release()
+            if kept is not None:
+                store.put(kept)
+            raise
+
+
+# ---- what is active on a thread
+
+
+class _Active(threading.local):
+    """The contexts that the thread has set and not popped, last one last, each with what leaves it."""
+
+    def __init__(self) -> None:
+        # This keeps them alive as well.
+        self.entries: list[tuple[GreenContext, ExitStack]] = []
+
+
+_active = _Active()
+
+
+class GreenContext:
+    """A part of a device for torch to work in, with the methods of torch.cuda.green_contexts.GreenContext.
+
+    GreenContext(...) takes the keywords of create(). A ``with`` block is set_context() and pop_context(); it does not
+    close the context.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_sms: int | None = None,
+        workqueue_scope: str | None = None,
+        workqueue_concurrency_limit: int | None = None,
+        device_id: int | None = None,
+        exclusive: bool = False,
+    ) -> None:
+        self._make(num_sms, workqueue_scope, workqueue_concurrency_limit, device_id, exclusive=exclusive)
+
+    @staticmethod
+    def create(
+        num_sms: int | None = None,
+        device_id: int | None = None,
+        *,
+        workqueue_scope: str | None = None,
+        workqueue_concurrency_limit: int | None = None,
+        exclusive: bool = False,
+    ) -> GreenContext:
+        """A context with at least `num_sms` SMs (None: all of them) of a device, by default torch's current one.
+
+        workqueue_scope: "device_ctx" or "balanced"; with workqueue_concurrency_limit, how many workloads at once the
+        context expects (driver 13.1 and newer). exclusive: only SMs that no live context has; ResourceOverlapError if
+        there are not enough. Without it, sharing SMs is a ResourceOverlapWarning.
+        """
+        self = GreenContext.__new__(GreenContext)
+        self._make(num_sms, workqueue_scope, workqueue_concurrency_limit, device_id, exclusive=exclusive)
+        return self
+
+    @staticmethod
+    def max_workqueue_concurrency(device_id: int | None = None) -> int:
+        """The concurrency limit of a device's workqueues (driver 13.1 and newer)."""
+        return _device(load_torch(), device_id).resources.workqueue.concurrency_limit
+
+    def _make(
+        self, num_sms: int | None, scope: str | None, limit: int | None, device_id: int | None, *, exclusive: bool
+    ) -> None:
+        torch = load_torch()
+        workqueue = None
+        if scope is not None:
+            if scope not in _SCOPES:
+                raise ValueError(f"workqueue_scope is one of {', '.join(map(repr, _SCOPES))}, not {scope!r}")
+            workqueue = WorkqueueResourceOptions(_SCOPES[scope], limit)
+        elif limit is not None:
+            raise RuntimeError("workqueue_concurrency_limit belongs to a workqueue_scope: give that as well")
+        elif num_sms is None:
+            raise RuntimeError("num_sms and workqueue_scope are both missing: give one of them, or both")
+        if not isinstance(exclusive, bool):
+            raise TypeError(f"exclusive must be a bool, not {type(exclusive).__name__}")
+        device = _device(torch, device_id)
+        if not torch._C._cuda_hasPrimaryContext(device.device_id):
+            warnings.warn(
+                f"device {device.device_id} has no primary context, which every green context needs, and now gets one: "
+                "let torch use the device before a GreenContext is made",
+                stacklevel=3,
+            )
+        lease = _lease(device, num_sms, workqueue, exclusive=exclusive, stacklevel=4)
+        self._lease = lease
+        self._context = lend(lease.kept.contexts[0], lease)
+        self._sm_count = self._context.sm_count
+        self._lock = threading.Lock()
+        self._own_stream = self._context.create_stream()
+        self._streams: list[Stream] = []
+        self._given = 0
+
+    @property
+    def context(self) -> Context:
+        """The context itself."""
+        self._demand_open()
+        return self._context
+
+    @property
+    def sm_count(self) -> int:
+        """How many SMs it has: `num_sms`, rounded up to what the device can give."""
+        return self._sm_count
+
+    @property
+    def is_closed(self) -> bool:
+        return self._context.is_closed
+
+    def set_context(self) -> None:
+        """Makes it the current context of the thread, and a stream of it torch's current stream, until pop_context().
+
+        What torch was given before on the stream that was current comes first. May be nested, and be called on several
+        threads.
+        """
+        torch = load_torch()
+        with self._lock, ExitStack() as entering:
+            self._demand_open()
+            inner = torch_stream(self._own_stream)
+            outer = torch.cuda.current_stream(inner.device)
+            inner.wait_stream(outer)
+            # On the way out, in reverse. An event belongs to the context that is current where torch makes it, and is
+            # recorded on streams of that one: inner's, before it is left. The default stream means that of the current
+            # context: the outer one waits after that.
+            passed: list[Any] = []
+            entering.callback(_wait_for, outer, passed)
+            entering.enter_context(self._context.current())
+            entering.enter_context(torch.cuda.stream(inner))
+            entering.callback(_record, torch, inner, passed)
+            _active.entries.append((self, entering.pop_all()))
+
+    def pop_context(self) -> None:
+        """Goes back to the context and the stream before set_context(), which waits for what torch was given since."""
+        entries = _active.entries
+        if not any(active is self for active, _ in entries):
+            raise RuntimeError(
+                "pop_context() without set_context(): this GreenContext is not active on this thread, or not any more"
+            )
+        if entries[-1][0] is not self:
+            raise RuntimeError(
+                "another GreenContext was set after this one: contexts are popped in the reverse order, that one first"
+            )
+        _, leaving = entries.pop()
+        leaving.close()
+
+    def Stream(self) -> Any:
+        """A torch.cuda.Stream of the context, not ordered with any other; the 33rd is the first one again."""
+        with self._lock:
+            self._demand_open()
+            if len(self._streams) < _STREAMS:
+                self._streams.append(self._context.create_stream())
+            stream = self._streams[self._given % _STREAMS]
+            self._given += 1
+            return torch_stream(stream)
+
+    def close(self) -> None:
+        """Gives its SMs back; twice does nothing. Streams that it gave go on working as long as they are kept.
+
+        RuntimeError while it is active on any thread.
+        """
+        with self._lock:
+            if self.is_closed:
+                return
+            try:
+                demand_not_current(self._context)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    "an active GreenContext cannot be closed: call pop_context() as often as set_context() was, on the "
+                    f"same threads ({error})"
+                ) from None
+            for stream in [*self._streams, self._own_stream]:
+                stream.close()
+            retire(self._context)
+            self._lease.release()
+
+    def _demand_open(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("the GreenContext has been closed: create another one")
+
+    def __enter__(self) -> GreenContext:
+        self.set_context()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.pop_context()
+
+    def __repr__(self) -> str:
+        if self.is_closed:
+            return "<GreenContext: closed>"
+        return f"<GreenContext: {self.sm_count} SMs of device {self._context.device.device_id}>"
+
+
+def _device(torch: Any, device_id: int | None) -> Device:
+    try:
+        return Device(torch.cuda.current_device() if device_id is None else device_id)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+
+
+def _record(torch: Any, inner: Any, passed: list[Any]) -> None:
+    """Events behind the stream of a context and, as torch's class does, behind what has become torch's current one."""
+    current = torch.cuda.current_stream(inner.device)
+    passed += [stream.record_event() for stream in ([inner] if current == inner else [inner, current])]
+
+
+def _wait_for(outer: Any, passed: list[Any]) -> None:
+    for event in passed:
+        outer.wait_event(event)

@@ -1,0 +1,409 @@
+"""The SM count that matrix libraries go by: cuBLAS's target and torch's carve-out, in a block, or where they help.
+
+Inside a partition these libraries still see the whole device. Telling them the number helps at some sizes and hurts at
+others, so that "auto" measures each product once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from cuda_gctx._stream import Stream
+from cuda_gctx._table import table
+
+__all__ = [
+    "Decision",
+    "Decisions",
+    "LibrarySMs",
+    "Product",
+    "cublas_sms",
+    "cupy_block",
+    "decisions",
+    "demand_choice",
+    "torch_block",
+]
+
+LibrarySMs = Literal["off", "on", "auto"]
+
+# ---- cuBLAS
+
+
+@cache
+def _loaded(name: str) -> Any:
+    """A library that is loaded: another copy would not know the handles of this one."""
+    try:
+        return ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+    except OSError:
+        raise RuntimeError(f"{name} is not loaded: give the name of the cuBLAS library that made the handle") from None
+
+
+def _function(library: Any, name: str) -> Any:
+    try:
+        return getattr(library, name)
+    except AttributeError:
+        raise ImportError(f"this needs cuBLAS 11.5 or newer: {library} has no {name}") from None
+
+
+def _call(library: Any, name: str, handle: int, argument: Any) -> None:
+    status = _function(library, name)(ctypes.c_void_p(handle), argument)
+    if status != 0:
+        raise RuntimeError(f"{name} of cuBLAS answered {status}: is {handle:#x} a handle of this library?")
+
+
+@contextmanager
+def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[None]:
+    """Gives a cuBLAS handle an SM count target for the length of a block (0: none), and restores what it had.
+
+    library: the cuBLAS that made the handle, by its file name ("libcublas.so.13") or as ctypes has it.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ValueError(f"count must be a number of SMs, or 0 for no target, not {count!r}")
+    blas = _loaded(library) if isinstance(library, str) else library
+    before = ctypes.c_int()
+    _call(blas, "cublasGetSmCountTarget", handle, ctypes.byref(before))
+    _call(blas, "cublasSetSmCountTarget", handle, ctypes.c_int(count))
+    try:
+        yield
+    finally:
+        _call(blas, "cublasSetSmCountTarget", handle, before)
+
+
+# ---- what a block does
+
+
+class _CarveOut:
+    """How many SMs torch's products by way of cuBLASLt leave free: one number for the whole process.
+
+    Blocks of several threads end in any order: the latest one that is open holds, and what there was before the first
+    one comes back with the end of the last.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[list[int | None]] = []
+        self._before: int | None = None
+
+    @contextmanager
+    def leave(self, torch: Any, free: int | None) -> Iterator[None]:
+        # Private and experimental in torch, and not there in each torch.
+        write = getattr(torch._C, "_set_sm_carveout_experimental", None)
+        if write is None:
+            yield
+            return
+        mine = [free]
+        with self._lock:
+            if not self._open:
+                self._before = torch._C._get_sm_carveout_experimental()
+            self._open.append(mine)
+            write(free)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open = [block for block in self._open if block is not mine]
+                write(self._open[-1][0] if self._open else self._before)
+
+
+_carve_out = _CarveOut()
+
+
+def demand_choice(library_sms: object, choices: tuple[str, ...]) -> None:
+    """Refuses what `library_sms` cannot be."""
+    if library_sms == "auto" and "auto" not in choices:
+        raise ValueError('library_sms="auto" needs torch, which tells of each product: use "on" or "off" here')
+    if library_sms not in choices:
+        raise ValueError(f"library_sms must be one of {', '.join(choices)}, not {library_sms!r}")
+
+
+def _sm_count(stream: Stream) -> int:
+    """The target for a stream; 0, which is none, outside of partitions."""
+    return stream.resources.sm.sm_count if stream.context.is_green else 0
+
+
+@contextmanager
+def _torch_target(torch: Any, stream: Stream, count: int) -> Iterator[None]:
+    # torch makes a handle for each thread at its first use, and complains if no context is current then.
+    with stream.device.context.current():
+        handle = torch.cuda.current_blas_handle()
+    library = f"libcublas.so.{torch.version.cuda.split('.')[0]}"
+    free = stream.device.sm_count - count if count else None
+    with cublas_sms(handle, count, library), _carve_out.leave(torch, free):
+        yield
+
+
+def torch_block(torch: Any, stream: Stream, choice: LibrarySMs) -> AbstractContextManager[Any]:
+    """What `library_sms` means for torch in a block in which `stream` is its current stream."""
+    if choice == "off":
+        return nullcontext()
+    count = _sm_count(stream)
+    if choice == "on" or count == 0:
+        return _torch_target(torch, stream, count)
+    return _measured(torch, stream, count)
+
+
+@contextmanager
+def _measured(torch: Any, stream: Stream, count: int) -> Iterator[None]:
+    # Without a target around it, so that a decision does not depend on what is set outside.
+    with _torch_target(torch, stream, 0), _mode_class(torch)(stream, count):
+        yield
+
+
+@contextmanager
+def _cupy_target(cupy: Any, count: int) -> Iterator[None]:
+    handle = cupy.cuda.device.get_cublas_handle()
+    library = f"libcublas.so.{cupy.cuda.runtime.runtimeGetVersion() // 1000}"
+    with cublas_sms(handle, count, library):
+        yield
+
+
+def cupy_block(cupy: Any, stream: Stream, choice: Literal["off", "on"]) -> AbstractContextManager[Any]:
+    """What `library_sms` means for CuPy in a block in which `stream` is its current stream."""
+    return nullcontext() if choice == "off" else _cupy_target(cupy, _sm_count(stream))
+
+
+# ---- "auto"
+
+ROUNDS = 7
+CALLS = 2
+# A target is set only if it gains more than what two measurements of the same thing differ by.
+MARGIN = 0.02
+
+
+class Product(NamedTuple):
+    """What a decision is about. Tensors among the arguments are (type, shape, strides), all else is text."""
+
+    operation: str
+    arguments: tuple[Any, ...]
+    sm_count: int
+    device: str
+    library: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a target helps a product, and the seconds that were measured; None where memory did not suffice."""
+
+    product: Product
+    target: bool
+    seconds_without: float | None
+    seconds_with: float | None
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _shown(argument: Any) -> str:
+    if isinstance(argument, tuple) and len(argument) == 3:
+        kind, shape, strides = argument
+        return f"{kind.removeprefix('torch.')}{list(shape)} by {list(strides)}"
+    return " ".join(map(_shown, argument)) if isinstance(argument, tuple) else str(argument)
+
+
+class Decisions:
+    """What "auto" has found out, for all blocks of the process. Usable from any thread.
+
+    A decision holds for one version of torch and one kind of device, and for the settings (such as TF32) that there
+    were when it was measured: clear() after changing those.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Product, Decision] = {}
+        self._measuring = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Decision]:
+        return iter(list(self._known.values()))
+
+    def clear(self) -> None:
+        """Forgets everything: products are measured again."""
+        self._known.clear()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a JSON file that load() reads."""
+        kept = [{**asdict(found), "product": found.product._asdict()} for found in self]
+        Path(path).write_text(json.dumps({"decisions": kept}, indent=1) + "\n")
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Adds what a file of save() holds; it replaces what is known of the same products."""
+        try:
+            read = {}
+            for entry in json.loads(Path(path).read_text())["decisions"]:
+                product = Product(**{name: _tuples(value) for name, value in entry.pop("product").items()})
+                read[product] = Decision(product, **entry)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path} is no file that Decisions.save() wrote: {error!r}") from error
+        self._known.update(read)
+
+    def find(self, product: Product) -> Decision | None:
+        """What is known of a product."""
+        return self._known.get(product)
+
+    def measure(self, product: Product, measured: Callable[[], tuple[float, float] | None]) -> Decision | None:
+        """Decides by the seconds without and with a target; None while another thread is measuring.
+
+        Two that measure at once would measure each other, and one that waits may be what the other one waits for.
+        """
+        if not self._measuring.acquire(blocking=False):
+            return None
+        try:
+            seconds = measured()
+        finally:
+            self._measuring.release()
+        if seconds is None:
+            found = Decision(product, False, None, None)
+        else:
+            found = Decision(product, seconds[1] < seconds[0] * (1 - MARGIN), *seconds)
+        self._known[product] = found
+        return found
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                found.product.operation,
+                "; ".join(map(_shown, found.product.arguments)),
+                found.product.sm_count,
+                *(
+                    None if seconds is None else f"{seconds * 1e6:.1f}"
+                    for seconds in (found.seconds_without, found.seconds_with)
+                ),
+                "on" if found.target else "off",
+            )
+            for found in self
+        ]
+        return table(("operation", "arguments", "SMs", "us without", "us with", "target"), rows)
+
+    def __repr__(self) -> str:
+        return f"<Decisions: {len(self)} products, a target helps {sum(found.target for found in self)}>"
+
+
+decisions = Decisions()
+
+# Those that torch gives to cuBLAS or cuBLASLt; linear and matmul are seen as such in inference mode.
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation", "linear", "matmul")
+
+
+@cache
+def _products(torch: Any) -> dict[Any, Any]:
+    """Each form of a product, with the form that writes to new memory alone: that one can be called to measure."""
+    found = {}
+    for name in _PRODUCTS:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is None:
+            continue
+        forms = packet.overloads()
+        for form in forms:
+            pure = {"out": "default", "dtype_out": "dtype"}.get(form, form)
+            if pure in forms and "out" not in pure:
+                found[getattr(packet, form)] = getattr(packet, pure)
+        in_place = getattr(torch.ops.aten, f"{name}_", None)
+        if in_place is not None:
+            found[in_place.default] = packet.default
+    return found
+
+
+def _seconds(
+    torch: Any, call: Callable[[], Any], target: Callable[[], AbstractContextManager[None]]
+) -> tuple[float, float] | None:
+    """How long a call takes without and with the target, as medians; None if memory does not suffice."""
+    ways: tuple[Callable[[], AbstractContextManager[None]], ...] = (nullcontext, target)
+    samples: list[list[tuple[Any, Any]]] = [[], []]
+    try:
+        for way in ways:
+            with way():
+                call()
+        # The host does not wait in between: the device always has the next call at hand.
+        for _ in range(ROUNDS):
+            for way, taken in zip(ways, samples, strict=True):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                with way():
+                    begin.record()
+                    for _ in range(CALLS):
+                        call()
+                    end.record()
+                taken.append((begin, end))
+    except torch.cuda.OutOfMemoryError:
+        return None
+    samples[1][-1][1].synchronize()
+    without, with_target = (median(begin.elapsed_time(end) for begin, end in taken) / 1000 / CALLS for taken in samples)
+    return without, with_target
+
+
+@cache
+def _mode_class(torch: Any) -> Any:
+    dispatch: Any = import_module("torch.utils._python_dispatch")
+    products = _products(torch)
+    library = f"torch {torch.__version__}"
+
+    def described(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype), tuple(value.shape), tuple(value.stride())
+        return repr(value)
+
+    class ChosenTargets(dispatch.TorchDispatchMode):  # type: ignore[misc]
+        """Sees the matrix products of a block, on any thread that works for it, and sets the target for some."""
+
+        supports_higher_order_operators = True
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            # Else torch does not compile what runs in the block, and some versions never again.
+            return True
+
+        def __init__(self, stream: Stream, count: int) -> None:
+            super().__init__()
+            self._stream = stream
+            self._count = count
+            self._handle = stream.handle
+            self._index = stream.device.device_id
+            self._device_name = stream.device.name
+
+        def _is_ours(self, types: Any, args: Any) -> bool:
+            # Subclasses of tensors mean something else by the product; another stream has other SMs.
+            return (
+                not types
+                and args[0].is_cuda
+                and args[0].device.index == self._index
+                and torch.cuda.current_stream(self._index).cuda_stream == self._handle
+            )
+
+        def _target(self) -> AbstractContextManager[None]:
+            return _torch_target(torch, self._stream, self._count)
+
+        def _helps(self, function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+            inputs = {name: value for name, value in kwargs.items() if name != "out"}
+            product = Product(
+                str(function),
+                (*map(described, args), *((name, described(value)) for name, value in sorted(inputs.items()))),
+                self._count,
+                self._device_name,
+                library,
+            )
+            known = decisions.find(product)
+            # What is captured must not be waited for.
+            if known is None and not torch.cuda.is_current_stream_capturing():
+                call = partial(products[function], *args, **inputs)
+                known = decisions.measure(product, lambda: _seconds(torch, call, self._target))
+            return known is not None and known.target
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func in products and self._is_ours(types, args) and self._helps(func, args, kwargs):
+                with self._target():
+                    return func(*args, **kwargs)
+            return func(*args, **kwargs)
+
+    return ChosenTargets

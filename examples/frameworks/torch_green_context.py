@@ -1,0 +1,40 @@
+"""Code written for torch's GreenContext: the import changes, and `exclusive` keeps contexts apart."""
+
+from __future__ import annotations
+
+import torch
+
+from cuda_gctx.compat.torch_green import GreenContext
+
+
+def main() -> None:
+    x = torch.randn(2048, 2048, device="cuda:0")
+
+    decode = GreenContext.create(num_sms=10, exclusive=True)
+    prefill = GreenContext.create(num_sms=96, exclusive=True)
+    print(f"decode has {decode.sm_count} SMs, prefill {prefill.sm_count}, and they share none")
+
+    decode.set_context()
+    y = torch.sigmoid(x)
+    decode.pop_context()
+
+    with prefill:
+        z = x @ x
+    print(f"the same as without: {torch.equal(y + z, torch.sigmoid(x) + x @ x)}")
+
+    # Several at once: their streams, and the order is yours.
+    streams = [decode.Stream(), prefill.Stream()]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.sigmoid(x)
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+
+    decode.close()
+    prefill.close()
+
+
+if __name__ == "__main__":
+    main()
