@@ -19,14 +19,14 @@ cdef extern from "handles/probe.hpp" namespace "gctx" nogil:
 
     cdef cppclass CProbe "gctx::Probe":
         vector[vector[ProbeBlock]] run(
-            const vector[StreamHandle]&, const vector[unsigned int]&, uint64_t, uint64_t
+            const vector[StreamHandle]&, const vector[unsigned int]&, uint64_t, uint64_t, unsigned int
         ) except +raise_error
         void launch(const StreamHandle&, unsigned int, unsigned int, uint64_t) except +raise_error
 
     cdef cppclass CStamps "gctx::Stamps":
-        CStamps(ContextHandle, shared_ptr[CProbe], size_t) except +raise_error
+        CStamps(StreamHandle, shared_ptr[CProbe], size_t) except +raise_error
         void write(const StreamHandle&, size_t) except +raise_error
-        vector[ProbeBlock] read(const StreamHandle&) except +raise_error
+        vector[ProbeBlock] read() except +raise_error
 
     const unsigned int probe_threads
 
@@ -47,4 +47,3 @@ cdef extern from "handles/probe.hpp" namespace "gctx" nogil:
 cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     cdef cppclass ProbingRuntime "gctx::Runtime":
         shared_ptr[CProbe] probe(int) except +raise_error
-        ContextHandle primary(int) except +raise_error

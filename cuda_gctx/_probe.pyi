@@ -5,7 +5,7 @@ from cuda_gctx._device import Device
 from cuda_gctx._stream import Stream
 
 def run_probe(
-    streams: Sequence[Stream], blocks: Sequence[int], spin_ns: int, timeout_ns: int
+    streams: Sequence[Stream], blocks: Sequence[int], spin_ns: int, timeout_ns: int, cluster: int = 1
 ) -> list[list[tuple[int, int, int]]]: ...
 def spin(stream: Stream, blocks: int, spin_ns: int) -> None: ...
 

@@ -1,7 +1,7 @@
 """Where and when the blocks of a kernel run, and how much of a kernel fits into a context."""
 
 from libc.stdint cimport uint64_t, uintptr_t
-from libcpp.memory cimport make_shared, shared_ptr
+from libcpp.memory cimport shared_ptr
 from libcpp.vector cimport vector
 
 from cuda_gctx._arguments cimport as_int
@@ -10,12 +10,15 @@ from cuda_gctx._core cimport StreamHandle
 from cuda_gctx._stream cimport Stream
 
 # The kernel counts its rounds as well, and stops by that count some time after this.
-LONGEST_SPIN_NS = 1_000_000_000
-MOST_BLOCKS = 2**31 - 1
+cdef uint64_t LONGEST_SPIN_NS = 1_000_000_000
+cdef uint64_t MOST_BLOCKS = 2**31 - 1
 
 
-def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns):
-    """Runs the probe on all streams at once. For each: the blocks that ran, as (SM id, start, end), times in ns."""
+def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned int cluster=1):
+    """Runs the probe on all streams at once. For each: the blocks that ran, as (SM id, start, end), times in ns.
+
+    cluster: how many blocks in a row make a thread-block cluster.
+    """
     cdef vector[StreamHandle] handles
     cdef vector[unsigned int] counts
     cdef vector[vector[ProbeBlock]] seen
@@ -29,7 +32,7 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns):
     stream = streams[0]
     with nogil:
         probe = runtime_of(stream).probe(stream._box.get().context().get().device())
-        seen = probe.get().run(handles, counts, spin_ns, timeout_ns)
+        seen = probe.get().run(handles, counts, spin_ns, timeout_ns, cluster)
     # A block that did not run wrote nothing, and a block that ran has an end.
     return [[(block.sm, block.start_ns, block.end_ns) for block in part if block.end_ns != 0] for part in seen]
 
@@ -65,22 +68,23 @@ cdef class Stamps:
     """
 
     cdef shared_ptr[CStamps] _stamps
-    cdef Stream _reading
-    cdef set _written
     cdef readonly int capacity
 
     def __init__(self, device, capacity):
         """device: a Device; capacity: how many places."""
-        cdef ProbingRuntime* runtime
-        cdef int ordinal = device.device_id
+        from cuda_gctx._device import Device
+
+        cdef Stream own
+        cdef shared_ptr[CProbe] probe
+        if not isinstance(device, Device):
+            raise TypeError(f"device must be a Device, not {type(device).__name__}")
         self.capacity = as_int("capacity", capacity)
         if self.capacity < 1:
             raise ValueError(f"capacity must be positive, not {self.capacity}")
-        self._reading = device.create_stream()
-        self._written = set()
-        runtime = runtime_of(self._reading)
+        own = device.create_stream()
         with nogil:
-            self._stamps = make_shared[CStamps](runtime.primary(ordinal), runtime.probe(ordinal), <size_t>self.capacity)
+            probe = runtime_of(own).probe(own._box.get().context().get().device())
+            self._stamps.reset(new CStamps(own._box, probe, <size_t>self.capacity))
 
     def __dealloc__(self):
         # Freeing device memory waits for work that is under way.
@@ -97,21 +101,17 @@ cdef class Stamps:
                 self._stamps.get().write(stream._box, place)
         finally:
             stream.unpin()
-        self._written.add(place)
 
     def read(self):
-        """For each place the SM id and the nanoseconds of the device's timer, None where no stamp was put.
+        """For each place the SM id and the nanoseconds of the device's timer, None where no stamp was written yet.
 
         The streams must have come to their stamps: synchronise them first.
         """
         cdef vector[ProbeBlock] seen
-        self._reading.pin()
-        try:
-            with nogil:
-                seen = self._stamps.get().read(self._reading._box)
-        finally:
-            self._reading.unpin()
-        return [(seen[i].sm, seen[i].start_ns) if i in self._written else None for i in range(self.capacity)]
+        with nogil:
+            seen = self._stamps.get().read()
+        # A block that ran has an end.
+        return [(stamp.sm, stamp.start_ns) if stamp.end_ns != 0 else None for stamp in seen]
 
 
 cdef LaunchShape launch_shape(uintptr_t function, unsigned int threads, unsigned int shared_bytes):

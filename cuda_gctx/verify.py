@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import combinations
 
+from cuda_gctx._causes import lack_of_concurrency
+from cuda_gctx._chip import chip_clusters, known_clusters
 from cuda_gctx._context import Context
-from cuda_gctx._device import Device
 from cuda_gctx._driver import system
-from cuda_gctx._errors import CUDAError
 from cuda_gctx._lease import capturing_stream
 from cuda_gctx._probe import probe_blocks_per_sm, run_probe
+from cuda_gctx._sm_map import SMMap
 from cuda_gctx._stream import Stream
 from cuda_gctx._table import ranges, table
 
@@ -24,9 +24,6 @@ __all__ = ["ContextProof", "IsolationError", "SharedSMs", "VerifyReport", "verif
 SPIN_NS = 1_000_000
 # Other work can keep the probe off an SM for a while; an SM that stays unseen is reported.
 ROUNDS = 4
-MAP_WIDTH = 32
-# The driver's own number of hardware queues where CUDA_DEVICE_MAX_CONNECTIONS is not set.
-DEFAULT_CONNECTIONS = 8
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,7 @@ class VerifyReport:
     cause: if they did not, what fits as the reason.
     outside: SMs of the device that belong to none of the contexts; empty unless they should cover all of it.
     in_use: other layouts of the same pool that had unfinished work meanwhile.
+    clusters: the SM ids of each cluster of the chip, for the map; empty where nothing tells.
     """
 
     device: str
@@ -65,6 +63,7 @@ class VerifyReport:
     concurrent: bool | None
     cause: str | None
     in_use: tuple[str, ...] = ()
+    clusters: tuple[tuple[int, ...], ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -85,24 +84,10 @@ class VerifyReport:
             found.append(f"SM {ranges(self.outside)} belong to no partition, so that other work there is not fenced in")
         return tuple(found)
 
-    def sm_map(self) -> str:
-        """Every SM as the letter of its context, in the order of the ids ('.': of none of them)."""
-        letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-        owner: dict[int, str] = dict.fromkeys(self.outside, ".")
-        legend = []
-        for position, context in enumerate(self.contexts):
-            letter = letters[position % len(letters)]
-            legend.append(f"{letter} = {context.name}")
-            for sm in context.sm_ids:
-                owner[sm] = "!" if owner.get(sm, ".") != "." else letter
-        if self.overlaps:
-            legend.append("! = shared")
-        size = max(owner, default=-1) + 1
-        rows = [
-            f"SM {first:3}  " + "".join(owner.get(sm, ".") for sm in range(first, min(first + MAP_WIDTH, size)))
-            for first in range(0, size, MAP_WIDTH)
-        ]
-        return "\n".join([*rows, ", ".join(legend)])
+    def sm_map(self) -> SMMap:
+        """Which SM belongs to whom: ``print()`` it, or take its ``svg()`` or ``html()``."""
+        owners = tuple((proof.name, proof.sm_ids) for proof in self.contexts)
+        return SMMap(self.device, self.driver, owners, self.clusters, self.outside)
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -138,33 +123,6 @@ def _milliseconds(timeout: float) -> int:
     if not 0 < timeout <= 3600:
         raise ValueError(f"timeout must be more than 0 and at most 3600 seconds, not {timeout}")
     return int(timeout * 1000)
-
-
-def _primary_is_busy(device: Device) -> bool:
-    try:
-        with device.context.current():
-            return not Stream.from_handle(1).is_done
-    except CUDAError:
-        return False
-
-
-def _cause(device: Device, contexts: int) -> str:
-    """Which of the known reasons fits when contexts with SMs of their own did not run at the same time."""
-    setting = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
-    connections = int(setting) if setting.isdigit() else DEFAULT_CONNECTIONS
-    if connections < contexts:
-        return (
-            f"{connections} hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) for {contexts} contexts: set the variable to "
-            f"{contexts} or more, at most 32, before the driver is first used"
-        )
-    if _primary_is_busy(device):
-        return "work of the primary context is under way on all SMs: run it in a partition, or in the fence"
-    if os.environ.get("CUDA_MODULE_LOADING", "LAZY").upper() != "EAGER":
-        return (
-            "no cause is certain; another thread may have loaded kernels meanwhile, which lazy loading does at their "
-            "first launch: try CUDA_MODULE_LOADING=EAGER"
-        )
-    return "no known cause fits"
 
 
 class _Sightings:
@@ -240,8 +198,10 @@ def verify(
         overlaps=tuple(overlaps),
         outside=outside,
         concurrent=concurrent,
-        cause=_cause(device, len(proofs)) if concurrent is False else None,
+        cause=lack_of_concurrency(device, len(proofs)) if concurrent is False else None,
         in_use=tuple(in_use),
+        # Only the proof of a whole device runs on all of it, and may look at all of it.
+        clusters=chip_clusters(device, timeout_ms * 1_000_000) if covers_device else known_clusters(device),
     )
     if report.problems:
         raise IsolationError(report)

@@ -87,6 +87,28 @@ class Deadline {
 // One warp, so that it fits beside anything that leaves a little room on an SM.
 constexpr unsigned stamp_threads = 32;
 
+CUlaunchAttribute cluster_of(unsigned blocks) {
+  CUlaunchAttribute attribute{};
+  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attribute.value.clusterDim.x = blocks;
+  attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1;
+  return attribute;
+}
+
+CUlaunchConfig launch_config(const StreamHandle& stream, unsigned blocks, unsigned threads, unsigned shared_bytes,
+                             CUlaunchAttribute* attribute) {
+  CUlaunchConfig config{};
+  config.gridDimX = blocks;
+  config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = threads;
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = shared_bytes;
+  config.hStream = stream->handle();
+  config.attrs = attribute;
+  config.numAttrs = attribute != nullptr ? 1 : 0;
+  return config;
+}
+
 }  // namespace
 
 Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
@@ -139,11 +161,17 @@ void Probe::release() noexcept {
 CUfunction Probe::function() const noexcept { return reinterpret_cast<CUfunction>(kernel_); }
 
 void Probe::launch(const StreamHandle& stream, unsigned blocks, unsigned threads, std::uint64_t spin_ns,
-                   CUdeviceptr out, unsigned capacity) const {
+                   CUdeviceptr out, unsigned capacity, unsigned cluster) const {
+  const Driver& driver = primary_->runtime().driver();
   const CurrentScope scope(*stream->context());
   void* arguments[] = {&out, &capacity, &spin_ns};
-  GCTX_CALL(primary_->runtime().driver(), cuLaunchKernel, function(), blocks, 1, 1, threads, 1, 1, 0, stream->handle(),
-            arguments, nullptr);
+  if (cluster == 1) {
+    GCTX_CALL(driver, cuLaunchKernel, function(), blocks, 1, 1, threads, 1, 1, 0, stream->handle(), arguments, nullptr);
+    return;
+  }
+  CUlaunchAttribute attribute = cluster_of(cluster);
+  const CUlaunchConfig config = launch_config(stream, blocks, threads, 0, &attribute);
+  GCTX_CALL(driver, cuLaunchKernelEx, &config, function(), arguments, nullptr);
 }
 
 CUdeviceptr Probe::buffer(std::size_t bytes) {
@@ -164,11 +192,11 @@ CUdeviceptr Probe::buffer(std::size_t bytes) {
 
 std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>& streams,
                                                 const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
-                                                std::uint64_t timeout_ns) {
+                                                std::uint64_t timeout_ns, unsigned cluster) {
   const std::lock_guard lock(mutex_);
   abandoned_.reserve(abandoned_.size() + 1);
   try {
-    return run_in_buffer(streams, blocks, spin_ns, timeout_ns);
+    return run_in_buffer(streams, blocks, spin_ns, timeout_ns, cluster);
   } catch (...) {
     if (buffer_ != 0) {
       abandoned_.push_back(std::exchange(buffer_, 0));
@@ -180,7 +208,7 @@ std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>&
 
 std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<StreamHandle>& streams,
                                                           const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
-                                                          std::uint64_t timeout_ns) {
+                                                          std::uint64_t timeout_ns, unsigned cluster) {
   const Driver& driver = primary_->runtime().driver();
   const Deadline deadline(timeout_ns);
   std::vector<std::vector<ProbeBlock>> seen(streams.size());
@@ -202,7 +230,7 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
   }
   deadline.wait_for(streams);
   for (std::size_t i = 0; i < streams.size(); ++i) {
-    launch(streams[i], blocks[i], probe_threads, spin_ns, parts[i], blocks[i]);
+    launch(streams[i], blocks[i], probe_threads, spin_ns, parts[i], blocks[i], cluster);
     // A second kernel behind the first, as in real work: streams that share a hardware queue then show it, because what
     // comes next in the queue has to wait for this one.
     launch(streams[i], 1, probe_threads, 0);
@@ -217,20 +245,28 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
   return seen;
 }
 
-Stamps::Stamps(ContextHandle primary, std::shared_ptr<Probe> probe, std::size_t capacity)
-    : primary_(std::move(primary)), probe_(std::move(probe)), capacity_(capacity) {
-  const CurrentScope scope(*primary_);
-  GCTX_CALL(primary_->runtime().driver(), cuMemAlloc, &buffer_, capacity_ * sizeof(ProbeBlock));
+Stamps::Stamps(StreamHandle stream, std::shared_ptr<Probe> probe, std::size_t capacity)
+    : stream_(std::move(stream)), probe_(std::move(probe)), capacity_(capacity) {
+  const Driver& driver = stream_->context()->runtime().driver();
+  const CurrentScope scope(*stream_->context());
+  GCTX_CALL(driver, cuMemAlloc, &buffer_, capacity_ * sizeof(ProbeBlock));
+  try {
+    GCTX_CALL(driver, cuMemsetD8Async, buffer_, 0, capacity_ * sizeof(ProbeBlock), stream_->handle());
+    synchronize_stream(stream_);
+  } catch (...) {
+    driver.cuMemFree(buffer_);
+    throw;
+  }
 }
 
 Stamps::~Stamps() {
-  const Runtime& runtime = primary_->runtime();
-  if (!runtime.is_usable()) {
+  const ContextHandle& primary = stream_->context();
+  if (!primary->runtime().is_usable()) {
     return;
   }
-  const Driver& driver = runtime.driver();
+  const Driver& driver = primary->runtime().driver();
   CUcontext popped = nullptr;
-  if (driver.cuCtxPushCurrent(primary_->handle()) == CUDA_SUCCESS) {
+  if (driver.cuCtxPushCurrent(primary->handle()) == CUDA_SUCCESS) {
     driver.cuMemFree(buffer_);
     driver.cuCtxPopCurrent(&popped);
   }
@@ -240,12 +276,12 @@ void Stamps::write(const StreamHandle& stream, std::size_t place) const {
   probe_->launch(stream, 1, stamp_threads, 0, buffer_ + place * sizeof(ProbeBlock), 1);
 }
 
-std::vector<ProbeBlock> Stamps::read(const StreamHandle& stream) const {
-  const Driver& driver = primary_->runtime().driver();
+std::vector<ProbeBlock> Stamps::read() const {
+  const Driver& driver = stream_->context()->runtime().driver();
   std::vector<ProbeBlock> written(capacity_);
-  const CurrentScope scope(*stream->context());
-  GCTX_CALL(driver, cuMemcpyDtoHAsync, written.data(), buffer_, capacity_ * sizeof(ProbeBlock), stream->handle());
-  synchronize_stream(stream);
+  const CurrentScope scope(*stream_->context());
+  GCTX_CALL(driver, cuMemcpyDtoHAsync, written.data(), buffer_, capacity_ * sizeof(ProbeBlock), stream_->handle());
+  synchronize_stream(stream_);
   return written;
 }
 
@@ -253,16 +289,6 @@ namespace {
 
 CUfunction function_of(const ContextHandle& context, const LaunchShape& shape) {
   return shape.function != nullptr ? shape.function : context->runtime().probe(context->device())->function();
-}
-
-CUlaunchConfig launch_config(const StreamHandle& stream, const LaunchShape& shape) {
-  CUlaunchConfig config{};
-  config.gridDimX = config.gridDimY = config.gridDimZ = 1;
-  config.blockDimX = shape.threads;
-  config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = shape.shared_bytes;
-  config.hStream = stream->handle();
-  return config;
 }
 
 bool has_clusters(const ContextHandle& context) {
@@ -289,7 +315,7 @@ unsigned max_cluster_size(const StreamHandle& stream, const LaunchShape& shape) 
   }
   const CUfunction function = function_of(context, shape);
   const CurrentScope scope(*context);
-  const CUlaunchConfig config = launch_config(stream, shape);
+  const CUlaunchConfig config = launch_config(stream, 1, shape.threads, shape.shared_bytes, nullptr);
   int size = 0;
   GCTX_CALL(context->runtime().driver(), cuOccupancyMaxPotentialClusterSize, &size, function, &config);
   return static_cast<unsigned>(size);
@@ -300,14 +326,8 @@ unsigned max_active_clusters(const StreamHandle& stream, const LaunchShape& shap
   context->runtime().demand_usable();
   const CUfunction function = function_of(context, shape);
   const CurrentScope scope(*context);
-  CUlaunchAttribute cluster{};
-  cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-  cluster.value.clusterDim.x = cluster_size;
-  cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
-  CUlaunchConfig config = launch_config(stream, shape);
-  config.gridDimX = cluster_size;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  CUlaunchAttribute cluster = cluster_of(cluster_size);
+  const CUlaunchConfig config = launch_config(stream, cluster_size, shape.threads, shape.shared_bytes, &cluster);
   int clusters = 0;
   GCTX_CALL(context->runtime().driver(), cuOccupancyMaxActiveClusters, &clusters, function, &config);
   return static_cast<unsigned>(clusters);

@@ -31,23 +31,23 @@ class Probe {
 
   CUfunction function() const noexcept;
 
-  // Runs `blocks[i]` blocks on `streams[i]`, on all streams at once, each block busy for `spin_ns`. Waits for
-  // `timeout_ns` at most and throws after that.
+  // Runs `blocks[i]` blocks on `streams[i]`, on all streams at once, each block busy for `spin_ns`, in thread-block
+  // clusters of `cluster`. Waits for `timeout_ns` at most and throws after that.
   std::vector<std::vector<ProbeBlock>> run(const std::vector<StreamHandle>& streams,
                                            const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
-                                           std::uint64_t timeout_ns);
+                                           std::uint64_t timeout_ns, unsigned cluster = 1);
 
   // Starts `blocks` blocks of so many threads on a stream, each busy for `spin_ns`. The first `capacity` of them write
   // a ProbeBlock each to `out`, in device memory.
   void launch(const StreamHandle& stream, unsigned blocks, unsigned threads, std::uint64_t spin_ns, CUdeviceptr out = 0,
-              unsigned capacity = 0) const;
+              unsigned capacity = 0, unsigned cluster = 1) const;
 
  private:
   void release() noexcept;
   CUdeviceptr buffer(std::size_t bytes);
   std::vector<std::vector<ProbeBlock>> run_in_buffer(const std::vector<StreamHandle>& streams,
                                                      const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
-                                                     std::uint64_t timeout_ns);
+                                                     std::uint64_t timeout_ns, unsigned cluster);
 
   ContextHandle primary_;
   CUlibrary library_ = nullptr;
@@ -58,21 +58,20 @@ class Probe {
   std::vector<CUdeviceptr> abandoned_;  // kernels that were not waited for may still write there
 };
 
-// Places in device memory that streams write to in their order: where and when they got there. What a place holds
-// before that is not known.
+// Places in device memory that streams write to in their order: where and when they got there. All zero before that.
 class Stamps {
  public:
-  Stamps(ContextHandle primary, std::shared_ptr<Probe> probe, std::size_t capacity);
+  // `stream` is for its own use, one of the primary context.
+  Stamps(StreamHandle stream, std::shared_ptr<Probe> probe, std::size_t capacity);
   ~Stamps();
   Stamps(const Stamps&) = delete;
   Stamps& operator=(const Stamps&) = delete;
 
   void write(const StreamHandle& stream, std::size_t place) const;
-  // Copies all places in the order of a stream, and waits for it.
-  std::vector<ProbeBlock> read(const StreamHandle& stream) const;
+  std::vector<ProbeBlock> read() const;
 
  private:
-  ContextHandle primary_;
+  StreamHandle stream_;
   std::shared_ptr<Probe> probe_;
   std::size_t capacity_;
   CUdeviceptr buffer_ = 0;

@@ -1,0 +1,527 @@
+"""Why two pieces of work do or do not run at the same time: measured by stamps in their streams, told in words."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from cuda_gctx._causes import lack_of_concurrency, launches_block, too_few_queues
+from cuda_gctx._driver import system
+from cuda_gctx._lease import is_capturing
+from cuda_gctx._probe import Stamps, run_probe, spin
+from cuda_gctx._stream import Stream
+from cuda_gctx._table import ranges, table
+from cuda_gctx.interop._frameworks import current_stream_of_frameworks
+from cuda_gctx.partitions import Partition
+from cuda_gctx.tune._pictures import in_words
+from cuda_gctx.verify import IsolationError, verify
+
+__all__ = ["ExplainReport", "Window", "WorkReport", "explain"]
+
+LEGACY_STREAMS = (0, 1)
+# Less of the shorter work beside the other than this is called no overlap: it is within what launches take.
+LEAST_OVERLAP = 0.1
+# Work whose window is longer than this many times its time alone waited in it, or was slowed down.
+STRETCHED = 1.2
+# A cost that is told.
+LEAST_SLOWDOWN = 1.1
+# A few times what it takes from the launch of a kernel to its start: shorter work cannot overlap much.
+SHORT_NS = 20_000
+# So long is the work beside which room is looked for, by repeating it: long beside a launch.
+ROOM_NS, MOST_REPEATS = 200_000, 64
+SPIN_NS = 200_000
+TIMEOUT_NS = 10_000_000_000
+LEAST_GATE_NS, MOST_GATE_NS = 5_000_000, 900_000_000
+
+Where = Partition | Stream | Any
+Work = Callable[[Stream], object]
+
+
+@dataclass(frozen=True)
+class WorkReport:
+    """One of the two pieces of work. Times in ns, medians.
+
+    alone_ns: on the device alone, queued before it starts; called_ns: alone as the program calls it, which is longer
+    where the device waits for launches. call_ns: how long the host takes to queue it. first_call_ns: the same at the
+    very first call.
+    together_ns: from the start of both to its end, both queued before they start.
+    sm_ids: the SMs of its context, as seen by the probe; empty where the probe did not run.
+    """
+
+    name: str
+    context: str
+    sm_ids: tuple[int, ...]
+    alone_ns: float
+    called_ns: float
+    call_ns: float
+    first_call_ns: float
+    together_ns: float
+
+    @property
+    def slowdown(self) -> float:
+        """How many times longer it takes until it is done beside the other work."""
+        return self.together_ns / max(self.alone_ns, 1)
+
+
+@dataclass(frozen=True)
+class Window:
+    """When both ran in one run of both, in ns since the first of them could begin.
+
+    queued: whether both were queued before the first could start, so that the host's time is out of it.
+    """
+
+    first: tuple[int, int]
+    second: tuple[int, int]
+    queued: bool
+
+    @property
+    def length(self) -> int:
+        """From the begin of the first to the end of the last."""
+        return max(self.first[1], self.second[1])
+
+
+@dataclass(frozen=True)
+class ExplainReport:
+    """Whether two pieces of work overlap, what that costs each of them, and if they do not, why. ``print()`` it.
+
+    overlap: how much of the shorter one runs while the other does, as the program calls them: 0 is nothing, 1 all.
+    overlap_queued: the same with both queued before they start; overlap_reversed: and the second queued first.
+    in_sequence_ns, together_ns: what they take one after the other, and together, as the program calls them.
+    streams_overlap: whether two small kernels run at once on the very same streams.
+    shared_sms: SMs that both may use.
+    causes: what explains a lack of overlap, or what overlapping costs, each with what to do.
+    """
+
+    device: str
+    driver: str
+    first: WorkReport
+    second: WorkReport
+    windows: tuple[Window, ...]
+    overlap: float
+    overlap_queued: float
+    overlap_reversed: float
+    in_sequence_ns: float
+    together_ns: float
+    streams_overlap: bool
+    shared_sms: tuple[int, ...]
+    causes: tuple[str, ...]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether they overlap as the program calls them."""
+        return self.overlap >= LEAST_OVERLAP
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return json.dumps({**asdict(self), "overlaps": self.overlaps}, indent=2)
+
+    def __str__(self) -> str:
+        first, second = self.first, self.second
+        shorter = min(first, second, key=lambda work: work.alone_ns)
+        verdict = "they overlap" if self.overlaps else "they do not overlap"
+        figures = (
+            f"{self.overlap:.0%} of {shorter.name}, the shorter, runs beside the other; together they take "
+            f"{in_words(self.together_ns)}, one after the other {in_words(self.in_sequence_ns)}"
+        )
+        rows = [
+            (
+                work.name,
+                work.context,
+                in_words(work.alone_ns),
+                in_words(work.together_ns),
+                f"{work.slowdown:.2f}",
+                in_words(work.call_ns),
+                ranges(work.sm_ids) or None,
+            )
+            for work in (first, second)
+        ]
+        header = ("work", "context", "alone", "beside the other", "times longer", "host takes", "SMs")
+        told = [f"{self.device}, driver {self.driver}: {verdict}", figures, table(header, rows), *self.causes]
+        return "\n".join(told)
+
+
+def _time(stamp: tuple[int, int] | None) -> int:
+    return 0 if stamp is None else stamp[1]
+
+
+class _Bench:
+    """Runs the two pieces of work, alone and together, between stamps."""
+
+    def __init__(self, streams: Sequence[Stream], works: Sequence[Work]) -> None:
+        self.streams, self._works = streams, works
+        self._stamps = Stamps(streams[0].device, 4)
+        self.call_ns = [0, 0]  # of the last run
+        self.held = [False, False]  # whether a call ever waited for the device
+
+    def call(self, which: int) -> None:
+        stream = self.streams[which]
+        began = time.perf_counter_ns()
+        with current_stream_of_frameworks(stream):
+            self._works[which](stream)
+        self.call_ns[which] = time.perf_counter_ns() - began
+
+    def sync(self) -> None:
+        for stream in self.streams:
+            stream.sync()
+
+    def run(self, order: Sequence[int], *, gate_ns: int = 0) -> dict[int, tuple[int, int]]:
+        """When each work began and ended. With a gate, the device starts none before all are queued."""
+        self.sync()
+        with ExitStack() as closing:
+            gate = None
+            if gate_ns:
+                spin(self.streams[order[0]], 1, gate_ns)
+                gate = closing.enter_context(self.streams[order[0]].record())
+                for which in order[1:]:
+                    self.streams[which].wait(gate)
+            for which in order:
+                self._stamps.write(self.streams[which], 2 * which)
+                gated = gate is not None and not gate.is_done
+                self.call(which)
+                if gated and gate is not None and gate.is_done:
+                    self.held[which] = True
+                self._stamps.write(self.streams[which], 2 * which + 1)
+            self.sync()
+        return self._read(order)
+
+    def finds_room(self, other: Stream, repeats: int) -> bool:
+        """Whether a block that takes half an SM gets onto one of `other`'s while the first work runs so many times."""
+        self.sync()
+        own = self.streams[0]
+        self._stamps.write(own, 0)
+        for _ in range(repeats):
+            self.call(0)
+        self._stamps.write(own, 1)
+        spin(other, 1, 0)
+        self._stamps.write(other, 2)
+        self.sync()
+        other.sync()
+        begin, end, through, _ = map(_time, self._stamps.read())
+        return through - begin < 0.9 * (end - begin)
+
+    def _read(self, order: Sequence[int]) -> dict[int, tuple[int, int]]:
+        times = list(map(_time, self._stamps.read()))
+        return {which: (times[2 * which], times[2 * which + 1]) for which in order}
+
+
+def _window(times: dict[int, tuple[int, int]], queued: bool) -> Window:
+    origin = min(begin for begin, _ in times.values())
+    (a, b), (c, d) = times[0], times[1]
+    return Window((a - origin, b - origin), (c - origin, d - origin), queued)
+
+
+def _active(window: tuple[int, int], alone: float) -> tuple[float, float]:
+    """When work can have run: its first stamp may stand long before, where it then waits for an event or for room."""
+    begin, end = window
+    return (begin if end - begin <= STRETCHED * alone else end - alone), end
+
+
+def _overlap(windows: Sequence[Window], alone: Sequence[float]) -> float:
+    """How much of the shorter work runs while the other does."""
+    shares = []
+    for window in windows:
+        (a, b), (c, d) = _active(window.first, alone[0]), _active(window.second, alone[1])
+        shares.append((min(b, d) - max(a, c)) / max(min(b - a, d - c), 1))
+    return min(max(median(shares), 0.0), 1.0)
+
+
+def _stream_of(where: Where) -> Stream:
+    if isinstance(where, Partition):
+        return where.stream
+    return where if isinstance(where, Stream) else Stream(where)
+
+
+def _label(where: Where, stream: Stream) -> str:
+    """What the work runs in."""
+    context = stream.context
+    kind = f"green context {context.id}" if context.is_green else "primary context"
+    return where.name if isinstance(where, Partition) else context.name or kind
+
+
+def _names(works: Sequence[Work]) -> list[str]:
+    names = [getattr(work, "__name__", "<lambda>") for work in works]
+    names = [order if name == "<lambda>" else name for name, order in zip(names, ("first", "second"), strict=True)]
+    return names if names[0] != names[1] else [f"{names[0]} (1)", f"{names[1]} (2)"]
+
+
+def _sms(streams: Sequence[Stream]) -> tuple[list[tuple[int, ...]], str | None]:
+    """The SMs of the context of each stream, and why contexts with SMs of their own did not run at the same time."""
+    contexts = [stream.context for stream in streams]
+    named = {str(i): context for i, context in enumerate(contexts) if contexts.index(context) == i}
+    try:
+        report = verify(named)
+    except IsolationError as error:
+        report = error.report
+    except RuntimeError:
+        return [(), ()], None  # other work keeps the probe off the SMs
+    seen = {proof.name: proof.sm_ids for proof in report.contexts}
+    return [seen[str(contexts.index(context))] for context in contexts], report.cause
+
+
+def _run_at_once(streams: Sequence[Stream]) -> bool:
+    """Whether two small kernels run at once on these streams."""
+    (first,), (second,) = run_probe(list(streams), [1, 1], SPIN_NS, TIMEOUT_NS)
+    return first[1] < second[2] and second[1] < first[2]
+
+
+def explain(first: tuple[Where, Work], second: tuple[Where, Work], *, rounds: int = 5) -> ExplainReport:
+    """Measures two pieces of work, each ``(where, work)``, alone and together, and tells whether they overlap and why.
+
+    where: a Partition, a Stream, or the stream of another library. work: called with the Stream, enqueues on it and
+    returns; meanwhile it is also the current stream of torch and CuPy, if these are imported. It runs some
+    ``5 * rounds`` times. Nothing else should be queued on the streams meanwhile.
+    """
+    if isinstance(rounds, bool) or not isinstance(rounds, int):
+        raise TypeError(f"rounds must be an int, not {type(rounds).__name__}")
+    if not 1 <= rounds <= 1000:
+        raise ValueError(f"rounds must be from 1 to 1000, not {rounds}")
+    places, works = [first[0], second[0]], [first[1], second[1]]
+    streams = [_stream_of(place) for place in places]
+    if streams[0].device != streams[1].device:
+        raise ValueError("the streams are of two devices, whose timers cannot be compared")
+    for stream in streams:
+        if is_capturing(stream):
+            raise RuntimeError(f"{stream!r} is capturing a graph: explain before or after that")
+    return _Diagnosis(streams, works, [_label(*pair) for pair in zip(places, streams, strict=True)], rounds).report()
+
+
+class _Diagnosis:
+    """The measurements, and what follows from them."""
+
+    def __init__(self, streams: list[Stream], works: list[Work], labels: list[str], rounds: int) -> None:
+        self.streams, self.labels = streams, labels
+        self.names = _names(works)
+        self.bench = bench = _Bench(streams, works)
+        self.first_call_ns = []
+        for which in (0, 1):
+            bench.call(which)
+            self.first_call_ns.append(bench.call_ns[which])
+            bench.sync()
+        self.sms, self.contexts_cause = _sms(streams)
+        self.at_once = _run_at_once(streams)
+
+        calls: list[list[int]] = [[], []]
+        called: list[list[int]] = [[], []]
+        alone: list[list[int]] = [[], []]
+        self.as_called: list[Window] = []
+        self.queued: list[Window] = []
+        self.reversed: list[Window] = []
+        gate = 0
+        for _ in range(rounds):
+            for which in (0, 1):
+                begin, end = bench.run([which])[which]
+                called[which].append(end - begin)
+                calls[which].append(bench.call_ns[which])
+            self.as_called.append(_window(bench.run([0, 1]), False))
+            # Long enough for the host to queue both, and some more.
+            gate = min(max(LEAST_GATE_NS, 4 * (max(calls[0]) + max(calls[1]))), MOST_GATE_NS)
+            for which in (0, 1):
+                begin, end = bench.run([which], gate_ns=gate)[which]
+                alone[which].append(end - begin)
+            self.queued.append(_window(bench.run([0, 1], gate_ns=gate), True))
+            self.reversed.append(_window(bench.run([1, 0], gate_ns=gate), True))
+        self.call_ns = [median(times) for times in calls]
+        self.called_ns = [median(times) for times in called]
+        self.alone_ns = [median(times) for times in alone]
+        self.together_ns = [
+            median(window.first[1] for window in self.queued),
+            median(window.second[1] for window in self.queued),
+        ]
+        self.overlap = _overlap(self.as_called, self.called_ns)
+        self.overlap_queued = _overlap(self.queued, self.alone_ns)
+        self.overlap_reversed = _overlap(self.reversed, self.alone_ns)
+        self.shared = tuple(sorted(set(self.sms[0]) & set(self.sms[1])))
+
+    def report(self) -> ExplainReport:
+        works = [
+            WorkReport(
+                name=self.names[i],
+                context=self.labels[i],
+                sm_ids=self.sms[i],
+                alone_ns=self.alone_ns[i],
+                called_ns=self.called_ns[i],
+                call_ns=self.call_ns[i],
+                first_call_ns=self.first_call_ns[i],
+                together_ns=self.together_ns[i],
+            )
+            for i in (0, 1)
+        ]
+        causes = self._costs() if self.overlap >= LEAST_OVERLAP else [self._cause()]
+        return ExplainReport(
+            device=self.streams[0].device.name,
+            driver=".".join(map(str, system.driver_version)),
+            first=works[0],
+            second=works[1],
+            windows=(*self.as_called, *self.queued),
+            overlap=self.overlap,
+            overlap_queued=self.overlap_queued,
+            overlap_reversed=self.overlap_reversed,
+            in_sequence_ns=sum(self.called_ns),
+            together_ns=median(window.length for window in self.as_called),
+            streams_overlap=self.at_once,
+            shared_sms=self.shared,
+            causes=(*causes, *self._notes()),
+        )
+
+    # ---- why not
+
+    def _cause(self) -> str:
+        return (
+            self._same_stream()
+            or launches_block()
+            or self._waiting_call()
+            or self._default_stream()
+            or self._queues()
+            or self._late_launch()
+            or self._full_sms()
+            or self._dependency()
+        )
+
+    def _same_stream(self) -> str | None:
+        if self.streams[0] != self.streams[1]:
+            return None
+        return "both are on one stream, which runs its work in order: give each a stream of its own"
+
+    def _waiting_call(self) -> str | None:
+        waiting = [name for name, held in zip(self.names, self.bench.held, strict=True) if held]
+        if not waiting:
+            return None
+        return (
+            f"{' and '.join(waiting)} did not return before the device was done with what was queued: the call waits "
+            "for the device (a synchronize, .item(), .cpu(), a blocking copy), or queues more than about a thousand "
+            "launches; take the wait out of it, or call the two from two threads"
+        )
+
+    def _default_stream(self) -> str | None:
+        """The legacy default stream and blocking streams of its context wait for each other."""
+        legacy = [stream.handle in LEGACY_STREAMS for stream in self.streams]
+        if self.at_once or not any(legacy):
+            return None
+        name = self.names[legacy.index(True)]
+        return (
+            f"{name} is on the legacy default stream, which waits for all blocking streams of its context and they for "
+            "it: give it a stream of its own, and make both non-blocking"
+        )
+
+    def _queues(self) -> str | None:
+        if self.at_once:
+            return None
+        told = too_few_queues(2, "streams") or self.contexts_cause
+        if told is None and self.streams[0].context != self.streams[1].context:
+            told = lack_of_concurrency(self.streams[0].device, 2)
+        return told or (
+            "two small kernels on the same streams did not run at once either: the streams share a hardware queue, or "
+            "other work is under way; make the two streams one after the other and before others, and see "
+            "CUDA_DEVICE_MAX_CONNECTIONS"
+        )
+
+    def _late_launch(self) -> str | None:
+        a, b = self.names
+        if max(self.alone_ns) < SHORT_NS:
+            return (
+                f"too short: {a} takes {in_words(self.alone_ns[0])} and {b} {in_words(self.alone_ns[1])}, not much "
+                "more than a launch, so that one is over before the other begins; put more work into a call, or "
+                "capture both into one graph"
+            )
+        if self.overlap_queued < LEAST_OVERLAP:
+            return None
+        return (
+            f"launch-bound: {a} takes {in_words(self.called_ns[0])} as it is called, of which the device works "
+            f"{in_words(self.alone_ns[0])} and waits for launches else, and {a} is done before {b} is queued; queued "
+            f"before they start, {self.overlap_queued:.0%} of the shorter would run beside the other: capture the work "
+            "into graphs, or call the two from two threads"
+        )
+
+    def _full_sms(self) -> str | None:
+        first, second = self.streams
+        if first.context != second.context and self.sms[0] and self.sms[1] and not self.shared:
+            return None
+        repeats = min(max(1, round(ROOM_NS / max(self.alone_ns[0], 1))), MOST_REPEATS)
+        with second.context.create_stream() as beside:
+            if self.bench.finds_room(beside, repeats):
+                return None
+        a, b = self.names
+        told = (
+            f"{a} fills the SMs: a block that needs half of one found no room beside it, and {b} began when {a} ended "
+            f"(after {in_words(self.together_ns[0])})"
+        )
+        if self.overlap_reversed >= LEAST_OVERLAP:
+            told += f"; with {b} queued first, {self.overlap_reversed:.0%} of the shorter runs beside the other"
+        if first.context == second.context:
+            return f"{told}: give each a partition of its own, dev.partition(...), or {a} fewer blocks"
+        if first.context.is_green and second.context.is_green:
+            return (
+                f"{told}: the two contexts share {len(self.shared)} SMs, {ranges(self.shared)}; make both in one "
+                "split, dev.partition(...), so that they share none"
+            )
+        primary = a if not first.context.is_green else b
+        return (
+            f"{told}: {primary} runs on the primary context, which uses all SMs, those of partitions too; run it in a "
+            "partition, or in the fence"
+        )
+
+    def _dependency(self) -> str:
+        a, b = self.names
+        apart = (
+            "they share no SM" if not self.shared and all(self.sms) else f"beside {a} there is room on the SMs of {b}"
+        )
+        told = (
+            f"{apart} and small kernels run at once on the two streams, but {b} was done "
+            f"{in_words(self.together_ns[1])} after the start of both, and takes {in_words(self.alone_ns[1])} alone: "
+            "what fits is that one waits for an event of the other"
+        )
+        if self.overlap_reversed >= LEAST_OVERLAP:
+            told += f" ({b} for {a}: with {b} queued first, they overlap by {self.overlap_reversed:.0%})"
+        told += "; look for wait() and wait_stream() between them"
+        return told if not self.shared and all(self.sms) else f"{told}, or {b} needs more of an SM than {a} leaves free"
+
+    # ---- what it costs
+
+    def _costs(self) -> list[str]:
+        told = []
+        for i in (0, 1):
+            slowdown = self.together_ns[i] / max(self.alone_ns[i], 1)
+            if slowdown >= LEAST_SLOWDOWN:
+                told.append(
+                    f"{self.names[i]} takes {in_words(self.together_ns[i])} beside {self.names[1 - i]} and "
+                    f"{in_words(self.alone_ns[i])} alone, {slowdown:.2f} times as long{self._wait(i)}: "
+                    f"{self._shared_what()}"
+                )
+        if not told:
+            told.append("neither slows the other down by more than a tenth")
+        if self.overlap_queued - self.overlap > 0.25:
+            told.append(
+                f"queued before they start, {self.overlap_queued:.0%} of the shorter would run beside the other: the "
+                "launches come late; capture the work into graphs, or call the two from two threads"
+            )
+        return told
+
+    def _wait(self, which: int) -> str:
+        """How late the second begins, beyond what it takes to call the first."""
+        late = median(window.second[0] - window.first[0] for window in self.as_called)
+        if which == 0 or late < SHORT_NS + self.call_ns[0]:
+            return ""
+        return f" (it finds room on an SM {in_words(late)} after the start of {self.names[0]})"
+
+    def _shared_what(self) -> str:
+        if self.shared:
+            return f"they share {len(self.shared)} SMs; partitions would keep them apart"
+        if not all(self.sms):
+            return "which SMs they share could not be seen"
+        return "they share no SM, but memory, L2 cache and power; other sizes of partitions do not change that"
+
+    def _notes(self) -> list[str]:
+        told = []
+        for i in (0, 1):
+            if self.first_call_ns[i] > 3 * self.call_ns[i] + 1_000_000:
+                told.append(
+                    f"the first call of {self.names[i]} took {in_words(self.first_call_ns[i])}, later ones "
+                    f"{in_words(self.call_ns[i])}: kernels are loaded at their first launch, which holds up the whole "
+                    "device; run it once before it matters, or set CUDA_MODULE_LOADING=EAGER"
+                )
+        return told

@@ -1,0 +1,59 @@
+"""Pictures of partitions at work: who has which SM, and what ran when, as SVG, as a page, and as a Perfetto trace."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from tempfile import mkdtemp
+
+from cuda_gctx import Device, Partitions, tune
+
+MS = 1_000_000
+
+
+def work(parts: Partitions, timeline: tune.Timeline) -> None:
+    """Stands for a program: long chunks in one partition, short steps in another, and other work in the fence."""
+    prefill, decode = parts.prefill.stream, parts.decode.stream
+    sample = parts.decode.stream_pool(1)[0]
+    for chunk in range(4):
+        with timeline.span(prefill, f"chunk {chunk}"):
+            tune.spin(prefill, 2 * parts.prefill.sm_count, 2 * MS)
+        for step in range(4 * chunk, 4 * chunk + 4):
+            with timeline.span(decode, f"step {step}"):
+                tune.spin(decode, parts.decode.sm_count, MS // 2)
+            if step % 2:
+                sample.wait(decode)
+                with timeline.span(sample, "sample"):
+                    tune.spin(sample, 4, MS // 4)
+    if parts.rest is not None:
+        with timeline.span(parts.rest.stream, "everything else"):
+            tune.spin(parts.rest.stream, parts.rest.sm_count, 5 * MS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--pictures", type=Path, metavar="FOLDER", help="write the SVG pictures there, and nothing else"
+    )
+    folder: Path | None = parser.parse_args().pictures
+    with Device(0).partition(decode=16, prefill=None) as parts:
+        report = parts.verify()
+        timeline = tune.Timeline(parts)
+        work(parts, timeline)
+        trace = timeline.read()
+        probe = tune.Timeline.of_probe(parts)
+
+        to = folder or Path(mkdtemp())
+        (to / "sm-map.svg").write_text(report.sm_map().svg(), encoding="utf-8")
+        probe.svg(to / "probe.svg")
+        trace.svg(to / "timeline.svg")
+        if folder is None:
+            trace.html(to / "timeline.html")  # for a browser
+            trace.chrome_trace(to / "timeline.json")  # for ui.perfetto.dev
+        print(report.sm_map())
+        print(trace)
+        print(f"written to {to}: {', '.join(sorted(path.name for path in to.iterdir()))}")
+
+
+if __name__ == "__main__":
+    main()
