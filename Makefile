@@ -14,13 +14,13 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gctx -not -name __pycache__ -not -name '*.pyc')
-CXX_FILES = $(shell find cuda_gctx/_cpp benchmarks examples -name '*.cpp' -o -name '*.hpp' -o -name '*.h' 2>/dev/null)
+CXX_FILES = $(shell find cuda_gctx/_cpp -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
 .PHONY: demo test sanitize lint lint-cpp lint-cython lint-python format clean
 
 demo: $(VENV)/package
-	$(BIN)/python examples/demo.py
+	$(BIN)/cuda-gctx demo
 
 # pytest as a program, not as python -m pytest: that would put the sources before the installed package.
 test: $(VENV)/package

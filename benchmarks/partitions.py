@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
 import random
-import re
 import statistics
 import sys
 import time
@@ -26,8 +24,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import calls
 import tables
+from machine import described, file_name, folder_of_results
 
 from cuda_gctx import (
     ContextOptions,
@@ -39,6 +37,7 @@ from cuda_gctx import (
     SplitError,
     system,
 )
+from cuda_gctx._call_costs import one_line
 from cuda_gctx.partitions import store
 
 SWITCHES = 10_000
@@ -230,7 +229,7 @@ def measured_or_reason(measure: Callable[[Device], dict[str, Any]], device: Devi
     try:
         return measure(device)
     except Exception as error:  # a peer that is missing or refuses is an entry of the result
-        return calls.one_line(error)
+        return one_line(error)
 
 
 class FenceBench:
@@ -351,19 +350,11 @@ def main() -> int:
     warnings.simplefilter("ignore", ResourceOverlapWarning)
     store.limit = 100_000
 
-    simulated = Path(system.driver_path).resolve() == calls.SOFTWARE_DRIVER.resolve()
     device = Device(0)
+    head = described(device, "What partitions cost and what the fence is worth, written by benchmarks/partitions.py")
+    simulated = head["simulated"]
     result: dict[str, Any] = {
-        "_what": "What partitions cost and what the fence is worth, written by benchmarks/partitions.py",
-        "simulated": simulated,
-        "card": device.name,
-        "sm_count": device.sm_count,
-        "driver": None if simulated else calls.kernel_driver_version(),
-        "cuda": "{}.{}".format(*system.driver_version),
-        "cpu": calls.cpu_name(),
-        "date": time.strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
-        "packages": calls.package_versions(),
+        **head,
         "creation": measure_creation(device),
         "switching": measure_switching(device),
         "openings": measure_openings(device),
@@ -379,14 +370,11 @@ def main() -> int:
         try:
             fence = measure_fence(device)
         except Exception as error:  # no torch: the rest is worth keeping
-            fence = calls.one_line(error)
+            fence = one_line(error)
     result["fence"] = fence
     print(report(result))
-    folder = arguments.out or (None if simulated else tables.RESULTS)
-    if folder is not None:
-        name = re.sub(r"[^a-z0-9]+", "-", device.name.removeprefix("NVIDIA ").lower()).strip("-")
-        path = folder / f"{name}-driver-{result['cuda']}-partitions.json"
-        folder.mkdir(parents=True, exist_ok=True)
+    if arguments.out is not None or not simulated:
+        path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "partitions")
         path.write_text(json.dumps(result, indent=2) + "\n")
         print(f"\n{path}")
     failed = missed_promises(result)

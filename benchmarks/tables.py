@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cuda_gctx._durations import duration, spread
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
 DOCS = REPOSITORY / "docs"
@@ -27,19 +29,6 @@ NOTHING_MEASURED = "No card has been measured yet."
 CONTESTANTS = {"raw": "raw, in C", "cuda_gctx": "cuda_gctx", "cuda.core": "cuda.core", "torch": "torch"}
 
 Result = dict[str, Any]
-
-
-def duration(ns: float) -> str:
-    """A time in the unit that a person would choose, with three digits."""
-    for unit, size in (("ns", 1), ("us", 1e3), ("ms", 1e6)):
-        value = ns / size
-        if value < 999.5 or unit == "ms":
-            return f"{value:.{0 if value >= 99.95 or unit == 'ns' else 1 if value >= 9.995 else 2}f} {unit}"
-    raise AssertionError("unreachable")
-
-
-def spread(ns: dict[str, float]) -> str:
-    return f"{duration(ns['median'])} ({duration(ns['p10'])} to {duration(ns['p90'])})"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

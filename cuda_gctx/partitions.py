@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
 from math import floor
-from typing import Any
+from typing import Any, Literal
 
 from cuda_gctx._context import Context, ContextOptions
 from cuda_gctx._device import Device
@@ -41,10 +41,12 @@ __all__ = [
     "PartitionSize",
     "PartitionSpec",
     "Partitions",
+    "PlannedPartition",
     "Request",
     "memory_use",
     "partition",
     "partition_sizes",
+    "plan",
     "store",
 ]
 
@@ -90,10 +92,10 @@ def _split_options(layout: Layout, whole: SMResource) -> SMResourceOptions:
     return SMResourceOptions(*zip(*columns, strict=True))
 
 
-def _split(layout: Layout, whole: SMResource) -> list[SMResource]:
+def _split(layout: Layout, whole: SMResource, *, dry_run: bool = False) -> list[SMResource]:
     """The groups in the order asked, and the fence if anything is left for it."""
     try:
-        groups, remainder = whole.split(_split_options(layout, whole))
+        groups, remainder = whole.split(_split_options(layout, whole), dry_run=dry_run)
     except SplitError as error:
         message = f"{layout} does not fit: {error}"
         if isinstance(error.suggestion, SMResourceOptions):
@@ -104,6 +106,41 @@ def _split(layout: Layout, whole: SMResource) -> list[SMResource]:
         error.args = (message,)
         raise
     return [*groups, remainder] if remainder.sm_count else groups
+
+
+def _names(layout: Layout, groups: Sequence[SMResource]) -> list[str]:
+    """The names of the groups that a layout became, that of the fence included."""
+    return [*layout.names, FENCE][: len(groups)]
+
+
+def _refuse_missing_workqueues(device: Device, layout: Layout) -> None:
+    if any(spec.workqueue is not None for spec in layout.specs):
+        device.resources.workqueue  # noqa: B018  refuses where the driver has none, before anything is made
+
+
+@dataclass(frozen=True)
+class PlannedPartition:
+    """What one partition of a layout would be; the words are those of Partition."""
+
+    name: str
+    requested: Any
+    sm_count: int
+    coscheduled_alignment: int
+    strategy: str | None
+
+
+def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
+    """What opening a layout would give, in the order asked and the fence last, found without making a context.
+
+    Raises what opening it would raise: SplitError for a layout that does not fit.
+    """
+    _refuse_missing_workqueues(device, layout)
+    groups = _split(layout, device.resources.sm, dry_run=True)
+    requests = [spec.sms for spec in layout.specs] + [None]
+    return tuple(
+        PlannedPartition(name, requested, group.sm_count, group.coscheduled_alignment, group.strategy)
+        for name, requested, group in zip(_names(layout, groups), requests, groups, strict=False)
+    )
 
 
 @dataclass(frozen=True)
@@ -173,8 +210,7 @@ def _open(
     device: Device, layout: Layout, *, exclusive: bool, group: int, streams: Sequence[Stream], stacklevel: int
 ) -> tuple[Lease, list[str]]:
     whole = device.resources.sm
-    if any(spec.workqueue is not None for spec in layout.specs):
-        device.resources.workqueue  # noqa: B018  refuses where the driver has none, before anything is made
+    _refuse_missing_workqueues(device, layout)
     key = (*driver_and_device(whole, device), layout.specs)
     kept = store.take(key)
     place = None
@@ -182,7 +218,7 @@ def _open(
         if kept is None:
             _refuse_capture(whole, streams)
         groups = kept.groups if kept is not None else _split(layout, whole)
-        names = [*layout.names, FENCE][: len(groups)]
+        names = _names(layout, groups)
         place = claim(groups, names, exclusive, group)
         if place.overlap_report:
             warnings.warn(place.overlap_report, ResourceOverlapWarning, stacklevel=stacklevel)
@@ -304,17 +340,17 @@ class Partition:
             raise TypeError(f"a partition waits for a Partition or an Event, not for {type(other).__name__}")
         self.context.wait_event(other.record() if isinstance(other, Partition) else other)
 
-    def torch(self) -> AbstractContextManager[Any]:
+    def torch(self, library_sms: Literal["off", "on", "auto"] = "off") -> AbstractContextManager[Any]:
         """Makes torch work in the partition for the length of a ``with`` block (see cuda_gctx.interop.torch.use)."""
         from cuda_gctx.interop.torch import use
 
-        return use(self)
+        return use(self, library_sms)
 
-    def cupy(self) -> AbstractContextManager[Any]:
+    def cupy(self, library_sms: Literal["off", "on"] = "off") -> AbstractContextManager[Any]:
         """Makes CuPy work in the partition for the length of a ``with`` block (see cuda_gctx.interop.cupy.use)."""
         from cuda_gctx.interop.cupy import use
 
-        return use(self)
+        return use(self, library_sms)
 
     def max_blocks(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
         """How many blocks run at once in the partition, by the driver: also the largest grid of a cooperative launch.

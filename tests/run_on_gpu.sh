@@ -122,7 +122,15 @@ done
 step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
   --out "$output/recording.json"
 
-step calls 120 "$python" "$repository/benchmarks/calls.py" --cuda-include "$include" --out "$output/benchmarks"
+if "$python" -c 'import click, rich' 2>/dev/null; then
+  step demo 60 "$python" -m cuda_gctx.cli demo
+  sed -n '/^short kernel on/,/^At p99/p' "$output/demo.log" >>"$summary"
+  step bench 60 "$python" -m cuda_gctx.cli bench --quick
+else
+  echo 'demo and bench did not run: click or rich is not installed' | tee -a "$summary"
+fi
+
+step calls 120 "$python" "$repository/benchmarks/calls.py" --out "$output/benchmarks"
 grep -E '^\| ' "$output/calls.log" >>"$summary"
 
 step partitions 180 "$python" "$repository/benchmarks/partitions.py" --out "$output/benchmarks"

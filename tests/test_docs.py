@@ -3,7 +3,8 @@ every example.
 
 The blocks of a page run in order, in one namespace, on a simulated H200 with driver 13.0 that is checked for leaks when
 the page is over. A ``text`` block right below a block of Python is what that block prints, a ``console`` block shows
-``$ python ...`` commands with what they print, and "..." stands for any text. A comment on the line before a block
+``$ python ...`` and ``$ cuda-gctx ...`` commands with what
+they print, and "..." stands for any text. A comment on the line before a block
 changes how it is run: ``<!-- not run: reason -->``, or ``<!-- pytest -->`` for a file of tests. Commands in ``sh``
 blocks are not run.
 """
@@ -29,6 +30,7 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 DRIVERS = ["12.4", "13.0", "13.1", "13.4"]
 CHILD_LIMIT_S = 120
+PROGRAMS = {"python": [sys.executable], "cuda-gctx": [sys.executable, "-m", "cuda_gctx.cli"]}
 
 # Runs the blocks of a page: told by JSON on the standard input, answered by JSON on the standard output.
 RUN_PAGE = """
@@ -159,9 +161,11 @@ def test_commands_on_a_page_print_what_the_page_shows(page: Path) -> None:
         if block.kind != "console":
             continue
         for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
-            words = [sys.executable if word == "python" else word for word in shlex.split(command)]
-            assert words[0] == sys.executable, f"{name_of(page)}:{block.line}: only python commands can be shown"
-            done = child(*words, CUDA_GCTX_DRIVER="sim:h200@13.0")
+            program, *words = shlex.split(command)
+            assert program in PROGRAMS, f"{name_of(page)}:{block.line}: only {', '.join(PROGRAMS)} can be shown"
+            # A program that such a command starts is named in full as well.
+            words = [sys.executable if word == "python" else word for word in words]
+            done = child(*PROGRAMS[program], *words, CUDA_GCTX_DRIVER="sim:h200@13.0")
             assert done.returncode == 0, f"{command}: {done.stderr}"
             printed = done.stdout
             assert as_shown(shown, printed), f"{name_of(page)}:{block.line} shows\n{shown}\nbut prints\n{printed}"
@@ -216,61 +220,6 @@ def test_an_example_runs_and_says_that_it_is_simulated(example: Path, driver: st
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert not done.stderr
     assert "simulated" in done.stdout
-
-
-def table_of(printed: str, first_column: str) -> list[list[str]]:
-    """The rows below the heading that starts with `first_column`, up to the next empty line."""
-    lines = printed.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(first_column))
-    rows = lines[start + 1 :]
-    return [re.split(r"\s{2,}", row.strip()) for row in rows[: rows.index("") if "" in rows else len(rows)]]
-
-
-def numbers(text: str) -> set[int]:
-    """The whole numbers in ``0-3, 8``."""
-    runs = [run.split("-") for run in text.split(", ")]
-    return {number for run in runs for number in range(int(run[0]), int(run[-1]) + 1)}
-
-
-def demo(**environment: str) -> str:
-    done = child(sys.executable, str(REPOSITORY / "examples" / "demo.py"), **environment)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-def test_the_demo_shows_who_has_which_sms(driver: str) -> None:
-    printed = demo(CUDA_GCTX_DRIVER=f"sim:h200@{driver}")
-    rows = {row[0]: row[1:] for row in table_of(printed, "part")}
-    assert list(rows) == ["comm", "decode", "prefill", "remainder"]
-    counts = {name: int(row[1]) for name, row in rows.items()}
-    assert (counts["comm"], counts["decode"]) == (8, 16)
-    assert sum(counts.values()) == 132
-    assert rows["decode"][0] == "11"
-    assert all(int(row[2]) == counts[name] for name, row in rows.items())
-    seen = {row[0]: row[3] for row in table_of(printed, "context")[: len(rows)]}
-    assert {name: len(numbers(text)) for name, text in seen.items()} == counts
-    assert set().union(*(numbers(text) for text in seen.values())) == set(range(132))
-
-
-def test_the_demo_says_simulated_at_the_top_and_at_the_bottom_where_there_is_no_gpu() -> None:
-    environment = {"CUDA_GCTX_DRIVER": "sim:h200@13.0"}
-    lines = demo(**environment).strip().splitlines()
-    assert "simulated" in lines[0]
-    assert "simulated" in lines[-1]
-
-
-@pytest.mark.sim_only
-def test_the_demo_falls_back_on_the_software_driver_by_itself() -> None:
-    lines = demo(CUDA_GCTX_DRIVER="").strip().splitlines()
-    assert "simulated" in lines[0]
-    assert re.match(r"Reason: .*(no CUDA driver|NO_DEVICE)", lines[1])
-
-
-def test_the_demo_does_not_replace_a_driver_that_was_asked_for() -> None:
-    done = child(sys.executable, str(REPOSITORY / "examples" / "demo.py"), CUDA_GCTX_DRIVER="/no/such/driver.so")
-    assert done.returncode != 0
-    assert "DriverNotFound" in done.stderr
 
 
 @pytest.mark.gpu_only

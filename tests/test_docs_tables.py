@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -24,15 +23,6 @@ def run_program(*arguments: str | Path, **environment: str) -> subprocess.Comple
         env=os.environ | environment,
         timeout=120,
     )
-
-
-def has_cuda_header() -> bool:
-    try:
-        files = importlib.metadata.files("nvidia-cuda-runtime") or []
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    version = importlib.metadata.version("nvidia-cuda-runtime").split(".")
-    return any(file.name == "cuda.h" for file in files) and (int(version[0]), int(version[1])) >= (13, 4)
 
 
 @pytest.fixture
@@ -83,12 +73,11 @@ def test_a_page_that_lost_a_table_is_refused(copy: Path) -> None:
     assert "of the fence" in check.stderr
 
 
-@pytest.mark.parametrize("told", ["README.md", "examples/demo.py"])
-def test_the_fence_is_quoted_as_it_was_measured(told: str) -> None:
+def test_the_fence_is_quoted_as_it_was_measured() -> None:
     [path] = (BENCHMARKS / "results").glob("h200-driver-13.0-partitions.json")
     result = json.loads(path.read_text())
     p99 = {(row["short_kernel_on"], row["products_on"]): row["us"]["p99"] for row in result["fence"]}
-    text = (BENCHMARKS.parent / told).read_text()
+    text = (BENCHMARKS.parent / "README.md").read_text()
     quoted = [
         f"{p99['highest-priority stream', 'plain stream']:.0f} us",
         f"{p99['16-SM partition, fenced', 'the fence']:.1f} us",
@@ -101,8 +90,6 @@ def test_the_fence_is_quoted_as_it_was_measured(told: str) -> None:
 @pytest.fixture(scope="module")
 def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the benchmark prints on the software driver, and the file that it writes."""
-    if not has_cuda_header() or shutil.which(os.environ.get("CXX", "c++")) is None:
-        pytest.skip("needs a C++ compiler and nvidia-cuda-runtime 13.4 or newer")
     folder = tmp_path_factory.mktemp("benchmarks")
     program = run_program(BENCHMARKS / "calls.py", "--rounds", "2", "--out", folder, CUDA_GCTX_DRIVER="sim:h200@13.0")
     assert program.returncode == 0, program.stderr

@@ -1,4 +1,4 @@
-"""``python -m cuda_gctx.sim``: where the library is, running a command on it, and what it tells of itself."""
+"""``python -m cuda_gctx.sim`` and ``cuda-gctx sim``: where the library is, running a command, what they tell."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ print(driver.cuDriverGetVersion()[1], driver.cuDeviceGetName(99, 0)[1])
 """
 
 
+def program(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=60)
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cuda_gctx.sim", *arguments], capture_output=True, text=True, check=False, timeout=60
-    )
+    return program("-m", "cuda_gctx.sim", *arguments)
 
 
 def test_path_prints_the_folder_of_the_library() -> None:
@@ -64,8 +66,8 @@ def test_run_keeps_the_rest_of_the_loaders_path(monkeypatch: pytest.MonkeyPatch)
     [
         (["run", "--"], 2, "nothing to run"),
         (["run", "--", "no-such-command-anywhere"], 127, "cannot run no-such-command-anywhere"),
-        (["run", "--gpu", "voodoo", "--", "true"], 1, "no card 'voodoo' is modelled: known are"),
-        (["run", "--driver", "13.9", "--", "true"], 1, "13.9"),
+        (["run", "--gpu", "voodoo", "--", "true"], 2, "no card 'voodoo' is modelled: known are"),
+        (["run", "--driver", "13.9", "--", "true"], 2, "13.9"),
         (["dance"], 2, "invalid choice"),
         ([], 2, "required"),
     ],
@@ -76,6 +78,48 @@ def test_what_cannot_be_done_is_said_and_told_by_the_status(arguments: list[str]
     assert done.returncode == status
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["profiles"],
+        ["profiles", "--json"],
+        ["explain"],
+        ["path"],
+        ["run", "--gpu", "b200", "--", sys.executable, "-c", "raise SystemExit(7)", "--json"],
+        ["run", "--gpu", "voodoo", "--", "true"],
+        ["run"],
+    ],
+    ids=" ".join,
+)
+def test_the_command_line_of_the_package_does_the_same(arguments: list[str]) -> None:
+    pytest.importorskip("click", reason="click is not installed here")
+    this, that = command(*arguments), program("-m", "cuda_gctx.cli", "sim", *arguments)
+    assert (this.returncode, this.stdout, this.stderr) == (that.returncode, that.stdout, that.stderr)
+
+
+def test_help_names_the_command_as_it_was_called() -> None:
+    pytest.importorskip("click", reason="click is not installed here")
+    assert command("--help").stdout.startswith("usage: python -m cuda_gctx.sim ")
+    assert program("-m", "cuda_gctx.cli", "sim", "--help").stdout.startswith("usage: cuda-gctx sim ")
+
+
+def test_neither_click_nor_rich_is_needed() -> None:
+    code = "import sys; sys.modules['click'] = sys.modules['rich'] = None\n"
+    code += "from cuda_gctx.sim.__main__ import main; raise SystemExit(main(['profiles']))"
+    assert program("-c", code).returncode == 0
+
+
+def test_json_tells_the_same_and_says_that_it_is_simulated() -> None:
+    cards = json.loads(command("profiles", "--json").stdout)
+    assert cards["simulated"] is True
+    assert [card["key"] for card in cards["profiles"]] == [
+        line.split()[0] for line in command("profiles").stdout.splitlines()[1:]
+    ]
+    behaviours = json.loads(command("explain", "--json").stdout)["behaviours"]
+    assert len(behaviours) == len(command("explain").stdout.splitlines()) - 2
+    assert json.loads(command("path", "--json").stdout)["path"] == sim.library_folder()
 
 
 def test_explain_tags_every_behaviour_with_where_it_is_known_from() -> None:

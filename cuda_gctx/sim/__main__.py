@@ -1,32 +1,41 @@
-"""The software driver from the command line: where it is, running a program on it, what it models."""
+"""The software driver from the command line: where it is, running a program on it, what it models.
+
+``python -m cuda_gctx.sim`` and ``cuda-gctx sim`` both come here; the former needs no other package.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from cuda_gctx._table import table
 from cuda_gctx.sim._library import library_folder, library_path
 from cuda_gctx.sim._session import library, make_spec
 
+COMMANDS = {
+    "profiles": "list the cards that can be simulated",
+    "explain": "list the modelled behaviours and where each is known from",
+    "path": "print the folder that holds the simulated libcuda.so.1",
+    "run": "run a command on a simulated machine",
+}
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m cuda_gctx.sim", description="The software driver: CUDA programs on a simulated GPU."
-    )
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="The software driver: CUDA programs on a simulated GPU.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("path", help="print the folder that holds the simulated libcuda.so.1")
-    run = commands.add_parser("run", help="run a command on a simulated machine")
+    made = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
+    for name in ("profiles", "explain", "path"):
+        made[name].add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+    run = made["run"]
     run.add_argument("--gpu", default="h200", help="the card (see: profiles)")
     run.add_argument("--driver", default=None, help="the driver's CUDA version, like 13.1 (default: 13.0)")
     run.add_argument("--devices", type=int, default=1, help="how many cards")
     run.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its arguments"
     )
-    commands.add_parser("explain", help="list the modelled behaviours and where each is known from")
-    commands.add_parser("profiles", help="list the cards that can be simulated")
     return parser
 
 
@@ -52,50 +61,43 @@ def _run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> 
         return 127
 
 
-def _explain() -> None:
+def _explain(as_json: bool) -> None:
+    behaviours = library().tell("Explain")
+    if as_json:
+        print(json.dumps({"simulated": True, "behaviours": behaviours}, indent=2))
+        return
     print("What the software driver (simulated) does, for which drivers, and where it is known from:")
     print("(recorded: on a real card with driver 13.0, and taken to hold for the other drivers that are named)")
-    for entry in library().tell("Explain"):
+    for entry in behaviours:
         print(f"[{entry['known']:>10}] {entry['subject']} ({entry['drivers']}): {entry['behaviour']}")
 
 
-def _profiles() -> None:
+def _profiles(as_json: bool) -> None:
+    cards = library().tell("Profiles")
+    if as_json:
+        print(json.dumps({"simulated": True, "profiles": cards}, indent=2))
+        return
     header = ("card", "name", "compute", "SMs", "minimum", "alignment", "layout")
-    rows: list[tuple[Any, ...]] = [header]
-    for card in library().tell("Profiles"):
-        rows.append(
-            (
-                card["key"],
-                card["name"],
-                card["compute_capability"],
-                card["sm_count"],
-                card["min_partition"],
-                card["alignment"],
-                card["layout"],
-            )
-        )
-    widths = [max(len(str(row[i])) for row in rows) for i in range(len(header))]
-    for row in rows:
-        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    fields = ("key", "name", "compute_capability", "sm_count", "min_partition", "alignment", "layout")
+    print(table(header, ([card[field] for field in fields] for card in cards)))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def _path(as_json: bool) -> None:
+    if not os.path.exists(library_path()):
+        raise RuntimeError(f"the software driver is not installed: {library_path()} is missing")
+    print(json.dumps({"simulated": True, "path": library_folder()}, indent=2) if as_json else library_folder())
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "python -m cuda_gctx.sim") -> int:
     """Run one command; the result is the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parser(program).parse_args(arguments)
     try:
-        if options.command == "path":
-            if not os.path.exists(library_path()):
-                raise RuntimeError(f"the software driver is not installed: {library_path()} is missing")
-            print(library_folder())
-        elif options.command == "run":
+        if options.command == "run":
             return _run(options.gpu, options.driver, options.devices, options.program)
-        elif options.command == "explain":
-            _explain()
-        else:
-            _profiles()
+        {"path": _path, "explain": _explain, "profiles": _profiles}[options.command](options.json)
     except (RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError) else 1
     return 0
 
 

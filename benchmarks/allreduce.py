@@ -1,0 +1,192 @@
+"""A matrix product beside an all-reduce on two GPUs: one after the other, on plain streams, and in partitions.
+
+    python benchmarks/allreduce.py [--out DIR]
+
+One process per GPU, NCCL through torch.distributed, NVLink multicast off. Every step is joined: the next one begins
+when both are done. The product is 8192 x 8192 x 8192 in bf16; the library that multiplies is told of its SMs or not.
+All plans are measured by turns, a time is the larger of the two GPUs. Needs torch and two GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tables
+from machine import described, file_name, folder_of_results
+
+from cuda_gctx import Device, PartitionPool
+from cuda_gctx.interop.library_sms import cublas_sms
+from cuda_gctx.interop.nccl import new_group
+from cuda_gctx.interop.torch import torch_stream
+
+SIZE = 8192
+MEBIBYTES = (1, 16, 64, 256)
+COMM_SMS = (8, 16, 24, 32)
+STEPS = 10
+ROUNDS = 9
+LIMIT_SECONDS = 400
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Streams for product and all-reduce, the communicator, and how many SMs cuBLAS is told of (None: of all)."""
+
+    name: str
+    product: Any
+    comm: Any
+    group: Any
+    told: int | None = None
+
+
+def joined(plan: Plan, torch: Any, dist: Any, multiply: Callable[[], object], message: Any) -> None:
+    """One step on the streams of a plan, in an order of its own where both are the same stream."""
+    with torch.cuda.stream(plan.product):
+        multiply()
+    with torch.cuda.stream(plan.comm):
+        dist.all_reduce(message, group=plan.group)
+    if plan.comm is not plan.product:
+        plan.product.wait_stream(plan.comm)
+        plan.comm.wait_stream(plan.product)
+
+
+def alone(stream: Any, torch: Any, work: Callable[[], object]) -> Callable[[], None]:
+    def step() -> None:
+        with torch.cuda.stream(stream):
+            work()
+
+    return step
+
+
+def plans_of(torch: Any, pool: PartitionPool, everybody: Any, groups: dict[int, Any]) -> Iterator[Plan]:
+    one, other = torch.cuda.Stream(), torch.cuda.Stream()
+    yield Plan("in sequence", one, one, everybody)
+    yield Plan("plain streams", one, other, everybody)
+    yield Plan("plain streams, told of 116 SMs", one, other, everybody, 116)
+    for sms, group in groups.items():
+        parts = pool.get({"comm": sms})
+        assert parts.rest is not None
+        left = parts.rest.sm_count
+        streams = torch_stream(parts.rest), torch_stream(parts.comm)
+        yield Plan(f"{sms} + {left} SMs", *streams, group)
+        yield Plan(f"{sms} + {left} SMs, told of {left}", *streams, group, left)
+
+
+def measure(rank: int, out: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
+    slowest = dist.new_group(backend="gloo")
+    device = Device(rank)
+    a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(a)
+
+    def multiply() -> None:
+        torch.mm(a, b, out=product)
+
+    @contextmanager
+    def told(sms: int | None) -> Iterator[None]:
+        with cublas_sms(torch.cuda.current_blas_handle(), sms) if sms else nullcontext():
+            yield
+
+    def microseconds(stream: Any, step: Callable[[], None]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        dist.barrier(group=slowest)
+        begin.record(stream)
+        for _ in range(STEPS):
+            step()
+        end.record(stream)
+        end.synchronize()
+        taken = torch.tensor([begin.elapsed_time(end) * 1000 / STEPS])
+        dist.all_reduce(taken, op=dist.ReduceOp.MAX, group=slowest)
+        return float(taken)
+
+    rows = []
+    with ExitStack() as closing:
+        pool = closing.enter_context(PartitionPool(device))
+        groups = {sms: new_group(pool.get({"comm": sms}).comm) for sms in COMM_SMS}
+        plans = list(plans_of(torch, pool, dist.group.WORLD, groups))
+        one = plans[0].product
+        for mebibytes in MEBIBYTES:
+            message = torch.randn(mebibytes * 2**19, device="cuda", dtype=torch.bfloat16)
+            steps: dict[str, tuple[Any, Callable[[], None], int | None]] = {
+                "product alone": (one, alone(one, torch, multiply), None),
+                "all-reduce alone": (one, alone(one, torch, lambda m=message: dist.all_reduce(m)), None),
+            }
+            for plan in plans:
+                step = lambda plan=plan, m=message: joined(plan, torch, dist, multiply, m)  # noqa: E731
+                steps[plan.name] = plan.product, step, plan.told
+            times: dict[str, list[float]] = {name: [] for name in steps}
+            # The first round only warms up. The order is the same on both GPUs.
+            for number in range(ROUNDS + 1):
+                for name, (stream, step, sms) in steps.items():
+                    with told(sms):
+                        taken = microseconds(stream, step)
+                    # The sums grow with each step.
+                    message.normal_()
+                    if number:
+                        times[name].append(taken)
+            for name, samples in times.items():
+                ordered = sorted(samples)
+                rows.append(
+                    {
+                        "mebibytes": mebibytes,
+                        "plan": name,
+                        "us": {"median": statistics.median(ordered), "min": ordered[0], "max": ordered[-1]},
+                        "samples": len(ordered),
+                    }
+                )
+    if rank == 0:
+        result = described(device, "A product beside an all-reduce on two GPUs, written by benchmarks/allreduce.py")
+        result |= {"steps_per_sample": STEPS, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "rows": rows}
+        path = folder_of_results(out, tables.RESULTS) / file_name(result, "allreduce")
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"{path}\n")
+        for row in rows:
+            print(f"{row['mebibytes']:4} MiB  {row['plan']:40} {row['us']['median']:8.1f} us")
+    torch.cuda.synchronize()
+    dist.barrier(group=slowest)
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        measure(arguments.rank, arguments.out)
+        return 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | NO_MULTICAST | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    workers = [subprocess.Popen([sys.executable, *sys.argv, "--rank", str(rank)], env=environment) for rank in range(2)]
+    # A rank that is gone, or waits for ever, takes the other one along.
+    end = time.monotonic() + LIMIT_SECONDS
+    while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
+        if any(worker.poll() not in (None, 0) for worker in workers):
+            break
+        time.sleep(0.2)
+    for worker in workers:
+        worker.kill()
+    return max(abs(worker.wait()) for worker in workers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""Measured times as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def duration(ns: float) -> str:
+    """A time in the unit that a person would choose, with three digits."""
+    for unit, size in (("ns", 1), ("us", 1e3), ("ms", 1e6)):
+        value = ns / size
+        if value < 999.5 or unit == "ms":
+            return f"{value:.{0 if value >= 99.95 or unit == 'ns' else 1 if value >= 9.995 else 2}f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def spread(ns: Mapping[str, float]) -> str:
+    """A median, and in brackets the 10th and the 90th percentile."""
+    return f"{duration(ns['median'])} ({duration(ns['p10'])} to {duration(ns['p90'])})"

@@ -1,0 +1,20 @@
+"""The command line, ``cuda-gctx``. What it is made with, click and rich, is imported when it is called."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Runs the command line of this process, and ends it with the exit status."""
+    try:
+        import rich  # noqa: F401  the commands need it
+
+        from cuda_gctx.cli._root import root
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich"):
+            raise
+        sys.exit(f'the command line needs {error.name}, which is not installed: pip install "cuda-gctx[cli]"')
+    root(prog_name="cuda-gctx")

@@ -1,0 +1,219 @@
+"""The checks of ``cuda-gctx doctor``. They look at the driver, at environment variables and at which versions of
+packages are installed; none of the packages is imported, and no context is made."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cuda_gctx import CUDAError, Device, DriverNotFound, system
+from cuda_gctx._causes import DEFAULT_CONNECTIONS, launches_block
+from cuda_gctx.interop._frameworks import _release
+
+# The most that the driver takes for CUDA_DEVICE_MAX_CONNECTIONS.
+MOST_CONNECTIONS = 32
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. state: "ok", "warning" or "problem"; advice: what to do, None where all is well."""
+
+    subject: str
+    state: str
+    found: str
+    advice: str | None = None
+
+
+def _ok(subject: str, found: str) -> Finding:
+    return Finding(subject, "ok", found)
+
+
+def _warning(subject: str, found: str, advice: str) -> Finding:
+    return Finding(subject, "warning", found, advice)
+
+
+def _problem(subject: str, found: str, advice: str) -> Finding:
+    return Finding(subject, "problem", found, advice)
+
+
+# ---- driver and devices
+
+
+def _driver() -> Iterator[Finding]:
+    try:
+        major, minor = system.driver_version
+    except DriverNotFound as error:
+        yield _problem("driver", str(error), "install the NVIDIA driver, or set CUDA_GCTX_DRIVER=sim to do without")
+        return
+    except CUDAError as error:
+        yield _problem("driver", str(error), "see that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES hides none")
+        return
+    except ValueError as error:
+        yield _problem("driver", str(error), "correct CUDA_GCTX_DRIVER, or unset it")
+        return
+    chosen = os.environ.get("CUDA_GCTX_DRIVER")
+    by = f", chosen by CUDA_GCTX_DRIVER={chosen}" if chosen else ""
+    found = f"CUDA {major}.{minor}, {system.driver_path}{by}"
+    green = system.features()["green_contexts"]
+    if green:
+        yield _ok("driver", found)
+        yield from _devices()
+    else:
+        yield _problem("driver", found, f"partitions need CUDA driver {green.needs} or newer: update the NVIDIA driver")
+
+
+def _devices() -> Iterator[Finding]:
+    for device in map(Device, range(Device.count())):
+        subject = f"device {device.device_id}"
+        found = f"{device.name}, {device.sm_count} SMs"
+        try:
+            device.resources.sm  # noqa: B018  asks the driver whether it has any to give
+        except CUDAError as error:
+            yield _problem(subject, f"{found}: {error}", "this device cannot be partitioned: choose another")
+            continue
+        # The driver's name of a slice of a device holds the word, with the slice's size behind it.
+        if "MIG" in device.name.split():
+            yield _warning(
+                subject,
+                f"{found}, a slice of a GPU (MIG)",
+                "only the SMs of this slice can be split: cuda-gctx sizes lists what they give",
+            )
+        else:
+            yield _ok(subject, found)
+
+
+# ---- what else shares or changes the device
+
+
+def _visible_devices() -> Finding:
+    subject, value = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return _ok(subject, "not set: all devices are seen")
+    if value.strip() in ("", "-1"):
+        return _problem(subject, f"{value!r}: hides all devices", "unset it, or name the devices to be seen")
+    return _ok(subject, f"{value}: device 0 is the first of these")
+
+
+def _mps() -> Finding:
+    subject = "MPS"
+    percentage = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    try:
+        running = stat.S_ISFIFO((Path(folder) / "control").stat().st_mode)
+    except OSError:
+        running = False
+    if percentage is not None and percentage.strip() not in ("", "100"):
+        return _problem(
+            subject,
+            f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}",
+            "under MPS this decides about SMs in place of partitions: unset it, or set it to 100",
+        )
+    if running:
+        return _warning(
+            subject,
+            f"the pipe of a control daemon is in {folder}",
+            "if it runs, other processes use the SMs of your partitions at the same time: partition one process alone, "
+            "or stop it by: echo quit | nvidia-cuda-mps-control",
+        )
+    return _ok(subject, f"no control pipe in {folder}")
+
+
+# ---- how the driver runs kernels
+
+
+def _connections() -> Finding:
+    subject, value = "CUDA_DEVICE_MAX_CONNECTIONS", os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    if value is None:
+        return _ok(subject, f"not set: {DEFAULT_CONNECTIONS} hardware queues")
+    advice = f"set it to the number of streams that should run at once, at most {MOST_CONNECTIONS}, or unset it"
+    number = int(value) if value.isdigit() else 0
+    if not 1 <= number <= MOST_CONNECTIONS:
+        return _warning(subject, f"{value}: no number from 1 to {MOST_CONNECTIONS}", advice)
+    if number == 1:
+        return _problem(subject, "1: partitions wait for each other in one hardware queue", advice)
+    if number < DEFAULT_CONNECTIONS:
+        return _warning(subject, f"{number}: more streams than that wait for each other", advice)
+    return _ok(subject, f"{number} hardware queues")
+
+
+def _launch_blocking() -> Finding:
+    subject, value = "CUDA_LAUNCH_BLOCKING", os.environ.get("CUDA_LAUNCH_BLOCKING")
+    if launches_block() is None:
+        return _ok(subject, "not set" if value is None else f"{value}: off")
+    return _problem(subject, f"{value}: each launch waits for its kernel, nothing overlaps", "unset it")
+
+
+def _module_loading() -> Finding:
+    subject, value = "CUDA_MODULE_LOADING", os.environ.get("CUDA_MODULE_LOADING")
+    if value is not None and value.upper() == "EAGER":
+        return _ok(subject, f"{value}: kernels are loaded with their modules")
+    state = "not set, so lazy" if value is None else value
+    return _ok(subject, f"{state}: the first launch of a kernel can hold up others; launch each once before measuring")
+
+
+# ---- packages
+
+
+def _installed(names: tuple[str, ...]) -> tuple[str, str] | None:
+    for name in names:
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _package(module: str, names: tuple[str, ...]) -> Finding:
+    """A framework, against what the module for it asks for."""
+    installed = _installed(names)
+    if installed is None:
+        return _ok(names[0], "not installed")
+    name, found = installed
+    minimum = import_module(f"cuda_gctx.interop.{module}").MINIMUM
+    if _release(found) < _release(minimum):
+        return _warning(name, found, f"cuda_gctx.interop.{module} needs {minimum} or newer: update it")
+    if found.endswith("+cpu"):
+        return _warning(name, f"{found}: built without CUDA", "install a build for CUDA to use it in partitions")
+    return _ok(name, f"{found} ({minimum} or newer is needed)")
+
+
+def _numba_cuda() -> Finding:
+    finding = _package("numba", ("numba-cuda",))
+    numba, numpy = _installed(("numba-cuda",)), _installed(("numpy",))
+    # It takes a function from numpy that 2.5 no longer has.
+    if numba and numpy and _release(numba[1])[:2] == (0, 30) and _release(numpy[1]) >= (2, 5):
+        return _problem(
+            "numba-cuda", f"{numba[1]} beside numpy {numpy[1]}: no kernel compiles", "install a numpy below 2.5"
+        )
+    return finding
+
+
+def _cuda_bindings() -> Finding:
+    installed = _installed(("cuda-bindings",))
+    return _ok("cuda-bindings", installed[1] if installed else "not installed")
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    _visible_devices,
+    _mps,
+    _connections,
+    _launch_blocking,
+    _module_loading,
+    lambda: _package("torch", ("torch",)),
+    lambda: _package("cupy", ("cupy", "cupy-cuda13x", "cupy-cuda12x")),
+    _numba_cuda,
+    lambda: _package("cuda_core", ("cuda-core",)),
+    _cuda_bindings,
+)
+
+
+def check_environment() -> Iterator[Finding]:
+    """Every finding, the driver's first."""
+    yield from _driver()
+    for check in CHECKS:
+        yield check()

@@ -1,0 +1,23 @@
+"""How commands end: errors with a message, each kind with its exit status. Wrong usage is click's, with status 2."""
+
+from __future__ import annotations
+
+import click
+
+
+class Failure(click.ClickException):
+    """The answer is no, or the work failed."""
+
+    exit_code = 1
+
+
+class NoDevice(Failure):
+    """There is no driver, or no such device."""
+
+    exit_code = 3
+
+
+class Interrupted(Failure):
+    """Ended by Ctrl-C."""
+
+    exit_code = 130

@@ -1,0 +1,59 @@
+"""What commands print: tables and text for people, and JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cuda_gctx import Device, __version__, system
+
+# Without a terminal nothing is wrapped or cut: other programs read it line by line.
+UNLIMITED = 100_000
+
+
+def console() -> Console:
+    """Where people read: in colour on a terminal (unless NO_COLOR is set), else plain."""
+    found = Console(highlight=False, markup=False, emoji=False)
+    if not found.is_terminal:
+        found.width = UNLIMITED
+    return found
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """The rows under the header, numbers to the right, text to the left; None is a dash."""
+    body = [["-" if cell is None else cell for cell in row] for row in rows]
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for position, title in enumerate(header):
+        numeric = bool(body) and all(isinstance(row[position], (int, float)) for row in body)
+        made.add_column(title, justify="right" if numeric else "left", overflow="fold")
+    for row in body:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return made
+
+
+def write_json(command: str, told: Mapping[str, object]) -> None:
+    """The one document of a command on the standard output."""
+    click.echo(json.dumps({"command": command, "version": __version__, **told}, indent=2))
+
+
+def driver_version() -> str:
+    """The CUDA version of the driver in use, as people write it."""
+    return ".".join(map(str, system.driver_version))
+
+
+def on_what(device: Device) -> dict[str, object]:
+    """Which device and driver an answer is about, for a document."""
+    return {
+        "device": {"id": device.device_id, "name": device.name, "sm_count": device.sm_count},
+        "driver": driver_version(),
+    }
+
+
+def heading(device: Device) -> str:
+    """The same for people."""
+    return f"{device.name}, driver {driver_version()}: {device.sm_count} SMs"

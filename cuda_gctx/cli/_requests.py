@@ -1,0 +1,60 @@
+"""Layouts as words of the command line: ``16 rest`` by position, ``decode=16 prefill=rest`` by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import click
+from click.shell_completion import CompletionItem
+
+from cuda_gctx import Layout
+from cuda_gctx.partitions import Request
+
+REST = "rest"
+
+
+def _amount(word: str) -> Request:
+    if word == REST:
+        return None
+    try:
+        return int(word)
+    except ValueError:
+        pass
+    try:
+        return float(word)
+    except ValueError:
+        raise click.BadParameter(
+            f"{word!r} is no request: give a number of SMs (16), a fraction of the device (0.25), or {REST!r}"
+        ) from None
+
+
+def layout_of(words: Sequence[str]) -> Layout:
+    """The layout that the words stand for; BadParameter if they stand for none."""
+    split = [word.rpartition("=") for word in words]
+    names = [name for name, equals, _ in split if equals]
+    amounts = [_amount(amount) for *_, amount in split]
+    if names and len(names) != len(words):
+        raise click.BadParameter("name all partitions or none: decode=16 prefill=rest, or 16 rest")
+    if len(set(names)) != len(names):
+        raise click.BadParameter("each partition needs a name of its own")
+    try:
+        return Layout.of(dict(zip(names, amounts, strict=True)) if names else amounts)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _convert(ctx: click.Context, param: click.Parameter, words: Sequence[str]) -> Layout | None:
+    return layout_of(words) if words else None
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    name, equals, word = incomplete.rpartition("=")
+    return [CompletionItem(f"{name}{equals}{REST}")] if REST.startswith(word) else []
+
+
+def layout_argument(command: Callable[..., None], *, required: bool) -> Callable[..., None]:
+    """Adds the words of a layout, which the command gets as the Layout `layout`, or as None."""
+    metavar = "LAYOUT..." if required else "[LAYOUT]..."
+    return click.argument(
+        "layout", nargs=-1, required=required, metavar=metavar, callback=_convert, shell_complete=_complete
+    )(command)

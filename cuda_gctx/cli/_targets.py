@@ -1,0 +1,55 @@
+"""Functions named as ``MODULE:FUNCTION`` on the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from cuda_gctx.cli._exit import Failure
+
+
+def function_named(target: str) -> Callable[..., Any]:
+    """The function; modules are looked for in the current folder too. UsageError if there is none."""
+    module, colon, path = target.partition(":")
+    if not (module and colon and path):
+        raise click.UsageError(f"{target!r} names no function: write MODULE:FUNCTION, like my_package.my_module:work")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise Failure(f"{module} cannot be imported: {error}") from None
+        raise click.UsageError(f"there is no module {error.name!r} here or on Python's path") from None
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise click.UsageError(f"{module} has no {path}") from None
+    if not callable(found):
+        raise click.UsageError(f"{target} is no function, but {type(found).__name__}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def work_named(targets: Sequence[str]) -> dict[str, Any]:
+    """The work that targets stand for, by name: each of several is work itself, and a single one gives all of it."""
+    if len(targets) > 1:
+        found = {function_named(target).__name__: function_named(target) for target in targets}
+        if len(found) < len(targets):
+            raise click.UsageError("two of the functions have the same name: let one function return all work by name")
+        return found
+    made = function_named(targets[0])()
+    if (
+        not isinstance(made, Mapping)
+        or len(made) < 2
+        or not all(isinstance(name, str) and callable(part) for name, part in made.items())
+    ):
+        raise Failure(
+            f"{targets[0]} must return the work: a mapping of two or more names to functions that take a stream"
+        )
+    return dict(made)

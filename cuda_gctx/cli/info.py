@@ -1,0 +1,114 @@
+"""``cuda-gctx info``: the devices, the driver, and what it supports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cuda_gctx import CUDAError, Device, FeatureNotSupported, system
+from cuda_gctx._lease import device_memory
+from cuda_gctx.cli._options import on_driver
+from cuda_gctx.cli._output import console, driver_version, table, write_json
+
+
+def _resources(device: Device) -> dict[str, Any]:
+    """What can be split and how much memory is free; all None where the driver has no green contexts."""
+    try:
+        whole = device.resources.sm
+    except FeatureNotSupported:
+        return dict.fromkeys(("min_partition_size", "coscheduled_alignment", "memory_free", "memory_total"))
+    free: int | None
+    total: int | None
+    try:
+        free, total = device_memory(whole)
+    except CUDAError:  # it takes a context, which a device in exclusive use by another process refuses
+        free = total = None
+    return {
+        "min_partition_size": whole.min_partition_size,
+        "coscheduled_alignment": whole.coscheduled_alignment,
+        "memory_free": free,
+        "memory_total": total,
+    }
+
+
+def _workqueue(device: Device) -> dict[str, Any] | None:
+    try:
+        queue = device.resources.workqueue
+    except FeatureNotSupported:
+        return None
+    return {"sharing_scope": queue.sharing_scope, "concurrency_limit": queue.concurrency_limit}
+
+
+def _device(device: Device) -> dict[str, Any]:
+    return {
+        "id": device.device_id,
+        "name": device.name,
+        "uuid": device.uuid,
+        "pci_bus_id": device.pci_bus_id,
+        "compute_capability": ".".join(map(str, device.compute_capability)),
+        "sm_count": device.sm_count,
+        **_resources(device),
+        "workqueue": _workqueue(device),
+    }
+
+
+def _told() -> dict[str, Any]:
+    return {
+        "driver": driver_version(),
+        "driver_path": system.driver_path,
+        "devices": [_device(Device(number)) for number in range(Device.count())],
+        "features": {
+            name: {"available": feature.available, "needs": feature.needs, "reason": feature.reason}
+            for name, feature in system.features().items()
+        },
+    }
+
+
+# Two narrow tables are easier to read on a terminal than a wide one: headings, and the fields under them.
+TABLES = {
+    ("device", "name", "compute", "SMs", "minimum", "alignment"): (
+        "id",
+        "name",
+        "compute_capability",
+        "sm_count",
+        "min_partition_size",
+        "coscheduled_alignment",
+    ),
+    ("device", "memory", "free", "workqueues", "PCI", "UUID"): (
+        "id",
+        "memory_total",
+        "memory_free",
+        "workqueue",
+        "pci_bus_id",
+        "uuid",
+    ),
+}
+
+
+def _shown(field: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if field in ("memory_total", "memory_free"):
+        return f"{value / 2**30:.1f} GiB"
+    if field == "workqueue":
+        return f"{value['sharing_scope']}, limit {value['concurrency_limit']}"
+    return value
+
+
+@click.command()
+@on_driver
+def info(as_json: bool) -> None:
+    """Shows the devices, the driver, and what it supports."""
+    told = _told()
+    if as_json:
+        write_json("info", told)
+        return
+    out = console()
+    out.print(f"CUDA driver {told['driver']}: {told['driver_path']}\n")
+    for header, fields in TABLES.items():
+        rows = [[_shown(name, found[name]) for name in fields] for found in told["devices"]]
+        out.print(table(header, rows))
+        out.print()
+    features = [(name, "yes" if found["available"] else found["reason"]) for name, found in told["features"].items()]
+    out.print(table(("feature", "supported"), features))

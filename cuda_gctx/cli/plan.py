@@ -1,0 +1,78 @@
+"""``cuda-gctx plan``: what a layout would become, without making it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+from cuda_gctx import Device, Layout, SMResourceOptions, SplitError
+from cuda_gctx.cli._exit import Failure
+from cuda_gctx.cli._options import on_device
+from cuda_gctx.cli._output import console, heading, on_what, table, write_json
+from cuda_gctx.cli._requests import REST, layout_argument
+from cuda_gctx.partitions import FENCE, PlannedPartition
+from cuda_gctx.partitions import plan as plan_layout
+
+
+def _fitting(error: ValueError) -> dict[str, Any] | None:
+    """The options that would fit, as a split takes them."""
+    suggestion = error.suggestion if isinstance(error, SplitError) else None
+    if not isinstance(suggestion, SMResourceOptions):
+        return None
+    fields = ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain")
+    return {field: getattr(suggestion, field) for field in fields}
+
+
+def _show(device: Device, planned: tuple[PlannedPartition, ...]) -> None:
+    out = console()
+    out.print(heading(device))
+    rows = [
+        (
+            part.name,
+            "the fence" if part.name == FENCE else REST if part.requested is None else part.requested,
+            part.sm_count,
+            f"up to {part.coscheduled_alignment} SMs",
+            part.strategy,
+        )
+        for part in planned
+    ]
+    out.print(table(("partition", "asked", "got", "clusters", "strategy"), rows))
+    left = _left(planned)
+    out.print(f"{left} of {device.sm_count} SMs are left" + (", for the fence" if left else ", so there is no fence"))
+
+
+def _left(planned: tuple[PlannedPartition, ...]) -> int:
+    return sum(part.sm_count for part in planned if part.name == FENCE)
+
+
+@click.command()
+@partial(layout_argument, required=True)
+@on_device
+def plan(device: Device, as_json: bool, layout: Layout) -> None:
+    """Shows what a layout would become, without making it.
+
+    LAYOUT is a number of SMs, a fraction of the device, or "rest" for everything left, one for each partition: 16 rest,
+    or 0.25 rest, or with names decode=16 prefill=rest.
+    """
+    try:
+        planned = plan_layout(device, layout)
+    except ValueError as error:
+        if as_json:
+            write_json("plan", {**on_what(device), "fits": False, "reason": str(error), "suggestion": _fitting(error)})
+        raise Failure(str(error)) from None
+    if not as_json:
+        _show(device, planned)
+        return
+    partitions = [
+        {
+            "name": part.name,
+            "asked": part.requested,
+            "sm_count": part.sm_count,
+            "cluster_sms": part.coscheduled_alignment,
+            "strategy": part.strategy,
+        }
+        for part in planned
+    ]
+    write_json("plan", {**on_what(device), "fits": True, "partitions": partitions, "left": _left(planned)})
