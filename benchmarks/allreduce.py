@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,12 @@ def measure(rank: int, out: Path) -> None:
     def multiply() -> None:
         torch.mm(a, b, out=product)
 
-    @contextmanager
-    def told(sms: int | None) -> Iterator[None]:
-        with cublas_sms(torch.cuda.current_blas_handle(), sms) if sms else nullcontext():
-            yield
+    multiply()  # makes the handle of cuBLAS
+
+    cublas = f"libcublas.so.{torch.version.cuda.split('.')[0]}"
+
+    def told(sms: int | None) -> AbstractContextManager[None]:
+        return cublas_sms(torch.cuda.current_blas_handle(), sms, cublas) if sms else nullcontext()
 
     def microseconds(stream: Any, step: Callable[[], None]) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

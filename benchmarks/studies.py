@@ -5,6 +5,7 @@
 - product-sigmoid: an 8192 x 8192 x 8192 bf16 product beside an 8192 x 8192 sigmoid.
 - prefill-decode: large products, as in a prefill, beside products of 16 rows, which read weights, as in a decode.
 - critical-hog: a short kernel of which the slowest calls count, beside products that never end.
+- products: what telling the library its SM count does to single products in partitions of several sizes.
 
 Needs torch and a GPU. The study of two GPUs is benchmarks/allreduce.py.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 import tables
 from machine import described, file_name, folder_of_results
 
-from cuda_gctx import Device, tune
+from cuda_gctx import Device, PartitionPool, tune
 
 SIZE = 8192
 
@@ -76,10 +78,63 @@ STUDIES: dict[str, tuple[str, Callable[[Any], tuple[dict[str, Callable[[Any], ob
 }
 
 
+LEFT_OUT_SMS = (8, 16, 24, 64)  # the product runs in the fence around a partition of so many
+PRODUCT_ROUNDS = 15
+
+
+def products_of(torch: Any) -> dict[str, Callable[[], object]]:
+    a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    bias = torch.randn(SIZE, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+    small, inner = a[:2048, :4096], b[:4096, :4096]
+    few = torch.empty(2048, 4096, device="cuda", dtype=torch.bfloat16)
+    return {
+        "8192 x 8192 x 8192, mm": lambda: torch.mm(a, b, out=out),
+        "2048 x 4096 x 4096, mm": lambda: torch.mm(small, inner, out=few),
+        "8192 x 8192 x 8192, linear with bias": lambda: torch.nn.functional.linear(a, b, bias),
+    }
+
+
+def measure_products(torch: Any, device: Device) -> list[dict[str, Any]]:
+    """Times of products, in microseconds, by turns: the library told of the SMs, and not."""
+
+    def microseconds(call: Callable[[], object], calls: int = 4) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1000 / calls
+
+    rows = []
+    with PartitionPool(device) as pool:
+        for left_out in (0, *LEFT_OUT_SMS):
+            part = pool.get({"other": left_out}).rest if left_out else device.create_stream()
+            assert part is not None
+            sms = device.sm_count if left_out == 0 else part.sm_count
+            for name, call in products_of(torch).items():
+                samples: dict[str, list[float]] = {"off": [], "on": []}
+                for number in range(PRODUCT_ROUNDS + 2):
+                    for choice, taken in samples.items():
+                        with part.torch(library_sms=choice):
+                            found = microseconds(call)
+                        if number >= 2:
+                            taken.append(found)
+                us = {choice: spread(taken) for choice, taken in samples.items()}
+                rows.append({"sm_count": sms, "product": name, "us": us})
+    return rows
+
+
+def spread(samples: list[float]) -> dict[str, float]:
+    ordered = sorted(samples)
+    return {"median": statistics.median(ordered), "min": ordered[0], "max": ordered[-1], "samples": len(ordered)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
-    parser.add_argument("--only", choices=STUDIES, help="one study")
+    parser.add_argument("--only", choices=[*STUDIES, "products"], help="one study")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for each study")
     arguments = parser.parse_args()
     import torch
@@ -95,6 +150,11 @@ def main() -> int:
             result["studies"].append({"name": name, "title": title, "report": json.loads(report.to_json())})
             del work
             torch.cuda.empty_cache()
+    if arguments.only in (None, "products"):
+        result["products"] = measure_products(torch, device)
+        for row in result["products"]:
+            times = ", ".join(f"{choice} {us['median']:.1f} us" for choice, us in row["us"].items())
+            print(f"{row['sm_count']:4} SMs  {row['product']:40} {times}")
     path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "studies")
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\n{path}")

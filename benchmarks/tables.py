@@ -1,4 +1,4 @@
-"""The tables of measured results, as the terminal, docs/performance.md and docs/partitions.md show them.
+"""The tables of measured results, as the terminal and the pages of docs show them.
 
     python benchmarks/tables.py            writes the tables into the pages
     python benchmarks/tables.py --check    fails where a page differs from the results
@@ -203,12 +203,61 @@ def fence_section(result: Result) -> str:
     return f"{machine(result)}\n\n{markdown(rows)}"
 
 
+def in_us(us: dict[str, float]) -> str:
+    low, high = us["min"], us["max"]
+    return (
+        f"{us['median']:.0f} ({low:.0f} to {high:.0f})"
+        if low >= 99.5
+        else f"{us['median']:.1f} ({low:.1f} to {high:.1f})"
+    )
+
+
+def products_section(result: Result) -> str:
+    """What telling the library its SMs does to single products; on the whole device there is nothing to tell."""
+    rows = [["SMs", "product", "not told, us", "told, us", "told to not told"]]
+    for row in result["products"]:
+        off, on = row["us"]["off"], row["us"]["on"]
+        told = row["sm_count"] < result["sm_count"]
+        change = f"{on['median'] / off['median']:.2f}" if told else ""
+        rows.append([str(row["sm_count"]), row["product"], in_us(off), in_us(on) if told else "", change])
+    return f"{machine(result)} Medians, and the smallest and largest of {off['samples']}.\n\n{markdown(rows)}"
+
+
+def studies_section(result: Result) -> str:
+    """The tuner's own reports."""
+    from cuda_gctx.tune import Report
+
+    parts = [machine(result)]
+    for study in result["studies"]:
+        parts.append(f"### {study['title']}")
+        parts.append(f"```text\n{Report.from_json(json.dumps(study['report']))}\n```")
+    return "\n\n".join(parts)
+
+
+def allreduce_section(result: Result) -> str:
+    """Plans by size of the message: the time of a joined step, and what it is of the one in sequence."""
+    sizes = list(dict.fromkeys(row["mebibytes"] for row in result["rows"]))
+    plans = list(dict.fromkeys(row["plan"] for row in result["rows"]))
+    us = {(row["plan"], row["mebibytes"]): row["us"] for row in result["rows"]}
+    rows = [["plan", *(f"{size} MiB, us" for size in sizes)]]
+    rows += [[plan, *(in_us(us[plan, size]) for size in sizes)] for plan in plans]
+    told = (
+        f"{machine(result).removesuffix('.')}; two cards joined by NVLink, NCCL {result['nccl']}, without multicast. "
+        f"Medians, and the smallest and largest of {result['rows'][0]['samples']} batches of "
+        f"{result['steps_per_sample']} steps, of the slower card."
+    )
+    return f"{told}\n\n{markdown(rows)}"
+
+
 # The tables that a page can have: the results that they are made of, and what each becomes.
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "of calls": ("calls", calls_section),
     "of contexts": ("partitions", contexts_section),
     "of costs": ("partitions", costs_section),
     "of the fence": ("partitions", fence_section),
+    "of products": ("studies", products_section),
+    "of studies": ("studies", studies_section),
+    "of two devices": ("allreduce", allreduce_section),
 }
 
 

@@ -281,12 +281,14 @@ cdef class Context:
         """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use)."""
         from cuda_gctx.interop.torch import use
 
+        self.live()
         return use(self, library_sms)
 
     def cupy(self, library_sms="off"):
         """A ``with`` block in which CuPy works on a stream of the context (see cuda_gctx.interop.cupy.use)."""
         from cuda_gctx.interop.cupy import use
 
+        self.live()
         return use(self, library_sms)
 
     def close(self):

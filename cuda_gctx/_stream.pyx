@@ -222,12 +222,14 @@ cdef class Stream:
         """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use)."""
         from cuda_gctx.interop.torch import use
 
+        self.live()
         return use(self, library_sms)
 
     def cupy(self, library_sms="off"):
         """A ``with`` block in which CuPy works on the stream (see cuda_gctx.interop.cupy.use)."""
         from cuda_gctx.interop.cupy import use
 
+        self.live()
         return use(self, library_sms)
 
     def close(self):

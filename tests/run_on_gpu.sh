@@ -135,6 +135,20 @@ grep -E '^\| ' "$output/calls.log" >>"$summary"
 
 step partitions 180 "$python" "$repository/benchmarks/partitions.py" --out "$output/benchmarks"
 
+mkdir -p "$output/pictures"
+step pictures 60 "$python" "$repository/examples/timeline.py" --pictures "$output/pictures"
+
+if [ -n "$simulated" ] || ! "$python" -c 'import torch' 2>/dev/null; then
+  echo 'studies did not run: they need torch and a GPU' | tee -a "$summary"
+else
+  step studies 300 "$python" "$repository/benchmarks/studies.py" --out "$output/benchmarks"
+  if [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then
+    step allreduce 300 "$python" "$repository/benchmarks/allreduce.py" --out "$output/benchmarks"
+  else
+    echo 'allreduce did not run: it needs two GPUs' | tee -a "$summary"
+  fi
+fi
+
 if [ $failed -eq 0 ]; then echo "every step passed"; else echo "something FAILED"; fi | tee -a "$summary"
 echo "logs and results: $output"
 exit $failed

@@ -208,7 +208,7 @@ def test_without_a_driver_it_runs_on_a_simulated_gpu_and_tells_why(monkeypatch: 
         raise DriverNotFound("there is no driver here")
 
     monkeypatch.delenv("CUDA_GCTX_DRIVER")
-    monkeypatch.setattr(module, "_open_driver", no_driver)
+    monkeypatch.setattr(module, "open_driver", no_driver)
     done = demo()
     assert done.exit_code == 0
     assert done.output.count("*** simulated") == 2

@@ -1,0 +1,56 @@
+"""Measure, decide, explain, draw: what to run beside what, and in which partitions.
+
+Importing this loads no driver and no framework: each public name is imported from its module at first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cuda_gctx._probe import Stamps as Stamps
+    from cuda_gctx._probe import spin as spin
+    from cuda_gctx.tune._explain import ExplainReport as ExplainReport
+    from cuda_gctx.tune._explain import explain as explain
+    from cuda_gctx.tune._objectives import TailLatency as TailLatency
+    from cuda_gctx.tune._objectives import Throughput as Throughput
+    from cuda_gctx.tune._overlap import overlap as overlap
+    from cuda_gctx.tune._plans import Plan as Plan
+    from cuda_gctx.tune._report import Latency as Latency
+    from cuda_gctx.tune._report import PartTime as PartTime
+    from cuda_gctx.tune._report import Report as Report
+    from cuda_gctx.tune._report import Result as Result
+    from cuda_gctx.tune._statistics import Spread as Spread
+    from cuda_gctx.tune.timeline import Timeline as Timeline
+
+# The list above is for type checkers, this one is for the interpreter; a test holds them equal.
+_NAMES_OF_MODULE = {
+    "cuda_gctx._probe": ("Stamps", "spin"),
+    "cuda_gctx.tune._explain": ("ExplainReport", "explain"),
+    "cuda_gctx.tune._objectives": ("TailLatency", "Throughput"),
+    "cuda_gctx.tune._overlap": ("overlap",),
+    "cuda_gctx.tune._plans": ("Plan",),
+    "cuda_gctx.tune._report": ("Latency", "PartTime", "Report", "Result"),
+    "cuda_gctx.tune._statistics": ("Spread",),
+    "cuda_gctx.tune.timeline": ("Timeline",),
+}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
+
+__all__ = sorted(_MODULE_OF_NAME)
+
+
+# Hidden from type checkers, which would take it as leave for any name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name not in _MODULE_OF_NAME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_MODULE_OF_NAME[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

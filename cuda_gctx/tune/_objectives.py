@@ -1,0 +1,118 @@
+"""What the tuner tunes for: the time of all parts together, calls per second of a mix, or slow calls of one part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+__all__ = ["Objective", "TailLatency", "Throughput", "checked", "from_json", "to_json"]
+
+LARGEST_WEIGHT = 10_000
+# The calls of a batch tell no more.
+LARGEST_QUANTILE = 0.999
+
+
+class Throughput:
+    """So many calls of each part are one mix: tune for mixes per second, the parts never waiting for each other."""
+
+    __slots__ = ("weights",)
+
+    weights: dict[str, int]
+
+    def __init__(self, **weights: int) -> None:
+        for name, weight in weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, int):
+                raise TypeError(f"{name} must be a number of calls, not {type(weight).__name__}")
+            if not 1 <= weight <= LARGEST_WEIGHT:
+                raise ValueError(f"{name} must be from 1 to {LARGEST_WEIGHT} calls for each mix, not {weight}")
+        object.__setattr__(self, "weights", dict(weights))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Throughput is a value and cannot be changed: make another one")
+
+    def __eq__(self, other: object) -> bool:
+        return self.weights == other.weights if isinstance(other, Throughput) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.weights.items()))
+
+    def __repr__(self) -> str:
+        return f"Throughput({', '.join(f'{name}={weight}' for name, weight in self.weights.items())})"
+
+
+class TailLatency:
+    """Tune for the slow calls of one part, which is called once at a time while the others are kept queued.
+
+    quantile: the share of calls that may be faster: 0.99 for the p99.
+    others: the least that each other part has to achieve meanwhile, as a share of what it achieves alone. Without it,
+    nothing is left of them where that makes the part a little faster.
+    """
+
+    __slots__ = ("others", "part", "quantile")
+
+    part: str
+    quantile: float
+    others: float
+
+    def __init__(self, part: str, quantile: float = 0.99, others: float = 0.0) -> None:
+        if not isinstance(part, str):
+            raise TypeError(f"the part is given by its name, not by {type(part).__name__}")
+        if not 0 < quantile <= LARGEST_QUANTILE:
+            raise ValueError(f"quantile must lie above 0 and up to {LARGEST_QUANTILE}, not {quantile}: 0.99 is the p99")
+        if not 0 <= others < 1:
+            raise ValueError(f"others must be a share from 0 up to less than 1, not {others}")
+        object.__setattr__(self, "part", part)
+        object.__setattr__(self, "quantile", float(quantile))
+        object.__setattr__(self, "others", float(others))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a TailLatency is a value and cannot be changed: make another one")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TailLatency):
+            return NotImplemented
+        return (self.part, self.quantile, self.others) == (other.part, other.quantile, other.others)
+
+    def __hash__(self) -> int:
+        return hash((self.part, self.quantile, self.others))
+
+    def __repr__(self) -> str:
+        others = f", others={self.others:g}" if self.others else ""
+        return f"TailLatency({self.part!r}, quantile={self.quantile:g}{others})"
+
+
+Objective: TypeAlias = Literal["makespan"] | Throughput | TailLatency
+
+
+def checked(objective: object, parts: Sequence[str]) -> Objective:
+    """The objective, if it is one for these parts."""
+    known = f"the parts are {', '.join(parts)}"
+    if isinstance(objective, Throughput):
+        if set(objective.weights) != set(parts):
+            raise ValueError(f"{objective} must say how often each part is called; {known}")
+        return objective
+    if isinstance(objective, TailLatency):
+        if objective.part not in parts:
+            raise ValueError(f"{objective}: there is no part of that name; {known}")
+        return objective
+    if objective != "makespan":
+        raise ValueError(f'objective must be "makespan", a Throughput or a TailLatency, not {objective!r}')
+    return "makespan"
+
+
+def to_json(objective: Objective) -> Any:
+    if isinstance(objective, Throughput):
+        return {"throughput": objective.weights}
+    if isinstance(objective, TailLatency):
+        return {"tail_latency": objective.part, "quantile": objective.quantile, "others": objective.others}
+    return objective
+
+
+def from_json(told: Any) -> Objective:
+    if told == "makespan":
+        return "makespan"
+    if isinstance(told, Mapping) and set(told) == {"throughput"}:
+        return Throughput(**told["throughput"])
+    if isinstance(told, Mapping) and set(told) == {"tail_latency", "quantile", "others"}:
+        return TailLatency(told["tail_latency"], told["quantile"], told["others"])
+    raise ValueError(f"unknown objective: {told!r}")

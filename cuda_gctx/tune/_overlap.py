@@ -1,0 +1,187 @@
+"""``overlap``: measures how parts run together best, and reports it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from datetime import date
+from typing import Literal
+
+from cuda_gctx._device import Device
+from cuda_gctx._driver import system
+from cuda_gctx._errors import FeatureNotSupported
+from cuda_gctx._lease import capturing_stream
+from cuda_gctx._stream import Stream
+from cuda_gctx.tune._measure import Intervals
+from cuda_gctx.tune._objectives import Objective, TailLatency, checked
+from cuda_gctx.tune._progress import Progress
+from cuda_gctx.tune._reasons import reasons
+from cuda_gctx.tune._report import Latency, PartTime, Report, Result
+from cuda_gctx.tune._search import Candidate, Search
+from cuda_gctx.tune._statistics import Spread, quantile
+from cuda_gctx.tune._work import libraries_loaded, parts_of
+
+__all__ = ["overlap"]
+
+LIBRARY_CHOICES = ("off", "on", "auto")
+
+
+def overlap(
+    *work: Callable[[Stream], object],
+    device: Device | None = None,
+    objective: Objective = "makespan",
+    sizes: Iterable[int] | None = None,
+    library_sms: Literal["off", "on", "auto"] = "auto",
+    budget_s: float = 60.0,
+    progress: bool | None = None,
+    seed: int = 0,
+    **named: Callable[[Stream], object],
+) -> Report:
+    """Measures how two or more parts run together best: in sequence, on streams, or in partitions of which sizes.
+
+    A part is a function that enqueues work on the Stream it is given and returns without waiting. That stream is the
+    current one of torch and CuPy while it is called. Parts are named by their functions, or given by name.
+
+    objective: "makespan" (all parts start together and end together, step by step), Throughput(decode=8, prefill=1), or
+    TailLatency("decode", quantile=0.99).
+    sizes: numbers of SMs to try for partitions, instead of all aligned sizes.
+    library_sms: whether libraries are told SM counts; "auto" tries both in partitions where torch or CuPy is loaded.
+    budget_s: when it ends at the latest, but for one step. progress: a bar on stderr; None for "if it is a terminal".
+    seed: of the random order in which plans are measured.
+
+    Ctrl-C ends it with what is known by then.
+    """
+    parts = parts_of(work, named)
+    names = tuple(part.name for part in parts)
+    objective = checked(objective, names)
+    budget_s = _checked_budget(budget_s)
+    if library_sms not in LIBRARY_CHOICES:
+        raise ValueError(f"library_sms must be one of {', '.join(LIBRARY_CHOICES)}, not {library_sms!r}")
+    if library_sms == "on" and not libraries_loaded():
+        raise ValueError('library_sms="on" tells torch or CuPy, and neither is imported: import it first')
+    device = Device() if device is None else device
+    if not isinstance(device, Device):
+        raise TypeError(f"device must be a Device, not {type(device).__name__}")
+    _refuse_capture(device)
+    with Progress(progress) as bar, ExitStack() as closing:
+        search = Search(device, parts, objective, sizes, library_sms, budget_s, seed, bar, closing)
+        try:
+            search.run()
+        except KeyboardInterrupt:
+            search.complete = False
+            if not search.can_answer:
+                raise
+        finally:
+            search.settle()
+    if not search.can_answer:
+        raise RuntimeError(
+            f"budget_s={budget_s:g} ended before each part alone and the sequence were measured: give it more time"
+        )
+    return _report(search, device, objective)
+
+
+def _refuse_capture(device: Device) -> None:
+    with suppress(FeatureNotSupported):  # a driver that has no SM resources is not asked
+        capturing = capturing_stream(device.resources.sm)
+        if capturing is not None:
+            raise RuntimeError(f"{capturing} is capturing a graph: measure before that, or when it is over")
+
+
+def _checked_budget(budget_s: object) -> float:
+    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)):
+        raise TypeError(f"budget_s must be a number of seconds, not {type(budget_s).__name__}")
+    if not 0 < budget_s < math.inf:
+        raise ValueError(f"budget_s must be a positive number of seconds, not {budget_s}")
+    return float(budget_s)
+
+
+def _report(search: Search, device: Device, objective: Objective) -> Report:
+    chosen, sure = search.choose()
+    assert chosen.plan is not None
+    gain = search.ratio(search.sequence(), chosen)
+    alone = {name: _spread(search, candidate) for name, candidate in search.alone.items()}
+    results = sorted((_result(search, c, alone) for c in search.known()), key=lambda result: result.seconds.median)
+    if isinstance(objective, TailLatency):
+        bound = alone[objective.part].median
+    else:
+        bound = max(spread.median * search.weight(name) for name, spread in alone.items())
+    report = Report(
+        choice=chosen.plan,
+        objective=objective,
+        results=tuple(results),
+        alone=alone,
+        bound=bound,
+        gain=gain.median,
+        gain_low=gain.low,
+        gain_high=gain.high,
+        sure=sure,
+        reasons=(),
+        complete=search.complete,
+        device=device.name,
+        sm_count=device.sm_count,
+        driver=".".join(map(str, system.driver_version)),
+        date=date.today().isoformat(),
+    )
+    return replace(report, reasons=reasons(search, report, chosen))
+
+
+def _spread(search: Search, candidate: Candidate) -> Spread:
+    return Spread.of([sample.seconds for sample in candidate.measured(search.final).values()])
+
+
+def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> Result:
+    assert candidate.plan is not None
+    samples = list(candidate.measured(search.final).values())
+    latencies = [seconds for sample in samples for seconds in sample.latencies]
+    parts = {}
+    for name in candidate.plan.parts:
+        counted = [sample.calls[name] for sample in samples if sample.calls.get(name, (0, 0.0))[1] > 0]
+        spent = candidate.spent(name)
+        spent += [seconds / calls for calls, seconds in counted if calls]
+        spent += latencies if not counted and not spent else []
+        here = candidate.alone_here.get(name)
+        parts[name] = PartTime(
+            sm_count=candidate.sm_counts[name],
+            seconds=Spread.of(spent) if spent else None,
+            calls_per_second=sum(n for n, _ in counted) / sum(s for _, s in counted) if counted else None,
+            alone=_spread(search, here) if here is not None and here.samples else None,
+        )
+    return Result(
+        plan=candidate.plan,
+        seconds=_spread(search, candidate),
+        parts=parts,
+        overlap=_overlap(candidate, alone),
+        latency=_latency(latencies),
+        launch_bound=2 * sum(sample.launch_bound for sample in samples) > len(samples),
+    )
+
+
+def _latency(latencies: Sequence[float]) -> Latency | None:
+    if not latencies:
+        return None
+    p50, p90, p99 = (quantile(latencies, share) for share in (0.5, 0.9, 0.99))
+    return Latency(p50, p90, p99, max(latencies), len(latencies))
+
+
+def _overlap(candidate: Candidate, alone: dict[str, Spread]) -> float | None:
+    """How much of the time in which parts can run at once they were seen to: the median over steps."""
+    shares = [_overlap_of(step, candidate, alone) for step in candidate.steps]
+    return quantile(shares, 0.5) if shares else None
+
+
+def _overlap_of(step: Intervals, candidate: Candidate, alone: dict[str, Spread]) -> float:
+    spans = []
+    for name, (begin, end) in step.items():
+        if candidate.allocation is None:
+            # Where SMs are shared, a part may have waited for them first: only what it needs alone counts as running.
+            begin = max(begin, end - alone[name].median)
+        spans.append((begin, end))
+    covered, until = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        covered += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    lengths = [end - begin for begin, end in spans]
+    possible = sum(lengths) - max(lengths)
+    return (sum(lengths) - covered) / possible if possible > 0 else 0.0

@@ -1,0 +1,160 @@
+"""Ways to run parts beside each other, as values: in sequence, on streams, or in partitions; and opening them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal, TypeAlias
+
+from cuda_gctx._device import Device
+from cuda_gctx._layout import Layout
+from cuda_gctx._resources import SMResourceOptions
+from cuda_gctx._stream import Stream, StreamOptions
+from cuda_gctx.partitions import FENCE, PartitionPool, Partitions
+
+__all__ = ["KINDS", "Kind", "Plan", "partition_name"]
+
+Kind: TypeAlias = Literal["sequence", "streams", "priority", "partitions"]
+KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "partitions")  # the simplest first
+SCHEMA = 1
+
+
+def partition_name(part: str, position: int) -> str:
+    """What the partition of a part is called: the same, unless partitions cannot have that name."""
+    return f"part_{position}" if part.startswith("_") or hasattr(Partitions, part) else part
+
+
+def _highest_priority(device: Device) -> int:
+    for priority in count(-1, -1):
+        try:
+            device.create_stream(StreamOptions(priority=priority)).close()
+        except ValueError:
+            break
+    return priority + 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A way to run parts beside each other.
+
+    kind: "sequence" (one stream), "streams" (one for each part), "priority" (the same, and `first` goes before the
+    others), or "partitions" (a stream in a partition of its own for each part).
+    parts: their names, in the order in which they are started.
+    layout: for PartitionPool.get() or Device.partition(); places: the partition of each part, which may be the fence.
+    library_sms: whether libraries are told the SM counts (``part.torch()`` is then ``use(part, library_sms="on")``).
+    """
+
+    kind: Kind
+    parts: tuple[str, ...]
+    layout: Layout | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
+    first: str | None = None
+    library_sms: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(self.parts))
+        object.__setattr__(self, "places", dict(self.places))
+        if self.kind not in KINDS:
+            raise ValueError(f"the kind of a plan is one of {', '.join(KINDS)}, not {self.kind!r}")
+        if not self.parts or len(set(self.parts)) != len(self.parts):
+            raise ValueError(f"a plan needs parts with names of their own, not {self.parts}")
+        if (self.kind == "priority") != (self.first is not None) or self.first not in (None, *self.parts):
+            raise ValueError(f"a plan of the kind priority, and no other, puts one of its parts first: {self.first!r}")
+        if self.kind != "partitions":
+            if self.layout is not None or self.places or self.library_sms:
+                raise ValueError(f"layout, places and library_sms belong to partitions, not to the kind {self.kind}")
+        elif self.layout is None or set(self.places) != set(self.parts):
+            raise ValueError("a plan with partitions needs a layout, and a place for each part")
+        elif len(set(self.places.values())) != len(self.places) or not {FENCE, *self.layout.names}.issuperset(
+            self.places.values()
+        ):
+            raise ValueError(f"the parts need different partitions of {self.layout}, not {dict(self.places)}")
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.parts, self.layout, frozenset(self.places.items()), self.first, self.library_sms))
+
+    @contextmanager
+    def open(self, where: Device | PartitionPool) -> Iterator[dict[str, Stream]]:
+        """The stream of each part, for the length of a block. In a sequence it is the same one for all.
+
+        With a pool, partitions and their streams stay open as long as the pool; with a device they are closed with the
+        block, as plain streams are in either case.
+        """
+        if not isinstance(where, (Device, PartitionPool)):
+            raise TypeError(f"a plan is opened on a Device or with a PartitionPool, not with {type(where).__name__}")
+        device = where.device if isinstance(where, PartitionPool) else where
+        with ExitStack() as closing:
+            if self.layout is not None:
+                if isinstance(where, PartitionPool):
+                    partitions = where.get(self.layout)
+                else:
+                    partitions = closing.enter_context(where.partition(self.layout))
+                missing = [place for place in self.places.values() if place not in partitions]
+                if missing:
+                    raise ValueError(
+                        f"{self.layout} leaves no SMs of {device.name} for {missing[0]}: this plan is for another "
+                        f"device"
+                    )
+                yield {part: partitions[self.places[part]].stream for part in self.parts}
+            elif self.kind == "sequence":
+                stream = closing.enter_context(device.create_stream())
+                yield dict.fromkeys(self.parts, stream)
+            else:
+                highest = _highest_priority(device) if self.first is not None else None
+                yield {
+                    part: closing.enter_context(
+                        device.create_stream(StreamOptions(priority=highest if part == self.first else None))
+                    )
+                    for part in self.parts
+                }
+
+    def to_dict(self) -> dict[str, Any]:
+        """What to_json() writes, as a dictionary."""
+        return {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "parts": list(self.parts),
+            "layout": json.loads(self.layout.to_json()) if self.layout is not None else None,
+            "places": dict(self.places),
+            "first": self.first,
+            "library_sms": self.library_sms,
+        }
+
+    @classmethod
+    def from_dict(cls, told: Any) -> Plan:
+        """The plan that to_dict() gave."""
+        if not isinstance(told, Mapping) or told.get("schema") != SCHEMA:
+            raise ValueError(f"this is no plan of schema {SCHEMA}")
+        fields = {name: value for name, value in told.items() if name != "schema"}
+        if fields.get("layout") is not None:
+            fields["layout"] = Layout.from_json(json.dumps(fields["layout"]))
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ValueError(f"this is no plan of schema {SCHEMA}: {error}") from None
+
+    def to_json(self) -> str:
+        """The plan as JSON, which from_json() reads."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that to_json() wrote."""
+        return cls.from_dict(json.loads(text))
+
+    def __str__(self) -> str:
+        if self.kind == "priority":
+            return f"{self.first} first"
+        if self.layout is None:
+            return {"sequence": "in sequence", "streams": "plain streams"}[self.kind]
+        asked = dict(zip(self.layout.names, self.layout.specs, strict=True))
+        told = []
+        for part, place in self.places.items():
+            sms: Any = asked[place].sms if place in asked else FENCE
+            if isinstance(sms, SMResourceOptions):
+                sms = sms.count[0] if isinstance(sms.count, tuple) else sms.count
+            told.append(f"{part} {'rest' if sms is None else sms}")
+        return ", ".join(told) + (", libraries told" if self.library_sms else "")

@@ -1,0 +1,46 @@
+"""A line on a terminal that tells how far a long measurement is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+__all__ = ["Progress"]
+
+WIDTH = 30
+LEAST_PAUSE_S = 0.1
+
+
+class Progress:
+    """A bar that is written over itself and is gone at the end. shown: None for "where stderr is a terminal"."""
+
+    def __init__(self, shown: bool | None) -> None:
+        self._shown = sys.stderr is not None and sys.stderr.isatty() if shown is None else shown
+        self._last = float("-inf")
+        self._length = 0
+
+    def show(self, share: float, what: str) -> None:
+        """share: how much of it is done, from 0 to 1."""
+        now = time.monotonic()
+        if not self._shown or now - self._last < LEAST_PAUSE_S:
+            return
+        self._last = now
+        full = round(WIDTH * min(max(share, 0.0), 1.0))
+        self._write(f"[{'#' * full}{'.' * (WIDTH - full)}] {what}")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(f"\r{text.ljust(self._length)}")
+        sys.stderr.flush()
+        self._length = len(text)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._length:
+            self._write("")
+            sys.stderr.write("\r")
+            sys.stderr.flush()

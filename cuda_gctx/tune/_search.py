@@ -1,0 +1,416 @@
+"""The search: which plans are measured, in which order, and which of them is chosen.
+
+Plans are measured in rounds, in random order, so that what changes with time (clocks, temperature, neighbours) meets
+all of them. What cannot win any more is left out of later rounds. The finalists then meet in rounds of their own, which
+alone decide: the fastest of many is partly a lucky one, and fresh samples take the luck away.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from statistics import median
+
+from cuda_gctx._device import Device
+from cuda_gctx._errors import CUDAError, FeatureNotSupported
+from cuda_gctx._stream import Stream
+from cuda_gctx.partitions import PartitionPool
+from cuda_gctx.tune._measure import Bench, Intervals, OutOfTime, Sample, Trial
+from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
+from cuda_gctx.tune._plans import KINDS, Plan
+from cuda_gctx.tune._progress import Progress
+from cuda_gctx.tune._sizes import Allocation, Sizes
+from cuda_gctx.tune._statistics import LEAST_PAIRS, NOISE, Ratio, ratio_of
+from cuda_gctx.tune._work import Part, PartFacts, examine, libraries_loaded, why_not
+
+__all__ = ["Candidate", "Search"]
+
+COARSE_ROUNDS, REFINING_ROUNDS, FINAL_ROUNDS, ALONE_ROUNDS = 3, 2, 15, 5
+# The share of the budget after which each phase has to end.
+SEARCH_UNTIL, REFINE_UNTIL, COMPARE_UNTIL = 0.45, 0.65, 0.92
+# Slower than the best by so much, a plan is left out of later rounds; and partitions are not refined.
+HOPELESS, NOT_REFINED = 1.1, 1.25
+MOST_FINALISTS = 5
+# A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime").
+MOST_CONTEXTS = 96
+
+
+@dataclass(eq=False)
+class Candidate:
+    """Something that is measured: a plan, or a part alone (`plan` is None), with its samples by round.
+
+    steps: when the parts ran in some joined steps. alone_here: the parts alone on the SMs that the plan gives them.
+    """
+
+    trial: Trial
+    plan: Plan | None
+    sm_counts: dict[str, int]
+    allocation: Allocation | None = None
+    samples: dict[int, Sample] = field(default_factory=dict)
+    steps: list[Intervals] = field(default_factory=list)
+    alone_here: dict[str, Candidate] = field(default_factory=dict)
+    hopeless: bool = False
+    batch_s: float = 0.0  # what the last batch took the host
+
+    def measured(self, final: int | None) -> dict[int, Sample]:
+        """The samples: those of the final rounds, which begin with `final`, if there are enough."""
+        fresh = {number: sample for number, sample in self.samples.items() if final is not None and number >= final}
+        return fresh if len(fresh) >= LEAST_PAIRS else self.samples
+
+    def seconds(self, final: int | None = None) -> float:
+        return median(sample.seconds for sample in self.measured(final).values())
+
+    def spent(self, name: str) -> list[float]:
+        """How long a part took in the steps that were looked at, from when it could begin to its end."""
+        return [step[name][1] - step[name][0] for step in self.steps]
+
+    def best(self) -> float:
+        return min(sample.seconds for sample in self.samples.values())
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.plan is not None and self.plan.kind == "sequence"
+
+    @property
+    def complexity(self) -> tuple[int, bool]:
+        """The simplest plan has the smallest."""
+        assert self.plan is not None
+        return KINDS.index(self.plan.kind), self.plan.library_sms
+
+
+class Search:
+    """Measures plans for some parts. It can be asked for what is known at any time, also when it was interrupted."""
+
+    def __init__(
+        self,
+        device: Device,
+        parts: Sequence[Part],
+        objective: Objective,
+        wanted_sizes: Iterable[int] | None,
+        library_sms: str,
+        budget_s: float,
+        seed: int,
+        progress: Progress,
+        closing: ExitStack,
+    ) -> None:
+        self.device = device
+        self.parts = tuple(parts)
+        self.objective = objective
+        self.facts: dict[str, PartFacts] = {}
+        self.alone: dict[str, Candidate] = {}
+        self.candidates: list[Candidate] = []
+        self.notes: list[str] = []
+        self.complete = False
+        self.final: int | None = None  # the number of the first final round
+        self._library_sms = library_sms
+        self._began = time.monotonic()
+        self._budget_s = budget_s
+        self._random = random.Random(seed)
+        self._progress = progress
+        self._closing = closing
+        self._round = 0
+        self._contexts = 0
+        self._allocations: set[Allocation] = set()
+        self._pool = closing.enter_context(PartitionPool(device))
+        self._sizes: Sizes | None = None
+        try:
+            self._sizes = Sizes(device, [part.name for part in parts], wanted_sizes)
+        except FeatureNotSupported as error:
+            self.notes.append(f"partitions were left out: {error}")
+        self._bench = Bench(device, objective, self._began + budget_s)
+        closing.callback(self._bench.close)
+
+    # ---- the phases
+
+    def run(self) -> None:
+        """All of it. Ends early, and says so, when the budget is used up."""
+        self.complete = True
+        for phase, share in (
+            (self._first, SEARCH_UNTIL),
+            (self._refine, REFINE_UNTIL),
+            (self._compare, COMPARE_UNTIL),
+            (self._place, 1.0),
+        ):
+            # What there is to compare needs the first phase, which may take all of the time.
+            until = 1.0 if not self.can_answer else share
+            self._bench.deadline = self._began + until * self._budget_s
+            try:
+                phase()
+            except OutOfTime:
+                self.complete = False
+            if not self.can_answer:
+                break
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether enough is known for an answer: the parts alone, and the sequence."""
+        return (
+            len(self.alone) == len(self.parts)
+            and all(candidate.samples for candidate in self.alone.values())
+            and any(candidate.is_sequence for candidate in self.known())
+        )
+
+    def settle(self) -> None:
+        """Waits for all that was enqueued, so that streams can be closed and partitions given back."""
+        for trial in self._trials():
+            for stream in {*trial.streams.values(), trial.clock}:
+                # An error of the device was raised where it was first met.
+                with suppress(CUDAError):
+                    stream.sync()
+
+    def _first(self) -> None:
+        self._show("calls each part for the first times")
+        first = self._closing.enter_context(self.device.create_stream())
+        gate = self._closing.enter_context(self.device.create_stream())
+        whole = dict.fromkeys((part.name for part in self.parts), self.device.sm_count)
+        for part in self.parts:
+            self.facts[part.name] = examine(part, first, gate, self._bench.demand_time)
+            trial = Trial("alone", (part,), {part.name: first}, first)
+            candidate = Candidate(trial, None, whole)
+            self._bench.warm(trial)
+            self._bench.alone_s[part.name] = trial.step_s
+            self.alone[part.name] = candidate
+        names = tuple(part.name for part in self.parts)
+        plans = [Plan("sequence", names), Plan("streams", names)]
+        plans += [Plan("priority", names, first=name) for name in names]
+        for plan in plans:
+            self._open(plan, whole)
+        self._rounds([*self.alone.values(), *self.candidates], 1)
+        self._bench.deadline = self._began + SEARCH_UNTIL * self._budget_s
+        if self._sizes is not None:
+            durations = {name: trial_s * self.weight(name) for name, trial_s in self._bench.alone_s.items()}
+            for allocation in self._sizes.coarse(durations):
+                self._open_allocation(allocation)
+        for number in range(COARSE_ROUNDS):
+            # The plans that came later catch up.
+            self._rounds([*self.alone.values(), *(c for c in self.candidates if len(c.samples) <= number)], 1)
+
+    def _refine(self) -> None:
+        if self._sizes is None:
+            return
+        stride = self._sizes.first_stride()
+        while stride >= 1:
+            best = self._best_partitions()
+            overall = min(candidate.seconds() for candidate in self.acceptable())
+            if best is None or best.allocation is None or best.seconds() > NOT_REFINED * overall:
+                return
+            made = [
+                candidate
+                for allocation in self._sizes.around(best.allocation, stride)
+                for candidate in self._open_allocation(allocation)
+            ]
+            if made:
+                self._rounds([best, *made], REFINING_ROUNDS)
+            if self._best_partitions() is best:
+                stride //= 2
+
+    def _compare(self) -> None:
+        finalists = self.finalists()
+        self.final = self._round
+        for candidate in finalists:
+            candidate.hopeless = False
+        competing = [*self.alone.values(), *finalists]
+        round_s = sum(candidate.batch_s for candidate in competing)
+        affordable = int((self._bench.deadline - time.monotonic()) / max(round_s, 1e-6))
+        self._rounds(competing, max(LEAST_PAIRS, min(FINAL_ROUNDS, affordable)), drop=False)
+
+    def _place(self) -> None:
+        """How long the parts take in the chosen or the best partitions without anything beside them."""
+        chosen, _ = self.choose()
+        best = chosen if chosen.allocation is not None else self._best_partitions()
+        if best is None or best.plan is None:
+            return
+        for part in self.parts:
+            stream = best.trial.streams[part.name]
+            trial = Trial("alone in its partition", (part,), {part.name: stream}, stream, best.plan.library_sms)
+            self._bench.warm(trial)
+            best.alone_here[part.name] = Candidate(trial, None, best.sm_counts)
+        self._rounds(list(best.alone_here.values()), ALONE_ROUNDS, drop=False)
+
+    # ---- candidates
+
+    def known(self) -> list[Candidate]:
+        """The plans that have been measured."""
+        return [candidate for candidate in self.candidates if candidate.samples]
+
+    def sequence(self) -> Candidate:
+        return next(candidate for candidate in self.known() if candidate.is_sequence)
+
+    def _trials(self) -> list[Trial]:
+        return [candidate.trial for candidate in (*self.alone.values(), *self.candidates)]
+
+    def weight(self, name: str) -> int:
+        """How many calls of a part are one step."""
+        return self.objective.weights[name] if isinstance(self.objective, Throughput) else 1
+
+    def _open(self, plan: Plan, sm_counts: dict[str, int], allocation: Allocation | None = None) -> Candidate:
+        streams = self._closing.enter_context(plan.open(self._pool))
+        if isinstance(self.objective, TailLatency) and plan.kind != "sequence":
+            clock: Stream = streams[self.objective.part]
+        else:
+            clock = self._closing.enter_context(self.device.create_stream())
+        candidate = Candidate(Trial.of(plan, self.parts, streams, clock), plan, sm_counts, allocation)
+        self.candidates.append(candidate)
+        self._show(f"warms up {plan}")
+        self._bench.warm(candidate.trial)
+        return candidate
+
+    def _open_allocation(self, allocation: Allocation) -> list[Candidate]:
+        """The plans with an allocation that is new: without library SM targets, with them, or both."""
+        if allocation in self._allocations or self._sizes is None:
+            return []
+        self._allocations.add(allocation)
+        made: list[Candidate] = []
+        for library_sms in self._library_choices():
+            found = self._sizes.plan(allocation, library_sms)
+            if found is None:
+                break
+            plan, sm_counts = found
+            assert plan.layout is not None
+            if not made:
+                if self._contexts + len(self.parts) > MOST_CONTEXTS:
+                    self.note(
+                        f"not all sizes near the best were tried: they would need more than {MOST_CONTEXTS} contexts"
+                    )
+                    break
+                self._contexts += len(self.parts)
+                try:
+                    self._pool.get(plan.layout)
+                except CUDAError as error:
+                    if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
+                        raise
+                    self.note("there was no device memory for the contexts of more partitions")
+                    self._sizes = None
+                    break
+            if library_sms and not self._can_tell_libraries(plan):
+                break
+            made.append(self._open(plan, sm_counts, allocation))
+        return made
+
+    def _library_choices(self) -> tuple[bool, ...]:
+        if self._library_sms == "auto":
+            return (False, True) if libraries_loaded() else (False,)
+        return (self._library_sms == "on",)
+
+    def _can_tell_libraries(self, plan: Plan) -> bool:
+        with plan.open(self._pool) as streams:
+            reason = why_not(streams[plan.parts[0]])
+        if reason is None:
+            return True
+        if self._library_sms == "on":
+            raise RuntimeError(f'library_sms="on" is not possible here: {reason}')
+        self.note(f"libraries were not told SM counts: {reason}")
+        self._library_sms = "off"
+        return False
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    # ---- rounds
+
+    def _show(self, what: str) -> None:
+        self._progress.show((time.monotonic() - self._began) / self._budget_s, what)
+
+    def _rounds(self, candidates: Sequence[Candidate], number: int, drop: bool = True) -> None:
+        """Each candidate in each round, in random order; those that cannot win any more are left out."""
+        for _ in range(number):
+            order = [candidate for candidate in candidates if not candidate.hopeless]
+            self._random.shuffle(order)
+            current = self._round
+            self._round += 1
+            for candidate in order:
+                self._show(f"measures {candidate.plan or 'alone'}")
+                began = time.monotonic()
+                candidate.samples[current] = self._bench.batch(candidate.trial)
+                candidate.batch_s = time.monotonic() - began
+                if self.objective == "makespan" and not candidate.steps:
+                    candidate.steps = self._bench.profile(candidate.trial)
+            if drop:
+                self._drop()
+
+    def _drop(self) -> None:
+        best = min((candidate.seconds() for candidate in self.acceptable()), default=0.0)
+        for candidate in self.known():
+            # The sequence and the plain streams stay: the answer is told beside them.
+            if candidate.plan is not None and candidate.plan.kind not in ("sequence", "streams"):
+                candidate.hopeless = candidate.best() > HOPELESS * best or not self.accepts(candidate)
+
+    # ---- the decision
+
+    def _best_partitions(self) -> Candidate | None:
+        found = [c for c in self.known() if c.allocation is not None]
+        return min(found, key=lambda c: (not self.accepts(c), c.seconds(self.final)), default=None)
+
+    def others_share(self, candidate: Candidate) -> float:
+        """How much of what they do alone the parts achieve that are not the critical one; the smallest of them."""
+        shares = []
+        for name, alone_s in self._bench.alone_s.items():
+            calls = sum(sample.calls[name][0] for sample in candidate.samples.values() if name in sample.calls)
+            seconds = sum(sample.calls[name][1] for sample in candidate.samples.values() if name in sample.calls)
+            if seconds > 0:
+                shares.append(calls / seconds * alone_s)
+        return min(shares, default=0.0)
+
+    def accepts(self, candidate: Candidate) -> bool:
+        """Whether a plan leaves the others what the objective asks for them. The sequence always does."""
+        objective = self.objective
+        return (
+            not isinstance(objective, TailLatency)
+            or candidate.is_sequence
+            or self.others_share(candidate) >= objective.others
+        )
+
+    def acceptable(self) -> list[Candidate]:
+        """The plans that can be chosen."""
+        return [candidate for candidate in self.known() if self.accepts(candidate)]
+
+    def best_of_kinds(self) -> list[Candidate]:
+        """The fastest plan of each kind, of those that can be chosen."""
+        found: dict[str, Candidate] = {}
+        for candidate in sorted(self.acceptable(), key=lambda candidate: candidate.seconds(self.final)):
+            if candidate.plan is not None:
+                found.setdefault(candidate.plan.kind, candidate)
+        return list(found.values())
+
+    def finalists(self) -> list[Candidate]:
+        """The sequence, the best of each kind that is not hopeless, and the runner-up."""
+        ordered = sorted(self.acceptable(), key=lambda candidate: candidate.seconds())
+        best = ordered[0].seconds()
+        close = [candidate for candidate in ordered if candidate.best() <= HOPELESS * best]
+        chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
+        if isinstance(self.objective, TailLatency):
+            # A latency that is as good leaves a choice: the plan in which the others achieve most.
+            chosen += sorted(close, key=self.others_share, reverse=True)[:1]
+        chosen += ordered[:2]
+        return list(dict.fromkeys(chosen))[:MOST_FINALISTS]
+
+    def ratio(self, slow: Candidate, fast: Candidate) -> Ratio:
+        """How many times as long one takes as the other, by the rounds that both were in."""
+        theirs, ours = slow.measured(self.final), fast.measured(self.final)
+        rounds = theirs.keys() & ours.keys()
+        if not rounds:
+            ratio = slow.seconds(self.final) / fast.seconds(self.final)
+            return Ratio(ratio, ratio, ratio, 0)
+        return ratio_of([(theirs[number].seconds, ours[number].seconds) for number in sorted(rounds)])
+
+    def choose(self) -> tuple[Candidate, bool]:
+        """The simplest plan that no other beats by more than noise, and whether that is sure."""
+        sequence = self.sequence()
+        compared = [c for c in self.acceptable() if self.final is None or c.measured(self.final) is not c.samples]
+        compared = compared if sequence in compared else self.acceptable()
+        better = [c for c in compared if c is not sequence and self.ratio(sequence, c).is_slower]
+        if not better:
+            ratios = [self.ratio(sequence, c) for c in compared if c is not sequence]
+            return sequence, bool(ratios) and all(r.is_known and r.high <= 1 + NOISE for r in ratios)
+        tail = isinstance(self.objective, TailLatency)
+        better.sort(
+            key=lambda c: (c.complexity[0], -self.others_share(c) if tail else 0, c.complexity, c.seconds(self.final))
+        )
+        for candidate in better:
+            if not any(self.ratio(candidate, other).is_slower for other in better if other is not candidate):
+                return candidate, True
+        return min(better, key=lambda candidate: candidate.seconds(self.final)), True

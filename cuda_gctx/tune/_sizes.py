@@ -1,0 +1,126 @@
+"""Which sizes of partitions are tried: a few far apart first, then those around the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from cuda_gctx._device import Device
+from cuda_gctx._errors import SplitError
+from cuda_gctx._layout import Layout, Request
+from cuda_gctx._resources import SMResourceOptions
+from cuda_gctx.partitions import FENCE, PartitionSize, partition_sizes
+from cuda_gctx.partitions import plan as planned
+from cuda_gctx.tune._plans import Plan, partition_name
+
+__all__ = ["Allocation", "Sizes"]
+
+# The shares of the device that one part gets in the first round, the others dividing what is left.
+SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """SMs for each part: those of `rest` get the fence, the others a size each, as positions in the list of sizes."""
+
+    rest: str
+    places: tuple[tuple[str, int], ...]
+
+
+class Sizes:
+    """The sizes that partitions may have, and the plans that can be made of them.
+
+    wanted: sizes to try instead of all aligned ones.
+    """
+
+    def __init__(self, device: Device, parts: Sequence[str], wanted: Iterable[int] | None) -> None:
+        self._device = device
+        self._parts = tuple(parts)
+        offered = {size.sm_count: size for size in partition_sizes(device)}
+        self._chosen = wanted is not None
+        if wanted is None:
+            self.sizes: list[PartitionSize] = [size for size in offered.values() if size.aligned]
+        else:
+            self.sizes = [offered[count] for count in self._checked(wanted, offered)]
+
+    def _checked(self, wanted: Iterable[int], offered: Mapping[int, PartitionSize]) -> list[int]:
+        counts = sorted(set(wanted))
+        if not counts:
+            raise ValueError("sizes must name at least one number of SMs, or be None for all aligned ones")
+        for count in counts:
+            if count not in offered:
+                near = ", ".join(map(str, sorted(sorted(offered, key=lambda size: abs(size - count))[:2])))
+                raise ValueError(f"a partition of {self._device.name} cannot have {count} SMs; near to it are {near}")
+        return counts
+
+    def plan(self, allocation: Allocation, library_sms: bool) -> tuple[Plan, dict[str, int]] | None:
+        """The plan with an allocation, and the SMs of each part; None if it does not fit."""
+        asked: dict[str, Request] = {}
+        places = {}
+        counts = {}
+        for part, place in allocation.places:
+            size = self.sizes[place]
+            name = partition_name(part, self._parts.index(part))
+            asked[name] = size.sm_count if size.aligned else SMResourceOptions(size.sm_count, backfill=True)
+            places[part] = name
+            counts[part] = size.sm_count
+        layout = Layout.of(asked)
+        try:
+            *_, fence = planned(self._device, layout)
+        except SplitError:
+            return None
+        if fence.name != FENCE or (not self._chosen and fence.sm_count < max(counts.values())):
+            return None
+        places[allocation.rest] = FENCE
+        counts[allocation.rest] = fence.sm_count
+        in_order = {part: places[part] for part in self._parts}
+        return Plan("partitions", self._parts, layout, in_order, library_sms=library_sms), counts
+
+    def _nearest(self, target: float) -> int:
+        return min(range(len(self.sizes)), key=lambda place: abs(self.sizes[place].sm_count - target))
+
+    def _allocation(self, targets: Mapping[str, float], rest: str) -> Allocation:
+        return Allocation(rest, tuple((part, self._nearest(targets[part])) for part in self._parts if part != rest))
+
+    def coarse(self, durations: Mapping[str, float]) -> list[Allocation]:
+        """Allocations that are far apart; durations: of each part alone."""
+        if not self.sizes:
+            return []
+        total = self._device.sm_count
+        found: list[Allocation] = []
+        if self._chosen and len(self._parts) == 2:
+            for part, rest in permutations(self._parts):
+                found += [Allocation(rest, ((part, place),)) for place in range(len(self.sizes))]
+            return found
+        shares: list[dict[str, float]] = []
+        for part in self._parts:
+            for share in SHARES:
+                left = (1 - share) / (len(self._parts) - 1)
+                shares.append({other: share if other == part else left for other in self._parts})
+        whole = sum(durations.values())
+        shares.append({part: durations[part] / whole for part in self._parts})
+        for share_of in shares:
+            targets = {part: total * share for part, share in share_of.items()}
+            largest = max(targets.values())
+            # Of equal ones, either may have the fence.
+            found += [self._allocation(targets, part) for part in self._parts if targets[part] >= largest * 0.999]
+        return list(dict.fromkeys(found))
+
+    def first_stride(self) -> int:
+        """How far from the best to look first, in positions of the list."""
+        return max(1, len(self.sizes) // 8)
+
+    def around(self, allocation: Allocation, stride: int) -> list[Allocation]:
+        """The allocations next to one: SMs go from one part to another."""
+        places = dict(allocation.places)
+        moves: list[dict[str, int]] = []
+        for part in places:
+            moves += [{part: stride}, {part: -stride}]
+        moves += [{giving: -stride, taking: stride} for giving, taking in permutations(places, 2)]
+        found = []
+        for move in moves:
+            moved = {part: place + move.get(part, 0) for part, place in places.items()}
+            if all(0 <= place < len(self.sizes) for place in moved.values()):
+                found.append(Allocation(allocation.rest, tuple(moved.items())))
+        return found

@@ -1,0 +1,825 @@
+"""The tuner: that it finds the plan that is best, says why, and leaves nothing behind.
+
+The software driver's clock is virtual, so that work of known cost has a known best plan and the same times in each run.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cuda_gctx import Device, Layout, PartitionPool, SMResourceOptions, Stream, tune
+from cuda_gctx.partitions import store
+from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _measure, _search, _work, spin
+from cuda_gctx.tune._statistics import Ratio, ratio_of
+
+from .common import refusal, run_python
+from .raw import Raw
+
+pytestmark = pytest.mark.sim_only
+
+MS = 1_000_000
+WHOLE = 264  # blocks of the kernel that fill the device, two for each SM
+Machines = Callable[..., Any]
+
+
+def work(blocks: int, ns: int) -> Callable[[Stream], None]:
+    return lambda stream: spin(stream, blocks, ns)
+
+
+def chain(stream: Stream) -> None:
+    """Short kernels one after the other: beside a kernel that fills the device, each has to wait for SMs again."""
+    for _ in range(15):
+        spin(stream, 32, MS // 10)
+        spin(stream, 1, MS // 50)
+
+
+PAIRS: dict[str, dict[str, Any]] = {
+    "each fills half": {"left": work(WHOLE // 2, MS), "right": work(WHOLE // 2, MS)},
+    "each fills all": {"product": work(4 * WHOLE, MS // 5), "sigmoid": work(WHOLE, MS // 5)},
+    "a chain": {"product": work(2 * 232, MS), "chain": chain},
+    "a hog": {"hog": work(WHOLE, MS), "critical": work(16, MS // 200), "objective": TailLatency("critical")},
+    "a mix": {
+        "decode": work(32, MS // 10),
+        "prefill": work(WHOLE, MS),
+        "objective": Throughput(decode=16, prefill=1),
+    },
+}
+
+
+def tuned(pair: str, **options: Any) -> Report:
+    return tune.overlap(device=Device(0), **{**PAIRS[pair], **options})
+
+
+def of_kind(report: Report, kind: str) -> list[tune.Result]:
+    return [result for result in report.results if result.plan.kind == kind]
+
+
+def said(report: Report) -> str:
+    return "\n".join(report.reasons)
+
+
+# ---- what it finds
+
+
+def test_work_that_fits_side_by_side_goes_on_plain_streams(dev: Device) -> None:
+    report = tuned("each fills half")
+    assert report.choice.kind == "streams"
+    assert report.sure
+    assert report.complete
+    assert report.gain == pytest.approx(2, rel=0.01)
+    assert report.gain_low <= report.gain <= report.gain_high
+    assert report.bound == pytest.approx(1e-3, rel=0.01)
+    assert report.plan is report.choice
+
+
+def test_where_nothing_can_be_won_the_answer_is_the_sequence(dev: Device) -> None:
+    report = tuned("each fills all")
+    assert report.choice.kind == "sequence"
+    assert report.sure
+    assert (report.gain, report.gain_low, report.gain_high) == (1, 1, 1)
+    assert "no overlap seen on plain streams: product fills all SMs" in report.reasons
+    assert "nothing is faster by more than noise" in str(report)
+
+
+def test_partitions_win_where_short_kernels_wait_for_sms_of_long_ones(dev: Device) -> None:
+    report = tuned("a chain")
+    assert report.choice.kind == "partitions"
+    assert report.choice.places == {"product": "rest", "chain": "chain"}
+    best = report.result(report.choice)
+    assert best.parts["chain"].sm_count == 16
+    assert best.parts["product"].sm_count == 116
+    assert best.seconds.median == pytest.approx(2e-3, rel=0.01)  # two waves of the product
+    assert best.overlap is not None
+    assert best.overlap > 0.9
+    assert all(report.gain > 1.2 * best.seconds.median / r.seconds.median for r in of_kind(report, "priority"))
+
+
+def test_a_short_kernel_beside_a_hog_belongs_into_a_partition(dev: Device) -> None:
+    report = tuned("a hog")
+    assert report.choice.kind == "partitions"
+    chosen = report.result(report.choice)
+    assert chosen.latency is not None
+    assert chosen.latency.p99 < 20e-6
+    assert chosen.latency.p50 <= chosen.latency.p90 <= chosen.latency.p99 <= chosen.latency.largest
+    [sequence] = of_kind(report, "sequence")
+    assert sequence.seconds.median == pytest.approx(1e-3, rel=0.02)  # behind one call of the hog
+    for result in of_kind(report, "streams") + of_kind(report, "priority"):
+        assert result.seconds.median > 30 * chosen.seconds.median
+    # Of plans with the same latency, one that leaves most to the others.
+    rates = [result.parts["hog"].calls_per_second or 0 for result in of_kind(report, "partitions")]
+    assert chosen.parts["hog"].calls_per_second == pytest.approx(max(rates), rel=0.01)
+    assert "priority moves nobody off an SM" in said(report)
+    assert "1.00 x that beside the others" in said(report)
+    assert "meanwhile hog achieves 499.5 calls/s, 50% of what it does alone" in said(report)
+
+
+def test_a_latency_may_cost_the_others_only_so_much(dev: Device) -> None:
+    def critical(stream: Stream) -> None:
+        spin(stream, 64, MS // 20)  # in 32 SMs and more at once, in fewer one after the other
+
+    hog = work(4 * 232, MS // 4)
+    free = tune.overlap(hog=hog, critical=critical, objective=TailLatency("critical"), device=dev)
+    held = tune.overlap(hog=hog, critical=critical, objective=TailLatency("critical", others=0.9), device=dev)
+    counts = [report.result(report.choice).parts["critical"].sm_count for report in (free, held)]
+    assert counts[0] >= 32
+    assert counts[1] <= 16
+    assert any(reason.startswith("with hog rest, critical ") for reason in free.reasons)
+    assert any("x as long, but the others would achieve" in reason for reason in held.reasons)
+    rate = held.result(held.choice).parts["hog"].calls_per_second
+    assert rate is not None
+    assert rate * held.alone["hog"].median >= 0.9
+    assert Report.from_json(held.to_json()) == held
+
+
+def test_throughput_counts_a_mix_of_calls(dev: Device) -> None:
+    report = tuned("a mix")
+    [sequence] = of_kind(report, "sequence")
+    assert sequence.seconds.median == pytest.approx(2.6e-3, rel=0.02)  # sixteen short calls and a long one
+    assert report.bound == pytest.approx(1.6e-3, rel=0.02)  # the sixteen
+    assert report.reasons[0].startswith("the bound is 1.6")
+    assert "(decode alone)" in report.reasons[0]
+    assert report.choice == Plan("priority", ("decode", "prefill"), first="decode")
+    assert sequence.parts["decode"].calls_per_second == pytest.approx(16 / sequence.seconds.median, rel=0.02)
+
+
+def test_sizes_between_those_that_are_tried_first_are_found(dev: Device) -> None:
+    def decode(stream: Stream) -> None:
+        for _ in range(15):
+            spin(stream, 48, MS // 10)
+            spin(stream, 1, MS // 50)
+
+    report = tune.overlap(product=work(2 * 216, MS), decode=decode, device=dev)
+    assert report.result(report.choice).parts["decode"].sm_count == 24
+
+
+def test_what_cannot_win_is_not_measured_again(dev: Device) -> None:
+    report = tuned("a chain")
+    assert report.results[-1].seconds.samples == 1
+    assert report.results[-1].seconds.median > 2 * report.result(report.choice).seconds.median
+    assert report.result(report.choice).seconds.samples >= 6
+
+
+def test_three_parts_get_sizes_of_their_own(dev: Device) -> None:
+    report = tune.overlap(a=work(64, MS), b=work(64, MS), c=work(4 * 136, MS // 4), device=dev)
+    sizes = {
+        tuple(part.sm_count for part in result.parts.values()): result.seconds.median
+        for result in of_kind(report, "partitions")
+    }
+    assert all(sum(counts) == dev.sm_count for counts in sizes)
+    assert min(sizes, key=sizes.__getitem__) == (32, 32, 68)
+    assert report.choice.kind == "streams"
+
+
+def test_every_plan_ends_after_the_bound(dev: Device) -> None:
+    for pair in PAIRS:
+        report = tuned(pair)
+        assert all(result.seconds.median >= report.bound * 0.999 for result in report.results)
+        assert [r.seconds.median for r in report.results] == sorted(r.seconds.median for r in report.results)
+        assert {result.plan.kind for result in report.results} == {"sequence", "streams", "priority", "partitions"}
+
+
+def test_what_is_faster_by_noise_alone_does_not_win(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = random.Random(3)
+    measured = _measure.Bench.batch
+
+    def noisy(self: Any, trial: Any) -> Any:
+        sample = measured(self, trial)
+        sample.seconds *= numbers.uniform(0.9, 1.1)
+        return sample
+
+    monkeypatch.setattr(_measure.Bench, "batch", noisy)
+    report = tuned("each fills all")
+    assert report.choice.kind == "sequence"
+    assert not report.sure
+    assert "nothing was seen to be surely faster" in str(report)
+    report = tuned("each fills half")
+    assert report.choice.kind == "streams"
+    assert report.sure
+    assert 1.6 < report.gain_low < report.gain < report.gain_high < 2.4
+
+
+def test_only_the_sizes_that_were_asked_for_are_tried(dev: Device) -> None:
+    report = tuned("a chain", sizes=[10, 16])
+    counts = {min(p.sm_count for p in result.parts.values()) for result in of_kind(report, "partitions")}
+    assert counts == {10, 16}
+    exact = next(r.plan for r in of_kind(report, "partitions") if r.parts["chain"].sm_count == 10)
+    assert exact.layout == Layout(chain=SMResourceOptions(10, backfill=True))
+
+
+@pytest.mark.parametrize("driver", ["12.4", "13.4"])
+def test_it_works_on_other_drivers(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    assert tuned("a chain").choice.kind == "partitions"
+
+
+def test_a_driver_without_partitions_gets_an_answer_too(sim: Machines) -> None:
+    sim("h200", driver="12.3")
+    report = tuned("each fills half")
+    assert report.choice.kind == "streams"
+    assert not of_kind(report, "partitions")
+    assert any(reason.startswith("partitions were left out: ") for reason in report.reasons)
+
+
+def test_another_device_can_be_tuned(sim: Machines) -> None:
+    machine = sim("h200", devices=2)
+    seen = set()
+
+    def left(stream: Stream) -> None:
+        seen.add(stream.device.device_id)
+        spin(stream, 132, MS)
+
+    assert tune.overlap(left=left, right=work(132, MS), device=Device(1)).choice.kind == "streams"
+    assert seen == {1}
+    assert machine.memory(device=0)["lost"] == 0
+
+
+# ---- reasons
+
+
+def test_reasons_tell_what_could_be_won_and_what_fewer_sms_cost(dev: Device) -> None:
+    report = tuned("each fills all")
+    assert report.reasons[0] == (
+        "the bound is 804 us (product alone), in sequence it is 1.005 ms: at most 1.25 x can be won"
+    )
+    assert any(r.startswith("product alone is ") and "SMs than on the whole device" in r for r in report.reasons)
+
+
+def test_work_that_is_launch_bound_is_called_so(dev: Device) -> None:
+    report = tune.overlap(a=work(1, 100), b=work(1, 100), device=dev)
+    assert any(reason.startswith("launch-bound: the host needs ") for reason in report.reasons)
+    assert of_kind(report, "sequence")[0].launch_bound
+    assert "launch-bound" not in said(tuned("each fills half"))
+
+
+def test_a_function_that_waits_for_the_device_is_named(dev: Device) -> None:
+    def product(stream: Stream) -> None:
+        spin(stream, 132, MS)
+        stream.sync()
+
+    report = tune.overlap(product, right=work(132, MS), device=dev)
+    assert any(reason.startswith("product waits for the device inside its function") for reason in report.reasons)
+    assert "waits for the device" not in said(tuned("each fills half"))
+
+
+def test_disjoint_sms_that_slow_each_other_are_told(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiled = _measure.Bench.profile
+
+    def shared(self: Any, trial: Any) -> Any:
+        # As if both were held up by memory: the virtual SMs share nothing else.
+        slower = 1.3 if isinstance(trial.name, Plan) and trial.name.kind == "partitions" else 1
+        return [
+            {name: (begin, begin + slower * (end - begin)) for name, (begin, end) in step.items()}
+            for step in profiled(self, trial)
+        ]
+
+    monkeypatch.setattr(_measure.Bench, "profile", shared)
+    assert "they slow each other by 1.3 x (product rest, chain 16) although their SMs are disjoint" in said(
+        tuned("a chain")
+    )
+    monkeypatch.undo()
+    assert "slow each other" not in said(tuned("a chain"))
+
+
+# ---- what is refused, and what goes wrong
+
+
+def nothing(stream: Stream) -> None: ...
+
+
+def test_a_function_that_enqueues_nothing_is_refused(dev: Device) -> None:
+    with dev.create_stream() as other:
+        for function in (nothing, lambda stream: spin(other, WHOLE, MS)):
+            error = refusal(ValueError, lambda f=function: tune.overlap(a=work(1, MS), b=f, device=dev))  # type: ignore[misc]
+            assert str(error).startswith("b enqueued nothing on the stream it was given")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
+    [
+        (lambda: tune.overlap(nothing), ValueError, "from 2 to 8 parts, not 1"),
+        (lambda: tune.overlap(nothing, nothing), ValueError, "two parts are named nothing"),
+        (lambda: tune.overlap(nothing, lambda stream: None), ValueError, "give it by name"),
+        (lambda: tune.overlap(nothing, 3), TypeError, "not int"),  # type: ignore[arg-type]
+        (lambda: tune.overlap(a=nothing, b=3), TypeError, "b must be a function"),  # type: ignore[arg-type]
+        (lambda: tuned("a chain", objective="fast"), ValueError, "not 'fast'"),
+        (lambda: tuned("a chain", objective=TailLatency("other")), ValueError, "the parts are product, chain"),
+        (lambda: tuned("a chain", objective=Throughput(chain=2)), ValueError, "how often each part is called"),
+        (lambda: tuned("a chain", sizes=[9]), ValueError, "cannot have 9 SMs; near to it are 8, 10"),
+        (lambda: tuned("a chain", sizes=[]), ValueError, "at least one"),
+        (lambda: tuned("a chain", library_sms="on"), ValueError, "neither is imported"),
+        (lambda: tuned("a chain", library_sms=True), ValueError, "off, on, auto"),
+        (lambda: tuned("a chain", budget_s=0), ValueError, "positive"),
+        (lambda: tuned("a chain", budget_s="1"), TypeError, "not str"),
+        (lambda: tune.overlap(a=nothing, b=nothing, device=0), TypeError, "not int"),  # type: ignore[arg-type]
+        (lambda: TailLatency("a", quantile=1.0), ValueError, "0.99 is the p99"),
+        (lambda: TailLatency("a", others=1.0), ValueError, "less than 1"),
+        (lambda: TailLatency(3), TypeError, "by its name"),  # type: ignore[arg-type]
+        (lambda: Throughput(a=0), ValueError, "from 1 to"),
+        (lambda: Throughput(a=1.5), TypeError, "number of calls"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_requests_are_refused_with_what_would_work(
+    dev: Device, given: Callable[[], Any], kind: type[Exception], words: str
+) -> None:
+    assert words in str(refusal(kind, given))
+
+
+@contextmanager
+def captured(stream: Stream) -> Iterator[None]:
+    handle, graph, raw = ctypes.c_void_p(stream.handle), ctypes.c_void_p(), Raw()
+    raw.call("cuStreamBeginCapture_v2", handle, 2)
+    try:
+        yield
+    finally:
+        raw.call("cuStreamEndCapture", handle, ctypes.byref(graph))
+        raw.call("cuGraphDestroy", graph)
+
+
+class Failing:
+    """Work that fails at its n-th call."""
+
+    def __init__(self, nth: int, error: BaseException) -> None:
+        self.calls, self.nth, self.error = 0, nth, error
+
+    def __call__(self, stream: Stream) -> None:
+        self.calls += 1
+        if self.calls == self.nth:
+            raise self.error
+        spin(stream, WHOLE // 2, MS)
+
+
+def calls_until(event: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many calls of its second part the tuner makes before it measures a plan that is looked for."""
+    counted = Failing(0, Exception())
+    batch = _measure.Bench.batch
+
+    class FoundError(Exception):
+        pass
+
+    def watched(self: Any, trial: Any) -> Any:
+        if event(str(trial.name)):
+            raise FoundError
+        return batch(self, trial)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_measure.Bench, "batch", watched)
+        refusal(FoundError, lambda: tune.overlap(left=work(WHOLE // 2, MS), right=counted, device=Device(0)))
+    return counted.calls
+
+
+@pytest.mark.parametrize("plan", [None, "left rest"])
+def test_what_a_part_raises_comes_out_with_its_name_and_the_plan(
+    dev: Device, plan: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nth = 1 if plan is None else calls_until(lambda name: name.startswith(plan), monkeypatch) + 1
+    failing = Failing(nth, KeyError("no such layer"))
+    error = refusal(RuntimeError, lambda: tune.overlap(left=work(1, MS), right=failing, device=dev))
+    assert str(error).startswith("right failed (")
+    assert ("alone" in str(error)) == (plan is None)
+    assert str(error).endswith("KeyError: 'no such layer'")
+    assert isinstance(error.__cause__, KeyError)
+    error.__cause__.with_traceback(None)
+
+
+def test_tuning_during_a_capture_is_refused(dev: Device) -> None:
+    part = Failing(0, Exception())
+    with dev.create_stream() as stream, captured(stream):
+        error = refusal(RuntimeError, lambda: tune.overlap(part=part, other=work(1, MS), device=dev))
+        assert "is capturing a graph" in str(error)
+    assert part.calls == 0
+
+
+def test_a_part_that_leaves_its_stream_capturing_is_refused(dev: Device) -> None:
+    def left(stream: Stream) -> None:
+        Raw().call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream.handle), 2)
+
+    error = refusal(RuntimeError, lambda: tune.overlap(left, right=work(1, MS), device=dev))
+    assert "left leaves its stream capturing a graph" in str(error)
+
+
+# ---- ending early
+
+
+def test_ctrl_c_before_anything_is_known_goes_on(dev: Device) -> None:
+    right = Failing(3, KeyboardInterrupt())
+    refusal(KeyboardInterrupt, lambda: tune.overlap(left=work(1, MS), right=right, device=dev))
+
+
+def test_ctrl_c_gives_what_was_measured_so_far(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    for event in (lambda name: "rest" in name, lambda name: name == "alone in its partition"):
+        nth = calls_until(event, monkeypatch) + 1
+        right = Failing(nth, KeyboardInterrupt())
+        report = tune.overlap(left=work(WHOLE // 2, MS), right=right, device=dev)
+        assert right.calls == nth
+        assert not report.complete
+        assert {"sequence", "streams"} <= {result.plan.kind for result in report.results}
+        assert report == Report.from_json(report.to_json())
+        assert "not complete" in str(report)
+
+
+class Ticking:
+    """Takes the place of the module time: each look at the clock takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    perf_counter = monotonic
+
+
+def test_what_was_enqueued_before_ctrl_c_is_waited_for(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    sim("h200")
+    nth = calls_until(lambda name: name.startswith("left rest"), monkeypatch)
+    right = Failing(nth + 1, KeyboardInterrupt())
+    tune.overlap(left=work(50 * WHOLE, MS), right=right, device=Device(0))
+    with (
+        Device(0).create_stream() as stream,
+        stream.record(options=_work.TIMED) as start,
+    ):
+        spin(stream, WHOLE, MS)
+        with stream.record(options=_work.TIMED) as end:
+            end.sync()
+            assert end - start < 1.1
+
+
+def test_a_batch_is_no_longer_than_the_time_that_is_left(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ticking()
+    monkeypatch.setattr(_measure, "time", clock)
+    with dev.create_stream() as stream:
+        trial = _measure.Trial("alone", (), {}, stream, step_s=0.01)
+        bench = _measure.Bench(dev, "makespan", deadline=0.0255)
+        assert bench.steps_for(trial) == 2
+        clock.now = 0.02
+        with pytest.raises(_measure.OutOfTime):
+            bench.steps_for(trial)
+        bench.close()
+
+
+def test_the_budget_ends_it(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ticking()
+    for module in (_measure, _search, _work):
+        monkeypatch.setattr(module, "time", clock)
+    error = refusal(RuntimeError, lambda: tuned("each fills half", budget_s=0.02))
+    assert "budget_s=0.02 ended before" in str(error)
+    began = clock.now
+    report = tuned("each fills half", budget_s=0.3)
+    assert clock.now - began < 0.32
+    assert not report.complete
+    assert not report.sure or report.choice.kind == "streams"
+    assert tuned("each fills half", budget_s=10).complete
+
+
+# ---- what it leaves behind
+
+
+def test_a_second_run_makes_no_contexts_and_loses_no_memory(sim: Machines) -> None:
+    machine = sim("h200")
+    store.drop()
+    tuned("a chain")
+    made = machine.ledger().green_contexts_made
+    assert made > 0
+    tuned("a chain")
+    assert machine.ledger().green_contexts_made == made
+    assert machine.memory(device=0)["lost"] == 0
+    assert not machine.ledger().live_of("stream")
+    assert not machine.ledger().live_of("event")
+
+
+def test_device_memory_that_is_used_up_is_a_reason_and_no_error(sim: Machines) -> None:
+    machine = sim("h200")
+    store.drop()
+    machine.limit_contexts(6)
+    report = tuned("each fills half")
+    machine.clear_faults()
+    assert report.choice.kind == "streams"
+    assert "there was no device memory for the contexts of more partitions" in report.reasons
+
+
+def test_only_so_many_contexts_are_made(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_search, "MOST_CONTEXTS", 6)
+    report = tuned("a chain")
+    assert len(of_kind(report, "partitions")) == 3
+    assert any("would need more than 6 contexts" in reason for reason in report.reasons)
+
+
+# ---- what a step is
+
+
+def test_in_a_step_all_parts_start_when_the_step_before_has_ended(dev: Device) -> None:
+    parts = [_work.Part("short", work(1, MS // 10)), _work.Part("long", work(1, MS)), _work.Part("chain", chain)]
+    plan = Plan("streams", ("short", "long", "chain"))
+    for order in (parts, parts[::-1]):
+        with plan.open(dev) as streams, dev.create_stream() as clock:
+            bench = _measure.Bench(dev, "makespan", deadline=1e12)
+            steps = bench.profile(_measure.Trial.of(plan, order, streams, clock))
+            bench.close()
+        assert len(steps) == 10
+        for before, after in pairwise(steps):
+            last = max(end for _, end in before.values())
+            assert all(last <= begin < last + 50e-6 for begin, _ in after.values())
+
+
+# ---- plans
+
+
+def plan_of(kind: str) -> Plan:
+    if kind == "partitions":
+        return Plan("partitions", ("a", "b"), Layout(a=16), {"a": "a", "b": "rest"})
+    return Plan(kind, ("a", "b"), first="b" if kind == "priority" else None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["sequence", "streams", "priority", "partitions"])
+def test_a_plan_opens_on_a_device_and_with_a_pool(dev: Device, kind: str) -> None:
+    plan = plan_of(kind)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert hash(Plan.from_json(plan.to_json())) == hash(plan)
+    with PartitionPool(dev) as pool:
+        for where in (dev, pool):
+            with plan.open(where) as streams:
+                assert list(streams) == ["a", "b"]
+                assert (streams["a"] == streams["b"]) == (kind == "sequence")
+                counts = [stream.resources.sm.sm_count for stream in streams.values()]
+                assert counts == ([16, 116] if kind == "partitions" else [132, 132])
+                priorities = [stream.priority for stream in streams.values()]
+                assert priorities == ([0, -5] if kind == "priority" else [0, 0])
+            assert all(stream.is_closed for stream in streams.values()) == (kind != "partitions" or where is dev)
+
+
+def test_the_plan_feeds_a_pool(dev: Device) -> None:
+    plan = tuned("a chain").plan
+    assert plan.layout is not None
+    with PartitionPool(dev) as pool:
+        parts = pool.get(plan.layout)
+        with plan.open(pool) as streams:
+            assert streams == {name: parts[place].stream for name, place in plan.places.items()}
+
+
+def test_a_part_may_have_a_name_that_partitions_cannot_have(dev: Device) -> None:
+    report = tune.overlap(rest=chain, product=work(2 * 232, MS), device=dev)
+    assert report.choice.places == {"rest": "part_0", "product": "rest"}
+    assert report.result(report.choice).parts["rest"].sm_count == 16
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "fast"},
+        {"parts": ()},
+        {"parts": ("a", "a")},
+        {"first": "a"},
+        {"kind": "priority"},
+        {"kind": "priority", "first": "c"},
+        {"library_sms": True},
+        {"layout": Layout(a=8)},
+        {"kind": "partitions", "layout": Layout(a=8)},
+        {"kind": "partitions", "layout": Layout(a=8), "places": {"a": "a", "b": "a"}},
+        {"kind": "partitions", "layout": Layout(a=8), "places": {"a": "a", "b": "b"}},
+    ],
+)
+def test_a_plan_that_means_nothing_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"plan|part"):
+        Plan(**{"kind": "sequence", "parts": ("a", "b"), **fields})
+
+
+def test_a_plan_for_another_device_is_refused(dev: Device) -> None:
+    whole = SMResourceOptions(dev.sm_count - 8, backfill=True)
+    plan = Plan("partitions", ("a", "b", "c"), Layout(a=whole, b=8), {"a": "a", "b": "b", "c": "rest"})
+    with pytest.raises(ValueError, match=r"leaves no SMs of .* for rest"), plan.open(dev):
+        pass
+    with pytest.raises(TypeError, match="not with int"), plan.open(0):  # type: ignore[arg-type]
+        pass
+
+
+# ---- reports
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_report_is_the_same_after_json(dev: Device, pair: str) -> None:
+    report = tuned(pair)
+    assert Report.from_json(report.to_json()) == report
+    assert str(Report.from_json(report.to_json())) == str(report)
+    assert "simulated" in str(report)
+    assert f"> {report.choice}" in str(report)
+
+
+def changed(report: Report, change: Callable[[dict[str, Any]], object]) -> str:
+    told = json.loads(report.to_json())
+    change(told)
+    return json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told.update(schema=99),
+        lambda told: told.pop("schema"),
+        lambda told: told.update(colour="red"),
+        lambda told: told.pop("gain"),
+        lambda told: told.pop("choice"),
+        lambda told: told["choice"].update(kind="fast"),
+        lambda told: told["choice"].update(colour="red"),
+        lambda told: told["results"][0].update(colour="red"),
+        lambda told: told["results"][0].update(parts=3),
+        lambda told: told["alone"]["left"].pop("p10"),
+        lambda told: told.update(objective="fast"),
+        lambda told: told.update(results=None),
+    ],
+)
+def test_json_that_is_no_report_is_refused(dev: Device, change: Callable[[dict[str, Any]], object]) -> None:
+    text = changed(tuned("each fills half"), change)
+    with pytest.raises(ValueError, match=r"schema|objective|kind of a plan"):
+        Report.from_json(text)
+    with pytest.raises(ValueError, match="no report of schema"):
+        Report.from_json("[]")
+
+
+def test_a_plan_that_was_not_measured_is_told(dev: Device) -> None:
+    with pytest.raises(KeyError, match="no plan like this was measured"):
+        tuned("each fills half").result(Plan("sequence", ("x", "y")))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_picture_shows_the_plans_and_the_bound(dev: Device, pair: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = tuned(pair)
+    figure = report.plot(tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    [axes] = figure.axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert "in sequence" in labels
+    assert labels == [str(r.plan) for i, r in enumerate(report.results) if i < 14 or r.plan.kind == "sequence"]
+    assert any(line.get_label().startswith("bound: ") for line in axes.lines)
+
+
+def test_a_picture_without_matplotlib_names_what_to_install(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tuned("each fills half")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r'pip install "cuda-gctx\[plot\]"'):
+        report.plot()
+
+
+def test_the_bar_is_shown_where_it_is_wanted_and_gone_at_the_end(
+    dev: Device, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned("each fills half")
+    tuned("each fills half", progress=False)
+    assert capsys.readouterr().err == ""
+    tuned("each fills half", progress=True)
+    shown = capsys.readouterr().err
+    assert "[" in shown
+    assert shown.endswith("\r")
+    assert shown.split("\r")[-2].strip() == ""
+    assert "\n" not in shown
+
+
+# ---- libraries
+
+
+def test_the_stream_is_the_current_one_of_torch_while_a_part_is_called(torch: Any, dev: Device) -> None:
+    wrong = []
+
+    def left(stream: Stream) -> None:
+        if torch.cuda.current_stream().cuda_stream != stream.handle:
+            wrong.append(stream)
+        spin(stream, WHOLE // 2, MS)
+
+    before = torch.cuda.current_stream()
+    report = tune.overlap(left, right=work(WHOLE // 2, MS), device=dev, library_sms="off")
+    assert not wrong
+    assert torch.cuda.current_stream() == before
+    assert torch.waits == []
+    assert not any(result.plan.library_sms for result in report.results)
+
+
+def test_partitions_are_measured_without_and_with_library_sms(
+    torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    @contextmanager
+    def library_sms(stream: Stream, on: bool) -> Iterator[None]:
+        assert on
+        told.append(stream.resources.sm.sm_count)
+        try:
+            yield
+        finally:
+            told.pop()
+
+    monkeypatch.setattr(_work, "_library_sms", library_sms)
+
+    def product(stream: Stream) -> None:
+        # A library that knows how few SMs it has does with less work here.
+        spin(stream, 2 * 232, MS // 2 if told else MS)
+
+    report = tune.overlap(product, chain=chain, device=dev)
+    assert {result.plan.library_sms for result in of_kind(report, "partitions")} == {False, True}
+    assert not any(r.plan.library_sms for r in report.results if r.plan.kind != "partitions")
+    assert report.choice.library_sms
+    assert "libraries told" in str(report.choice)
+    assert any(reason.startswith("telling libraries their SM counts makes it 1.") for reason in report.reasons)
+    assert Plan.from_json(report.choice.to_json()) == report.choice
+    always = tune.overlap(product, chain=chain, device=dev, library_sms="on")
+    assert {result.plan.library_sms for result in of_kind(always, "partitions")} == {True}
+
+
+def test_each_library_that_is_loaded_is_told(torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    @contextmanager
+    def block(library: Any, stream: Stream, choice: str) -> Iterator[None]:
+        told.append((library, stream.resources.sm.sm_count, choice))
+        yield
+
+    cupy = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    monkeypatch.setattr("cuda_gctx.interop.library_sms.torch_block", block)
+    monkeypatch.setattr("cuda_gctx.interop.library_sms.cupy_block", block)
+    with dev.partition(a=16) as parts:
+        with _work._library_sms(parts.a.stream, True):
+            assert told == [(torch, 16, "on")]
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        with _work._library_sms(parts.a.stream, True):
+            assert len(told) == 2  # CuPy has no device
+        cupy.cuda.is_available = lambda: True
+        with _work._library_sms(parts.a.stream, True):
+            assert told[3:] == [(cupy, 16, "on")]
+        with _work._library_sms(parts.a.stream, False):
+            assert len(told) == 4
+
+
+def test_libraries_that_cannot_be_told_are_left_out_with_the_reason(
+    torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def library_sms(stream: Stream, on: bool) -> Iterator[None]:
+        raise RuntimeError("libcublas is not loaded")
+        yield
+
+    monkeypatch.setattr(_work, "_library_sms", library_sms)
+    report = tuned("a chain")
+    assert report.choice.kind == "partitions"
+    assert "libraries were not told SM counts: RuntimeError: libcublas is not loaded" in report.reasons
+    error = refusal(RuntimeError, lambda: tuned("a chain", library_sms="on"))
+    assert "is not possible here: RuntimeError: libcublas" in str(error)
+
+
+# ---- statistics
+
+
+def test_an_interval_covers_what_samples_cannot_tell() -> None:
+    assert ratio_of([(2.0, 1.0)] * 6) == Ratio(2.0, 2.0, 2.0, 6)
+    assert not ratio_of([(2.0, 1.0)] * 5).is_slower  # too few to be sure of anything
+    ratios = [1.0 + n / 100 for n in range(12)]
+    found = ratio_of([(ratio, 1.0) for ratio in ratios])
+    assert (found.low, found.high) == (ratios[2], ratios[9])  # the sign test for twelve
+    assert found.is_slower
+    assert not ratio_of([(1.009, 1.0)] * 20).is_slower  # clocks drift by as much
+
+
+def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
+    seed = random.randrange(2**32)
+    numbers = random.Random(seed)
+    held = 0
+    for _ in range(400):
+        found = ratio_of([(numbers.lognormvariate(0, 0.1) * 1.2, 1.0) for _ in range(15)])
+        held += found.low <= 1.2 <= found.high
+    assert held >= 360, f"seed {seed}"
+
+
+# ---- the package
+
+
+def test_importing_the_tuner_loads_nothing() -> None:
+    done = run_python(
+        "import sys, cuda_gctx.tune\n"
+        "print({'torch', 'cupy', 'numpy', 'matplotlib', 'cuda_gctx._probe'} & set(sys.modules))"
+    )
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+
+
+def test_type_checkers_and_the_interpreter_see_the_same_names() -> None:
+    block = next(
+        node
+        for node in ast.parse(Path(tune.__file__).read_text()).body
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name)
+    )
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.asname: node.module for node in imports for alias in node.names} == tune._MODULE_OF_NAME
+    for name in tune.__all__:
+        assert getattr(tune, name) is getattr(sys.modules[tune._MODULE_OF_NAME[name]], name)
+    with pytest.raises(AttributeError, match="no attribute 'tuner'"):
+        tune.tuner  # noqa: B018
