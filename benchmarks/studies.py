@@ -62,7 +62,7 @@ def critical_and_hog(torch: Any) -> tuple[dict[str, Callable[[Any], object]], An
     return {
         "critical": lambda stream: torch.sigmoid(x, out=y),
         "hog": lambda stream: torch.mm(a, b, out=out),
-    }, tune.TailLatency("critical", quantile=0.99)
+    }, tune.TailLatency("critical", quantile=0.99, others=0.8)
 
 
 STUDIES: dict[str, tuple[str, Callable[[Any], tuple[dict[str, Callable[[Any], object]], Any]]]] = {
@@ -72,7 +72,8 @@ STUDIES: dict[str, tuple[str, Callable[[Any], tuple[dict[str, Callable[[Any], ob
         prefill_and_decode,
     ),
     "critical-hog": (
-        "sigmoid of 256 x 4096 bf16, one call at a time, beside 8192 x 8192 x 8192 bf16 products without end",
+        "sigmoid of 256 x 4096 bf16, one call at a time, beside 8192 x 8192 x 8192 bf16 products without end, which "
+        "have to keep 80% of their rate",
         critical_and_hog,
     ),
 }

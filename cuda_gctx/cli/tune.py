@@ -65,16 +65,19 @@ def _mix(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[s
         ) from None
 
 
-def _objective(parts: Sequence[str], mix: dict[str, int] | None, tail: str | None, quantile: float | None) -> Objective:
+def _objective(
+    parts: Sequence[str], mix: dict[str, int] | None, tail: str | None, quantile: float | None, others: float | None
+) -> Objective:
     if mix is not None and tail is not None:
         raise click.UsageError("--throughput and --tail-latency are two objectives: give one")
-    if quantile is not None and tail is None:
-        raise click.UsageError("--quantile belongs to --tail-latency")
+    limits = {name: value for name, value in (("quantile", quantile), ("others", others)) if value is not None}
+    if limits and tail is None:
+        raise click.UsageError(f"--{next(iter(limits))} belongs to --tail-latency")
     try:
         if mix is not None:
             return checked(Throughput(**mix), parts)
         if tail is not None:
-            return checked(TailLatency(tail) if quantile is None else TailLatency(tail, quantile), parts)
+            return checked(TailLatency(tail, **limits), parts)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     return "makespan"
@@ -88,9 +91,15 @@ def _objective(parts: Sequence[str], mix: dict[str, int] | None, tail: str | Non
 @click.option("--tail-latency", metavar="PART", help="Tune for the slow calls of this part beside the others.")
 @click.option(
     "--quantile",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=click.FloatRange(0, 0.999, min_open=True),
     metavar="SHARE",
-    help="The share of its calls that may be faster (0.99).",
+    help="The share of its calls that may be faster (0.99; at most 0.999).",
+)
+@click.option(
+    "--others",
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="SHARE",
+    help="What each other part has to achieve meanwhile, as a share of what it does alone.",
 )
 @click.option(
     "--budget",
@@ -111,6 +120,7 @@ def tune(
     throughput: dict[str, int] | None,
     tail_latency: str | None,
     quantile: float | None,
+    others: float | None,
     budget: float,
     out: Path | None,
     plot: Path | None,
@@ -135,7 +145,7 @@ def tune(
         work = work_named(targets)
         if reserved := work.keys() & signature(overlap).parameters.keys():
             raise Failure(f"{reserved.pop()!r} cannot be the name of a part: it is an argument of tune.overlap")
-        objective = _objective(list(work), throughput, tail_latency, quantile)
+        objective = _objective(list(work), throughput, tail_latency, quantile, others)
         with _interrupts() as interrupts, _refusals():
             report = overlap(**work, device=device, objective=objective, budget_s=budget)
     if out is not None:

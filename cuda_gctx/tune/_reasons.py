@@ -156,7 +156,9 @@ def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
     for rival in dict.fromkeys(rivals):
         ratio = search.ratio(rival, chosen)
         between = f"{rival.plan}: {ratio.median:.2f} x as long as the choice"
-        if ratio.is_known:
+        if not ratio.is_known:
+            between += ", by too few rounds to be sure"
+        else:
             between += f" ({ratio.low:.2f} to {ratio.high:.2f})"
             if not ratio.is_slower:
                 between += ", no difference beyond noise"

@@ -28,12 +28,16 @@ from cuda_gctx.tune._work import Part, PartFacts, examine, libraries_loaded, why
 
 __all__ = ["Candidate", "Search"]
 
-COARSE_ROUNDS, REFINING_ROUNDS, FINAL_ROUNDS, ALONE_ROUNDS = 3, 2, 15, 5
+COARSE_ROUNDS, REFINING_ROUNDS, ALONE_ROUNDS = 3, 2, 5
+# Final rounds, and how many there are in all if the first ones leave it open what is best. Nobody looks in between:
+# who looks often enough sees what he wants once.
+FINAL_ROUNDS, MOST_FINAL_ROUNDS = 15, 60
 # The share of the budget after which each phase has to end.
 SEARCH_UNTIL, REFINE_UNTIL, COMPARE_UNTIL = 0.45, 0.65, 0.92
-# Slower than the best by so much, a plan is left out of later rounds; and partitions are not refined.
-HOPELESS, NOT_REFINED = 1.1, 1.25
-MOST_FINALISTS = 5
+# Slower than the best of each of its rounds by so much, a plan is left out of later ones: after two, or at once. And
+# partitions are not refined.
+HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.1, 1.5, 1.25
+MOST_FINALISTS = 6
 # A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime").
 MOST_CONTEXTS = 96
 
@@ -66,9 +70,6 @@ class Candidate:
     def spent(self, name: str) -> list[float]:
         """How long a part took in the steps that were looked at, from when it could begin to its end."""
         return [step[name][1] - step[name][0] for step in self.steps]
-
-    def best(self) -> float:
-        return min(sample.seconds for sample in self.samples.values())
 
     @property
     def is_sequence(self) -> bool:
@@ -112,6 +113,7 @@ class Search:
         self._progress = progress
         self._closing = closing
         self._round = 0
+        self._best_of_round: dict[int, float] = {}
         self._contexts = 0
         self._allocations: set[Allocation] = set()
         self._pool = closing.enter_context(PartitionPool(device))
@@ -178,15 +180,15 @@ class Search:
         plans += [Plan("priority", names, first=name) for name in names]
         for plan in plans:
             self._open(plan, whole)
-        self._rounds([*self.alone.values(), *self.candidates], 1)
+        self._show("lets the clocks settle")
+        self._bench.settle_clocks(self.candidates[0].trial)
+        self._rounds([*self.alone.values(), *self.candidates], 1, drop=False)
         self._bench.deadline = self._began + SEARCH_UNTIL * self._budget_s
         if self._sizes is not None:
             durations = {name: trial_s * self.weight(name) for name, trial_s in self._bench.alone_s.items()}
             for allocation in self._sizes.coarse(durations):
                 self._open_allocation(allocation)
-        for number in range(COARSE_ROUNDS):
-            # The plans that came later catch up.
-            self._rounds([*self.alone.values(), *(c for c in self.candidates if len(c.samples) <= number)], 1)
+        self._rounds([*self.alone.values(), *self.candidates], COARSE_ROUNDS)
 
     def _refine(self) -> None:
         if self._sizes is None:
@@ -215,7 +217,11 @@ class Search:
         competing = [*self.alone.values(), *finalists]
         round_s = sum(candidate.batch_s for candidate in competing)
         affordable = int((self._bench.deadline - time.monotonic()) / max(round_s, 1e-6))
-        self._rounds(competing, max(LEAST_PAIRS, min(FINAL_ROUNDS, affordable)), drop=False)
+        done = max(LEAST_PAIRS, min(FINAL_ROUNDS, affordable))
+        self._rounds(competing, done, drop=False)
+        further = min(MOST_FINAL_ROUNDS, affordable) - done
+        if further > 0 and not self.choose()[1]:
+            self._rounds(competing, further, drop=False)
 
     def _place(self) -> None:
         """How long the parts take in the chosen or the best partitions without anything beside them."""
@@ -316,7 +322,7 @@ class Search:
         self._progress.show((time.monotonic() - self._began) / self._budget_s, what)
 
     def _rounds(self, candidates: Sequence[Candidate], number: int, drop: bool = True) -> None:
-        """Each candidate in each round, in random order; those that cannot win any more are left out."""
+        """Each candidate in each round, in random order. drop: leaves out those that cannot win any more."""
         for _ in range(number):
             order = [candidate for candidate in candidates if not candidate.hopeless]
             self._random.shuffle(order)
@@ -330,14 +336,22 @@ class Search:
                 if self.objective == "makespan" and not candidate.steps:
                     candidate.steps = self._bench.profile(candidate.trial)
             if drop:
+                plans = [candidate for candidate in order if candidate.plan is not None and self.accepts(candidate)]
+                if plans:
+                    self._best_of_round[current] = min(candidate.samples[current].seconds for candidate in plans)
                 self._drop()
 
+    def _behind(self, candidate: Candidate) -> float:
+        """How many times as long a plan took as the best of the same round, where it came nearest to that."""
+        rounds = candidate.samples.keys() & self._best_of_round.keys()
+        return min((candidate.samples[number].seconds / self._best_of_round[number] for number in rounds), default=1.0)
+
     def _drop(self) -> None:
-        best = min((candidate.seconds() for candidate in self.acceptable()), default=0.0)
         for candidate in self.known():
             # The sequence and the plain streams stay: the answer is told beside them.
             if candidate.plan is not None and candidate.plan.kind not in ("sequence", "streams"):
-                candidate.hopeless = candidate.best() > HOPELESS * best or not self.accepts(candidate)
+                limit = HOPELESS if len(candidate.samples) > 1 else HOPELESS_AT_ONCE
+                candidate.hopeless = self._behind(candidate) > limit or not self.accepts(candidate)
 
     # ---- the decision
 
@@ -379,13 +393,12 @@ class Search:
     def finalists(self) -> list[Candidate]:
         """The sequence, the best of each kind that is not hopeless, and the runner-up."""
         ordered = sorted(self.acceptable(), key=lambda candidate: candidate.seconds())
-        best = ordered[0].seconds()
-        close = [candidate for candidate in ordered if candidate.best() <= HOPELESS * best]
+        close = [candidate for candidate in ordered if self._behind(candidate) <= HOPELESS]
         chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
         if isinstance(self.objective, TailLatency):
             # A latency that is as good leaves a choice: the plan in which the others achieve most.
             chosen += sorted(close, key=self.others_share, reverse=True)[:1]
-        chosen += ordered[:2]
+        chosen += close[:3]
         return list(dict.fromkeys(chosen))[:MOST_FINALISTS]
 
     def ratio(self, slow: Candidate, fast: Candidate) -> Ratio:

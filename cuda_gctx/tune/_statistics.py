@@ -12,9 +12,10 @@ from statistics import median
 
 __all__ = ["CERTAINTY", "LEAST_PAIRS", "NOISE", "Ratio", "Spread", "quantile", "ratio_of"]
 
-# How often an interval holds the true median; below so many pairs no such interval exists.
-CERTAINTY = 0.95
-LEAST_PAIRS = 6
+# How often an interval holds the true median: 95%, although there may be two of them, one after more samples than the
+# other. Below so many pairs no such interval exists.
+CERTAINTY = 0.975
+LEAST_PAIRS = 7
 # A difference of less than this is called noise whatever the samples say: clocks and temperatures drift by as much.
 NOISE = 0.01
 
