@@ -187,7 +187,7 @@ def _numba_cuda() -> Finding:
     numba, numpy = _installed(("numba-cuda",)), _installed(("numpy",))
     # It takes a function from numpy that 2.5 no longer has.
     if numba and numpy and _release(numba[1])[:2] == (0, 30) and _release(numpy[1]) >= (2, 5):
-        return _problem(
+        return _warning(
             "numba-cuda", f"{numba[1]} beside numpy {numpy[1]}: no kernel compiles", "install a numpy below 2.5"
         )
     return finding

@@ -36,7 +36,7 @@ FINAL_ROUNDS, MOST_FINAL_ROUNDS = 15, 60
 SEARCH_UNTIL, REFINE_UNTIL, COMPARE_UNTIL = 0.45, 0.65, 0.92
 # Slower than the best of each of its rounds by so much, a plan is left out of later ones: after two, or at once. And
 # partitions are not refined.
-HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.1, 1.5, 1.25
+HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.15, 1.5, 1.25
 MOST_FINALISTS = 6
 # A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime").
 MOST_CONTEXTS = 96
@@ -351,7 +351,8 @@ class Search:
             # The sequence and the plain streams stay: the answer is told beside them.
             if candidate.plan is not None and candidate.plan.kind not in ("sequence", "streams"):
                 limit = HOPELESS if len(candidate.samples) > 1 else HOPELESS_AT_ONCE
-                candidate.hopeless = self._behind(candidate) > limit or not self.accepts(candidate)
+                accepted = self.accepts(candidate, leniently=True)
+                candidate.hopeless = self._behind(candidate) > limit or not accepted
 
     # ---- the decision
 
@@ -362,25 +363,28 @@ class Search:
     def others_share(self, candidate: Candidate) -> float:
         """How much of what they do alone the parts achieve that are not the critical one; the smallest of them."""
         shares = []
-        for name, alone_s in self._bench.alone_s.items():
+        for name, alone in self.alone.items():
             calls = sum(sample.calls[name][0] for sample in candidate.samples.values() if name in sample.calls)
             seconds = sum(sample.calls[name][1] for sample in candidate.samples.values() if name in sample.calls)
             if seconds > 0:
-                shares.append(calls / seconds * alone_s)
+                shares.append(calls / seconds * alone.seconds(self.final))
         return min(shares, default=0.0)
 
-    def accepts(self, candidate: Candidate) -> bool:
-        """Whether a plan leaves the others what the objective asks for them. The sequence always does."""
+    def accepts(self, candidate: Candidate, *, leniently: bool = False) -> bool:
+        """Whether a plan leaves the others what the objective asks for them. The sequence always does.
+
+        leniently: or nearly as much, while there are few samples.
+        """
         objective = self.objective
         return (
             not isinstance(objective, TailLatency)
             or candidate.is_sequence
-            or self.others_share(candidate) >= objective.others
+            or self.others_share(candidate) >= objective.others / (HOPELESS if leniently else 1)
         )
 
-    def acceptable(self) -> list[Candidate]:
+    def acceptable(self, *, leniently: bool = False) -> list[Candidate]:
         """The plans that can be chosen."""
-        return [candidate for candidate in self.known() if self.accepts(candidate)]
+        return [candidate for candidate in self.known() if self.accepts(candidate, leniently=leniently)]
 
     def best_of_kinds(self) -> list[Candidate]:
         """The fastest plan of each kind, of those that can be chosen."""
@@ -392,7 +396,7 @@ class Search:
 
     def finalists(self) -> list[Candidate]:
         """The sequence, the best of each kind that is not hopeless, and the runner-up."""
-        ordered = sorted(self.acceptable(), key=lambda candidate: candidate.seconds())
+        ordered = sorted(self.acceptable(leniently=True), key=lambda candidate: candidate.seconds())
         close = [candidate for candidate in ordered if self._behind(candidate) <= HOPELESS]
         chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
         if isinstance(self.objective, TailLatency):
