@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cuda_gctx.tune import Report
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
@@ -83,6 +85,29 @@ def test_the_fence_is_quoted_as_it_was_measured() -> None:
         f"{p99['16-SM partition, fenced', 'the fence']:.1f} us",
         f"{p99['16-SM partition', '(none)']:.1f} us",
         f"{result['card']}, driver {result['driver']}, {result['date']}",
+    ]
+    assert [words for words in quoted if words not in text] == []
+
+
+def test_the_studies_that_the_read_me_quotes_are_those_of_the_results() -> None:
+    results = BENCHMARKS / "results"
+    studies = json.loads((results / "h200-driver-13.0-studies.json").read_text())["studies"]
+    reports = {study["name"]: Report.from_json(json.dumps(study["report"])) for study in studies}
+    sms = {
+        name: [part.sm_count for part in report.result(report.plan).parts.values()] for name, report in reports.items()
+    }
+    plain, prefill, critical = (reports[name] for name in ("product-sigmoid", "prefill-decode", "critical-hog"))
+    [sequence] = [result for result in plain.results if result.plan.kind == "sequence"]
+    assert plain.plan.kind == "sequence"
+    steps = json.loads((results / "h200-driver-13.0-allreduce.json").read_text())["rows"]
+    us = {row["plan"]: row["us"]["median"] for row in steps if row["mebibytes"] == 256}
+    text = (BENCHMARKS.parent / "README.md").read_text()
+    quoted = [
+        f"at most {sequence.seconds.median / plain.bound:.2f} x can be won",
+        "| {} + {} SMs | {:.2f} x as fast |".format(*sms["prefill-decode"], prefill.gain),
+        "| {} + {} SMs | {:.0f} x as fast |".format(*sms["critical-hog"], critical.gain),
+        f"{us['in sequence'] / us['16 + 116 SMs']:.2f} x as fast; "
+        f"plain streams {us['in sequence'] / us['plain streams']:.2f} x",
     ]
     assert [words for words in quoted if words not in text] == []
 
