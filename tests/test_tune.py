@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Layout, PartitionPool, SMResourceOptions, Stream, tune
-from cuda_gctx.partitions import store
 from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _measure, _search, _work, spin
 from cuda_gctx.tune._statistics import Ratio, ratio_of
 
@@ -506,7 +505,6 @@ def test_the_budget_ends_it(dev: Device, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_second_run_makes_no_contexts_and_loses_no_memory(sim: Machines) -> None:
     machine = sim("h200")
-    store.drop()
     tuned("a chain")
     made = machine.ledger().green_contexts_made
     assert made > 0
@@ -519,7 +517,6 @@ def test_a_second_run_makes_no_contexts_and_loses_no_memory(sim: Machines) -> No
 
 def test_device_memory_that_is_used_up_is_a_reason_and_no_error(sim: Machines) -> None:
     machine = sim("h200")
-    store.drop()
     machine.limit_contexts(6)
     report = tuned("each fills half")
     machine.clear_faults()
