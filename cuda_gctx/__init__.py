@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cuda_gctx._lazy import lazy_names
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -64,23 +66,7 @@ _NAMES_OF_MODULE = {
     "cuda_gctx.partitions": ("Layout", "Partition", "PartitionPool", "PartitionSpec", "Partitions"),
     "cuda_gctx.verify": ("IsolationError", "VerifyReport"),
 }
-_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
-__all__ = sorted(_MODULE_OF_NAME)
-
-
-# Hidden from type checkers, which would take it as leave for any name.
+# Type checkers, which would take __getattr__ as leave for any name, read the list above alone.
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        from importlib import import_module
-
-        if name not in _MODULE_OF_NAME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_MODULE_OF_NAME[name]), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __all__, __getattr__, __dir__ = lazy_names(globals(), _NAMES_OF_MODULE)

@@ -16,6 +16,7 @@ import pytest
 import cuda_gctx
 
 PACKAGE = Path(cuda_gctx.__file__).parent
+MODULE_OF_NAME = {name: module for module, names in cuda_gctx._NAMES_OF_MODULE.items() for name in names}
 
 
 def run_python(code: str) -> str:
@@ -30,13 +31,13 @@ def test_type_checkers_and_the_interpreter_see_the_same_names() -> None:
         for node in block.body
         if isinstance(node, ast.ImportFrom)
     ]
-    assert {alias.asname: node.module for node in imports for alias in node.names} == cuda_gctx._MODULE_OF_NAME
+    assert {alias.asname: node.module for node in imports for alias in node.names} == MODULE_OF_NAME
 
 
 @pytest.mark.parametrize("name", cuda_gctx.__all__)
 def test_public_name_is_the_one_of_its_module(name: str) -> None:
     value = getattr(cuda_gctx, name)
-    assert getattr(sys.modules[cuda_gctx._MODULE_OF_NAME[name]], name) is value
+    assert getattr(sys.modules[MODULE_OF_NAME[name]], name) is value
     assert name in dir(cuda_gctx)
 
 

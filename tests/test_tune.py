@@ -832,8 +832,9 @@ def test_type_checkers_and_the_interpreter_see_the_same_names() -> None:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name)
     )
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    assert {alias.asname: node.module for node in imports for alias in node.names} == tune._MODULE_OF_NAME
+    module_of_name = {name: module for module, names in tune._NAMES_OF_MODULE.items() for name in names}
+    assert {alias.asname: node.module for node in imports for alias in node.names} == module_of_name
     for name in tune.__all__:
-        assert getattr(tune, name) is getattr(sys.modules[tune._MODULE_OF_NAME[name]], name)
+        assert getattr(tune, name) is getattr(sys.modules[module_of_name[name]], name)
     with pytest.raises(AttributeError, match="no attribute 'tuner'"):
         tune.tuner  # noqa: B018

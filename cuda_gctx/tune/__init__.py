@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cuda_gctx._lazy import lazy_names
+
 if TYPE_CHECKING:
     from cuda_gctx._probe import Stamps as Stamps
     from cuda_gctx._probe import spin as spin
@@ -34,23 +36,7 @@ _NAMES_OF_MODULE = {
     "cuda_gctx.tune._statistics": ("Spread",),
     "cuda_gctx.tune.timeline": ("Timeline",),
 }
-_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
-__all__ = sorted(_MODULE_OF_NAME)
-
-
-# Hidden from type checkers, which would take it as leave for any name.
+# Type checkers, which would take __getattr__ as leave for any name, read the list above alone.
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        from importlib import import_module
-
-        if name not in _MODULE_OF_NAME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_MODULE_OF_NAME[name]), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __all__, __getattr__, __dir__ = lazy_names(globals(), _NAMES_OF_MODULE)
