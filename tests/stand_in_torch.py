@@ -83,6 +83,7 @@ class StandInTorch(ModuleType):
             current_blas_handle=threading.get_ident,  # one for each thread
             current_device=lambda: self._state()[0],
             current_stream=self._current_stream,
+            default_stream=lambda device: TorchStream(0, device),
             stream=self._use_stream,
         )
 

@@ -210,6 +210,25 @@ def test_a_stream_that_was_made_current_is_not_kept(torch: Any, dev: Device) -> 
         assert not other.is_closed
 
 
+def test_the_default_stream_is_torchs_own(torch: Any, dev: Device) -> None:
+    with dev.context.current(), dev.create_stream() as other:
+        for stream in (Stream.from_handle(1), Stream(torch.cuda.default_stream(0))):
+            with use(other):
+                with current_stream_of_frameworks(stream):
+                    assert torch.cuda.current_stream(0).cuda_stream == 0
+                with use(stream) as inner:
+                    assert inner.cuda_stream == 0
+                    assert torch.cuda.current_stream(0).cuda_stream == 0
+                assert torch.cuda.current_stream(0).cuda_stream == other.handle
+
+
+def test_the_default_stream_of_a_green_context_is_refused(torch: Any, dev: Device) -> None:
+    with small_context(dev) as ctx, ctx.current():
+        stream = Stream.from_handle(1)
+        assert "another stream of the context" in str(refusal(ValueError, lambda: torch_stream(stream)))
+        stream.close()
+
+
 @pytest.mark.sim_only
 def test_without_frameworks_or_their_device_a_stream_is_made_current_nowhere(
     torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch

@@ -82,7 +82,8 @@ def own_stream(target: Target) -> Stream:
         stream = _kept_stream(target)
     else:
         stream = target if isinstance(target, Stream) else Stream(target)
-    return Stream.from_handle(stream.handle, owner=(stream, target))
+    # The default stream is everybody's, and always there.
+    return Stream.from_handle(stream.handle, owner=(stream, target)) if stream.handle else stream
 
 
 @contextmanager

@@ -18,6 +18,8 @@ __all__ = ["current", "torch_stream", "use"]
 # The first one that is built for CUDA 12.4, where green contexts begin.
 MINIMUM = "2.4"
 
+LEGACY_DEFAULT = (0, 1)  # the handles of the default stream
+
 # torch's objects for streams, which neither own nor keep them: each goes with ours.
 _seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
@@ -49,7 +51,24 @@ def torch_stream(target: Target) -> Any:
 
     Tensors that were given to it by record_stream must be freed before it is: their memory is returned by way of it.
     """
-    return _stream_class(load_torch())(own_stream(target))
+    torch = load_torch()
+    stream = own_stream(target)
+    return _default_stream(torch, stream) or _stream_class(torch)(stream)
+
+
+def _default_stream(torch: Any, stream: Stream) -> Any:
+    """torch's own object for the default stream of a device; None for other streams.
+
+    Of a handle of 0 torch makes a new stream, and of 1 one of its pool.
+    """
+    if stream.handle not in LEGACY_DEFAULT:
+        return None
+    if stream.context.is_green:
+        raise ValueError(
+            "torch takes the default stream of a green context for that of the device: give it another stream of the "
+            "context"
+        )
+    return torch.cuda.default_stream(stream.device.device_id)
 
 
 @contextmanager
@@ -64,12 +83,13 @@ def use(target: Target, library_sms: LibrarySMs = "off") -> Iterator[Any]:
     """
     demand_choice(library_sms, ("off", "on", "auto"))
     torch = load_torch()
-    inner = torch_stream(target)
+    stream = own_stream(target)
+    inner = torch_stream(stream)
     outer = torch.cuda.current_stream(inner.device)
     inner.wait_stream(outer)
     with torch.cuda.stream(inner):
         try:
-            with torch_block(torch, inner.stream, library_sms):
+            with torch_block(torch, stream, library_sms):
                 yield inner
         finally:
             outer.wait_stream(inner)
@@ -85,6 +105,9 @@ def current(stream: Stream) -> AbstractContextManager[Any]:
     if known is None:
         if not torch.cuda.is_available():
             return nullcontext()
-        known = _seen[stream] = torch.cuda.ExternalStream(stream.handle, device=stream.device.device_id)
+        known = _default_stream(torch, stream)
+        if known is None:
+            known = torch.cuda.ExternalStream(stream.handle, device=stream.device.device_id)
+        _seen[stream] = known
     block: AbstractContextManager[Any] = torch.cuda.stream(known)
     return block

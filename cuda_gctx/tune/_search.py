@@ -37,7 +37,7 @@ SEARCH_UNTIL, REFINE_UNTIL, COMPARE_UNTIL = 0.45, 0.65, 0.92
 # Slower than the best of each of its rounds by so much, a plan is left out of later ones: after two, or at once. And
 # partitions are not refined.
 HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.15, 1.5, 1.25
-MOST_FINALISTS = 6
+MOST_FINALISTS = 7
 # A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime").
 MOST_CONTEXTS = 96
 
@@ -113,7 +113,7 @@ class Search:
         self._progress = progress
         self._closing = closing
         self._round = 0
-        self._best_of_round: dict[int, float] = {}
+        self._fair_rounds: set[int] = set()  # those in which all plans took part that were not left out
         self._contexts = 0
         self._allocations: set[Allocation] = set()
         self._pool = closing.enter_context(PartitionPool(device))
@@ -336,15 +336,26 @@ class Search:
                 if self.objective == "makespan" and not candidate.steps:
                     candidate.steps = self._bench.profile(candidate.trial)
             if drop:
-                plans = [candidate for candidate in order if candidate.plan is not None and self.accepts(candidate)]
-                if plans:
-                    self._best_of_round[current] = min(candidate.samples[current].seconds for candidate in plans)
+                self._fair_rounds.add(current)
                 self._drop()
 
     def _behind(self, candidate: Candidate) -> float:
-        """How many times as long a plan took as the best of the same round, where it came nearest to that."""
-        rounds = candidate.samples.keys() & self._best_of_round.keys()
-        return min((candidate.samples[number].seconds / self._best_of_round[number] for number in rounds), default=1.0)
+        """How many times as long a plan took as the best of the same round, where it came nearest to that.
+
+        Where something is asked for the others, it counts beside plans that leave them as much.
+        """
+        rivals = self.known()
+        if isinstance(self.objective, TailLatency) and self.objective.others:
+            share = self.others_share(candidate)
+            rivals = [rival for rival in rivals if self.others_share(rival) >= share]
+        return min(
+            (
+                candidate.samples[number].seconds
+                / min(rival.samples[number].seconds for rival in rivals if number in rival.samples)
+                for number in candidate.samples.keys() & self._fair_rounds
+            ),
+            default=1.0,
+        )
 
     def _drop(self) -> None:
         for candidate in self.known():
@@ -395,11 +406,15 @@ class Search:
         return list(found.values())
 
     def finalists(self) -> list[Candidate]:
-        """The sequence, the best of each kind that is not hopeless, and the runner-up."""
+        """The sequence, the best of each kind that is not hopeless, and those next to the best."""
         ordered = sorted(self.acceptable(leniently=True), key=lambda candidate: candidate.seconds())
         close = [candidate for candidate in ordered if self._behind(candidate) <= HOPELESS]
         chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
         if isinstance(self.objective, TailLatency):
+            # The others' share is measured too: plans that leave them just enough, and surely enough.
+            shares = (self.objective.others, self.objective.others * HOPELESS)
+            partitions = [candidate for candidate in ordered if candidate.allocation is not None]
+            chosen += [c for share in shares for c in [c for c in partitions if self.others_share(c) >= share][:1]]
             # A latency that is as good leaves a choice: the plan in which the others achieve most.
             chosen += sorted(close, key=self.others_share, reverse=True)[:1]
         chosen += close[:3]
