@@ -152,10 +152,14 @@ def _libraries(search: Search) -> list[str]:
 def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
     """How the choice compares with the plans that came near, and with the sequence."""
     told = []
-    rivals = [rival for rival in (*search.finalists(), *search.best_of_kinds()) if rival is not chosen]
+    fastest = min(search.known(), key=lambda candidate: candidate.seconds(search.final))
+    rivals = [r for r in (*search.finalists(), *search.best_of_kinds(), fastest) if r is not chosen]
     for rival in dict.fromkeys(rivals):
         ratio = search.ratio(rival, chosen)
         between = f"{rival.plan}: {ratio.median:.2f} x as long as the choice"
+        if not search.accepts(rival):
+            told.append(f"{between}, but the others would achieve {search.others_share(rival):.0%}")
+            continue
         if not ratio.is_known:
             between += ", by too few rounds to be sure"
         else:
@@ -172,17 +176,7 @@ def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
                     f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of what it does alone"
                 )
         told += _trade(search, chosen)
-        told += _unacceptable(search, chosen)
     return told
-
-
-def _unacceptable(search: Search, chosen: Candidate) -> list[str]:
-    """The fastest plan, where it leaves the others less than was asked for them."""
-    fastest = min(search.known(), key=lambda candidate: candidate.seconds(search.final))
-    if search.accepts(fastest):
-        return []
-    ratio = search.ratio(fastest, chosen).median
-    return [f"{fastest.plan}: {ratio:.2f} x as long, but the others would achieve {search.others_share(fastest):.0%}"]
 
 
 def _trade(search: Search, chosen: Candidate) -> list[str]:
