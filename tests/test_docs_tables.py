@@ -111,6 +111,20 @@ def test_the_studies_that_the_read_me_quotes_are_those_of_the_results() -> None:
     ]
     assert [words for words in quoted if words not in text] == []
 
+    best = next(result for result in plain.results if result.parts["sigmoid"].alone)
+    slower = best.parts["sigmoid"].alone.median / plain.alone["sigmoid"].median
+    halves = [r.seconds.median for r in plain.results if {64, 68} == {part.sm_count for part in r.parts.values()}]
+    chosen = critical.result(critical.plan)
+    [priority] = [result for result in critical.results if result.plan.first == "critical"]
+    text = (BENCHMARKS.parent / "docs" / "tuning.md").read_text()
+    quoted = [
+        f"alone it takes {slower:.0f} times as long",
+        f"take {min(halves) / sequence.seconds.median:.2f} to {max(halves) / sequence.seconds.median:.2f}",
+        f"the p99 is {chosen.seconds.median / chosen.parts['critical'].alone.median:.2f} times",
+        f"and 1/{priority.seconds.median / chosen.seconds.median:.0f} of what",
+    ]
+    assert [words for words in quoted if words not in text] == []
+
 
 @pytest.fixture(scope="module")
 def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:

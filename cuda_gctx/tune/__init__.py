@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cuda_gctx.tune._report import Result as Result
     from cuda_gctx.tune._statistics import Spread as Spread
     from cuda_gctx.tune.timeline import Timeline as Timeline
+    from cuda_gctx.tune.timeline import Trace as Trace
 
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
@@ -34,7 +35,7 @@ _NAMES_OF_MODULE = {
     "cuda_gctx.tune._plans": ("Plan",),
     "cuda_gctx.tune._report": ("Latency", "PartTime", "Report", "Result"),
     "cuda_gctx.tune._statistics": ("Spread",),
-    "cuda_gctx.tune.timeline": ("Timeline",),
+    "cuda_gctx.tune.timeline": ("Timeline", "Trace"),
 }
 
 # Type checkers, which would take __getattr__ as leave for any name, read the list above alone.

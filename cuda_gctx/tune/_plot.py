@@ -33,7 +33,7 @@ def plot(report: Report, path: str | PathLike[str] | None) -> Figure:
             name="plot",
         ) from error
 
-    results = _shown(report)
+    results = report.foremost(MOST_BARS)
     size, unit = next((known for known in UNITS if report.bound >= known[0]), UNITS[-1])
     figure = Figure(figsize=(9, 1.9 + 0.42 * len(results)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -53,11 +53,6 @@ def plot(report: Report, path: str | PathLike[str] | None) -> Figure:
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure
-
-
-def _shown(report: Report) -> list[Result]:
-    """The fastest plans, and the sequence in any case."""
-    return [r for i, r in enumerate(report.results) if i < MOST_BARS or r.plan.kind == "sequence"]
 
 
 def _axis(axes: Any, report: Report, results: Sequence[Result], size: float) -> float:

@@ -122,6 +122,12 @@ class Report:
                 return result
         raise KeyError(f"no plan like this was measured: {plan}")
 
+    def foremost(self, most: int) -> list[Result]:
+        """The fastest so many, and in any case the choice and the fastest of each kind."""
+        first_of_kind = {result.plan.kind: result for result in reversed(self.results)}
+        kept = [self.result(self.choice), *first_of_kind.values()]
+        return [result for i, result in enumerate(self.results) if i < most or result in kept]
+
     # ---- JSON
 
     def to_json(self) -> str:
@@ -192,7 +198,8 @@ class Report:
         header += ["p50", "largest"] if tail else ["overlap"] if self.objective == "makespan" else []
         header += [f"{name}{'' if self.objective == 'makespan' else ', calls/s'}" for name in self._columns()]
         rows: list[list[object]] = []
-        for result in self.results:
+        shown = self.foremost(MOST_ROWS)
+        for result in shown:
             seconds = result.seconds
             row: list[object] = [
                 f"{'> ' if result.plan == self.choice else '  '}{result.plan}",
@@ -206,12 +213,8 @@ class Report:
                 row.append(None if result.overlap is None else f"{result.overlap:.2f}")
             row += [_told(result.parts[name]) for name in self._columns()]
             rows.append(row)
-        hidden = len(rows) - MOST_ROWS
-        if hidden > 1:
-            shown = [i for i, r in enumerate(self.results) if i < MOST_ROWS or r.plan.kind == "sequence"]
-            rows = [rows[i] for i in shown]
-            return f"{table(header, rows)}\n  and {len(self.results) - len(shown)} more, slower than these"
-        return table(header, rows)
+        hidden = len(self.results) - len(shown)
+        return table(header, rows) + (f"\n  and {hidden} more, slower than the fastest of these" if hidden else "")
 
     def _columns(self) -> list[str]:
         critical = self.objective.part if isinstance(self.objective, TailLatency) else None
