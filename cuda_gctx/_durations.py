@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+UNITS = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
+
+
+def in_words(ns: float) -> str:
+    """A time in the unit that suits it, with four digits: for what is told of one run."""
+    name, size = next((unit for unit in reversed(UNITS) if abs(ns) >= unit[1]), UNITS[0])
+    return f"{ns / size:.4g} {name}"
+
 
 def duration(ns: float) -> str:
-    """A time in the unit that a person would choose, with three digits."""
+    """A time in the unit that a person would choose, with three digits: for tables of calls."""
     for unit, size in (("ns", 1), ("us", 1e3), ("ms", 1e6)):
         value = ns / size
         if value < 999.5 or unit == "ms":

@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 import pytest
 
 from cuda_gctx import CUDAError, Device, Partitions
+from cuda_gctx._durations import in_words
 from cuda_gctx._probe import spin
-from cuda_gctx.tune._pictures import Bar, in_words, layers
+from cuda_gctx.tune._pictures import Bar, layers
 from cuda_gctx.tune.timeline import Span, Timeline, Trace
 
 from .common import green, refusal, split

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cuda_gctx._lazy import lazy_names
+
 if TYPE_CHECKING:
     from cuda_gctx.sim._library import Block as Block
     from cuda_gctx.sim._library import library_folder as library_folder
@@ -22,28 +24,12 @@ if TYPE_CHECKING:
     from cuda_gctx.sim._session import make_spec as make_spec
     from cuda_gctx.sim._session import session as session
 
-__all__ = [
-    "Block",
-    "Ledger",
-    "LedgerError",
-    "LiveObject",
-    "Misuse",
-    "Session",
-    "library_folder",
-    "library_path",
-    "make_spec",
-    "session",
-]
+# The list above is for type checkers, this one is for the interpreter. Each name is imported at first use: the pytest
+# plugin in here is loaded in every pytest run, and must be cheap.
+_NAMES_OF_MODULE = {
+    "cuda_gctx.sim._library": ("Block", "library_folder", "library_path"),
+    "cuda_gctx.sim._session": ("Ledger", "LedgerError", "LiveObject", "Misuse", "Session", "make_spec", "session"),
+}
 
-# Each name is imported at first use: the pytest plugin in here is loaded in every pytest run, and must be cheap.
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        from importlib import import_module
-
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = "_library" if name in ("Block", "library_folder", "library_path") else "_session"
-        value = getattr(import_module(f"{__name__}.{module}"), name)
-        globals()[name] = value
-        return value
+    __all__, __getattr__, __dir__ = lazy_names(globals(), _NAMES_OF_MODULE)

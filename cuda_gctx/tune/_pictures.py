@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from cuda_gctx._durations import UNITS
 from cuda_gctx._svg import Drawing, colours_of, ink_on, text_width
 
-__all__ = ["Bar", "Group", "Row", "draw_timeline", "in_words", "layers"]
+__all__ = ["Bar", "Group", "Row", "draw_timeline", "layers"]
 
 MARGIN, HEAD = 20, 84
 LEFT, PLOT = 245, 860  # where the axis of time begins, and how long it is
@@ -16,7 +17,6 @@ ROW, BAR = 24, 18
 THIN_ROW, THIN_BAR, THIN_LABELS = 7, 6, 4  # where there are many rows, as with one for each SM; every fourth is named
 MANY_ROWS = 24
 GROUP_GAP, LEAST_GROUP = 12, 34
-UNITS = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,6 @@ def layers(bars: Iterable[Timed]) -> list[list[Timed]]:
         else:
             found.append([bar])
     return found
-
-
-def in_words(ns: float) -> str:
-    """A time with the unit that suits it."""
-    name, size = next((unit for unit in reversed(UNITS) if abs(ns) >= unit[1]), UNITS[0])
-    return f"{ns / size:.4g} {name}"
 
 
 def _ticks(length: int) -> tuple[list[int], str, int]:

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cuda_gctx._durations import in_words
 from cuda_gctx._table import table
 from cuda_gctx.tune import _objectives
 from cuda_gctx.tune._objectives import Objective, TailLatency
-from cuda_gctx.tune._pictures import in_words
 from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._statistics import Spread
 

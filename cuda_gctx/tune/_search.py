@@ -37,7 +37,8 @@ SEARCH_UNTIL, REFINE_UNTIL, COMPARE_UNTIL = 0.45, 0.65, 0.92
 # Slower than the best of each of its rounds by so much, a plan is left out of later ones: after two, or at once. And
 # partitions are not refined.
 HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.15, 1.5, 1.25
-MOST_FINALISTS = 7
+MOST_FINALISTS = 8
+MARGINS = (1.0, 1.05, 1.1, HOPELESS)
 # A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime").
 MOST_CONTEXTS = 96
 
@@ -411,8 +412,9 @@ class Search:
         close = [candidate for candidate in ordered if self._behind(candidate) <= HOPELESS]
         chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
         if isinstance(self.objective, TailLatency):
-            # The others' share is measured too: plans that leave them just enough, and surely enough.
-            shares = (self.objective.others, self.objective.others * HOPELESS)
+            # The others' share is measured too, and not known to the last percent: plans that leave them just enough,
+            # and a little more.
+            shares = [self.objective.others * margin for margin in MARGINS]
             partitions = [candidate for candidate in ordered if candidate.allocation is not None]
             chosen += [c for share in shares for c in [c for c in partitions if self.others_share(c) >= share][:1]]
             # A latency that is as good leaves a choice: the plan in which the others achieve most.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cuda_gctx._context import Context
 from cuda_gctx._device import Device
 from cuda_gctx._driver import system
+from cuda_gctx._durations import in_words
 from cuda_gctx._event import Event
 from cuda_gctx._lease import is_capturing
 from cuda_gctx._probe import Stamps, probe_blocks_per_sm, run_probe
@@ -20,7 +21,7 @@ from cuda_gctx._stream import Stream
 from cuda_gctx._svg import page
 from cuda_gctx._table import ranges, table
 from cuda_gctx.partitions import Partition, Partitions
-from cuda_gctx.tune._pictures import Bar, Group, Row, draw_timeline, in_words, layers
+from cuda_gctx.tune._pictures import Bar, Group, Row, draw_timeline, layers
 
 if TYPE_CHECKING:
     from cuda_gctx._stream import SupportsCudaStream
