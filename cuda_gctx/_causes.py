@@ -12,6 +12,7 @@ __all__ = ["lack_of_concurrency", "launches_block", "too_few_queues"]
 
 # The driver's own number of hardware queues where CUDA_DEVICE_MAX_CONNECTIONS is not set.
 DEFAULT_CONNECTIONS = 8
+MOST_CONNECTIONS = 32  # that the variable can ask for
 
 
 def connections() -> int:
@@ -26,7 +27,7 @@ def too_few_queues(needed: int, of_what: str) -> str | None:
         return None
     return (
         f"{connections()} hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) for {needed} {of_what}: set the variable to "
-        f"{needed} or more, at most 32, before the driver is first used"
+        f"{needed} or more, at most {MOST_CONNECTIONS}, before the driver is first used"
     )
 
 

@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from cuda_gctx._causes import MOST_CONNECTIONS
 from cuda_gctx._event import Event, EventOptions
+from cuda_gctx._priorities import highest_priority
 from cuda_gctx._probe import probe_blocks_per_sm, spin
 from cuda_gctx._stream import Stream, StreamOptions
 from cuda_gctx.partitions import Partition, Partitions
@@ -22,8 +24,6 @@ HOG_BLOCK_NS = 750_000
 HOG_WAVES = 2
 # Enough that the hog does not run dry while the host waits for a short kernel.
 HOG_LAUNCHES = 4
-HIGHEST_PRIORITY = -5
-MOST_QUEUES = 32  # that CUDA_DEVICE_MAX_CONNECTIONS can ask for
 WARM_UPS = 5
 # A device that others keep busy too must not make anybody wait for long.
 LONGEST_ROW_S = 3.0
@@ -103,7 +103,7 @@ def _has_queue_of_its_own(stream: Stream, hog: Hog) -> bool:
 def stream_beside(hog: Hog, make: Callable[[], Stream]) -> Stream:
     """A stream that shares no hardware queue with the hog, as the driver deals these out to streams in turn."""
     with ExitStack() as sharing:
-        for _ in range(MOST_QUEUES):
+        for _ in range(MOST_CONNECTIONS):
             stream = make()
             if _has_queue_of_its_own(stream, hog):
                 return stream
@@ -152,7 +152,7 @@ def measure_fence(parts: Partitions, part: Partition, count: int) -> tuple[Laten
     """
     assert parts.rest is not None
     plain = parts.device.create_stream
-    urgent = partial(plain, StreamOptions(priority=HIGHEST_PRIORITY))
+    urgent = partial(plain, StreamOptions(priority=highest_priority(parts.device)))
     inside, fence = part.context.create_stream, parts.rest.context.create_stream
     name = f"partition of {part.sm_count} SMs"
     rows: tuple[tuple[str, str, Callable[[], Stream], str, Callable[[], Stream] | None], ...] = (

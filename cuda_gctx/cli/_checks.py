@@ -12,11 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cuda_gctx import CUDAError, Device, DriverNotFound, system
-from cuda_gctx._causes import DEFAULT_CONNECTIONS, launches_block
-from cuda_gctx.interop._frameworks import _release
-
-# The most that the driver takes for CUDA_DEVICE_MAX_CONNECTIONS.
-MOST_CONNECTIONS = 32
+from cuda_gctx._causes import DEFAULT_CONNECTIONS, MOST_CONNECTIONS, launches_block
+from cuda_gctx.interop._frameworks import release
 
 
 @dataclass(frozen=True)
@@ -175,7 +172,7 @@ def _package(module: str, names: tuple[str, ...]) -> Finding:
         return _ok(names[0], "not installed")
     name, found = installed
     minimum = import_module(f"cuda_gctx.interop.{module}").MINIMUM
-    if _release(found) < _release(minimum):
+    if release(found) < release(minimum):
         return _warning(name, found, f"cuda_gctx.interop.{module} needs {minimum} or newer: update it")
     if found.endswith("+cpu"):
         return _warning(name, f"{found}: built without CUDA", "install a build for CUDA to use it in partitions")
@@ -186,7 +183,7 @@ def _numba_cuda() -> Finding:
     finding = _package("numba", ("numba-cuda",))
     numba, numpy = _installed(("numba-cuda",)), _installed(("numpy",))
     # It takes a function from numpy that 2.5 no longer has.
-    if numba and numpy and _release(numba[1])[:2] == (0, 30) and _release(numpy[1]) >= (2, 5):
+    if numba and numpy and release(numba[1])[:2] == (0, 30) and release(numpy[1]) >= (2, 5):
         return _warning(
             "numba-cuda", f"{numba[1]} beside numpy {numpy[1]}: no kernel compiles", "install a numpy below 2.5"
         )

@@ -15,7 +15,9 @@ from cuda_gctx._context import Context
 from cuda_gctx._stream import Stream
 from cuda_gctx.partitions import Partition
 
-__all__ = ["Target", "current_stream_of_frameworks", "load", "own_stream"]
+__all__ = ["LEGACY_DEFAULT", "Target", "current_stream_of_frameworks", "load", "own_stream", "release"]
+
+LEGACY_DEFAULT = (0, 1)  # the handles of the legacy default stream
 
 # Anything with __cuda_stream__ will do as well.
 Target = Partition | Context | Stream | Any
@@ -26,7 +28,8 @@ _checked: dict[tuple[str, str], object] = {}
 _stream_of_context: dict[int, tuple[ref[Context], Stream]] = {}
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with, to be compared."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 
@@ -46,7 +49,7 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
         raise ImportError(
             f"this needs {package} {minimum} or newer, which cannot be imported: {error}", name=module
         ) from error
-    if _release(version) < _release(minimum):
+    if release(version) < release(minimum):
         raise ImportError(f"this needs {package} {minimum} or newer, and found {version}", name=module)
     _checked[module, minimum] = found
     return found

@@ -10,15 +10,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cuda_gctx._stream import Stream
-from cuda_gctx.interop._frameworks import Target, load, own_stream
+from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream
 from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
 
 __all__ = ["current", "torch_stream", "use"]
 
 # The first one that is built for CUDA 12.4, where green contexts begin.
 MINIMUM = "2.4"
-
-LEGACY_DEFAULT = (0, 1)  # the handles of the default stream
 
 # torch's objects for streams, which neither own nor keep them: each goes with ours.
 _seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()

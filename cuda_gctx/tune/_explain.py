@@ -17,13 +17,12 @@ from cuda_gctx._lease import is_capturing
 from cuda_gctx._probe import Stamps, run_probe, spin
 from cuda_gctx._stream import Stream
 from cuda_gctx._table import ranges, table
-from cuda_gctx.interop._frameworks import current_stream_of_frameworks
+from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, current_stream_of_frameworks
 from cuda_gctx.partitions import Partition
 from cuda_gctx.verify import IsolationError, verify
 
 __all__ = ["ExplainReport", "Window", "WorkReport", "explain"]
 
-LEGACY_STREAMS = (0, 1)
 # Less of the shorter work beside the other than this is called no overlap: it is within what launches take.
 LEAST_OVERLAP = 0.1
 # Work whose window is longer than this many times its time alone waited in it, or was slowed down.
@@ -399,7 +398,7 @@ class _Diagnosis:
 
     def _default_stream(self) -> str | None:
         """The legacy default stream and blocking streams of its context wait for each other."""
-        legacy = [stream.handle in LEGACY_STREAMS for stream in self.streams]
+        legacy = [stream.handle in LEGACY_DEFAULT for stream in self.streams]
         if self.at_once or not any(legacy):
             return None
         name = self.names[legacy.index(True)]

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._device import Device
 from cuda_gctx._layout import Layout
+from cuda_gctx._priorities import highest_priority
 from cuda_gctx._resources import SMResourceOptions
 from cuda_gctx._stream import Stream, StreamOptions
 from cuda_gctx.partitions import FENCE, PartitionPool, Partitions
@@ -25,15 +25,6 @@ SCHEMA = 1
 def partition_name(part: str, position: int) -> str:
     """What the partition of a part is called: the same, unless partitions cannot have that name."""
     return f"part_{position}" if part.startswith("_") or hasattr(Partitions, part) else part
-
-
-def _highest_priority(device: Device) -> int:
-    for priority in count(-1, -1):
-        try:
-            device.create_stream(StreamOptions(priority=priority)).close()
-        except ValueError:
-            break
-    return priority + 1
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,7 @@ class Plan:
                 stream = closing.enter_context(device.create_stream())
                 yield dict.fromkeys(self.parts, stream)
             else:
-                highest = _highest_priority(device) if self.first is not None else None
+                highest = highest_priority(device) if self.first is not None else None
                 yield {
                     part: closing.enter_context(
                         device.create_stream(StreamOptions(priority=highest if part == self.first else None))
