@@ -100,3 +100,12 @@ except OSError:
     print(False)
 """
     assert run_python(code).strip() == "False"
+
+
+def test_lint_alone_brings_what_mypy_reads() -> None:
+    wanted: dict[str, set[str]] = {}
+    for line in importlib.metadata.requires("cuda-gctx") or []:
+        requirement, _, extra = line.partition("; extra == ")
+        wanted.setdefault(extra.strip("'\""), set()).add(requirement.strip())
+    assert wanted["cli"] and wanted["plot"]
+    assert wanted["cli"] | wanted["plot"] <= wanted["lint"]
