@@ -163,6 +163,10 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     void record_context_event(const ContextHandle&, const EventHandle&) except +raise_error
     void wait_context_event(const ContextHandle&, const EventHandle&) except +raise_error
 
+    struct PriorityRange:
+        int least
+        int greatest
+
     cdef cppclass Runtime:
         @staticmethod
         Runtime& active() except +raise_error
@@ -181,6 +185,7 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         SmResourcePtr device_sm(int) except +raise_error
         CUdevResource device_workqueue(int) except +raise_error
         ContextHandle primary(int) except +raise_error
+        PriorityRange priorities(int) except +raise_error
 
     string device_name(Runtime&, int) except +raise_error
     string device_pci_bus_id(Runtime&, int) except +raise_error

@@ -9,6 +9,7 @@ from cuda_gctx._core cimport (
     ContextHandle,
     CUdevice_attribute,
     CUuuid,
+    PriorityRange,
     Runtime,
     current_context,
     device_attribute,
@@ -91,6 +92,15 @@ cdef class Device:
     def sm_count(self):
         """All SMs of the device."""
         return self.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+
+    @property
+    def priority_range(self):
+        """The lowest and the highest priority of its streams, as (0, -5): the smaller number goes first."""
+        cdef PriorityRange priorities
+        self._runtime.demand_usable()
+        with nogil:
+            priorities = self._runtime.priorities(self.device_id)
+        return (priorities.least, priorities.greatest)
 
     @property
     def resources(self):

@@ -11,7 +11,6 @@ from functools import partial
 
 from cuda_gctx._causes import MOST_CONNECTIONS
 from cuda_gctx._event import Event, EventOptions
-from cuda_gctx._priorities import highest_priority
 from cuda_gctx._probe import probe_blocks_per_sm, spin
 from cuda_gctx._stream import Stream, StreamOptions
 from cuda_gctx.partitions import Partition, Partitions
@@ -152,7 +151,7 @@ def measure_fence(parts: Partitions, part: Partition, count: int) -> tuple[Laten
     """
     assert parts.rest is not None
     plain = parts.device.create_stream
-    urgent = partial(plain, StreamOptions(priority=highest_priority(parts.device)))
+    urgent = partial(plain, StreamOptions(priority=parts.device.priority_range[1]))
     inside, fence = part.context.create_stream, parts.rest.context.create_stream
     name = f"partition of {part.sm_count} SMs"
     rows: tuple[tuple[str, str, Callable[[], Stream], str, Callable[[], Stream] | None], ...] = (

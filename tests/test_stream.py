@@ -79,14 +79,16 @@ def test_blocking_streams_are_for_ordinary_contexts_alone(dev: Device, ctx: Cont
 
 
 def test_priorities_within_the_range_are_kept(dev: Device, ctx: Context) -> None:
+    lowest, highest = dev.priority_range
     for context in (ctx, dev.context):
-        for priority in (0, -1, -5):
+        for priority in (lowest, lowest - 1, highest):
             with context.create_stream(StreamOptions(priority=priority)) as stream:
                 assert stream.priority == priority
 
 
 @pytest.mark.parametrize("priority", [1, -6, 1000, -1_000_000])
 def test_priorities_out_of_range_are_refused_with_the_range(dev: Device, ctx: Context, priority: int) -> None:
+    assert dev.priority_range == (0, -5)
     for context in (ctx, dev.context):
         with pytest.raises(ValueError, match=f"{priority} is out of range: the lowest is 0, the highest -5"):
             context.create_stream(StreamOptions(priority=priority))

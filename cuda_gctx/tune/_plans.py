@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._device import Device
 from cuda_gctx._layout import Layout
-from cuda_gctx._priorities import highest_priority
 from cuda_gctx._resources import SMResourceOptions
 from cuda_gctx._stream import Stream, StreamOptions
 from cuda_gctx.partitions import FENCE, PartitionPool, Partitions
@@ -94,7 +93,7 @@ class Plan:
                 stream = closing.enter_context(device.create_stream())
                 yield dict.fromkeys(self.parts, stream)
             else:
-                highest = highest_priority(device) if self.first is not None else None
+                highest = device.priority_range[1] if self.first is not None else None
                 yield {
                     part: closing.enter_context(
                         device.create_stream(StreamOptions(priority=highest if part == self.first else None))
