@@ -107,5 +107,6 @@ def test_lint_alone_brings_what_mypy_reads() -> None:
     for line in importlib.metadata.requires("cuda-gctx") or []:
         requirement, _, extra = line.partition("; extra == ")
         wanted.setdefault(extra.strip("'\""), set()).add(requirement.strip())
-    assert wanted["cli"] and wanted["plot"]
+    assert wanted["cli"]
+    assert wanted["plot"]
     assert wanted["cli"] | wanted["plot"] <= wanted["lint"]
