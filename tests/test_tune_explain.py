@@ -75,7 +75,41 @@ def test_work_that_overlaps_with_the_end_of_the_other_is_told_how_long_it_waited
     assert "(it finds room on an SM 3" in report.causes[0]
 
 
+def test_streams_alone_are_asked_whether_they_overlap_at_all(dev: Device) -> None:
+    with dev.partition(small=8, large=None) as parts:
+        report = explain(parts.small, parts.large.stream)
+        assert [report.first.sm_ids, report.second.sm_ids] == [proof.sm_ids for proof in parts.verify().contexts[:2]]
+    assert (report.first.name, report.second.name) == ("first", "second")
+    assert report.overlap > 0.8
+    assert report.streams_overlap
+    assert report.shared_sms == ()
+
+
+def test_a_stream_alone_beside_work(dev: Device) -> None:
+    with dev.create_stream() as one, dev.create_stream() as two:
+        report = explain((one, busy(2 * dev.sm_count)), two)
+    assert (report.first.name, report.second.name) == ("work", "second")
+    assert "fills the SMs" in cause(report)
+
+
 # ---- they do not
+
+
+def test_streams_alone_that_do_not_overlap_are_told_why(dev: Device) -> None:
+    with dev.context.current(), dev.create_stream(StreamOptions(nonblocking=False)) as blocking:
+        assert "is on the legacy default stream" in cause(explain(blocking, Stream.from_handle(1)))
+        assert cause(explain(blocking, blocking)).startswith("both are on one stream")
+
+
+def test_streams_of_a_program_that_runs_are_told_of_its_other_work(dev: Device) -> None:
+    with dev.create_stream() as one, dev.create_stream() as two, dev.create_stream() as third:
+        spin(one, 8, MS)  # what is queued on the streams themselves is waited for
+        for _ in range(100):
+            spin(third, 2 * dev.sm_count, 20 * MS)
+        report = explain(one, two, rounds=2)
+        third.sync()
+    assert report.causes[-1].startswith("the small kernel on second was done after")
+    assert report.causes[-2].startswith("the small kernel on first was done after")
 
 
 def test_one_stream_runs_its_work_in_order(dev: Device) -> None:
@@ -293,3 +327,6 @@ def test_bad_input_is_refused(sim: Machines) -> None:
             explain((one, busy(1)), (one, busy(1)), rounds=1.0)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="not a stream"):
             explain((one, busy(1)), ("two", busy(1)))
+        for piece in ((one,), (one, busy(1), 1), (one, None)):
+            with pytest.raises(TypeError, match=r"pairs \(stream, work\)"):
+                explain(piece, one)

@@ -34,6 +34,8 @@ SHORT_NS = 20_000
 # So long is the work beside which room is looked for, by repeating it: long beside a launch.
 ROOM_NS, MOST_REPEATS = 200_000, 64
 SPIN_NS = 200_000
+# Stands for the work of a stream that is given alone: long beside a launch.
+STAND_IN_NS = 500_000
 TIMEOUT_NS = 10_000_000_000
 LEAST_GATE_NS, MOST_GATE_NS = 5_000_000, 900_000_000
 
@@ -243,7 +245,7 @@ def _label(where: Where, stream: Stream) -> str:
 
 
 def _names(works: Sequence[Work]) -> list[str]:
-    names = [getattr(work, "__name__", "<lambda>") for work in works]
+    names = ["<lambda>" if work is _stands_in else getattr(work, "__name__", "<lambda>") for work in works]
     names = [order if name == "<lambda>" else name for name, order in zip(names, ("first", "second"), strict=True)]
     return names if names[0] != names[1] else [f"{names[0]} (1)", f"{names[1]} (2)"]
 
@@ -268,18 +270,36 @@ def _run_at_once(streams: Sequence[Stream]) -> bool:
     return first[1] < second[2] and second[1] < first[2]
 
 
-def explain(first: tuple[Where, Work], second: tuple[Where, Work], *, rounds: int = 5) -> ExplainReport:
+def _stands_in(stream: Stream) -> None:
+    spin(stream, 1, STAND_IN_NS)
+
+
+def _piece(given: Where | tuple[Where, Work]) -> tuple[Where, Work]:
+    if not isinstance(given, tuple):
+        return given, _stands_in
+    if len(given) != 2 or not callable(given[1]):
+        raise TypeError(
+            "explain takes streams or partitions, or pairs (stream, work) whose work is called with the stream"
+        )
+    return given
+
+
+def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work], *, rounds: int = 5) -> ExplainReport:
     """Measures two pieces of work, each ``(where, work)``, alone and together, and tells whether they overlap and why.
 
     where: a Partition, a Stream, or the stream of another library. work: called with the Stream, enqueues on it and
     returns; meanwhile it is also the current stream of torch and CuPy, if these are imported. It runs some
     ``5 * rounds`` times. Nothing else should be queued on the streams meanwhile.
+
+    Given alone, without work, a place gets a small kernel: so two streams of a running program are asked whether they
+    overlap at all. What the program has queued on them is waited for.
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int):
         raise TypeError(f"rounds must be an int, not {type(rounds).__name__}")
     if not 1 <= rounds <= 1000:
         raise ValueError(f"rounds must be from 1 to 1000, not {rounds}")
-    places, works = [first[0], second[0]], [first[1], second[1]]
+    pieces = [_piece(first), _piece(second)]
+    places, works = [place for place, _ in pieces], [work for _, work in pieces]
     streams = [_stream_of(place) for place in places]
     if streams[0].device != streams[1].device:
         raise ValueError("the streams are of two devices, whose timers cannot be compared")
@@ -295,6 +315,7 @@ class _Diagnosis:
     def __init__(self, streams: list[Stream], works: list[Work], labels: list[str], rounds: int) -> None:
         self.streams, self.labels = streams, labels
         self.names = _names(works)
+        self.stand_ins = [work is _stands_in for work in works]
         self.bench = bench = _Bench(streams, works)
         self.first_call_ns = []
         for which in (0, 1):
@@ -517,6 +538,12 @@ class _Diagnosis:
     def _notes(self) -> list[str]:
         told = []
         for i in (0, 1):
+            if self.stand_ins[i] and self.called_ns[i] > 2 * STAND_IN_NS:
+                told.append(
+                    f"the small kernel on {self.names[i]} was done after {in_words(self.called_ns[i])}, and runs for "
+                    f"{in_words(STAND_IN_NS)}: other work is on its SMs; partitions with a fence, "
+                    "dev.partition(...), keep SMs free of it"
+                )
             if self.first_call_ns[i] > 3 * self.call_ns[i] + 1_000_000:
                 told.append(
                     f"the first call of {self.names[i]} took {in_words(self.first_call_ns[i])}, later ones "
