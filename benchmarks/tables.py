@@ -172,9 +172,11 @@ def partitions_table(result: Result, shown: Callable[[dict[str, float]], str]) -
 def proof(result: Result) -> str:
     """What the random layouts of the benchmark showed: it ends with an error where one was not isolated."""
     isolation = result["isolation"]
+    refused = f" {isolation['refused']} more that were drawn did not fit." if isolation["refused"] else ""
     return (
         f"{isolation['layouts']} random layouts ({isolation['contexts']} contexts) were verified by SM id: each "
         f"context ran on its own SMs alone, and in {isolation['concurrent']} layouts all contexts ran at the same time."
+        f"{refused}"
     )
 
 

@@ -5,11 +5,18 @@ Importing this package loads no driver and no framework: each public name is imp
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from cuda_gctx._lazy import lazy_names
 
 __version__ = "0.1.0"
+
+if find_spec("cuda_gctx._driver") is None:
+    raise ImportError(
+        f"{__path__[0]} holds the sources of cuda_gctx, and nothing is built in it: start Python in another folder, so "
+        "that the installed package is found"
+    )
 
 if TYPE_CHECKING:
     from cuda_gctx._context import Context as Context

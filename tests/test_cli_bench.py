@@ -52,7 +52,9 @@ def test_every_call_is_timed_raw_and_with_this_package() -> None:
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["command"] == "bench"
-    calls = {call["name"]: call["contestants"] for call in told["calls"]}
+    assert told["device"]["name"] == told["report"]["card"]
+    assert told["driver"] == told["report"]["cuda"]
+    calls = {call["name"]: call["contestants"] for call in told["report"]["calls"]}
     assert list(calls) == [call.name for call in CALLS]
     assert all("ns" in contestants["cuda_gctx"] for contestants in calls.values())
     assert {name for name, contestants in calls.items() if "ns" not in contestants.get("raw", {})} == {"is_green"}
@@ -66,7 +68,7 @@ def test_every_call_is_timed_raw_and_with_this_package() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("cuda.core") is None, reason="cuda.core is not installed here")
 def test_cuda_core_runs_on_the_driver_that_this_package_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_GCTX_DRIVER", "sim:b200@13.1")
-    told = json.loads(run("--quick", "--json").stdout)
+    told = json.loads(run("--quick", "--json").stdout)["report"]
     assert told["card"] == "NVIDIA B200 (simulated)"
     assert all("ns" in call["contestants"].get("cuda.core", {"ns": {}}) for call in told["calls"])
 
@@ -122,7 +124,7 @@ main()
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["imports"]
+    assert json.loads(done.stdout)["report"]["imports"]
 
 
 # ---- how it ends

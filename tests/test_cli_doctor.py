@@ -163,6 +163,14 @@ def test_versions_are_held_against_what_is_needed(
     assert (says in found["advice"]) if says else found["advice"] is None
 
 
+def test_cuda_core_without_what_it_runs_on_is_a_warning(dev: Device, installed: dict[str, str]) -> None:
+    installed["cuda-core"] = "1.2.2"
+    assert findings()["cuda-bindings"]["state"] == "warning"
+    assert "cuda-gctx[cu13]" in findings()["cuda-bindings"]["advice"]
+    installed["cuda-bindings"] = "13.3.1"
+    assert findings()["cuda-bindings"]["state"] == "ok"
+
+
 def test_cupy_is_found_under_the_names_of_its_wheels(dev: Device, installed: dict[str, str]) -> None:
     installed["cupy-cuda13x"] = "13.0"
     assert findings()["cupy-cuda13x"]["state"] == "warning"

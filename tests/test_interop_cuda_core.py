@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from cuda_gctx import sim
+from cuda_gctx import Device, sim
+from cuda_gctx.interop.cuda_core import core_stream
 
 PROGRAM = """
 import gc
@@ -73,6 +74,12 @@ assert ledger["misuse"] == [], ledger
 assert {found["kind"] for found in ledger["live"]} <= {"primary context retain"}, ledger
 print("as it should be")
 """
+
+
+def test_bindings_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, dev: Device) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(ImportError, match=r"this needs cuda-bindings 12\.0 or newer, which cannot be imported"):
+        core_stream(dev.context)
 
 
 @pytest.mark.sim_only

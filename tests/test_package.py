@@ -69,6 +69,16 @@ def test_import_takes_less_than_50_ms(module: str) -> None:
     assert min(float(run_python(code)) for _ in range(5)) < 0.050
 
 
+def test_the_sources_say_that_they_are_not_the_package(tmp_path: Path) -> None:
+    copied = tmp_path / "cuda_gctx"
+    copied.mkdir()
+    for name in ("__init__.py", "_lazy.py"):
+        (copied / name).write_bytes((PACKAGE / name).read_bytes())
+    ended = subprocess.run([sys.executable, "-c", "import cuda_gctx"], cwd=tmp_path, capture_output=True, text=True)
+    assert f"{copied} holds the sources of cuda_gctx, and nothing is built in it: start Python in" in ended.stderr
+    assert ended.returncode
+
+
 def test_every_extension_module_has_a_stub() -> None:
     modules = {path.name.split(".")[0] for path in PACKAGE.glob("*.so")} - {"libcuda_gctx"}
     assert modules

@@ -12,7 +12,7 @@ from cuda_gctx._call_costs import QUICK, Effort, measure_in_fresh_process
 from cuda_gctx._durations import spread
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import json_option, open_driver
-from cuda_gctx.cli._output import console, table, write_json
+from cuda_gctx.cli._output import console, on_what, table, write_json
 
 SIMULATED = "simulated: these are times of the software driver, not of a GPU, and nothing is compared\n"
 LEGEND = "Medians, and in brackets the 10th and the 90th percentile."
@@ -82,7 +82,8 @@ def bench(quick: bool, as_json: bool) -> None:
     """
     # What is missing is told here in one line; the process that measures would need many.
     open_driver()
-    Device(0).resources.sm  # noqa: B018
+    device = Device(0)
+    device.resources.sm  # noqa: B018
     try:
         result = measure_in_fresh_process(QUICK if quick else Effort())
     except CalledProcessError as error:
@@ -90,6 +91,6 @@ def bench(quick: bool, as_json: bool) -> None:
             f"the process that measures ended with status {error.returncode}: its own words are above"
         ) from None
     if as_json:
-        write_json("bench", result)
+        write_json("bench", {**on_what(device), "report": result})
     else:
         _show(result)

@@ -13,10 +13,13 @@ __all__ = ["core_stream"]
 
 # The first one whose names are stable.
 MINIMUM = "1.0"
+# It runs on cuda-bindings, and does not ask for it: the major version is that of the driver.
+BINDINGS = "12.0"
 
 
 def core_stream(target: Target) -> Any:
     """The stream of a partition, a context or a stream as a cuda.core.Stream, which keeps it and its context alive."""
+    load("cuda.bindings", "cuda-bindings", BINDINGS)
     core = load("cuda.core", "cuda-core", MINIMUM)
     stream = own_stream(target)
     device = core.Device(stream.device.device_id)
