@@ -139,12 +139,14 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         const ContextHandle& context() noexcept
         CUstream handle() noexcept
         cbool is_owned() noexcept
+        cbool is_made_here() noexcept
         cbool is_default() noexcept
         uint64_t id() except +raise_error
 
     ctypedef shared_ptr[StreamBox] StreamHandle
 
     StreamHandle create_stream(const ContextHandle&, optional[int], cbool) except +raise_error
+    StreamHandle kept_stream(const ContextHandle&, optional[int], size_t) except +raise_error
     StreamHandle adopt_stream(Runtime&, CUstream) except +raise_error
     int stream_priority(const StreamHandle&) except +raise_error
     cbool stream_is_nonblocking(const StreamHandle&) except +raise_error

@@ -2,13 +2,15 @@
 
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.memory cimport unique_ptr
+from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from cuda_gctx._context cimport Context, ContextOptions, new_green_context, wrap_context
 from cuda_gctx._core cimport SmResourcePtr, stream_is_capturing
+from cuda_gctx._core cimport kept_stream as c_kept_stream
 from cuda_gctx._resources cimport SMResource
-from cuda_gctx._stream cimport Stream
+from cuda_gctx._stream cimport Stream, StreamOptions
 
 
 cdef class Claim:
@@ -69,6 +71,23 @@ def retire(Context context not None):
     context._resources = None
     context._owner = None
     context.close_unless_pinned()
+
+
+def kept_stream(Context context not None, size_t number=0, priority=None):
+    """A stream of the context itself: the same one for all who ask for this number and priority.
+
+    The driver's stream lives as long as the context: code that has only its handle can go on using it.
+    """
+    cdef StreamOptions options = StreamOptions(priority=priority)
+    cdef Stream stream = Stream.__new__(Stream)
+    cdef optional[int] level
+    context.live()
+    if options.priority is not None:
+        level = <int>options.priority
+    stream._context = context
+    with nogil:
+        stream._box = c_kept_stream(context._box, level, number)
+    return stream
 
 
 def demand_not_current(Context context not None):

@@ -159,7 +159,7 @@ cdef class Stream:
 
     @property
     def is_owned(self):
-        """Whether closing it destroys the stream; False for an adopted one."""
+        """Whether closing it destroys the stream; False for an adopted one, and for one that its context keeps."""
         return self.usable().is_owned()
 
     @property
@@ -233,7 +233,7 @@ cdef class Stream:
         return use(self, library_sms)
 
     def close(self):
-        """Destroys the stream, or lets an adopted one go. Closing twice does nothing."""
+        """Destroys the stream if it is owned, else lets it go. Closing twice does nothing."""
         self.close_unless_pinned()
         self._owner = None
         self._context = None
@@ -266,6 +266,6 @@ cdef class Stream:
     def __repr__(self):
         if self._closing:
             return "<Stream: closed>"
-        kind = "" if self._box.get().is_owned() else ", adopted"
+        kind = "" if self._box.get().is_made_here() else ", adopted"
         context = self._box.get().context().get().id()
         return f"<Stream {<uintptr_t>self._box.get().handle():#x} of context {context}{kind}>"

@@ -22,13 +22,14 @@ from cuda_gctx._lease import (
     create_kept_context,
     demand_not_current,
     is_capturing,
+    kept_stream,
     lend,
     retire,
 )
 from cuda_gctx._probe import blocks_per_sm, max_cluster_size, max_clusters
 from cuda_gctx._resources import SMResource, SMResourceOptions
 from cuda_gctx._store import ContextStore, KeptContexts, Lease, MemoryUse, driver_and_device, memory_use, store
-from cuda_gctx._stream import Stream, StreamOptions
+from cuda_gctx._stream import Stream
 from cuda_gctx._table import ranges, table
 from cuda_gctx.verify import VerifyReport, verify
 
@@ -265,7 +266,7 @@ class Partition:
     static shared memory: an upper bound for others.
     """
 
-    __slots__ = ("_context", "_lease", "_lock", "_pools", "_position", "_requested", "_stream", "name")
+    __slots__ = ("_context", "_lease", "_lent", "_lock", "_pools", "_position", "_requested", "_stream", "name")
 
     def __init__(self, name: str, requested: object, position: int, lease: Lease) -> None:
         self.name = name
@@ -276,6 +277,7 @@ class Partition:
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._pools: dict[int | None, list[Stream]] = {}
+        self._lent: dict[int, int] = {}  # how many of the streams of each priority that the context keeps
 
     @property
     def context(self) -> Context:
@@ -311,11 +313,11 @@ class Partition:
 
     @property
     def stream(self) -> Stream:
-        """Its stream, made at first use."""
+        """Its stream. The context keeps it: its handle is valid as long as the context is, in the store too."""
         if self._stream is None:
             with self._lock:
                 if self._stream is None:
-                    self._stream = self.context.create_stream()
+                    self._stream = self._next_stream(None)
         if self._stream.is_closed:
             raise RuntimeError(f"the stream of partition {self.name} has been closed")
         return self._stream
@@ -323,12 +325,21 @@ class Partition:
     def stream_pool(self, number: int, priority: int | None = None) -> tuple[Stream, ...]:
         """So many streams of a priority (None: the lowest), the same ones each time."""
         _positive("number", number)
-        context = self.context
         with self._lock:
             pool = self._pools.setdefault(priority, [])
             while len(pool) < number:
-                pool.append(context.create_stream(StreamOptions(priority=priority)))
+                pool.append(self._next_stream(priority))
             return tuple(pool[:number])
+
+    def _next_stream(self, priority: int | None) -> Stream:
+        context, level = self.context, priority or 0
+        while True:
+            number = self._lent.get(level, 0)
+            stream = kept_stream(context, number, priority)
+            self._lent[level] = number + 1
+            # Somebody may have left a capture in it.
+            if not is_capturing(stream):
+                return stream
 
     def record(self, event: Event | None = None) -> Event:
         """Records `event`, or a new one, behind all work of all streams of the partition; returns it."""

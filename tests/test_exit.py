@@ -42,6 +42,14 @@ holder = Holder()
 holder.itself, holder.all = holder, [contexts, streams, event, holder]
 del contexts, streams, event, holder
 """,
+    "streams that their contexts keep": """
+import warnings
+from cuda_gctx._lease import kept_stream
+warnings.simplefilter("ignore")
+kept = [kept_stream(context, 1) for context in [dev.context, *contexts]]
+parts = dev.partition(8, 16)
+streams += [part.stream for part in parts]
+""",
     "threads": """
 local = threading.local()
 def work(context):

@@ -21,6 +21,7 @@ from cuda_gctx import (
     ResourceOverlapWarning,
     SMResourceOptions,
     SplitError,
+    Stream,
     WorkqueueResourceOptions,
     system,
 )
@@ -410,7 +411,47 @@ def test_the_same_sms_are_given_out_again(sim: Machines) -> None:
             assert parts.x.stream.is_done
     assert machine.calls("cuGreenCtxCreate") == made
     assert machine.memory()["free"] == free
+    assert len(machine.ledger().live_of("stream")) == 1
+
+
+def test_the_streams_of_a_context_are_lent_again_and_go_with_it(sim: Machines) -> None:
+    machine = sim("h200")
+    dev = Device(0)
+    handles = []
+    for _ in range(2):
+        with dev.partition(decode=16) as parts:
+            streams = [parts.decode.stream, *parts.decode.stream_pool(2), *parts.decode.stream_pool(1, priority=-1)]
+            assert len(set(streams)) == 4
+            assert parts.decode.stream_pool(1, priority=0)[0] not in streams
+            handles.append([stream.handle for stream in streams])
+            assert not any(stream.is_owned or "adopted" in repr(stream) for stream in streams)
+        assert all(stream.is_closed for stream in streams)
+    assert handles[0] == handles[1]
+    # Whoever has only the handle can go on until the store destroys the context.
+    assert Stream.from_handle(handles[0][0]).resources.sm.sm_count == 16
+    store.drop()
     assert machine.ledger().live_of("stream") == ()
+    assert machine.ledger().misuse == ()
+
+
+def test_a_stream_in_which_a_capture_was_left_is_not_lent_again(dev: Device) -> None:
+    raw = Raw()
+    with dev.partition(decode=16) as parts:
+        handle = parts.decode.stream.handle
+        raw.call("cuStreamBeginCapture_v2", ctypes.c_void_p(handle), 2)
+    with dev.partition(decode=16) as parts:
+        assert parts.decode.stream.handle != handle
+        assert parts.decode.stream_pool(1)[0].handle != handle
+        graph = ctypes.c_void_p()
+        raw.call("cuStreamEndCapture", ctypes.c_void_p(handle), ctypes.byref(graph))
+        raw.call("cuGraphDestroy", graph)
+
+
+def test_a_refused_priority_is_refused_again(dev: Device) -> None:
+    with dev.partition(decode=8) as parts:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="out of range"):
+                parts.decode.stream_pool(1, priority=-9)
 
 
 def test_the_store_has_a_bound_and_can_be_dropped(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:

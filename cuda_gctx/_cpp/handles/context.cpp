@@ -53,6 +53,7 @@ ContextBox::ContextBox(Runtime& runtime, int device, CUcontext handle, ContextKi
 ContextBox::~ContextBox() {
   // Before the driver can give the address to a new context.
   runtime_.contexts().drop_expired(handle_);
+  destroy_kept_streams();
   if (kind_ == ContextKind::primary && runtime_.is_usable()) {
     const CUresult result = runtime_.driver().cuDevicePrimaryCtxRelease(runtime_.device(device_));
     if (result != CUDA_SUCCESS) {
@@ -121,6 +122,7 @@ void ContextBox::release_if_unused() noexcept {
   }
   if (green) {
     runtime_.contexts().drop(handle_, this);
+    destroy_kept_streams();
   }
 }
 

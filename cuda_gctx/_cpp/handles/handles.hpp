@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -88,6 +89,11 @@ class ContextBox {
   SmResourcePtr sm_resource();
   CUdevResource workqueue_resource() const;
 
+  // Streams of the context itself, by priority and number. Who has only the handle of one can use it as long as the
+  // context exists.
+  CUstream kept_stream(int priority, std::size_t number);
+  void destroy_kept_streams() noexcept;
+
  private:
   friend class Reservation;
   friend class ContextUse;
@@ -106,6 +112,8 @@ class ContextBox {
   std::mutex query_mutex_;
   SmResourcePtr queried_;
   std::mutex green_mutex_;
+  std::mutex kept_mutex_;
+  std::map<int, std::vector<CUstream>> kept_;
   std::atomic<bool> closed_{false};
   std::atomic<int> current_uses_{0};
   std::atomic<int> uses_{0};
@@ -196,6 +204,7 @@ class StreamBox {
   void take(CUstream handle) noexcept { handle_ = handle; }
   const ContextUse& use() const noexcept { return use_; }
   std::optional<bool> nonblocking() const noexcept { return nonblocking_; }  // as it was made, if it was made here
+  bool is_made_here() const noexcept { return nonblocking_.has_value(); }
   const ContextHandle& context() const noexcept { return use_.context(); }
   CUstream handle() const noexcept { return handle_; }
   bool is_owned() const noexcept { return owned_; }
@@ -216,6 +225,7 @@ class StreamBox {
 };
 
 StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking);
+StreamHandle kept_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number);
 StreamHandle adopt_stream(Runtime& runtime, CUstream handle);
 int stream_priority(const StreamHandle& stream);
 bool stream_is_nonblocking(const StreamHandle& stream);

@@ -98,6 +98,9 @@ void Runtime::drop_caches() {
       primary.swap(state.primary);
     }
     probe.reset();  // it needs the primary context
+    if (primary) {
+      primary->destroy_kept_streams();  // others may hold it
+    }
   }
 }
 

@@ -1,4 +1,5 @@
 // Streams: made on any context without anything being current, or adopted from others.
+#include <functional>
 #include <utility>
 
 #include "handles/runtime.hpp"
@@ -49,7 +50,11 @@ void demand_no_capture(const StreamBox& stream, const char* what) {
   }
 }
 
-int checked_priority(const ContextHandle& context, int priority) {
+int checked_priority(const ContextHandle& context, std::optional<int> wanted) {
+  if (!wanted) {
+    return 0;
+  }
+  const int priority = *wanted;
   const PriorityRange range = context->runtime().priorities(context->device());
   if (priority < range.greatest || priority > range.least) {
     fail_value("stream priority " + std::to_string(priority) + " is out of range: the lowest is " +
@@ -75,7 +80,48 @@ CUcontext context_of_foreign(const Driver& driver, CUstream handle) {
   return context;
 }
 
+CUstream make_stream(const ContextBox& context, unsigned flags, int priority) {
+  const Driver& driver = context.runtime().driver();
+  CUstream handle = nullptr;
+  if (context.is_green() && driver.has(Feature::green_stream_create)) {
+    GCTX_CALL(driver, cuGreenCtxStreamCreate, &handle, context.green_handle(), flags, priority);
+  } else {
+    // Driver 12.4 knows no other way; a stream made while a green context is current belongs to it.
+    const CurrentScope scope(context);
+    GCTX_CALL(driver, cuStreamCreateWithPriority, &handle, flags, priority);
+  }
+  return handle;
+}
+
+void destroy_stream(const Driver& driver, CUstream handle) noexcept {
+  const CUresult result = driver.cuStreamDestroy(handle);
+  if (result != CUDA_SUCCESS) {
+    note_failure(driver.describe(result, "cuStreamDestroy").c_str());
+  }
+}
+
 }  // namespace
+
+CUstream ContextBox::kept_stream(int priority, std::size_t number) {
+  const std::lock_guard lock(kept_mutex_);
+  std::vector<CUstream>& streams = kept_[priority];
+  while (streams.size() <= number) {
+    streams.reserve(streams.size() + 1);  // so that nothing is lost if memory runs out
+    streams.push_back(make_stream(*this, CU_STREAM_NON_BLOCKING, priority));
+  }
+  return streams[number];
+}
+
+void ContextBox::destroy_kept_streams() noexcept {
+  const std::lock_guard lock(kept_mutex_);
+  for (const auto& [priority, streams] : std::exchange(kept_, {})) {
+    for (const CUstream stream : streams) {
+      if (runtime_.is_usable()) {
+        destroy_stream(runtime_.driver(), stream);
+      }
+    }
+  }
+}
 
 StreamBox::~StreamBox() {
   if (handle_ == nullptr) {
@@ -85,12 +131,8 @@ StreamBox::~StreamBox() {
   if (!is_default()) {
     runtime.streams().drop_expired(handle_);
   }
-  if (!owned_ || !runtime.is_usable()) {
-    return;
-  }
-  const CUresult result = runtime.driver().cuStreamDestroy(handle_);
-  if (result != CUDA_SUCCESS) {
-    note_failure(runtime.driver().describe(result, "cuStreamDestroy").c_str());
+  if (owned_ && runtime.is_usable()) {
+    destroy_stream(runtime.driver(), handle_);
   }
 }
 
@@ -105,25 +147,24 @@ std::uint64_t StreamBox::id() {
 }
 
 StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking) {
-  const Driver& driver = context->runtime().driver();
   ContextUse use(context);
   if (context->is_green() && !nonblocking) {
     fail_value("a stream of a green context is always non-blocking: leave nonblocking=True");
   }
   const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
-  const int level = priority ? checked_priority(context, *priority) : 0;
+  const int level = checked_priority(context, priority);
   auto box = std::make_shared<StreamBox>(std::move(use), true, nonblocking);
-  CUstream handle = nullptr;
-  if (context->is_green() && driver.has(Feature::green_stream_create)) {
-    GCTX_CALL(driver, cuGreenCtxStreamCreate, &handle, context->green_handle(), flags, level);
-  } else {
-    // Driver 12.4 knows no other way; a stream made while a green context is current belongs to it.
-    const CurrentScope scope(*context);
-    GCTX_CALL(driver, cuStreamCreateWithPriority, &handle, flags, level);
-  }
-  box->take(handle);
-  context->runtime().streams().put(handle, box);
+  box->take(make_stream(*context, flags, level));
+  context->runtime().streams().put(box->handle(), box);
   return box;
+}
+
+StreamHandle kept_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number) {
+  ContextUse use(context);
+  const CUstream handle = context->kept_stream(checked_priority(context, priority), number);
+  auto box = std::make_shared<StreamBox>(std::move(use), false, true);
+  box->take(handle);
+  return context->runtime().streams().settle(handle, std::move(box), std::mem_fn(&StreamBox::is_made_here));
 }
 
 StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
@@ -143,7 +184,7 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
     return box;
   }
   const std::uint64_t id = ask_id(driver, handle);
-  const auto is_same = [&](StreamBox& box) { return box.is_owned() || (id != 0 && box.id() == id); };
+  const auto is_same = [&](StreamBox& box) { return box.is_made_here() || (id != 0 && box.id() == id); };
   if (auto known = runtime.streams().find(handle, is_same)) {
     return known;
   }

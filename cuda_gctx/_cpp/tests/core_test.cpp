@@ -83,6 +83,32 @@ void a_stream_keeps_its_closed_context_alive() {
   CHECK(message_of<Error>([&] { green_context(runtime, split.groups[0], true); }).empty());
 }
 
+void the_streams_of_a_context_are_the_same_for_all_and_go_with_it() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
+  auto context = green_context(runtime, split.groups[0]);
+  auto first = kept_stream(context, std::nullopt, 0);
+  CHECK(kept_stream(context, 0, 0) == first);
+  CHECK(kept_stream(context, std::nullopt, 1)->handle() != first->handle());
+  CHECK(kept_stream(context, -1, 0)->handle() != first->handle());
+  CHECK(!first->is_owned());
+  const CUstream handle = first->handle();
+  first.reset();
+  CHECK(adopt_stream(runtime, handle)->context() == context);
+  auto again = kept_stream(context, std::nullopt, 0);
+  CHECK(again->handle() == handle);
+  // In use, the context outlives its being closed; without users its streams keep nothing.
+  context->close();
+  synchronize_stream(again);
+  CHECK(!message_of<Error>([&] { kept_stream(context, std::nullopt, 0); }).empty());
+  again.reset();
+  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[0], true); }).empty());
+  // Closing the driver takes those of the primary context along, whoever refers to it.
+  auto primary = runtime.primary(0);
+  kept_stream(primary, std::nullopt, 0);
+}
+
 void a_context_that_is_current_elsewhere_cannot_be_closed() {
   Machine machine("sim:h200@13.0");
   Runtime& runtime = machine.runtime();
@@ -137,6 +163,7 @@ int main() {
   groups_are_put_together_out_of_the_units_of_one_split();
   a_refused_split_names_one_that_fits();
   a_stream_keeps_its_closed_context_alive();
+  the_streams_of_a_context_are_the_same_for_all_and_go_with_it();
   a_context_that_is_current_elsewhere_cannot_be_closed();
   exclusive_contexts_do_not_share();
   objects_of_a_closed_driver_do_nothing();
