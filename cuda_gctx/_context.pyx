@@ -165,6 +165,7 @@ cdef class Context:
 
     @property
     def is_closed(self):
+        """Whether it was closed here; streams made before may still use it."""
         return self._closing or self._box.get().is_closed()
 
     @property
@@ -190,6 +191,7 @@ cdef class Context:
 
     @property
     def device(self):
+        """The device that it is on."""
         from cuda_gctx._device import Device
 
         return Device(self.live().device())

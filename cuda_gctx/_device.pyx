@@ -64,6 +64,7 @@ cdef class Device:
 
     @property
     def name(self):
+        """The name of the card."""
         self._runtime.demand_usable()
         return device_name(self._runtime[0], self.device_id).decode()
 
@@ -77,6 +78,7 @@ cdef class Device:
 
     @property
     def pci_bus_id(self):
+        """Its place on the PCI bus, as domain:bus:device.function."""
         self._runtime.demand_usable()
         return device_pci_bus_id(self._runtime[0], self.device_id).decode()
 

@@ -37,6 +37,7 @@ class SplitError(ValueError):
 
     @property
     def suggestion(self):
+        """A request that fits, as SMResourceOptions; None if there is none."""
         from cuda_gctx._resources import SMResourceOptions
 
         if self._groups is None:

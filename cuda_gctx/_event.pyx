@@ -98,6 +98,7 @@ cdef class Event:
 
     @property
     def context(self):
+        """The context that it belongs to."""
         from cuda_gctx._context import _context_of
 
         self.usable()
@@ -105,17 +106,20 @@ cdef class Event:
 
     @property
     def device(self):
+        """The device that it is on."""
         from cuda_gctx._device import Device
 
         return Device(self.usable().context().get().device())
 
     @property
     def is_timing_enabled(self):
+        """Whether it takes the time."""
         self.usable()
         return self._options.timing_enabled
 
     @property
     def is_blocking_sync(self):
+        """Whether `sync` sleeps instead of spinning."""
         self.usable()
         return self._options.blocking_sync
 
@@ -127,6 +131,7 @@ cdef class Event:
 
     @property
     def is_closed(self):
+        """Whether it has been closed."""
         return self._closing
 
     def sync(self):

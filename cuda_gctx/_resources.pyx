@@ -196,6 +196,7 @@ cdef class SMResource:
 
     @property
     def device(self):
+        """The device that it is of."""
         from cuda_gctx._device import Device
 
         return Device(self._sm.get().device)
@@ -300,6 +301,7 @@ cdef class WorkqueueResource:
 
     @property
     def device(self):
+        """The device that it is of."""
         from cuda_gctx._device import Device
 
         return Device(self._device)

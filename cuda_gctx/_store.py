@@ -139,10 +139,12 @@ class MemoryUse:
 
     @property
     def held_bytes(self) -> int:
+        """What the live contexts take."""
         return self.contexts * CONTEXT_BYTES
 
     @property
     def lost_bytes(self) -> int:
+        """What the driver did not give back for the destroyed ones."""
         return self.destroyed * CONTEXT_BYTES
 
 

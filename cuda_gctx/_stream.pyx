@@ -133,6 +133,7 @@ cdef class Stream:
 
     @property
     def device(self):
+        """The device that it is on."""
         from cuda_gctx._device import Device
 
         return Device(self.usable().context().get().device())
@@ -170,6 +171,7 @@ cdef class Stream:
 
     @property
     def is_closed(self):
+        """Whether it has been closed."""
         return self._closing
 
     def record(self, Event event=None, EventOptions options=None):

@@ -445,6 +445,7 @@ class Partitions:
 
     @property
     def device(self) -> Device:
+        """The device that is split."""
         return self._device
 
     @property
@@ -465,6 +466,7 @@ class Partitions:
 
     @property
     def is_closed(self) -> bool:
+        """Whether close() was called."""
         return self._closed
 
     def __getattr__(self, name: str) -> Partition:
@@ -621,6 +623,7 @@ class PartitionPool:
 
     @property
     def device(self) -> Device:
+        """The device that is split."""
         return self._device
 
     @property
@@ -630,6 +633,7 @@ class PartitionPool:
 
     @property
     def is_closed(self) -> bool:
+        """Whether close() was called."""
         return self._closed
 
     def get(self, layout: Layout | Mapping[str, Request] | Sequence[Request], *, stream: object = None) -> Partitions:

@@ -242,6 +242,14 @@ def test_a_block_that_raises_fails_its_page() -> None:
             run_page("a page", [Block("python", 1, "", source.splitlines())])
 
 
+def test_the_reference_is_that_of_the_package_and_leaves_no_call_without_words() -> None:
+    program = [sys.executable, str(REPOSITORY / "docs" / "reference.py"), "--check"]
+    check = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert check.returncode == 0, check.stderr
+    page = (REPOSITORY / "docs" / "reference.md").read_text()
+    assert re.findall(r"(?m)^\| `.*\).*` \|  \|$", page) == []
+
+
 def test_a_page_that_leaks_fails() -> None:
     source = "import ctypes, sys\nfrom cuda_gctx import Device, system\nDevice().set_current()\n"
     source += "ctypes.CDLL(system.driver_path).cuStreamCreate(ctypes.byref(ctypes.c_void_p()), 1)\n"
