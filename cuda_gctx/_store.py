@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, filterfalse
 
 from cuda_gctx._context import Context
 from cuda_gctx._device import Device
 from cuda_gctx._driver import before_driver_closes
 from cuda_gctx._errors import FeatureNotSupported
-from cuda_gctx._lease import Claim, context_counts, device_memory, driver_key
+from cuda_gctx._lease import Claim, context_counts, device_memory, driver_key, is_capturing, kept_stream
 from cuda_gctx._resources import SMResource
+from cuda_gctx._stream import Stream
 
-__all__ = ["ContextStore", "KeptContexts", "Lease", "MemoryUse", "driver_and_device", "memory_use", "store"]
+__all__ = [
+    "ContextStore",
+    "KeptContexts",
+    "Lease",
+    "MemoryUse",
+    "driver_and_device",
+    "lent_streams",
+    "memory_use",
+    "store",
+]
 
 # What a context takes of device memory, and what the driver does not give back when it is destroyed: measured on an
 # H200 with driver 13.0, the same for 8 and 120 SMs. The driver does not tell it.
@@ -89,14 +101,14 @@ class ContextStore:
         self._closed_drivers.add(key)
         self._drop(lambda kept: kept.key[0] == key)
 
-    def take(self, key: tuple[object, ...]) -> KeptContexts | None:
+    def _take(self, key: tuple[object, ...]) -> KeptContexts | None:
         with self._lock:
             for position in range(len(self._kept) - 1, -1, -1):
                 if self._kept[position].key == key:
                     return self._kept.pop(position)
         return None
 
-    def put(self, kept: KeptContexts) -> None:
+    def _put(self, kept: KeptContexts) -> None:
         if any(context.is_closed for context in kept.contexts):
             kept.close()
             return
@@ -180,6 +192,15 @@ class Lease:
         self.release.atexit = False
 
 
+def lent_streams(context: Context, priority: int | None = None) -> Iterator[Stream]:
+    """The streams of a priority that a context keeps, one after the other, the same ones for each of its users.
+
+    Their handles are good as long as the context is: a framework has nothing else, and uses them as long as it likes.
+    """
+    # An iterator that goes on after an error; without the streams in which somebody has left a capture.
+    return filterfalse(is_capturing, map(partial(kept_stream, context, priority=priority), count()))
+
+
 def _give_back(kept: KeptContexts, place: Claim) -> None:
     place.release()
-    store.put(kept)
+    store._put(kept)

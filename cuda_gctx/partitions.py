@@ -22,13 +22,21 @@ from cuda_gctx._lease import (
     create_kept_context,
     demand_not_current,
     is_capturing,
-    kept_stream,
     lend,
     retire,
 )
 from cuda_gctx._probe import blocks_per_sm, max_cluster_size, max_clusters
 from cuda_gctx._resources import SMResource, SMResourceOptions
-from cuda_gctx._store import ContextStore, KeptContexts, Lease, MemoryUse, driver_and_device, memory_use, store
+from cuda_gctx._store import (
+    ContextStore,
+    KeptContexts,
+    Lease,
+    MemoryUse,
+    driver_and_device,
+    lent_streams,
+    memory_use,
+    store,
+)
 from cuda_gctx._stream import Stream
 from cuda_gctx._table import ranges, table
 from cuda_gctx.verify import VerifyReport, verify
@@ -213,7 +221,7 @@ def _open(
     whole = device.resources.sm
     _refuse_missing_workqueues(device, layout)
     key = (*driver_and_device(whole, device), layout.specs)
-    kept = store.take(key)
+    kept = store._take(key)
     place = None
     try:
         if kept is None:
@@ -230,7 +238,7 @@ def _open(
         if place is not None:
             place.release()
         if kept is not None:
-            store.put(kept)
+            store._put(kept)
         raise
 
 
@@ -277,7 +285,7 @@ class Partition:
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._pools: dict[int | None, list[Stream]] = {}
-        self._lent: dict[int, int] = {}  # how many of the streams of each priority that the context keeps
+        self._lent: dict[int, Iterator[Stream]] = {}
 
     @property
     def context(self) -> Context:
@@ -333,13 +341,9 @@ class Partition:
 
     def _next_stream(self, priority: int | None) -> Stream:
         context, level = self.context, priority or 0
-        while True:
-            number = self._lent.get(level, 0)
-            stream = kept_stream(context, number, priority)
-            self._lent[level] = number + 1
-            # Somebody may have left a capture in it.
-            if not is_capturing(stream):
-                return stream
+        if level not in self._lent:
+            self._lent[level] = lent_streams(context, priority)
+        return next(self._lent[level])
 
     def record(self, event: Event | None = None) -> Event:
         """Records `event`, or a new one, behind all work of all streams of the partition; returns it."""

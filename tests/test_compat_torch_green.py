@@ -5,11 +5,15 @@ On the software driver torch is played by a stand-in (see stand_in_torch.py); on
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +21,7 @@ import pytest
 
 from cuda_gctx import (
     Context,
+    CUDAError,
     Device,
     FeatureNotSupported,
     ResourceOverlapError,
@@ -29,6 +34,7 @@ from cuda_gctx.compat.torch_green import GreenContext
 from cuda_gctx.partitions import store
 
 from .common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, finish, on_another_thread, refusal, run_python
+from .raw import Raw
 from .stand_in_torch import StandInTorch
 
 LONG = 100_000_000  # cycles: tens of milliseconds
@@ -53,6 +59,23 @@ def fresh(dev: Device) -> Iterator[Device]:
     store.drop()
     yield dev
     gc.collect()
+
+
+@pytest.fixture
+def machine(sim: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A simulated machine whose ledger can be read, with what plays torch there."""
+    made = sim("h200")
+    stand_in = StandInTorch()
+    stand_in._C = SimpleNamespace(_cuda_hasPrimaryContext=lambda device: True)
+    monkeypatch.setitem(sys.modules, "torch", stand_in)
+    yield SimpleNamespace(ledger=made.ledger, fail=made.fail, torch=stand_in)
+    stand_in.close()
+    gc.collect()
+
+
+def streams_alive(machine: Any) -> int:
+    """But for the default stream of the stand-in."""
+    return len(machine.ledger().live_of("stream")) - 1
 
 
 def sm_ids(stream: Any) -> set[int]:
@@ -81,6 +104,7 @@ def test_the_number_of_sms_is_rounded_up(torch: Any, sim: Any, driver: str, aske
     assert ctx.sm_count == given
     assert ctx.context.sm_count == given
     assert Stream(ctx.Stream()).resources.sm.sm_count == given
+    assert ctx.device_id == 0
     assert str(given) in repr(ctx)
 
 
@@ -125,7 +149,9 @@ def test_without_a_number_the_device_is_torchs_current_one(sim: Any, monkeypatch
     stand_in._C = SimpleNamespace(_cuda_hasPrimaryContext=lambda device: True)
     monkeypatch.setitem(sys.modules, "torch", stand_in)
     stand_in.cuda.current_device = lambda: 1
-    assert GreenContext.create(num_sms=16).context.device == Device(1)
+    ctx = GreenContext.create(num_sms=16)
+    assert ctx.context.device == Device(1)
+    assert ctx.device_id == 1
     stand_in.close()
 
 
@@ -471,19 +497,63 @@ def test_a_closed_context_is_refused(torch: Any, dev: Device) -> None:
     ctx.close()
     assert ctx.is_closed
     assert "closed" in repr(ctx)
-    for use in (ctx.set_context, ctx.Stream, lambda: ctx.context, ctx.__enter__):
+    for use in (ctx.set_context, ctx.Stream, lambda: ctx.context, lambda: ctx.device_id, ctx.__enter__):
         assert "create another one" in str(refusal(RuntimeError, use))
 
 
-def test_a_closed_context_has_no_streams(torch: Any, sim: Any) -> None:
-    machine = sim("h200")
-    ctx = GreenContext.create(num_sms=16)
-    for _ in range(34):
-        ctx.Stream()
+def test_streams_stay_with_the_context_and_are_given_again(machine: Any) -> None:
+    given = []
+    for _ in range(2):
+        ctx = GreenContext.create(num_sms=16)
+        with ctx:
+            inside = machine.torch.cuda.current_stream()
+        given.append([inside.cuda_stream, *(ctx.Stream().cuda_stream for _ in range(34))])
+        ctx.close()
+    assert given[0] == given[1]
+    assert len(set(given[0])) == 33
+    assert streams_alive(machine) == 33
+    store.drop()
+    assert streams_alive(machine) == 0
+    assert machine.ledger().misuse == ()
 
-    assert len(machine.ledger().live_of("stream")) == 33
+
+def test_a_handle_is_good_until_the_store_destroys_the_context(machine: Any) -> None:
+    def forward() -> int:
+        with GreenContext.create(num_sms=16):
+            handle: int = machine.torch.cuda.current_stream().cuda_stream
+            return handle
+
+    # All that torch knows when it runs backward.
+    handle = forward()
+    gc.collect()
+    stream = Stream.from_handle(handle)
+    assert stream.resources.sm.sm_count == 16
+    stream.record().sync()
+    del stream
+    store.drop()
+    assert streams_alive(machine) == 0
+    assert machine.ledger().misuse == ()
+
+
+def test_a_stream_in_which_a_capture_was_left_is_not_given_again(torch: Any, fresh: Device) -> None:
+    raw = Raw()
+    ctx = GreenContext.create(num_sms=16)
+    left = ctx.Stream().cuda_stream
+    raw.call("cuStreamBeginCapture_v2", ctypes.c_void_p(left), 2)
     ctx.close()
-    assert machine.ledger().live_of("stream") == ()
+    ctx = GreenContext.create(num_sms=16)
+    assert left not in [ctx.Stream().cuda_stream for _ in range(33)]
+    graph = ctypes.c_void_p()
+    raw.call("cuStreamEndCapture", ctypes.c_void_p(left), ctypes.byref(graph))
+    raw.call("cuGraphDestroy", graph)
+
+
+def test_a_stream_that_could_not_be_made_can_be_asked_for_again(machine: Any) -> None:
+    ctx = GreenContext.create(num_sms=16)
+    machine.fail("cuGreenCtxStreamCreate", nth=1)
+    with pytest.raises(CUDAError):
+        ctx.Stream()
+    assert Stream(ctx.Stream()).resources.sm.sm_count == 16
 
 
 def test_an_active_context_cannot_be_closed(torch: Any, dev: Device) -> None:
@@ -526,6 +596,39 @@ def test_contexts_are_made_once_however_often_they_are_created(torch: Any, fresh
         round_trip(number % 2 == 0)
         gc.collect()
     assert context_counts(fresh.resources.sm) == made
+
+
+def test_the_module_tells_that_it_is_supported() -> None:
+    from cuda_gctx.compat.torch_green import SUPPORTED
+
+    assert SUPPORTED is True
+
+
+def test_torchs_tests_find_the_drop_in_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "torch" / "cuda").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").write_text("from . import cuda\n")
+    (tmp_path / "torch" / "cuda" / "__init__.py").write_text("from .green_contexts import GreenContext\n")
+    (tmp_path / "torch" / "cuda" / "green_contexts.py").write_text("class GreenContext: pass\n")
+    theirs = tmp_path / "test_matmul.py"
+    theirs.write_text(
+        "import torch\n"
+        "from torch.cuda.green_contexts import GreenContext\n"
+        "def test_greencontext():\n"
+        "    assert GreenContext.__module__ == 'cuda_gctx.compat.torch_green'\n"
+        "    assert GreenContext is torch.cuda.GreenContext is torch.cuda.green_contexts.GreenContext\n"
+        "def test_something_else():\n"
+        "    raise AssertionError\n"
+    )
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / "hardware" / "upstream_tests.py", "--torch", theirs],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed, 1 deselected" in done.stdout
 
 
 def test_the_module_does_not_import_torch() -> None:

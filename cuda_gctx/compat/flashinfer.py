@@ -7,16 +7,19 @@ contexts that are still alive. The contexts live as long as a stream of their sp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from operator import index
 from typing import Any
 
+from cuda_gctx._context import ContextOptions
 from cuda_gctx._device import Device
 from cuda_gctx._errors import SplitError
-from cuda_gctx._layout import Layout
-from cuda_gctx._resources import SMResource
+from cuda_gctx._lease import capturing_stream, create_kept_context, lend
+from cuda_gctx._resources import SMResource, SMResourceOptions
+from cuda_gctx._store import KeptContexts, driver_and_device, lent_streams
+from cuda_gctx.compat._common import lease, torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
-from cuda_gctx.partitions import partition
 
 __all__ = [
     "SMCounts",
@@ -51,11 +54,10 @@ def _split_resource(sms: SMResource) -> SplitResource:
 
 
 def _device(dev: Any) -> Device:
-    torch = load_torch()
-    asked = torch.device(dev)
+    asked = load_torch().device(dev)
     if asked.type != "cuda":
         raise ValueError(f"SMs are split on a cuda device, not on {asked}")
-    return Device(torch.cuda.current_device() if asked.index is None else asked.index)
+    return torch_device(asked.index)
 
 
 def get_compute_capability(device: Any) -> tuple[int, int]:
@@ -72,19 +74,64 @@ def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
     raise ValueError(f"there is no device of compute capability {major}.{minor} here to ask")
 
 
-def _split(dev: Any, counts: Sequence[int]) -> tuple[list[Any], list[SplitResource]]:
-    device = _device(dev)
+def _chain(whole: SMResource, counts: Sequence[int]) -> list[SMResource]:
+    """Each group split off what the ones before it left, and the remainder."""
+    groups = []
+    rest = whole
+    for count in counts:
+        [group], rest = rest.split(SMResourceOptions([count]))
+        groups.append(group)
+    return [*groups, rest]
+
+
+def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[SMResource]:
+    """The groups and the remainder."""
+    grain = whole.coscheduled_alignment
+    # Rounded for the device, because what is left over has a finer grain; and what is too many is made no larger.
+    least, most = whole.min_partition_size, whole.sm_count + 1
+    rounded = [-(-min(max(count, least), most) // grain) * grain for count in counts]
     try:
-        parts = partition(device, Layout(*counts))
-    except SplitError as error:
-        raise RuntimeError(f"Insufficient SMs: {error}") from error
-    if parts.rest is None:
+        groups, rest = whole.split(SMResourceOptions(rounded))
+        return [*groups, rest]
+    except SplitError as refusal:
+        if chained and sum(rounded) < whole.sm_count:
+            with suppress(SplitError):
+                return _chain(whole, rounded)
+        raise RuntimeError(f"Insufficient SMs: {refusal}") from refusal
+
+
+def _make(key: tuple[object, ...], whole: SMResource, counts: Sequence[int], *, chained: bool) -> KeptContexts:
+    capturing = capturing_stream(whole)
+    if capturing is not None:
+        raise RuntimeError(f"{capturing} is capturing a graph: split the device before that")
+    groups = _groups(whole, counts, chained=chained)
+    if groups[-1].sm_count == 0:
         raise RuntimeError(
-            f"Insufficient SMs: groups of {[part.sm_count for part in parts]} leave none of {device.sm_count} for the "
-            "remainder, which is a group as well: ask for fewer"
+            f"Insufficient SMs: groups of {[group.sm_count for group in groups[:-1]]} leave none of {whole.sm_count} "
+            "for the remainder, which is a group as well: ask for fewer"
         )
-    # Each stream keeps the contexts of the whole split: nothing else refers to the partitions from here on.
-    return [torch_stream(part.stream) for part in parts], [_split_resource(part.context.resources.sm) for part in parts]
+    contexts = []
+    with ExitStack() as undoing:
+        for group in groups:
+            context = create_kept_context(whole.device.device_id, ContextOptions([group]))
+            undoing.callback(context.close)
+            contexts.append(context)
+        undoing.pop_all()
+    return KeptContexts(key, groups, contexts)
+
+
+def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[list[Any], list[SplitResource]]:
+    """chained: where one split does not serve, a chain of splits may, which is what FlashInfer makes of counts."""
+    whole = device.resources.sm
+    key = (*driver_and_device(whole, device), __name__, chained, *counts)
+    names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
+    used = lease(key, lambda: _make(key, whole, counts, chained=chained), names, stacklevel=3)
+    # Each stream keeps the contexts of the whole split: nothing else refers to them from here on.
+    contexts = [lend(context, used) for context in used.kept.contexts]
+    return (
+        [torch_stream(next(lent_streams(context))) for context in contexts],
+        [_split_resource(context.resources.sm) for context in contexts],
+    )
 
 
 def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[list[Any], list[SplitResource]]:
@@ -97,8 +144,9 @@ def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[l
         raise ValueError(f"num_groups must be positive, not {groups}")
     if least < 0:
         raise ValueError(f"min_count must not be negative, not {least}")
-    # 0 asks for the smallest groups, as it does in the driver.
-    return _split(dev, [max(least, 1)] * groups)
+    device = _device(dev)
+    # One group more than there are SMs is too many already.
+    return _split(device, [least] * min(groups, device.sm_count + 1), chained=False)
 
 
 def split_device_green_ctx_by_sm_count(dev: Any, sm_counts: Sequence[int]) -> tuple[list[Any], list[SplitResource]]:
@@ -113,4 +161,4 @@ def split_device_green_ctx_by_sm_count(dev: Any, sm_counts: Sequence[int]) -> tu
     for count in counts:
         if count <= 0:
             raise ValueError(f"SM count must be positive, got {count}")
-    return _split(dev, counts)
+    return _split(_device(dev), counts, chained=True)

@@ -16,14 +16,18 @@ from typing import Any
 from cuda_gctx._context import Context, ContextOptions
 from cuda_gctx._device import Device
 from cuda_gctx._driver import before_driver_closes
-from cuda_gctx._errors import ResourceOverlapError, ResourceOverlapWarning, SplitError
+from cuda_gctx._errors import ResourceOverlapError, SplitError
 from cuda_gctx._lease import claim, create_kept_context, demand_not_current, lend, retire
 from cuda_gctx._resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
-from cuda_gctx._store import KeptContexts, Lease, driver_and_device, store
+from cuda_gctx._store import KeptContexts, Lease, driver_and_device, lent_streams
 from cuda_gctx._stream import Stream
+from cuda_gctx.compat._common import lease, torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
 
-__all__ = ["GreenContext"]
+__all__ = ["SUPPORTED", "GreenContext"]
+
+# As in torch: whether the class is there. What a driver lacks, create() tells.
+SUPPORTED = True
 
 _SCOPES = {"device_ctx": "device_ctx", "balanced": "green_ctx_balanced"}
 # As many as torch's class has: further ones are the first ones again.
@@ -119,27 +123,16 @@ def _lease(
     with _choosing:
         choice = _choose(device, num_sms, exclusive=exclusive)
         key = (*driver_and_device(choice.resources[0], device), _NAME, choice.kind, workqueue)
-        kept = store.take(key)
-        place = None
-        try:
-            if kept is None:
-                if exclusive:
-                    # Refuses before anything is made; what counts is the claim below.
-                    claim(choice.resources, [_NAME] * len(choice.resources), True, 0).release()
-                options = ContextOptions([*choice.resources, *queues], name=_NAME)
-                made = create_kept_context(device.device_id, options)
-                kept = KeptContexts(key, [made.resources.sm], [made])
-            place = claim(kept.groups, [_NAME], exclusive, 0)
-            if place.overlap_report:
-                told = f"{place.overlap_report}; or create it with exclusive=True"
-                warnings.warn(told, ResourceOverlapWarning, stacklevel)
-            return Lease(kept, place)
-        except BaseException:
-            if place is not None:
-                place.release()
-            if kept is not None:
-                store.put(kept)
-            raise
+
+        def make() -> KeptContexts:
+            if exclusive:
+                # Refuses before anything is made; what counts is the claim of the lease.
+                claim(choice.resources, [_NAME] * len(choice.resources), True, 0).release()
+            made = create_kept_context(device.device_id, ContextOptions([*choice.resources, *queues], name=_NAME))
+            return KeptContexts(key, [made.resources.sm], [made])
+
+        advice = "; or create it with exclusive=True"
+        return lease(key, make, [_NAME], exclusive=exclusive, advice=advice, stacklevel=stacklevel + 1)
 
 
 # ---- what is active on a thread
@@ -196,7 +189,7 @@ class GreenContext:
     @staticmethod
     def max_workqueue_concurrency(device_id: int | None = None) -> int:
         """The concurrency limit of a device's workqueues (driver 13.1 and newer)."""
-        return _device(load_torch(), device_id).resources.workqueue.concurrency_limit
+        return torch_device(device_id).resources.workqueue.concurrency_limit
 
     def _make(
         self, num_sms: int | None, scope: str | None, limit: int | None, device_id: int | None, *, exclusive: bool
@@ -213,19 +206,19 @@ class GreenContext:
             raise RuntimeError("num_sms and workqueue_scope are both missing: give one of them, or both")
         if not isinstance(exclusive, bool):
             raise TypeError(f"exclusive must be a bool, not {type(exclusive).__name__}")
-        device = _device(torch, device_id)
+        device = torch_device(device_id)
         if not torch._C._cuda_hasPrimaryContext(device.device_id):
             warnings.warn(
                 f"device {device.device_id} has no primary context, which every green context needs, and now gets one: "
                 "let torch use the device before a GreenContext is made",
                 stacklevel=3,
             )
-        lease = _lease(device, num_sms, workqueue, exclusive=exclusive, stacklevel=4)
-        self._lease = lease
-        self._context = lend(lease.kept.contexts[0], lease)
+        self._lease = _lease(device, num_sms, workqueue, exclusive=exclusive, stacklevel=3)
+        self._context = lend(self._lease.kept.contexts[0], self._lease)
         self._sm_count = self._context.sm_count
         self._lock = threading.Lock()
-        self._own_stream = self._context.create_stream()
+        self._unused_streams = lent_streams(self._context)
+        self._own_stream = next(self._unused_streams)
         self._streams: list[Stream] = []
         self._given = 0
 
@@ -239,6 +232,11 @@ class GreenContext:
     def sm_count(self) -> int:
         """How many SMs it has: `num_sms`, rounded up to what the device can give."""
         return self._sm_count
+
+    @property
+    def device_id(self) -> int:
+        """The number of its device."""
+        return self.context.device.device_id
 
     @property
     def is_closed(self) -> bool:
@@ -285,7 +283,7 @@ class GreenContext:
         with self._lock:
             self._demand_open()
             if len(self._streams) < _STREAMS:
-                self._streams.append(self._context.create_stream())
+                self._streams.append(next(self._unused_streams))
             stream = self._streams[self._given % _STREAMS]
             self._given += 1
             return torch_stream(stream)
@@ -325,13 +323,6 @@ class GreenContext:
         if self.is_closed:
             return "<GreenContext: closed>"
         return f"<GreenContext: {self.sm_count} SMs of device {self._context.device.device_id}>"
-
-
-def _device(torch: Any, device_id: int | None) -> Device:
-    try:
-        return Device(torch.cuda.current_device() if device_id is None else device_id)
-    except ValueError as error:
-        raise RuntimeError(str(error)) from None
 
 
 def _record(torch: Any, inner: Any, passed: list[Any]) -> None:

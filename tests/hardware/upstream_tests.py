@@ -1,0 +1,60 @@
+"""Runs FlashInfer's and torch's own tests of green contexts on the drop-ins of this package.
+
+    python tests/hardware/upstream_tests.py --flashinfer FILE --torch FILE
+
+FILE is tests/utils/test_green_ctx.py of FlashInfer, test/test_matmul_cuda.py of torch (of which the tests with "green"
+in their names are run). They stay as they are: the drop-ins stand where the files import the originals from. Needs
+pytest, a GPU, torch and what the files import besides, but not FlashInfer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def put_in_flashinfers_place() -> None:
+    package = ModuleType("flashinfer")
+    package.green_ctx = import_module("cuda_gctx.compat.flashinfer")  # type: ignore[attr-defined]
+    sys.modules["flashinfer"] = package
+    sys.modules["flashinfer.green_ctx"] = package.green_ctx
+
+
+def put_in_torchs_place() -> None:
+    drop_in = import_module("cuda_gctx.compat.torch_green").GreenContext
+    # The class alone: torch's tests ask the rest of the module what the driver has.
+    for module in ("torch.cuda", "torch.cuda.green_contexts"):
+        import_module(module).GreenContext = drop_in  # type: ignore[attr-defined]
+
+
+def run(file: Path, *options: str) -> int:
+    """Without the settings and the conftest.py beside the file, which are made for the whole of the other project."""
+    alone = ["-c", os.devnull, "--rootdir", str(file.parent), "--noconftest", "-p", "no:cacheprovider"]
+    return int(pytest.main([str(file), "-v", "-rs", *alone, *options]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--flashinfer", type=Path, metavar="FILE", help="FlashInfer's tests/utils/test_green_ctx.py")
+    parser.add_argument("--torch", type=Path, metavar="FILE", help="torch's test/test_matmul_cuda.py")
+    arguments = parser.parse_args()
+    if arguments.flashinfer is None and arguments.torch is None:
+        parser.error("name at least one file")
+    codes = []
+    if arguments.flashinfer is not None:
+        put_in_flashinfers_place()
+        codes.append(run(arguments.flashinfer.resolve()))
+    if arguments.torch is not None:
+        put_in_torchs_place()
+        codes.append(run(arguments.torch.resolve(), "-k", "green"))
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
