@@ -84,6 +84,7 @@ class StandInTorch(ModuleType):
             current_device=lambda: self._state()[0],
             current_stream=self._current_stream,
             default_stream=lambda device: TorchStream(0, device),
+            set_stream=self._set_stream,
             stream=self._use_stream,
         )
 
@@ -101,11 +102,15 @@ class StandInTorch(ModuleType):
             number = device if isinstance(device, int) else device.index
         return self.cuda.Stream(streams[number], number)
 
+    def _set_stream(self, stream: Any) -> None:
+        state = self._state()
+        state[0], state[1][stream.device.index] = stream.device.index, stream.cuda_stream
+
     @contextmanager
     def _use_stream(self, stream: Any) -> Iterator[None]:
         state = self._state()
         before = state[0], state[1][stream.device.index]
-        state[0], state[1][stream.device.index] = stream.device.index, stream.cuda_stream
+        self._set_stream(stream)
         try:
             yield
         finally:

@@ -14,9 +14,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cuda_gctx import ContextOptions, Device, SMResourceOptions
+from cuda_gctx import ContextOptions, Device, SMResourceOptions, Stream
 from cuda_gctx.interop._frameworks import current_stream_of_frameworks
 from cuda_gctx.interop.cupy import use
+
+from .common import refusal
 
 pytestmark = pytest.mark.sim_only
 
@@ -117,3 +119,26 @@ def test_contexts_and_streams_have_the_blocks_too(cupy: Any, dev: Device) -> Non
         with parts[0].context.cupy() as inside:
             assert cupy.cuda.get_current_stream() is inside
         del inside, block
+
+
+def test_blocks_left_in_a_wrong_order_leave_cupy_where_it_was(cupy: Any, dev: Device) -> None:
+    with dev.partition(16, 16) as parts:
+        handles = [part.stream.handle for part in parts[:2]]
+        first, second = (use(part) for part in parts[:2])
+        first.__enter__()
+        second.__enter__()
+        assert "yield inside a block" in str(refusal(RuntimeError, lambda: first.__exit__(None, None, None)))
+        assert cupy.cuda.get_current_stream().ptr == handles[1]
+        second.__exit__(None, None, None)
+        assert cupy.cuda.get_current_stream().ptr == 0
+        with first, second, first as inside:  # to be used again
+            assert cupy.cuda.get_current_stream() is inside
+        del inside
+
+
+def test_cupy_is_not_given_the_default_stream_of_a_green_context(cupy: Any, dev: Device) -> None:
+    with dev.partition(16) as parts, parts[0].context.current():
+        stream = Stream.from_handle(1)
+        for block in (current_stream_of_frameworks(stream), use(stream)):
+            assert "another stream of the context" in str(refusal(ValueError, block.__enter__))
+        stream.close()

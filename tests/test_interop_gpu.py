@@ -179,6 +179,43 @@ def test_torch_captures_a_block_in_a_graph_and_replays_it(torch: Any, parts: Par
         assert c.eq(2 * (value + 1) + 1).all()
 
 
+@pytest.mark.parametrize(
+    ("form", "in_partition"), [("block in capture", True), ("stream given", True), ("capture in block", False)]
+)
+def test_a_graph_runs_in_the_partition_if_it_was_captured_there(
+    torch: Any, cupy: Any, parts: Partitions, form: str, in_partition: bool
+) -> None:
+    where = cupy.RawKernel(KERNEL, "where")
+    seen = cupy.zeros(BLOCKS, cupy.uint32)
+    cupy.cuda.get_current_stream().synchronize()
+
+    def launch() -> None:
+        # CuPy's newer object for it would destroy torch's stream.
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream, 0):
+            where((BLOCKS,), (32,), (seen,))
+
+    with use(parts.first):
+        launch()  # loads the kernel, which a capture does not allow
+    torch.cuda.synchronize()
+    seen.fill(0xFFFF)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    if form == "block in capture":
+        with torch.cuda.graph(graph), use(parts.first):
+            launch()
+    elif form == "stream given":
+        with use(parts.first) as stream, torch.cuda.graph(graph, stream=stream):
+            launch()
+    else:
+        with use(parts.first), torch.cuda.graph(graph):
+            launch()
+    graph.replay()
+    torch.cuda.synchronize()
+    ran = set(cupy.asnumpy(seen).tolist())
+    assert 0xFFFF not in ran
+    assert (ran <= set(parts.first.sm_ids)) == in_partition
+
+
 def test_torch_runs_backward_on_the_stream_of_forward(torch: Any, parts: Partitions) -> None:
     seen = []
 
@@ -332,6 +369,57 @@ def test_torch_backward_outside_the_block_reuses_no_memory(torch: Any, parts: Pa
         total += x.grad[0]
         del x, y
     assert total.item() == 2 * sum(range(8))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_torch_keeps_what_a_branch_of_backward_reads_if_it_was_recorded(
+    torch: Any, parts: Partitions, recorded: bool
+) -> None:
+    made = []
+
+    class Sine(torch.autograd.Function):
+        """Its backward reads late what it has saved."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            torch.cuda._sleep(LONG)
+            return gradient * x.cos()
+
+    class Thrice(torch.autograd.Function):
+        """Its backward, which comes next, takes all memory that is free on its stream, and writes there at once."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return 3 * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            made.extend(torch.full_like(gradient, 3.0) for _ in range(64))
+            return 3 * gradient
+
+    torch.cuda.empty_cache()
+    x = torch.full((SIZE,), 0.5, device="cuda:0", requires_grad=True)
+    a, b = 2 * x, Thrice.apply(x)
+    begin, size = a.data_ptr(), a.nbytes
+    with use(parts.first) as stream:
+        y = Sine.apply(a)
+    if recorded:
+        a.record_stream(stream)
+    z = b.cos()
+    del a, b
+    (y + z).sum().backward()
+    if recorded:
+        expected = 2 * torch.cos(2 * x) - 3 * torch.sin(3 * x)
+        assert torch.allclose(x.grad, expected)
+    else:  # the memory is given away while it is still read
+        assert any(abs(other.data_ptr() - begin) < size for other in made)
+    torch.cuda.synchronize()
 
 
 def test_a_stream_is_made_current_for_torch_and_cupy(torch: Any, cupy: Any, parts: Partitions) -> None:

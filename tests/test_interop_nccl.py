@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ class StandInDistributed(SimpleNamespace):
     def __init__(self, torch: Any) -> None:
         super().__init__()
         self.torch = torch
-        self.made: list[tuple[Any, dict[str, Any]]] = []
+        self.made: list[dict[str, Any]] = []
         self.reduced_on: list[int] = []
         self.GroupMember = SimpleNamespace(NON_GROUP_MEMBER=object())
         self.ProcessGroupNCCL = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
@@ -39,8 +40,16 @@ class StandInDistributed(SimpleNamespace):
     def is_nccl_available(self) -> bool:
         return True
 
-    def new_group(self, ranks: Any, **options: Any) -> Any:
-        self.made.append((ranks, options))
+    def new_group(
+        self,
+        ranks: Any = None,
+        timeout: Any = None,
+        backend: Any = None,
+        pg_options: Any = None,
+        use_local_synchronization: bool = False,
+        group_desc: Any = None,
+    ) -> Any:
+        self.made.append({name: value for name, value in locals().items() if name != "self"})
         Device(0).set_current()
         return "group" if self.is_member else self.GroupMember.NON_GROUP_MEMBER
 
@@ -98,9 +107,9 @@ def test_a_group_is_made_and_connected_in_the_partition_and_leaves_current_what_
         with parts[0].context.current():
             assert new_group(parts[0], [0], group_desc="words") == "group"
             assert parts[0].context.is_current
-        [(ranks, options)] = distributed.made
-        assert (ranks, options["backend"], options["group_desc"]) == ([0], "nccl", "words")
-        assert options["pg_options"].config.max_ctas == 16
+        [asked] = distributed.made
+        assert (asked["ranks"], asked["backend"], asked["group_desc"]) == ([0], "nccl", "words")
+        assert asked["pg_options"].config.max_ctas == 16
         assert distributed.reduced_on == [parts[0].stream.handle]
 
 
@@ -109,7 +118,17 @@ def test_options_of_ones_own_are_taken(distributed: StandInDistributed, dev: Dev
     with dev.partition(16) as parts:
         mine = nccl_options(parts[0])
         new_group(parts[0], pg_options=mine)
-        assert distributed.made[0][1]["pg_options"] is mine
+        assert distributed.made[0]["pg_options"] is mine
+
+
+@pytest.mark.sim_only
+def test_arguments_come_in_the_order_that_torch_has(distributed: StandInDistributed, dev: Device) -> None:
+    limit = timedelta(seconds=5)
+    with dev.partition(16) as parts:
+        new_group(parts[0], [0], limit, None, None, True, "words")
+    [asked] = distributed.made
+    assert asked.pop("pg_options").config.max_ctas == 16
+    assert list(asked.values()) == [[0], limit, "nccl", True, "words"]
 
 
 @pytest.mark.sim_only

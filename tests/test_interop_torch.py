@@ -5,16 +5,19 @@ On the software driver torch is played by a stand-in (see stand_in_torch.py); on
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import types
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, Partition, SMResourceOptions, Stream
 from cuda_gctx._probe import run_probe
-from cuda_gctx.interop._frameworks import current_stream_of_frameworks
+from cuda_gctx.interop._frameworks import current_stream_of_frameworks, own_stream
 from cuda_gctx.interop.torch import torch_stream, use
 from cuda_gctx.partitions import store
 
@@ -99,6 +102,124 @@ def test_an_exception_leaves_the_block_in_order_too(torch: Any, dev: Device) -> 
         assert torch.waits[-1] == (before.cuda_stream, parts[0].stream.handle)
 
 
+def test_a_block_can_be_used_again_inside_itself_and_on_other_threads(torch: Any, dev: Device) -> None:
+    before = torch.cuda.current_stream()
+    with dev.partition(16) as parts:
+        block = use(parts[0])
+
+        def inside() -> bool:
+            with block as stream:
+                return bool(torch.cuda.current_stream() == stream == torch_stream(parts[0]))
+
+        assert inside()
+        with block as stream:
+            assert inside()
+            assert torch.cuda.current_stream() == stream
+            assert on_another_thread(inside)
+        assert torch.cuda.current_stream() == before
+        del stream
+
+
+def test_a_function_runs_in_the_partition_that_it_is_decorated_with(torch: Any, dev: Device) -> None:
+    with dev.partition(16) as parts:
+
+        @use(parts[0])
+        def handles(depth: int) -> list[int]:
+            return [torch.cuda.current_stream().cuda_stream, *(handles(depth - 1) if depth else ())]
+
+        assert handles(2) == handles(2) == [parts[0].stream.handle] * 3
+        assert torch.cuda.current_stream().cuda_stream != parts[0].stream.handle
+
+
+def test_a_stream_that_was_set_in_a_block_goes_with_it(torch: Any, dev: Device) -> None:
+    before = torch.cuda.current_stream()
+    with dev.partition(16, 16) as parts:
+        side = torch_stream(parts[1])
+        with use(parts[0]):
+            torch.cuda.set_stream(side)
+        assert torch.cuda.current_stream() == before
+        del side
+
+
+def test_tasks_that_wait_inside_their_blocks_are_refused_and_leave_torch_where_it_was(torch: Any, dev: Device) -> None:
+    before = torch.cuda.current_stream()
+    with dev.partition(a=16, b=16) as parts:
+
+        async def task(part: Partition) -> int:
+            with use(part):
+                await asyncio.sleep(0)  # both get here before the first goes on
+            return part.sm_count
+
+        async def both() -> list[Any]:
+            return await asyncio.gather(task(parts.a), task(parts.b), return_exceptions=True)
+
+        first, second = asyncio.run(both())
+        assert str(first) == (
+            f"the block of {parts.a!r} was left before that of {parts.b!r}, which was entered inside it: blocks cannot "
+            "be interleaved on a thread, so have no await or yield inside a block"
+        )
+        assert isinstance(first, RuntimeError)
+        assert second == 16
+        assert torch.cuda.current_stream() == before
+    store.drop()  # the machine of the test is checked for what is alive when it ends
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_the_others_go_on_when_a_block_is_left_too_early(torch: Any, dev: Device, wrong: int) -> None:
+    outside = torch.cuda.current_stream().cuda_stream
+    with dev.partition(16, 16, 16) as parts:
+        handles = [part.stream.handle for part in parts[:3]]
+        blocks = [use(part) for part in parts[:3]]
+        for block in blocks:
+            block.__enter__()
+        early = blocks.pop(wrong)
+        refusal(RuntimeError, lambda: early.__exit__(None, None, None))
+        around = [outside, *handles[:wrong]]
+        if hasattr(torch, "waits"):  # its own work is waited for, and the next one has its place
+            assert (around[-1], handles[wrong]) in torch.waits
+            assert (handles[wrong + 1], around[-1]) in torch.waits
+        del handles[wrong]
+        for block in reversed(blocks):
+            assert torch.cuda.current_stream().cuda_stream == handles.pop()
+            block.__exit__(None, None, None)
+        assert torch.cuda.current_stream().cuda_stream == outside
+
+
+def test_the_error_of_a_block_is_not_hidden_by_a_wrong_order(torch: Any, dev: Device) -> None:
+    before = torch.cuda.current_stream()
+
+    def generator(part: Partition) -> Iterator[None]:
+        with use(part):
+            yield
+            raise KeyError("mine")
+
+    with dev.partition(16, 16) as parts:
+        first, second = map(generator, parts[:2])
+        next(first)
+        next(second)
+        refusal(KeyError, lambda: next(first))
+        second.close()  # type: ignore[attr-defined]
+        assert torch.cuda.current_stream() == before
+
+
+def test_a_block_that_is_left_on_another_thread_is_refused_and_ends_with_the_next_one(torch: Any, dev: Device) -> None:
+    outside = torch.cuda.current_stream().cuda_stream
+    with dev.partition(a=16, b=16) as parts:
+        block = use(parts.a)
+        block.__enter__()
+        leave = lambda: block.__exit__(None, None, None)  # noqa: E731
+        error = refusal(RuntimeError, lambda: on_another_thread(leave))
+        assert f"the block of {parts.a!r} was left on a thread on which it was not entered" in str(error)
+        if hasattr(torch, "waits"):
+            assert torch.waits[-1] == (outside, parts.a.stream.handle)
+        with use(parts.b) as stream:
+            assert torch.cuda.current_stream() == stream
+            assert "not entered" in str(refusal(RuntimeError, leave))
+            assert torch.cuda.current_stream() == stream
+        assert torch.cuda.current_stream().cuda_stream == outside
+        del stream
+
+
 def test_another_thread_keeps_its_own_stream(torch: Any, dev: Device) -> None:
     with dev.partition(16) as parts, use(parts[0]) as stream:
         assert on_another_thread(lambda: torch.cuda.current_stream() != stream)
@@ -112,6 +233,49 @@ def test_a_context_always_gets_the_same_stream(torch: Any, dev: Device) -> None:
             assert first == second
         del first, second
     del ctx
+
+
+@pytest.mark.sim_only
+def test_a_context_that_is_asked_for_each_time_has_one_stream(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = sim("h200", driver="13.0")
+    torch = StandInTorch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    dev = Device(0)
+    before = machine.calls("cuStreamCreateWithPriority")
+    for _ in range(10):
+        with use(dev.context) as stream:
+            pass
+    assert machine.calls("cuStreamCreateWithPriority") == before + 1
+    del stream
+    torch.close()
+
+
+def test_a_closed_context_that_torch_worked_in_leaves_its_sms(torch: Any, dev: Device) -> None:
+    [group], _ = dev.resources.sm.split(SMResourceOptions([8]))
+    for _ in range(2):
+        with dev.create_context(ContextOptions([group], exclusive=True)) as ctx, ctx.torch():
+            pass
+    assert ctx.is_closed  # and is in scope
+
+
+def test_a_stream_of_torch_keeps_the_context_that_it_was_given(torch: Any, dev: Device) -> None:
+    with small_context(dev) as ctx:
+        stream = torch_stream(ctx)
+    with Stream(stream) as adopted:
+        assert adopted.resources.sm.sm_count == 8
+        adopted.sync()
+    del stream
+
+
+def test_a_block_in_the_context_of_a_partition_leaves_nothing_behind(torch: Any, dev: Device) -> None:
+    with dev.partition(16) as parts:
+        context = parts[0].context
+        with context.torch():
+            pass
+    store.drop()
+    with dev.partition(16, exclusive=True) as again:
+        assert again[0].sm_count == 16
+    assert context.is_closed
 
 
 def test_the_stream_of_a_context_goes_with_it(torch: Any, dev: Device) -> None:
@@ -229,6 +393,21 @@ def test_the_default_stream_of_a_green_context_is_refused(torch: Any, dev: Devic
         stream.close()
 
 
+def test_no_framework_is_given_the_default_stream_of_a_green_context(torch: Any, dev: Device) -> None:
+    with small_context(dev) as ctx, ctx.current():
+        stream = Stream.from_handle(1)
+        for action in (lambda: own_stream(stream), lambda: current_stream_of_frameworks(stream).__enter__()):
+            assert "another stream of the context" in str(refusal(ValueError, action))
+        stream.close()
+
+
+def test_the_default_stream_of_a_device_stays_that_while_a_partition_is_current(torch: Any, dev: Device) -> None:
+    with dev.context.current():
+        stream = Stream.from_handle(1)
+    with dev.partition(16) as parts, parts[0].context.current():
+        assert own_stream(stream).context == dev.context
+
+
 @pytest.mark.sim_only
 def test_without_frameworks_or_their_device_a_stream_is_made_current_nowhere(
     torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
@@ -252,8 +431,9 @@ def test_without_frameworks_or_their_device_a_stream_is_made_current_nowhere(
             {"__version__": "2.11.0+cpu", "version": types.SimpleNamespace(cuda=None)},
             r"needs torch 2\.4 or newer built for CUDA, and found 2\.11\.0\+cpu without",
         ),
+        ({}, r"needs torch 2\.4 or newer, and <module 'torch'> has no version"),
     ],
-    ids=["missing", "too old", "without CUDA"],
+    ids=["missing", "too old", "without CUDA", "a stray folder"],
 )
 def test_a_torch_that_does_not_do_is_named(
     attributes: dict[str, Any] | None, said: str, monkeypatch: pytest.MonkeyPatch
@@ -265,6 +445,31 @@ def test_a_torch_that_does_not_do_is_named(
     monkeypatch.setitem(sys.modules, "torch", module)
     with pytest.raises(ImportError, match=said):
         torch_stream(None)
+
+
+def test_a_torch_whose_libraries_do_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with pytest.raises(ImportError, match=r"needs torch 2\.4 or newer, which cannot be imported: libcudart\.so\.13"):
+        torch_stream(None)
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_work_without_frameworks_goes_on_beside_one_that_does_not_do(
+    dev: Device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    with dev.create_stream() as stream:
+        with current_stream_of_frameworks(stream):  # a stray folder, or half imported: no warning, which were an error
+            pass
+        module.__version__ = "0.9"
+        module.cuda = types.SimpleNamespace(is_available=lambda: True, Device=None)
+        module.is_available = lambda: True
+        said = rf"what {name} is given does not go to the stream: this needs {name} .*and found 0\.9"
+        with pytest.warns(UserWarning, match=said), current_stream_of_frameworks(stream):
+            pass
 
 
 @pytest.mark.parametrize(

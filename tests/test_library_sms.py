@@ -9,6 +9,7 @@ import ctypes
 import json
 import statistics
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from cuda_gctx.interop import library_sms
 from cuda_gctx.interop.library_sms import Decisions, Product, cublas_sms, decisions
 from cuda_gctx.interop.torch import torch_stream, use
 
-from .common import on_another_thread, refusal
+from .common import finish, on_another_thread, refusal
 from .stand_in_torch import StandInTorch
 
 
@@ -298,14 +299,36 @@ def test_the_handle_of_another_thread_is_left_alone(torch: Any, cublas: Any, dev
 @pytest.mark.sim_only
 def test_blocks_that_end_in_any_order_leave_the_carve_out_as_it_was(torch: Any, cublas: Any, dev: Device) -> None:
     torch.carve_outs[:] = [3]
+    entered, leave = threading.Event(), threading.Event()
     with dev.partition(16, 32) as parts:
-        first, second = (part.torch(library_sms="on") for part in parts[:2])  # type: ignore[misc]
+
+        def work() -> None:
+            with parts[1].torch(library_sms="on"):
+                entered.set()
+                assert leave.wait(60)
+
+        thread = threading.Thread(target=work)
+        with parts[0].torch(library_sms="on"):
+            thread.start()
+            assert entered.wait(60)
+        assert torch.carve_outs[-1] == 132 - 32
+        leave.set()
+        finish(thread)
+        assert torch.carve_outs[-1] == 3
+
+
+@pytest.mark.sim_only
+def test_blocks_left_in_a_wrong_order_leave_the_target_as_it_was(torch: Any, cublas: Any, dev: Device) -> None:
+    handle = torch.cuda.current_blas_handle()
+    cublas.targets[handle] = 100
+    with dev.partition(16, 32) as parts:
+        first, second = (use(part, library_sms="on") for part in parts[:2])
         first.__enter__()
         second.__enter__()
-        first.__exit__(None, None, None)
-        assert torch.carve_outs[-1] == 132 - 32
+        refusal(RuntimeError, lambda: first.__exit__(None, None, None))
+        assert cublas.targets == {handle: 32}
         second.__exit__(None, None, None)
-        assert torch.carve_outs[-1] == 3
+        assert cublas.targets == {handle: 100}
 
 
 @pytest.mark.sim_only
@@ -445,6 +468,16 @@ def test_auto_leaves_other_work_alone(products: TorchWithProducts, dev: Device) 
         products.ops.aten.mm.default(a, b)
         del side
     assert products.calls == [("relu", 0), ("pure", 0), ("pure", 0), ("pure", 0)]
+    assert len(library_sms.decisions) == 0
+
+
+@pytest.mark.sim_only
+def test_auto_leaves_products_alone_while_another_device_is_current(products: TorchWithProducts, dev: Device) -> None:
+    # The handle that could be told is that of the other device.
+    with dev.partition(16) as parts, parts[0].torch(library_sms="auto"):
+        products.cuda.current_device = lambda: 1
+        products.ops.aten.mm.default(*matrices())
+    assert products.calls == [("pure", 0)]
     assert len(library_sms.decisions) == 0
 
 

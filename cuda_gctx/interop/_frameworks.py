@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
-from weakref import finalize, ref
 
 from cuda_gctx._context import Context
+from cuda_gctx._lease import kept_stream
 from cuda_gctx._stream import Stream
 from cuda_gctx.partitions import Partition
 
-__all__ = ["LEGACY_DEFAULT", "Target", "current_stream_of_frameworks", "load", "own_stream", "release"]
+__all__ = [
+    "LEGACY_DEFAULT",
+    "Target",
+    "current_stream_of_frameworks",
+    "load",
+    "own_stream",
+    "refuse_default_of_green",
+    "release",
+]
 
 LEGACY_DEFAULT = (0, 1)  # the handles of the legacy default stream
 
 # Anything with __cuda_stream__ will do as well.
 Target = Partition | Context | Stream | Any
 
-_lock = threading.Lock()
 _checked: dict[tuple[str, str], object] = {}
-# One stream for each context that is used itself: frameworks keep memory for each stream that they see.
-_stream_of_context: dict[int, tuple[ref[Context], Stream]] = {}
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -44,33 +49,29 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
         return known
     try:
         found = import_module(module)
-        version = import_module(versioned or module).__version__
-    except ImportError as error:
+        telling = import_module(versioned or module)
+    # OSError: a library that it is made of does not load.
+    except (ImportError, OSError) as error:
         raise ImportError(
             f"this needs {package} {minimum} or newer, which cannot be imported: {error}", name=module
         ) from error
+    version = getattr(telling, "__version__", None)
+    if version is None:
+        # A stray folder of that name, or an import that is not done.
+        raise ImportError(f"this needs {package} {minimum} or newer, and {telling} has no version", name=module)
     if release(version) < release(minimum):
         raise ImportError(f"this needs {package} {minimum} or newer, and found {version}", name=module)
     _checked[module, minimum] = found
     return found
 
 
-def _kept_stream(context: Context) -> Stream:
-    with _lock:
-        # Closing a context ends the use of its stream too, even if the object lives on.
-        for key, (owner, _) in list(_stream_of_context.items()):
-            known = owner()
-            if known is None or known.is_closed:
-                _stream_of_context.pop(key, None)
-        if id(context) in _stream_of_context:
-            return _stream_of_context[id(context)][1]
-        made = context.create_stream()
-        # Another object for it is kept: what create_stream() gives refers to its Context, which would live as long.
-        stream = Stream.from_handle(made.handle)
-        _stream_of_context[id(context)] = ref(context), stream
-        # By identity, and gone before the identity is used again. At exit the process takes everything along.
-        finalize(context, _stream_of_context.pop, id(context), None).atexit = False
-        return stream
+def refuse_default_of_green(stream: Stream) -> None:
+    """ValueError for the default stream of a green context: its handle means that of the context that is current."""
+    if stream.handle in LEGACY_DEFAULT and stream.context.is_green:
+        raise ValueError(
+            "frameworks take the default stream of a green context for that of the device: give another stream of the "
+            "context"
+        )
 
 
 def own_stream(target: Target) -> Stream:
@@ -82,21 +83,28 @@ def own_stream(target: Target) -> Stream:
     if isinstance(target, Partition):
         stream = target.stream
     elif isinstance(target, Context):
-        stream = _kept_stream(target)
+        stream = kept_stream(target)
     else:
         stream = target if isinstance(target, Stream) else Stream(target)
+    refuse_default_of_green(stream)
     # The default stream is everybody's, and always there.
-    return Stream.from_handle(stream.handle, owner=(stream, target)) if stream.handle else stream
+    return stream if stream.handle in LEGACY_DEFAULT else Stream.from_handle(stream.handle, owner=(stream, target))
 
 
 @contextmanager
 def current_stream_of_frameworks(stream: Stream) -> Iterator[None]:
     """Makes a stream the current one of torch and of CuPy, where they are imported, for the length of a block.
 
-    Nothing waits for anything: the order with other streams is the caller's, who also keeps the stream alive.
+    Nothing waits for anything: the order with other streams is the caller's, who also keeps the stream alive. A
+    framework that is too old is warned of, because it may be imported for something else.
     """
     with ExitStack() as blocks:
         for framework in ("torch", "cupy"):
-            if sys.modules.get(framework) is not None:
+            # A stray folder of that name has no such thing, nor has one whose import is not done.
+            if not hasattr(sys.modules.get(framework), "cuda"):
+                continue
+            try:
                 blocks.enter_context(import_module(f"cuda_gctx.interop.{framework}").current(stream))
+            except ImportError as error:
+                warnings.warn(f"what {framework} is given does not go to the stream: {error}", stacklevel=3)
         yield

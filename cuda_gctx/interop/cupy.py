@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from cuda_gctx._stream import Stream
-from cuda_gctx.interop._frameworks import Target, load, own_stream
+from cuda_gctx.interop._block import Block
+from cuda_gctx.interop._frameworks import Target, load, own_stream, refuse_default_of_green
 from cuda_gctx.interop.library_sms import cupy_block, demand_choice
 
 __all__ = ["cupy_stream", "current", "use"]
@@ -46,35 +47,45 @@ class _Handle:
 
 def cupy_stream(target: Target) -> Any:
     """The stream of a partition, a context or a stream as a cupy.cuda.Stream, which keeps it and its context alive."""
-    cupy = load("cupy", "cupy", MINIMUM)
-    stream: Stream = own_stream(target)
+    return _as_cupys(load("cupy", "cupy", MINIMUM), own_stream(target))
+
+
+def _as_cupys(cupy: Any, stream: Stream) -> Any:
     # CuPy takes the current device for that of the stream.
     with cupy.cuda.Device(stream.device.device_id):
         return _stream_class(cupy).from_external(stream)
 
 
-@contextmanager
-def use(target: Target, library_sms: Literal["off", "on"] = "off") -> Iterator[Any]:
+def use(target: Target, library_sms: Literal["off", "on"] = "off") -> Block:
     """Makes CuPy work in a partition, a context or a stream for the length of a block, and gives its CuPy stream.
 
     What CuPy was given before on the stream that is current outside comes first, and what it is given there after the
     block waits for the work of the block. The device of the partition is current inside.
 
+    The block can be used again, nested, on several threads and as a decorator. With an await or a yield inside, blocks
+    of a thread may end in another order than they should, which is a RuntimeError.
+
     library_sms: whether cuBLAS is told the SM count of the partition.
     """
     demand_choice(library_sms, ("off", "on"))
-    stream = own_stream(target)
-    inner = cupy_stream(stream)
-    cupy = load("cupy", "cupy", MINIMUM)
-    with cupy.cuda.Device(stream.device.device_id):
+
+    def enter(stream: Stream, undo: ExitStack) -> tuple[Any, Callable[[], None]]:
+        cupy = load("cupy", "cupy", MINIMUM)
+        device = stream.device.device_id
+
+        def follow(later: Any, earlier: Any) -> None:
+            with cupy.cuda.Device(device):
+                later.wait_event(earlier.record(cupy.cuda.Event(disable_timing=True)))
+
+        inner = _as_cupys(cupy, stream)
+        undo.enter_context(cupy.cuda.Device(device))
         outer = cupy.cuda.get_current_stream()
-        inner.wait_event(outer.record(cupy.cuda.Event(disable_timing=True)))
-        with inner:
-            try:
-                with cupy_block(cupy, stream, library_sms):
-                    yield inner
-            finally:
-                outer.wait_event(inner.record(cupy.cuda.Event(disable_timing=True)))
+        follow(inner, outer)
+        undo.enter_context(inner)
+        undo.enter_context(cupy_block(cupy, stream, library_sms))
+        return inner, partial(follow, outer, inner)
+
+    return Block(target, enter)
 
 
 @contextmanager
@@ -91,6 +102,7 @@ def current(stream: Stream) -> Iterator[None]:
             yield
             return
         load("cupy", "cupy", MINIMUM)
+        refuse_default_of_green(stream)
         with device(stream.device.device_id):
             known = _seen[stream] = _stream_class(cupy).from_external(_Handle(stream.handle))
     # CuPy's object for a stream of others does not know its device.

@@ -372,11 +372,12 @@ def _mode_class(torch: Any) -> Any:
             self._device_name = stream.device.name
 
         def _is_ours(self, types: Any, args: Any) -> bool:
-            # Subclasses of tensors mean something else by the product; another stream has other SMs.
+            # Subclasses of tensors mean something else by the product; another stream has other SMs. What is measured
+            # and told is the handle of the current device.
             return (
                 not types
                 and args[0].is_cuda
-                and args[0].device.index == self._index
+                and args[0].device.index == self._index == torch.cuda.current_device()
                 and torch.cuda.current_stream(self._index).cuda_stream == self._handle
             )
 

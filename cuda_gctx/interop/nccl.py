@@ -5,6 +5,7 @@ A communicator belongs to one partition: collectives of the same one from two pa
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from cuda_gctx._stream import Stream
@@ -43,20 +44,29 @@ def nccl_options(target: Target) -> Any:
     return _fitting(_load(), own_stream(target))
 
 
-def new_group(target: Target, ranks: list[int] | None = None, **options: Any) -> Any:
+def new_group(
+    target: Target,
+    ranks: list[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    *others: Any,
+    **options: Any,
+) -> Any:
     """A torch.distributed group whose communicator fits a partition, a context or a stream, and is connected already.
 
-    Every rank calls it, as with torch.distributed.new_group, which takes the `options`. What is current on the thread
-    stays so. Use the group on this partition alone, inside ``with partition.torch():``, and without async_op: torch
-    runs asynchronous collectives on a stream of its own, on all SMs.
+    Every rank calls it, as with torch.distributed.new_group, whose arguments follow the target in the same order; the
+    backend is nccl. What is current on the thread stays so. Use the group on this partition alone, inside
+    ``with partition.torch():``, and without async_op: torch runs asynchronous collectives on a stream of its own, on
+    all SMs.
     """
     torch = _load()
     distributed = torch.distributed
     stream = own_stream(target)
-    asked = {"backend": "nccl", "pg_options": _fitting(torch, stream), **options}
+    fitting = _fitting(torch, stream) if pg_options is None else pg_options
     # NCCL makes the primary context current and leaves it so.
     with stream.device.context.current():
-        group = distributed.new_group(ranks, **asked)
+        group = distributed.new_group(ranks, timeout, backend or "nccl", fitting, *others, **options)
         if group is not None and group is not distributed.GroupMember.NON_GROUP_MEMBER:
             # The first collective makes the communicator and connects the ranks.
             with use(stream) as inner:

@@ -1,4 +1,4 @@
-"""Numba kernels in a partition: ``kernel[blocks, threads, numba_stream(partition)](...)``.
+"""Numba kernels in a partition: ``numba_stream(partition)`` is the stream to launch them on.
 
 Numba has no current stream: what is given no stream runs on the default one, on all SMs. Arrays that are copied or
 filled take a stream as well.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from cuda_gctx._stream import Stream
-from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream
+from cuda_gctx.interop._block import Block
+from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green
 from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
 
 __all__ = ["current", "torch_stream", "use"]
@@ -49,8 +50,10 @@ def torch_stream(target: Target) -> Any:
 
     Tensors that were given to it by record_stream must be freed before it is: their memory is returned by way of it.
     """
-    torch = load_torch()
-    stream = own_stream(target)
+    return _as_torchs(load_torch(), own_stream(target))
+
+
+def _as_torchs(torch: Any, stream: Stream) -> Any:
     return _default_stream(torch, stream) or _stream_class(torch)(stream)
 
 
@@ -59,38 +62,33 @@ def _default_stream(torch: Any, stream: Stream) -> Any:
 
     Of a handle of 0 torch makes a new stream, and of 1 one of its pool.
     """
-    if stream.handle not in LEGACY_DEFAULT:
-        return None
-    if stream.context.is_green:
-        raise ValueError(
-            "torch takes the default stream of a green context for that of the device: give it another stream of the "
-            "context"
-        )
-    return torch.cuda.default_stream(stream.device.device_id)
+    return torch.cuda.default_stream(stream.device.device_id) if stream.handle in LEGACY_DEFAULT else None
 
 
-@contextmanager
-def use(target: Target, library_sms: LibrarySMs = "off") -> Iterator[Any]:
+def use(target: Target, library_sms: LibrarySMs = "off") -> Block:
     """Makes torch work in a partition, a context or a stream for the length of a block, and gives its torch stream.
 
     What torch was given before on the stream that is current outside comes first, and what it is given there after the
     block waits for the work of the block: tensors pass in and out as if there were one stream.
 
+    The block can be used again, nested, on several threads and as a decorator. With an await or a yield inside, blocks
+    of a thread may end in another order than they should, which is a RuntimeError.
+
     library_sms: whether cuBLAS and cuBLASLt are told the SM count of the partition: "on", or "auto" for the products
     where it was measured to help.
     """
     demand_choice(library_sms, ("off", "on", "auto"))
-    torch = load_torch()
-    stream = own_stream(target)
-    inner = torch_stream(stream)
-    outer = torch.cuda.current_stream(inner.device)
-    inner.wait_stream(outer)
-    with torch.cuda.stream(inner):
-        try:
-            with torch_block(torch, stream, library_sms):
-                yield inner
-        finally:
-            outer.wait_stream(inner)
+
+    def enter(stream: Stream, undo: ExitStack) -> tuple[Any, Callable[[], None]]:
+        torch = load_torch()
+        inner = _as_torchs(torch, stream)
+        outer = torch.cuda.current_stream(inner.device)
+        inner.wait_stream(outer)
+        undo.enter_context(torch.cuda.stream(inner))
+        undo.enter_context(torch_block(torch, stream, library_sms))
+        return inner, partial(outer.wait_stream, inner)
+
+    return Block(target, enter)
 
 
 def current(stream: Stream) -> AbstractContextManager[Any]:
@@ -103,9 +101,11 @@ def current(stream: Stream) -> AbstractContextManager[Any]:
     if known is None:
         if not torch.cuda.is_available():
             return nullcontext()
-        known = _default_stream(torch, stream)
-        if known is None:
-            known = torch.cuda.ExternalStream(stream.handle, device=stream.device.device_id)
+        load_torch()
+        refuse_default_of_green(stream)
+        known = _default_stream(torch, stream) or torch.cuda.ExternalStream(
+            stream.handle, device=stream.device.device_id
+        )
         _seen[stream] = known
     block: AbstractContextManager[Any] = torch.cuda.stream(known)
     return block

@@ -1,0 +1,101 @@
+"""A block in which a framework works in a target: used as often as wanted, nested, and on several threads.
+
+What is current belongs to a thread, so that the blocks of a thread end in the reverse order of their beginning.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack
+from typing import Any
+
+from cuda_gctx._stream import Stream
+from cuda_gctx.interop._frameworks import Target, own_stream
+
+__all__ = ["Block", "Enter"]
+
+# Makes a stream current, puts what takes that back on the stack, and gives the framework's stream and what lets the
+# stream outside wait for the work of the block.
+Enter = Callable[[Stream, ExitStack], tuple[Any, Callable[[], None]]]
+
+
+class _Opened:
+    """A block between being entered and being left."""
+
+    def __init__(self, block: Block, stream: Stream) -> None:
+        self.block = block
+        self.is_left = False
+        self._stream = stream
+
+    def enter(self) -> Any:
+        with ExitStack() as undo:
+            inner, self.join = self.block.enter(self._stream, undo)
+            undo.callback(self.join)
+            self.leave = undo.pop_all().close
+        return inner
+
+
+class _Here(threading.local):
+    """The open blocks of a thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.opened: list[_Opened] = []
+
+    def settle(self) -> None:
+        """Leaves the first block that has ended and those inside it, of which the others are entered again."""
+        first = next((at for at, one in enumerate(self.opened) if one.is_left), None)
+        if first is None:
+            return
+        ended = self.opened[first:]
+        del self.opened[first:]
+        for one in reversed(ended):
+            one.leave()
+        for one in ended:
+            if not one.is_left:
+                one.enter()
+                self.opened.append(one)
+
+
+_here = _Here()
+
+
+class Block(ContextDecorator, AbstractContextManager[Any]):
+    """A framework at work in a target, for the length of a ``with`` or of a function that it decorates."""
+
+    def __init__(self, target: Target, enter: Enter) -> None:
+        self.enter = enter
+        self._target = target
+        self._opened: list[_Opened] = []  # on any thread
+
+    def __enter__(self) -> Any:
+        _here.settle()
+        opened = _Opened(self, own_stream(self._target))
+        inner = opened.enter()
+        _here.opened.append(opened)
+        self._opened.append(opened)
+        return inner
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        _here.settle()
+        opened = next((one for one in reversed(_here.opened) if one.block is self), None)
+        if opened is not None:
+            innermost = _here.opened[-1]
+            self._opened.remove(opened)
+            opened.is_left = True
+            _here.settle()
+            if opened is innermost:
+                return
+            wrong = f"before that of {innermost.block._target!r}, which was entered inside it"
+        else:
+            if self._opened:
+                # The other thread works on in it up to its next block; there is no way to tell it now.
+                elsewhere = self._opened.pop()
+                elsewhere.is_left = True
+                elsewhere.join()
+            wrong = "on a thread on which it was not entered"
+        if kind is None:
+            raise RuntimeError(
+                f"the block of {self._target!r} was left {wrong}: blocks cannot be interleaved on a thread, so have no "
+                "await or yield inside a block"
+            )
