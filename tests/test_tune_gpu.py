@@ -121,6 +121,35 @@ def test_launches_that_bind_are_told(dev: Device, shown: Any) -> None:
     assert any(reason.startswith("launch-bound") for reason in report.reasons)
 
 
+def test_a_mix_of_more_launches_than_the_queue_holds_is_not_launch_bound(dev: Device, shown: Any) -> None:
+    # 44 ms of short kernels in each mix: the host waits for the device, and not the other way round.
+    report = shown(
+        tune.overlap(
+            long=work(whole(dev), 500 * US),
+            short=work(16, 40 * US),
+            objective=Throughput(long=1, short=1100),
+            device=dev,
+            sizes=[16],
+            budget_s=12,
+        )
+    )
+    assert not any(reason.startswith("launch-bound") for reason in report.reasons)
+
+
+def test_what_the_caller_enqueued_before_is_waited_for(dev: Device) -> None:
+    done = []
+    with dev.create_stream() as stream:
+        spin(stream, 1, 300 * MS)
+        with stream.record() as event:
+
+            def reads(stream: Stream) -> None:
+                done.append(event.is_done)
+                spin(stream, 8, 100 * US)
+
+            tune.overlap(reads, other=work(8, 100 * US), device=dev, sizes=[16], budget_s=5)
+    assert done[0]
+
+
 def test_a_second_run_takes_no_device_memory(dev: Device) -> None:
     half = work(dev.sm_count, 100 * US)
     tune.overlap(left=half, right=half, device=dev, budget_s=20)

@@ -42,6 +42,8 @@ LEAST_GATE_S, MOST_GATE_S = 50e-6, 0.02
 TAIL_CALLS, OTHER_CALLS = 2, 10
 LEAST_CALLS, MOST_CALLS = 50, 2000
 MOST_DEPTH = 64
+# Launch-bound, a step takes the device as long as the host; less than this share of it is another reason.
+LAUNCH_BOUND = 0.9
 
 Intervals = dict[str, tuple[float, float]]
 
@@ -222,11 +224,11 @@ class Bench:
                     if step == steps - 2:
                         main.record(before_last)
             host_s = (time.perf_counter() - began) / steps
-            # Done although the last step has only just been enqueued: the device waits for the host.
             behind = steps > 1 and before_last.is_done
             stop = closing.enter_context(main.record(options=TIMED))
             stop.sync()
-            return Sample(seconds_between(start, stop) / steps, behind, host_s)
+            step_s = seconds_between(start, stop) / steps
+            return Sample(step_s, _waited_for_host(behind, host_s, step_s), host_s)
 
     def _unjoined(self, trial: Trial, mixes: int, weights: Mapping[str, int]) -> Sample:
         """Mixes whose parts do not wait for each other."""
@@ -254,7 +256,8 @@ class Bench:
                 closing.enter_context(stop).sync()
             took = {name: seconds_between(start, stop) for name, stop in stops.items()}
             calls = {name: (mixes * weights[name], seconds) for name, seconds in took.items()}
-            return Sample(max(took.values()) / mixes, behind, host_s, calls)
+            mix_s = max(took.values()) / mixes
+            return Sample(mix_s, _waited_for_host(behind, host_s, mix_s), host_s, calls)
 
     # ---- latency
 
@@ -307,6 +310,15 @@ class Bench:
                 queue.count(first)
             calls = {part.name: queue.counted() for part, queue in queues.items()}
         return Sample(quantile(taken, objective.quantile), calls=calls, latencies=tuple(taken))
+
+
+def _waited_for_host(behind: bool, host_s: float, device_s: float) -> bool:
+    """Whether the device waited for the host.
+
+    behind: it was done with all but the last step when that had only just been enqueued. So it may be where a step
+    takes the host long to enqueue, although it takes the device longer.
+    """
+    return behind and host_s >= LAUNCH_BOUND * device_s
 
 
 class _Queue:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 __all__ = ["Objective", "TailLatency", "Throughput", "checked", "from_json", "to_json"]
@@ -17,18 +19,24 @@ class Throughput:
 
     __slots__ = ("weights",)
 
-    weights: dict[str, int]
+    weights: Mapping[str, int]
 
-    def __init__(self, **weights: int) -> None:
+    def __init__(self, /, **weights: int) -> None:
         for name, weight in weights.items():
             if isinstance(weight, bool) or not isinstance(weight, int):
                 raise TypeError(f"{name} must be a number of calls, not {type(weight).__name__}")
             if not 1 <= weight <= LARGEST_WEIGHT:
                 raise ValueError(f"{name} must be from 1 to {LARGEST_WEIGHT} calls for each mix, not {weight}")
-        object.__setattr__(self, "weights", dict(weights))
+        object.__setattr__(self, "weights", MappingProxyType(weights))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Throughput is a value and cannot be changed: make another one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a Throughput is a value and cannot be changed: make another one")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_json, (to_json(self),)
 
     def __eq__(self, other: object) -> bool:
         return self.weights == other.weights if isinstance(other, Throughput) else NotImplemented
@@ -40,6 +48,7 @@ class Throughput:
         return f"Throughput({', '.join(f'{name}={weight}' for name, weight in self.weights.items())})"
 
 
+@dataclass(frozen=True)
 class TailLatency:
     """Tune for the slow calls of one part, which is called once at a time while the others are kept queued.
 
@@ -48,33 +57,24 @@ class TailLatency:
     nothing is left of them where that makes the part a little faster.
     """
 
-    __slots__ = ("others", "part", "quantile")
-
     part: str
-    quantile: float
-    others: float
+    quantile: float = 0.99
+    others: float = 0.0
 
-    def __init__(self, part: str, quantile: float = 0.99, others: float = 0.0) -> None:
-        if not isinstance(part, str):
-            raise TypeError(f"the part is given by its name, not by {type(part).__name__}")
-        if not 0 < quantile <= LARGEST_QUANTILE:
-            raise ValueError(f"quantile must lie above 0 and up to {LARGEST_QUANTILE}, not {quantile}: 0.99 is the p99")
-        if not 0 <= others < 1:
-            raise ValueError(f"others must be a share from 0 up to less than 1, not {others}")
-        object.__setattr__(self, "part", part)
-        object.__setattr__(self, "quantile", float(quantile))
-        object.__setattr__(self, "others", float(others))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a TailLatency is a value and cannot be changed: make another one")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TailLatency):
-            return NotImplemented
-        return (self.part, self.quantile, self.others) == (other.part, other.quantile, other.others)
-
-    def __hash__(self) -> int:
-        return hash((self.part, self.quantile, self.others))
+    def __post_init__(self) -> None:
+        if not isinstance(self.part, str):
+            raise TypeError(f"the part is given by its name, not by {type(self.part).__name__}")
+        for name in ("quantile", "others"):
+            share = getattr(self, name)
+            if isinstance(share, bool) or not isinstance(share, (int, float)):
+                raise TypeError(f"{name} must be a number, not {type(share).__name__}")
+            object.__setattr__(self, name, float(share))
+        if not 0 < self.quantile <= LARGEST_QUANTILE:
+            raise ValueError(
+                f"quantile must lie above 0 and up to {LARGEST_QUANTILE}, not {self.quantile:g}: 0.99 is the p99"
+            )
+        if not 0 <= self.others < 1:
+            raise ValueError(f"others must be a share from 0 up to less than 1, not {self.others:g}")
 
     def __repr__(self) -> str:
         others = f", others={self.others:g}" if self.others else ""
@@ -102,7 +102,7 @@ def checked(objective: object, parts: Sequence[str]) -> Objective:
 
 def to_json(objective: Objective) -> Any:
     if isinstance(objective, Throughput):
-        return {"throughput": objective.weights}
+        return {"throughput": dict(objective.weights)}
     if isinstance(objective, TailLatency):
         return {"tail_latency": objective.part, "quantile": objective.quantile, "others": objective.others}
     return objective
@@ -111,7 +111,7 @@ def to_json(objective: Objective) -> Any:
 def from_json(told: Any) -> Objective:
     if told == "makespan":
         return "makespan"
-    if isinstance(told, Mapping) and set(told) == {"throughput"}:
+    if isinstance(told, Mapping) and set(told) == {"throughput"} and isinstance(told["throughput"], Mapping):
         return Throughput(**told["throughput"])
     if isinstance(told, Mapping) and set(told) == {"tail_latency", "quantile", "others"}:
         return TailLatency(told["tail_latency"], told["quantile"], told["others"])

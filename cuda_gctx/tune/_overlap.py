@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import date
+from threading import Lock
 from typing import Literal
 
 from cuda_gctx._device import Device
@@ -65,9 +67,10 @@ def overlap(
     if not isinstance(device, Device):
         raise TypeError(f"device must be a Device, not {type(device).__name__}")
     _refuse_capture(device)
-    with Progress(progress) as bar, ExitStack() as closing:
+    with _only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
         search = Search(device, parts, objective, sizes, library_sms, budget_s, seed, bar, closing)
         try:
+            device.sync()  # what the parts read may still be on its way, on streams of the caller
             search.run()
         except KeyboardInterrupt:
             search.complete = False
@@ -80,6 +83,23 @@ def overlap(
             f"budget_s={budget_s:g} ended before each part alone and the sequence were measured: give it more time"
         )
     return _report(search, device, objective)
+
+
+# By the number of the device. Two tunings at once would each measure the other.
+_locks: defaultdict[int, Lock] = defaultdict(Lock)
+
+
+@contextmanager
+def _only_tuning(device: Device) -> Iterator[None]:
+    lock = _locks[device.device_id]
+    if not lock.acquire(blocking=False):
+        raise RuntimeError(
+            f"another tuning of {device.name} is under way, and each would measure the other: wait for it"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _refuse_capture(device: Device) -> None:
@@ -138,7 +158,7 @@ def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> R
     parts = {}
     for name in candidate.plan.parts:
         counted = [sample.calls[name] for sample in samples if sample.calls.get(name, (0, 0.0))[1] > 0]
-        spent = candidate.spent(name)
+        spent = candidate.spent(name, search.final)
         spent += [seconds / calls for calls, seconds in counted if calls]
         spent += latencies if not counted and not spent else []
         here = candidate.alone_here.get(name)
@@ -148,11 +168,12 @@ def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> R
             calls_per_second=sum(n for n, _ in counted) / sum(s for _, s in counted) if counted else None,
             alone=_spread(search, here) if here is not None and here.samples else None,
         )
+    seconds = _spread(search, candidate)
     return Result(
         plan=candidate.plan,
-        seconds=_spread(search, candidate),
+        seconds=seconds,
         parts=parts,
-        overlap=_overlap(candidate, alone),
+        overlap=_overlap(candidate, candidate.looked_at(search.final), alone, seconds.median),
         latency=_latency(latencies),
         launch_bound=2 * sum(sample.launch_bound for sample in samples) > len(samples),
     )
@@ -165,10 +186,19 @@ def _latency(latencies: Sequence[float]) -> Latency | None:
     return Latency(p50, p90, p99, max(latencies), len(latencies))
 
 
-def _overlap(candidate: Candidate, alone: dict[str, Spread]) -> float | None:
+def _overlap(
+    candidate: Candidate, steps: Sequence[Intervals], alone: dict[str, Spread], seconds: float
+) -> float | None:
     """How much of the time in which parts can run at once they were seen to: the median over steps."""
-    shares = [_overlap_of(step, candidate, alone) for step in candidate.steps]
-    return quantile(shares, 0.5) if shares else None
+    if not steps:
+        return None
+    seen = quantile([_overlap_of(step, candidate, alone) for step in steps], 0.5)
+    if candidate.is_sequence:
+        return seen
+    # A step that takes less than its parts one after the other has them at once, also where events between the parts
+    # have kept them apart.
+    lengths = [spread.median for spread in alone.values()]
+    return max(seen, min(1.0, (sum(lengths) - seconds) / (sum(lengths) - max(lengths))))
 
 
 def _overlap_of(step: Intervals, candidate: Candidate, alone: dict[str, Spread]) -> float:

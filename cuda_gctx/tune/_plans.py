@@ -14,16 +14,18 @@ from cuda_gctx._resources import SMResourceOptions
 from cuda_gctx._stream import Stream, StreamOptions
 from cuda_gctx.partitions import FENCE, PartitionPool, Partitions
 
-__all__ = ["KINDS", "Kind", "Plan", "partition_name"]
+__all__ = ["KINDS", "LIBRARIES_TOLD", "Kind", "Plan", "partition_name", "sizes_of"]
 
 Kind: TypeAlias = Literal["sequence", "streams", "priority", "partitions"]
 KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "partitions")  # the simplest first
+LIBRARIES_TOLD = "libraries told"
 SCHEMA = 1
 
 
 def partition_name(part: str, position: int) -> str:
     """What the partition of a part is called: the same, unless partitions cannot have that name."""
-    return f"part_{position}" if part.startswith("_") or hasattr(Partitions, part) else part
+    usable = part.isidentifier() and not part.startswith("_") and not hasattr(Partitions, part)
+    return part if usable else f"part_{position}"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,15 @@ class Plan:
     library_sms: bool = False
 
     def __post_init__(self) -> None:
+        parts: object = self.parts
+        if not isinstance(parts, (tuple, list)) or not all(isinstance(part, str) for part in parts):
+            raise TypeError(f"parts must be names, like ('decode', 'prefill'), not {parts!r}")
+        if self.layout is not None and not isinstance(self.layout, Layout):
+            raise TypeError(f"layout must be a Layout, not {type(self.layout).__name__}")
+        if not isinstance(self.places, Mapping) or not all(isinstance(place, str) for place in self.places.values()):
+            raise TypeError(f"places must be the name of a partition for each part, not {self.places!r}")
+        if not isinstance(self.library_sms, bool):
+            raise TypeError(f"library_sms must be a bool, not {type(self.library_sms).__name__}")
         object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "places", dict(self.places))
         if self.kind not in KINDS:
@@ -119,11 +130,11 @@ class Plan:
         if not isinstance(told, Mapping) or told.get("schema") != SCHEMA:
             raise ValueError(f"this is no plan of schema {SCHEMA}")
         fields = {name: value for name, value in told.items() if name != "schema"}
-        if fields.get("layout") is not None:
-            fields["layout"] = Layout.from_json(json.dumps(fields["layout"]))
         try:
+            if fields.get("layout") is not None:
+                fields["layout"] = Layout.from_json(json.dumps(fields["layout"]))
             return cls(**fields)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"this is no plan of schema {SCHEMA}: {error}") from None
 
     def to_json(self) -> str:
@@ -140,11 +151,17 @@ class Plan:
             return f"{self.first} first"
         if self.layout is None:
             return {"sequence": "in sequence", "streams": "plain streams"}[self.kind]
-        asked = dict(zip(self.layout.names, self.layout.specs, strict=True))
-        told = []
-        for part, place in self.places.items():
-            sms: Any = asked[place].sms if place in asked else FENCE
-            if isinstance(sms, SMResourceOptions):
-                sms = sms.count[0] if isinstance(sms.count, tuple) else sms.count
-            told.append(f"{part} {'rest' if sms is None else sms}")
-        return ", ".join(told) + (", libraries told" if self.library_sms else "")
+        told = [f"{part} {sms}" for part, sms in sizes_of(self).items()]
+        return ", ".join(told) + (f", {LIBRARIES_TOLD}" if self.library_sms else "")
+
+
+def sizes_of(plan: Plan) -> dict[str, str]:
+    """What the partition of each part asks for, in words; of other plans, nothing."""
+    asked = dict(zip(plan.layout.names, plan.layout.specs, strict=True)) if plan.layout is not None else {}
+    told = {}
+    for part, place in plan.places.items():
+        sms: Any = asked[place].sms if place in asked else FENCE
+        if isinstance(sms, SMResourceOptions):
+            sms = sms.count[0] if isinstance(sms.count, tuple) else sms.count
+        told[part] = "rest" if sms is None else str(sms)
+    return told

@@ -1,4 +1,4 @@
-"""The picture of a report: a bar for each plan, the time that no plan can go below, and what the parts take in it."""
+"""The picture of a report: a bar for each plan, the bound, and what the parts take in it."""
 
 from __future__ import annotations
 

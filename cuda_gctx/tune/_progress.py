@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -30,6 +31,8 @@ class Progress:
         self._write(f"[{'#' * full}{'.' * (WIDTH - full)}] {what}")
 
     def _write(self, text: str) -> None:
+        # A line that is wrapped cannot be written over.
+        text = text[: shutil.get_terminal_size().columns - 1]
         sys.stderr.write(f"\r{text.ljust(self._length)}")
         sys.stderr.flush()
         self._length = len(text)

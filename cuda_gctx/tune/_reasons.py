@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from statistics import median
 
+from cuda_gctx._causes import launches_block, too_few_queues
 from cuda_gctx.tune._objectives import TailLatency, Throughput
 from cuda_gctx.tune._report import Report, Result, title_of, words
 from cuda_gctx.tune._search import Candidate, Search
-from cuda_gctx.tune._statistics import NOISE
+from cuda_gctx.tune._statistics import NOISE, Ratio
 
 __all__ = ["reasons"]
 
@@ -23,9 +24,12 @@ def reasons(search: Search, report: Report, chosen: Candidate) -> tuple[str, ...
     told = [_bound(report)]
     told += _hosts(search)
     told += _streams(search, report)
-    told += _partitions(search, report)
+    told += _partitions(search, report, chosen)
     told += _libraries(search)
     told += _others(search, report, chosen)
+    for why, names in search.left_out.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        told.append(f"{names[0]}{more} left out: {why}")
     told += search.notes
     return tuple(told)
 
@@ -59,9 +63,11 @@ def _hosts(search: Search) -> list[str]:
     ]
     if not isinstance(search.objective, TailLatency) and not told:
         samples = list(search.sequence().samples.values())
-        if 2 * sum(sample.launch_bound for sample in samples) > len(samples):
+        # What the calls take the host where the driver's queue has room: else it waits for the device.
+        called_s = sum(facts.host_s * search.weight(name) for name, facts in search.facts.items())
+        device_s = sum(facts.device_s * search.weight(name) for name, facts in search.facts.items())
+        if 2 * sum(sample.launch_bound for sample in samples) > len(samples) and called_s > device_s / 2:
             host_s = median(sample.host_s for sample in samples)
-            device_s = sum(facts.device_s * search.weight(name) for name, facts in search.facts.items())
             told.append(
                 f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(search.objective)} of "
                 f"{words(device_s)}, so that the device waits for it; fewer launches help, or a CUDA graph"
@@ -79,31 +85,30 @@ def _streams(search: Search, report: Report) -> list[str]:
         slower = streams.seconds.median / alone
         if slower < SLOWDOWN:
             return []
-        others = " and ".join(name for name in report.alone if name != objective.part)
-        told = (
-            f"on plain streams the {title_of(objective)} is {slower:.1f} x what it is alone, because it waits for SMs "
-            f"of {others}"
-        )
+        told = f"on plain streams the {title_of(objective)} is {slower:.1f} x what it is alone"
         urgent = next((r for r in report.results if r.plan.first == objective.part), None)
         if urgent is not None and urgent.seconds.median > SLOWDOWN * alone:
             slower = urgent.seconds.median / alone
-            told += f"; with a priority it is {slower:.1f} x, because priority moves nobody off an SM"
+            told += f"; with a priority it is {slower:.1f} x (a priority takes no SM from what already runs)"
         return [told]
-    if streams.overlap is None or streams.launch_bound:
+    if streams.overlap is None or streams.launch_bound or any(facts.waits for facts in search.facts.values()):
         return []
     if streams.overlap >= NO_OVERLAP:
         seen = f"on plain streams the parts ran at once for {streams.overlap:.0%} of the time that is possible"
         return [seen] if streams.overlap < WHOLE_OVERLAP else []
-    return [f"no overlap seen on plain streams: {_longest(report)} fills all SMs"]
+    cause = launches_block() or too_few_queues(len(report.alone), "streams")
+    return ["no overlap seen on plain streams" + (f": {cause}" if cause is not None else "")]
 
 
-def _partitions(search: Search, report: Report) -> list[str]:
-    """What the best partitions cost the parts: fewer SMs, and what disjoint SMs still share."""
-    result = next((r for r in report.results if any(part.alone for part in r.parts.values())), None)
-    if result is None:
+def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
+    """What the chosen or the best partitions cost the parts: fewer SMs, and what disjoint SMs still share."""
+    placed = [c for c in search.known() if any(alone.samples for alone in c.alone_here.values())]
+    if not placed:
         return []
+    best = min(placed, key=lambda c: (c is not chosen, not search.accepts(c), c.seconds(search.final)))
+    assert best.plan is not None
+    result = report.result(best.plan)
     told = []
-    candidate = next(c for c in search.known() if c.plan == result.plan)
     stretched: dict[str, float] = {}
     for name, part in result.parts.items():
         if part.alone is None:
@@ -111,42 +116,49 @@ def _partitions(search: Search, report: Report) -> list[str]:
         slower = part.alone.median / report.alone[name].median
         if slower > SLOWDOWN:
             told.append(f"{name} alone is {slower:.2g} x slower in {part.sm_count} SMs than on the whole device")
-        here = candidate.alone_here[name].spent(name)
+        here, beside = best.alone_here[name].spent(name, search.final), best.spent(name, search.final)
         if isinstance(report.objective, TailLatency) and name == report.objective.part:
             ratio = result.seconds.median / part.alone.median
             told.append(
                 f"in {part.sm_count} SMs the {title_of(report.objective)} is {words(part.alone.median)} alone, and "
                 f"{ratio:.2f} x that beside the others"
             )
-        elif here:
-            stretched[name] = median(candidate.spent(name)) / median(here)
+        elif here and beside:
+            stretched[name] = median(beside) / median(here)
         elif part.seconds is not None:
             stretched[name] = part.seconds.median / part.alone.median
-    worst = max(stretched, key=stretched.__getitem__, default=None)
-    if worst is not None and stretched[worst] > SLOWDOWN:
-        whom = "they slow each other" if len(stretched) > 1 else f"{worst} is slowed"
-        told.append(
-            f"{whom} by {stretched[worst]:.1f} x ({result.plan}) although their SMs are disjoint: memory bandwidth, L2 "
-            f"or power is shared"
-        )
+    slowed = {name: slower for name, slower in stretched.items() if slower > SLOWDOWN}
+    if slowed:
+        each = " and ".join(f"{name} by {slower:.1f} x" for name, slower in slowed.items())
+        whom = f"they slow each other, {each}" if len(slowed) > 1 else f"the others slow {each}"
+        told.append(f"{whom} ({result.plan}), although their SMs are disjoint: memory bandwidth, L2 or power is shared")
     return told
+
+
+def _interval(ratio: Ratio) -> str:
+    return f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.is_known else ", by too few rounds to be sure"
 
 
 def _libraries(search: Search) -> list[str]:
     """What telling libraries the SM counts did, at the best sizes."""
     by_allocation: dict[object, dict[bool, Candidate]] = {}
-    for candidate in search.known():
+    for candidate in search.acceptable():
         if candidate.allocation is not None and candidate.plan is not None:
             by_allocation.setdefault(candidate.allocation, {})[candidate.plan.library_sms] = candidate
     pairs = [pair for pair in by_allocation.values() if len(pair) == 2]
     if not pairs:
         return []
-    best = min(pairs, key=lambda pair: min(candidate.seconds() for candidate in pair.values()))
-    ratio = best[True].seconds() / best[False].seconds()
-    if abs(ratio - 1) <= NOISE:
-        return [f"telling libraries their SM counts makes no difference ({best[False].plan})"]
-    told = f"{ratio:.2f} x slower" if ratio > 1 else f"{1 / ratio:.2f} x faster"
-    return [f"telling libraries their SM counts makes it {told} ({best[False].plan})"]
+    # That of the finalists is known best.
+    best = min(
+        pairs, key=lambda p: (not search.ratio(p[True], p[False]).is_known, min(c.seconds() for c in p.values()))
+    )
+    slower, faster = search.ratio(best[True], best[False]), search.ratio(best[False], best[True])
+    what = f"telling libraries their SM counts ({best[False].plan}) makes"
+    if slower.is_known and not slower.is_slower and not faster.is_slower:
+        return [f"{what} no difference beyond noise{_interval(slower)}"]
+    if slower.median > 1:
+        return [f"{what} it {slower.median:.2f} x slower{_interval(slower)}"]
+    return [f"{what} it {faster.median:.2f} x faster{_interval(faster)}"]
 
 
 def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
@@ -160,13 +172,10 @@ def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
         if not search.accepts(rival):
             told.append(f"{between}, but the others would achieve {search.others_share(rival):.0%}")
             continue
-        if not ratio.is_known:
-            between += ", by too few rounds to be sure"
-        else:
-            between += f" ({ratio.low:.2f} to {ratio.high:.2f})"
-            if not ratio.is_slower:
-                between += ", no difference beyond noise"
-                between += ", and the choice is simpler" if rival.complexity > chosen.complexity else ""
+        between += _interval(ratio)
+        if ratio.is_known and not ratio.is_slower:
+            between += ", no difference beyond noise"
+            between += ", and the choice is simpler" if rival.complexity > chosen.complexity else ""
         told.append(between)
     if isinstance(report.objective, TailLatency):
         for name, part in report.result(report.choice).parts.items():
@@ -181,10 +190,12 @@ def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
 
 def _trade(search: Search, chosen: Candidate) -> list[str]:
     """What the others would achieve in partitions that leave them more, and what it would cost."""
-    most = max((c for c in search.known() if c.allocation is not None), key=search.others_share, default=chosen)
+    most = max((c for c in search.acceptable() if c.allocation is not None), key=search.others_share, default=chosen)
     gained = search.others_share(most) - search.others_share(chosen)
     if gained < LEAST_TRADE or most.seconds(search.final) > MOST_TRADED * chosen.seconds(search.final):
         return []
-    slower = most.seconds(search.final) / chosen.seconds(search.final)
-    share = search.others_share(most)
-    return [f"with {most.plan} the others would achieve {share:.0%} of that, and the latency would be {slower:.2f} x"]
+    slower = search.ratio(most, chosen)
+    return [
+        f"with {most.plan} the others would achieve {search.others_share(most):.0%} of that, and the latency would be "
+        f"{slower.median:.2f} x{_interval(slower)}"
+    ]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 from cuda_gctx._durations import in_words
 from cuda_gctx._table import table
 from cuda_gctx.tune import _objectives
 from cuda_gctx.tune._objectives import Objective, TailLatency
-from cuda_gctx.tune._plans import Plan
+from cuda_gctx.tune._plans import LIBRARIES_TOLD, Plan, sizes_of
 from cuda_gctx.tune._statistics import Spread
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ __all__ = ["Latency", "PartTime", "Report", "Result", "title_of", "words"]
 
 SCHEMA = 1
 MOST_ROWS = 16
+WIDTH = 80  # of the table, if that is possible
+LONGEST_NAME = 44  # of a plan; longer ones are told by their sizes alone
+LEAST_SAMPLES = 5
 
 Value = TypeVar("Value")
 
@@ -88,10 +92,11 @@ class Report:
 
     choice: the plan to use: the simplest one that no other beats by more than noise.
     results: all plans that were measured, the fastest first.
-    alone: the seconds of each part by itself on the whole device; bound: no plan can take less.
+    alone: the seconds of each part by itself on the whole device; bound: no plan can take less, but for noise.
     gain: how many times as long the sequence takes, from pairs measured one right after the other; gain_low and
-    gain_high are an interval for it. sure: whether noise is ruled out.
-    reasons: why, in words. complete: False after Ctrl-C, or if the budget was too small.
+    gain_high are an interval for it. sure: whether noise is ruled out, between the plans that were measured.
+    reasons: why, in words. complete: False after Ctrl-C, if the budget was too small, or if there are more ways to
+    divide the SMs than were tried, which the reasons tell then.
     """
 
     choice: Plan
@@ -151,22 +156,44 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """The report that to_json() wrote. ValueError for anything else."""
+        """The report that to_json() wrote. ValueError for anything else, which names the field."""
         told = json.loads(text)
         if not isinstance(told, Mapping) or told.get("schema") != SCHEMA:
             raise ValueError(f"this JSON is no report of schema {SCHEMA}")
         try:
-            return _made(
+            report = _made(
                 cls,
                 {name: value for name, value in told.items() if name != "schema"},
-                choice=Plan.from_dict(told["choice"]),
-                objective=_objectives.from_json(told["objective"]),
-                results=tuple(map(_result, told["results"])),
-                alone={name: _made(Spread, spread) for name, spread in told["alone"].items()},
-                reasons=tuple(told["reasons"]),
+                "",
+                choice=_plan,
+                objective=_objective,
+                results=lambda told, where: tuple(_each(told, where, _result)),
+                alone=lambda told, where: _by_name(told, where, _spread),
+                reasons=lambda told, where: tuple(_each(told, where, lambda text, where: _plain(str, text, where))),
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this JSON is no report of schema {SCHEMA}: {error!r}") from error
+            report._demand_consistency()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"this JSON is no report of schema {SCHEMA}: {error}") from error
+        return report
+
+    def _demand_consistency(self) -> None:
+        names = set(self.alone)
+        try:
+            _objectives.checked(self.objective, list(self.alone))
+        except ValueError as error:
+            raise ValueError(f"objective: {error}") from error
+        for number, result in enumerate(self.results):
+            if not set(result.plan.parts) == set(result.parts) == names:
+                raise ValueError(f"results[{number}] is about other parts than alone")
+        if self.choice not in [result.plan for result in self.results]:
+            raise ValueError("choice is none of the plans in results")
+        for field, seconds in {
+            "bound": self.bound,
+            **{f"alone.{name}.median": spread.median for name, spread in self.alone.items()},
+            **{f"results[{n}].seconds.median": result.seconds.median for n, result in enumerate(self.results)},
+        }.items():
+            if seconds == 0:
+                raise ValueError(f"{field} must be more than 0")
 
     # ---- for people
 
@@ -182,7 +209,7 @@ class Report:
         ]
         lines += [f"  - {reason}" for reason in self.reasons]
         if not self.complete:
-            lines.append("  - not complete: it was ended before all was measured")
+            lines.append("  - not complete: not all that there was to measure was measured")
         return "\n".join(lines)
 
     def _gain(self) -> str:
@@ -192,29 +219,47 @@ class Report:
         return told if self.sure else f"{told}, not sure"
 
     def _table(self) -> str:
-        sequence = next((r.seconds.median for r in self.results if r.plan.kind == "sequence"), None)
-        header = ["plan", title_of(self.objective), "p10 to p90", "to sequence"]
-        tail = isinstance(self.objective, TailLatency)
-        header += ["p50", "largest"] if tail else ["overlap"] if self.objective == "makespan" else []
-        header += [f"{name}{'' if self.objective == 'makespan' else ', calls/s'}" for name in self._columns()]
-        rows: list[list[object]] = []
+        """One table, or two where it is too wide: the objective, and what the parts did."""
         shown = self.foremost(MOST_ROWS)
+        briefly = max(len(str(result.plan)) for result in shown) > LONGEST_NAME
+        names = [f"{'> ' if r.plan == self.choice else '  '}{self._name(r.plan, briefly)}" for r in shown]
+        sequence = next((r.seconds.median for r in self.results if r.plan.kind == "sequence"), None)
+        tail = isinstance(self.objective, TailLatency)
+        header = [title_of(self.objective), "p10 to p90", "/sequence"]
+        header += ["overlap"] if self.objective == "makespan" else []
+        first = len(header)
+        header += ["p50", "largest"] if tail else []
+        header += [f"{name}{'' if self.objective == 'makespan' else ', calls/s'}" for name in self._columns()]
+        rows: list[list[str | None]] = []
         for result in shown:
-            seconds = result.seconds
-            row: list[object] = [
-                f"{'> ' if result.plan == self.choice else '  '}{result.plan}",
-                words(seconds.median),
-                f"{words(seconds.p10)} to {words(seconds.p90)}",
-                f"{seconds.median / sequence:.3f}" if sequence else None,
-            ]
-            if tail:
-                row += [words(result.latency.p50), words(result.latency.largest)] if result.latency else [None, None]
-            elif self.objective == "makespan":
+            seconds, latency = result.seconds, result.latency
+            row = [words(seconds.median), _range(seconds), f"{seconds.median / sequence:.3f}" if sequence else None]
+            if self.objective == "makespan":
                 row.append(None if result.overlap is None else f"{result.overlap:.2f}")
-            row += [_told(result.parts[name]) for name in self._columns()]
-            rows.append(row)
+            if tail:
+                row += [words(latency.p50), words(latency.largest)] if latency is not None else [None, None]
+            rows.append(row + [_told(result.parts[name]) for name in self._columns()])
+
+        def columns(which: slice) -> str:
+            cells = [[name, *row[which]] for name, row in zip(names, rows, strict=True)]
+            return table(["plan", *header[which]], cells)
+
+        told = columns(slice(None))
+        if max(map(len, told.splitlines())) > WIDTH:
+            told = f"{columns(slice(first))}\n\n{columns(slice(first, None))}"
+        if briefly:
+            told += "\n\n  with / between them: the SMs of the parts, in the order of the first line"
+        if any(result.plan.library_sms for result in shown):
+            told += "\n\n  told: libraries know the SM counts"
         hidden = len(self.results) - len(shown)
-        return table(header, rows) + (f"\n  and {hidden} more, slower than the fastest of these" if hidden else "")
+        return told + (f"\n  and {hidden} more, slower than the fastest of these" if hidden else "")
+
+    def _name(self, plan: Plan, briefly: bool) -> str:
+        told = str(plan)
+        if briefly and plan.layout is not None:
+            sizes = sizes_of(plan)
+            told = "/".join(sizes[name] for name in self.alone) + (f", {LIBRARIES_TOLD}" if plan.library_sms else "")
+        return told.replace(LIBRARIES_TOLD, "told")
 
     def _columns(self) -> list[str]:
         critical = self.objective.part if isinstance(self.objective, TailLatency) else None
@@ -227,31 +272,108 @@ class Report:
         return plot(self, path)
 
 
+def _range(seconds: Spread) -> str | None:
+    """From p10 to p90, where there are samples enough for that."""
+    if seconds.samples < LEAST_SAMPLES:
+        return None
+    low, high = words(seconds.p10), words(seconds.p90)
+    unit = high.split()[-1]
+    return f"{low.removesuffix(f' {unit}')} to {high}"
+
+
 def _told(part: PartTime) -> str | None:
     if part.calls_per_second is not None:
         return f"{part.calls_per_second:.4g}"
     return words(part.seconds.median) if part.seconds is not None else None
 
 
-def _made(kind: type[Value], told: Mapping[str, Any], **read: Any) -> Value:
-    """A dataclass of these fields; TypeError if it has others."""
-    return kind(**{**told, **read})
+# ---- from JSON: a reader takes what was told and where, and raises TypeError or ValueError that says where
+
+Reader: TypeAlias = Callable[[Any, str], Any]
 
 
-def _optional(kind: type[Value], told: Any) -> Value | None:
-    return None if told is None else _made(kind, told)
+def _plain(kind: Any, told: Any, where: str) -> Any:
+    """A text, a truth value or a number, which is never negative here; None where the kind allows it."""
+    if told is None and type(None) in get_args(kind):
+        return None
+    kind = next((one for one in get_args(kind) if one is not type(None)), kind)
+    if not isinstance(told, (int, float) if kind is float else kind) or (isinstance(told, bool) and kind is not bool):
+        raise TypeError(f"{where} must be of type {kind.__name__}, not {type(told).__name__}")
+    if kind in (int, float) and not 0 <= told < math.inf:
+        raise ValueError(f"{where} must be a number of 0 or more, not {told}")
+    return told
 
 
-def _part(told: Any) -> PartTime:
-    return _made(PartTime, told, seconds=_optional(Spread, told["seconds"]), alone=_optional(Spread, told["alone"]))
+def _made(kind: type[Value], told: Any, where: str, **readers: Reader) -> Value:
+    """A dataclass, of all its fields and no others."""
+    kinds = get_type_hints(kind)
+    at = f"{where}." if where else ""
+    given = set(_mapping(told, where))
+    for name in sorted(kinds.keys() ^ given):
+        raise ValueError(f"{at}{name} is {'unknown' if name in given else 'missing'}")
+    return kind(
+        **{
+            name: readers[name](told[name], at + name)
+            if name in readers
+            else _plain(kinds[name], told[name], at + name)
+            for name in kinds
+        }
+    )
 
 
-def _result(told: Any) -> Result:
+def _mapping(told: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(told, Mapping):
+        raise TypeError(f"{where} must be an object, not {type(told).__name__}")
+    return told
+
+
+def _each(told: Any, where: str, read: Reader) -> list[Any]:
+    if not isinstance(told, list):
+        raise TypeError(f"{where} must be a list, not {type(told).__name__}")
+    return [read(value, f"{where}[{number}]") for number, value in enumerate(told)]
+
+
+def _by_name(told: Any, where: str, read: Reader) -> dict[str, Any]:
+    return {name: read(value, f"{where}.{name}") for name, value in _mapping(told, where).items()}
+
+
+def _optional(read: Reader) -> Reader:
+    return lambda told, where: None if told is None else read(told, where)
+
+
+def _plan(told: Any, where: str) -> Plan:
+    try:
+        return Plan.from_dict(told)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _objective(told: Any, where: str) -> Objective:
+    try:
+        return _objectives.from_json(told)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _spread(told: Any, where: str) -> Spread:
+    return _made(Spread, told, where)
+
+
+def _latency(told: Any, where: str) -> Latency:
+    return _made(Latency, told, where)
+
+
+def _part(told: Any, where: str) -> PartTime:
+    return _made(PartTime, told, where, seconds=_optional(_spread), alone=_optional(_spread))
+
+
+def _result(told: Any, where: str) -> Result:
     return _made(
         Result,
         told,
-        plan=Plan.from_dict(told["plan"]),
-        seconds=_made(Spread, told["seconds"]),
-        parts={name: _part(part) for name, part in told["parts"].items()},
-        latency=_optional(Latency, told["latency"]),
+        where,
+        plan=_plan,
+        seconds=_spread,
+        parts=lambda told, where: _by_name(told, where, _part),
+        latency=_optional(_latency),
     )

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median
 
 from cuda_gctx._device import Device
-from cuda_gctx._errors import CUDAError, FeatureNotSupported
+from cuda_gctx._errors import CUDAError, FeatureNotSupported, ResourceOverlapWarning
+from cuda_gctx._lease import is_capturing
 from cuda_gctx._stream import Stream
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._measure import Bench, Intervals, OutOfTime, Sample, Trial
@@ -24,30 +26,32 @@ from cuda_gctx.tune._plans import KINDS, Plan
 from cuda_gctx.tune._progress import Progress
 from cuda_gctx.tune._sizes import Allocation, Sizes
 from cuda_gctx.tune._statistics import LEAST_PAIRS, NOISE, Ratio, ratio_of
-from cuda_gctx.tune._work import Part, PartFacts, examine, libraries_loaded, why_not
+from cuda_gctx.tune._work import Part, PartFacts, PartFailed, examine, libraries_loaded, naming, why_not
 
 __all__ = ["Candidate", "Search"]
 
-COARSE_ROUNDS, REFINING_ROUNDS, ALONE_ROUNDS = 3, 2, 5
+COARSE_ROUNDS, REFINING_ROUNDS = 3, 2
 # Final rounds, and how many there are in all if the first ones leave it open what is best. Nobody looks in between:
 # who looks often enough sees what he wants once.
 FINAL_ROUNDS, MOST_FINAL_ROUNDS = 15, 60
 # The share of the budget after which each phase has to end.
-SEARCH_UNTIL, REFINE_UNTIL, COMPARE_UNTIL = 0.45, 0.65, 0.92
+SEARCH_UNTIL, REFINE_UNTIL = 0.45, 0.65
 # Slower than the best of each of its rounds by so much, a plan is left out of later ones: after two, or at once. And
 # partitions are not refined.
 HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.15, 1.5, 1.25
 MOST_FINALISTS = 8
 MARGINS = (1.0, 1.05, 1.1, HOPELESS)
-# A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime").
+# A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime"). A quarter is for sizes near the best.
 MOST_CONTEXTS = 96
+COARSE_SHARE = 0.75
 
 
 @dataclass(eq=False)
 class Candidate:
     """Something that is measured: a plan, or a part alone (`plan` is None), with its samples by round.
 
-    steps: when the parts ran in some joined steps. alone_here: the parts alone on the SMs that the plan gives them.
+    steps: when the parts ran in some joined steps, by round too. alone_here: the parts alone on the SMs that the plan
+    gives them.
     """
 
     trial: Trial
@@ -55,7 +59,7 @@ class Candidate:
     sm_counts: dict[str, int]
     allocation: Allocation | None = None
     samples: dict[int, Sample] = field(default_factory=dict)
-    steps: list[Intervals] = field(default_factory=list)
+    steps: dict[int, list[Intervals]] = field(default_factory=dict)
     alone_here: dict[str, Candidate] = field(default_factory=dict)
     hopeless: bool = False
     batch_s: float = 0.0  # what the last batch took the host
@@ -68,9 +72,16 @@ class Candidate:
     def seconds(self, final: int | None = None) -> float:
         return median(sample.seconds for sample in self.measured(final).values())
 
-    def spent(self, name: str) -> list[float]:
+    def looked_at(self, final: int | None) -> list[Intervals]:
+        """The steps: those of the final rounds, if there are any."""
+        fresh = [
+            step for number, steps in self.steps.items() if final is not None and number >= final for step in steps
+        ]
+        return fresh or [step for steps in self.steps.values() for step in steps]
+
+    def spent(self, name: str, final: int | None) -> list[float]:
         """How long a part took in the steps that were looked at, from when it could begin to its end."""
-        return [step[name][1] - step[name][0] for step in self.steps]
+        return [step[name][1] - step[name][0] for step in self.looked_at(final)]
 
     @property
     def is_sequence(self) -> bool:
@@ -81,6 +92,15 @@ class Candidate:
         """The simplest plan has the smallest."""
         assert self.plan is not None
         return KINDS.index(self.plan.kind), self.plan.library_sms
+
+
+def _capturing(trial: Trial) -> list[str]:
+    """The parts that have left their stream capturing a graph."""
+    found = []
+    for name, stream in trial.streams.items():
+        with suppress(CUDAError):  # of a device that has failed
+            found += [name] if is_capturing(stream) else []
+    return found
 
 
 class Search:
@@ -105,6 +125,7 @@ class Search:
         self.alone: dict[str, Candidate] = {}
         self.candidates: list[Candidate] = []
         self.notes: list[str] = []
+        self.left_out: dict[str, list[object]] = {}  # what could not be measured, by the reason
         self.complete = False
         self.final: int | None = None  # the number of the first final round
         self._library_sms = library_sms
@@ -134,8 +155,7 @@ class Search:
         for phase, share in (
             (self._first, SEARCH_UNTIL),
             (self._refine, REFINE_UNTIL),
-            (self._compare, COMPARE_UNTIL),
-            (self._place, 1.0),
+            (self._compare, 1.0),
         ):
             # What there is to compare needs the first phase, which may take all of the time.
             until = 1.0 if not self.can_answer else share
@@ -170,10 +190,11 @@ class Search:
         gate = self._closing.enter_context(self.device.create_stream())
         whole = dict.fromkeys((part.name for part in self.parts), self.device.sm_count)
         for part in self.parts:
-            self.facts[part.name] = examine(part, first, gate, self._bench.demand_time)
             trial = Trial("alone", (part,), {part.name: first}, first)
             candidate = Candidate(trial, None, whole)
-            self._bench.warm(trial)
+            with self._forgiving(candidate):
+                self.facts[part.name] = examine(part, first, gate, self._bench.demand_time)
+                self._bench.warm(trial)
             self._bench.alone_s[part.name] = trial.step_s
             self.alone[part.name] = candidate
         names = tuple(part.name for part in self.parts)
@@ -182,14 +203,33 @@ class Search:
         for plan in plans:
             self._open(plan, whole)
         self._show("lets the clocks settle")
-        self._bench.settle_clocks(self.candidates[0].trial)
+        with self._forgiving(self.candidates[0]):
+            self._bench.settle_clocks(self.candidates[0].trial)
         self._rounds([*self.alone.values(), *self.candidates], 1, drop=False)
         self._bench.deadline = self._began + SEARCH_UNTIL * self._budget_s
-        if self._sizes is not None:
-            durations = {name: trial_s * self.weight(name) for name, trial_s in self._bench.alone_s.items()}
-            for allocation in self._sizes.coarse(durations):
-                self._open_allocation(allocation)
+        self._divide()
         self._rounds([*self.alone.values(), *self.candidates], COARSE_ROUNDS)
+
+    def _divide(self) -> None:
+        """Opens partitions of sizes that are far apart."""
+        sizes = self._sizes
+        if sizes is None:
+            return
+        for count in sizes.too_large():
+            self.note(f"{count} SMs were not tried: with a partition of that size no layout for these parts fits")
+        durations = {name: trial_s * self.weight(name) for name, trial_s in self._bench.alone_s.items()}
+        plans = [(allocation, sizes.plan(allocation, False)) for allocation in sizes.coarse(durations)]
+        coarse = [(allocation, found[0]) for allocation, found in plans if found is not None]
+        most = MOST_CONTEXTS if sizes.coarse_is_all else COARSE_SHARE * MOST_CONTEXTS
+        for number, (allocation, plan) in enumerate(coarse):
+            if self._contexts + len(self.parts) > most:
+                self.complete = False
+                self.note(
+                    f"{len(coarse) - number} of {len(coarse)} divisions of the SMs were not tried, the first of them "
+                    f"{plan}: at most {MOST_CONTEXTS} contexts are made; sizes=[...] tries others"
+                )
+                return
+            self._open_allocation(allocation)
 
     def _refine(self) -> None:
         if self._sizes is None:
@@ -217,25 +257,37 @@ class Search:
             candidate.hopeless = False
         competing = [*self.alone.values(), *finalists]
         round_s = sum(candidate.batch_s for candidate in competing)
-        affordable = int((self._bench.deadline - time.monotonic()) / max(round_s, 1e-6))
-        done = max(LEAST_PAIRS, min(FINAL_ROUNDS, affordable))
-        self._rounds(competing, done, drop=False)
-        further = min(MOST_FINAL_ROUNDS, affordable) - done
+
+        def affordable() -> int:
+            return max(0, int((self._bench.deadline - time.monotonic()) / max(round_s, 1e-6)))
+
+        # Looking at the parts takes about as long as the rounds in which it is done.
+        placed = self._placed(finalists) if affordable() >= FINAL_ROUNDS + LEAST_PAIRS else []
+        self._rounds([*dict.fromkeys([*competing, *placed])], LEAST_PAIRS, drop=False, look=placed)
+        self._rounds(competing, min(FINAL_ROUNDS - LEAST_PAIRS, affordable()), drop=False)
+        further = min(MOST_FINAL_ROUNDS - FINAL_ROUNDS, affordable())
         if further > 0 and not self.choose()[1]:
             self._rounds(competing, further, drop=False)
 
-    def _place(self) -> None:
-        """How long the parts take in the chosen or the best partitions without anything beside them."""
-        chosen, _ = self.choose()
-        best = chosen if chosen.allocation is not None else self._best_partitions()
-        if best is None or best.plan is None:
-            return
-        for part in self.parts:
-            stream = best.trial.streams[part.name]
-            trial = Trial("alone in its partition", (part,), {part.name: stream}, stream, best.plan.library_sms)
-            self._bench.warm(trial)
-            best.alone_here[part.name] = Candidate(trial, None, best.sm_counts)
-        self._rounds(list(best.alone_here.values()), ALONE_ROUNDS, drop=False)
+    def _placed(self, finalists: Sequence[Candidate]) -> list[Candidate]:
+        """The finalists in partitions, or the best partitions, and their parts alone in these."""
+        best = self._best_partitions()
+        if best is None:
+            return []
+        placed = [candidate for candidate in finalists if candidate.allocation is not None] or [best]
+        for candidate in placed:
+            for part in self.parts:
+                told, stream = candidate.trial.library_sms, candidate.trial.streams[part.name]
+                trial = Trial(f"{part.name} alone in {candidate.plan}", (part,), {part.name: stream}, stream, told)
+                alone = Candidate(trial, None, candidate.sm_counts, candidate.allocation)
+                with self._forgiving(alone):
+                    self._bench.warm(trial)
+                candidate.alone_here[part.name] = alone
+        # The same sizes with and without libraries that are told.
+        placed += [c for c in self.known() if c.allocation == best.allocation and c not in placed]
+        for candidate in placed:
+            candidate.hopeless = False
+        return [*placed, *(alone for candidate in placed for alone in candidate.alone_here.values())]
 
     # ---- candidates
 
@@ -262,8 +314,36 @@ class Search:
         candidate = Candidate(Trial.of(plan, self.parts, streams, clock), plan, sm_counts, allocation)
         self.candidates.append(candidate)
         self._show(f"warms up {plan}")
-        self._bench.warm(candidate.trial)
+        with self._forgiving(candidate):
+            self._bench.warm(candidate.trial)
         return candidate
+
+    @contextmanager
+    def _forgiving(self, candidate: Candidate) -> Iterator[None]:
+        """Leaves out partitions in which a part fails, where the device still works. Other errors name the plan."""
+        trial = candidate.trial
+        try:
+            with naming(trial.name if len(trial.parts) > 1 else f"{trial.parts[0].name} {trial.name}"):
+                yield
+        except PartFailed as error:
+            if candidate.allocation is None or _capturing(trial):
+                raise
+            try:
+                self.device.sync()
+            except CUDAError:
+                raise error from error.__cause__
+            candidate.hopeless = True
+            candidate.samples.clear()
+            candidate.steps.clear()
+            self.left_out.setdefault(str(error).replace(f" ({trial.name})", ""), []).append(trial.name)
+        except CUDAError as error:
+            capturing = _capturing(trial)
+            if not capturing:
+                raise
+            raise RuntimeError(
+                f"{' or '.join(capturing)} leaves its stream capturing a graph ({trial.name}): end the capture in the "
+                f"function"
+            ) from error
 
     def _open_allocation(self, allocation: Allocation) -> list[Candidate]:
         """The plans with an allocation that is new: without library SM targets, with them, or both."""
@@ -285,7 +365,10 @@ class Search:
                     break
                 self._contexts += len(self.parts)
                 try:
-                    self._pool.get(plan.layout)
+                    # Whose contexts share SMs with those made here is no matter of the caller's.
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", ResourceOverlapWarning)
+                        self._pool.get(plan.layout)
                 except CUDAError as error:
                     if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
                         raise
@@ -322,8 +405,14 @@ class Search:
     def _show(self, what: str) -> None:
         self._progress.show((time.monotonic() - self._began) / self._budget_s, what)
 
-    def _rounds(self, candidates: Sequence[Candidate], number: int, drop: bool = True) -> None:
-        """Each candidate in each round, in random order. drop: leaves out those that cannot win any more."""
+    def _rounds(
+        self, candidates: Sequence[Candidate], number: int, drop: bool = True, look: Sequence[Candidate] = ()
+    ) -> None:
+        """Each candidate in each round, in random order.
+
+        drop: leaves out those that cannot win any more. look: of which it is looked at in each round when the parts
+        run, not only once.
+        """
         for _ in range(number):
             order = [candidate for candidate in candidates if not candidate.hopeless]
             self._random.shuffle(order)
@@ -332,10 +421,11 @@ class Search:
             for candidate in order:
                 self._show(f"measures {candidate.plan or 'alone'}")
                 began = time.monotonic()
-                candidate.samples[current] = self._bench.batch(candidate.trial)
-                candidate.batch_s = time.monotonic() - began
-                if self.objective == "makespan" and not candidate.steps:
-                    candidate.steps = self._bench.profile(candidate.trial)
+                with self._forgiving(candidate):
+                    candidate.samples[current] = self._bench.batch(candidate.trial)
+                    candidate.batch_s = time.monotonic() - began
+                    if self.objective == "makespan" and (not candidate.steps or candidate in look):
+                        candidate.steps[current] = self._bench.profile(candidate.trial)
             if drop:
                 self._fair_rounds.add(current)
                 self._drop()
@@ -426,6 +516,9 @@ class Search:
         """How many times as long one takes as the other, by the rounds that both were in."""
         theirs, ours = slow.measured(self.final), fast.measured(self.final)
         rounds = theirs.keys() & ours.keys()
+        if not rounds:
+            theirs, ours = slow.samples, fast.samples
+            rounds = theirs.keys() & ours.keys()
         if not rounds:
             ratio = slow.seconds(self.final) / fast.seconds(self.final)
             return Ratio(ratio, ratio, ratio, 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from operator import index
+from typing import SupportsIndex
 
 from cuda_gctx._device import Device
 from cuda_gctx._errors import SplitError
@@ -16,8 +18,10 @@ from cuda_gctx.tune._plans import Plan, partition_name
 
 __all__ = ["Allocation", "Sizes"]
 
-# The shares of the device that one part gets in the first round, the others dividing what is left.
-SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+# The shares of the device that one part gets in the first round, the others dividing what is left. Of two parts, what
+# is left is a share of the other.
+SHARES_OF_TWO = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+SHARES_OF_MORE = (7 / 8, 3 / 4, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,16 @@ class Sizes:
         else:
             self.sizes = [offered[count] for count in self._checked(wanted, offered)]
 
-    def _checked(self, wanted: Iterable[int], offered: Mapping[int, PartitionSize]) -> list[int]:
-        counts = sorted(set(wanted))
-        if not counts:
+    def _checked(self, wanted: object, offered: Mapping[int, PartitionSize]) -> list[int]:
+        if not isinstance(wanted, Iterable) or isinstance(wanted, (str, bytes)):
+            raise TypeError(f"sizes must be numbers of SMs, like [8, 16], not {type(wanted).__name__}")
+        given = list(wanted)
+        if not given:
             raise ValueError("sizes must name at least one number of SMs, or be None for all aligned ones")
+        for count in given:
+            if isinstance(count, bool) or not isinstance(count, SupportsIndex):
+                raise TypeError(f"sizes must be numbers of SMs, like [8, 16], and {count!r} is none")
+        counts = sorted(set(map(index, given)))
         for count in counts:
             if count not in offered:
                 near = ", ".join(map(str, sorted(sorted(offered, key=lambda size: abs(size - count))[:2])))
@@ -81,30 +91,59 @@ class Sizes:
         return min(range(len(self.sizes)), key=lambda place: abs(self.sizes[place].sm_count - target))
 
     def _allocation(self, targets: Mapping[str, float], rest: str) -> Allocation:
-        return Allocation(rest, tuple((part, self._nearest(targets[part])) for part in self._parts if part != rest))
+        places = {part: self._nearest(targets[part]) for part in self._parts if part != rest}
+        counts = [self.sizes[place].sm_count for place in places.values()]
+        if len(self._parts) > 2 and sum(counts) + max(counts) > self._device.sm_count:
+            # Rounded up, the others leave too little for the fence.
+            places = {
+                part: place - 1 if place > 0 and self.sizes[place].sm_count > targets[part] else place
+                for part, place in places.items()
+            }
+        return Allocation(rest, tuple(places.items()))
+
+    def too_large(self) -> list[int]:
+        """The sizes asked for with which no layout fits, however small the other partitions are."""
+        if not self._chosen:
+            return []
+        first, *between, rest = self._parts
+        least = tuple((part, 0) for part in between)
+        return [
+            size.sm_count
+            for place, size in enumerate(self.sizes)
+            if self.plan(Allocation(rest, ((first, place), *least)), False) is None
+        ]
+
+    @property
+    def coarse_is_all(self) -> bool:
+        """Whether the coarse allocations are all there are, so that none next to them is left."""
+        return self._chosen and len(self._parts) == 2
 
     def coarse(self, durations: Mapping[str, float]) -> list[Allocation]:
-        """Allocations that are far apart; durations: of each part alone."""
+        """Allocations that are far apart, the likeliest first; durations: of each part alone."""
         if not self.sizes:
             return []
         total = self._device.sm_count
         found: list[Allocation] = []
-        if self._chosen and len(self._parts) == 2:
+        if self.coarse_is_all:
             for part, rest in permutations(self._parts):
                 found += [Allocation(rest, ((part, place),)) for place in range(len(self.sizes))]
             return found
-        shares: list[dict[str, float]] = []
-        for part in self._parts:
-            for share in SHARES:
-                left = (1 - share) / (len(self._parts) - 1)
-                shares.append({other: share if other == part else left for other in self._parts})
         whole = sum(durations.values())
-        shares.append({part: durations[part] / whole for part in self._parts})
+        by_duration = {part: durations[part] / whole for part in self._parts}
+        longest_first = sorted(self._parts, key=durations.__getitem__, reverse=True)
+        two = len(self._parts) == 2
+        # One part has what the smallest partitions of the others leave.
+        most = 1 - (len(self._parts) - 1) * self.sizes[0].sm_count / total
+        shares = [by_duration]
+        for share in SHARES_OF_TWO if two else (most, *SHARES_OF_MORE):
+            left = (1 - share) / (len(self._parts) - 1)
+            shares += [{other: share if other == part else left for other in self._parts} for part in longest_first]
         for share_of in shares:
             targets = {part: total * share for part, share in share_of.items()}
             largest = max(targets.values())
-            # Of equal ones, either may have the fence.
-            found += [self._allocation(targets, part) for part in self._parts if targets[part] >= largest * 0.999]
+            equal = [part for part in longest_first if targets[part] >= largest * 0.999]
+            # Of two equal ones, either may have the fence. With more parts, other divisions tell more.
+            found += [self._allocation(targets, part) for part in (equal if two else equal[:1])]
         return list(dict.fromkeys(found))
 
     def first_stride(self) -> int:

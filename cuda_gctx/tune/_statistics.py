@@ -37,6 +37,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
+        """That of some samples."""
         return cls(median(values), quantile(values, 0.1), quantile(values, 0.9), len(values))
 
 

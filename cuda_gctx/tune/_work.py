@@ -26,9 +26,11 @@ __all__ = [
     "TIMED",
     "Part",
     "PartFacts",
+    "PartFailed",
     "entered",
     "examine",
     "libraries_loaded",
+    "naming",
     "parts_of",
     "seconds_between",
     "why_not",
@@ -45,6 +47,10 @@ LEAST_WORK_S = 0.5e-6
 LIBRARIES = ("torch", "cupy")
 
 
+class PartFailed(RuntimeError):
+    """What a part raised is its cause."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A function that enqueues work on the stream it is given, with its name."""
@@ -57,7 +63,7 @@ class Part:
         try:
             self.function(stream)
         except Exception as error:
-            raise RuntimeError(f"{self.name} failed ({plan}): {type(error).__name__}: {error}") from error
+            raise PartFailed(f"{self.name} failed ({plan}): {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,8 @@ def parts_of(work: Sequence[Any], named: dict[str, Any]) -> tuple[Part, ...]:
     for name, function in named.items():
         if not callable(function):
             raise TypeError(f"{name} must be a function that takes a stream, not {type(function).__name__}")
+        if not name.strip() or not name.isprintable():
+            raise ValueError(f"{name!r} cannot be read in a table: give that part another name")
         parts.append(Part(name, function))
     names = [part.name for part in parts]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -90,6 +98,16 @@ def parts_of(work: Sequence[Any], named: dict[str, Any]) -> tuple[Part, ...]:
     if not LEAST_PARTS <= len(parts) <= MOST_PARTS:
         raise ValueError(f"overlap takes from {LEAST_PARTS} to {MOST_PARTS} parts, not {len(parts)}")
     return tuple(parts)
+
+
+@contextmanager
+def naming(what: object) -> Iterator[None]:
+    """Says what was under way, where the device or the driver reports an error."""
+    try:
+        yield
+    except CUDAError as error:
+        error.args = (f"{error} ({what})",)
+        raise
 
 
 # ---- libraries
@@ -138,6 +156,8 @@ def seconds_between(start: Event, end: Event) -> float:
     try:
         return (end - start) / 1000
     except CUDAError as error:
+        if error.name != "CUDA_ERROR_INVALID_HANDLE":
+            raise
         raise RuntimeError(
             f"the driver does not tell the time between events of two contexts ({error}), so that parts on different "
             f"streams cannot be timed here"
