@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from cuda_gctx._svg import Drawing, colours_of, ink_on, legend, page, text_width
+from cuda_gctx._svg import Drawing, Entry, colours_of, ink_on, legend, page, text_width
 from cuda_gctx._table import ranges
 
 __all__ = ["MapCell", "MapRow", "SMMap"]
@@ -23,6 +23,8 @@ CELL, GAP, PAIR_GAP = 30, 2, 4
 MARGIN, PANEL_GAP, PANEL_PAD, PANEL_HEAD = 20, 10, 8, 38
 PANELS_OF_A_ROW = 9
 LEAST_WIDTH = 560
+WIDEST_ENTRY = 780  # of the legend: a longer name is shortened
+SHARED_COLOUR = "#b00020"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class SMMap:
 
     @property
     def letters(self) -> dict[str, str]:
-        """The letter of each owner in the text."""
+        """The letter of each owner, in the text and in the pictures."""
         return {name: LETTERS[i % len(LETTERS)] for i, (name, _) in enumerate(self.owners)}
 
     def rows(self) -> tuple[MapRow, ...]:
@@ -139,12 +141,16 @@ class SMMap:
             if self.clusters
             else "Which SMs form a cluster of the chip is not known here: SMs by id, a row is a pair."
         )
+        entries = self._legend()
         width = max(
-            2 * MARGIN + across * panel_width + (across - 1) * PANEL_GAP, 2 * MARGIN + text_width(note, 11), LEAST_WIDTH
+            2 * MARGIN + across * panel_width + (across - 1) * PANEL_GAP,
+            2 * MARGIN + text_width(note, 11),
+            2 * MARGIN + min(max((entry.width for entry in entries), default=0), WIDEST_ENTRY),
+            LEAST_WIDTH,
         )
         drawing.text(MARGIN, 32, "SM map", size=17, bold=True)
-        drawing.text(MARGIN, 51, f"{self.device}, driver {self.driver}", kind="faint")
-        y: float = 66 + legend(drawing, MARGIN, 66, self._legend(), width - MARGIN) + 6
+        drawing.text(MARGIN, 51, self.device, kind="faint", room=width - 2 * MARGIN, tail=f", driver {self.driver}")
+        y: float = 66 + legend(drawing, MARGIN, 66, entries, width - MARGIN) + 6
         for first in range(0, len(rows), across):
             line = rows[first : first + across]
             tall = max((len(row.cells) + 1) // 2 for row in line)
@@ -162,8 +168,7 @@ class SMMap:
         drawing.text(MARGIN, y + 10, note, size=11, kind="faint")
         return drawing.svg(width, y + 26)
 
-    @staticmethod
-    def _draw(drawing: Drawing, x: float, y: float, cell: MapCell, where: str, colours: dict[str, str]) -> None:
+    def _draw(self, drawing: Drawing, x: float, y: float, cell: MapCell, where: str, colours: dict[str, str]) -> None:
         who = " and ".join(cell.owners) or "nobody"
         hover = f"SM {cell.sm}: {who}{', shared' if len(cell.owners) > 1 else ''} ({where})"
         if not cell.owners:
@@ -173,30 +178,22 @@ class SMMap:
         part = CELL / len(cell.owners)
         for i, owner in enumerate(cell.owners):
             corner = 4 if len(cell.owners) == 1 else 0
-            drawing.rectangle(x + i * part, y, part, CELL, fill=colours[owner], corner=corner, hover=hover)
-        shared = len(cell.owners) > 1
-        if shared:  # a plate under the number, which would else lie across two colours
-            drawing.rectangle(x + 3, y + 8, CELL - 6, 14, fill="#ffffff", corner=3, hover=hover)
-        drawing.text(
-            x + CELL / 2,
-            y + 19,
-            str(cell.sm),
-            size=10.5,
-            kind="mark",
-            anchor="middle",
-            bold=shared,
-            fill="#b00020" if shared else ink_on(colours[cell.owners[0]]),
-        )
+            drawing.rectangle(x + i * part, y, part, CELL, fill=colours[owner], kind="cell", corner=corner, hover=hover)
+        ink = ink_on(colours[cell.owners[0]])
+        if len(cell.owners) > 1:  # a plate under the words, which would else lie across two colours
+            drawing.rectangle(x + 5, y + 3, CELL - 10, CELL - 6, fill="#ffffff", corner=3, hover=hover)
+            ink = SHARED_COLOUR
+        middle = x + CELL / 2
+        drawing.text(middle, y + 13, self._mark(cell), size=10.5, kind="mark", anchor="middle", bold=True, fill=ink)
+        drawing.text(middle, y + 25, str(cell.sm), size=9.5, kind="mark", anchor="middle", fill=ink)
 
-    def _legend(self) -> list[tuple[str | None, str]]:
-        colours = self.colours
-        entries: list[tuple[str | None, str]] = [
-            (colours[name], f"{name}, {_sms(len(sms))}") for name, sms in self.owners
-        ]
+    def _legend(self) -> list[Entry]:
+        colours, letters = self.colours, self.letters
+        entries = [Entry(colours[name], letters[name], name, f", {_sms(len(sms))}") for name, sms in self.owners]
         free = sum(not owners for owners in self._owners_of.values())
         shared = sum(len(owners) > 1 for owners in self._owners_of.values())
-        entries += [(None, f"nobody, {_sms(free)}")] if free else []
-        return entries + ([("#b00020", f"shared, {_sms(shared)}")] if shared else [])
+        entries += [Entry(None, "", "nobody", f", {_sms(free)}")] if free else []
+        return entries + ([Entry(SHARED_COLOUR, SHARED, "shared", f", {_sms(shared)}")] if shared else [])
 
     def html(self) -> str:
         """The picture as a page of its own, with nothing to load from anywhere."""

@@ -2,36 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import accumulate
+from math import inf
+from typing import NamedTuple
+from unicodedata import east_asian_width
 
-__all__ = ["Drawing", "colours_of", "ink_on", "page"]
+__all__ = ["Drawing", "Entry", "colours_of", "contrast", "ink_on", "legend", "page", "text_width"]
 
-# The palette of Okabe and Ito, blue and orange first.
-PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
+# The palette of Okabe and Ito, blue and orange first; the yellow is darker, to be seen on a light sheet.
+PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#d4c93a")
+# How dark and how light a colour may be, as the cube root of its luminance, which is even to the eye: from a contrast
+# of 3 with the dark panel to one of 1.5 with the light panel, where the outline of a cell has more.
+DARKEST, LIGHTEST = 0.53, 0.84
+# Of the way from the one to the other, a step for each turn: turns stay apart however many there are.
+GOLDEN = 0.618
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 LIGHT = {"paper": "#ffffff", "panel": "#f3f5f7", "line": "#d0d7de", "ink": "#1f2328", "faint": "#59636e"}
 DARK = {"paper": "#0d1117", "panel": "#1a2028", "line": "#3d444d", "ink": "#e6edf3", "faint": "#9da7b1"}
 
+# What no XML 1.0 document can hold, not even as a reference.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-def _channels(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+def _xml(words: str) -> str:
+    """Words as text of SVG and HTML; a control character becomes U+FFFD."""
+    return escape(_NOT_XML.sub("\ufffd", words))
 
 
-def _shade(colour: str, turn: int) -> str:
-    """The colour as it is for the first turn through the palette, darker for each further one."""
-    return "#" + "".join(f"{round(part * 0.55**turn):02x}" for part in _channels(colour))
+def _linear(colour: str) -> list[float]:
+    """Red, green and blue in linear light, from 0 to 1, as WCAG 2 reckons them."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def _luminance(parts: Sequence[float]) -> float:
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours by WCAG 2, from 1 to 21."""
+    dark, light = sorted(_luminance(_linear(colour)) for colour in (one, other))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _turned(colour: str, turn: int) -> str:
+    """The colour as it is for the first turn through the palette, a tint or a shade of it for each further one."""
+    parts = _linear(colour)
+    own, room = _luminance(parts), LIGHTEST - DARKEST
+    wanted = (DARKEST + (own ** (1 / 3) - DARKEST + GOLDEN * room * turn) % room) ** 3
+    if wanted < own:
+        parts = [part * wanted / own for part in parts]
+    else:
+        parts = [part + (1 - part) * (wanted - own) / (1 - own) for part in parts]
+    coded = (part * 12.92 if part <= 0.0031308 else 1.055 * part ** (1 / 2.4) - 0.055 for part in parts)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in coded)
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
     """A colour for each name, in the order of the names."""
-    return {name: _shade(PALETTE[i % len(PALETTE)], i // len(PALETTE)) for i, name in enumerate(dict.fromkeys(names))}
+    return {name: _turned(PALETTE[i % len(PALETTE)], i // len(PALETTE)) for i, name in enumerate(dict.fromkeys(names))}
 
 
 def ink_on(colour: str) -> str:
     """Black or white, whichever is easier to read on a colour."""
-    red, green, blue = _channels(colour)
-    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#1f2328"
+    return max("#ffffff", LIGHT["ink"], key=lambda ink: contrast(ink, colour))
 
 
 def number(value: float) -> str:
@@ -45,6 +82,7 @@ def _style(colours: dict[str, str]) -> str:
         f".gctx-panel{{fill:{colours['panel']};stroke:{colours['line']}}}"
         f".gctx-line{{stroke:{colours['line']}}}"
         f".gctx-empty{{fill:{colours['paper']};stroke:{colours['faint']}}}"
+        f".gctx-cell{{stroke:{colours['faint']}}}"
         f".gctx-ink{{fill:{colours['ink']}}}"
         f".gctx-faint{{fill:{colours['faint']}}}"
     )
@@ -55,7 +93,7 @@ STYLE = (
     f".gctx-ink,.gctx-faint,.gctx-mark{{font-family:{FONT}}}"
     + _style(LIGHT)
     + f"@media (prefers-color-scheme:dark){{{_style(DARK)}}}"
-    + ".gctx-hover:hover{stroke:#d55e00;stroke-width:2}"
+    + ".gctx-hover:hover,.gctx-cell:hover{stroke:#d55e00;stroke-width:2}"
 )
 
 
@@ -78,9 +116,12 @@ class Drawing:
         corner: float = 0,
         hover: str | None = None,
     ) -> None:
-        """A box with a colour, or of a kind: "paper", "panel", "empty". `hover` is told where the pointer rests."""
+        """A box with a colour, outlined if of kind "cell", or a "panel" or "empty".
+
+        `hover` is told where the pointer rests.
+        """
         colour = f' fill="{fill}"' if fill else ""
-        told = f"<title>{escape(hover)}</title></rect>" if hover else "</rect>"
+        told = f"<title>{_xml(hover)}</title></rect>" if hover else "</rect>"
         self._shapes.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
             f'rx="{number(corner)}" class="gctx-{kind}"{colour}>{told}'
@@ -102,13 +143,21 @@ class Drawing:
         anchor: str = "start",
         bold: bool = False,
         fill: str | None = None,
+        room: float = inf,
+        tail: str = "",
     ) -> None:
-        """Words on a baseline: "ink", "faint", or "mark" with a colour, which lets the pointer through to its box."""
+        """Words on a baseline: "ink", "faint", or "mark" with a colour, which lets the pointer through to its box.
+
+        Words that do not fit into `room` are shortened, but for their `tail`, and told in full where the pointer rests.
+        """
+        wide = 1.15 * size if bold else size
+        shown = _shortened(words, wide, room - text_width(tail, wide))
+        told = f"<title>{_xml(words + tail)}</title>" if shown != words else ""
         weight = ' font-weight="600"' if bold else ""
         colour = f' fill="{fill}" pointer-events="none"' if fill else ""
         self._shapes.append(
             f'<text x="{number(x)}" y="{number(y)}" font-size="{number(size)}" text-anchor="{anchor}" '
-            f'class="gctx-{kind}"{weight}{colour}>{escape(words)}</text>'
+            f'class="gctx-{kind}"{weight}{colour}>{told}{_xml(shown + tail)}</text>'
         )
 
     def svg(self, width: float, height: float) -> str:
@@ -117,7 +166,7 @@ class Drawing:
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
-                f'aria-label="{escape(self.title)}" font-family="{FONT}">',
+                f'aria-label="{_xml(self.title)}" font-family="{FONT}">',
                 f"<style>{STYLE}</style>",
                 f'<rect x="0.5" y="0.5" width="{number(width - 1)}" height="{number(height - 1)}" rx="8" '
                 'class="gctx-paper"/>',
@@ -127,22 +176,44 @@ class Drawing:
         )
 
 
-def legend(drawing: Drawing, x: float, y: float, entries: Iterable[tuple[str | None, str]], limit: float) -> float:
-    """Swatches (None: an empty one) with words, in rows up to `limit`; gives the height that they take."""
+class Entry(NamedTuple):
+    """Of a legend: a swatch (None: an empty one) with a letter in it, a name, and what is said behind the name."""
+
+    fill: str | None
+    letter: str
+    name: str
+    tail: str
+
+    @property
+    def width(self) -> float:
+        return 26 + text_width(self.name + self.tail, 12)
+
+
+def legend(drawing: Drawing, x: float, y: float, entries: Iterable[Entry], limit: float) -> float:
+    """The entries in rows up to `limit`; gives the height that they take."""
     at, row = x, y
-    for fill, words in entries:
-        width = 26 + text_width(words, 12)
-        if at > x and at + width > limit:
+    for entry in entries:
+        if at > x and at + entry.width > limit:
             at, row = x, row + 20
-        drawing.rectangle(at, row, 13, 13, fill=fill, kind="hover" if fill else "empty", corner=3)
-        drawing.text(at + 19, row + 11, words)
-        at += width + 14
+        drawing.rectangle(at, row, 13, 13, fill=entry.fill, kind="cell" if entry.fill else "empty", corner=3)
+        if entry.fill:
+            ink = ink_on(entry.fill)
+            drawing.text(at + 6.5, row + 10, entry.letter, size=10, kind="mark", anchor="middle", bold=True, fill=ink)
+        drawing.text(at + 19, row + 11, entry.name, room=limit - at - 19, tail=entry.tail)
+        at += entry.width + 14
     return row + 20 - y
 
 
 def text_width(words: str, size: float) -> float:
     """About how wide words are; fonts differ, so it is on the safe side."""
-    return len(words) * size * 0.55
+    return size * sum(1.1 if east_asian_width(c) in "WF" else 0.75 if c.isupper() else 0.55 for c in words)
+
+
+def _shortened(words: str, size: float, room: float) -> str:
+    if text_width(words, size) <= room:
+        return words
+    ends = accumulate(text_width(letter, size) for letter in words)
+    return words[: sum(end <= room - size for end in ends)] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def page(title: str, svg: str) -> str:
@@ -150,7 +221,7 @@ def page(title: str, svg: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n"
+        f"<title>{_xml(title)}</title>\n"
         "<style>:root{color-scheme:light dark}body{margin:16px;overflow-x:auto}"
         f"body{{background:{LIGHT['panel']}}}"
         f"@media (prefers-color-scheme:dark){{body{{background:#010409}}}}</style>\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ import pytest
 from cuda_gctx import Device, _chip
 from cuda_gctx._chip import chip_clusters, joined
 from cuda_gctx._sm_map import SMMap
+from cuda_gctx._svg import DARK, LIGHT, contrast, ink_on, text_width
 
 from .common import green, split
 
@@ -26,6 +28,22 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def hover_texts(svg: str) -> list[str]:
     return [title.text or "" for title in ElementTree.fromstring(svg).iter(f"{SVG}title")]
+
+
+def words_of(svg: str) -> list[str]:
+    """What the picture shows, without its hover texts."""
+    return [(text[0].tail if len(text) else text.text) or "" for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def of_parts(count: int) -> SMMap:
+    return SMMap("a GPU", "13.0", tuple((f"part {i}", (2 * i, 2 * i + 1)) for i in range(count)))
+
+
+def distance(one: str, other: str) -> float:
+    """How far apart two colours are to the eye, roughly: 765 for black and white."""
+    (r, g, b), (red, green, blue) = (bytes.fromhex(colour[1:]) for colour in (one, other))
+    mean = (r + red) / 512
+    return float(((2 + mean) * (r - red) ** 2 + 4 * (g - green) ** 2 + (3 - mean) * (b - blue) ** 2) ** 0.5)
 
 
 # ---- clusters of the chip
@@ -177,9 +195,70 @@ def test_a_notebook_shows_the_picture() -> None:
 
 
 def test_many_owners_have_colours_of_their_own() -> None:
-    shown = SMMap("a GPU", "13.0", tuple((f"part {i}", (i,)) for i in range(20)))
-    assert len(set(shown.colours.values())) == 20
-    assert set(shown.colours) == {f"part {i}" for i in range(20)}
+    shown = of_parts(100)
+    assert len(set(shown.colours.values())) == 100
+    assert set(shown.colours) == {f"part {i}" for i in range(100)}
+
+
+def test_no_colour_sinks_into_a_sheet_however_many_there_are() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    for colour in of_parts(40).colours.values():
+        assert contrast(colour, DARK["panel"]) >= 3
+        assert contrast(colour, LIGHT["panel"]) >= 1.5
+        assert contrast(colour, ink_on(colour)) >= 3.9
+    for sheet in (DARK, LIGHT):  # what a light colour lacks on a light sheet, the outline of its cell has
+        assert contrast(sheet["faint"], sheet["panel"]) >= 3
+
+
+def test_colours_of_neighbours_are_far_apart_and_no_two_are_alike() -> None:
+    colours = list(of_parts(40).colours.values())
+    assert min(map(distance, colours, colours[1:])) > 60
+    assert min(distance(one, other) for one, other in combinations(colours, 2)) > 10
+
+
+def test_every_cell_has_an_outline_and_the_letter_of_the_text() -> None:
+    shown = of_parts(16)
+    boxes = list(ElementTree.fromstring(shown.svg()).iter(f"{SVG}rect"))
+    filled = [box for box in boxes if "fill" in box.attrib]
+    assert len(filled) == 32 + 16
+    assert {box.attrib["class"] for box in filled} == {"gctx-cell"}
+    assert shown.svg().count(".gctx-cell{stroke:") == 2  # light and dark
+    words = words_of(shown.svg())
+    for letter in shown.letters.values():
+        assert words.count(letter) == 3  # two cells and the legend
+
+
+def test_a_shared_cell_has_the_mark_of_the_text() -> None:
+    words = words_of(SMMap("a GPU", "13.0", (("x", (0, 1)), ("y", (1,)))).svg())
+    assert [words.count(mark) for mark in "AB!"] == [2, 1, 2]
+
+
+@pytest.mark.parametrize(("letter", "ems"), [("n", 0.55), ("N", 0.75), ("\uff37", 1), ("\u533a", 1)])
+def test_a_long_name_is_shortened_to_the_sheet_and_told_in_full(letter: str, ems: float) -> None:
+    name = letter * 130
+    svg = SMMap("a GPU", "13.0", ((name, tuple(range(16))), ("y", (16,)))).svg()
+    [shown] = [words for words in words_of(svg) if words.endswith("\N{HORIZONTAL ELLIPSIS}, 16 SMs")]
+    width = float(ElementTree.fromstring(svg).attrib["width"])
+    assert 600 < ems * 12 * shown.count(letter) < width - 100
+    assert width < 900
+    assert f"{name}, 16 SMs" in hover_texts(svg)
+
+
+def test_the_sheet_is_as_wide_as_its_legend() -> None:
+    name = "a name that is wider than the sheet would be " * 2
+    svg = SMMap("a GPU", "13.0", ((name, (0, 1)),)).svg()
+    assert f"{name}, 2 SMs" in words_of(svg)
+    assert float(ElementTree.fromstring(svg).attrib["width"]) >= 40 + text_width(f"{name}, 2 SMs", 12)
+
+
+@pytest.mark.parametrize("name", ["bell\x07", "\x1b[31mred", "null\0", "half \ud83d", "\ufffe", "<&>\x08"])
+def test_a_name_that_xml_cannot_hold_leaves_the_picture_well_formed(name: str) -> None:
+    shown = SMMap(name, "13.0", ((name, (0, 1)),))
+    readable = re.sub("[\x00\x07\x08\x1b\ud83d\ufffe]", "\ufffd", name)
+    assert f"SM 0: {readable} (SM 0-1)" in hover_texts(shown.svg())
+    assert f"{readable}, 2 SMs" in words_of(shown.svg())
+    shown.html().encode()
+    assert "\ufffd" in shown.html().partition("</title>")[0]
 
 
 @pytest.mark.parametrize("card", ["a100", "l40s", "b200", "thor"])

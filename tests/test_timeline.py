@@ -16,7 +16,7 @@ import pytest
 from cuda_gctx import CUDAError, Device, Partitions
 from cuda_gctx._durations import in_words
 from cuda_gctx._probe import spin
-from cuda_gctx.tune._pictures import Bar, layers
+from cuda_gctx.tune._pictures import Bar, Group, Row, draw_timeline, layers
 from cuda_gctx.tune.timeline import Span, Timeline, Trace
 
 from .common import green, refusal, split
@@ -247,6 +247,18 @@ def test_the_picture_names_the_device_the_parts_and_every_span(dev: Device) -> N
     hovers = [title.text or "" for title in root.iter(f"{SVG}title")]
     assert sorted(hover.split(":")[0] for hover in hovers) == ["long", "one", "two"]
     assert all(re.search(r": [\d.]+ [num]?s to [\d.]+ [num]?s, took [\d.]+ [num]?s\n", hover) for hover in hovers)
+
+
+def test_names_that_cannot_be_written_or_are_too_long_leave_the_picture_whole() -> None:
+    name = "n" * 100 + "\x07"
+    bar = Bar("bell\x07", 0, 10, "\x1b[31mred")
+    svg = draw_timeline("Timeline", "a GPU" * 100, [Group(name, "8 SMs", (Row("stream 1", (bar,)),))], "")
+    root = ElementTree.fromstring(svg)
+    assert [title.text for title in root.iter(f"{SVG}title")] == ["a GPU" * 100, "n" * 100 + "\ufffd", "\ufffd[31mred"]
+    shown = "".join(root.itertext())
+    [fits] = re.findall("\ufffd(n+)\N{HORIZONTAL ELLIPSIS}", shown)
+    assert 14 <= len(fits) <= 18  # as much as there is room for beside the name of the row
+    assert "bell\ufffd" in shown
 
 
 def test_a_bar_is_as_long_as_its_span(dev: Device) -> None:

@@ -88,13 +88,14 @@ def draw_timeline(title: str, subtitle: str, groups: Sequence[Group], note: str)
     colours = colours_of(group.name for group in groups)
     drawing = Drawing(f"{title}: {subtitle}")
     drawing.text(MARGIN, 32, title, size=17, bold=True)
-    drawing.text(MARGIN, 51, subtitle, kind="faint")
+    drawing.text(MARGIN, 51, subtitle, kind="faint", room=LEFT + PLOT - MARGIN)
     _draw_axis(drawing, length, HEAD + sum(heights) + GROUP_GAP * (len(groups) - 1) + 6)
     y: float = HEAD
     for group, height in zip(groups, heights, strict=True):
         colour = colours[group.name]
         drawing.rectangle(MARGIN, y, 6, height, fill=colour, corner=2)
-        drawing.text(MARGIN + 14, y + 13, group.name, bold=True)
+        labels = max((text_width(row.label, 8 if thin else 11) for row in group.rows), default=0)
+        drawing.text(MARGIN + 14, y + 13, group.name, bold=True, room=LEFT - 8 - labels - 8 - (MARGIN + 14))
         drawing.text(MARGIN + 14, y + 28, group.note, size=11, kind="faint")
         for position, row in enumerate(group.rows):
             top = y + position * row_height
