@@ -15,10 +15,15 @@ DEFAULT_CONNECTIONS = 8
 MOST_CONNECTIONS = 32  # that the variable can ask for
 
 
+def is_number(setting: str) -> bool:
+    """Whether it is digits and nothing else. Those of other scripts are none to the driver."""
+    return setting.isascii() and setting.isdecimal()
+
+
 def connections() -> int:
     """How many hardware queues the driver was told to use."""
     setting = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
-    return int(setting) if setting.isdigit() else DEFAULT_CONNECTIONS
+    return int(setting) if is_number(setting) else DEFAULT_CONNECTIONS
 
 
 def too_few_queues(needed: int, of_what: str) -> str | None:

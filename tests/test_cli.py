@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from subprocess import CompletedProcess
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -32,11 +34,12 @@ def run(*arguments: str) -> Result:
     return done
 
 
-def child(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def child(*arguments: str, stdout: IO[str] | int = subprocess.PIPE, **environment: str) -> CompletedProcess[str]:
     """The command line as a program."""
     return subprocess.run(
         [sys.executable, "-m", "cuda_gctx.cli", *arguments],
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         check=False,
         timeout=120,
@@ -49,7 +52,7 @@ def completed(words: str) -> list[str]:
     count = len(words.split(" ")) - 1
     done = child(COMP_WORDS=words, COMP_CWORD=str(count), _CUDA_GCTX_COMPLETE="bash_complete")
     assert done.returncode == 0, done.stderr
-    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
 # ---- what it loads
@@ -188,6 +191,17 @@ def test_a_mistake_of_the_program_itself_is_not_hidden(monkeypatch: pytest.Monke
         run("plan", "8")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["info"], ["doctor"], ["plan", "16", "rest", "--json"], ["sim", "profiles"]], ids=" ".join
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_standard_output_that_is_full_is_one_message(arguments: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = child(*arguments, stdout=full, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 1
+    assert done.stderr == "Error: the standard output cannot be written: No space left on device\n"
+
+
 # ---- what it prints
 
 
@@ -219,8 +233,8 @@ def test_colours_are_for_terminals_that_want_them(arguments: list[str]) -> None:
 
 def test_nothing_is_wrapped_where_no_person_reads() -> None:
     done = child("doctor", COLUMNS="20", CUDA_VISIBLE_DEVICES="0," + "1," * 100)
-    [line] = [line for line in done.stdout.splitlines() if "CUDA_VISIBLE_DEVICES" in line]
-    assert "device 0 is the first of these" in line
+    [line] = [line for line in done.stdout.splitlines() if line.split()[1:2] == ["CUDA_VISIBLE_DEVICES"]]
+    assert "names 101, and 1 are seen" in line
 
 
 # ---- completion
@@ -237,10 +251,19 @@ def test_nothing_is_wrapped_where_no_person_reads() -> None:
         ("cuda-gctx plan decode=16 prefill=", ["prefill=rest"]),
         ("cuda-gctx sim p", ["profiles", "path"]),
         ("cuda-gctx sim run --gpu b", ["b200"]),
+        ("cuda-gctx sim run --g", ["--gpu"]),
+        ("cuda-gctx sim run --gpu b200 --d", ["--driver", "--devices"]),
+        ("cuda-gctx sim run -- python --", []),
     ],
 )
 def test_a_shell_can_complete(words: str, offered: list[str]) -> None:
     assert completed(words) == offered
+
+
+@pytest.mark.parametrize("command", ["run", "profiles", "explain", "path"])
+def test_the_options_of_the_software_driver_that_are_offered_are_those_it_has(command: str) -> None:
+    usage = child("sim", command, "--help").stdout
+    assert set(completed(f"cuda-gctx sim {command} --")) == set(re.findall(r"(?<!\w)--[a-z]+", usage))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -232,6 +232,22 @@ def test_the_map_has_the_colours_of_the_picture(dev: Device) -> None:
     assert "AA" not in re.sub(r"\x1b\[38[^m]*m\w+", "", shown)
 
 
+@pytest.mark.sim_only
+def test_contexts_keep_apart_on_a_terminal_of_sixteen_colours() -> None:
+    layout = [f"{name}=16" for name in ("first", "second", "third", "fourth", "fifth", "sixth")]
+    shown = child("verify", *layout, FORCE_COLOR="1", TERM="xterm", COLORTERM="").stdout
+    colour_of = {(letters[0], colour) for colour, letters in re.findall(r"\x1b\[(\d+)m([A-Z])+", shown)}
+    assert [len(set(column)) for column in zip(*colour_of, strict=True)] == [7, 7]
+
+
+@pytest.mark.parametrize("option", ["--svg", "--html"])
+def test_a_map_that_cannot_be_written_takes_nothing_else_away(dev: Device, option: str) -> None:
+    done = run("verify", "--json", option, "/dev/full")
+    assert done.exit_code == 1
+    assert done.stderr == "Error: '/dev/full' cannot be written: No space left on device\n"
+    assert json.loads(done.stdout)["isolated"] is True
+
+
 def test_verify_draws_the_map(dev: Device, tmp_path: Path) -> None:
     svg, html = tmp_path / "map.svg", tmp_path / "map.html"
     assert run("verify", "--svg", str(svg), "--html", str(html)).exit_code == 0

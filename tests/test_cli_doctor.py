@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device
+from cuda_gctx._causes import too_few_queues
 
 from .test_cli import child, run
 
@@ -66,6 +67,8 @@ def test_a_healthy_environment_ends_with_0(dev: Device, installed: dict[str, str
         ("CUDA_DEVICE_MAX_CONNECTIONS", "4", "warning", "at most 32"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "many", "warning", "at most 32"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "33", "warning", "at most 32"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "²", "warning", "at most 32"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "٣", "warning", "at most 32"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "32", "ok", None),
         ("CUDA_LAUNCH_BLOCKING", "1", "problem", "unset it"),
         ("CUDA_LAUNCH_BLOCKING", "0", "ok", None),
@@ -73,7 +76,11 @@ def test_a_healthy_environment_ends_with_0(dev: Device, installed: dict[str, str
         ("CUDA_MODULE_LOADING", "LAZY", "ok", None),
         ("CUDA_VISIBLE_DEVICES", "", "problem", "unset it"),
         ("CUDA_VISIBLE_DEVICES", "-1", "problem", "unset it"),
-        ("CUDA_VISIBLE_DEVICES", "1,0", "ok", None),
+        ("CUDA_VISIBLE_DEVICES", "-1,0", "problem", "unset it"),
+        ("CUDA_VISIBLE_DEVICES", ",0", "problem", "unset it"),
+        ("CUDA_VISIBLE_DEVICES", "NoDevFiles", "problem", "unset it"),
+        ("CUDA_VISIBLE_DEVICES", "0", "ok", None),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8932f937", "ok", None),
     ],
 )
 def test_a_setting_is_judged(
@@ -83,6 +90,21 @@ def test_a_setting_is_judged(
     found = findings()[name]
     assert found["state"] == state
     assert (says in found["advice"]) if says else found["advice"] is None
+
+
+@pytest.mark.parametrize("value", ["²", "٣", "many", ""])
+def test_what_is_no_number_leaves_the_queues_as_they_are(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", value)
+    assert too_few_queues(8, "contexts") is None
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(("devices", "state"), [(0, "warning"), (1, "warning"), (2, "ok")])
+def test_devices_that_are_named_are_held_against_those_the_driver_sees(devices: int, state: str) -> None:
+    done = child("doctor", "--json", CUDA_GCTX_DRIVER=f"sim:h200,devices={devices}", CUDA_VISIBLE_DEVICES="1, 0")
+    [found] = [check for check in json.loads(done.stdout)["checks"] if check["subject"] == "CUDA_VISIBLE_DEVICES"]
+    assert found["state"] == state
+    assert ("device 0 is the first" if devices == 2 else f"names 2, and {devices} are seen") in found["found"]
 
 
 @pytest.mark.parametrize(("state", "status"), [("problem", 1), ("warning", 0)])
@@ -107,12 +129,29 @@ def test_an_mps_daemon_is_seen_by_its_pipe(dev: Device, tmp_path: Path) -> None:
     assert str(tmp_path / "mps") in found["found"]
 
 
-@pytest.mark.parametrize(("percentage", "state"), [("50", "problem"), ("100", "ok")])
-def test_an_mps_share_below_all_is_a_problem(
-    dev: Device, monkeypatch: pytest.MonkeyPatch, percentage: str, state: str
+@pytest.mark.parametrize(
+    ("percentage", "without_daemon", "with_daemon"),
+    [
+        ("50", "warning", "problem"),
+        ("half", "warning", "problem"),
+        ("100", "ok", "warning"),
+        ("100.0", "ok", "warning"),
+        ("", "ok", "warning"),
+    ],
+)
+def test_an_mps_share_below_all_is_a_problem_where_there_is_a_daemon(
+    dev: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    percentage: str,
+    without_daemon: str,
+    with_daemon: str,
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage)
-    assert findings()["MPS"]["state"] == state
+    assert findings()["MPS"]["state"] == without_daemon
+    (tmp_path / "mps").mkdir()
+    os.mkfifo(tmp_path / "mps" / "control")
+    assert findings()["MPS"]["state"] == with_daemon
 
 
 @pytest.mark.sim_only

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 import cuda_gctx.tune
-from cuda_gctx import Device
+from cuda_gctx import Device, Layout
 from cuda_gctx.tune import Report, TailLatency, Throughput
 
-from .test_cli import run
+from .test_cli import child, run
 
 pytestmark = pytest.mark.sim_only
 
 WORK = """
+import functools
 def product(stream): ...
 def sigmoid(stream): ...
 def work(): return {"prefill": product, "decode": sigmoid}
@@ -30,6 +31,12 @@ def talkative(): print("made"); return work()
 limit = 3
 class again:
     product = product
+    device = product
+    partial = functools.partial(product)
+class Decode:
+    def __call__(self, stream): ...
+decode = Decode()
+one, other = lambda stream: ..., lambda stream: ...
 """
 
 
@@ -38,6 +45,23 @@ from cuda_gctx.tune import spin
 def wide(stream): spin(stream, 264, 100_000)
 def narrow(stream): spin(stream, 8, 100_000)
 def broken(stream): raise RuntimeError("out of order")
+"""
+
+
+TALKATIVE_WORK = """
+import ctypes, os
+from cuda_gctx.tune import spin
+os.write(1, b"imported\\n")
+def part(blocks):
+    def enqueue(stream):
+        os.write(1, b"called\\n")
+        spin(stream, blocks, 100_000)
+    return enqueue
+def work():
+    os.system("echo made by another program")
+    print("made by Python")
+    ctypes.CDLL(None).printf(b"made by C\\n")
+    return {"wide": part(264), "narrow": part(8)}
 """
 
 
@@ -76,7 +100,7 @@ class StandInTuner:
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The current folder, from which modules can be imported for the length of the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for module in ("my_work", "needy_work", "spinning_work"):
+    for module in ("my_work", "needy_work", "spinning_work", "package", "package.my_work"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -102,15 +126,31 @@ def test_one_function_returns_the_work_by_name(dev: Device, tuner: StandInTuner)
     assert (tuner.asked["device"], tuner.asked["objective"]) == (dev, "makespan")
 
 
-def test_several_functions_are_the_work(dev: Device, tuner: StandInTuner) -> None:
-    assert run("tune", "my_work:product", "my_work:sigmoid").exit_code == 0
-    assert names_of_work(tuner) == {"product": "product", "sigmoid": "sigmoid"}
+@pytest.mark.parametrize(
+    "names",
+    [("product", "sigmoid"), ("one", "other"), ("decode", "again.partial")],
+    ids=["functions", "lambdas", "other callables"],
+)
+def test_several_functions_are_the_work_under_the_names_they_were_given(
+    dev: Device, tuner: StandInTuner, names: tuple[str, ...]
+) -> None:
+    done = run("tune", *(f"my_work:{name}" for name in names))
+    assert done.exit_code == 0, done.stderr
+    assert tuner.asked.keys() - {"device", "objective", "budget_s"} == {name.split(".")[-1] for name in names}
+
+
+def test_functions_are_looked_up_in_modules_of_packages(dev: Device, tuner: StandInTuner, folder: Path) -> None:
+    (folder / "package").mkdir()
+    (folder / "my_work.py").rename(folder / "package" / "my_work.py")
+    assert run("tune", "package.my_work:product", "package.my_work:again.device").exit_code == 1
+    assert run("tune", "package.my_work:product", "package.my_work:sigmoid").exit_code == 0
 
 
 @pytest.mark.parametrize(
     ("options", "objective"),
     [
         (["--throughput", "decode=8,prefill=1"], Throughput(decode=8, prefill=1)),
+        (["--throughput", "decode=8, prefill = 1"], Throughput(decode=8, prefill=1)),
         (["--tail-latency", "decode"], TailLatency("decode")),
         (["--tail-latency", "decode", "--quantile", "0.5"], TailLatency("decode", 0.5)),
     ],
@@ -132,11 +172,55 @@ def test_the_report_goes_where_it_is_wanted(dev: Device, tuner: StandInTuner, fo
     assert (folder / "report.png").read_text() == "a picture"
 
 
-def test_what_the_work_prints_is_kept_out_of_the_document(dev: Device, tuner: StandInTuner) -> None:
+def test_what_the_work_prints_comes_before_the_report(dev: Device, tuner: StandInTuner) -> None:
     assert run("tune", "my_work:talkative").stdout == "made\nthe table of the report\n"
-    done = run("tune", "my_work:talkative", "--json")
+
+
+def test_what_the_work_prints_in_any_way_is_kept_out_of_the_document(folder: Path) -> None:
+    (folder / "talkative_work.py").write_text(TALKATIVE_WORK)
+    done = child("tune", "talkative_work:work", "--budget", "5", "--json", PYTHONUNBUFFERED="")
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["command"] == "tune"
-    assert done.stderr == "made\n"
+    assert set(done.stderr.splitlines()) == {
+        "imported",
+        "called",
+        "made by another program",
+        "made by Python",
+        "made by C",
+    }
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
+def test_a_file_that_cannot_be_written_takes_nothing_else_away(
+    dev: Device, tuner: StandInTuner, folder: Path, form: list[str]
+) -> None:
+    done = run("tune", "my_work:work", "--out", "/dev/full", "--plot", "report.png", *form)
+    assert done.exit_code == 1
+    assert done.stderr == "Error: '/dev/full' cannot be written: No space left on device\n"
+    assert ("complete" if form else "the table of the report") in done.stdout
+    assert (folder / "report.png").read_text() == "a picture"
+
+
+def test_a_picture_that_cannot_be_written_takes_nothing_else_away(
+    dev: Device, tuner: StandInTuner, folder: Path
+) -> None:
+    (folder / "report.png").symlink_to("/dev/full")
+    done = run("tune", "my_work:work", "--out", "report.json", "--plot", "report.png")
+    assert done.exit_code == 1
+    assert done.stderr == "Error: 'report.png' cannot be written: No space left on device\n"
+    assert done.stdout == "the table of the report\n"
+    assert json.loads((folder / "report.json").read_text()) == {"complete": True}
+
+
+def test_a_report_that_cannot_be_printed_is_written(folder: Path) -> None:
+    (folder / "spinning_work.py").write_text(SPINNING_WORK)
+    with open("/dev/full", "w") as full:
+        done = child(
+            "tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "5", "--out", "report.json", stdout=full
+        )
+    assert done.returncode == 1
+    assert done.stderr == "Error: the standard output cannot be written: No space left on device\n"
+    assert Report.from_json((folder / "report.json").read_text())
 
 
 def test_ctrl_c_shows_what_was_measured_and_ends_with_130(dev: Device, tuner: StandInTuner, folder: Path) -> None:
@@ -158,9 +242,19 @@ def test_ctrl_c_shows_what_was_measured_and_ends_with_130(dev: Device, tuner: St
         (["my_work:play"], 2, "my_work has no play"),
         (["my_work:limit"], 2, "is no function, but int"),
         (["my_work:product", "my_work:again.product"], 2, "the same name"),
+        (["my_work:product", "my_work:again.device"], 1, "'device' cannot be the name of a part"),
+        (["my_work.py:work"], 2, "'my_work.py' is no module: write its name, like my_work:work"),
+        (["./my_work.py:work"], 2, "like my_work:work"),
+        ([".my_work:work"], 2, "like my_work:work"),
+        (["some/folder/my_work:work"], 2, "like some.folder.my_work:work"),
+        (["./:work"], 2, "like my_module:work"),
+        ([".py:work"], 2, "like my_module:work"),
         (["my_work:nothing"], 1, "must return the work: a mapping of two or more names"),
         (["my_work:misnamed"], 1, "'device' cannot be the name of a part"),
         (["my_work:work", "--throughput", "decode"], 2, "is no mix"),
+        (["my_work:work", "--throughput", "decode=8, decode=9"], 2, "names a part twice"),
+        (["my_work:work", "--plot", "report"], 2, "'report' is no picture by its ending: known are"),
+        (["my_work:work", "--plot", "report.gyf"], 2, "jpg"),
         (["my_work:work", "--throughput", "decode=0,prefill=1"], 2, "decode must be from 1"),
         (
             ["my_work:work", "--throughput", "decode=2"],
@@ -214,6 +308,15 @@ def test_what_the_tuner_refuses_is_a_message(spinning: None) -> None:
     done = run("tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "0.000001")
     assert done.exit_code == 1
     assert "give it more time" in done.stderr
+
+
+def test_what_the_package_refuses_beneath_the_tuner_is_a_message(
+    dev: Device, tuner: StandInTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(cuda_gctx.tune), "overlap", lambda **_: Layout.of({"no name": 8}))
+    done = run("tune", "my_work:work")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: 'no name' cannot be the name of a partition")
 
 
 def test_an_error_of_the_work_keeps_its_traceback(spinning: None) -> None:

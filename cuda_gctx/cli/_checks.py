@@ -4,6 +4,7 @@ packages are installed; none of the packages is imported, and no context is made
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cuda_gctx import CUDAError, Device, DriverNotFound, system
-from cuda_gctx._causes import DEFAULT_CONNECTIONS, MOST_CONNECTIONS, launches_block
+from cuda_gctx._causes import DEFAULT_CONNECTIONS, MOST_CONNECTIONS, is_number, launches_block
 from cuda_gctx.interop._frameworks import release
 
 
@@ -91,9 +92,25 @@ def _visible_devices() -> Finding:
     subject, value = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return _ok(subject, "not set: all devices are seen")
-    if value.strip() in ("", "-1"):
-        return _problem(subject, f"{value!r}: hides all devices", "unset it, or name the devices to be seen")
+    advice = "CUDA stops at the first entry that names no device: name those that nvidia-smi -L lists, or unset it"
+    first, *others = (entry.strip() for entry in value.split(","))
+    if not re.fullmatch("[0-9]+|(GPU|MIG)-.+", first):
+        return _problem(subject, f"{value!r}: hides all devices", advice)
+    named = 1 + sum(map(bool, others))
+    try:
+        seen = Device.count()
+    except (CUDAError, ValueError):  # the driver, which has a line of its own
+        seen = 0
+    if seen < named:
+        return _warning(subject, f"{value}: names {named}, and {seen} are seen", advice)
     return _ok(subject, f"{value}: device 0 is the first of these")
+
+
+def _is_all(percentage: str) -> bool:
+    try:
+        return float(percentage) == 100
+    except ValueError:
+        return not percentage.strip()
 
 
 def _mps() -> Finding:
@@ -104,12 +121,12 @@ def _mps() -> Finding:
         running = stat.S_ISFIFO((Path(folder) / "control").stat().st_mode)
     except OSError:
         running = False
-    if percentage is not None and percentage.strip() not in ("", "100"):
-        return _problem(
-            subject,
-            f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}",
-            "under MPS this decides about SMs in place of partitions: unset it, or set it to 100",
-        )
+    if percentage is not None and not _is_all(percentage):
+        found = f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}"
+        advice = "under MPS this decides about SMs in place of partitions: unset it, or set it to 100"
+        if running:
+            return _problem(subject, found, advice)
+        return _warning(subject, f"{found}, though there is no control pipe in {folder}", advice)
     if running:
         return _warning(
             subject,
@@ -128,7 +145,7 @@ def _connections() -> Finding:
     if value is None:
         return _ok(subject, f"not set: {DEFAULT_CONNECTIONS} hardware queues")
     advice = f"set it to the number of streams that should run at once, at most {MOST_CONNECTIONS}, or unset it"
-    number = int(value) if value.isdigit() else 0
+    number = int(value) if is_number(value) else 0
     if not 1 <= number <= MOST_CONNECTIONS:
         return _warning(subject, f"{value}: no number from 1 to {MOST_CONNECTIONS}", advice)
     if number == 1:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -11,14 +15,45 @@ from rich.table import Table
 from rich.text import Text
 
 from cuda_gctx import Device, __version__, system
+from cuda_gctx.cli._exit import Failure
 
 # Without a terminal nothing is wrapped or cut: other programs read it line by line.
 UNLIMITED = 100_000
 
 
+@contextmanager
+def writing(file: Path | None = None) -> Iterator[None]:
+    """Makes it a message that a file, or else the standard output, cannot be written.
+
+    A pipe that nobody reads any more is left to click and rich, which end without a word.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if file is None:
+            # What is left in the buffer would fail once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        what = "the standard output" if file is None else repr(str(file))
+        raise Failure(f"{what} cannot be written: {error.strerror or error}") from None
+
+
+def write_file(file: Path, text: str) -> None:
+    """Writes a file that was asked for."""
+    with writing(file):
+        file.write_text(text, encoding="utf-8")
+
+
+class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        with writing():
+            super().print(*objects, **options)
+
+
 def console() -> Console:
     """Where people read: in colour on a terminal (unless NO_COLOR is set), else plain."""
-    found = Console(highlight=False, markup=False, emoji=False)
+    found = _Console(highlight=False, markup=False, emoji=False)
     if not found.is_terminal:
         found.width = UNLIMITED
     return found
@@ -38,7 +73,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
 def write_json(command: str, told: Mapping[str, object]) -> None:
     """The one document of a command on the standard output."""
-    click.echo(json.dumps({"command": command, "version": __version__, **told}, indent=2))
+    with writing():
+        click.echo(json.dumps({"command": command, "version": __version__, **told}, indent=2))
 
 
 def driver_version() -> str:

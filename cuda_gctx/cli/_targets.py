@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -15,6 +17,10 @@ from cuda_gctx.cli._exit import Failure
 def function_named(target: str) -> Callable[..., Any]:
     """The function; modules are looked for in the current folder too. UsageError if there is none."""
     module, colon, path = target.partition(":")
+    if "/" in module or module.startswith(".") or module.endswith(".py"):
+        words = re.split("[./]", os.path.relpath(module).removesuffix(".py"))
+        meant = ".".join(filter(None, words)) or "my_module"
+        raise click.UsageError(f"{module!r} is no module: write its name, like {meant}:{path or 'work'}")
     if not (module and colon and path):
         raise click.UsageError(f"{target!r} names no function: write MODULE:FUNCTION, like my_package.my_module:work")
     if "" not in sys.path:
@@ -39,7 +45,8 @@ def function_named(target: str) -> Callable[..., Any]:
 def work_named(targets: Sequence[str]) -> dict[str, Any]:
     """The work that targets stand for, by name: each of several is work itself, and a single one gives all of it."""
     if len(targets) > 1:
-        found = {function_named(target).__name__: function_named(target) for target in targets}
+        names = [re.split("[.:]", target)[-1] for target in targets]
+        found = dict(zip(names, map(function_named, targets), strict=True))
         if len(found) < len(targets):
             raise click.UsageError("two of the functions have the same name: let one function return all work by name")
         return found

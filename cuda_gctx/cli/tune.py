@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -18,9 +20,23 @@ import click
 from cuda_gctx import Device
 from cuda_gctx.cli._exit import Failure, Interrupted
 from cuda_gctx.cli._options import OutputFile, device_option, json_option
-from cuda_gctx.cli._output import console, on_what, write_json
+from cuda_gctx.cli._output import console, on_what, write_file, write_json, writing
 from cuda_gctx.cli._targets import work_named
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, checked
+
+
+@contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Has the standard output go to the standard error, also that of C libraries and of other programs."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with ExitStack() as back:
+        back.callback(os.close, kept)
+        back.callback(os.dup2, kept, 1)
+        back.callback(ctypes.CDLL(None).fflush, None)  # what C's printf has kept
+        back.callback(sys.stdout.flush)
+        os.dup2(2, 1)
+        yield
 
 
 @contextmanager
@@ -41,12 +57,15 @@ def _interrupts() -> Iterator[list[int]]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Makes what the tuner refuses a message. What the work raised is shown with its traceback before that."""
+    """Makes what the tuner refuses a message, and what the package refuses that it uses.
+
+    What the work raised is shown with its traceback before that.
+    """
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
         *_, (frame, _) = walk_tb(error.__traceback__)
-        if not frame.f_globals["__name__"].startswith("cuda_gctx.tune."):
+        if not frame.f_globals["__name__"].startswith("cuda_gctx."):
             raise
         if error.__cause__ is not None:
             click.echo("".join(format_exception(error.__cause__)), err=True)
@@ -57,12 +76,30 @@ def _mix(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[s
     """How many calls of each part are one mix: ``decode=8,prefill=1``."""
     if text is None:
         return None
+    entries = [entry.partition("=") for entry in text.split(",")]
     try:
-        return {name: int(number) for name, _, number in (entry.partition("=") for entry in text.split(","))}
+        mix = {name.strip(): int(number) for name, _, number in entries}
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is no mix: write how often each part is called, like decode=8,prefill=1"
         ) from None
+    if len(mix) < len(entries):
+        raise click.BadParameter(f"{text!r} names a part twice")
+    return mix
+
+
+def _picture(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:
+    """Refused now, not after a minute of measuring, if matplotlib is missing or would refuse it."""
+    if file is None:
+        return None
+    if find_spec("matplotlib") is None:
+        raise Failure('a picture needs matplotlib, which is not installed: pip install "cuda-gctx[plot]"')
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix[1:].lower() not in known:
+        raise click.BadParameter(f"{str(file)!r} is no picture by its ending: known are {', '.join(sorted(known))}")
+    return file
 
 
 def _objective(
@@ -110,7 +147,7 @@ def _objective(
     help="How long to measure at most.",
 )
 @click.option("--out", type=OutputFile(), help="Write the report as JSON.")
-@click.option("--plot", type=OutputFile(), help="Write a picture of it.")
+@click.option("--plot", type=OutputFile(), callback=_picture, help="Write a picture of it.")
 @json_option
 @device_option
 def tune(
@@ -137,24 +174,23 @@ def tune(
     """
     from cuda_gctx.tune import overlap
 
-    # Told now, not after a minute of measuring.
-    if plot is not None and find_spec("matplotlib") is None:
-        raise Failure('a picture needs matplotlib, which is not installed: pip install "cuda-gctx[plot]"')
     # What the work prints must not come between the lines of the document.
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with _output_to_stderr() if as_json else nullcontext():
         work = work_named(targets)
         if reserved := work.keys() & signature(overlap).parameters.keys():
             raise Failure(f"{reserved.pop()!r} cannot be the name of a part: it is an argument of tune.overlap")
         objective = _objective(list(work), throughput, tail_latency, quantile, others)
         with _interrupts() as interrupts, _refusals():
             report = overlap(**work, device=device, objective=objective, budget_s=budget)
-    if out is not None:
-        out.write_text(report.to_json() + "\n", encoding="utf-8")
-    if as_json:
-        write_json("tune", {**on_what(device), "report": json.loads(report.to_json())})
-    else:
-        console().print(str(report), soft_wrap=True)
-    if plot is not None:
-        report.plot(plot)
+    # Each is done even if one before it fails: the measurement took its time. The last is done first.
+    with ExitStack() as files:
+        if plot is not None:
+            files.callback(writing(plot)(report.plot), plot)
+        if out is not None:
+            files.callback(write_file, out, report.to_json() + "\n")
+        if as_json:
+            write_json("tune", {**on_what(device), "report": json.loads(report.to_json())})
+        else:
+            console().print(str(report), soft_wrap=True)
     if interrupts:
         raise Interrupted("interrupted: this is what was measured until then")

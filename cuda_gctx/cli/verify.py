@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 
 import click
@@ -15,16 +15,22 @@ from cuda_gctx import CUDAError, Device, IsolationError, Layout
 from cuda_gctx._sm_map import SHARED, SMMap
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import OutputFile, on_device
-from cuda_gctx.cli._output import console, on_what, write_json
+from cuda_gctx.cli._output import console, on_what, write_file, write_json
 from cuda_gctx.cli._requests import layout_argument
 
 # A small part beside a large one, which every card can give.
 DEFAULT = Layout(small=0.25, large=None)
 
+# For terminals of 16 colours, where those of the pictures would become the same few. Without red, which is for shared.
+HUES = ("blue", "green", "yellow", "magenta", "cyan")
+SIXTEEN = (*HUES, *(f"bright_{hue}" for hue in HUES))
 
-def _coloured(picture: SMMap) -> Text:
-    """The map of SMs as it is printed, each context in its colour of the pictures."""
-    colours = {letter: picture.colours[name] for name, letter in picture.letters.items()} | {SHARED: "bold red"}
+
+def _coloured(picture: SMMap, terminal: str | None) -> Text:
+    """The map of SMs as it is printed, each context in its colour of the pictures where the terminal has it."""
+    few = terminal in ("standard", "windows")
+    own = cycle(SIXTEEN) if few else picture.colours.values()
+    colours = {**dict(zip(picture.letters.values(), own, strict=False)), SHARED: "bold red"}
     *lines, legend = str(picture).splitlines()
     start = max((len(row.label) for row in picture.rows()), default=0) + 2
     shown = Text()
@@ -64,16 +70,16 @@ def verify(device: Device, as_json: bool, layout: Layout | None, svg: Path | Non
             raise Failure(str(error)) from None
         told = on_what(device)
     picture = report.sm_map()
-    if svg is not None:
-        svg.write_text(picture.svg(), encoding="utf-8")
-    if html is not None:
-        html.write_text(picture.html(), encoding="utf-8")
     if as_json:
         write_json("verify", {**told, "isolated": not report.problems, "report": json.loads(report.to_json())})
     else:
         out = console()
         out.print(str(report), soft_wrap=True)
         out.print()
-        out.print(_coloured(picture), soft_wrap=True)
+        out.print(_coloured(picture, out.color_system), soft_wrap=True)
+    if svg is not None:
+        write_file(svg, picture.svg())
+    if html is not None:
+        write_file(html, picture.html())
     if report.problems:
         raise Failure("not isolated: " + "; ".join(report.problems))
