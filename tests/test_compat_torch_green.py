@@ -621,7 +621,7 @@ def test_torchs_tests_find_the_drop_in_in_its_place(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, Path(__file__).parent / "hardware" / "upstream_tests.py", "--torch", theirs],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
         check=False,
