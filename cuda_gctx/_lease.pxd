@@ -31,3 +31,4 @@ cdef extern from "handles/lease.hpp" namespace "gctx" nogil:
 cdef extern from "handles/lease.hpp" namespace "gctx" nogil:
     cdef cppclass LentContextBox "gctx::ContextBox":
         void demand_not_current() except +raise_error
+        cbool keeps_capture() except +raise_error

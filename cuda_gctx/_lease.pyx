@@ -76,18 +76,28 @@ def retire(Context context not None):
 def kept_stream(Context context not None, size_t number=0, priority=None):
     """A stream of the context itself: the same one for all who ask for this number and priority.
 
-    The driver's stream lives as long as the context: code that has only its handle can go on using it.
+    The driver's stream lives as long as the context (an adopted one: as long as this package refers to it): code that
+    has only its handle can go on using it.
     """
     cdef StreamOptions options = StreamOptions(priority=priority)
     cdef Stream stream = Stream.__new__(Stream)
     cdef optional[int] level
-    context.live()
     if options.priority is not None:
         level = <int>options.priority
-    stream._context = context
-    with nogil:
-        stream._box = c_kept_stream(context._box, level, number)
+    context.pin()
+    try:
+        stream._context = context
+        with nogil:
+            stream._box = c_kept_stream(context._box, level, number)
+    finally:
+        context.unpin()
     return stream
+
+
+def keeps_capture(Context context not None):
+    """Whether one of the streams that it keeps is capturing a graph."""
+    context.live()
+    return (<LentContextBox*>context._box.get()).keeps_capture()
 
 
 def demand_not_current(Context context not None):

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, filterfalse
+from itertools import count
 
 from cuda_gctx._context import Context
 from cuda_gctx._device import Device
 from cuda_gctx._driver import before_driver_closes
 from cuda_gctx._errors import FeatureNotSupported
-from cuda_gctx._lease import Claim, context_counts, device_memory, driver_key, is_capturing, kept_stream
+from cuda_gctx._lease import Claim, context_counts, device_memory, driver_key, keeps_capture, kept_stream
 from cuda_gctx._resources import SMResource
 from cuda_gctx._stream import Stream
 
@@ -114,6 +114,9 @@ class ContextStore:
             return
         if kept.key[0] in self._closed_drivers:
             return  # its contexts went with the driver
+        if any(map(keeps_capture, kept.contexts)):
+            kept.close()  # whole contexts refuse events and waits meanwhile: nobody else should get them
+            return
         with self._lock:
             self._kept.append(kept)
         self._trim()
@@ -197,8 +200,8 @@ def lent_streams(context: Context, priority: int | None = None) -> Iterator[Stre
 
     Their handles are good as long as the context is: a framework has nothing else, and uses them as long as it likes.
     """
-    # An iterator that goes on after an error; without the streams in which somebody has left a capture.
-    return filterfalse(is_capturing, map(partial(kept_stream, context, priority=priority), count()))
+    # An iterator that goes on after an error.
+    return map(partial(kept_stream, context, priority=priority), count())
 
 
 def _give_back(kept: KeptContexts, place: Claim) -> None:

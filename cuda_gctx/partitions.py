@@ -400,7 +400,7 @@ class Partition:
         with self._lock:
             for stream in reversed(self._streams()):
                 stream.close()
-        retire(self._context)
+            retire(self._context)
 
     def __repr__(self) -> str:
         if self._context.is_closed:

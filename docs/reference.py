@@ -126,6 +126,8 @@ def members(node: ast.ClassDef, owner: type) -> list[tuple[str, str]]:
                 static = inspect.getattr_static(owner, name, None)
                 said = words(static.__func__) if isinstance(static, (staticmethod, classmethod)) else said
                 written = signature(item, name, bound=not is_decorated(item, "staticmethod"))
+                if isinstance(static, (staticmethod, classmethod)):
+                    written = f"{node.name}.{written}"
         else:
             continue
         if not name.startswith("_"):

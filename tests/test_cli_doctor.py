@@ -177,6 +177,12 @@ def test_a_driver_that_cannot_be_used_is_a_problem_and_the_rest_is_told_all_the_
     assert not done.stderr
 
 
+def test_without_a_driver_nothing_is_said_of_hidden_devices() -> None:
+    done = child("doctor", "--json", CUDA_GCTX_DRIVER="/no/such/driver.so", CUDA_VISIBLE_DEVICES="0")
+    [found] = [check for check in json.loads(done.stdout)["checks"] if check["subject"] == "CUDA_VISIBLE_DEVICES"]
+    assert (found["state"], found["advice"]) == ("ok", None)
+
+
 @pytest.mark.parametrize(
     ("package", "version", "state", "says"),
     [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -188,6 +190,16 @@ def test_what_the_work_prints_in_any_way_is_kept_out_of_the_document(folder: Pat
         "made by Python",
         "made by C",
     }
+
+
+def test_the_document_is_clean_where_nobody_reads_the_standard_error(folder: Path) -> None:
+    (folder / "talkative.py").write_text(TALKATIVE_WORK)
+    code = "import os, sys; os.close(2); os.execv(sys.executable, sys.argv[1:])"
+    tune = [sys.executable, "-m", "cuda_gctx.cli", "tune", "talkative:work", "--budget", "2", "--json"]
+    environment = {**os.environ, "CUDA_GCTX_DRIVER": "sim"}
+    done = subprocess.run([sys.executable, "-c", code, *tune], cwd=folder, env=environment, stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["command"] == "tune"
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])

@@ -185,6 +185,64 @@ def test_the_others_go_on_when_a_block_is_left_too_early(torch: Any, dev: Device
         assert torch.cuda.current_stream().cuda_stream == outside
 
 
+@pytest.fixture
+def failing(torch: Any, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The handles of streams that can wait for nobody any more."""
+    wait = torch.cuda.Stream.wait_stream
+    handles: set[int] = set()
+
+    def fail(self: Any, other: Any) -> None:
+        if self.cuda_stream in handles:
+            raise RuntimeError("the device has failed")
+        wait(self, other)
+
+    monkeypatch.setattr(torch.cuda.Stream, "wait_stream", fail)
+    return handles
+
+
+@pytest.mark.sim_only
+def test_an_error_on_leaving_comes_behind_that_of_the_block(torch: Any, dev: Device, failing: set[int]) -> None:
+    before = torch.cuda.current_stream()
+
+    def fail(part: Partition) -> None:
+        with use(part):
+            failing.add(before.cuda_stream)
+            raise KeyError("mine")
+
+    with dev.partition(16) as parts:
+        error = refusal(RuntimeError, lambda: fail(parts[0]))
+        assert str(error) == "the device has failed"
+        assert isinstance(error.__context__, KeyError)
+        assert torch.cuda.current_stream() == before
+
+
+@pytest.mark.sim_only
+def test_blocks_that_fail_to_wait_are_left_all_the_same(torch: Any, dev: Device, failing: set[int]) -> None:
+    before = torch.cuda.current_stream()
+    with dev.partition(16, 16) as parts:
+        outer, inner = use(parts[0]), use(parts[1])
+        outer.__enter__()
+        inner.__enter__()
+        failing.add(parts[0].stream.handle)
+        error = refusal(RuntimeError, lambda: outer.__exit__(None, None, None))
+        assert str(error) == "the device has failed"
+        assert torch.cuda.current_stream().cuda_stream == parts[1].stream.handle
+        inner.__exit__(None, None, None)
+        assert torch.cuda.current_stream() == before
+
+
+def test_what_runs_after_its_call_is_not_decorated(torch: Any, dev: Device) -> None:
+    async def task() -> None: ...
+
+    def generator() -> Iterator[None]:
+        yield
+
+    with dev.partition(16) as parts:
+        for function in (task, generator):
+            with pytest.raises(TypeError, match="decorate functions without await and yield"):
+                use(parts[0])(function)
+
+
 def test_the_error_of_a_block_is_not_hidden_by_a_wrong_order(torch: Any, dev: Device) -> None:
     before = torch.cuda.current_stream()
 

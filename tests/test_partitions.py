@@ -434,17 +434,28 @@ def test_the_streams_of_a_context_are_lent_again_and_go_with_it(sim: Machines) -
     assert machine.ledger().misuse == ()
 
 
-def test_a_stream_in_which_a_capture_was_left_is_not_lent_again(dev: Device) -> None:
-    raw = Raw()
+def test_contexts_in_which_a_capture_was_left_are_not_lent_again(sim: Machines) -> None:
+    machine = sim("h200")
+    dev = Device(0)
     with dev.partition(decode=16) as parts:
-        handle = parts.decode.stream.handle
-        raw.call("cuStreamBeginCapture_v2", ctypes.c_void_p(handle), 2)
+        Raw().call("cuStreamBeginCapture_v2", ctypes.c_void_p(parts.decode.stream.handle), 2)
+    assert machine.ledger().live_of("green context") == ()
     with dev.partition(decode=16) as parts:
-        assert parts.decode.stream.handle != handle
-        assert parts.decode.stream_pool(1)[0].handle != handle
+        assert parts.rest is not None
+        parts.rest.wait(parts.decode)
+        parts.decode.stream.record().sync()
+
+
+def test_contexts_are_not_made_while_a_stream_that_is_lent_captures(dev: Device) -> None:
+    with dev.partition(decode=16) as parts:
+        handle = ctypes.c_void_p(parts.decode.stream.handle)
+        Raw().call("cuStreamBeginCapture_v2", handle, 2)
+        parts.decode.stream.close()
+        with pytest.raises(RuntimeError, match="is capturing a graph: contexts cannot be made"):
+            dev.partition(encode=24)
         graph = ctypes.c_void_p()
-        raw.call("cuStreamEndCapture", ctypes.c_void_p(handle), ctypes.byref(graph))
-        raw.call("cuGraphDestroy", graph)
+        Raw().call("cuStreamEndCapture", handle, ctypes.byref(graph))
+        Raw().call("cuGraphDestroy", graph)
 
 
 def test_a_refused_priority_is_refused_again(dev: Device) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, Device, ResourceOverlapError, ResourceOverlapWarning, Stream
+from cuda_gctx._lease import kept_stream
 
 from .common import finish, green, small_contexts, split
 from .raw import Raw
@@ -145,6 +146,27 @@ def test_our_own_handles_are_found_while_others_come_and_go(sim: Callable[..., A
     on_many_threads(work)
     mine.close()
     ctx.close()
+
+
+def test_a_context_may_be_closed_while_others_ask_for_its_streams(sim: Callable[..., Any]) -> None:
+    sim()
+    dev = Device(0)
+    told = set()
+    for _ in range(300):
+        (ctx,) = small_contexts(dev, 1)
+
+        def work(number: int, ctx: Context = ctx) -> str:
+            try:
+                if number == 0:
+                    ctx.close()
+                else:
+                    kept_stream(ctx, number % 2).close()
+            except RuntimeError as error:
+                return str(error)
+            return ""
+
+        told.update(on_many_threads(work))
+    assert all(not words or "closed" in words for words in told)
 
 
 def test_recycled_addresses_never_bring_back_the_dead(sim: Callable[..., Any]) -> None:

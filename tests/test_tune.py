@@ -28,6 +28,7 @@ import pytest
 
 from cuda_gctx import CUDAError, Device, Layout, PartitionPool, SMResourceOptions, Stream, tune
 from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _measure, _search, _work, spin
+from cuda_gctx.tune._plans import partition_names
 from cuda_gctx.tune._statistics import Ratio, ratio_of
 
 from .common import refusal, run_python
@@ -760,6 +761,16 @@ def test_device_memory_that_is_used_up_is_a_reason_and_no_error(sim: Machines) -
     machine.clear_faults()
     assert report.choice.kind == "streams"
     assert "there was no device memory for the contexts of more partitions" in report.reasons
+    assert not report.complete
+
+
+def test_device_memory_may_be_used_up_near_the_best_sizes(sim: Machines) -> None:
+    machine = sim("h200")
+    machine.limit_contexts(16)
+    report = tune.overlap(one=work(80, MS), other=work(264, MS), device=Device(0))
+    machine.clear_faults()
+    assert "there was no device memory for the contexts of more partitions" in report.reasons
+    assert not report.complete
 
 
 def test_only_so_many_contexts_are_made(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -830,6 +841,17 @@ def test_a_part_may_have_a_name_that_partitions_cannot_have(dev: Device, name: s
     report = tune.overlap(**{name: chain, "product": work(2 * 232, MS)}, device=dev)
     assert report.choice.places == {name: "part_0", "product": "rest"}
     assert report.result(report.choice).parts[name].sm_count == 16
+
+
+def test_renamed_parts_keep_out_of_each_others_way(dev: Device) -> None:
+    names = ["part_0", "a b", "rest", "part_2", "ok"]
+    assert partition_names(names) == {
+        "part_0": "part_0",
+        "a b": "part_1",
+        "rest": "part_3",
+        "part_2": "part_2",
+        "ok": "ok",
+    }
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb"])
@@ -1024,6 +1046,15 @@ def test_the_picture_shows_the_plans_and_the_bound(dev: Device, pair: str, tmp_p
     assert "in sequence" in labels
     assert labels == [str(r.plan) for i, r in enumerate(report.results) if i < 14 or r.plan.kind == "sequence"]
     assert any(line.get_label().startswith("bound: ") for line in axes.lines)
+
+
+def test_a_picture_shows_names_as_they_are_and_finds_room_for_long_ones(dev: Device, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    parts = {"_decode": chain, "cost $a_{": work(8, MS), "x" * 300: work(8, MS)}
+    figure = tune.overlap(**parts, device=dev, budget_s=5).plot(tmp_path / "report.png")
+    texts = [text.get_text().strip() for text in figure.legends[0].get_texts()]
+    assert texts[1:] == ["_decode", r"cost \$a_{", "x" * 39 + "\N{HORIZONTAL ELLIPSIS}"]
+    assert any("/" in label.get_text() for label in figure.axes[0].get_yticklabels())
 
 
 def test_a_picture_without_matplotlib_names_what_to_install(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:

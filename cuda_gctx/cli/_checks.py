@@ -99,7 +99,9 @@ def _visible_devices() -> Finding:
     named = 1 + sum(map(bool, others))
     try:
         seen = Device.count()
-    except (CUDAError, ValueError):  # the driver, which has a line of its own
+    except (DriverNotFound, ValueError):
+        return _ok(subject, f"{value}: without a driver, nobody tells what is seen")
+    except CUDAError:  # no device
         seen = 0
     if seen < named:
         return _warning(subject, f"{value}: names {named}, and {seen} are seen", advice)

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -28,14 +29,22 @@ from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, check
 @contextmanager
 def _output_to_stderr() -> Iterator[None]:
     """Has the standard output go to the standard error, also that of C libraries and of other programs."""
+    if sys.stdout is None:  # nobody wants it
+        yield
+        return
     sys.stdout.flush()
-    kept = os.dup(1)
     with ExitStack() as back:
+        kept = fcntl(1, F_DUPFD_CLOEXEC, 10)  # not 2, which the caller may have closed
         back.callback(os.close, kept)
         back.callback(os.dup2, kept, 1)
         back.callback(ctypes.CDLL(None).fflush, None)  # what C's printf has kept
         back.callback(sys.stdout.flush)
-        os.dup2(2, 1)
+        if sys.stderr is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            back.callback(os.close, nowhere)
+            os.dup2(nowhere, 1)
+        else:
+            os.dup2(2, 1)
         yield
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack
-from typing import Any
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from typing import Any, TypeVar
 
 from cuda_gctx._stream import Stream
 from cuda_gctx.interop._frameworks import Target, own_stream
 
 __all__ = ["Block", "Enter"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Makes a stream current, puts what takes that back on the stack, and gives the framework's stream and what lets the
 # stream outside wait for the work of the block.
@@ -32,8 +35,11 @@ class _Opened:
         with ExitStack() as undo:
             inner, self.join = self.block.enter(self._stream, undo)
             undo.callback(self.join)
-            self.leave = undo.pop_all().close
+            self._undo = undo.pop_all()
         return inner
+
+    def leave(self, *error: Any) -> None:
+        self._undo.__exit__(*error)
 
 
 class _Here(threading.local):
@@ -42,19 +48,28 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.opened: list[_Opened] = []
 
-    def settle(self) -> None:
-        """Leaves the first block that has ended and those inside it, of which the others are entered again."""
+    def settle(self, *error: Any) -> None:
+        """Leaves the first block that has ended and those inside it, of which the others are entered again.
+
+        All of this is tried, whatever one of them raises. error: what the block that has ended raises, as in __exit__.
+        """
         first = next((at for at, one in enumerate(self.opened) if one.is_left), None)
         if first is None:
             return
         ended = self.opened[first:]
         del self.opened[first:]
+        in_turn = ExitStack()  # the last one is the first to go
         for one in reversed(ended):
-            one.leave()
-        for one in ended:
             if not one.is_left:
-                one.enter()
-                self.opened.append(one)
+                in_turn.callback(self.enter, one)
+        for one in ended:
+            in_turn.push(one.leave)
+        in_turn.__exit__(*(error or (None, None, None)))
+
+    def enter(self, opened: _Opened) -> Any:
+        inner = opened.enter()
+        self.opened.append(opened)
+        return inner
 
 
 _here = _Here()
@@ -68,22 +83,28 @@ class Block(ContextDecorator, AbstractContextManager[Any]):
         self._target = target
         self._opened: list[_Opened] = []  # on any thread
 
+    def __call__(self, function: Function) -> Function:
+        if iscoroutinefunction(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise TypeError(
+                f"{function.__name__} runs after the call of it has returned, outside of the block: decorate functions "
+                "without await and yield"
+            )
+        return super().__call__(function)
+
     def __enter__(self) -> Any:
         _here.settle()
         opened = _Opened(self, own_stream(self._target))
-        inner = opened.enter()
-        _here.opened.append(opened)
+        inner = _here.enter(opened)
         self._opened.append(opened)
         return inner
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        _here.settle()
-        opened = next((one for one in reversed(_here.opened) if one.block is self), None)
+        opened = next((one for one in reversed(_here.opened) if one.block is self and not one.is_left), None)
         if opened is not None:
-            innermost = _here.opened[-1]
+            innermost = [one for one in _here.opened if not one.is_left][-1]
             self._opened.remove(opened)
             opened.is_left = True
-            _here.settle()
+            _here.settle(kind, error, traceback)
             if opened is innermost:
                 return
             wrong = f"before that of {innermost.block._target!r}, which was entered inside it"

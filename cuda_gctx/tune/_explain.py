@@ -91,7 +91,8 @@ class ExplainReport:
     """Whether two pieces of work overlap, what that costs each of them, and if they do not, why. ``print()`` it.
 
     overlap: how much of the shorter one runs while the other does, as the program calls them: 0 is nothing, 1 all.
-    overlap_queued: the same with both queued before they start; overlap_reversed: and the second queued first.
+    overlap_queued: the same with both queued before they start.
+    overlap_reversed: the same with the second queued first.
     in_sequence_ns, together_ns: what they take one after the other, and together, as the program calls them.
     streams_overlap: whether two small kernels run at once on the very same streams.
     shared_sms: SMs that both may use.
@@ -287,9 +288,10 @@ def _piece(given: Where | tuple[Where, Work]) -> tuple[Where, Work]:
 def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work], *, rounds: int = 5) -> ExplainReport:
     """Measures two pieces of work, each ``(where, work)``, alone and together, and tells whether they overlap and why.
 
-    where: a Partition, a Stream, or the stream of another library. work: called with the Stream, enqueues on it and
-    returns; meanwhile it is also the current stream of torch and CuPy, if these are imported. It runs some
-    ``5 * rounds`` times. Nothing else should be queued on the streams meanwhile.
+    where: a Partition, a Stream, or the stream of another library.
+    work: called with the Stream, enqueues on it and returns; meanwhile it is also the current stream of torch and
+    CuPy, if these are imported. It runs some ``5 * rounds`` times. Nothing else should be queued on the streams
+    meanwhile.
 
     Given alone, without work, a place gets a small kernel: so two streams of a running program are asked whether they
     overlap at all. What the program has queued on them is waited for.

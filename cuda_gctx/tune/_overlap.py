@@ -50,7 +50,8 @@ def overlap(
     TailLatency("decode", quantile=0.99).
     sizes: numbers of SMs to try for partitions, instead of all aligned sizes.
     library_sms: whether libraries are told SM counts; "auto" tries both in partitions where torch or CuPy is loaded.
-    budget_s: when it ends at the latest, but for one step. progress: a bar on stderr; None for "if it is a terminal".
+    budget_s: when it ends at the latest, but for one step.
+    progress: a bar on stderr; None for "if it is a terminal".
     seed: of the random order in which plans are measured.
 
     Ctrl-C ends it with what is known by then.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._device import Device
@@ -14,7 +15,7 @@ from cuda_gctx._resources import SMResourceOptions
 from cuda_gctx._stream import Stream, StreamOptions
 from cuda_gctx.partitions import FENCE, PartitionPool, Partitions
 
-__all__ = ["KINDS", "LIBRARIES_TOLD", "Kind", "Plan", "partition_name", "sizes_of"]
+__all__ = ["KINDS", "LIBRARIES_TOLD", "Kind", "Plan", "partition_names", "sizes_of"]
 
 Kind: TypeAlias = Literal["sequence", "streams", "priority", "partitions"]
 KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "partitions")  # the simplest first
@@ -22,10 +23,14 @@ LIBRARIES_TOLD = "libraries told"
 SCHEMA = 1
 
 
-def partition_name(part: str, position: int) -> str:
-    """What the partition of a part is called: the same, unless partitions cannot have that name."""
-    usable = part.isidentifier() and not part.startswith("_") and not hasattr(Partitions, part)
-    return part if usable else f"part_{position}"
+def partition_names(parts: Sequence[str]) -> dict[str, str]:
+    """What the partition of each part is called: the same, unless partitions cannot have that name."""
+
+    def is_usable(part: str) -> bool:
+        return part.isidentifier() and not part.startswith("_") and not hasattr(Partitions, part)
+
+    unused = (name for name in map("part_{}".format, count()) if name not in parts)
+    return {part: part if is_usable(part) else next(unused) for part in parts}
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class Plan:
     kind: "sequence" (one stream), "streams" (one for each part), "priority" (the same, and `first` goes before the
     others), or "partitions" (a stream in a partition of its own for each part).
     parts: their names, in the order in which they are started.
-    layout: for PartitionPool.get() or Device.partition(); places: the partition of each part, which may be the fence.
+    layout: for PartitionPool.get() or Device.partition().
+    places: the partition of each part, which may be the fence.
     library_sms: whether libraries are told the SM counts (``part.torch()`` is then ``use(part, library_sms="on")``).
     """
 

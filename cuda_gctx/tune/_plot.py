@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda_gctx._svg import colours_of
 from cuda_gctx.tune._objectives import TailLatency, Throughput
-from cuda_gctx.tune._report import Report, Result, title_of, words
+from cuda_gctx.tune._report import Report, Result, names_of_plans, title_of, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,6 +18,7 @@ __all__ = ["plot"]
 MOST_BARS = 14
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 CHOSEN, OTHER, BOUND = "#1f2328", "#b4bcc4", "#d55e00"
+LONGEST_TITLE, LONGEST_LABEL = 100, 40
 # The axis ends a little behind the sequence and the choice: far slower plans are cut off, and say so.
 BEHIND = 1.6
 
@@ -38,9 +39,8 @@ def plot(report: Report, path: str | PathLike[str] | None) -> Figure:
     figure = Figure(figsize=(9, 1.9 + 0.42 * len(results)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    figure.suptitle(
-        f"{' beside '.join(report.alone)}\n{report.device}, driver {report.driver}, {report.date}", fontsize=11
-    )
+    title = _plain(" beside ".join(report.alone), LONGEST_TITLE)
+    figure.suptitle(f"{title}\n{report.device}, driver {report.driver}, {report.date}", fontsize=11)
     limit = _axis(axes, report, results, size)
     _bars(axes, report, results, size, limit)
     if not isinstance(report.objective, TailLatency):
@@ -53,6 +53,12 @@ def plot(report: Report, path: str | PathLike[str] | None) -> Figure:
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure
+
+
+def _plain(text: str, longest: int) -> str:
+    """A text of somebody else's as it stands: no mathematics, and no longer than there is room."""
+    cut = text if len(text) <= longest else f"{text[: longest - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return cut.replace("$", r"\$")
 
 
 def _axis(axes: Any, report: Report, results: Sequence[Result], size: float) -> float:
@@ -88,7 +94,8 @@ def _bars(axes: Any, report: Report, results: Sequence[Result], size: float, lim
         text = words(result.seconds.median)
         rates = [(name, part.calls_per_second) for name, part in result.parts.items()]
         if isinstance(report.objective, TailLatency):
-            text += "".join(f"; {name} {rate:.4g} calls/s" for name, rate in rates if rate is not None)
+            told = (f"; {_plain(name, LONGEST_LABEL)} {rate:.4g} calls/s" for name, rate in rates if rate is not None)
+            text += "".join(told)
         end = result.seconds.p90 / size
         # What is cut off tells its time inside, where there is room.
         cut = end > 0.9 * limit
@@ -102,7 +109,10 @@ def _bars(axes: Any, report: Report, results: Sequence[Result], size: float, lim
             fontsize=8,
             zorder=5,
         )
-    axes.set_yticks(list(rows), [str(result.plan) for result in results], fontsize=9)
+    plans, briefly = names_of_plans(report, results)
+    axes.set_yticks(list(rows), [_plain(plan, 2 * LONGEST_LABEL) for plan in plans], fontsize=9)
+    if briefly:
+        axes.set_ylabel("partitions by their sizes, in the order of the title", fontsize=8)
     for label, result in zip(axes.get_yticklabels(), results, strict=True):
         label.set_fontweight("bold" if result.plan == report.choice else "normal")
     axes.invert_yaxis()
@@ -121,6 +131,7 @@ def _parts(axes: Any, report: Report, results: Sequence[Result], size: float) ->
             list(lengths.values()),
             height=0.3 / len(names),
             color=colour,
-            label=name,
+            # Without the blank, matplotlib leaves out what begins with an underscore.
+            label=f" {_plain(name, LONGEST_LABEL)}",
             zorder=3,
         )

@@ -29,7 +29,7 @@ def reasons(search: Search, report: Report, chosen: Candidate) -> tuple[str, ...
     told += _others(search, report, chosen)
     for why, names in search.left_out.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        told.append(f"{names[0]}{more} left out: {why}")
+        told.append(f"{names[0]}{more} left out: {why.splitlines()[0]}")
     told += search.notes
     return tuple(told)
 

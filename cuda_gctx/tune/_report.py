@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hints
@@ -59,9 +59,10 @@ class Latency:
 class PartTime:
     """A part within a plan.
 
-    sm_count: the SMs that it may use. seconds: for a call, from when it could begin to its end; waiting for SMs that
-    another part has is in it. calls_per_second: where the parts do not wait for each other. alone: the seconds that the
-    part takes on the same SMs with nothing beside it, where that was measured.
+    sm_count: the SMs that it may use.
+    seconds: for a call, from when it could begin to its end; waiting for SMs that another part has is in it.
+    calls_per_second: where the parts do not wait for each other.
+    alone: the seconds that it takes on the same SMs with nothing beside it, where that was measured.
     """
 
     sm_count: int
@@ -92,11 +93,14 @@ class Report:
 
     choice: the plan to use: the simplest one that no other beats by more than noise.
     results: all plans that were measured, the fastest first.
-    alone: the seconds of each part by itself on the whole device; bound: no plan can take less, but for noise.
-    gain: how many times as long the sequence takes, from pairs measured one right after the other; gain_low and
-    gain_high are an interval for it. sure: whether noise is ruled out, between the plans that were measured.
-    reasons: why, in words. complete: False after Ctrl-C, if the budget was too small, or if there are more ways to
-    divide the SMs than were tried, which the reasons tell then.
+    alone: the seconds of each part by itself on the whole device.
+    bound: no plan can take less, but for noise.
+    gain: how many times as long the sequence takes, from pairs measured one right after the other.
+    gain_low, gain_high: an interval for it.
+    sure: whether noise is ruled out, between the plans that were measured.
+    reasons: why, in words.
+    complete: False after Ctrl-C, if the budget was too small, or if the contexts did not suffice for all divisions of
+    the SMs, which the reasons tell then.
     """
 
     choice: Plan
@@ -221,8 +225,8 @@ class Report:
     def _table(self) -> str:
         """One table, or two where it is too wide: the objective, and what the parts did."""
         shown = self.foremost(MOST_ROWS)
-        briefly = max(len(str(result.plan)) for result in shown) > LONGEST_NAME
-        names = [f"{'> ' if r.plan == self.choice else '  '}{self._name(r.plan, briefly)}" for r in shown]
+        plans, briefly = names_of_plans(self, shown)
+        names = [f"{'> ' if r.plan == self.choice else '  '}{name}" for r, name in zip(shown, plans, strict=True)]
         sequence = next((r.seconds.median for r in self.results if r.plan.kind == "sequence"), None)
         tail = isinstance(self.objective, TailLatency)
         header = [title_of(self.objective), "p10 to p90", "/sequence"]
@@ -254,13 +258,6 @@ class Report:
         hidden = len(self.results) - len(shown)
         return told + (f"\n  and {hidden} more, slower than the fastest of these" if hidden else "")
 
-    def _name(self, plan: Plan, briefly: bool) -> str:
-        told = str(plan)
-        if briefly and plan.layout is not None:
-            sizes = sizes_of(plan)
-            told = "/".join(sizes[name] for name in self.alone) + (f", {LIBRARIES_TOLD}" if plan.library_sms else "")
-        return told.replace(LIBRARIES_TOLD, "told")
-
     def _columns(self) -> list[str]:
         critical = self.objective.part if isinstance(self.objective, TailLatency) else None
         return [name for name in self.alone if name != critical]
@@ -270,6 +267,19 @@ class Report:
         from cuda_gctx.tune._plot import plot
 
         return plot(self, path)
+
+
+def names_of_plans(report: Report, results: Sequence[Result]) -> tuple[list[str], bool]:
+    """What plans are called beside each other, and whether briefly: by the sizes alone, in the order of the parts."""
+    briefly = max(len(str(result.plan)) for result in results) > LONGEST_NAME
+
+    def name(plan: Plan) -> str:
+        if not briefly or plan.layout is None:
+            return str(plan).replace(LIBRARIES_TOLD, "told")
+        sizes = sizes_of(plan)
+        return "/".join(sizes[part] for part in report.alone) + (", told" if plan.library_sms else "")
+
+    return [name(result.plan) for result in results], briefly
 
 
 def _range(seconds: Spread) -> str | None:

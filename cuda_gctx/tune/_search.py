@@ -140,6 +140,7 @@ class Search:
         self._allocations: set[Allocation] = set()
         self._pool = closing.enter_context(PartitionPool(device))
         self._sizes: Sizes | None = None
+        self._is_full = False  # no more contexts can be made
         try:
             self._sizes = Sizes(device, [part.name for part in parts], wanted_sizes)
         except FeatureNotSupported as error:
@@ -235,7 +236,7 @@ class Search:
         if self._sizes is None:
             return
         stride = self._sizes.first_stride()
-        while stride >= 1:
+        while stride >= 1 and not self._is_full:
             best = self._best_partitions()
             overall = min(candidate.seconds() for candidate in self.acceptable())
             if best is None or best.allocation is None or best.seconds() > NOT_REFINED * overall:
@@ -347,7 +348,7 @@ class Search:
 
     def _open_allocation(self, allocation: Allocation) -> list[Candidate]:
         """The plans with an allocation that is new: without library SM targets, with them, or both."""
-        if allocation in self._allocations or self._sizes is None:
+        if allocation in self._allocations or self._sizes is None or self._is_full:
             return []
         self._allocations.add(allocation)
         made: list[Candidate] = []
@@ -359,7 +360,7 @@ class Search:
             assert plan.layout is not None
             if not made:
                 if self._contexts + len(self.parts) > MOST_CONTEXTS:
-                    self.note(
+                    self._stop_opening(
                         f"not all sizes near the best were tried: they would need more than {MOST_CONTEXTS} contexts"
                     )
                     break
@@ -372,13 +373,17 @@ class Search:
                 except CUDAError as error:
                     if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
                         raise
-                    self.note("there was no device memory for the contexts of more partitions")
-                    self._sizes = None
+                    self._stop_opening("there was no device memory for the contexts of more partitions")
                     break
             if library_sms and not self._can_tell_libraries(plan):
                 break
             made.append(self._open(plan, sm_counts, allocation))
         return made
+
+    def _stop_opening(self, why: str) -> None:
+        self._is_full = True
+        self.complete = False
+        self.note(why)
 
     def _library_choices(self) -> tuple[bool, ...]:
         if self._library_sms == "auto":

@@ -14,7 +14,7 @@ from cuda_gctx._layout import Layout, Request
 from cuda_gctx._resources import SMResourceOptions
 from cuda_gctx.partitions import FENCE, PartitionSize, partition_sizes
 from cuda_gctx.partitions import plan as planned
-from cuda_gctx.tune._plans import Plan, partition_name
+from cuda_gctx.tune._plans import Plan, partition_names
 
 __all__ = ["Allocation", "Sizes"]
 
@@ -41,6 +41,7 @@ class Sizes:
     def __init__(self, device: Device, parts: Sequence[str], wanted: Iterable[int] | None) -> None:
         self._device = device
         self._parts = tuple(parts)
+        self._names = partition_names(parts)
         offered = {size.sm_count: size for size in partition_sizes(device)}
         self._chosen = wanted is not None
         if wanted is None:
@@ -71,7 +72,7 @@ class Sizes:
         counts = {}
         for part, place in allocation.places:
             size = self.sizes[place]
-            name = partition_name(part, self._parts.index(part))
+            name = self._names[part]
             asked[name] = size.sm_count if size.aligned else SMResourceOptions(size.sm_count, backfill=True)
             places[part] = name
             counts[part] = size.sm_count

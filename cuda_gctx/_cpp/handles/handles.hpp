@@ -89,9 +89,10 @@ class ContextBox {
   SmResourcePtr sm_resource();
   CUdevResource workqueue_resource() const;
 
-  // Streams of the context itself, by priority and number. Who has only the handle of one can use it as long as the
-  // context exists.
+  // Streams of the context itself, by priority and number. Who has only the handle of one can use it as long as this
+  // box exists, which of our own contexts is as long as the context does.
   CUstream kept_stream(int priority, std::size_t number);
+  bool keeps_capture();
   void destroy_kept_streams() noexcept;
 
  private:

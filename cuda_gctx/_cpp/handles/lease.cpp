@@ -33,6 +33,11 @@ std::string capturing_stream(Runtime& runtime, int device) {
       return "a stream of " + stream->context()->label();
     }
   }
+  for (const ContextHandle& context : runtime.contexts().all()) {
+    if (context->device() == device && context->keeps_capture()) {
+      return "a stream of " + context->label();
+    }
+  }
   const auto legacy = std::make_shared<StreamBox>(ContextUse(runtime.primary(device)), false);
   legacy->take(CU_STREAM_LEGACY);
   return stream_is_capturing(*legacy) ? "a blocking stream of the primary context" : "";

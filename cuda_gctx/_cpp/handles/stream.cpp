@@ -1,4 +1,5 @@
 // Streams: made on any context without anything being current, or adopted from others.
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -110,6 +111,14 @@ CUstream ContextBox::kept_stream(int priority, std::size_t number) {
     streams.push_back(make_stream(*this, CU_STREAM_NON_BLOCKING, priority));
   }
   return streams[number];
+}
+
+bool ContextBox::keeps_capture() {
+  const std::lock_guard lock(kept_mutex_);
+  return std::any_of(kept_.begin(), kept_.end(), [this](const auto& level) {
+    return std::any_of(level.second.begin(), level.second.end(),
+                       [this](CUstream stream) { return is_capturing(runtime_.driver(), stream); });
+  });
 }
 
 void ContextBox::destroy_kept_streams() noexcept {
