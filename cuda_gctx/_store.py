@@ -114,8 +114,12 @@ class ContextStore:
             return
         if kept.key[0] in self._closed_drivers:
             return  # its contexts went with the driver
-        if any(map(keeps_capture, kept.contexts)):
-            kept.close()  # whole contexts refuse events and waits meanwhile: nobody else should get them
+        try:
+            spoiled = any(map(keeps_capture, kept.contexts))
+        except RuntimeError:  # the device has failed, or this is a forked child
+            spoiled = True
+        if spoiled:
+            kept.close()  # during a capture, whole contexts refuse events and waits: nobody else should get them
             return
         with self._lock:
             self._kept.append(kept)

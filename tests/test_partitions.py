@@ -446,6 +446,16 @@ def test_contexts_in_which_a_capture_was_left_are_not_lent_again(sim: Machines) 
         parts.decode.stream.record().sync()
 
 
+def test_contexts_that_cannot_be_asked_for_captures_are_not_kept(sim: Machines) -> None:
+    machine = sim("h200")
+    with Device(0).partition(decode=16) as parts:
+        parts.decode.stream.record()
+        machine.fail("cuStreamIsCapturing")
+    machine.clear_faults()
+    assert len(store) == 0
+    assert machine.ledger().live_of("green context") == ()
+
+
 def test_contexts_are_not_made_while_a_stream_that_is_lent_captures(dev: Device) -> None:
     with dev.partition(decode=16) as parts:
         handle = ctypes.c_void_p(parts.decode.stream.handle)

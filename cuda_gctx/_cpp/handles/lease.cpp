@@ -28,8 +28,9 @@ void Claim::release() noexcept {
 
 std::string capturing_stream(Runtime& runtime, int device) {
   for (const StreamHandle& stream : runtime.streams().all()) {
-    // The stream of somebody else may be gone by now, and asking about it would be a use after free.
-    if (stream->is_made_here() && stream->context()->device() == device && stream_is_capturing(*stream)) {
+    // The stream of somebody else may be gone by now, and asking about it would be a use after free. Those that
+    // contexts keep come below, whether there is a box for them or not.
+    if (stream->is_owned() && stream->context()->device() == device && stream_is_capturing(*stream)) {
       return "a stream of " + stream->context()->label();
     }
   }

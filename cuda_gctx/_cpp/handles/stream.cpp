@@ -114,6 +114,7 @@ CUstream ContextBox::kept_stream(int priority, std::size_t number) {
 }
 
 bool ContextBox::keeps_capture() {
+  runtime_.demand_usable();
   const std::lock_guard lock(kept_mutex_);
   return std::any_of(kept_.begin(), kept_.end(), [this](const auto& level) {
     return std::any_of(level.second.begin(), level.second.end(),
