@@ -1,6 +1,6 @@
 // The model of a chip against what the hardware answered, what the driver's documentation promises, and what must hold
 // of every split.
-#include "sim/chip.hpp"
+#include "sim/chip/chip.hpp"
 
 #include <algorithm>
 #include <cstdio>

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "sim/control.h"
+#include "sim/abi/control.h"
 
 namespace {
 

@@ -1,0 +1,46 @@
+// The functions of the driver's ABI: their exported names, the base names that cuGetProcAddress takes, and the driver
+// version that introduced each.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace gctx::sim {
+
+enum class Fn {
+#define GCTX_SIM_FUNCTION(symbol, base, since) symbol,
+#include "sim/abi/functions.def"
+#undef GCTX_SIM_FUNCTION
+  count
+};
+
+inline constexpr std::size_t function_count = static_cast<std::size_t>(Fn::count);
+
+struct FunctionInfo {
+  const char* symbol;
+  const char* base;
+  int since;
+};
+
+const FunctionInfo& info(Fn function);
+bool is_function_name(std::string_view name);
+
+// The address that cuGetProcAddress answers for a name when a program asks for version `wanted` of it: the newest
+// variant that both the request and the driver allow.
+struct FoundFunction {
+  void* address = nullptr;
+  bool too_old_request = false;  // the driver has it, for programs that ask for a newer version
+};
+FoundFunction find_function(std::string_view name, int wanted, int driver_version);
+
+struct ErrorText {
+  int code;
+  const char* name;
+  const char* text;
+};
+// Null for a number that is no CUresult.
+const ErrorText* find_error(int code);
+// The number of a CUresult of this name, or -1.
+int error_code(std::string_view name);
+
+}  // namespace gctx::sim

@@ -1,0 +1,20 @@
+// The modelled behaviours as data, each with where it is known from.
+#pragma once
+
+#include <span>
+
+#include "sim/abi/abi.hpp"
+#include "sim/chip/chip.hpp"
+
+namespace gctx::sim {
+
+struct DriverBehaviour {
+  const char* subject;
+  const char* drivers;
+  const char* text;
+  Known known;
+};
+
+std::span<const DriverBehaviour> driver_behaviours();
+
+}  // namespace gctx::sim

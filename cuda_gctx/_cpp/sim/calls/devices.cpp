@@ -1,0 +1,253 @@
+// Devices: their names, identities and attributes.
+#include <cstdio>
+#include <cstring>
+
+#include "sim/calls/entry.hpp"
+#include "sim/machine/costs.hpp"
+
+namespace gctx::sim {
+namespace {
+
+std::string pci_bus_id(const Device& device) {
+  char text[16];
+  std::snprintf(text, sizeof text, "0000:%02X:00.0", 0x18 + device.ordinal);
+  return text;
+}
+
+CUuuid uuid(const Device& device) {
+  // Says what it is to whoever looks at the bytes: "SIM", then the card and the ordinal.
+  CUuuid id{};
+  std::memcpy(id.bytes, "SIM", 3);
+  const std::string& key = device.chip->profile().key;
+  std::memcpy(id.bytes + 3, key.data(), std::min<std::size_t>(key.size(), 11));
+  id.bytes[15] = static_cast<char>(device.ordinal + 1);
+  return id;
+}
+
+// The newest attribute that each driver version knows: from the headers of 13.0, 13.1 and 13.4, the older ones assumed.
+int newest_attribute(int version) {
+  if (version >= 13040) return CU_DEVICE_ATTRIBUTE_MAX - 1;
+  if (version >= 13010) return CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED;
+  if (version >= 13000) return CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED;
+  if (version >= 12090) return CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED;
+  if (version >= 12080) return CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED;
+  return CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
+}
+
+// What is not here is a feature that is not modelled: the answer is 0, "not there".
+int attribute(const Device& device, CUdevice_attribute which) {
+  const Profile& card = device.chip->profile();
+  const bool hopper = card.cc_major >= 9;
+  switch (which) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      return static_cast<int>(device.chip->sm_count());
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      return card.cc_major;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      return card.cc_minor;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
+      return card.max_threads_per_sm;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR:
+      return card.max_blocks_per_sm;
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
+      return card.integrated ? 1 : 0;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y:
+      return 1024;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z:
+      return 64;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X:
+      return 0x7fffffff;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y:
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z:
+      return 65535;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
+      return 48 << 10;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+      return (hopper ? 228 : 100) << 10;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+      return (hopper ? 227 : 99) << 10;
+    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK:
+      return 1 << 10;
+    case CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY:
+      return 64 << 10;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
+      return 32;
+    case CU_DEVICE_ATTRIBUTE_MAX_PITCH:
+      return 0x7fffffff;
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
+      return 65536;
+    case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
+      return static_cast<int>(clock_khz);
+    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
+      return 3'201'000;
+    case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
+      return 6144;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+      return 60 << 20;
+    case CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT:
+      return 512;
+    case CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT:
+      return 32;
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
+      return 3;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+      return 0x18 + device.ordinal;
+    case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+      return 1;
+    case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
+      return hopper ? 1 : 0;
+    case CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT:
+      return card.locality_domains;
+    case CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_MULTIPROCESSOR_COUNT:
+      return static_cast<int>(device.chip->sm_count()) / card.locality_domains;
+    case CU_DEVICE_ATTRIBUTE_NUMA_ID:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+      return -1;
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
+  return call<Fn::cuDeviceGet>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    return find_device(c, ordinal, result) == nullptr ? result : give(device, ordinal);
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetCount(int* count) {
+  return call<Fn::cuDeviceGetCount>([&](Call& c) { return give(count, static_cast<int>(c.machine.devices.size())); });
+}
+
+CUresult CUDAAPI cuDeviceGetName(char* name, int length, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetName>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    if (device == nullptr) return result;
+    if (name == nullptr || length <= 0) return CUDA_ERROR_INVALID_VALUE;
+    std::snprintf(name, static_cast<std::size_t>(length), "%s", device->chip->profile().name.c_str());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid* out, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetUuid>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    return device == nullptr ? result : give(out, uuid(*device));
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid* out, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetUuid_v2>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    return device == nullptr ? result : give(out, uuid(*device));
+  });
+}
+
+// Only Windows has them.
+CUresult CUDAAPI cuDeviceGetLuid(char*, unsigned*, CUdevice) {
+  return call<Fn::cuDeviceGetLuid>([&](Call&) { return CUDA_ERROR_NOT_SUPPORTED; });
+}
+
+CUresult CUDAAPI cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice ordinal) {
+  return call<Fn::cuDeviceTotalMem_v2>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    return device == nullptr ? result : give(bytes, static_cast<std::size_t>(device->memory));
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetAttribute>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    if (device == nullptr) return result;
+    if (which < 1 || which > newest_attribute(c.version())) return CUDA_ERROR_INVALID_VALUE;
+    return give(value, attribute(*device, which));
+  });
+}
+
+CUresult CUDAAPI cuDeviceComputeCapability(int* major, int* minor, CUdevice ordinal) {
+  return call<Fn::cuDeviceComputeCapability>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    if (device == nullptr) return result;
+    if (major == nullptr || minor == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *major = device->chip->profile().cc_major;
+    *minor = device->chip->profile().cc_minor;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetPCIBusId>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    if (device == nullptr) return result;
+    const std::string id = pci_bus_id(*device);
+    if (text == nullptr || length <= static_cast<int>(id.size())) return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(text, id.c_str(), id.size() + 1);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* out, const char* text) {
+  return call<Fn::cuDeviceGetByPCIBusId>([&](Call& c) {
+    if (text == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    for (const Device& device : c.machine.devices) {
+      if (pci_bus_id(device) == text) return give(out, device.ordinal);
+    }
+    return CUDA_ERROR_INVALID_DEVICE;
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int* value, CUexecAffinityType, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetExecAffinitySupport>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    return find_device(c, ordinal, result) == nullptr ? result : give(value, 0);
+  });
+}
+
+CUresult CUDAAPI cuDeviceCanAccessPeer(int* value, CUdevice ordinal, CUdevice peer) {
+  return call<Fn::cuDeviceCanAccessPeer>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) return result;
+    return give(value, ordinal == peer ? 0 : 1);
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute which, CUdevice ordinal, CUdevice peer) {
+  return call<Fn::cuDeviceGetP2PAttribute>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) return result;
+    if (ordinal == peer) return CUDA_ERROR_INVALID_DEVICE;
+    const bool offered =
+        which == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED || which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    return give(value, offered ? 1 : 0);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,281 @@
+// Modules and libraries: loading, looking kernels up, unloading.
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include "sim/calls/kernels.hpp"
+#include "sim/machine/images.hpp"
+
+namespace gctx::sim {
+
+Function& function_of(Machine& machine, Module& module, const std::shared_ptr<KernelCode>& code) {
+  Function*& found = module.functions[code->name];
+  if (found == nullptr) {
+    auto made = std::make_unique<Function>();
+    machine.made(*made);
+    made->module = &module;
+    made->code = code;
+    found = &machine.functions.add(std::move(made));
+  }
+  return *found;
+}
+
+namespace {
+
+Module* find_module(Call& c, CUmodule handle, CUresult& result) {
+  if (Module* module = c.machine.modules.find(handle)) return module;
+  if (c.machine.modules.is_stale(handle)) c.note(Misuse::use_after_destroy, handle, "the module is unloaded");
+  result = CUDA_ERROR_INVALID_HANDLE;
+  return nullptr;
+}
+
+Library* find_library(Call& c, CUlibrary handle, CUresult& result) {
+  if (Library* library = c.machine.libraries.find(handle)) return library;
+  if (c.machine.libraries.is_stale(handle)) c.note(Misuse::use_after_destroy, handle, "the library is unloaded");
+  result = CUDA_ERROR_INVALID_HANDLE;
+  return nullptr;
+}
+
+CUresult read_file(const char* name, std::vector<char>& bytes) {
+  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::ifstream file(name, std::ios::binary);
+  if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
+  bytes.assign(std::istreambuf_iterator<char>(file), {});
+  bytes.push_back('\0');
+  return CUDA_SUCCESS;
+}
+
+CUresult load_module(Call& c, CUmodule* out, const void* data) {
+  CUresult result = CUDA_SUCCESS;
+  Context* context = current_context(c, result);
+  if (context == nullptr) return result;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  auto image = std::make_shared<Image>();
+  result = read_image(data, *image);
+  if (result != CUDA_SUCCESS) return result;
+  auto made = std::make_unique<Module>();
+  c.machine.made(*made);
+  made->device = context->device;
+  made->image = std::move(image);
+  return give(out, as_handle<CUmodule>(c.machine.modules.add(std::move(made))));
+}
+
+CUresult load_library(Call& c, CUlibrary* out, const void* data) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  auto image = std::make_shared<Image>();
+  if (const CUresult result = read_image(data, *image); result != CUDA_SUCCESS) return result;
+  auto made = std::make_unique<Library>();
+  c.machine.made(*made);
+  made->image = image;
+  Library& library = c.machine.libraries.add(std::move(made));
+  for (const auto& code : image->kernels) {
+    auto kernel = std::make_unique<Kernel>();
+    c.machine.made(*kernel);
+    kernel->library = &library;
+    kernel->code = code;
+    library.kernels[code->name] = &c.machine.kernels.add(std::move(kernel));
+  }
+  return give(out, as_handle<CUlibrary>(library));
+}
+
+void unload(Machine& machine, Module& module) {
+  for (const auto& [name, function] : module.functions) machine.functions.remove(*function);
+  machine.modules.remove(module);
+}
+
+// The module that stands for a library on the device that is current.
+Module* module_of(Call& c, Library& library, CUresult& result) {
+  const Context* context = current_context(c, result);
+  if (context == nullptr) return nullptr;
+  Module*& module = library.modules[context->device];
+  if (module == nullptr) {
+    auto made = std::make_unique<Module>();
+    c.machine.made(*made);
+    made->hidden = true;
+    made->device = context->device;
+    made->library = &library;
+    made->image = library.image;
+    module = &c.machine.modules.add(std::move(made));
+  }
+  return module;
+}
+
+template <class Handle, class Map>
+CUresult list(Handle* out, unsigned count, const Map& objects) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  unsigned i = 0;
+  for (const auto& [name, object] : objects) {
+    if (i == count) break;
+    out[i++] = as_handle<Handle>(*object);
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+std::shared_ptr<KernelCode> find_code(Call& c, CUfunction handle, CUresult& result) {
+  if (const Function* function = c.machine.functions.find(handle)) return function->code;
+  if (const Kernel* kernel = c.machine.kernels.find(handle)) return kernel->code;
+  if (c.machine.functions.is_stale(handle) || c.machine.kernels.is_stale(handle)) {
+    c.note(Misuse::use_after_destroy, handle, "the module or library of the kernel is unloaded");
+  }
+  result = CUDA_ERROR_INVALID_HANDLE;
+  return nullptr;
+}
+
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuModuleLoad(CUmodule* out, const char* name) {
+  return call<Fn::cuModuleLoad>([&](Call& c) {
+    std::vector<char> bytes;
+    const CUresult result = read_file(name, bytes);
+    return result == CUDA_SUCCESS ? load_module(c, out, bytes.data()) : result;
+  });
+}
+
+CUresult CUDAAPI cuModuleLoadData(CUmodule* out, const void* data) {
+  return call<Fn::cuModuleLoadData>([&](Call& c) { return load_module(c, out, data); });
+}
+
+CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* out, const void* data, unsigned, CUjit_option*, void**) {
+  return call<Fn::cuModuleLoadDataEx>([&](Call& c) { return load_module(c, out, data); });
+}
+
+CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
+  return call<Fn::cuModuleUnload>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Module* module = find_module(c, handle, result);
+    if (module == nullptr) return result;
+    if (module->library != nullptr) return CUDA_ERROR_NOT_PERMITTED;
+    unload(c.machine, *module);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
+  return call<Fn::cuModuleGetLoadingMode>([&](Call&) { return give(mode, CU_MODULE_EAGER_LOADING); });
+}
+
+CUresult CUDAAPI cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
+  return call<Fn::cuModuleGetFunction>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Module* module = find_module(c, handle, result);
+    if (module == nullptr) return result;
+    if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    for (const auto& code : module->image->kernels) {
+      if (code->name == name) return give(out, as_handle<CUfunction>(function_of(c.machine, *module, code)));
+    }
+    return CUDA_ERROR_NOT_FOUND;
+  });
+}
+
+CUresult CUDAAPI cuModuleGetFunctionCount(unsigned* count, CUmodule handle) {
+  return call<Fn::cuModuleGetFunctionCount>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Module* module = find_module(c, handle, result);
+    return module == nullptr ? result : give(count, static_cast<unsigned>(module->image->kernels.size()));
+  });
+}
+
+CUresult CUDAAPI cuModuleEnumerateFunctions(CUfunction* out, unsigned count, CUmodule handle) {
+  return call<Fn::cuModuleEnumerateFunctions>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Module* module = find_module(c, handle, result);
+    if (module == nullptr) return result;
+    for (const auto& code : module->image->kernels) function_of(c.machine, *module, code);
+    return list(out, count, module->functions);
+  });
+}
+
+CUresult CUDAAPI cuLibraryLoadData(CUlibrary* out, const void* data, CUjit_option*, void**, unsigned, CUlibraryOption*,
+                                   void**, unsigned) {
+  return call<Fn::cuLibraryLoadData>([&](Call& c) { return load_library(c, out, data); });
+}
+
+CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary* out, const char* name, CUjit_option*, void**, unsigned,
+                                       CUlibraryOption*, void**, unsigned) {
+  return call<Fn::cuLibraryLoadFromFile>([&](Call& c) {
+    std::vector<char> bytes;
+    const CUresult result = read_file(name, bytes);
+    return result == CUDA_SUCCESS ? load_library(c, out, bytes.data()) : result;
+  });
+}
+
+CUresult CUDAAPI cuLibraryUnload(CUlibrary handle) {
+  return call<Fn::cuLibraryUnload>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Library* library = find_library(c, handle, result);
+    if (library == nullptr) return result;
+    for (const auto& [device, module] : library->modules) unload(c.machine, *module);
+    for (const auto& [name, kernel] : library->kernels) c.machine.kernels.remove(*kernel);
+    c.machine.libraries.remove(*library);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuLibraryGetKernel(CUkernel* out, CUlibrary handle, const char* name) {
+  return call<Fn::cuLibraryGetKernel>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Library* library = find_library(c, handle, result);
+    if (library == nullptr) return result;
+    if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto found = library->kernels.find(name);
+    return found == library->kernels.end() ? CUDA_ERROR_NOT_FOUND : give(out, as_handle<CUkernel>(*found->second));
+  });
+}
+
+CUresult CUDAAPI cuLibraryGetKernelCount(unsigned* count, CUlibrary handle) {
+  return call<Fn::cuLibraryGetKernelCount>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Library* library = find_library(c, handle, result);
+    return library == nullptr ? result : give(count, static_cast<unsigned>(library->kernels.size()));
+  });
+}
+
+CUresult CUDAAPI cuLibraryEnumerateKernels(CUkernel* out, unsigned count, CUlibrary handle) {
+  return call<Fn::cuLibraryEnumerateKernels>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Library* library = find_library(c, handle, result);
+    return library == nullptr ? result : list(out, count, library->kernels);
+  });
+}
+
+CUresult CUDAAPI cuLibraryGetModule(CUmodule* out, CUlibrary handle) {
+  return call<Fn::cuLibraryGetModule>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Library* library = find_library(c, handle, result);
+    const Module* module = library == nullptr ? nullptr : module_of(c, *library, result);
+    return module == nullptr ? result : give(out, as_handle<CUmodule>(*module));
+  });
+}
+
+CUresult CUDAAPI cuKernelGetFunction(CUfunction* out, CUkernel handle) {
+  return call<Fn::cuKernelGetFunction>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Kernel* kernel = c.machine.kernels.find(handle);
+    if (kernel == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    Module* module = module_of(c, *kernel->library, result);
+    if (module == nullptr) return result;
+    return give(out, as_handle<CUfunction>(function_of(c.machine, *module, kernel->code)));
+  });
+}
+
+CUresult CUDAAPI cuKernelGetLibrary(CUlibrary* out, CUkernel handle) {
+  return call<Fn::cuKernelGetLibrary>([&](Call& c) {
+    const Kernel* kernel = c.machine.kernels.find(handle);
+    return kernel == nullptr ? CUDA_ERROR_INVALID_HANDLE : give(out, as_handle<CUlibrary>(*kernel->library));
+  });
+}
+
+CUresult CUDAAPI cuFuncGetModule(CUmodule* out, CUfunction handle) {
+  return call<Fn::cuFuncGetModule>([&](Call& c) {
+    const Function* function = c.machine.functions.find(handle);
+    return function == nullptr ? CUDA_ERROR_INVALID_HANDLE : give(out, as_handle<CUmodule>(*function->module));
+  });
+}
+
+}  // extern "C"

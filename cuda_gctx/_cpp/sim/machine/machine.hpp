@@ -1,0 +1,337 @@
+// A simulated machine: its devices, the objects that a program made on it, and what is remembered about them.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "sim/abi/abi.hpp"
+#include "sim/abi/functions.hpp"
+#include "sim/chip/chip.hpp"
+#include "sim/machine/clock.hpp"
+#include "sim/machine/faults.hpp"
+#include "sim/machine/handles.hpp"
+#include "sim/machine/ledger.hpp"
+#include "sim/machine/spec.hpp"
+
+namespace gctx::sim {
+
+// What a set of SMs carries from the split that made it: the alignment that a context reports (0: the device's own),
+// and how the SMs hold together.
+struct Traits {
+  unsigned alignment = 0;
+  Bond bond = Bond::gpc;
+};
+
+struct Context;
+struct Capture;
+struct GraphNode;
+
+struct Stream : Object {
+  Context* context = nullptr;  // null once the context is destroyed
+  int device = 0;
+  unsigned flags = 0;
+  int priority = 0;
+  std::shared_ptr<QueueSet> queues;
+  Connection* connection = nullptr;
+  WorkPtr last;
+  std::shared_ptr<Capture> capture;
+  std::vector<GraphNode*> capture_tail;
+};
+
+struct Event : Object {
+  int device = 0;
+  std::uint64_t root_id = 0;   // of that context's primary (or itself): events do not cross it when recorded
+  Context* context = nullptr;  // null once the context is destroyed
+  unsigned flags = 0;
+  WorkPtr record;  // null until recorded
+  std::shared_ptr<Capture> capture;
+  std::vector<GraphNode*> captured;
+};
+
+enum class ContextKind { primary, created, green };
+
+struct Workqueue {
+  unsigned limit = 0;
+  CUdevWorkqueueConfigScope scope = CU_WORKQUEUE_SCOPE_DEVICE_CTX;
+};
+
+// A CUcontext: a device's primary, one made by cuCtxCreate, or a green context, whose CUgreenCtx and CUcontext are the
+// same address (recorded).
+struct Context : Object {
+  ContextKind kind = ContextKind::primary;
+  int device = 0;
+  std::uint64_t root_id = 0;
+  SmSet sms;
+  unsigned sm_count = 0;  // as reported: counts a group that is listed twice twice, as the hardware's driver does
+  Traits traits;
+  unsigned resource_flags = 0;
+  Workqueue workqueue;
+  std::shared_ptr<QueueSet> queues;
+  unsigned flags = 0;
+  unsigned api_version = 3020;
+  std::map<CUlimit, std::size_t> limits;
+  CUfunc_cache cache = CU_FUNC_CACHE_PREFER_NONE;
+  std::set<int> peers;
+  std::set<Stream*> streams;  // without the default ones
+  std::set<Event*> events;
+  WorkPtr gate;  // what all further work waits for (cuCtxWaitEvent)
+  std::unique_ptr<Stream> default_stream;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Stream>> thread_streams;  // by serial number of the thread
+
+  bool is_green() const noexcept { return kind == ContextKind::green; }
+};
+
+struct Descriptor : Object {
+  int device = 0;
+  SmSet sms;
+  unsigned sm_count = 0;
+  Traits traits;  // of its pieces together
+  bool has_sms = false;
+  std::uint32_t source = 0;  // the query that its SMs go back to
+  unsigned flags = 0;
+  Workqueue workqueue;
+  bool has_workqueue = false;
+  std::shared_ptr<QueueSet> queues;  // of an existing workqueue that is to be shared
+};
+
+struct Pool : Object {
+  int device = 0;
+  std::map<CUmemPool_attribute, std::uint64_t> values;
+  std::uint64_t used = 0;
+  std::uint64_t used_high = 0;
+  std::map<int, CUmemAccess_flags> access;  // of other devices
+};
+
+// Host memory that stands for device memory. Large pieces are mapped without being reserved, so that a simulated card
+// may be larger than the machine's memory.
+class Storage {
+ public:
+  Storage() = default;
+  explicit Storage(std::size_t size);
+  ~Storage();
+  Storage(Storage&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), mapped_(std::exchange(other.mapped_, 0)) {}
+  Storage& operator=(Storage&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(mapped_, other.mapped_);
+    return *this;
+  }
+  std::uint64_t address() const noexcept { return reinterpret_cast<std::uint64_t>(data_); }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t mapped_ = 0;  // 0: from the allocator
+};
+
+struct Allocation : Object {
+  std::size_t size = 0;
+  int device = 0;
+  CUmemorytype type = CU_MEMORYTYPE_DEVICE;
+  bool registered = false;  // the caller's own memory
+  bool freeing = false;     // a stream-ordered free is under way
+  unsigned flags = 0;
+  Pool* pool = nullptr;
+  std::uint64_t context_id = 0;
+  Storage storage;
+};
+
+// What an image says of a kernel. Shared, because queued work outlives its module.
+struct KernelCode {
+  std::string name;
+  std::vector<std::size_t> argument_sizes;
+  std::vector<std::size_t> argument_offsets;
+  bool arguments_known = false;
+  std::map<CUfunction_attribute, int> attributes;
+};
+
+struct Image {
+  std::vector<std::shared_ptr<KernelCode>> kernels;
+};
+
+struct Library;
+struct Function;
+struct Kernel;
+
+struct Module : Object {
+  int device = 0;
+  Library* library = nullptr;
+  std::shared_ptr<Image> image;
+  std::map<std::string, Function*, std::less<>> functions;
+};
+
+struct Function : Object {
+  Module* module = nullptr;
+  std::shared_ptr<KernelCode> code;
+};
+
+struct Library : Object {
+  std::shared_ptr<Image> image;
+  std::map<std::string, Kernel*, std::less<>> kernels;
+  std::map<int, Module*> modules;  // by device
+};
+
+struct Kernel : Object {
+  Library* library = nullptr;
+  std::shared_ptr<KernelCode> code;
+};
+
+struct LaunchPlan {
+  std::shared_ptr<KernelCode> code;
+  CUfunction function = nullptr;
+  std::array<unsigned, 3> grid{};
+  std::array<unsigned, 3> threads{};
+  unsigned shared_bytes = 0;
+  bool cooperative = false;
+  unsigned cluster = 1;
+  int priority = 0;
+  std::vector<std::vector<unsigned char>> arguments;
+};
+
+// One step of a graph: what it does, and the context of the stream that it was captured on.
+struct GraphNode : Object {
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  std::uint64_t context_handle = 0;
+  std::uint64_t context_id = 0;
+  LaunchPlan launch;
+  std::vector<void*> argument_pointers;  // for cuGraphKernelNodeGetParams
+  std::function<void()> effect;
+  std::function<void()> host;
+  std::uint64_t duration = 0;
+  std::vector<GraphNode*> after;
+};
+
+struct Graph : Object {
+  std::vector<GraphNode*> nodes;
+};
+
+struct GraphExec : Object {
+  std::vector<GraphNode> nodes;  // copies, in an order in which each stands behind what it waits for
+  std::vector<std::vector<std::size_t>> after;
+  std::uint64_t flags = 0;
+  WorkPtr last;
+};
+
+struct Capture {
+  std::uint64_t id = 0;
+  Graph* graph = nullptr;
+  Stream* origin = nullptr;
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  std::uint64_t thread = 0;
+  bool invalid = false;
+  std::set<Stream*> streams;
+};
+
+struct Device {
+  const Chip* chip = nullptr;
+  int ordinal = 0;
+  std::uint64_t memory = 0;
+  std::uint64_t allocated = 0;
+  std::uint64_t lost = 0;
+  unsigned long long retains = 0;  // of the primary context, by callers
+  std::size_t green_contexts = 0;  // each retains the primary too
+  unsigned primary_flags = 0;
+  Context* primary = nullptr;
+  Pool* default_pool = nullptr;
+  Pool* current_pool = nullptr;
+  std::shared_ptr<QueueSet> queues;
+};
+
+struct RegisteredKernel {
+  gctxSimKernelFunction function = nullptr;
+  void* user = nullptr;
+  std::uint64_t block_ns = 0;
+  std::vector<std::size_t> argument_sizes;
+  bool arguments_known = false;
+};
+
+// Who wants to know where objects are made, and of which thread.
+struct Tracer {
+  gctxSimSchedule schedule = nullptr;
+  gctxSimRecord record = nullptr;
+  std::uint64_t thread = 0;
+};
+
+// What is current to a thread. Entries name the context by id too, so that a recycled handle is not taken for it.
+struct CurrentContext {
+  std::uint64_t handle = 0;
+  std::uint64_t id = 0;  // 0 if it was gone already when it was made current
+  int device = 0;
+  unsigned flags = 0;
+};
+
+struct ThreadState {
+  std::vector<CurrentContext> stack;
+  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  std::uint64_t serial = 0;
+};
+
+struct Machine {
+  Machine(const Spec& spec, unsigned epoch);
+  ~Machine();
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  Spec spec;
+  unsigned epoch;
+  bool initialized = false;
+  std::shared_ptr<const Chip> chip;
+  std::vector<Device> devices;
+  Clock clock;
+  Ledger ledger;
+  Faults faults;
+  Tracer tracer;
+  std::array<std::uint64_t, function_count> calls{};
+
+  HandleTable<Context> contexts;
+  std::size_t green_contexts = 0;  // alive
+  HandleTable<Stream> streams;
+  HandleTable<Event> events;
+  HandleTable<Descriptor> descriptors;
+  HandleTable<Module> modules;
+  HandleTable<Function> functions;
+  HandleTable<Library> libraries;
+  HandleTable<Kernel> kernels;
+  HandleTable<Graph> graphs;
+  HandleTable<GraphNode> graph_nodes;
+  HandleTable<GraphExec> graph_execs;
+  HandleTable<Pool> pools;
+  std::map<std::uint64_t, Allocation> allocations;  // by address
+  std::set<std::uint64_t> freed;                    // addresses that were allocations
+  std::unordered_map<std::string, RegisteredKernel> kernels_by_name;
+  std::unordered_map<std::uint64_t, std::weak_ptr<QueueSet>> queue_sets;
+  std::vector<std::unique_ptr<ThreadState>> threads;
+  std::uint64_t created = 0;
+
+  int version() const noexcept { return spec.driver_version; }
+  ThreadState& thread();
+  void made(Object& object);  // stamps a new object
+};
+
+std::uint64_t next_id();
+// The calling thread's serial number (never used again) and its index (used again after the thread's end).
+struct ThreadName {
+  std::uint64_t serial;
+  std::size_t index;
+};
+ThreadName this_thread();
+
+// The one machine that calls go to, behind the one lock.
+struct Present {
+  std::mutex mutex;
+  std::shared_ptr<Machine> machine;  // shared: a call in progress keeps its machine
+  std::vector<std::shared_ptr<Machine>> aside;
+  bool forked = false;  // in a child of a process that had initialised the driver
+  bool over = false;    // the process is ending
+};
+Present& present();
+// With the lock held: replaces the machine. Throws std::invalid_argument.
+void configure(Present& present, std::string_view spec);
+
+}  // namespace gctx::sim
