@@ -16,7 +16,7 @@ from pathlib import Path
 import tables
 from machine import file_name, folder_of_results
 
-from cuda_gctx._call_costs import Effort, measure_in_fresh_process
+from cuda_gctx.bench.call_costs import Effort, measure_in_fresh_process
 
 
 def main() -> int:

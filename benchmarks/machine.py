@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_gctx import Device
-from cuda_gctx._machine import described as machine_described
+from cuda_gctx.measure.machine import described as machine_described
 
 
 def described(device: Device, what: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from cuda_gctx import (
     SplitError,
     system,
 )
-from cuda_gctx._call_costs import one_line
+from cuda_gctx.bench.call_costs import one_line
 from cuda_gctx.partitions import store
 
 SWITCHES = 10_000

@@ -12,47 +12,47 @@ from cuda_gctx._lazy import lazy_names
 
 __version__ = "0.1.0"
 
-if find_spec("cuda_gctx._driver") is None:
+if find_spec("cuda_gctx._core.driver") is None:
     raise ImportError(
         f"{__path__[0]} holds the sources of cuda_gctx, and nothing is built in it: start Python in another folder, so "
         "that the installed package is found"
     )
 
 if TYPE_CHECKING:
-    from cuda_gctx._context import Context as Context
-    from cuda_gctx._context import ContextOptions as ContextOptions
-    from cuda_gctx._device import Device as Device
-    from cuda_gctx._driver import system as system
-    from cuda_gctx._errors import CUDAError as CUDAError
-    from cuda_gctx._errors import CUDAWarning as CUDAWarning
-    from cuda_gctx._errors import DriverNotFound as DriverNotFound
-    from cuda_gctx._errors import FeatureNotSupported as FeatureNotSupported
-    from cuda_gctx._errors import ResourceOverlapError as ResourceOverlapError
-    from cuda_gctx._errors import ResourceOverlapWarning as ResourceOverlapWarning
-    from cuda_gctx._errors import SplitError as SplitError
-    from cuda_gctx._event import Event as Event
-    from cuda_gctx._event import EventOptions as EventOptions
-    from cuda_gctx._resources import DeviceResources as DeviceResources
-    from cuda_gctx._resources import SMResource as SMResource
-    from cuda_gctx._resources import SMResourceOptions as SMResourceOptions
-    from cuda_gctx._resources import WorkqueueResource as WorkqueueResource
-    from cuda_gctx._resources import WorkqueueResourceOptions as WorkqueueResourceOptions
-    from cuda_gctx._stream import Stream as Stream
-    from cuda_gctx._stream import StreamOptions as StreamOptions
+    from cuda_gctx._core.context import Context as Context
+    from cuda_gctx._core.context import ContextOptions as ContextOptions
+    from cuda_gctx._core.device import Device as Device
+    from cuda_gctx._core.driver import system as system
+    from cuda_gctx._core.errors import CUDAError as CUDAError
+    from cuda_gctx._core.errors import CUDAWarning as CUDAWarning
+    from cuda_gctx._core.errors import DriverNotFound as DriverNotFound
+    from cuda_gctx._core.errors import FeatureNotSupported as FeatureNotSupported
+    from cuda_gctx._core.errors import ResourceOverlapError as ResourceOverlapError
+    from cuda_gctx._core.errors import ResourceOverlapWarning as ResourceOverlapWarning
+    from cuda_gctx._core.errors import SplitError as SplitError
+    from cuda_gctx._core.event import Event as Event
+    from cuda_gctx._core.event import EventOptions as EventOptions
+    from cuda_gctx._core.resources import DeviceResources as DeviceResources
+    from cuda_gctx._core.resources import SMResource as SMResource
+    from cuda_gctx._core.resources import SMResourceOptions as SMResourceOptions
+    from cuda_gctx._core.resources import WorkqueueResource as WorkqueueResource
+    from cuda_gctx._core.resources import WorkqueueResourceOptions as WorkqueueResourceOptions
+    from cuda_gctx._core.stream import Stream as Stream
+    from cuda_gctx._core.stream import StreamOptions as StreamOptions
+    from cuda_gctx.partitions import IsolationError as IsolationError
     from cuda_gctx.partitions import Layout as Layout
     from cuda_gctx.partitions import Partition as Partition
     from cuda_gctx.partitions import PartitionPool as PartitionPool
     from cuda_gctx.partitions import Partitions as Partitions
     from cuda_gctx.partitions import PartitionSpec as PartitionSpec
-    from cuda_gctx.verify import IsolationError as IsolationError
-    from cuda_gctx.verify import VerifyReport as VerifyReport
+    from cuda_gctx.partitions import VerifyReport as VerifyReport
 
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
-    "cuda_gctx._context": ("Context", "ContextOptions"),
-    "cuda_gctx._device": ("Device",),
-    "cuda_gctx._driver": ("system",),
-    "cuda_gctx._errors": (
+    "cuda_gctx._core.context": ("Context", "ContextOptions"),
+    "cuda_gctx._core.device": ("Device",),
+    "cuda_gctx._core.driver": ("system",),
+    "cuda_gctx._core.errors": (
         "CUDAError",
         "CUDAWarning",
         "DriverNotFound",
@@ -61,17 +61,24 @@ _NAMES_OF_MODULE = {
         "ResourceOverlapWarning",
         "SplitError",
     ),
-    "cuda_gctx._event": ("Event", "EventOptions"),
-    "cuda_gctx._resources": (
+    "cuda_gctx._core.event": ("Event", "EventOptions"),
+    "cuda_gctx._core.resources": (
         "DeviceResources",
         "SMResource",
         "SMResourceOptions",
         "WorkqueueResource",
         "WorkqueueResourceOptions",
     ),
-    "cuda_gctx._stream": ("Stream", "StreamOptions"),
-    "cuda_gctx.partitions": ("Layout", "Partition", "PartitionPool", "PartitionSpec", "Partitions"),
-    "cuda_gctx.verify": ("IsolationError", "VerifyReport"),
+    "cuda_gctx._core.stream": ("Stream", "StreamOptions"),
+    "cuda_gctx.partitions": (
+        "IsolationError",
+        "Layout",
+        "Partition",
+        "PartitionPool",
+        "PartitionSpec",
+        "Partitions",
+        "VerifyReport",
+    ),
 }
 
 # Type checkers, which would take __getattr__ as leave for any name, read the list above alone.

@@ -28,7 +28,6 @@ together is in the [guide](guide.md) and the [other pages](index.md).
 MODULES = (
     "cuda_gctx",
     "cuda_gctx.partitions",
-    "cuda_gctx.verify",
     "cuda_gctx.interop.torch",
     "cuda_gctx.interop.cupy",
     "cuda_gctx.interop.numba",

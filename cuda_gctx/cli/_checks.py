@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cuda_gctx import CUDAError, Device, DriverNotFound, system
-from cuda_gctx._causes import DEFAULT_CONNECTIONS, MOST_CONNECTIONS, is_number, launches_block
 from cuda_gctx.interop._frameworks import release
+from cuda_gctx.measure.causes import DEFAULT_CONNECTIONS, MOST_CONNECTIONS, is_number, launches_block
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from cuda_gctx import Device
-from cuda_gctx._call_costs import QUICK, Effort, measure_in_fresh_process
-from cuda_gctx._durations import spread
+from cuda_gctx.bench.call_costs import QUICK, Effort, measure_in_fresh_process
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import json_option, open_driver
 from cuda_gctx.cli._output import console, on_what, table, write_json
+from cuda_gctx.draw.durations import spread
 
 SIMULATED = "simulated: these are times of the software driver, not of a GPU, and nothing is compared\n"
 LEGEND = "Medians, and in brackets the 10th and the 90th percentile."

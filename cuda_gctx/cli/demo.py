@@ -12,12 +12,20 @@ from typing import Any
 import click
 
 from cuda_gctx import CUDAError, Device, IsolationError, Layout, Partitions, SMResourceOptions, SplitError
-from cuda_gctx._fence import HOG_BLOCK_NS, HOG_WAVES, SHORT_BLOCKS, SHORT_NS, Latency, SharedQueueError, measure_fence
-from cuda_gctx._machine import is_simulated
+from cuda_gctx.bench.background import (
+    HOG_BLOCK_NS,
+    HOG_WAVES,
+    SHORT_BLOCKS,
+    SHORT_NS,
+    Latency,
+    SharedQueueError,
+    measure_fence,
+)
 from cuda_gctx.cli._exit import Failure, NoDevice
 from cuda_gctx.cli._options import json_option, open_driver
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
-from cuda_gctx.partitions import FENCE
+from cuda_gctx.measure.machine import is_simulated
+from cuda_gctx.partitions.split import FENCE
 
 SIMULATED = "*** simulated: a software driver answers. No GPU is used, and nothing here is a measurement of one. ***"
 LATENCY = "from just before the host launches the kernel until the kernel is over, by timing events of the device"

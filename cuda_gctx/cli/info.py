@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cuda_gctx import CUDAError, Device, FeatureNotSupported, system
-from cuda_gctx._lease import device_memory
+from cuda_gctx._core.lease import device_memory
 from cuda_gctx.cli._options import on_driver
 from cuda_gctx.cli._output import console, driver_version, table, write_json
 

@@ -12,8 +12,9 @@ from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import on_device
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
 from cuda_gctx.cli._requests import REST, layout_argument
-from cuda_gctx.partitions import FENCE, PlannedPartition
+from cuda_gctx.partitions import PlannedPartition
 from cuda_gctx.partitions import plan as plan_layout
+from cuda_gctx.partitions.split import FENCE
 
 
 def _fitting(error: ValueError) -> dict[str, Any] | None:

@@ -12,11 +12,11 @@ import click
 from rich.text import Text
 
 from cuda_gctx import CUDAError, Device, IsolationError, Layout
-from cuda_gctx._sm_map import SHARED, SMMap
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import OutputFile, on_device
 from cuda_gctx.cli._output import console, on_what, write_file, write_json
 from cuda_gctx.cli._requests import layout_argument
+from cuda_gctx.draw.sm_map import SHARED, SMMap
 
 # A small part beside a large one, which every card can give.
 DEFAULT = Layout(small=0.25, large=None)

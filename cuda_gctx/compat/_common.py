@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 
-from cuda_gctx._device import Device
-from cuda_gctx._errors import ResourceOverlapWarning
-from cuda_gctx._lease import claim
-from cuda_gctx._store import KeptContexts, Lease, store
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.errors import ResourceOverlapWarning
+from cuda_gctx._core.lease import claim
 from cuda_gctx.interop.torch import load_torch
+from cuda_gctx.partitions.store import KeptContexts, Lease, store
 
 __all__ = ["lease", "torch_device"]
 

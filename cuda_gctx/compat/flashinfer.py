@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from cuda_gctx._context import ContextOptions
-from cuda_gctx._device import Device
-from cuda_gctx._errors import SplitError
-from cuda_gctx._lease import capturing_stream, create_kept_context, lend
-from cuda_gctx._resources import SMResource, SMResourceOptions
-from cuda_gctx._store import KeptContexts, driver_and_device, lent_streams
+from cuda_gctx._core.context import ContextOptions
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.errors import SplitError
+from cuda_gctx._core.lease import capturing_stream, create_kept_context, lend
+from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx.compat._common import lease, torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
+from cuda_gctx.partitions.store import KeptContexts, driver_and_device, lent_streams
 
 __all__ = [
     "SMCounts",

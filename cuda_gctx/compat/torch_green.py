@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from cuda_gctx._context import Context, ContextOptions
-from cuda_gctx._device import Device
-from cuda_gctx._driver import before_driver_closes
-from cuda_gctx._errors import ResourceOverlapError, SplitError
-from cuda_gctx._lease import claim, create_kept_context, demand_not_current, lend, retire
-from cuda_gctx._resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
-from cuda_gctx._store import KeptContexts, Lease, driver_and_device, lent_streams
-from cuda_gctx._stream import Stream
+from cuda_gctx._core.context import Context, ContextOptions
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import before_driver_closes
+from cuda_gctx._core.errors import ResourceOverlapError, SplitError
+from cuda_gctx._core.lease import claim, create_kept_context, demand_not_current, lend, retire
+from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx._core.stream import Stream
 from cuda_gctx.compat._common import lease, torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
+from cuda_gctx.partitions.store import KeptContexts, Lease, driver_and_device, lent_streams
 
 __all__ = ["SUPPORTED", "GreenContext"]
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, TypeVar
 
-from cuda_gctx._stream import Stream
+from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._frameworks import Target, own_stream
 
 __all__ = ["Block", "Enter"]

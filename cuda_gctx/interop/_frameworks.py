@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
-from cuda_gctx._context import Context
-from cuda_gctx._lease import kept_stream
-from cuda_gctx._stream import Stream
+from cuda_gctx._core.context import Context
+from cuda_gctx._core.lease import kept_stream
+from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions import Partition
 
 __all__ = [

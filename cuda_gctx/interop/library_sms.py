@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from cuda_gctx._stream import Stream
-from cuda_gctx._table import table
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.draw.table import table
 
 __all__ = [
     "Decision",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from cuda_gctx._stream import Stream
+from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._frameworks import Target, own_stream
 from cuda_gctx.interop.torch import load_torch, use
 

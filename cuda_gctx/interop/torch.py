@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from cuda_gctx._stream import Stream
+from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green
 from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block

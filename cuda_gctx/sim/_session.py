@@ -252,7 +252,7 @@ def session(
     make are told by their thread alone.
     """
     global _tracing
-    from cuda_gctx._driver import close_driver, open_driver
+    from cuda_gctx._core.driver import close_driver, open_driver
 
     spec = make_spec(profile, driver, devices, **options)
     lib = library()

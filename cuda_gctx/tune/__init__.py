@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from cuda_gctx._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cuda_gctx._probe import Stamps as Stamps
-    from cuda_gctx._probe import spin as spin
+    from cuda_gctx._core.probe import Stamps as Stamps
+    from cuda_gctx._core.probe import spin as spin
+    from cuda_gctx.measure.statistics import Spread as Spread
     from cuda_gctx.tune._explain import ExplainReport as ExplainReport
     from cuda_gctx.tune._explain import explain as explain
     from cuda_gctx.tune._objectives import TailLatency as TailLatency
@@ -22,19 +23,18 @@ if TYPE_CHECKING:
     from cuda_gctx.tune._report import PartTime as PartTime
     from cuda_gctx.tune._report import Report as Report
     from cuda_gctx.tune._report import Result as Result
-    from cuda_gctx.tune._statistics import Spread as Spread
     from cuda_gctx.tune.timeline import Timeline as Timeline
     from cuda_gctx.tune.timeline import Trace as Trace
 
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
-    "cuda_gctx._probe": ("Stamps", "spin"),
+    "cuda_gctx._core.probe": ("Stamps", "spin"),
     "cuda_gctx.tune._explain": ("ExplainReport", "explain"),
     "cuda_gctx.tune._objectives": ("TailLatency", "Throughput"),
     "cuda_gctx.tune._overlap": ("overlap",),
     "cuda_gctx.tune._plans": ("Plan",),
     "cuda_gctx.tune._report": ("Latency", "PartTime", "Report", "Result"),
-    "cuda_gctx.tune._statistics": ("Spread",),
+    "cuda_gctx.measure.statistics": ("Spread",),
     "cuda_gctx.tune.timeline": ("Timeline", "Trace"),
 }
 

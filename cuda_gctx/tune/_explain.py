@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from cuda_gctx._causes import lack_of_concurrency, launches_block, too_few_queues
-from cuda_gctx._driver import system
-from cuda_gctx._durations import in_words
-from cuda_gctx._lease import is_capturing
-from cuda_gctx._probe import Stamps, run_probe, spin
-from cuda_gctx._stream import Stream
-from cuda_gctx._table import ranges, table
+from cuda_gctx._core.driver import system
+from cuda_gctx._core.lease import is_capturing
+from cuda_gctx._core.probe import Stamps, run_probe, spin
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.draw.durations import in_words
+from cuda_gctx.draw.table import ranges, table
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, current_stream_of_frameworks
+from cuda_gctx.measure.causes import lack_of_concurrency, launches_block, too_few_queues
 from cuda_gctx.partitions import Partition
-from cuda_gctx.verify import IsolationError, verify
+from cuda_gctx.partitions.verification import IsolationError, verify
 
 __all__ = ["ExplainReport", "Window", "WorkReport", "explain"]
 

@@ -20,13 +20,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from math import ceil
 
-from cuda_gctx._device import Device
-from cuda_gctx._event import Event
-from cuda_gctx._probe import spin
-from cuda_gctx._stream import Stream
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.event import Event
+from cuda_gctx._core.probe import spin
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.measure.statistics import NOISE, quantile
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._statistics import NOISE, quantile
 from cuda_gctx.tune._work import TIMED, Part, entered, seconds_between
 
 __all__ = ["Bench", "Intervals", "OutOfTime", "Sample", "Trial"]

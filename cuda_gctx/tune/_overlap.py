@@ -11,18 +11,18 @@ from datetime import date
 from threading import Lock
 from typing import Literal
 
-from cuda_gctx._device import Device
-from cuda_gctx._driver import system
-from cuda_gctx._errors import FeatureNotSupported
-from cuda_gctx._lease import capturing_stream
-from cuda_gctx._stream import Stream
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import system
+from cuda_gctx._core.errors import FeatureNotSupported
+from cuda_gctx._core.lease import capturing_stream
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.measure.statistics import Spread, quantile
 from cuda_gctx.tune._measure import Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
 from cuda_gctx.tune._progress import Progress
 from cuda_gctx.tune._reasons import reasons
 from cuda_gctx.tune._report import Latency, PartTime, Report, Result
 from cuda_gctx.tune._search import Candidate, Search
-from cuda_gctx.tune._statistics import Spread, quantile
 from cuda_gctx.tune._work import libraries_loaded, parts_of
 
 __all__ = ["overlap"]

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
-from cuda_gctx._device import Device
-from cuda_gctx._layout import Layout
-from cuda_gctx._resources import SMResourceOptions
-from cuda_gctx._stream import Stream, StreamOptions
-from cuda_gctx.partitions import FENCE, PartitionPool, Partitions
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.resources import SMResourceOptions
+from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx.partitions import PartitionPool, Partitions
+from cuda_gctx.partitions.layout import Layout
+from cuda_gctx.partitions.split import FENCE
 
 __all__ = ["KINDS", "LIBRARIES_TOLD", "Kind", "Plan", "partition_names", "sizes_of"]
 

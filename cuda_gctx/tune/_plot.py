@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from cuda_gctx._svg import colours_of
+from cuda_gctx.draw.svg import colours_of
 from cuda_gctx.tune._objectives import TailLatency, Throughput
 from cuda_gctx.tune._report import Report, Result, names_of_plans, title_of, words
 

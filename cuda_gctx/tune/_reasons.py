@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from statistics import median
 
-from cuda_gctx._causes import launches_block, too_few_queues
+from cuda_gctx.measure.causes import launches_block, too_few_queues
+from cuda_gctx.measure.statistics import NOISE, Ratio
 from cuda_gctx.tune._objectives import TailLatency, Throughput
 from cuda_gctx.tune._report import Report, Result, title_of, words
 from cuda_gctx.tune._search import Candidate, Search
-from cuda_gctx.tune._statistics import NOISE, Ratio
 
 __all__ = ["reasons"]
 

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
-from cuda_gctx._durations import in_words
-from cuda_gctx._table import table
+from cuda_gctx.draw.durations import in_words
+from cuda_gctx.draw.table import table
+from cuda_gctx.measure.statistics import Spread
 from cuda_gctx.tune import _objectives
 from cuda_gctx.tune._objectives import Objective, TailLatency
 from cuda_gctx.tune._plans import LIBRARIES_TOLD, Plan, sizes_of
-from cuda_gctx.tune._statistics import Spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,17 +15,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median
 
-from cuda_gctx._device import Device
-from cuda_gctx._errors import CUDAError, FeatureNotSupported, ResourceOverlapWarning
-from cuda_gctx._lease import is_capturing
-from cuda_gctx._stream import Stream
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.errors import CUDAError, FeatureNotSupported, ResourceOverlapWarning
+from cuda_gctx._core.lease import is_capturing
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.measure.statistics import LEAST_PAIRS, NOISE, Ratio, ratio_of
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._measure import Bench, Intervals, OutOfTime, Sample, Trial
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import KINDS, Plan
 from cuda_gctx.tune._progress import Progress
 from cuda_gctx.tune._sizes import Allocation, Sizes
-from cuda_gctx.tune._statistics import LEAST_PAIRS, NOISE, Ratio, ratio_of
 from cuda_gctx.tune._work import Part, PartFacts, PartFailed, examine, libraries_loaded, naming, why_not
 
 __all__ = ["Candidate", "Search"]

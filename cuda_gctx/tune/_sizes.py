@@ -8,12 +8,13 @@ from itertools import permutations
 from operator import index
 from typing import SupportsIndex
 
-from cuda_gctx._device import Device
-from cuda_gctx._errors import SplitError
-from cuda_gctx._layout import Layout, Request
-from cuda_gctx._resources import SMResourceOptions
-from cuda_gctx.partitions import FENCE, PartitionSize, partition_sizes
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.errors import SplitError
+from cuda_gctx._core.resources import SMResourceOptions
+from cuda_gctx.partitions import PartitionSize, partition_sizes
 from cuda_gctx.partitions import plan as planned
+from cuda_gctx.partitions.layout import Layout, Request
+from cuda_gctx.partitions.split import FENCE
 from cuda_gctx.tune._plans import Plan, partition_names
 
 __all__ = ["Allocation", "Sizes"]

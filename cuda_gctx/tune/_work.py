@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from cuda_gctx._errors import CUDAError
-from cuda_gctx._event import Event, EventOptions
-from cuda_gctx._lease import is_capturing
-from cuda_gctx._probe import spin
-from cuda_gctx._stream import Stream
+from cuda_gctx._core.errors import CUDAError
+from cuda_gctx._core.event import Event, EventOptions
+from cuda_gctx._core.lease import is_capturing
+from cuda_gctx._core.probe import spin
+from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._frameworks import current_stream_of_frameworks
 
 __all__ = [

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from cuda_gctx._context import Context
-from cuda_gctx._device import Device
-from cuda_gctx._driver import system
-from cuda_gctx._durations import in_words
-from cuda_gctx._event import Event
-from cuda_gctx._lease import is_capturing
-from cuda_gctx._probe import Stamps, probe_blocks_per_sm, run_probe
-from cuda_gctx._stream import Stream
-from cuda_gctx._svg import page
-from cuda_gctx._table import ranges, table
+from cuda_gctx._core.context import Context
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import system
+from cuda_gctx._core.event import Event
+from cuda_gctx._core.lease import is_capturing
+from cuda_gctx._core.probe import Stamps, probe_blocks_per_sm, run_probe
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.draw.durations import in_words
+from cuda_gctx.draw.svg import page
+from cuda_gctx.draw.table import ranges, table
+from cuda_gctx.draw.timeline import Bar, Group, Row, draw_timeline, layers
 from cuda_gctx.partitions import Partition, Partitions
-from cuda_gctx.tune._pictures import Bar, Group, Row, draw_timeline, layers
 
 if TYPE_CHECKING:
-    from cuda_gctx._stream import SupportsCudaStream
+    from cuda_gctx._core.stream import SupportsCudaStream
 
 __all__ = ["Span", "Timeline", "Trace", "Track"]
 

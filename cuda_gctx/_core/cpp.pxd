@@ -1,0 +1,196 @@
+# The C++ core as Cython sees it: declarations alone, each error translated by raise_error.
+from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport shared_ptr
+from libcpp.optional cimport optional
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+from cuda_gctx._core.errors cimport GroupRequest, raise_error
+
+
+cdef extern from "cuda.h" nogil:
+    ctypedef int CUdevice
+    ctypedef void* CUcontext
+    ctypedef void* CUgreenCtx
+    ctypedef void* CUstream
+    ctypedef void* CUevent
+    ctypedef struct CUuuid:
+        char bytes[16]
+    ctypedef enum CUdevice_attribute:
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+    ctypedef enum CUdevWorkqueueConfigScope:
+        CU_WORKQUEUE_SCOPE_DEVICE_CTX
+        CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
+    ctypedef struct CUdevWorkqueueConfigResource:
+        CUdevice device
+        unsigned int wqConcurrencyLimit
+        CUdevWorkqueueConfigScope sharingScope
+    ctypedef struct CUdevResource:
+        CUdevWorkqueueConfigResource wqConfig
+    unsigned int CU_EVENT_DEFAULT
+    unsigned int CU_EVENT_BLOCKING_SYNC
+    unsigned int CU_EVENT_DISABLE_TIMING
+    unsigned int CU_STREAM_NON_BLOCKING
+
+
+cdef extern from "driver/driver.hpp" namespace "gctx" nogil:
+    enum class Feature(int):
+        pass
+
+    const size_t feature_count
+
+    cdef cppclass FeatureState:
+        const char* name_text "name.data"()
+        const char* title_text "title.data"()
+        int since
+        cbool available
+
+    cdef cppclass Driver:
+        int version() noexcept
+        const string& path() noexcept
+        FeatureState feature(Feature)
+
+    string version_text(int) except +raise_error
+
+
+cdef extern from "resources/sm_resource.hpp" namespace "gctx" nogil:
+    enum class Strategy(int):
+        pass
+
+    const char* strategy_name(Strategy) noexcept
+
+    cdef cppclass Units:
+        const CUdevResource* data() noexcept
+        size_t size() noexcept
+
+    cdef cppclass SmResource:
+        Units units
+        int device
+        unsigned int sm_count
+        optional[unsigned int] requested
+        unsigned int min_partition_size
+        unsigned int alignment
+        unsigned int flags
+        Strategy strategy
+        cbool dry_run
+
+    ctypedef shared_ptr[const SmResource] SmResourcePtr
+
+    optional[cbool] overlaps(const SmResource&, const SmResource&) except +raise_error
+
+
+cdef extern from "resources/split.hpp" namespace "gctx" nogil:
+    cdef cppclass SplitResult:
+        vector[SmResourcePtr] groups
+        SmResourcePtr remainder
+
+
+cdef extern from "driver/process.hpp" namespace "gctx" nogil:
+    void begin_exit() noexcept
+
+
+cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
+    enum class ContextKind(int):
+        primary
+        green
+        foreign
+
+    cdef cppclass ContextBox:
+        Runtime& runtime() noexcept
+        int device() noexcept
+        CUcontext handle() noexcept
+        ContextKind kind() noexcept
+        cbool is_green() noexcept
+        uint64_t id() noexcept
+        cbool is_closed() noexcept
+        void close() except +raise_error
+        void demand_open() except +raise_error
+        cbool is_current() except +raise_error
+        SmResourcePtr sm_resource() except +raise_error
+        CUdevResource workqueue_resource() except +raise_error
+        const string& name() noexcept
+
+    ctypedef shared_ptr[ContextBox] ContextHandle
+
+    cdef cppclass Reservation:
+        Reservation(
+            Runtime&, int, vector[SmResourcePtr], optional[CUdevResource], string, cbool, cbool
+        ) except +raise_error
+        const string& overlap_report() noexcept
+        ContextHandle create_context() except +raise_error
+
+    ContextHandle adopt_context(Runtime&, CUcontext) except +raise_error
+    ContextHandle current_context(Runtime&) except +raise_error
+    void synchronize_context(const ContextHandle&) except +raise_error
+    ContextHandle set_current(Runtime&, const ContextHandle&) except +raise_error
+    void push_current(ContextBox&) except +raise_error
+    void pop_current() except +raise_error
+
+    cdef cppclass EventBox:
+        const ContextHandle& context() noexcept
+        CUevent handle() noexcept
+
+    ctypedef shared_ptr[EventBox] EventHandle
+
+    cdef cppclass StreamBox:
+        const ContextHandle& context() noexcept
+        CUstream handle() noexcept
+        cbool is_owned() noexcept
+        cbool is_made_here() noexcept
+        cbool is_default() noexcept
+        uint64_t id() except +raise_error
+
+    ctypedef shared_ptr[StreamBox] StreamHandle
+
+    StreamHandle create_stream(const ContextHandle&, optional[int], cbool) except +raise_error
+    StreamHandle kept_stream(const ContextHandle&, optional[int], size_t) except +raise_error
+    StreamHandle adopt_stream(Runtime&, CUstream) except +raise_error
+    int stream_priority(const StreamHandle&) except +raise_error
+    cbool stream_is_nonblocking(const StreamHandle&) except +raise_error
+    cbool stream_is_capturing(const StreamBox&) except +raise_error
+    cbool is_same_stream(const StreamHandle&, const StreamHandle&) except +raise_error
+    cbool stream_is_done(const StreamHandle&) except +raise_error
+    void synchronize_stream(const StreamHandle&) except +raise_error
+    void record_event(const StreamHandle&, const EventHandle&) except +raise_error
+    void wait_event(const StreamHandle&, const EventHandle&) except +raise_error
+
+    EventHandle create_event(const ContextHandle&, unsigned int) except +raise_error
+    EventHandle create_event_for(const StreamHandle&, unsigned int) except +raise_error
+    cbool event_is_done(const EventHandle&) except +raise_error
+    void synchronize_event(const EventHandle&) except +raise_error
+    float elapsed_ms(const EventHandle&, const EventHandle&) except +raise_error
+    void record_context_event(const ContextHandle&, const EventHandle&) except +raise_error
+    void wait_context_event(const ContextHandle&, const EventHandle&) except +raise_error
+
+    struct PriorityRange:
+        int least
+        int greatest
+
+    cdef cppclass Runtime:
+        @staticmethod
+        Runtime& active() except +raise_error
+
+        @staticmethod
+        cbool is_any_open() noexcept
+
+        @staticmethod
+        Runtime& open(const char*) except +raise_error
+
+        @staticmethod
+        void close(Runtime&) except +raise_error
+        const Driver& driver() noexcept
+        int device_count() noexcept
+        void demand_usable() except +raise_error
+        SmResourcePtr device_sm(int) except +raise_error
+        CUdevResource device_workqueue(int) except +raise_error
+        ContextHandle primary(int) except +raise_error
+        PriorityRange priorities(int) except +raise_error
+
+    string device_name(Runtime&, int) except +raise_error
+    string device_pci_bus_id(Runtime&, int) except +raise_error
+    CUuuid device_uuid(Runtime&, int) except +raise_error
+    int device_attribute(Runtime&, int, CUdevice_attribute) except +raise_error
+    SplitResult split_resource(Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool) except +raise_error

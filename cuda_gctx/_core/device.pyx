@@ -1,0 +1,189 @@
+"""A GPU as a value: what it is, what it has, and what can be made on it."""
+
+from cuda_gctx._core.arguments cimport as_int
+from cuda_gctx._core.context cimport Context, ContextOptions, new_green_context, wrap_context
+from cuda_gctx._core.cpp cimport (
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    ContextHandle,
+    CUdevice_attribute,
+    CUuuid,
+    PriorityRange,
+    Runtime,
+    current_context,
+    device_attribute,
+    device_name,
+    device_pci_bus_id,
+    device_uuid,
+    set_current,
+    synchronize_context,
+)
+from cuda_gctx._core.driver cimport active_runtime
+from cuda_gctx._core.event cimport EventOptions, new_event
+from cuda_gctx._core.resources cimport DeviceResources
+from cuda_gctx._core.stream cimport StreamOptions, new_stream
+
+
+cdef class Device:
+    """A GPU. A cheap value: equal to every other of the same id, usable from any thread.
+
+    Without a number it is the device of the context that is current, or device 0.
+    """
+
+    cdef Runtime* _runtime
+    cdef readonly int device_id
+    cdef DeviceResources _resources
+
+    def __cinit__(self, device_id=None):
+        self._runtime = active_runtime()
+        if device_id is None:
+            current = current_context(self._runtime[0])
+            self.device_id = current.get().device() if current else 0
+        else:
+            number = as_int("device_id", device_id)
+            if not 0 <= number < self._runtime.device_count():
+                raise ValueError(f"there is no device {number}: this machine has {self._runtime.device_count()}")
+            self.device_id = number
+
+    @staticmethod
+    def count():
+        """How many GPUs there are."""
+        return active_runtime().device_count()
+
+    cdef int attribute(self, CUdevice_attribute which) except? -1:
+        self._runtime.demand_usable()
+        return device_attribute(self._runtime[0], self.device_id, which)
+
+    cdef ContextHandle primary(self) except *:
+        cdef ContextHandle context
+        self._runtime.demand_usable()
+        with nogil:
+            context = self._runtime.primary(self.device_id)
+        return context
+
+    @property
+    def name(self):
+        """The name of the card."""
+        self._runtime.demand_usable()
+        return device_name(self._runtime[0], self.device_id).decode()
+
+    @property
+    def uuid(self):
+        """The number of the card, as the tools print it."""
+        self._runtime.demand_usable()
+        cdef CUuuid uuid = device_uuid(self._runtime[0], self.device_id)
+        digits = (<bytes>uuid.bytes[:16]).hex()
+        return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+    @property
+    def pci_bus_id(self):
+        """Its place on the PCI bus, as domain:bus:device.function."""
+        self._runtime.demand_usable()
+        return device_pci_bus_id(self._runtime[0], self.device_id).decode()
+
+    @property
+    def compute_capability(self):
+        """As (major, minor)."""
+        return (
+            self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        )
+
+    @property
+    def sm_count(self):
+        """All SMs of the device."""
+        return self.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+
+    @property
+    def priority_range(self):
+        """The lowest and the highest priority of its streams, as (0, -5): the smaller number goes first."""
+        cdef PriorityRange priorities
+        self._runtime.demand_usable()
+        with nogil:
+            priorities = self._runtime.priorities(self.device_id)
+        return (priorities.least, priorities.greatest)
+
+    @property
+    def resources(self):
+        """All of its resources."""
+        self._runtime.demand_usable()
+        if self._resources is None:
+            self._resources = DeviceResources.of_device(self._runtime, self.device_id)
+        return self._resources
+
+    @property
+    def context(self):
+        """Its primary context, the one that the CUDA runtime uses."""
+        return wrap_context(self.primary())
+
+    def set_current(self, Context ctx=None):
+        """Makes a context of this device (its primary one by default) current on the calling thread.
+
+        Returns what was current until then, or None.
+        """
+        cdef ContextHandle context
+        cdef ContextHandle previous
+        if ctx is None:
+            context = self.primary()
+        else:
+            ctx.live()
+            context = ctx._box
+            if context.get().device() != self.device_id or &context.get().runtime() != self._runtime:
+                raise ValueError(f"the context belongs to device {context.get().device()}, not {self.device_id}")
+        previous = set_current(self._runtime[0], context)
+        return wrap_context(previous) if previous else None
+
+    def create_context(self, ContextOptions options not None):
+        """A green context with the resources of the options.
+
+        Warns (ResourceOverlapWarning) if live contexts share its SMs or may; with `exclusive`, raises instead.
+        """
+        self._runtime.demand_usable()
+        return new_green_context(self.device_id, options, True)
+
+    def create_stream(self, StreamOptions options=None):
+        """A new stream of the primary context."""
+        return new_stream(self.primary(), None, options)
+
+    def create_event(self, EventOptions options=None):
+        """A new event of the primary context."""
+        return new_event(self.primary(), options)
+
+    def partition(self, *requests, exclusive=False, **named):
+        """Splits the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
+
+        See cuda_gctx.partitions.partition for what can be asked for.
+        """
+        from cuda_gctx.partitions import partition
+
+        return partition(self, *requests, exclusive=exclusive, **named)
+
+    def partition_sizes(self):
+        """The sizes that one partition can have, asked of the driver."""
+        from cuda_gctx.partitions import partition_sizes
+
+        return partition_sizes(self)
+
+    def sync(self):
+        """Waits until all work of the device's primary context, and of the green contexts under it, has finished."""
+        cdef ContextHandle context = self.primary()
+        with nogil:
+            synchronize_context(context)
+
+    def __reduce__(self):
+        return Device, (self.device_id,)
+
+    def __eq__(self, other):
+        if not isinstance(other, Device):
+            return NotImplemented
+        return self.device_id == (<Device>other).device_id
+
+    def __hash__(self):
+        return hash((Device, self.device_id))
+
+    def __repr__(self):
+        try:
+            return f"<Device {self.device_id}: {self.name}, {self.sm_count} SMs>"
+        except Exception:  # a repr is for looking at broken things too
+            return f"<Device {self.device_id}>"

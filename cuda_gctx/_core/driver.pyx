@@ -1,0 +1,141 @@
+"""The driver in use: opened at first need, told by ``system``, and exchanged for tests."""
+
+import atexit
+
+from libc.stdint cimport uintptr_t
+
+from cuda_gctx._core.cpp cimport (
+    Driver,
+    Feature as CFeature,
+    FeatureState,
+    Runtime,
+    begin_exit,
+    feature_count,
+    version_text,
+)
+
+
+cdef Runtime* active_runtime() except NULL:
+    if not Runtime.is_any_open():
+        # The first use initialises the driver, which can take a second.
+        with nogil:
+            Runtime.active()
+    return &Runtime.active()
+
+
+cdef class Closable:
+    """An object that can be closed on one thread while calls on it are under way on others."""
+
+    cdef void let_go(self) noexcept:
+        """Releases the handle, without the GIL while the driver works."""
+
+
+cdef class OpenDriver:
+    """A driver that was opened beside the one of CUDA_GCTX_DRIVER."""
+
+    cdef Runtime* runtime
+
+    def __repr__(self):
+        return f"<OpenDriver {self.runtime.driver().path().decode()}>"
+
+
+def open_driver(choice):
+    """Opens a driver, in the words of CUDA_GCTX_DRIVER, and makes it the active one until it is closed."""
+    cdef bytes words = choice.encode()
+    cdef const char* text = words
+    cdef OpenDriver token = OpenDriver.__new__(OpenDriver)
+    with nogil:
+        token.runtime = &Runtime.open(text)
+    return token
+
+
+# What layers above keep of a driver, each as a function that drops it, given the address of the core's Runtime.
+cdef list kept_above = []
+
+
+def before_driver_closes(forget):
+    """Lets `forget` be called with the number of a driver (see _lease.driver_key) before that driver is closed."""
+    kept_above.append(forget)
+
+
+def close_driver(OpenDriver token not None):
+    """Drops what the package keeps of a driver; its objects then raise when used and do nothing when destroyed."""
+    for forget in kept_above:
+        forget(<uintptr_t>token.runtime)
+    with nogil:
+        Runtime.close(token.runtime[0])
+
+
+cdef class Feature:
+    """Whether the driver in use offers something: true or false as a condition, with the reason why not."""
+
+    cdef readonly str name
+    cdef readonly bint available
+    cdef readonly str needs
+    cdef readonly str reason
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError("a Feature is an answer of system.features()")
+
+    def __bool__(self):
+        return self.available
+
+    def __repr__(self):
+        return f"<Feature {self.name}: {'available' if self.available else self.reason}>"
+
+
+cdef Feature make_feature(const Driver& driver, int number):
+    cdef FeatureState state = driver.feature(<CFeature>number)
+    cdef Feature feature = Feature.__new__(Feature)
+    feature.name = state.name_text().decode()
+    feature.available = state.available
+    feature.needs = version_text(state.since).decode()
+    if not feature.available:
+        found = version_text(driver.version()).decode()
+        feature.reason = (
+            f"{state.title_text().decode()}: needs CUDA driver {feature.needs} or newer, this driver is {found}"
+        )
+    return feature
+
+
+cdef class System:
+    """What is true of the driver as a whole."""
+
+    @property
+    def driver_version(self):
+        """The CUDA version of the driver, as (major, minor)."""
+        cdef int version = active_runtime().driver().version()
+        return (version // 1000, version % 1000 // 10)
+
+    @property
+    def driver_path(self):
+        """The library that was opened."""
+        return active_runtime().driver().path().decode()
+
+    def features(self):
+        """For each feature that drivers differ in: available, or the reason why not."""
+        cdef Runtime* runtime = active_runtime()
+        cdef int number
+        features = [make_feature(runtime.driver(), number) for number in range(<int>feature_count)]
+        return {feature.name: feature for feature in features}
+
+    def memory(self):
+        """Device memory in use for green contexts, per device: what is held, and what the driver has lost."""
+        from cuda_gctx.partitions import memory_use
+
+        return memory_use()
+
+    def __repr__(self):
+        try:
+            major, minor = self.driver_version
+            return f"<System: CUDA driver {major}.{minor}, {self.driver_path}>"
+        except Exception:  # a repr is for looking at broken things too
+            return "<System: no CUDA driver>"
+
+
+system = System()
+
+
+@atexit.register
+def _leave():
+    begin_exit()

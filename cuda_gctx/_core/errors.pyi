@@ -1,0 +1,36 @@
+from cuda_gctx._core.resources import SMResourceOptions
+
+class CUDAError(RuntimeError):
+    """A call of the CUDA driver failed."""
+
+    code: int
+    name: str
+    call: str
+    def __init__(self, message: str, *, code: int = ..., name: str = ..., call: str = ...) -> None: ...
+
+class DriverNotFound(CUDAError):
+    """No CUDA driver library could be opened."""
+
+class FeatureNotSupported(CUDAError, NotImplementedError):
+    """The driver in use lacks what was asked for."""
+
+    needs: str
+    found: str
+    def __init__(
+        self, message: str, *, needs: str = ..., found: str = ..., code: int = ..., name: str = ..., call: str = ...
+    ) -> None: ...
+
+class SplitError(ValueError):
+    """A split that the resource cannot give. ``suggestion`` holds the nearest options that fit, or None."""
+
+    @property
+    def suggestion(self) -> SMResourceOptions | None: ...
+
+class ResourceOverlapError(ValueError):
+    """An exclusive context was asked for over SMs that a live context has or may have."""
+
+class ResourceOverlapWarning(UserWarning):
+    """A new context shares, or may share, SMs with a live context."""
+
+class CUDAWarning(UserWarning):
+    """Something failed where no exception can be raised, as in a destructor."""

@@ -1,0 +1,182 @@
+"""Events: points in the work of a stream or of a whole context."""
+
+from libc.stdint cimport uintptr_t
+
+from cuda_gctx._core.arguments cimport as_bool
+from cuda_gctx._core.cpp cimport (
+    CU_EVENT_BLOCKING_SYNC,
+    CU_EVENT_DEFAULT,
+    CU_EVENT_DISABLE_TIMING,
+    create_event,
+    create_event_for,
+    elapsed_ms,
+    event_is_done,
+    synchronize_event,
+)
+from cuda_gctx._core.errors cimport report_failures, warn_of_failures
+
+
+cdef class EventOptions:
+    """How an event is made. Immutable.
+
+    timing_enabled: it takes the time, so that two of them can be subtracted.
+    blocking_sync: `sync` sleeps instead of spinning.
+    """
+
+    def __cinit__(self, timing_enabled=False, blocking_sync=False):
+        self.timing_enabled = as_bool("timing_enabled", timing_enabled)
+        self.blocking_sync = as_bool("blocking_sync", blocking_sync)
+
+    def __reduce__(self):
+        return EventOptions, (self.timing_enabled, self.blocking_sync)
+
+    def __eq__(self, other):
+        if not isinstance(other, EventOptions):
+            return NotImplemented
+        return (self.timing_enabled, self.blocking_sync) == (other.timing_enabled, other.blocking_sync)
+
+    def __hash__(self):
+        return hash((self.timing_enabled, self.blocking_sync))
+
+    def __repr__(self):
+        return f"EventOptions(timing_enabled={self.timing_enabled}, blocking_sync={self.blocking_sync})"
+
+
+cdef EventOptions DEFAULT_OPTIONS = EventOptions()
+
+
+cdef Event unmade_event(EventOptions options, unsigned int* flags):
+    """An event whose handle is still to be filled, and the driver's flags for it."""
+    cdef Event event = Event.__new__(Event)
+    event._options = options if options is not None else DEFAULT_OPTIONS
+    flags[0] = CU_EVENT_DEFAULT
+    if not event._options.timing_enabled:
+        flags[0] |= CU_EVENT_DISABLE_TIMING
+    if event._options.blocking_sync:
+        flags[0] |= CU_EVENT_BLOCKING_SYNC
+    return event
+
+
+cdef Event new_event(const ContextHandle& context, EventOptions options):
+    cdef unsigned int flags
+    cdef Event event = unmade_event(options, &flags)
+    with nogil:
+        event._box = create_event(context, flags)
+    return event
+
+
+cdef Event new_event_for(const StreamHandle& stream, EventOptions options):
+    cdef unsigned int flags
+    cdef Event event = unmade_event(options, &flags)
+    with nogil:
+        event._box = create_event_for(stream, flags)
+    return event
+
+
+cdef class Event:
+    """A point in the work of a stream or of a whole context."""
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError("an Event comes from create_event() or record() of a device, context or stream")
+
+    cdef void let_go(self) noexcept:
+        # Out of reach first: with the GIL away, another thread may look.
+        cdef EventHandle box
+        box.swap(self._box)
+        # Destroying may wait in the driver; nobody else should wait with it.
+        with nogil:
+            box.reset()
+
+    def __dealloc__(self):
+        self.let_go()
+        report_failures()
+
+    @property
+    def handle(self):
+        """The CUevent, as an int."""
+        return <uintptr_t>self.usable().handle()
+
+    @property
+    def context(self):
+        """The context that it belongs to."""
+        from cuda_gctx._core.context import _context_of
+
+        self.usable()
+        return _context_of(self)
+
+    @property
+    def device(self):
+        """The device that it is on."""
+        from cuda_gctx._core.device import Device
+
+        return Device(self.usable().context().get().device())
+
+    @property
+    def is_timing_enabled(self):
+        """Whether it takes the time."""
+        self.usable()
+        return self._options.timing_enabled
+
+    @property
+    def is_blocking_sync(self):
+        """Whether `sync` sleeps instead of spinning."""
+        self.usable()
+        return self._options.blocking_sync
+
+    @property
+    def is_done(self):
+        """Whether all work before it has finished."""
+        self.live()
+        return event_is_done(self._box)
+
+    @property
+    def is_closed(self):
+        """Whether it has been closed."""
+        return self._closing
+
+    def sync(self):
+        """Waits until all work before it has finished."""
+        self.pin()
+        try:
+            with nogil:
+                synchronize_event(self._box)
+        finally:
+            self.unpin()
+
+    def close(self):
+        """Destroys the event. Closing twice does nothing."""
+        self.close_unless_pinned()
+        warn_of_failures()
+
+    def __sub__(self, other):
+        """Milliseconds from `other` to this event."""
+        if not isinstance(self, Event) or not isinstance(other, Event):
+            return NotImplemented
+        cdef Event end = self
+        cdef Event start = other
+        end.live()
+        start.live()
+        if not (start._options.timing_enabled and end._options.timing_enabled):
+            raise RuntimeError("both events must be made with EventOptions(timing_enabled=True) to be subtracted")
+        return elapsed_ms(start._box, end._box)
+
+    def __eq__(self, other):
+        if not isinstance(other, Event):
+            return NotImplemented
+        return self is other or (self._box.get() != NULL and self._box.get() == (<Event>other)._box.get())
+
+    def __hash__(self):
+        return hash(<uintptr_t>self.usable())
+
+    def __enter__(self):
+        self.usable()
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def __repr__(self):
+        if self._closing:
+            return "<Event: closed>"
+        timing = " with timing" if self._options.timing_enabled else ""
+        return f"<Event {<uintptr_t>self._box.get().handle():#x}{timing}>"

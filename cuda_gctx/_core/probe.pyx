@@ -1,0 +1,172 @@
+"""Where and when the blocks of a kernel run, and how much of a kernel fits into a context."""
+
+from libc.stdint cimport uint64_t, uintptr_t
+from libcpp.memory cimport shared_ptr
+from libcpp.vector cimport vector
+
+from cuda_gctx._core.arguments cimport as_int
+from cuda_gctx._core.context cimport Context
+from cuda_gctx._core.cpp cimport StreamHandle
+from cuda_gctx._core.stream cimport Stream
+
+# The kernel counts its rounds as well, and stops by that count some time after this.
+cdef uint64_t LONGEST_SPIN_NS = 1_000_000_000
+cdef uint64_t MOST_BLOCKS = 2**31 - 1
+
+
+def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned int cluster=1):
+    """Runs the probe on all streams at once. For each: the blocks that ran, as (SM id, start, end), times in ns.
+
+    cluster: how many blocks in a row make a thread-block cluster.
+    """
+    cdef vector[StreamHandle] handles
+    cdef vector[unsigned int] counts
+    cdef vector[vector[ProbeBlock]] seen
+    cdef shared_ptr[CProbe] probe
+    cdef Stream stream
+    for stream in streams:
+        stream.live()
+        handles.push_back(stream._box)
+    for count in blocks:
+        counts.push_back(count)
+    stream = streams[0]
+    with nogil:
+        probe = runtime_of(stream).probe(stream._box.get().context().get().device())
+        seen = probe.get().run(handles, counts, spin_ns, timeout_ns, cluster)
+    # A block that did not run wrote nothing, and a block that ran has an end.
+    return [[(block.sm, block.start_ns, block.end_ns) for block in part if block.end_ns != 0] for part in seen]
+
+
+cdef ProbingRuntime* runtime_of(Stream stream) noexcept nogil:
+    return <ProbingRuntime*>&stream._box.get().context().get().runtime()
+
+
+def spin(Stream stream not None, blocks, spin_ns):
+    """Keeps SMs busy: starts so many blocks, two of which fill an SM, each of them for `spin_ns`. Does not wait."""
+    cdef shared_ptr[CProbe] probe
+    cdef unsigned int count
+    cdef uint64_t duration
+    number, length = as_int("blocks", blocks), as_int("spin_ns", spin_ns)
+    if not 1 <= number <= MOST_BLOCKS:
+        raise ValueError(f"blocks must be from 1 to {MOST_BLOCKS}, not {number}")
+    if not 0 <= length <= LONGEST_SPIN_NS:
+        raise ValueError(f"spin_ns must be from 0 to {LONGEST_SPIN_NS}, not {length}")
+    count, duration = number, length
+    stream.pin()
+    try:
+        with nogil:
+            probe = runtime_of(stream).probe(stream._box.get().context().get().device())
+            probe.get().launch(stream._box, count, probe_threads, duration)
+    finally:
+        stream.unpin()
+
+
+cdef class Stamps:
+    """Places on a device for timestamps, which streams write in their order: when an SM took up work there, and which.
+
+    A stamp is a kernel of one warp. It runs when its stream gets to it and an SM of the stream's context has room.
+    """
+
+    cdef shared_ptr[CStamps] _stamps
+    cdef readonly int capacity
+
+    def __init__(self, device, capacity):
+        """device: a Device; capacity: how many places."""
+        from cuda_gctx._core.device import Device
+
+        cdef Stream own
+        cdef shared_ptr[CProbe] probe
+        if not isinstance(device, Device):
+            raise TypeError(f"device must be a Device, not {type(device).__name__}")
+        self.capacity = as_int("capacity", capacity)
+        if self.capacity < 1:
+            raise ValueError(f"capacity must be positive, not {self.capacity}")
+        own = device.create_stream()
+        with nogil:
+            probe = runtime_of(own).probe(own._box.get().context().get().device())
+            self._stamps.reset(new CStamps(own._box, probe, <size_t>self.capacity))
+
+    def __dealloc__(self):
+        # Freeing device memory waits for work that is under way.
+        with nogil:
+            self._stamps.reset()
+
+    def write(self, Stream stream not None, int place):
+        """Puts a stamp into the order of a stream. Does not wait."""
+        if not 0 <= place < self.capacity:
+            raise IndexError(f"there are places from 0 to {self.capacity - 1}, and no {place}")
+        stream.pin()
+        try:
+            with nogil:
+                self._stamps.get().write(stream._box, place)
+        finally:
+            stream.unpin()
+
+    def read(self):
+        """For each place the SM id and the nanoseconds of the device's timer, None where no stamp was written yet.
+
+        The streams must have come to their stamps: synchronise them first.
+        """
+        cdef vector[ProbeBlock] seen
+        with nogil:
+            seen = self._stamps.get().read()
+        # A block that ran has an end.
+        return [(stamp.sm, stamp.start_ns) if stamp.end_ns != 0 else None for stamp in seen]
+
+
+cdef LaunchShape launch_shape(uintptr_t function, unsigned int threads, unsigned int shared_bytes):
+    cdef LaunchShape shape
+    shape.function = <CUfunction>function
+    shape.threads = threads
+    shape.shared_bytes = shared_bytes
+    return shape
+
+
+def probe_blocks_per_sm(Context context not None):
+    """How many blocks of the probe fill an SM."""
+    return blocks_per_sm(context, 0, probe_threads, 0)
+
+
+def blocks_per_sm(Context context not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
+    """How many blocks of a kernel (0: of the probe) an SM of the context holds at once."""
+    cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
+    cdef unsigned int blocks
+    context.pin()
+    try:
+        with nogil:
+            blocks = c_blocks_per_sm(context._box, shape)
+    finally:
+        context.unpin()
+    return blocks
+
+
+def max_cluster_size(Stream stream not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
+    """The largest thread-block cluster of a kernel (0: of the probe) on a stream."""
+    cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
+    cdef unsigned int size
+    stream.pin()
+    try:
+        with nogil:
+            size = c_max_cluster_size(stream._box, shape)
+    finally:
+        stream.unpin()
+    return size
+
+
+def max_clusters(
+    Stream stream not None,
+    uintptr_t function,
+    unsigned int threads,
+    unsigned int shared_bytes,
+    unsigned int cluster_size,
+):
+    """How many clusters of a kernel (0: of the probe) a stream can run at once."""
+    cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
+    cdef unsigned int clusters
+    stream.pin()
+    try:
+        with nogil:
+            clusters = c_max_active_clusters(stream._box, shape, cluster_size)
+    finally:
+        stream.unpin()
+    return clusters

@@ -1,0 +1,47 @@
+from libcpp.vector cimport vector
+
+from cuda_gctx._core.cpp cimport CUdevResource, ContextHandle, Runtime, SmResourcePtr
+from cuda_gctx._core.errors cimport GroupRequest
+
+
+cdef class SMResourceOptions:
+    cdef readonly object count
+    cdef readonly object coscheduled_sm_count
+    cdef readonly object preferred_coscheduled_sm_count
+    cdef readonly object backfill
+    cdef readonly object locality_domain
+    cdef vector[GroupRequest] _requests
+
+    cdef int _fill_requests(self) except -1
+
+
+cdef class SMResource:
+    cdef Runtime* _runtime
+    cdef SmResourcePtr _sm
+
+    @staticmethod
+    cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm)
+
+
+cdef class WorkqueueResourceOptions:
+    cdef readonly object sharing_scope
+    cdef readonly object concurrency_limit
+
+
+cdef class WorkqueueResource:
+    cdef Runtime* _runtime
+    cdef int _device
+    cdef CUdevResource _resource
+
+
+cdef class DeviceResources:
+    cdef Runtime* _runtime
+    cdef int _device
+    cdef ContextHandle _context
+    cdef SMResource _sm
+
+    @staticmethod
+    cdef DeviceResources of_device(Runtime* runtime, int device)
+
+    @staticmethod
+    cdef DeviceResources of_context(const ContextHandle& context)

@@ -1,0 +1,382 @@
+"""The resources of a GPU: SMs, which can be split, and hardware queues, which can be configured."""
+
+from collections.abc import Sequence
+
+cimport cython
+from cython.operator cimport dereference
+from libc.stdint cimport uintptr_t
+
+from cuda_gctx._core.arguments cimport as_bool, as_int
+from cuda_gctx._core.cpp cimport (
+    CU_WORKQUEUE_SCOPE_DEVICE_CTX,
+    CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
+    SplitResult,
+    overlaps,
+    split_resource,
+    strategy_name,
+)
+
+# Beyond any GPU, and within what the driver's fields hold.
+cdef object LARGEST_COUNT = 1_000_000
+
+
+cdef object checked_int(name, value, smallest, multiple=1):
+    """`value` as an int of at least `smallest`; None stays None."""
+    if value is None:
+        return None
+    number = as_int(name, value)
+    if number < smallest or number > LARGEST_COUNT or number % multiple:
+        what = f"an even number of at least {smallest}" if multiple == 2 else f"at least {smallest}"
+        raise ValueError(f"{name} must be {what} (and no more than {LARGEST_COUNT}), not {number}")
+    return number
+
+
+cdef bint is_sequence(value):
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+
+
+cdef object checked_field(name, value, count, check):
+    """A scalar, or a tuple as long as the sequence in `count`, each entry checked."""
+    if not is_sequence(value):
+        return check(value)
+    if not isinstance(count, tuple):
+        raise ValueError(f"{name} is a sequence, but count is not: only count sets the number of groups")
+    if len(value) != len(count):
+        raise ValueError(f"{name} has {len(value)} entries for {len(count)} groups")
+    return tuple(check(entry) for entry in value)
+
+
+cdef object entry_of(field, position):
+    return field[position] if isinstance(field, tuple) else field
+
+
+cdef class SMResourceOptions:
+    """What to split off. ``count`` alone sets the number of groups; the other fields broadcast over it. Immutable.
+
+    count: SMs of each group, rounded up to the grain of the device; None for everything left, once at most.
+    coscheduled_sm_count: SMs that must sit together, which then is the grain; 2 asks for none.
+    preferred_coscheduled_sm_count: SMs that should sit together, for larger thread-block clusters.
+    backfill: exactly `count` SMs (even), wherever they are.
+    locality_domain: the domain that the SMs come from (driver 13.4 and newer).
+    """
+
+    def __cinit__(
+        self,
+        count=None,
+        coscheduled_sm_count=None,
+        preferred_coscheduled_sm_count=None,
+        backfill=False,
+        locality_domain=None,
+    ):
+        if is_sequence(count):
+            if not count:
+                raise ValueError("count is empty: name at least one group")
+            self.count = tuple(checked_int("count", entry, 1) for entry in count)
+            if self.count.count(None) > 1:
+                raise ValueError("count has more than one None: everything left can be given once")
+        else:
+            self.count = checked_int("count", count, 1)
+        self.coscheduled_sm_count = checked_field(
+            "coscheduled_sm_count",
+            coscheduled_sm_count,
+            self.count,
+            lambda value: checked_int("coscheduled_sm_count", value, 2, 2),
+        )
+        self.preferred_coscheduled_sm_count = checked_field(
+            "preferred_coscheduled_sm_count",
+            preferred_coscheduled_sm_count,
+            self.count,
+            lambda value: checked_int("preferred_coscheduled_sm_count", value, 2, 2),
+        )
+        self.backfill = checked_field("backfill", backfill, self.count, lambda value: as_bool("backfill", value))
+        self.locality_domain = checked_field(
+            "locality_domain", locality_domain, self.count, lambda value: checked_int("locality_domain", value, 0)
+        )
+        self._fill_requests()
+
+    cdef int _fill_requests(self) except -1:
+        cdef GroupRequest request
+        counts = self.count if isinstance(self.count, tuple) else (self.count,)
+        for position, count in enumerate(counts):
+            request = GroupRequest()
+            if count is not None:
+                request.count = <unsigned int>count
+            request.coscheduled = entry_of(self.coscheduled_sm_count, position) or 0
+            request.preferred = entry_of(self.preferred_coscheduled_sm_count, position) or 0
+            request.backfill = <bint>entry_of(self.backfill, position)
+            domain = entry_of(self.locality_domain, position)
+            if domain is not None:
+                request.locality_domain = <unsigned int>domain
+            self._requests.push_back(request)
+        return 0
+
+    def _fields(self):
+        return (
+            self.count,
+            self.coscheduled_sm_count,
+            self.preferred_coscheduled_sm_count,
+            self.backfill,
+            self.locality_domain,
+        )
+
+    def __reduce__(self):
+        return SMResourceOptions, self._fields()
+
+    def __eq__(self, other):
+        if not isinstance(other, SMResourceOptions):
+            return NotImplemented
+        return self._fields() == (<SMResourceOptions>other)._fields()
+
+    def __hash__(self):
+        return hash(self._fields())
+
+    def __repr__(self):
+        told = [f"count={self.count}"]
+        if self.coscheduled_sm_count is not None:
+            told.append(f"coscheduled_sm_count={self.coscheduled_sm_count}")
+        if self.preferred_coscheduled_sm_count is not None:
+            told.append(f"preferred_coscheduled_sm_count={self.preferred_coscheduled_sm_count}")
+        if self.backfill:
+            told.append(f"backfill={self.backfill}")
+        if self.locality_domain is not None:
+            told.append(f"locality_domain={self.locality_domain}")
+        return f"SMResourceOptions({', '.join(told)})"
+
+
+@cython.freelist(16)
+cdef class SMResource:
+    """A set of SMs: a device's, a context's, or one group of a split."""
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError("an SMResource comes from Device.resources, Context.resources, Stream.resources or a split")
+
+    @staticmethod
+    cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm):
+        cdef SMResource self = SMResource.__new__(SMResource)
+        self._runtime = runtime
+        self._sm.swap(sm)
+        return self
+
+    @property
+    def sm_count(self):
+        """How many SMs there are in it."""
+        return self._sm.get().sm_count
+
+    @property
+    def requested(self):
+        """What the split was asked for, which rounding may have raised; None if it was not asked for a number."""
+        if self._sm.get().requested.has_value():
+            return self._sm.get().requested.value()
+        return None
+
+    @property
+    def min_partition_size(self):
+        """The smallest group that can be split off it."""
+        return self._sm.get().min_partition_size
+
+    @property
+    def coscheduled_alignment(self):
+        """How many SMs sit together in it, room for a thread-block cluster."""
+        return self._sm.get().alignment
+
+    @property
+    def flags(self):
+        """The driver's flags of the resource; 0 before driver 13.1."""
+        return self._sm.get().flags
+
+    @property
+    def handle(self):
+        """The address of the driver's CUdevResource, the first of `unit_count` in a row; 0 if there are no SMs."""
+        return <uintptr_t>self._sm.get().units.data() if self._sm.get().units.size() else 0
+
+    @property
+    def unit_count(self):
+        """How many of the driver's resources make it up: they go together into one context."""
+        return self._sm.get().units.size()
+
+    @property
+    def device(self):
+        """The device that it is of."""
+        from cuda_gctx._core.device import Device
+
+        return Device(self._sm.get().device)
+
+    @property
+    def strategy(self):
+        """How the split made it: 'structured', 'by-count', 'composed', 'fine' or 'bisected'; None if no split did."""
+        cdef const char* name = strategy_name(self._sm.get().strategy)
+        return name.decode() if name != NULL else None
+
+    @property
+    def is_dry_run(self):
+        """Whether it only tells what a split would give."""
+        return self._sm.get().dry_run
+
+    def overlaps(self, SMResource other not None):
+        """Whether the two share SMs; None if that cannot be known."""
+        answer = overlaps(dereference(self._sm), dereference(other._sm))
+        return answer.value() if answer.has_value() else None
+
+    def split(self, SMResourceOptions options not None, *, bint dry_run=False):
+        """Splits groups off: ``(groups, remainder)``, disjoint and complete. With `dry_run`, only tells."""
+        cdef SplitResult result
+        cdef size_t position
+        cdef list groups = []
+        self._runtime.demand_usable()
+        with nogil:
+            result = split_resource(self._runtime[0], self._sm, options._requests, dry_run)
+        for position in range(result.groups.size()):
+            groups.append(SMResource.taking(self._runtime, result.groups[position]))
+        return groups, SMResource.taking(self._runtime, result.remainder)
+
+    def __repr__(self):
+        told = [f"{self.sm_count} SMs of device {self._sm.get().device}"]
+        if self.requested is not None:
+            told.append(f"asked {self.requested}")
+        if self.sm_count:
+            told.append(f"alignment {self.coscheduled_alignment}")
+        if self.strategy is not None:
+            told.append(self.strategy)
+        if self.is_dry_run:
+            told.append("dry run")
+        return f"<SMResource: {', '.join(told)}>"
+
+
+cdef dict SCOPE_OF_NAME = {
+    "device_ctx": <int>CU_WORKQUEUE_SCOPE_DEVICE_CTX,
+    "green_ctx_balanced": <int>CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
+}
+cdef dict NAME_OF_SCOPE = {scope: name for name, scope in SCOPE_OF_NAME.items()}
+
+
+cdef class WorkqueueResourceOptions:
+    """How the hardware queues of a context are provisioned. Immutable.
+
+    sharing_scope: 'device_ctx', all contexts share all queues, or 'green_ctx_balanced', apart where possible.
+    concurrency_limit: how many streams of work are expected to run at once.
+    """
+
+    def __cinit__(self, sharing_scope=None, concurrency_limit=None):
+        if sharing_scope is not None:
+            if not isinstance(sharing_scope, str):
+                raise TypeError(f"sharing_scope must be a str, not {type(sharing_scope).__name__}")
+            if sharing_scope not in SCOPE_OF_NAME:
+                raise ValueError(f"sharing_scope must be one of {sorted(SCOPE_OF_NAME)}, not {sharing_scope!r}")
+        self.sharing_scope = sharing_scope
+        self.concurrency_limit = checked_int("concurrency_limit", concurrency_limit, 1)
+
+    def __reduce__(self):
+        return WorkqueueResourceOptions, (self.sharing_scope, self.concurrency_limit)
+
+    def __eq__(self, other):
+        if not isinstance(other, WorkqueueResourceOptions):
+            return NotImplemented
+        return (self.sharing_scope, self.concurrency_limit) == (other.sharing_scope, other.concurrency_limit)
+
+    def __hash__(self):
+        return hash((self.sharing_scope, self.concurrency_limit))
+
+    def __repr__(self):
+        return (
+            f"WorkqueueResourceOptions(sharing_scope={self.sharing_scope!r}, "
+            f"concurrency_limit={self.concurrency_limit!r})"
+        )
+
+
+cdef class WorkqueueResource:
+    """The workqueue configuration of a device or context (driver 13.1 and newer)."""
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError("a WorkqueueResource comes from Device.resources or Context.resources")
+
+    @property
+    def sharing_scope(self):
+        """'device_ctx' or 'green_ctx_balanced'."""
+        return NAME_OF_SCOPE[<int>self._resource.wqConfig.sharingScope]
+
+    @property
+    def concurrency_limit(self):
+        """How many streams of work are expected to run at once."""
+        return self._resource.wqConfig.wqConcurrencyLimit
+
+    @property
+    def device(self):
+        """The device that it is of."""
+        from cuda_gctx._core.device import Device
+
+        return Device(self._device)
+
+    @property
+    def handle(self):
+        """The address of the driver's CUdevResource."""
+        return <uintptr_t>&self._resource
+
+    def configure(self, WorkqueueResourceOptions options not None):
+        """Changes what the options name; a context made with this resource gets it so."""
+        self._runtime.demand_usable()
+        if options.sharing_scope is not None:
+            scope = <int>SCOPE_OF_NAME[options.sharing_scope]
+            if scope == <int>CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED:
+                self._resource.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
+            else:
+                self._resource.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_DEVICE_CTX
+        if options.concurrency_limit is not None:
+            self._resource.wqConfig.wqConcurrencyLimit = options.concurrency_limit
+
+    def __repr__(self):
+        return (
+            f"<WorkqueueResource: {self.sharing_scope}, concurrency limit {self.concurrency_limit}, "
+            f"device {self._device}>"
+        )
+
+
+cdef class DeviceResources:
+    """The resources of a device, or of what a context or stream was given."""
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError("DeviceResources come from a Device, a Context or a Stream")
+
+    @staticmethod
+    cdef DeviceResources of_device(Runtime* runtime, int device):
+        cdef DeviceResources self = DeviceResources.__new__(DeviceResources)
+        self._runtime = runtime
+        self._device = device
+        return self
+
+    @staticmethod
+    cdef DeviceResources of_context(const ContextHandle& context):
+        cdef DeviceResources self = DeviceResources.__new__(DeviceResources)
+        self._runtime = &context.get().runtime()
+        self._device = context.get().device()
+        self._context = context
+        return self
+
+    @property
+    def sm(self):
+        """The SMs. What a device has and what a context was given does not change: it is asked once."""
+        cdef SmResourcePtr sm
+        if self._sm is None:
+            self._runtime.demand_usable()
+            if self._context:
+                sm = self._context.get().sm_resource()
+            else:
+                sm = self._runtime.device_sm(self._device)
+            self._sm = SMResource.taking(self._runtime, sm)
+        return self._sm
+
+    @property
+    def workqueue(self):
+        """The workqueue configuration, a copy to be configured and given to a context (driver 13.1 and newer)."""
+        cdef WorkqueueResource resource = WorkqueueResource.__new__(WorkqueueResource)
+        self._runtime.demand_usable()
+        if self._context:
+            resource._resource = self._context.get().workqueue_resource()
+        else:
+            resource._resource = self._runtime.device_workqueue(self._device)
+        resource._runtime = self._runtime
+        resource._device = self._device
+        return resource
+
+    def __repr__(self):
+        whose = f"context {self._context.get().id()}" if self._context else f"device {self._device}"
+        return f"<DeviceResources of {whose}>"

@@ -1,0 +1,426 @@
+"""What each call of the package costs beside the raw driver calls, cuda.core and torch, in one process.
+
+A sample is one loop over one call; the samples of all calls and all contestants come in random order, round after
+round, so that what disturbs the machine disturbs everybody. The collector is off, and the empty loop is subtracted. A
+green context that is destroyed leaves 4 MiB of device memory behind on real drivers, so that few of them are made.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cuda_gctx._core.context import ContextOptions
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import system
+from cuda_gctx._core.resources import SMResourceOptions
+from cuda_gctx.bench.raw_calls import RawCalls
+from cuda_gctx.measure.machine import described
+
+SAMPLE_NS = 200_000  # a loop long enough for the clock, short enough to fall between interruptions
+RAW_FACTOR, RAW_ALLOWANCE_NS = 1.3, 50
+STREAM_SM_COUNT_NS = 100
+IMPORT_NS = 50e6
+IMPORTS = ("import cuda_gctx", "from cuda_gctx import Device")
+FRAMEWORKS = {"numpy", "torch", "cupy", "numba", "cuda", "jax", "tensorflow"}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: samples of each call, pairs of contexts made and closed, and processes per import."""
+
+    rounds: int = 200
+    context_pairs: int = 50
+    imports: int = 20
+    seed: int = 0  # of the order of the samples
+
+
+QUICK = Effort(rounds=20, context_pairs=5, imports=3)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One row: what every contestant does for the same effect. The statements of cuda_gctx and cuda.core are Python."""
+
+    name: str
+    title: str
+    raw: str  # what RawCalls does under this name; empty: there is no such call
+    ours: str
+    core: str  # empty: there is no such call
+    torch: str = ""
+    python: str = ""  # what the language itself takes for a statement of this shape
+    raw_name: str = ""  # if it is another than `name`
+    most: int = 2000  # calls in one sample
+    makes_contexts: bool = False  # which few rounds must be enough for
+    settle: bool = False  # leaves work on the device, which is waited for after each sample
+    limit_ns: float | None = None
+
+
+CALLS = (
+    Call(
+        "query",
+        "query the device's SMs",
+        raw="cuDeviceGetDevResource",
+        ours="device.resources.sm",
+        core="device.resources.sm",
+    ),
+    Call(
+        "query_new_device",
+        "the same, from a new Device",
+        raw="cuDeviceGetDevResource",
+        raw_name="query",
+        ours="Device(0).resources.sm",
+        core="Device(0).resources.sm",
+    ),
+    Call(
+        "split_one",
+        "split off one group of 8",
+        raw="cuDevSmResourceSplitByCount",
+        ours="sm.split(one)",
+        core="sm.split(one)",
+    ),
+    Call(
+        "split_uneven",
+        "uneven split 8, 16, 24",
+        raw="cuDevSmResourceSplit, else cuDevSmResourceSplitByCount into 6 units of 8",
+        ours="sm.split(uneven)",
+        core="sm.split(uneven)",
+    ),
+    Call(
+        "context",
+        "create and close a context",
+        raw="cuDevResourceGenerateDesc, cuGreenCtxCreate, cuCtxFromGreenCtx, cuGreenCtxDestroy",
+        ours="device.create_context(options).close()",
+        core="device.create_context(options).close()",
+        torch="GreenContext.create(num_sms=8, device_id=0)",
+        most=1,
+        makes_contexts=True,
+    ),
+    Call(
+        "stream",
+        "create and close a stream",
+        raw="cuGreenCtxStreamCreate, cuStreamDestroy",
+        ours="context.create_stream().close()",
+        core="context.create_stream().close()",
+        most=100,
+    ),
+    Call(
+        "stream_sm_count",
+        "SM count of a stream",
+        raw="cuStreamGetDevResource, else cuStreamGetCtx and cuCtxGetDevResource",
+        ours="stream.resources.sm.sm_count",
+        core="stream.resources.sm.sm_count",
+        limit_ns=STREAM_SM_COUNT_NS,
+    ),
+    Call("is_green", "is_green", raw="", ours="context.is_green", core="context.is_green"),
+    Call(
+        "push_pop",
+        "make a context current, and undo it",
+        raw="cuCtxPushCurrent, cuCtxPopCurrent",
+        ours="with context.current(): pass",
+        core="device.set_current(device.set_current(context))",
+        torch="green.set_context(); green.pop_context()",
+        python="with lock: pass",
+        settle=True,
+    ),
+    Call(
+        "record_wait",
+        "record an event, wait for it on another stream",
+        raw="cuEventRecord, cuStreamWaitEvent",
+        ours="stream.record(event); other.wait(event)",
+        core="stream.record(event); other.wait(event)",
+        torch="event.record(stream); other.wait_event(event)",
+        most=100,
+        settle=True,
+    ),
+    Call(
+        "context_record_wait",
+        "the same, for whole contexts",
+        raw="cuGreenCtxRecordEvent, cuGreenCtxWaitEvent",
+        ours="context.record_event(event); other_context.wait_event(event)",
+        core="",
+        most=100,
+        settle=True,
+    ),
+)
+
+
+@dataclass
+class Contestant:
+    """One side of one row: how to time so many calls, or why that cannot be; and what was found, in ns per call."""
+
+    does: str
+    time_calls: Callable[[int], float] | None = None
+    refused: str | None = None
+    in_python: bool = True
+    count: int = 1
+    samples: list[float] = field(default_factory=list)
+
+    def prepare(self, most: int) -> None:
+        """Runs it once, for what only the first call pays, and chooses the length of its loop."""
+        assert self.time_calls is not None
+        try:
+            once = self.time_calls(1)
+            if most > 1:
+                once = min(once, self.time_calls(10) / 10)
+        except Exception as error:  # a contestant that lacks the call is an entry of the table
+            self.refused = one_line(error)
+            return
+        self.count = max(1, min(most, int(SAMPLE_NS / max(once, 1))))
+
+    def sample(self) -> None:
+        assert self.time_calls is not None
+        self.samples.append(self.time_calls(self.count) / self.count)
+
+
+def statement_timer(statement: str, names: Mapping[str, object]) -> Callable[[int], float]:
+    """A loop around the statement, in which the names are local variables, as in a function that a person writes."""
+    setup = "; ".join(f"{name} = names[{name!r}]" for name in names if re.search(rf"\b{name}\b", statement)) or "pass"
+    timer = timeit.Timer(statement, setup, time.perf_counter_ns, {"names": names})
+    return timer.timeit
+
+
+def names_of_ours() -> dict[str, object]:
+    device = Device(0)
+    # Three groups of one split: disjoint, so that no call has to warn that contexts share SMs.
+    groups, _ = device.resources.sm.split(SMResourceOptions(count=[8, 8, 8]))
+    context = device.create_context(ContextOptions(resources=[groups[0]]))
+    other_context = device.create_context(ContextOptions(resources=[groups[1]]))
+    return {
+        "Device": Device,
+        "device": device,
+        "sm": device.resources.sm,
+        "one": SMResourceOptions(count=8),
+        "uneven": SMResourceOptions(count=[8, 16, 24]),
+        "options": ContextOptions(resources=[groups[2]]),
+        "context": context,
+        "other_context": other_context,
+        "stream": context.create_stream(),
+        "other": other_context.create_stream(),
+        "event": context.create_event(),
+    }
+
+
+def names_of_core() -> dict[str, object]:
+    core: Any = import_module("cuda.core")
+    device = core.Device(0)
+    device.set_current()
+    sm = device.resources.sm
+    one = core.SMResourceOptions(count=8)
+    # One group per split is what it offers on every driver; it does not mind that the contexts share SMs.
+    [group], _ = sm.split(one)
+    options = core.ContextOptions(resources=[group])
+    context = device.create_context(options)
+    stream = context.create_stream()
+    return {
+        "Device": core.Device,
+        "device": device,
+        "sm": sm,
+        "one": one,
+        "uneven": core.SMResourceOptions(count=[8, 16, 24]),
+        "options": options,
+        "context": context,
+        "stream": stream,
+        "other": device.create_context(options).create_stream(),
+        "event": stream.record(),
+    }
+
+
+def names_of_torch() -> dict[str, object]:
+    torch: Any = import_module("torch")
+    green_context: Any = import_module("torch.cuda.green_contexts").GreenContext
+    torch.cuda.init()
+    return {
+        "GreenContext": green_context,
+        "green": green_context.create(num_sms=8, device_id=0),
+        "stream": torch.cuda.Stream(),
+        "other": torch.cuda.Stream(),
+        "event": torch.cuda.Event(),
+    }
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def names_or_reason(names_of: Callable[[], dict[str, object]]) -> dict[str, object] | str:
+    try:
+        return names_of()
+    except Exception as error:  # a peer that is not installed, or does not run here, is an entry of the table
+        return one_line(error)
+
+
+def time_in_rounds(contestants: dict[str, dict[str, Contestant]], raw: RawCalls, effort: Effort) -> float:
+    """Fills the samples of every contestant; returns what one turn of the empty Python loop costs."""
+    order = random.Random(effort.seed)
+    nothing = Contestant("pass", statement_timer("pass", {}), count=10_000)
+    entries: list[tuple[Call | None, Contestant]] = [(None, nothing)]
+    for call in CALLS:
+        for contestant in contestants[call.name].values():
+            if contestant.refused is None:
+                contestant.prepare(call.most)
+            if contestant.refused is None:
+                entries.append((call, contestant))
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(effort.rounds):
+            order.shuffle(entries)
+            for entry, contestant in entries:
+                if entry is not None and entry.makes_contexts and number >= effort.context_pairs:
+                    continue
+                contestant.sample()
+                if entry is not None and entry.settle:
+                    raw.settle()
+    finally:
+        gc.enable()
+    return statistics.median(nothing.samples)
+
+
+def summary(samples: list[float], subtract: float = 0.0) -> dict[str, float]:
+    ordered = sorted(max(0.0, sample - subtract) for sample in samples)
+    percentiles = {"p10": ordered[len(ordered) // 10], "p90": ordered[len(ordered) * 9 // 10]}
+    return {"median": round(statistics.median(ordered), 2)} | {k: round(v, 2) for k, v in percentiles.items()}
+
+
+def targets(call: Call, medians: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What the row should reach, and whether it does; nothing where there is nobody to compare with."""
+    if "cuda_gctx" not in medians:
+        return [{"what": "runs", "met": False}]
+    ours = medians["cuda_gctx"]
+    found = []
+    if "raw" in medians:
+        limit = RAW_FACTOR * medians["raw"] + RAW_ALLOWANCE_NS
+        what = f"{RAW_FACTOR} x raw + {RAW_ALLOWANCE_NS} ns"
+        found.append({"what": what, "limit_ns": round(limit, 2), "met": ours <= limit})
+    if "cuda.core" in medians:
+        found.append(
+            {"what": "faster than cuda.core", "limit_ns": medians["cuda.core"], "met": ours < medians["cuda.core"]}
+        )
+    if call.limit_ns is not None:
+        found.append({"what": f"under {call.limit_ns:g} ns", "limit_ns": call.limit_ns, "met": ours < call.limit_ns})
+    return found
+
+
+def raw_timer(raw: RawCalls, name: str) -> Callable[[int], float]:
+    return lambda count: raw.time(name, count)
+
+
+def measure_calls(raw: RawCalls, effort: Effort, simulated: bool) -> list[dict[str, Any]]:
+    sides: dict[str, dict[str, object] | str] = {
+        "cuda_gctx": names_of_ours(),
+        "cuda.core": names_or_reason(names_of_core),
+        "torch": "needs a real GPU" if simulated else names_or_reason(names_of_torch),
+        "python": {"lock": threading.Lock()},
+    }
+    contestants: dict[str, dict[str, Contestant]] = {}
+    for call in CALLS:
+        row = contestants[call.name] = {}
+        if call.raw:
+            row["raw"] = Contestant(call.raw, raw_timer(raw, call.raw_name or call.name), in_python=False)
+        statements = {"cuda_gctx": call.ours, "cuda.core": call.core, "torch": call.torch, "python": call.python}
+        for side, statement in statements.items():
+            names = sides[side]
+            if not statement:
+                continue
+            if isinstance(names, str):
+                row[side] = Contestant(statement, refused=names)
+            else:
+                row[side] = Contestant(statement, statement_timer(statement, names))
+    empty_loop = time_in_rounds(contestants, raw, effort)
+
+    calls = []
+    for call in CALLS:
+        entries: dict[str, dict[str, Any]] = {}
+        for side, contestant in contestants[call.name].items():
+            entry = entries[side] = {"does": contestant.does}
+            if contestant.refused is not None:
+                entry["refused"] = contestant.refused
+                continue
+            entry["ns"] = summary(contestant.samples, empty_loop if contestant.in_python else 0.0)
+            entry["samples"], entry["calls_per_sample"] = len(contestant.samples), contestant.count
+        medians = {side: entry["ns"]["median"] for side, entry in entries.items() if "ns" in entry}
+        judged = [] if simulated else targets(call, medians)
+        calls.append({"name": call.name, "title": call.title, "contestants": entries, "targets": judged})
+    return calls
+
+
+def child(code: str, *arguments: str, **environment: str) -> str:
+    """What a fresh interpreter prints that finds its modules where this one does, whatever the current folder is."""
+    found = f"import sys; sys.path[:] = {sys.path!r}; {code}"
+    command = [sys.executable, "-c", found, *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment).stdout
+
+
+def process_time(code: str) -> int:
+    start = time.perf_counter_ns()
+    child(code)
+    return time.perf_counter_ns() - start
+
+
+def measure_imports(rounds: int, simulated: bool) -> list[dict[str, Any]]:
+    """Times of fresh processes less those of bare interpreters that ran between them."""
+    times: dict[str, list[float]] = {statement: [] for statement in ("pass", *IMPORTS)}
+    for _ in range(rounds):
+        for statement in times:
+            times[statement].append(process_time(statement))
+    bare = statistics.median(times["pass"])
+    found = []
+    for statement in IMPORTS:
+        code = f"before = set(sys.modules); {statement}; print(*set(sys.modules) - before)"
+        frameworks = sorted(FRAMEWORKS & {module.split(".")[0] for module in child(code).split()})
+        ns = summary(times[statement], bare)
+        goals = [
+            {"what": f"under {IMPORT_NS / 1e6:g} ms", "limit_ns": IMPORT_NS, "met": ns["median"] < IMPORT_NS},
+            {"what": "no framework", "met": not frameworks},
+        ]
+        found.append({"does": statement, "ns": ns, "frameworks": frameworks, "targets": [] if simulated else goals})
+    return found
+
+
+def measure(effort: Effort) -> dict[str, Any]:
+    """Everything, in this process: what ran here before, and which driver peers find, has its effect."""
+    device = Device(0)
+    machine = described(device)
+    simulated = bool(machine["simulated"])
+    # As in a program with a framework.
+    with device.context.current(), RawCalls(device) as raw:
+        calls = measure_calls(raw, effort, simulated)
+    return {
+        **machine,
+        "rounds": effort.rounds,
+        "seed": effort.seed,
+        "calls": calls,
+        "imports": measure_imports(effort.imports, simulated),
+    }
+
+
+def measure_in_fresh_process(effort: Effort) -> dict[str, Any]:
+    """Everything, in a process of its own, in which peers find the driver that this package uses."""
+    environment = {}
+    if os.environ.get("CUDA_GCTX_DRIVER"):
+        # Peers open libcuda.so.1 by name, and know nothing of this variable.
+        folders = [str(Path(system.driver_path).resolve().parent), os.environ.get("LD_LIBRARY_PATH", "")]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
+    code = "from cuda_gctx.bench.call_costs import main; main()"
+    result: dict[str, Any] = json.loads(child(code, json.dumps(asdict(effort)), **environment))
+    return result
+
+
+def main() -> None:
+    """What the fresh process does: measures with the effort of its argument, and prints the result."""
+    print(json.dumps(measure(Effort(**json.loads(sys.argv[1])))))

@@ -1,0 +1,228 @@
+#include "bench/raw_calls_in_c.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+namespace gctx {
+namespace {
+
+constexpr unsigned grain = 8;
+constexpr unsigned uneven_units = 6;  // 8 + 16 + 24
+
+}  // namespace
+
+struct RawCalls::Entry {
+  std::string_view name;
+  double (RawCalls::*time)(unsigned count);
+};
+
+const std::array<RawCalls::Entry, 9> RawCalls::entries{{
+    {"query", &RawCalls::query},
+    {"split_one", &RawCalls::split_one},
+    {"split_uneven", &RawCalls::split_uneven},
+    {"context", &RawCalls::context},
+    {"stream", &RawCalls::stream},
+    {"stream_sm_count", &RawCalls::stream_sm_count},
+    {"push_pop", &RawCalls::push_pop},
+    {"record_wait", &RawCalls::record_wait},
+    {"context_record_wait", &RawCalls::context_record_wait},
+}};
+
+RawCalls::RawCalls(Runtime& runtime, int ordinal)
+    : runtime_(runtime),
+      driver_(runtime.driver()),
+      primary_(runtime.primary(ordinal)),
+      device_(runtime.device(ordinal)) {
+  driver_.require(Feature::green_contexts);
+  GCTX_CALL(driver_, cuDeviceGetDevResource, device_, &whole_, CU_DEV_RESOURCE_TYPE_SM);
+  auto count = static_cast<unsigned>(groups_.size());
+  GCTX_CALL(driver_, cuDevSmResourceSplitByCount, groups_.data(), &count, &whole_, nullptr, 0U, grain);
+  if (count < groups_.size()) {
+    fail_state("this device has too few SMs for the raw calls: three groups of " + std::to_string(grain) +
+               " are needed");
+  }
+  try {
+    for (unsigned i = 0; i < green_.size(); ++i) {
+      green_[i] = create_green(i);
+      GCTX_CALL(driver_, cuCtxFromGreenCtx, &contexts_[i], green_[i]);
+      streams_[i] = create_stream(i);
+    }
+    CUcontext popped = nullptr;
+    GCTX_CALL(driver_, cuCtxPushCurrent, contexts_[0]);
+    const CUresult created = driver_.cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING);
+    GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
+    driver_.check(created, "cuEventCreate");
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+RawCalls::~RawCalls() { release(); }
+
+void RawCalls::release() noexcept {
+  if (!runtime_.is_usable()) {
+    return;
+  }
+  if (event_ != nullptr) {
+    driver_.cuEventDestroy(event_);
+  }
+  for (unsigned i = 0; i < green_.size(); ++i) {
+    if (streams_[i] != nullptr) {
+      driver_.cuStreamDestroy(streams_[i]);
+    }
+    if (green_[i] != nullptr) {
+      driver_.cuGreenCtxDestroy(green_[i]);
+    }
+  }
+}
+
+CUgreenCtx RawCalls::create_green(unsigned group) const {
+  CUdevResourceDesc descriptor = nullptr;
+  CUdevResource sms = groups_[group];
+  GCTX_CALL(driver_, cuDevResourceGenerateDesc, &descriptor, &sms, 1U);
+  CUgreenCtx created = nullptr;
+  GCTX_CALL(driver_, cuGreenCtxCreate, &created, descriptor, device_, CU_GREEN_CTX_DEFAULT_STREAM);
+  return created;
+}
+
+// Driver 12.4 has no call for it: a stream belongs to the context that is current.
+CUstream RawCalls::create_stream(unsigned position) const {
+  CUstream created = nullptr;
+  if (driver_.cuGreenCtxStreamCreate != nullptr) {
+    GCTX_CALL(driver_, cuGreenCtxStreamCreate, &created, green_[position], CU_STREAM_NON_BLOCKING, 0);
+    return created;
+  }
+  CUcontext popped = nullptr;
+  GCTX_CALL(driver_, cuCtxPushCurrent, contexts_[position]);
+  const CUresult result = driver_.cuStreamCreateWithPriority(&created, CU_STREAM_NON_BLOCKING, 0);
+  GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
+  driver_.check(result, "cuStreamCreateWithPriority");
+  return created;
+}
+
+std::vector<std::string> RawCalls::names() {
+  std::vector<std::string> found;
+  for (const Entry& entry : entries) {
+    found.emplace_back(entry.name);
+  }
+  return found;
+}
+
+double RawCalls::time(std::string_view name, unsigned count) {
+  runtime_.demand_usable();
+  const auto* const entry =
+      std::find_if(entries.begin(), entries.end(), [&](const Entry& one) { return one.name == name; });
+  if (entry == entries.end()) {
+    fail_value("there is no raw call '" + std::string(name) + "'");
+  }
+  return (this->*entry->time)(count);
+}
+
+void RawCalls::settle() const {
+  runtime_.demand_usable();
+  CUcontext popped = nullptr;
+  // With the primary context current the driver waits for its green contexts too.
+  GCTX_CALL(driver_, cuCtxPushCurrent, primary_->handle());
+  const CUresult result = driver_.cuCtxSynchronize();
+  GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
+  driver_.check(result, "cuCtxSynchronize");
+}
+
+template <class Call>
+double RawCalls::timed(unsigned count, Call one_call) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  for (unsigned i = 0; i < count; ++i) {
+    one_call();
+  }
+  return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+}
+
+double RawCalls::query(unsigned count) {
+  return timed(count, [this] {
+    CUdevResource sm;
+    GCTX_CALL(driver_, cuDeviceGetDevResource, device_, &sm, CU_DEV_RESOURCE_TYPE_SM);
+  });
+}
+
+double RawCalls::split_one(unsigned count) {
+  return timed(count, [this] {
+    CUdevResource group;
+    CUdevResource remainder;
+    unsigned groups = 1;
+    GCTX_CALL(driver_, cuDevSmResourceSplitByCount, &group, &groups, &whole_, &remainder, 0U, grain);
+  });
+}
+
+// The structured split where the driver has it. Else one split into units of 8: a group is then a run of units, which a
+// descriptor takes as they lie, so that composing costs nothing here.
+double RawCalls::split_uneven(unsigned count) {
+  return timed(count, [this] {
+    CUdevResource remainder;
+    if (driver_.cuDevSmResourceSplit != nullptr) {
+      std::array<CUdevResource, 3> groups;
+      std::array<CU_DEV_SM_RESOURCE_GROUP_PARAMS, 3> wanted{};
+      for (unsigned i = 0; i < 3; ++i) {
+        wanted[i].smCount = grain * (i + 1);
+        wanted[i].coscheduledSmCount = grain;
+      }
+      GCTX_CALL(driver_, cuDevSmResourceSplit, groups.data(), 3U, &whole_, &remainder, 0U, wanted.data());
+    } else {
+      std::array<CUdevResource, uneven_units> units;
+      unsigned made = uneven_units;
+      GCTX_CALL(driver_, cuDevSmResourceSplitByCount, units.data(), &made, &whole_, &remainder, 0U, grain);
+    }
+  });
+}
+
+double RawCalls::context(unsigned count) {
+  return timed(count, [this] {
+    const CUgreenCtx green = create_green(2);
+    CUcontext found = nullptr;
+    const CUresult result = driver_.cuCtxFromGreenCtx(&found, green);
+    GCTX_CALL(driver_, cuGreenCtxDestroy, green);
+    driver_.check(result, "cuCtxFromGreenCtx");
+  });
+}
+
+double RawCalls::stream(unsigned count) {
+  return timed(count, [this] { GCTX_CALL(driver_, cuStreamDestroy, create_stream(0)); });
+}
+
+double RawCalls::stream_sm_count(unsigned count) {
+  return timed(count, [this] {
+    CUdevResource sm;
+    if (driver_.cuStreamGetDevResource != nullptr) {
+      GCTX_CALL(driver_, cuStreamGetDevResource, streams_[0], &sm, CU_DEV_RESOURCE_TYPE_SM);
+    } else {
+      CUcontext found = nullptr;
+      GCTX_CALL(driver_, cuStreamGetCtx, streams_[0], &found);
+      GCTX_CALL(driver_, cuCtxGetDevResource, found, &sm, CU_DEV_RESOURCE_TYPE_SM);
+    }
+  });
+}
+
+double RawCalls::push_pop(unsigned count) {
+  return timed(count, [this] {
+    CUcontext popped = nullptr;
+    GCTX_CALL(driver_, cuCtxPushCurrent, contexts_[0]);
+    GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
+  });
+}
+
+double RawCalls::record_wait(unsigned count) {
+  return timed(count, [this] {
+    GCTX_CALL(driver_, cuEventRecord, event_, streams_[0]);
+    GCTX_CALL(driver_, cuStreamWaitEvent, streams_[1], event_, 0U);
+  });
+}
+
+double RawCalls::context_record_wait(unsigned count) {
+  return timed(count, [this] {
+    GCTX_CALL(driver_, cuGreenCtxRecordEvent, green_[0], event_);
+    GCTX_CALL(driver_, cuGreenCtxWaitEvent, green_[1], event_);
+  });
+}
+
+}  // namespace gctx

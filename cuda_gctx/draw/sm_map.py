@@ -1,0 +1,207 @@
+"""The SM map: which SM of a device belongs to whom, as text, as rows of cells, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from cuda_gctx.draw.svg import Drawing, Entry, colours_of, ink_on, legend, page, text_width
+from cuda_gctx.draw.table import ranges
+
+__all__ = ["MapCell", "MapRow", "SMMap"]
+
+Item = TypeVar("Item")
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+NOBODY, SHARED = ".", "!"
+SMS_OF_A_LINE = 32  # of text, where the clusters of the chip are not known
+SMS_OF_A_PANEL = 16  # of the picture, likewise
+
+CELL, GAP, PAIR_GAP = 30, 2, 4
+MARGIN, PANEL_GAP, PANEL_PAD, PANEL_HEAD = 20, 10, 8, 38
+PANELS_OF_A_ROW = 9
+LEAST_WIDTH = 560
+WIDEST_ENTRY = 780  # of the legend: a longer name is shortened
+SHARED_COLOUR = "#b00020"
+
+
+@dataclass(frozen=True)
+class MapCell:
+    """One SM: its id, and the names of those that run on it (none, one, or several that share it)."""
+
+    sm: int
+    owners: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """SMs that sit together, with what they are: a cluster of the chip where that is known."""
+
+    label: str
+    cells: tuple[MapCell, ...]
+
+
+def _pieces(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    return [items[first : first + size] for first in range(0, len(items), size)]
+
+
+def _sms(count: int) -> str:
+    return f"{count} SM" if count == 1 else f"{count} SMs"
+
+
+@dataclass(frozen=True)
+class SMMap:
+    """Which SM of a device belongs to whom. ``str()`` is for terminals, ``svg()`` and ``html()`` are pictures.
+
+    owners: names with the ids of their SMs, in order.
+    clusters: the SM ids of each cluster of the chip; empty where that is not known, and the map is by SM id then.
+    outside: SMs of the device that belong to nobody, as far as known.
+    """
+
+    device: str
+    driver: str
+    owners: tuple[tuple[str, tuple[int, ...]], ...]
+    clusters: tuple[tuple[int, ...], ...] = ()
+    outside: tuple[int, ...] = ()
+
+    @cached_property
+    def _owners_of(self) -> dict[int, tuple[str, ...]]:
+        ids = {*self.outside, *(sm for cluster in self.clusters for sm in cluster)}
+        found: dict[int, tuple[str, ...]] = {}
+        for name, sms in self.owners:
+            ids.update(sms)
+            for sm in sms:
+                found[sm] = (*found.get(sm, ()), name)
+        return {sm: found.get(sm, ()) for sm in range(max(ids, default=-1) + 1)}
+
+    @property
+    def colours(self) -> dict[str, str]:
+        """The colour of each owner in the pictures, as ``#rrggbb``."""
+        return colours_of(name for name, _ in self.owners)
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """The letter of each owner, in the text and in the pictures."""
+        return {name: LETTERS[i % len(LETTERS)] for i, (name, _) in enumerate(self.owners)}
+
+    def rows(self) -> tuple[MapRow, ...]:
+        """The SMs by clusters of the chip, those outside of large clusters last; or, where not known, by id."""
+        if not self.clusters:
+            return self._rows((f"SM {piece[0]:3}", piece) for piece in _pieces(list(self._owners_of), SMS_OF_A_LINE))
+        return self._rows(self._panels())
+
+    def _panels(self) -> list[tuple[str, Sequence[int]]]:
+        """Names and SMs of the panels of the picture."""
+        if not self.clusters:
+            return [(f"SM {piece[0]}-{piece[-1]}", piece) for piece in _pieces(list(self._owners_of), SMS_OF_A_PANEL)]
+        large = [cluster for cluster in self.clusters if len(cluster) > 2]
+        pairs = [sm for cluster in self.clusters if len(cluster) <= 2 for sm in cluster]
+        known = {sm for cluster in self.clusters for sm in cluster}
+        unknown = [sm for sm in self._owners_of if sm not in known]
+        panels: list[tuple[str, Sequence[int]]] = [(f"cluster {i}", cluster) for i, cluster in enumerate(large)]
+        return panels + [(label, sms) for label, sms in (("lone pairs", pairs), ("not known", unknown)) if sms]
+
+    def _rows(self, named: Iterable[tuple[str, Sequence[int]]]) -> tuple[MapRow, ...]:
+        return tuple(MapRow(label, tuple(MapCell(sm, self._owners_of[sm]) for sm in sms)) for label, sms in named)
+
+    def _mark(self, cell: MapCell) -> str:
+        if len(cell.owners) > 1:
+            return SHARED
+        return self.letters[cell.owners[0]] if cell.owners else NOBODY
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        width = max((len(row.label) for row in rows), default=0)
+        marks = [" ".join("".join(map(self._mark, pair)) for pair in _pieces(row.cells, 2)) for row in rows]
+        if self.clusters:
+            longest = max(map(len, marks), default=0)
+            lines = [
+                f"{row.label.ljust(width)}  {mark.ljust(longest)}  SM {ranges(cell.sm for cell in row.cells)}"
+                for row, mark in zip(rows, marks, strict=True)
+            ]
+        else:
+            lines = [f"{row.label}  {mark}" for row, mark in zip(rows, marks, strict=True)]
+        told = [f"{letter} = {name}" for name, letter in self.letters.items()]
+        everyone = self._owners_of.values()
+        told += [f"{SHARED} = shared"] if any(len(owners) > 1 for owners in everyone) else []
+        told += [f"{NOBODY} = nobody"] if not all(everyone) else []
+        return "\n".join([*lines, ", ".join(told)])
+
+    def svg(self) -> str:
+        """The picture as SVG: a panel for each cluster of the chip, a row for each pair of SMs, hover texts."""
+        drawing = Drawing(f"SM map of {self.device}, driver {self.driver}")
+        rows = self._rows(self._panels())
+        colours = self.colours
+        panel_width = 2 * CELL + GAP + 2 * PANEL_PAD
+        across = min(PANELS_OF_A_ROW, max(len(rows), 1))
+        note = (
+            "Panels are clusters of the chip, found by where thread-block clusters ran. A row is a pair of SMs."
+            if self.clusters
+            else "Which SMs form a cluster of the chip is not known here: SMs by id, a row is a pair."
+        )
+        entries = self._legend()
+        width = max(
+            2 * MARGIN + across * panel_width + (across - 1) * PANEL_GAP,
+            2 * MARGIN + text_width(note, 11),
+            2 * MARGIN + min(max((entry.width for entry in entries), default=0), WIDEST_ENTRY),
+            LEAST_WIDTH,
+        )
+        drawing.text(MARGIN, 32, "SM map", size=17, bold=True)
+        drawing.text(MARGIN, 51, self.device, kind="faint", room=width - 2 * MARGIN, tail=f", driver {self.driver}")
+        y: float = 66 + legend(drawing, MARGIN, 66, entries, width - MARGIN) + 6
+        for first in range(0, len(rows), across):
+            line = rows[first : first + across]
+            tall = max((len(row.cells) + 1) // 2 for row in line)
+            height = PANEL_HEAD + tall * (CELL + PAIR_GAP) - PAIR_GAP + PANEL_PAD
+            for position, row in enumerate(line):
+                x = MARGIN + position * (panel_width + PANEL_GAP)
+                drawing.rectangle(x, y, panel_width, height, kind="panel", corner=6)
+                drawing.text(x + panel_width / 2, y + 16, row.label, size=11, bold=True, anchor="middle")
+                drawing.text(x + panel_width / 2, y + 30, _sms(len(row.cells)), size=11, kind="faint", anchor="middle")
+                for i, cell in enumerate(row.cells):
+                    left = x + PANEL_PAD + i % 2 * (CELL + GAP)
+                    top = y + PANEL_HEAD + i // 2 * (CELL + PAIR_GAP)
+                    self._draw(drawing, left, top, cell, row.label, colours)
+            y += height + PANEL_GAP
+        drawing.text(MARGIN, y + 10, note, size=11, kind="faint")
+        return drawing.svg(width, y + 26)
+
+    def _draw(self, drawing: Drawing, x: float, y: float, cell: MapCell, where: str, colours: dict[str, str]) -> None:
+        who = " and ".join(cell.owners) or "nobody"
+        hover = f"SM {cell.sm}: {who}{', shared' if len(cell.owners) > 1 else ''} ({where})"
+        if not cell.owners:
+            drawing.rectangle(x, y, CELL, CELL, kind="empty", corner=4, hover=hover)
+            drawing.text(x + CELL / 2, y + 19, str(cell.sm), size=10.5, kind="faint", anchor="middle")
+            return
+        part = CELL / len(cell.owners)
+        for i, owner in enumerate(cell.owners):
+            corner = 4 if len(cell.owners) == 1 else 0
+            drawing.rectangle(x + i * part, y, part, CELL, fill=colours[owner], kind="cell", corner=corner, hover=hover)
+        ink = ink_on(colours[cell.owners[0]])
+        if len(cell.owners) > 1:  # a plate under the words, which would else lie across two colours
+            drawing.rectangle(x + 5, y + 3, CELL - 10, CELL - 6, fill="#ffffff", corner=3, hover=hover)
+            ink = SHARED_COLOUR
+        middle = x + CELL / 2
+        drawing.text(middle, y + 13, self._mark(cell), size=10.5, kind="mark", anchor="middle", bold=True, fill=ink)
+        drawing.text(middle, y + 25, str(cell.sm), size=9.5, kind="mark", anchor="middle", fill=ink)
+
+    def _legend(self) -> list[Entry]:
+        colours, letters = self.colours, self.letters
+        entries = [Entry(colours[name], letters[name], name, f", {_sms(len(sms))}") for name, sms in self.owners]
+        free = sum(not owners for owners in self._owners_of.values())
+        shared = sum(len(owners) > 1 for owners in self._owners_of.values())
+        entries += [Entry(None, "", "nobody", f", {_sms(free)}")] if free else []
+        return entries + ([Entry(SHARED_COLOUR, SHARED, "shared", f", {_sms(shared)}")] if shared else [])
+
+    def html(self) -> str:
+        """The picture as a page of its own, with nothing to load from anywhere."""
+        return page(f"SM map of {self.device}", self.svg())
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    def _repr_html_(self) -> str:
+        # Within the page of a notebook, where hover texts work.
+        return self.svg()

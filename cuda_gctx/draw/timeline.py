@@ -1,0 +1,134 @@
+"""The picture of a timeline: groups of rows along an axis of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from cuda_gctx.draw.durations import UNITS
+from cuda_gctx.draw.svg import Drawing, colours_of, ink_on, text_width
+
+__all__ = ["Bar", "Group", "Row", "draw_timeline", "layers"]
+
+MARGIN, HEAD = 20, 84
+LEFT, PLOT = 245, 860  # where the axis of time begins, and how long it is
+ROW, BAR = 24, 18
+THIN_ROW, THIN_BAR, THIN_LABELS = 7, 6, 4  # where there are many rows, as with one for each SM; every fourth is named
+MANY_ROWS = 24
+GROUP_GAP, LEAST_GROUP = 12, 34
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A piece of work on a row: its name, when it ran (ns), and what is told where the pointer rests."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    hover: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """Work of one stream, or on one SM."""
+
+    label: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one colour, with a name and a line about it."""
+
+    name: str
+    note: str
+    rows: tuple[Row, ...]
+
+
+class _Timed(Protocol):
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+
+
+Timed = TypeVar("Timed", bound=_Timed)
+
+
+def layers(bars: Iterable[Timed]) -> list[list[Timed]]:
+    """The bars in as few layers as it takes that no two of one layer overlap."""
+    found: list[list[Timed]] = []
+    for bar in sorted(bars, key=lambda bar: (bar.start_ns, -bar.end_ns)):
+        for layer in found:
+            if layer[-1].end_ns <= bar.start_ns:
+                layer.append(bar)
+                break
+        else:
+            found.append([bar])
+    return found
+
+
+def _ticks(length: int) -> tuple[list[int], str, int]:
+    """Round times from 0 to `length`, at most ten, and the name and size of the unit for all of them."""
+    steps = (first * 10**power for power in range(19) for first in (1, 2, 5))
+    step = next(step for step in steps if length // step < 10)
+    name, size = next(unit for unit in reversed(UNITS) if step >= unit[1])
+    return list(range(0, length + 1, step)), name, size
+
+
+def draw_timeline(title: str, subtitle: str, groups: Sequence[Group], note: str) -> str:
+    """The SVG of it. Times count from the first start."""
+    bars = [bar for group in groups for row in group.rows for bar in row.bars]
+    begin = min((bar.start_ns for bar in bars), default=0)
+    length = max(max((bar.end_ns for bar in bars), default=0) - begin, 1)
+    thin = sum(len(group.rows) for group in groups) > MANY_ROWS
+    row_height = THIN_ROW if thin else ROW
+    heights = [max(len(group.rows) * row_height, LEAST_GROUP) for group in groups]
+    colours = colours_of(group.name for group in groups)
+    drawing = Drawing(f"{title}: {subtitle}")
+    drawing.text(MARGIN, 32, title, size=17, bold=True)
+    drawing.text(MARGIN, 51, subtitle, kind="faint", room=LEFT + PLOT - MARGIN)
+    _draw_axis(drawing, length, HEAD + sum(heights) + GROUP_GAP * (len(groups) - 1) + 6)
+    y: float = HEAD
+    for group, height in zip(groups, heights, strict=True):
+        colour = colours[group.name]
+        drawing.rectangle(MARGIN, y, 6, height, fill=colour, corner=2)
+        labels = max((text_width(row.label, 8 if thin else 11) for row in group.rows), default=0)
+        drawing.text(MARGIN + 14, y + 13, group.name, bold=True, room=LEFT - 8 - labels - 8 - (MARGIN + 14))
+        drawing.text(MARGIN + 14, y + 28, group.note, size=11, kind="faint")
+        for position, row in enumerate(group.rows):
+            top = y + position * row_height
+            if row.label and not (thin and position % THIN_LABELS):
+                baseline, size = (top + 6.5, 8) if thin else (top + 16, 11)
+                drawing.text(LEFT - 8, baseline, row.label, size=size, kind="faint", anchor="end")
+            _draw_row(drawing, row, top, THIN_BAR if thin else BAR, begin, length, colour)
+        y += height + GROUP_GAP
+    drawing.text(MARGIN, y + 14, note, size=11, kind="faint")
+    return drawing.svg(LEFT + PLOT + 2 * MARGIN, y + 30)
+
+
+def _draw_axis(drawing: Drawing, length: int, bottom: float) -> None:
+    times, unit, size = _ticks(length)
+    for time in times:
+        x = LEFT + time * PLOT / length
+        words = f"{time // size} {unit}" if time == times[-1] else str(time // size)
+        drawing.line(x, HEAD - 6, x, bottom)
+        drawing.text(x, HEAD - 12, words, size=11, kind="faint", anchor="middle")
+
+
+def _draw_row(drawing: Drawing, row: Row, top: float, height: float, begin: int, length: int, colour: str) -> None:
+    scale = PLOT / length
+    stacked = layers(row.bars)
+    each = height / max(len(stacked), 1)
+    for number, layer in enumerate(stacked):
+        y = top + 3 + number * each if height == BAR else top + number * each
+        for bar in layer:
+            width = max((bar.end_ns - bar.start_ns) * scale, 1)
+            x = LEFT + (bar.start_ns - begin) * scale
+            named = each > 10 and text_width(bar.name, 11) + 8 < width
+            # A hair of the sheet between bars that follow each other.
+            shown = max(width - 0.6, 0.6)
+            drawing.rectangle(x, y, shown, each, fill=colour, corner=3 if each > 10 else 0, hover=bar.hover)
+            if named:
+                drawing.text(x + 6, y + each / 2 + 4, bar.name, size=11, kind="mark", fill=ink_on(colour))

@@ -1,0 +1,34 @@
+"""Partitions of a device: layouts, named partitions, pools, the store of contexts, and proof of isolation.
+
+Stands on the core, and on ``measure`` and ``draw`` for the proof.
+"""
+
+from cuda_gctx.partitions.layout import Layout, PartitionSpec, Request
+from cuda_gctx.partitions.partitions import Partition, Partitions, partition
+from cuda_gctx.partitions.pool import PartitionPool
+from cuda_gctx.partitions.split import PartitionSize, PlannedPartition, partition_sizes, plan
+from cuda_gctx.partitions.store import ContextStore, MemoryUse, memory_use, store
+from cuda_gctx.partitions.verification import ContextProof, IsolationError, SharedSMs, VerifyReport, verify
+
+__all__ = [
+    "ContextProof",
+    "ContextStore",
+    "IsolationError",
+    "Layout",
+    "MemoryUse",
+    "Partition",
+    "PartitionPool",
+    "PartitionSize",
+    "PartitionSpec",
+    "Partitions",
+    "PlannedPartition",
+    "Request",
+    "SharedSMs",
+    "VerifyReport",
+    "memory_use",
+    "partition",
+    "partition_sizes",
+    "plan",
+    "store",
+    "verify",
+]

@@ -1,0 +1,95 @@
+"""Which SMs of a device sit in one cluster of the chip (a GPC), by where thread-block clusters run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import before_driver_closes
+from cuda_gctx._core.errors import CUDAError
+from cuda_gctx._core.lease import driver_key
+from cuda_gctx._core.probe import max_cluster_size, run_probe
+from cuda_gctx._core.stream import Stream
+
+__all__ = ["chip_clusters", "known_clusters"]
+
+Clusters = tuple[tuple[int, ...], ...]
+
+PROBE_THREADS = 1024
+# Short, but longer than it takes to hand out the blocks of one launch, so that these spread.
+SPIN_NS = 20_000
+# What fills a cluster of the chip, what leaves its edge to the next, and what runs in the smallest one.
+SIZES = (16, 12, 10, 8, 6, 4, 3, 2)
+# Grids of different sizes begin at different places, so that the SMs at the edge of a cluster are met too.
+GRIDS = (2, 1, 3, 4)
+LEAST_PASSES = 3
+
+_known: dict[tuple[int, int], Clusters] = {}
+
+
+def _forget_driver(driver: int) -> None:
+    for key in [key for key in _known if key[0] == driver]:
+        _known.pop(key, None)
+
+
+before_driver_closes(_forget_driver)
+
+
+def joined(sets: Iterable[Iterable[int]]) -> Clusters:
+    """The sets, those that share a member made one, each sorted, in the order of their lowest members."""
+    groups: list[set[int]] = []
+    for members in map(set, sets):
+        apart = [group for group in groups if not group & members]
+        groups = [*apart, members.union(*(group for group in groups if group & members))]
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+def _sightings(stream: Stream, blocks: int, size: int, timeout_ns: int) -> Iterator[set[int]]:
+    """The SMs on which each thread-block cluster of one launch ran."""
+    whole = blocks // size * size
+    [seen] = run_probe([stream], [whole], SPIN_NS, timeout_ns, size)
+    if len(seen) == whole:
+        for first in range(0, whole, size):
+            yield {sm for sm, _, _ in seen[first : first + size]}
+
+
+def _look(device: Device, timeout_ns: int) -> Clusters:
+    """Launches thread-block clusters on the whole device until further ones join no further SMs."""
+    found: Clusters = ()
+    with device.create_stream() as stream:
+        largest = max_cluster_size(stream, 0, PROBE_THREADS, 0)
+        if largest == 1:
+            return ()
+        for number, grid in enumerate(GRIDS, 1):
+            before = found
+            for size in SIZES:
+                if size <= largest:
+                    found = joined([*found, *_sightings(stream, grid * device.sm_count, size, timeout_ns)])
+            if found == before and number >= LEAST_PASSES:
+                break
+    return found
+
+
+def known_clusters(device: Device) -> Clusters:
+    """What `chip_clusters` found before; empty if it was not asked yet, or could not tell."""
+    return _known.get((driver_key(device.resources.sm), device.device_id), ())
+
+
+def chip_clusters(device: Device, timeout_ns: int) -> Clusters:
+    """The SM ids of each cluster of the chip; empty where nothing tells, as below compute capability 9.0.
+
+    A thread-block cluster runs inside one cluster of the chip: SMs that met in one belong together. Looked for once for
+    each device, by some ten milliseconds of short kernels on all of its SMs.
+    """
+    key = driver_key(device.resources.sm), device.device_id
+    if key not in _known:
+        try:
+            found = _look(device, timeout_ns)
+        except CUDAError:
+            found = ()  # refused, as it would be the next time
+        except RuntimeError:
+            return ()  # other work keeps the SMs: the next call may see more
+        if found and sum(map(len, found)) < device.sm_count:
+            return found
+        _known[key] = found
+    return _known[key]

@@ -1,0 +1,285 @@
+"""``cuda-gctx`` as a whole: what it loads, how it ends, and what a shell can complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from subprocess import CompletedProcess
+from typing import IO, Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import cuda_gctx
+from cuda_gctx.cli._options import DRIVERS
+from cuda_gctx.cli._root import root
+from cuda_gctx.sim import session
+
+from ..common import run_python
+
+pytestmark = pytest.mark.sim_only
+
+DEVICE_COMMANDS = [["info"], ["sizes"], ["plan", "16", "rest"], ["verify"]]
+
+
+def run(*arguments: str) -> Result:
+    """The command line in this process, on the driver of this process."""
+    done = CliRunner().invoke(root, arguments, prog_name="cuda-gctx")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def child(*arguments: str, stdout: IO[str] | int = subprocess.PIPE, **environment: str) -> CompletedProcess[str]:
+    """The command line as a program."""
+    return subprocess.run(
+        [sys.executable, "-m", "cuda_gctx.cli", *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def completed(words: str) -> list[str]:
+    """What bash is offered for the last of the words."""
+    count = len(words.split(" ")) - 1
+    done = child(COMP_WORDS=words, COMP_CWORD=str(count), _CUDA_GCTX_COMPLETE="bash_complete")
+    assert done.returncode == 0, done.stderr
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+# ---- what it loads
+
+
+@pytest.mark.parametrize("arguments", [["plan", "16", "rest"], ["doctor"]], ids=" ".join)
+def test_a_command_imports_no_framework(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from cuda_gctx.cli import main
+sys.argv[1:] = {arguments!r}
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print([name for name in ("torch", "cupy", "numba", "cuda", "numpy", "matplotlib") if name in sys.modules])
+"""
+    done = run_python(code)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_the_entry_point_loads_neither_click_nor_rich() -> None:
+    code = "import sys, cuda_gctx, cuda_gctx.cli; print({'click', 'rich'} & set(sys.modules))"
+    assert run_python(code).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_packages_it_says_in_one_line_what_to_install(missing: str) -> None:
+    done = run_python(f"import sys; sys.modules[{missing!r}] = None; from cuda_gctx.cli import main; main()")
+    assert done.returncode == 1
+    assert not done.stdout
+    assert done.stderr.splitlines() == [
+        f'the command line needs {missing}, which is not installed: pip install "cuda-gctx[cli]"'
+    ]
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert run("--version").stdout == f"cuda-gctx {cuda_gctx.__version__}\n"
+    assert child("--version").stdout == f"cuda-gctx {cuda_gctx.__version__}\n"
+
+
+def test_help_tells_every_command_and_what_the_statuses_mean() -> None:
+    done = run("--help")
+    assert done.exit_code == 0
+    for word in ("info", "sizes", "plan", "verify", "demo", "bench", "tune", "doctor", "sim"):
+        assert f"\n  {word} " in done.stdout
+    assert "Exit status" in done.stdout
+
+
+# ---- how it ends
+
+
+@pytest.mark.parametrize("arguments", DEVICE_COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize("driver", ["/no/such/driver.so", "sim:h200,devices=0"])
+def test_without_a_driver_or_device_the_status_is_3_and_the_message_says_what_to_do(
+    arguments: list[str], driver: str
+) -> None:
+    for words in (arguments, [*arguments, "--json"]):
+        done = child(*words, CUDA_GCTX_DRIVER=driver)
+        assert done.returncode == 3
+        assert not done.stdout
+        assert "CUDA_GCTX_DRIVER=sim" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None:
+    sim("h200", devices=2)
+    assert run("sizes", "--device", "1").exit_code == 0
+    done = run("sizes", "--device", "2")
+    assert done.exit_code == 3
+    assert "there is no device 2: this machine has 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["dance"], "No such command"),
+        (["plan"], "Missing argument"),
+        (
+            ["plan", "some"],
+            "'some' is no request: give a number of SMs (16), a fraction of the device (0.25), or 'rest'",
+        ),
+        (["plan", "decode=16", "rest"], "name all partitions or none"),
+        (["plan", "a=8", "a=16"], "a name of its own"),
+        (["plan", "rest", "rest"], "all ask for everything left"),
+        (["plan", "1.5"], "1.5 is no part of a device"),
+        (["plan", "device=8"], "'device' cannot be the name of a partition"),
+        (["plan", "8", "--profile", "voodoo"], "'voodoo' is no card that can be simulated: known are h200,"),
+        (["plan", "8", "--profile", "h200", "--driver", "11.8"], "'11.8' is not one of '12.3'"),
+        (["plan", "8", "--driver", "13.1"], "name the card too, with --profile"),
+        (["verify", "--svg", "no-such-folder/map.svg"], "'no-such-folder' is no folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_usage_ends_with_2_and_says_what_is_right(arguments: list[str], says: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert says in " ".join(done.stderr.split())
+    assert not done.stdout
+
+
+def test_a_machine_that_cannot_be_simulated_is_wrong_usage() -> None:
+    done = child("info", CUDA_GCTX_DRIVER="sim:voodoo")
+    assert done.returncode == 2
+    assert "no card 'voodoo' is modelled" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["sizes"], ["plan", "8"], ["verify"]], ids=lambda words: words[0])
+def test_a_driver_that_is_too_old_is_a_no(arguments: list[str]) -> None:
+    done = run(*arguments, "--profile", "h200", "--driver", "12.3")
+    assert done.exit_code == 1
+    assert done.stderr == "Error: green contexts need CUDA driver 12.4 or newer; this driver is 12.3\n"
+
+
+def test_an_error_of_the_driver_is_a_message(sim: Callable[..., Any]) -> None:
+    sim("h200").fail("cuGreenCtxCreate")
+    done = run("verify")
+    assert done.exit_code == 1
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
+
+
+def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cuda_gctx.cli.plan.plan_layout", interrupted)
+    done = run("plan", "8")
+    assert done.exit_code == 130
+    assert done.stderr == "Error: interrupted\n"
+
+
+def test_a_mistake_of_the_program_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cuda_gctx.cli.plan.plan_layout", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("plan", "8")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["info"], ["doctor"], ["plan", "16", "rest", "--json"], ["sim", "profiles"]], ids=" ".join
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_standard_output_that_is_full_is_one_message(arguments: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = child(*arguments, stdout=full, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 1
+    assert done.stderr == "Error: the standard output cannot be written: No space left on device\n"
+
+
+# ---- what it prints
+
+
+@pytest.mark.parametrize("arguments", [*DEVICE_COMMANDS, ["doctor"]], ids=lambda words: words[0])
+def test_what_is_simulated_says_so(arguments: list[str], sim: Callable[..., Any]) -> None:
+    sim("h200")
+    assert "(simulated)" in run(*arguments).stdout
+    assert "(simulated)" in run(*arguments, "--json").stdout
+
+
+@pytest.mark.parametrize("arguments", [*DEVICE_COMMANDS, ["doctor"]], ids=lambda words: words[0])
+def test_json_is_one_document_that_names_its_command(arguments: list[str]) -> None:
+    done = child(*arguments, "--json")
+    told = json.loads(done.stdout)
+    assert told["command"] == arguments[0]
+    assert told["version"] == cuda_gctx.__version__
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["verify"], ["doctor"]], ids=lambda words: words[0])
+def test_colours_are_for_terminals_that_want_them(arguments: list[str]) -> None:
+    def coloured(**environment: str) -> bool:
+        return "\x1b[3" in child(*arguments, **environment).stdout
+
+    assert not coloured()
+    assert coloured(FORCE_COLOR="1", TERM="xterm-256color")
+    assert not coloured(FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1")
+
+
+def test_nothing_is_wrapped_where_no_person_reads() -> None:
+    done = child("doctor", COLUMNS="20", CUDA_VISIBLE_DEVICES="0," + "1," * 100)
+    [line] = [line for line in done.stdout.splitlines() if line.split()[1:2] == ["CUDA_VISIBLE_DEVICES"]]
+    assert "names 101, and 1 are seen" in line
+
+
+# ---- completion
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("cuda-gctx pl", ["plan"]),
+        ("cuda-gctx plan --prof", ["--profile"]),
+        ("cuda-gctx plan --profile h", ["h200", "h100"]),
+        ("cuda-gctx verify --profile b200 --driver 12.", [f"12.{minor}" for minor in range(3, 10)]),
+        ("cuda-gctx plan 16 re", ["rest"]),
+        ("cuda-gctx plan decode=16 prefill=", ["prefill=rest"]),
+        ("cuda-gctx sim p", ["profiles", "path"]),
+        ("cuda-gctx sim run --gpu b", ["b200"]),
+        ("cuda-gctx sim run --g", ["--gpu"]),
+        ("cuda-gctx sim run --gpu b200 --d", ["--driver", "--devices"]),
+        ("cuda-gctx sim run -- python --", []),
+    ],
+)
+def test_a_shell_can_complete(words: str, offered: list[str]) -> None:
+    assert completed(words) == offered
+
+
+@pytest.mark.parametrize("command", ["run", "profiles", "explain", "path"])
+def test_the_options_of_the_software_driver_that_are_offered_are_those_it_has(command: str) -> None:
+    usage = child("sim", command, "--help").stdout
+    assert set(completed(f"cuda-gctx sim {command} --")) == set(re.findall(r"(?<!\w)--[a-z]+", usage))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_script(shell: str) -> None:
+    done = child(_CUDA_GCTX_COMPLETE=f"{shell}_source")
+    assert done.returncode == 0, done.stderr
+    assert "cuda-gctx" in done.stdout
+
+
+def test_the_driver_versions_that_are_offered_are_those_that_can_be_simulated() -> None:
+    def can_be(version: str) -> bool:
+        try:
+            with session("h200", driver=version):
+                return True
+        except ValueError:
+            return False
+
+    every = [f"{major}.{minor}" for major in (11, 12, 13, 14) for minor in range(10)]
+    assert [version for version in every if can_be(version)] == list(DRIVERS)

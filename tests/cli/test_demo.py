@@ -1,0 +1,246 @@
+"""``cuda-gctx demo``: what it shows, what the fence does on the virtual clock and on a GPU, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cuda_gctx import Device, DriverNotFound, IsolationError, Partitions, Stream
+from cuda_gctx.bench.background import HOG_BLOCK_NS, HOG_LAUNCHES, Hog, stream_beside
+from cuda_gctx.cli import demo as module
+from cuda_gctx.cli._root import root
+
+from ..common import DRIVERS, run_python
+
+HOG_BLOCK_US = HOG_BLOCK_NS / 1000
+
+
+def demo(*arguments: str) -> Result:
+    """The command in this process, on the driver of this process."""
+    done = CliRunner().invoke(root, ["demo", "--samples", "20", *arguments], prog_name="cuda-gctx")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    done = demo("--json", *arguments)
+    assert done.exit_code == 0, done.output
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def p99(told: dict[str, Any]) -> dict[str, float]:
+    return {row["key"]: row["us"]["p99"] for row in told["latency"]["rows"]}
+
+
+# ---- what it shows
+
+
+@pytest.mark.sim_only
+def test_the_whole_job_is_shown_in_order(sim: Callable[..., Any]) -> None:
+    sim("h200")
+    shown = demo().output
+    places = [
+        shown.index(words)
+        for words in (
+            "*** simulated",
+            "NVIDIA H200 (simulated)",
+            "Split: device.partition(comm=8, decode=11)",
+            "Prove:",
+            ": isolated",
+            "A = comm, B = decode, C = rest",
+            "Measure:",
+            "partition of 16 SMs, fenced",
+            "SplitError: cannot split groups of [132, 8]",
+            "All streams and partitions are closed.",
+        )
+    ]
+    assert places == sorted(places)
+
+
+@pytest.mark.sim_only
+def test_what_was_asked_stands_beside_what_came(sim: Callable[..., Any]) -> None:
+    sim("h200")
+    parts = {part["name"]: part for part in document()["partitions"]}
+    assert {name: (part["asked"], part["sm_count"]) for name, part in parts.items()} == {
+        "comm": (8, 8),
+        "decode": (11, 16),
+        "rest": (None, 108),
+    }
+    assert all(part["stream_sm_count"] == part["sm_count"] and part["green"] for part in parts.values())
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_every_sm_is_seen_in_one_partition(sim: Callable[..., Any], driver: str) -> None:
+    sim("h200", driver=driver)
+    told = document()
+    seen = {context["name"]: context["sm_ids"] for context in told["report"]["contexts"]}
+    assert {name: len(sms) for name, sms in seen.items()} == {
+        part["name"]: part["sm_count"] for part in told["partitions"]
+    }
+    assert sorted(sm for sms in seen.values() for sm in sms) == list(range(132))
+
+
+@pytest.mark.sim_only
+def test_the_document_tells_everything_that_the_text_does(sim: Callable[..., Any]) -> None:
+    sim("h200")
+    told = document()
+    assert told["command"] == "demo"
+    assert told["simulated"] is True
+    assert told["isolated"] is True
+    assert sum(context["expected"] for context in told["report"]["contexts"]) == told["device"]["sm_count"]
+    assert "nearest request that fits" in told["refusal"]
+    rows = told["latency"]["rows"]
+    assert [row["key"] for row in rows] == ["alone", "beside", "priority", "partition_alone", "unfenced", "fenced"]
+    for row in rows:
+        assert row["samples"] == 20
+        assert 0 < row["us"]["p50"] <= row["us"]["p90"] <= row["us"]["p99"] <= row["us"]["max"]
+
+
+# ---- what the fence does
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(("card", "driver"), [("h200", "12.4"), ("h200", "13.0"), ("h200", "13.1"), ("b200", "13.4")])
+def test_only_the_fence_keeps_the_hog_away(sim: Callable[..., Any], card: str, driver: str) -> None:
+    sim(card, driver=driver)
+    told = document()
+    found = p99(told)
+    assert found["beside"] >= HOG_BLOCK_US
+    assert found["unfenced"] >= HOG_BLOCK_US
+    # It comes before all blocks that wait, and waits for those that run.
+    assert 0.9 * HOG_BLOCK_US <= found["priority"] < found["beside"]
+    assert found["fenced"] <= 2 * found["partition_alone"]
+    assert told["latency"]["verdict"]["priority_to_fenced"] >= 30
+    assert told["latency"]["verdict"]["fenced_to_alone"] <= 1.3
+
+
+@pytest.mark.sim_only
+def test_a_stream_that_shares_a_hardware_queue_with_the_hog_is_passed_over(sim: Callable[..., Any]) -> None:
+    sim("h200", connections=2)
+    device, made = Device(), []
+
+    def make() -> Stream:
+        made.append(device.create_stream())
+        return made[-1]
+
+    # Queues are dealt out by turns: the third stream gets that of the first.
+    with device.create_stream() as busy, device.create_stream():
+        hog = Hog(busy)
+        with stream_beside(hog, make) as stream:
+            assert [one.is_closed for one in made] == [True, False]
+            with stream.record() as mark:
+                mark.sync()
+                assert not hog.has_ended_a_launch
+            hog.end()
+
+
+@pytest.mark.sim_only
+def test_streams_that_must_share_a_hardware_queue_are_refused(sim: Callable[..., Any]) -> None:
+    sim("h200", connections=1)
+    done = demo()
+    assert done.exit_code == 1
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in done.stderr
+
+
+@pytest.mark.sim_only
+def test_the_hog_keeps_a_few_launches_queued_and_never_more(sim: Callable[..., Any]) -> None:
+    machine = sim("h200")
+    device = Device()
+    with device.create_stream() as stream:
+        hog = Hog(stream)
+        for _ in range(10):
+            hog.fill()
+        assert machine.calls("cuLaunchKernel") == HOG_LAUNCHES
+        stream.sync()
+        hog.fill()
+        assert machine.calls("cuLaunchKernel") == 2 * HOG_LAUNCHES
+        hog.end()
+        assert stream.is_done
+
+
+@pytest.mark.gpu_only
+def test_a_fence_on_a_gpu_is_worth_what_is_promised() -> None:
+    told = document("--samples", "1000")
+    print(json.dumps(told["latency"], indent=2))  # for the log of the run
+    assert told["isolated"]
+    assert told["simulated"] is False
+    found = p99(told)
+    assert min(found["beside"], found["unfenced"]) >= HOG_BLOCK_US
+    assert found["fenced"] <= 2 * found["partition_alone"]
+    assert found["fenced"] * 10 <= found["priority"]
+
+
+# ---- how it ends
+
+
+@pytest.mark.sim_only
+def test_partitions_that_are_not_isolated_end_it_with_status_1(
+    sim: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim("h200")
+    verified = Partitions.verify
+
+    def leaking(parts: Partitions) -> None:
+        report = verified(parts)
+        object.__setattr__(report, "outside", (7,))
+        raise IsolationError(report)
+
+    monkeypatch.setattr(Partitions, "verify", leaking)
+    done = demo("--json")
+    assert done.exit_code == 1
+    assert "not isolated: SM 7 belong to no partition" in done.stderr
+    told = json.loads(done.stdout)
+    assert told["isolated"] is False
+    assert "latency" not in told
+
+
+@pytest.mark.sim_only
+def test_without_a_driver_it_runs_on_a_simulated_gpu_and_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise DriverNotFound("there is no driver here")
+
+    monkeypatch.delenv("CUDA_GCTX_DRIVER")
+    monkeypatch.setattr(module, "open_driver", no_driver)
+    done = demo()
+    assert done.exit_code == 0
+    assert done.output.count("*** simulated") == 2
+    assert "Reason: there is no driver here" in done.output
+
+
+def test_a_driver_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path) -> None:
+    done = run_python(
+        "import sys; from cuda_gctx.cli import main; sys.argv[1:] = ['demo']; main()",
+        CUDA_GCTX_DRIVER=str(tmp_path / "libcuda.so.1"),
+    )
+    assert done.returncode == 3
+    assert "libcuda.so.1: cannot open" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_device_that_is_not_there_ends_it_with_status_3() -> None:
+    done = demo("--device", "99")
+    assert done.exit_code == 3
+    assert "there is no device 99" in done.stderr
+
+
+@pytest.mark.sim_only
+def test_a_machine_that_cannot_be_simulated_is_wrong_usage() -> None:
+    code = "import sys; from cuda_gctx.cli import main; sys.argv[1:] = ['demo']; main()"
+    done = run_python(code, CUDA_GCTX_DRIVER="sim:voodoo")
+    assert done.returncode == 2
+    assert "no card 'voodoo' is modelled" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("samples", ["0", "-1", "many", "1000000"])
+def test_samples_that_cannot_be_taken_are_wrong_usage(samples: str) -> None:
+    assert demo("--samples", samples).exit_code == 2

@@ -1,0 +1,128 @@
+"""The interpreter ends while contexts and streams are alive: no crash, no message, in a hundred runs of each kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+# A simulated driver starts at once; a real one takes a second.
+RUNS = 100 if os.environ.get("CUDA_GCTX_DRIVER", "").startswith("sim") else 5
+AT_ONCE = 2
+
+MAKE = """
+import gc, threading
+from cuda_gctx import Context, ContextOptions, Device, SMResourceOptions, Stream
+dev = Device(0)
+groups, rest = dev.resources.sm.split(SMResourceOptions([8, 16]))
+contexts = [dev.create_context(ContextOptions([group])) for group in groups]
+streams = [context.create_stream() for context in contexts]
+event = streams[0].record()
+"""
+
+ENDINGS = {
+    "module globals": "",
+    "current at the end": """
+dev.set_current(contexts[0])
+block = contexts[1].current()
+block.__enter__()
+""",
+    "closed contexts": """
+for context in contexts:
+    context.close()
+inner = rest.split(SMResourceOptions(8))
+""",
+    "cycles": """
+gc.disable()
+class Holder: pass
+holder = Holder()
+holder.itself, holder.all = holder, [contexts, streams, event, holder]
+del contexts, streams, event, holder
+""",
+    "streams that their contexts keep": """
+import warnings
+from cuda_gctx._core.lease import kept_stream
+warnings.simplefilter("ignore")
+kept = [kept_stream(context, 1) for context in [dev.context, *contexts]]
+parts = dev.partition(8, 16)
+streams += [part.stream for part in parts]
+""",
+    "threads": """
+local = threading.local()
+def work(context):
+    local.stream = context.create_stream()
+    local.context = context
+    dev.set_current(context)
+    contexts.append(local.stream.record())
+threads = [threading.Thread(target=work, args=(context,)) for context in list(contexts)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+""",
+    "daemon threads at work": """
+started = threading.Semaphore(0)
+def work(context):
+    with context.current():
+        started.release()
+        while True:
+            with context.create_stream() as stream:
+                stream.record().sync()
+for context in contexts:
+    threading.Thread(target=work, args=(context,), daemon=True).start()
+    started.acquire()
+""",
+    "used while the interpreter is torn down": """
+class Late:
+    def __del__(self):
+        try:
+            self.stream.sync()
+            self.stream.close()
+            self.context.close()
+        except RuntimeError:
+            pass
+late = Late()
+late.stream, late.context = streams.pop(), contexts[0]
+import sys
+sys.modules["late"] = late
+""",
+    "an exception that holds everything": """
+import sys
+def fail(*everything):
+    raise ValueError
+try:
+    fail(dev, contexts, streams, event)
+except ValueError as error:
+    kept = error
+sys.last_value = kept
+""",
+    "exit from inside a block": """
+import sys
+with contexts[0].current(), streams[0], contexts[1]:
+    sys.exit(0)
+""",
+}
+
+
+def run_once(code: str) -> tuple[int, str, str]:
+    child = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return child.returncode, child.stdout, child.stderr
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_interpreter_ends_quietly(ending: str) -> None:
+    code = MAKE + ENDINGS[ending]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        outcomes = set(pool.map(run_once, [code] * RUNS))
+    assert outcomes == {(0, "", "")}
+
+
+def test_a_message_at_exit_would_be_seen() -> None:
+    assert run_once("import atexit; atexit.register(print, 'late')") == (0, "late\n", "")

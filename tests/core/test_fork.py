@@ -1,0 +1,162 @@
+"""After os.fork() the child is told, by a clear error, that it cannot use CUDA, and it ends cleanly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..common import run_python
+
+# Everything is made in the parent and tried in the child, which tells as JSON what each try raised.
+PROGRAM = """
+import json, os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking: that is what is tested
+from cuda_gctx import (Context, ContextOptions, Device, EventOptions, SMResourceOptions, Stream, StreamOptions, system)
+dev = Device(0)
+groups, rest = dev.resources.sm.split(SMResourceOptions([8, 16]))
+ctx = dev.create_context(ContextOptions([groups[0]]))
+stream, event = ctx.create_stream(), ctx.create_event()
+handles = (ctx.handle, stream.handle)
+tries = {
+    "Device()": lambda: Device(),
+    "Device(0)": lambda: Device(0),
+    "Device.count": lambda: Device.count(),
+    "dev.name": lambda: dev.name,
+    "dev.sm_count": lambda: dev.sm_count,
+    "dev.context": lambda: dev.context,
+    "dev.resources": lambda: dev.resources.sm,
+    "dev.create_context": lambda: dev.create_context(ContextOptions([groups[1]])),
+    "dev.create_stream": lambda: dev.create_stream(),
+    "dev.create_event": lambda: dev.create_event(),
+    "dev.set_current": lambda: dev.set_current(),
+    "dev.sync": lambda: dev.sync(),
+    "split": lambda: rest.split(SMResourceOptions(8)),
+    "dry run": lambda: rest.split(SMResourceOptions(8), dry_run=True),
+    "ctx.handle": lambda: ctx.handle,
+    "ctx.is_green": lambda: ctx.is_green,
+    "ctx.is_current": lambda: ctx.is_current,
+    "ctx.resources": lambda: ctx.resources.sm,
+    "ctx.create_stream": lambda: ctx.create_stream(),
+    "ctx.create_event": lambda: ctx.create_event(),
+    "ctx.record_event": lambda: ctx.record_event(),
+    "ctx.wait_event": lambda: ctx.wait_event(event),
+    "ctx.sync": lambda: ctx.sync(),
+    "ctx.current": lambda: ctx.current().__enter__(),
+    "stream.handle": lambda: stream.handle,
+    "stream.record": lambda: stream.record(),
+    "stream.wait": lambda: stream.wait(event),
+    "stream.sync": lambda: stream.sync(),
+    "stream.is_done": lambda: stream.is_done,
+    "stream.priority": lambda: stream.priority,
+    "stream.__cuda_stream__": lambda: stream.__cuda_stream__(),
+    "event.sync": lambda: event.sync(),
+    "event.is_done": lambda: event.is_done,
+    "event.handle": lambda: event.handle,
+    "system": lambda: system.driver_version,
+    "Context.from_handle": lambda: Context.from_handle(handles[0]),
+    "Stream.from_handle": lambda: Stream.from_handle(handles[1]),
+}
+told = {}
+sys.stdout.flush()
+pid = os.fork()
+if pid == 0:
+    for name, action in tries.items():
+        try:
+            told[name] = ["nothing", repr(action())]
+        except Exception as error:
+            told[name] = [type(error).__name__, str(error)]
+    print(json.dumps(told), flush=True)
+    ENDING
+else:
+    _, status = os.waitpid(pid, 0)
+    stream.sync()
+    with ctx.create_stream() as another:
+        another.record().sync()
+    print(status)
+"""
+
+ENDINGS = {
+    "leaving things to the interpreter": "pass",
+    "closing everything": """
+    for thing in (event, stream, ctx):
+        try:
+            thing.close()
+        except RuntimeError:
+            pass
+    del event, stream, ctx, dev, groups, rest""",
+    "sys.exit": "sys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_forked_child_is_told_and_ends_cleanly(ending: str) -> None:
+    run = run_python(PROGRAM.replace("ENDING", ENDINGS[ending]))
+    assert (run.returncode, run.stderr) == (0, "")
+    told_in_child, status = run.stdout.splitlines()
+    assert status == "0"
+    for name, (kind, message) in json.loads(told_in_child).items():
+        assert kind == "RuntimeError", (name, kind, message)
+        assert "forked" in message, name
+        assert "spawn" in message, name
+
+
+def test_a_fork_before_the_first_use_is_no_fork_for_the_driver() -> None:
+    run = run_python(
+        """
+import os, cuda_gctx
+pid = os.fork()
+status = os.waitpid(pid, 0)[1] if pid else None
+print(cuda_gctx.Device(0).resources.sm.sm_count > 0, status)
+"""
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == ["True None", "True 0"]
+
+
+def test_a_child_of_a_child_is_told_too() -> None:
+    run = run_python(
+        """
+import os, warnings, cuda_gctx
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads of the driver: that is what is tested
+dev = cuda_gctx.Device(0)
+context = dev.context
+if os.fork() == 0:
+    if os.fork() == 0:
+        try:
+            dev.create_stream()
+        except RuntimeError as error:
+            print("forked" in str(error), flush=True)
+    else:
+        print(os.wait()[1], flush=True)
+else:
+    print(os.wait()[1])
+"""
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.split() == ["True", "0", "0"]
+
+
+def test_multiprocessing_by_spawn_works_beside_a_driver_in_use(tmp_path: Path) -> None:
+    script = tmp_path / "spawning.py"
+    script.write_text(
+        """
+import multiprocessing
+import cuda_gctx
+
+def ask(device):
+    return device.resources.sm.sm_count
+
+if __name__ == "__main__":
+    dev = cuda_gctx.Device(0)
+    stream = dev.create_stream()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(ask, (dev,)) == dev.sm_count)
+"""
+    )
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["True"]

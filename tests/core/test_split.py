@@ -1,0 +1,387 @@
+"""Splits mean the same on every driver, tell what they gave, and say what would fit where they refuse."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cuda_gctx import Device, FeatureNotSupported, SMResource, SMResourceOptions, SplitError
+
+from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, Counts, green, refusal, sizes, split
+from ..raw import RESOURCE_BYTES
+
+Machines = Callable[..., Any]
+
+BACKFILL = {"backfill": True}
+PAIRS = {"coscheduled_sm_count": 2}
+
+# On an H200: what is asked, with which options, what the groups get, what remains.
+H200_ROWS: list[tuple[Counts, dict[str, Any], list[int], int]] = [
+    ([8, 16, 24], {}, [8, 16, 24], 84),
+    ([24, 8, 16], {}, [24, 8, 16], 84),
+    (8, {}, [8], 124),
+    (1, {}, [8], 124),
+    (10, {}, [16], 116),
+    ([10], {}, [16], 116),
+    ([10], BACKFILL, [10], 122),
+    (10, BACKFILL, [10], 122),
+    ([2, 4, 6], BACKFILL, [2, 4, 6], 120),
+    (2, PAIRS, [2], 130),
+    (9, PAIRS, [10], 122),
+    ([8] * 15, {}, [8] * 15, 12),
+    ([64, 64], {}, [64, 64], 4),
+    # 15 units of 8 sit inside one cluster of the chip; the other 12 SMs are what remains.
+    (None, {}, [120], 12),
+    ([16, None], {}, [16, 104], 12),
+    ([None, 16], {}, [104, 16], 12),
+    ([8, None, 16], {}, [8, 96, 16], 12),
+    (None, BACKFILL, [132], 0),
+    ([10, None], BACKFILL, [10, 122], 0),
+    ([None, 10], BACKFILL, [122, 10], 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "groups", "remainder"), H200_ROWS, ids=[f"{row[0]}-{row[1]}" for row in H200_ROWS]
+)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_the_same_request_means_the_same_on_every_driver(
+    sim: Machines, driver: str, count: Counts, options: dict[str, Any], groups: list[int], remainder: int
+) -> None:
+    sim("h200", driver=driver)
+    assert sizes(*split(Device(0).resources.sm, count, **options)) == (groups, remainder)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_mixed_grains_are_served_on_every_driver(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    groups, remainder = split(Device(0).resources.sm, [10, 16, 24], backfill=[True, False, False])
+    assert sizes(groups, remainder) == ([10, 16, 24], 82)
+    assert [group.strategy for group in groups] == ["structured" if driver in NEW_DRIVERS else "bisected"] * 3
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_an_aligned_rest_beside_an_exact_group_stays_aligned(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    groups, remainder = split(Device(0).resources.sm, [None, 10], backfill=[False, True])
+    (everything, exact), rest = sizes(groups, remainder)
+    assert exact == 10
+    assert everything % 8 == 0
+    assert everything >= 96
+    assert everything + exact + rest == 132
+
+
+@pytest.mark.parametrize("driver", OLD_DRIVERS)
+@pytest.mark.parametrize(
+    ("count", "options", "strategy"),
+    [
+        ([8, 16, 24], {}, "composed"),
+        ([16, None], {}, "composed"),
+        ([8, 8], {}, "by-count"),
+        (10, BACKFILL, "fine"),
+        ([16, 10], {"backfill": [False, True]}, "bisected"),
+    ],
+)
+def test_strategy_tells_how_a_group_was_made(
+    sim: Machines, driver: str, count: Counts, options: dict[str, Any], strategy: str
+) -> None:
+    sim("h200", driver=driver)
+    groups, _ = split(Device(0).resources.sm, count, **options)
+    assert {group.strategy for group in groups} == {strategy}
+
+
+@pytest.mark.parametrize("driver", NEW_DRIVERS)
+def test_the_structured_split_is_used_where_the_driver_has_it(sim: Machines, driver: str) -> None:
+    machine = sim("h200", driver=driver)
+    groups, _ = split(Device(0).resources.sm, [8, 16, 24])
+    assert {group.strategy for group in groups} == {"structured"}
+    assert machine.calls("cuDevSmResourceSplit") >= 1
+
+
+def test_requested_stands_beside_what_was_given(dev: Device) -> None:
+    whole = dev.resources.sm
+    grain = whole.coscheduled_alignment
+    groups, remainder = split(whole, [whole.min_partition_size + 1, None])
+    assert groups[0].requested == whole.min_partition_size + 1
+    assert groups[0].sm_count >= groups[0].requested
+    assert groups[0].sm_count % grain == 0
+    assert groups[1].requested is None
+    assert groups[1].sm_count % grain == 0
+    assert remainder.requested is None
+
+
+def test_groups_and_remainder_are_all_of_the_device(dev: Device) -> None:
+    whole = dev.resources.sm
+    least = whole.min_partition_size
+    groups, remainder = split(whole, [least, 2 * least, 3 * least])
+    assert [group.sm_count for group in groups] == [least, 2 * least, 3 * least]
+    assert sum(group.sm_count for group in groups) + remainder.sm_count == whole.sm_count == dev.sm_count
+    pieces = [*groups, remainder]
+    assert not any(a.overlaps(b) for a in pieces for b in pieces if a is not b and b.sm_count)
+
+
+def test_backfill_gives_exactly_what_was_asked(dev: Device) -> None:
+    groups, remainder = split(dev.resources.sm, [10, 6], backfill=True)
+    assert sizes(groups, remainder) == ([10, 6], dev.sm_count - 16)
+    assert [group.requested for group in groups] == [10, 6]
+
+
+def test_everything_left_with_backfill_leaves_nothing(dev: Device) -> None:
+    groups, remainder = split(dev.resources.sm, [8, None], backfill=True)
+    assert sizes(groups, remainder) == ([8, dev.sm_count - 8], 0)
+
+
+def test_scalars_broadcast_over_the_groups(dev: Device) -> None:
+    once, _ = split(dev.resources.sm, [2, 4], coscheduled_sm_count=2)
+    each, _ = split(dev.resources.sm, [2, 4], coscheduled_sm_count=[2, 2])
+    assert [group.sm_count for group in once] == [group.sm_count for group in each] == [2, 4]
+
+
+def test_a_device_and_its_groups_describe_themselves(sim: Machines) -> None:
+    sim("h200", driver="13.0")
+    whole = Device(0).resources.sm
+    assert (whole.sm_count, whole.min_partition_size, whole.coscheduled_alignment) == (132, 8, 8)
+    assert (whole.requested, whole.strategy, whole.unit_count, whole.is_dry_run) == (None, None, 1, False)
+    assert whole.device == Device(0)
+    (aligned,), _ = split(whole, 16)
+    (exact,), _ = split(whole, 10, backfill=True)
+    assert (aligned.coscheduled_alignment, exact.coscheduled_alignment) == (8, 2)
+    assert "16 SMs" in repr(aligned)
+    assert "asked 10" in repr(exact)
+
+
+def test_a_larger_preferred_size_keeps_the_count(dev: Device) -> None:
+    grain = dev.resources.sm.coscheduled_alignment
+    (group,), _ = split(dev.resources.sm, 8 * grain, preferred_coscheduled_sm_count=2 * grain)
+    assert group.sm_count == 8 * grain
+
+
+def test_a_remainder_without_sms_is_a_resource_that_no_context_takes(dev: Device) -> None:
+    _, remainder = split(dev.resources.sm, None, backfill=True)
+    assert remainder.sm_count == 0
+    assert "0 SMs" in repr(remainder)
+    with pytest.raises(ValueError, match="no SMs"):
+        green(dev, remainder)
+    with pytest.raises(SplitError, match="no SMs"):
+        split(remainder, 2)
+
+
+def bytes_of(resource: SMResource) -> bytes:
+    return ctypes.string_at(resource.handle, RESOURCE_BYTES * resource.unit_count)
+
+
+def test_the_same_split_again_gives_the_same_sms(dev: Device) -> None:
+    first, rest = split(dev.resources.sm, [8, 16])
+    second, rest_again = split(dev.resources.sm, [8, 16])
+    for a, b in zip([*first, rest], [*second, rest_again], strict=True):
+        assert bytes_of(a) == bytes_of(b)
+        assert a.overlaps(b) is True
+
+
+# ---- splitting what a split gave
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_group_and_a_remainder_can_be_split_again(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    (group, other), remainder = split(Device(0).resources.sm, [48, 16])
+    inner, left = split(group, [8, 16])
+    assert sizes(inner, left) == ([8, 16], 24)
+    of_rest, last = split(remainder, [16, 8])
+    assert sizes(of_rest, last) == ([16, 8], 44)
+    assert all(piece.overlaps(group) is True for piece in [*inner, left])
+    assert all(piece.overlaps(other) is False for piece in [*inner, left, *of_rest, last])
+    assert all(a.overlaps(b) is False for a in [*inner, left] for b in [*of_rest, last])
+
+
+def test_splitting_again_takes_one_hidden_context_and_keeps_it(sim: Machines) -> None:
+    machine = sim("h200", driver="13.0")
+    whole = Device(0).resources.sm
+    for _ in range(3):
+        (group,), _ = split(whole, 48)
+    assert machine.calls("cuGreenCtxCreate") == 0
+    for _ in range(3):
+        (group,), _ = split(whole, 48)
+        assert sizes(*split(group, [8, 16])) == ([8, 16], 24)
+        split(group, 8)
+    assert machine.calls("cuGreenCtxCreate") == 1
+    assert machine.calls("cuGreenCtxDestroy") == 0
+
+
+def test_mixed_grains_take_hidden_contexts_once(sim: Machines) -> None:
+    machine = sim("h200", driver="13.0")
+    for _ in range(4):
+        split(Device(0).resources.sm, [16, 10], backfill=[False, True])
+    assert machine.calls("cuGreenCtxCreate") == 1
+
+
+def test_a_hidden_context_is_no_overlap(sim: Machines) -> None:
+    sim("h200", driver="13.0")
+    dev = Device(0)
+    (group,), _ = split(dev.resources.sm, 48)
+    (inner,), left = split(group, 16)
+    with green(dev, inner, exclusive=True) as a, green(dev, left, exclusive=True) as b:
+        assert (a.sm_count, b.sm_count) == (16, 32)
+
+
+def test_what_a_context_was_given_can_be_split(dev: Device) -> None:
+    least = dev.resources.sm.min_partition_size
+    (group,), _ = split(dev.resources.sm, 4 * least)
+    with green(dev, group) as ctx:
+        assert sizes(*split(ctx.resources.sm, [least, 2 * least])) == ([least, 2 * least], least)
+
+
+# ---- dry runs
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [([8, 16, 24], {}), ([16, None], {}), (10, BACKFILL), ([16, 10], {"backfill": [False, True]}), (None, BACKFILL)],
+)
+def test_a_dry_run_answers_what_a_real_split_would(
+    sim: Machines, driver: str, count: Counts, options: dict[str, Any]
+) -> None:
+    sim("h200", driver=driver)
+    whole = Device(0).resources.sm
+    asked = SMResourceOptions(count, **options)
+    dry, dry_rest = whole.split(asked, dry_run=True)
+    real, real_rest = whole.split(asked)
+    for a, b in zip([*dry, dry_rest], [*real, real_rest], strict=True):
+        assert (a.sm_count, a.requested, a.strategy) == (b.sm_count, b.requested, b.strategy)
+        assert (a.is_dry_run, b.is_dry_run) == (True, False)
+
+
+def test_results_of_a_dry_run_are_refused_everywhere(dev: Device) -> None:
+    groups, remainder = dev.resources.sm.split(SMResourceOptions([8, 16]), dry_run=True)
+    for resource in [*groups, remainder]:
+        assert "dry run" in repr(resource)
+        with pytest.raises(ValueError, match="without dry_run"):
+            green(dev, resource)
+        with pytest.raises(ValueError, match="without dry_run"):
+            split(resource, 2)
+        with pytest.raises(ValueError, match="without dry_run"):
+            resource.split(SMResourceOptions(2), dry_run=True)
+
+
+def test_a_dry_run_refuses_what_a_real_split_would(dev: Device) -> None:
+    asked = SMResourceOptions(dev.sm_count + 1)
+    with pytest.raises(SplitError):
+        dev.resources.sm.split(asked, dry_run=True)
+
+
+# ---- refusals
+
+TOO_MUCH: list[tuple[Counts, dict[str, Any]]] = [
+    (133, {}),
+    (1_000_000, {}),
+    ([120, 24], {}),
+    ([8] * 16, {}),
+    ([64, 64, 8], {}),
+    ([132, None], BACKFILL),
+    ([124, None], {}),
+    ([66, 68], BACKFILL),
+    (11, BACKFILL),
+    ([100, 31], BACKFILL),
+    ([130, 8], {"backfill": [True, False]}),
+    ([32] * 5, {"coscheduled_sm_count": 16}),
+]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(("count", "options"), TOO_MUCH)
+def test_the_suggestion_of_a_refusal_works(sim: Machines, driver: str, count: Counts, options: dict[str, Any]) -> None:
+    sim("h200", driver=driver)
+    whole = Device(0).resources.sm
+    error = refusal(SplitError, lambda: split(whole, count, **options))
+    assert isinstance(error, ValueError)
+    assert isinstance(error.suggestion, SMResourceOptions)
+    groups, _ = whole.split(error.suggestion)
+    counts = error.suggestion.count
+    assert isinstance(counts, tuple)
+    assert len(groups) == len(counts)
+    assert all(group.sm_count == asked for group, asked in zip(groups, counts, strict=True) if asked is not None)
+
+
+def test_a_refusal_names_what_was_asked_what_there_is_and_what_would_fit(sim: Machines) -> None:
+    sim("h200", driver="13.0")
+    whole = Device(0).resources.sm
+    message = str(refusal(SplitError, lambda: split(whole, [120, 24])))
+    for part in ("[120, 24]", "132 SMs", "alignment 8", "nearest request that fits is ["):
+        assert part in message
+
+
+def test_a_refusal_names_the_option_that_would_make_it_fit(sim: Machines) -> None:
+    sim("h200", driver="13.0")
+    whole = Device(0).resources.sm
+    assert "backfill=True" in str(refusal(SplitError, lambda: split(whole, [8] * 16)))
+    assert sizes(*split(whole, [8] * 16, backfill=True)) == ([8] * 16, 4)
+
+
+@pytest.mark.parametrize("driver", OLD_DRIVERS)
+def test_a_refusal_names_the_driver_that_would_make_it_fit(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    message = str(refusal(SplitError, lambda: split(Device(0).resources.sm, 32, coscheduled_sm_count=16)))
+    assert "coscheduled_sm_count=16" in message
+    assert "13.1" in message
+    assert driver in message
+
+
+@pytest.mark.parametrize("driver", NEW_DRIVERS)
+def test_larger_coscheduling_is_the_grain_where_the_driver_has_it(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    (group,), rest = split(Device(0).resources.sm, 17, coscheduled_sm_count=16)
+    assert (group.sm_count, group.requested, rest.sm_count) == (32, 17, 100)
+
+
+def test_a_refusal_leaves_nothing_behind(sim: Machines) -> None:
+    machine = sim("h200", driver="13.0")
+    for count, options in TOO_MUCH:
+        refusal(SplitError, lambda count=count, options=options: split(Device(0).resources.sm, count, **options))
+    # But for what the package keeps of the device: nothing. (What a driver loses with each context is the driver's.)
+    assert {found.kind for found in machine.ledger().live} <= {"primary context retain"}
+
+
+# ---- locality domains
+
+
+def test_a_locality_domain_gives_sms_of_that_domain(sim: Machines) -> None:
+    sim("b200", driver="13.4")
+    groups, _ = split(Device(0).resources.sm, [16, 16], locality_domain=[0, 1])
+    assert [group.sm_count for group in groups] == [16, 16]
+    assert groups[0].overlaps(groups[1]) is False
+
+
+@pytest.mark.parametrize("driver", [driver for driver in DRIVERS if driver != "13.4"])
+def test_a_locality_domain_needs_a_driver_that_knows_them(sim: Machines, driver: str) -> None:
+    sim("b200", driver=driver)
+    whole = Device(0).resources.sm
+    error = refusal(FeatureNotSupported, lambda: split(whole, 16, locality_domain=0))
+    assert (error.needs, error.found) == ("13.4", driver)
+
+
+@pytest.mark.parametrize("driver", ["12.4", "13.0", "13.1", "13.4"])
+@pytest.mark.parametrize("counts", [[6], [4, 6], [6, 10], [4], [54, 54]])
+def test_where_pairs_are_the_alignment_every_even_count_is_exact(
+    sim: Callable[..., Any], driver: str, counts: list[int]
+) -> None:
+    sim("a100", driver=driver)
+    groups, remainder = split(Device(0).resources.sm, counts)
+    assert [group.sm_count for group in groups] == counts
+    assert remainder.sm_count == 108 - sum(counts)
+    (smallest,), _ = split(Device(0).resources.sm, [1])
+    assert smallest.sm_count == smallest.device.resources.sm.min_partition_size == 4
+    (pair,), _ = split(Device(0).resources.sm, [2], coscheduled_sm_count=2)
+    assert pair.sm_count == 2
+
+
+@pytest.mark.parametrize("counts", [[8] * 100_000, [1_000_000] * 5_000])
+def test_a_request_beyond_all_bounds_is_refused_at_once(sim: Callable[..., Any], counts: list[int]) -> None:
+    sim("h200", driver="13.0")
+    whole = Device(0).resources.sm
+    error = refusal(SplitError, lambda: split(whole, counts))
+    assert len(str(error)) < 500
+    assert len(whole.split(error.suggestion)[0]) == 15

@@ -1,0 +1,281 @@
+"""What the pages and the examples show is what happens: every block of Python in README.md and docs/*.md is run, and
+every example.
+
+The blocks of a page run in order, in one namespace, on a simulated H200 with driver 13.0 that is checked for leaks when
+the page is over. A ``text`` block right below a block of Python is what that block prints, a ``console`` block shows
+``$ python ...`` and ``$ cuda-gctx ...`` commands with what
+they print, and "..." stands for any text. A comment on the line before a block
+changes how it is run: ``<!-- not run: reason -->``, or ``<!-- pytest -->`` for a file of tests. Commands in ``sh``
+blocks are not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..conftest import REPOSITORY
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+DRIVERS = ["12.4", "13.0", "13.1", "13.4"]
+CHILD_LIMIT_S = 120
+PROGRAMS = {"python": [sys.executable], "cuda-gctx": [sys.executable, "-m", "cuda_gctx.cli"]}
+
+# Runs the blocks of a page: told by JSON on the standard input, answered by JSON on the standard output.
+RUN_PAGE = """
+import contextlib, gc, io, json, sys, traceback
+from cuda_gctx.sim import session
+
+page = json.load(sys.stdin)
+names = {"__name__": "__main__"}
+printed = []
+problem = None
+try:
+    with session("h200", driver="13.0"):
+        for line, source in page["blocks"]:
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                # As many empty lines in front as the page has, so that a traceback names the line of the page.
+                exec(compile("\\n" * line + source, page["name"], "exec"), names)
+            printed.append(out.getvalue())
+        names.clear()
+        gc.collect()
+except BaseException:
+    problem = traceback.format_exc()
+json.dump({"printed": printed, "problem": problem}, sys.stdout)
+"""
+
+
+@dataclass
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    line: int  # of the fence that opens it, from 1
+    comment: str  # the HTML comment on the line before
+    lines: list[str] = field(default_factory=list)
+    below: Block | None = None  # the block that follows with nothing but empty lines between
+
+    @property
+    def text(self) -> str:
+        return "".join(f"{line}\n" for line in self.lines)
+
+    @property
+    def kind(self) -> str:
+        """What is to be done with it: its language, "pytest" for a file of tests, "" if it is not run."""
+        if self.comment.startswith("not run"):
+            return ""
+        return "pytest" if self.comment == "pytest" else self.language
+
+
+def blocks_of(text: str) -> list[Block]:
+    blocks: list[Block] = []
+    before, gap = "", True  # the line before, and whether a line of prose stands since the last block
+    current: Block | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if current is not None:
+            if line.rstrip() == "```":
+                current, gap = None, False
+            else:
+                current.lines.append(line)
+        elif line.startswith("```"):
+            comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
+            current = Block(line[3:].strip(), number, comment[1] if comment else "")
+            if blocks and not gap and not comment:
+                blocks[-1].below = current
+            blocks.append(current)
+        elif line.strip():
+            gap = True
+        before = line
+    assert current is None, "a block is not closed"
+    return blocks
+
+
+def pages_with(kind: str) -> list[Path]:
+    """The pages that have blocks to run of one language, or files of tests ("pytest")."""
+    return [page for page in PAGES if any(block.kind == kind for block in blocks_of(page.read_text()))]
+
+
+def as_shown(shown: str, printed: str) -> bool:
+    """Whether `printed` is what a page shows, where "..." stands for any text."""
+    pattern = ".*?".join(re.escape(part) for part in shown.strip().split("..."))
+    lines = "\n".join(line.rstrip() for line in printed.strip().splitlines())
+    return re.fullmatch(pattern, lines, re.DOTALL) is not None
+
+
+def child(*command: str, text: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=CHILD_LIMIT_S,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+
+
+def run_page(name: str, blocks: list[Block]) -> list[str]:
+    told = {"name": name, "blocks": [(block.line, block.text) for block in blocks]}
+    done = child(sys.executable, "-W", "error", "-c", RUN_PAGE, text=json.dumps(told), CUDA_GCTX_DRIVER="sim:h200@13.0")
+    assert done.returncode == 0, f"the child of {name} ended with {done.returncode}: {done.stderr}"
+    answer = json.loads(done.stdout)
+    assert answer["problem"] is None, f"{name}:\n{answer['problem']}"
+    printed: list[str] = answer["printed"]
+    return printed
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+@cache
+def headings(path: Path) -> frozenset[str]:
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles)
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
+def test_python_on_a_page_runs_and_prints_what_the_page_shows(page: Path) -> None:
+    blocks = [block for block in blocks_of(page.read_text()) if block.kind == "python"]
+    for block, printed in zip(blocks, run_page(name_of(page), blocks), strict=True):
+        if block.below is not None and block.below.language == "text":
+            shown = block.below.text
+            assert as_shown(shown, printed), f"{name_of(page)}:{block.line} shows\n{shown}\nbut prints\n{printed}"
+
+
+@pytest.mark.parametrize("page", pages_with("console"), ids=name_of)
+def test_commands_on_a_page_print_what_the_page_shows(page: Path) -> None:
+    for block in blocks_of(page.read_text()):
+        if block.kind != "console":
+            continue
+        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
+            program, *words = shlex.split(command)
+            assert program in PROGRAMS, f"{name_of(page)}:{block.line}: only {', '.join(PROGRAMS)} can be shown"
+            # A program that such a command starts is named in full as well.
+            words = [sys.executable if word == "python" else word for word in words]
+            done = child(*PROGRAMS[program], *words, CUDA_GCTX_DRIVER="sim:h200@13.0")
+            assert done.returncode == 0, f"{command}: {done.stderr}"
+            printed = done.stdout
+            assert as_shown(shown, printed), f"{name_of(page)}:{block.line} shows\n{shown}\nbut prints\n{printed}"
+
+
+@pytest.mark.parametrize("page", pages_with("pytest"), ids=name_of)
+def test_test_files_on_a_page_pass(page: Path, tmp_path: Path) -> None:
+    for block in blocks_of(page.read_text()):
+        if block.kind != "pytest":
+            continue
+        path = tmp_path / f"test_line_{block.line}.py"
+        path.write_text(block.text)
+        plugin = () if plugin_is_registered() else ("-p", "cuda_gctx.sim.pytest_plugin")
+        done = child(sys.executable, "-m", "pytest", "-q", *plugin, "--rootdir", str(tmp_path), str(path))
+        assert done.returncode == 0, f"{name_of(page)}:{block.line}:\n{done.stdout}\n{done.stderr}"
+
+
+def plugin_is_registered() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(entry.value == "cuda_gctx.sim.pytest_plugin" for entry in entry_points(group="pytest11"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_a_page_does_not_run_has_a_reason(page: Path) -> None:
+    for block in blocks_of(page.read_text()):
+        if block.comment.startswith("not run"):
+            assert re.match(r"not run: \w", block.comment), (
+                f"{name_of(page)}:{block.line}: not run, and no reason given"
+            )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_refers_only_to_what_is_there(page: Path) -> None:
+    text = page.read_text()
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, heading = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), f"{name_of(page)} refers to {target}, which does not exist"
+        assert not heading or heading in headings(path), f"{name_of(page)} refers to {target}: no such heading"
+    for code in re.findall(r"`((?:tests|docs|examples|benchmarks|cuda_gctx)/[\w./-]*)`", prose):
+        assert (REPOSITORY / code).exists(), f"{name_of(page)} names {code}, which does not exist"
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_an_example_runs_and_says_that_it_is_simulated(example: Path, driver: str) -> None:
+    done = child(sys.executable, "-W", "error", str(example), CUDA_GCTX_DRIVER=f"sim:h200@{driver}")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert not done.stderr
+    assert "simulated" in done.stdout
+
+
+@pytest.mark.gpu_only
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_an_example_runs_on_the_gpu(example: Path) -> None:
+    done = child(sys.executable, "-W", "error", str(example))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "simulated" not in done.stdout
+
+
+def test_a_block_that_raises_fails_its_page() -> None:
+    for source, words in [
+        ("raise KeyError('x')\n", "KeyError"),
+        (
+            "import cuda_gctx\nleak = cuda_gctx.Device().create_stream()\nkeep = [leak.handle]\nraise SystemExit\n",
+            "SystemExit",
+        ),
+    ]:
+        with pytest.raises(AssertionError, match=words):
+            run_page("a page", [Block("python", 1, "", source.splitlines())])
+
+
+def test_the_reference_is_that_of_the_package_and_leaves_no_call_without_words() -> None:
+    program = [sys.executable, str(REPOSITORY / "docs" / "reference.py"), "--check"]
+    check = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert check.returncode == 0, check.stderr
+    page = (REPOSITORY / "docs" / "reference.md").read_text()
+    assert re.findall(r"(?m)^\| `.*\).*` \|  \|$", page) == []
+
+
+def test_a_page_that_leaks_fails() -> None:
+    source = "import ctypes, sys\nfrom cuda_gctx import Device, system\nDevice().set_current()\n"
+    source += "ctypes.CDLL(system.driver_path).cuStreamCreate(ctypes.byref(ctypes.c_void_p()), 1)\n"
+    with pytest.raises(AssertionError, match=r"LedgerError[\s\S]*stream"):
+        run_page("a page", [Block("python", 1, "", source.splitlines())])
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("16", "16\n", True),
+        ("16", "160\n", False),
+        ("<Stream ... of context 5>", "<Stream 0x4c0008000040 of context 5>\n", True),
+        ("a\n...\nd", "a\nb\nc\nd\n", True),
+        ("a.b", "axb", False),
+    ],
+)
+def test_outputs_are_compared_in_full(shown: str, printed: str, same: Any) -> None:
+    assert as_shown(shown, printed) is same
+
+
+def test_every_kind_of_block_is_found() -> None:
+    blocks = blocks_of(
+        "a\n```python\nx\n```\n\n```text\ny\n```\nb\n<!-- not run: why -->\n```python\nz\n```\n```text\n```\n"
+    )
+    assert [block.language for block in blocks] == ["python", "text", "python", "text"]
+    assert blocks[0].below is blocks[1]
+    assert blocks[1].below is None
+    assert (blocks[2].kind, blocks[2].line, blocks[2].text) == ("", 11, "z\n")

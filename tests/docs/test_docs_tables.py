@@ -1,0 +1,198 @@
+"""The numbers on the pages are those of benchmarks/results, and the benchmark that writes them runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuda_gctx.tune import Report
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run_program(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The benchmarks beside the pages that show them, to be changed."""
+    shutil.copytree(BENCHMARKS.parent / "docs", tmp_path / "docs")
+    return shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.chmod(0o644)
+    path.write_text(text.replace(old, new))
+
+
+def test_pages_show_the_stored_results() -> None:
+    check = run_program(BENCHMARKS / "tables.py", "--check")
+    assert check.returncode == 0, check.stderr
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"), [("performance.md", "| met "), ("performance.md", "4 MiB less"), ("partitions.md", "32.3")]
+)
+def test_a_number_that_was_changed_on_a_page_is_found_and_put_right(copy: Path, page: str, shown: str) -> None:
+    before = (copy.parent / "docs" / page).read_text()
+    changed(copy.parent / "docs" / page, shown, "| 1    ")
+    check = run_program(copy / "tables.py", "--check")
+    assert check.returncode != 0
+    assert page in check.stderr
+    assert run_program(copy / "tables.py").returncode == 0
+    assert (copy.parent / "docs" / page).read_text() == before
+
+
+def test_a_result_that_was_changed_is_missed_on_both_pages(copy: Path) -> None:
+    [path] = (copy / "results").glob("h200-*-partitions.json")
+    changed(path, '"cuda": "13.0"', '"cuda": "13.9"')
+    check = run_program(copy / "tables.py", "--check")
+    assert check.returncode != 0
+    assert "performance.md" in check.stderr
+    assert "partitions.md" in check.stderr
+
+
+def test_a_page_that_lost_a_table_is_refused(copy: Path) -> None:
+    changed(copy.parent / "docs" / "partitions.md", "<!-- table of the fence:", "<!-- ")
+    check = run_program(copy / "tables.py", "--check")
+    assert check.returncode != 0
+    assert "of the fence" in check.stderr
+
+
+def test_the_fence_is_quoted_as_it_was_measured() -> None:
+    [path] = (BENCHMARKS / "results").glob("h200-driver-13.0-partitions.json")
+    result = json.loads(path.read_text())
+    p99 = {(row["short_kernel_on"], row["products_on"]): row["us"]["p99"] for row in result["fence"]}
+    text = (BENCHMARKS.parent / "README.md").read_text()
+    quoted = [
+        f"{p99['highest-priority stream', 'plain stream']:.0f} us",
+        f"{p99['16-SM partition, fenced', 'the fence']:.1f} us",
+        f"{p99['16-SM partition', '(none)']:.1f} us",
+        f"{result['card']}, driver {result['driver']}, {result['date']}",
+    ]
+    assert [words for words in quoted if words not in text] == []
+
+
+def test_the_studies_that_the_read_me_quotes_are_those_of_the_results() -> None:
+    results = BENCHMARKS / "results"
+    studies = json.loads((results / "h200-driver-13.0-studies.json").read_text())["studies"]
+    reports = {study["name"]: Report.from_json(json.dumps(study["report"])) for study in studies}
+    sms = {
+        name: [part.sm_count for part in report.result(report.plan).parts.values()] for name, report in reports.items()
+    }
+    plain, prefill, critical = (reports[name] for name in ("product-sigmoid", "prefill-decode", "critical-hog"))
+    [sequence] = [result for result in plain.results if result.plan.kind == "sequence"]
+    assert plain.plan.first == "product"
+    steps = json.loads((results / "h200-driver-13.0-allreduce.json").read_text())["rows"]
+    us = {row["plan"]: row["us"]["median"] for row in steps if row["mebibytes"] == 256}
+    text = (BENCHMARKS.parent / "README.md").read_text()
+    quoted = [
+        f"{plain.gain:.2f} x as fast; at most {sequence.seconds.median / plain.bound:.2f} x can be won",
+        "| {} + {} SMs | {:.2f} x as fast |".format(*sms["prefill-decode"], prefill.gain),
+        "| {} + {} SMs | {:.0f} x as fast |".format(*sms["critical-hog"], critical.gain),
+        f"{us['in sequence'] / us['16 + 116 SMs']:.2f} x as fast; "
+        f"plain streams {us['in sequence'] / us['plain streams']:.2f} x",
+    ]
+    assert [words for words in quoted if words not in text] == []
+
+    best = next(result for result in plain.results if result.parts["sigmoid"].alone)
+    slower = best.parts["sigmoid"].alone.median / plain.alone["sigmoid"].median
+    halves = [r.seconds.median for r in plain.results if {64, 68} == {part.sm_count for part in r.parts.values()}]
+    chosen = critical.result(critical.plan)
+    [priority] = [result for result in critical.results if result.plan.first == "critical"]
+    text = (BENCHMARKS.parent / "docs" / "tuning.md").read_text()
+    quoted = [
+        f"alone it takes {slower:.0f} times as long",
+        f"take {min(halves) / sequence.seconds.median:.2f} to {max(halves) / sequence.seconds.median:.2f}",
+        f"the p99 is {chosen.seconds.median / chosen.parts['critical'].alone.median:.2f} times",
+        f"and 1/{priority.seconds.median / chosen.seconds.median:.0f} of what",
+    ]
+    assert [words for words in quoted if words not in text] == []
+
+
+def test_missed_targets_are_quoted_as_they_were_measured() -> None:
+    result = json.loads((BENCHMARKS / "results" / "h200-driver-13.0-calls.json").read_text())
+    calls = {call["name"]: call for call in result["calls"]}
+    missed = {
+        (call["name"], target["what"]) for call in result["calls"] for target in call["targets"] if not target["met"]
+    }
+
+    def ns(name: str, side: str = "cuda_gctx") -> float:
+        return float(calls[name]["contestants"][side]["ns"]["median"])
+
+    def limit(name: str) -> float:
+        return float(calls[name]["targets"][0]["limit_ns"])
+
+    text = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
+    quoted = [
+        f"{ns('split_one') / 1000:.2f} us against {limit('split_one') / 1000:.2f}",
+        f"by {(ns('context') - ns('context', 'cuda.core')) / 1000:.0f} us in {ns('context', 'cuda.core') / 1000:.0f}",
+        f"{ns('push_pop'):.0f} ns against a limit of {limit('push_pop'):.0f}",
+        f"The two raw calls take {ns('push_pop', 'raw'):.0f} ns",
+        f"{ns('record_wait'):.0f} ns against {limit('record_wait'):.0f}",
+        f"{ns('context_record_wait'):.0f}\n  against {limit('context_record_wait'):.0f}",
+    ]
+    assert [words for words in quoted if words not in text] == []
+    raw, core = "1.3 x raw + 50 ns", "faster than cuda.core"
+    assert missed == {
+        ("split_one", raw),
+        ("context", core),
+        ("push_pop", raw),
+        ("record_wait", raw),
+        ("context_record_wait", raw),
+    }
+
+
+@pytest.fixture(scope="module")
+def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What the benchmark prints on the software driver, and the file that it writes."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    program = run_program(BENCHMARKS / "calls.py", "--rounds", "2", "--out", folder, CUDA_GCTX_DRIVER="sim:h200@13.0")
+    assert program.returncode == 0, program.stderr
+    [path] = folder.iterdir()
+    return program.stdout, path
+
+
+@pytest.mark.sim_only
+def test_every_call_is_timed_raw_and_with_this_package(simulated_run: tuple[str, Path]) -> None:
+    calls = {call["name"]: call["contestants"] for call in json.loads(simulated_run[1].read_text())["calls"]}
+    assert all("ns" in contestants["cuda_gctx"] for contestants in calls.values())
+    assert {name for name, contestants in calls.items() if "ns" not in contestants.get("raw", {})} == {"is_green"}
+    for contestants in calls.values():
+        for contestant in contestants.values():
+            if "ns" in contestant:
+                assert 0 < contestant["ns"]["p10"] <= contestant["ns"]["median"] <= contestant["ns"]["p90"]
+
+
+@pytest.mark.sim_only
+def test_simulated_times_are_called_so_and_compared_with_nothing(simulated_run: tuple[str, Path]) -> None:
+    printed, path = simulated_run
+    result = json.loads(path.read_text())
+    assert printed.startswith("simulated")
+    assert "to raw" not in printed
+    assert result["simulated"] is True
+    assert not any(call["targets"] for call in result["calls"] + result["imports"])
+
+
+@pytest.mark.sim_only
+def test_simulated_results_are_kept_out_of_the_pages(simulated_run: tuple[str, Path], copy: Path) -> None:
+    shutil.copy(simulated_run[1], copy / "results")
+    check = run_program(copy / "tables.py", "--check")
+    assert check.returncode != 0
+    assert "simulated" in check.stderr

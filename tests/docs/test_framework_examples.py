@@ -1,0 +1,44 @@
+"""The examples with frameworks, on a GPU; one whose framework is not installed is skipped and says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ..conftest import REPOSITORY
+from ..numba_kernels import skip_unless_numba_compiles
+
+pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("default")]
+
+
+@pytest.mark.parametrize(
+    ("example", "module", "said"),
+    [
+        ("torch_partition", "torch", "the same as without partitions: True"),
+        ("cupy_partition", "cupy", "decode has 16 SMs"),
+        ("numba_partition", "numba_cuda", "on 16 SMs"),
+        ("cuda_core_partition", "cuda.core", "decode has 16 SMs"),
+        ("flashinfer_split", "torch", "[8, 16, 24, "),
+        ("torch_green_context", "torch", "and they share none"),
+        ("torch_library_sms", "torch", "1 product measured"),
+        ("triton_persistent", "triton", "decode has 16 SMs"),
+        ("nccl_partition", "torch", "the sum over 1 ranks is 1"),
+    ],
+)
+def test_an_example_with_a_framework_runs(example: str, module: str, said: str) -> None:
+    pytest.importorskip(module, reason=f"{module} is not installed here")
+    if module == "numba_cuda":
+        skip_unless_numba_compiles()
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "examples" / "frameworks" / f"{example}.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={**os.environ, "NCCL_NVLS_ENABLE": "0"},
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert said in done.stdout

@@ -1,0 +1,77 @@
+"""The stubs describe the built modules: every name, property, method and parameter, in both directions."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import cuda_gctx
+
+PACKAGE = Path(cuda_gctx.__file__).parent
+MODULE_OF_STUB = {
+    stub: ".".join(("cuda_gctx", *stub.relative_to(PACKAGE).with_suffix("").parts))
+    for stub in sorted(PACKAGE.rglob("*.pyi"))
+}
+CONSTRUCTORS = [
+    pytest.param(module, definition.name, function.args, id=definition.name)
+    for stub, module in MODULE_OF_STUB.items()
+    for definition in ast.parse(stub.read_text()).body
+    if isinstance(definition, ast.ClassDef)
+    for function in definition.body
+    if isinstance(function, ast.FunctionDef) and function.name in ("__init__", "__new__")
+]
+
+# What Cython adds to every module and class, and operators: the interpreter calls them by position whatever the names
+# of their parameters, and gives a class both sides of each.
+NOT_OURS = r"""
+.*\.__(reduce|setstate)_cython__
+.*\.__test__
+.*\.__pyx_\w+
+.*\.__r?(eq|ne|lt|le|gt|ge|sub)__
+"""
+
+
+def test_stubs_match_the_built_modules(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="the stub checker is part of mypy, which is not installed here")
+    allowlist = tmp_path / "allowlist"
+    allowlist.write_text(NOT_OURS)
+    check = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy.stubtest", "--concise", "--ignore-disjoint-bases"),
+            *("--allowlist", allowlist, "--ignore-unused-allowlist", *MODULE_OF_STUB.values()),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+@pytest.mark.parametrize(("module", "name", "parameters"), CONSTRUCTORS)
+def test_constructor_takes_what_its_stub_says(module: str, name: str, parameters: ast.arguments) -> None:
+    constructor = getattr(importlib.import_module(module), name)
+    wrong = object()
+    if parameters.kwarg is not None:  # "*args: Never, **kwargs: Never": made by something else, and it says by what
+        with pytest.raises(TypeError, match=r" (comes?|is an answer) "):
+            constructor()
+        return
+    if not isinstance(constructor.__init__, types.WrapperDescriptorType):
+        return  # has a signature, which was compared above
+    # A constructor in C has no signature to read; what it takes shows in what it refuses.
+    positional = [parameter.arg for parameter in parameters.args[1:]]
+    keywords = positional + [parameter.arg for parameter in parameters.kwonlyargs]
+
+    with pytest.raises(TypeError, match=rf"(exactly|at most) {len(positional)} positional arguments?"):
+        constructor(*[wrong] * (len(positional) + 1))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'no_such_parameter'"):
+        constructor(**dict.fromkeys(keywords, wrong), no_such_parameter=wrong)
+    with pytest.raises(TypeError) as refusal:  # of the value: no constructor takes a bare object
+        constructor(**dict.fromkeys(keywords, wrong))
+    assert "keyword argument" not in str(refusal.value)

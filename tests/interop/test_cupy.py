@@ -1,0 +1,144 @@
+"""What is asked of CuPy, played by a stand-in: which stream is current when, and that none is kept alive by that.
+
+CuPy itself is tested on a GPU (see test_interop_gpu.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from cuda_gctx import ContextOptions, Device, SMResourceOptions, Stream
+from cuda_gctx.interop._frameworks import current_stream_of_frameworks
+from cuda_gctx.interop.cupy import use
+
+from ..common import refusal
+
+pytestmark = pytest.mark.sim_only
+
+
+class StandInStream:
+    """cupy.cuda.Stream: those that are current are in ``current``, the last one last."""
+
+    current: ClassVar[list[Any]] = []
+    made: ClassVar[int] = 0
+    waits: ClassVar[list[tuple[int, int]]] = []
+
+    @classmethod
+    def from_external(cls, obj: Any) -> Any:
+        self = cls.__new__(cls)
+        self.ptr = obj.__cuda_stream__()[1]  # type: ignore[attr-defined]
+        self.device_id = 0  # type: ignore[attr-defined]
+        self.kept = obj  # type: ignore[attr-defined]
+        StandInStream.made += 1
+        return self
+
+    def record(self, event: Any) -> int:
+        return int(self.ptr)  # type: ignore[attr-defined]
+
+    def wait_event(self, event: int) -> None:
+        self.waits.append((self.ptr, event))  # type: ignore[attr-defined]
+
+    def __enter__(self) -> StandInStream:
+        self.current.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self.current.pop() is self
+
+
+@contextmanager
+def stand_in_device(number: int) -> Iterator[None]:
+    yield
+
+
+@pytest.fixture
+def cupy(dev: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
+    outside = SimpleNamespace(ptr=0, record=lambda event: 0, wait_event=lambda event: None)
+    monkeypatch.setattr(StandInStream, "current", [outside])
+    monkeypatch.setattr(StandInStream, "waits", [])
+    monkeypatch.setattr(StandInStream, "made", 0)
+    module: Any = ModuleType("cupy")
+    module.__version__ = "14.2.0"
+    module.is_available = lambda: True
+    module.cuda = SimpleNamespace(
+        Stream=StandInStream,
+        Device=stand_in_device,
+        Event=lambda disable_timing: None,
+        get_current_stream=lambda: StandInStream.current[-1],
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+def test_a_stream_is_made_current_without_any_order(cupy: Any, dev: Device) -> None:
+    with dev.partition(16) as parts:
+        for _ in range(3):
+            with current_stream_of_frameworks(parts[0].stream):
+                assert cupy.cuda.get_current_stream().ptr == parts[0].stream.handle
+            assert cupy.cuda.get_current_stream().ptr == 0
+    assert (StandInStream.made, StandInStream.waits) == (1, [])
+
+
+def test_a_stream_that_was_made_current_is_not_kept(cupy: Any, dev: Device) -> None:
+    [group], _ = dev.resources.sm.split(SMResourceOptions([8]))
+    with (
+        dev.create_context(ContextOptions([group])) as ctx,
+        ctx.create_stream() as stream,
+        current_stream_of_frameworks(stream),
+    ):
+        pass
+    del ctx, stream
+    gc.collect()
+    with dev.create_context(ContextOptions([group])) as other:  # its SMs are free: no warning
+        assert not other.is_closed
+
+
+def test_a_cupy_without_a_device_is_left_alone(cupy: Any, dev: Device) -> None:
+    cupy.is_available = lambda: False
+    with dev.create_stream() as stream, current_stream_of_frameworks(stream):
+        assert cupy.cuda.get_current_stream().ptr == 0
+    assert StandInStream.made == 0
+
+
+def test_contexts_and_streams_have_the_blocks_too(cupy: Any, dev: Device) -> None:
+    with dev.partition(16) as parts:
+        handle = parts[0].stream.handle
+        for block in (parts[0].cupy(), parts[0].stream.cupy(), use(parts[0])):
+            with block as inside:
+                assert cupy.cuda.get_current_stream() is inside
+                assert inside.ptr == handle
+                assert StandInStream.waits[-1] == (handle, 0)
+            assert cupy.cuda.get_current_stream().ptr == 0
+        with parts[0].context.cupy() as inside:
+            assert cupy.cuda.get_current_stream() is inside
+        del inside, block
+
+
+def test_blocks_left_in_a_wrong_order_leave_cupy_where_it_was(cupy: Any, dev: Device) -> None:
+    with dev.partition(16, 16) as parts:
+        handles = [part.stream.handle for part in parts[:2]]
+        first, second = (use(part) for part in parts[:2])
+        first.__enter__()
+        second.__enter__()
+        assert "yield inside a block" in str(refusal(RuntimeError, lambda: first.__exit__(None, None, None)))
+        assert cupy.cuda.get_current_stream().ptr == handles[1]
+        second.__exit__(None, None, None)
+        assert cupy.cuda.get_current_stream().ptr == 0
+        with first, second, first as inside:  # to be used again
+            assert cupy.cuda.get_current_stream() is inside
+        del inside
+
+
+def test_cupy_is_not_given_the_default_stream_of_a_green_context(cupy: Any, dev: Device) -> None:
+    with dev.partition(16) as parts, parts[0].context.current():
+        stream = Stream.from_handle(1)
+        for block in (current_stream_of_frameworks(stream), use(stream)):
+            assert "another stream of the context" in str(refusal(ValueError, block.__enter__))
+        stream.close()

@@ -1,0 +1,277 @@
+"""A pool keeps layouts: the first use builds, every later one costs next to nothing and no driver call."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cuda_gctx import (
+    ContextOptions,
+    CUDAError,
+    Device,
+    Layout,
+    PartitionPool,
+    PartitionSpec,
+    ResourceOverlapWarning,
+    SMResourceOptions,
+    SplitError,
+)
+from cuda_gctx._core.probe import run_probe
+from cuda_gctx.partitions import Partitions, store
+
+from ..common import refusal, split
+from ..raw import Raw
+
+Machines = Callable[..., Any]
+
+SIX: list[Any] = [{"decode": 8, "prefill": None}, {"decode": 16, "prefill": None}, (8, 8), [8, 16, None], 8, 0.25]
+SIX = [(layout,) if isinstance(layout, (int, float)) else layout for layout in SIX]
+
+
+def test_the_first_use_builds_and_every_spelling_finds_it(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        parts = pool.get({"decode": 8, "prefill": None})
+        assert pool.get({"decode": 8, "prefill": None}) is parts
+        assert pool.get(Layout(decode=8, prefill=None)) is parts
+        assert pool.get({"decode": PartitionSpec(8), "prefill": PartitionSpec()}) is parts
+        assert pool.get([8, None]) is pool.get((8, None)) is pool.get(Layout(8, None)) is not parts
+        assert pool.layouts == (Layout(decode=8, prefill=None), Layout(8, None))
+        assert len(pool) == 2
+        assert parts.decode.stream.resources.sm.sm_count == parts.decode.sm_count
+
+
+def test_numbers_that_are_equal_are_not_the_same_request(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        one = pool.get((1,))
+        assert one[0].sm_count < dev.sm_count
+        # 1.0 is as much of the device as whole units give, and True is nothing that can be asked for.
+        assert pool.get((1.0,)) is not one
+        with pytest.raises(TypeError, match="bool"):
+            pool.get((True,))
+        with pytest.raises(TypeError, match="bool"):
+            pool.get({"a": True})
+
+
+def test_options_are_part_of_a_layout(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        exact = SMResourceOptions(10, backfill=True)
+        assert pool.get((exact,)) is pool.get((SMResourceOptions(10, backfill=True),))
+        assert pool.get((exact,))[0].sm_count == 10
+
+
+def test_switching_makes_no_driver_call(sim: Machines) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        for layout in SIX:
+            for part in pool.get(layout):
+                assert part.stream.is_done
+        before = machine.calls()
+        for _ in range(100):
+            for layout in SIX:
+                assert pool.get(layout)[0].stream is not None
+        assert machine.calls() == before
+
+
+def test_memory_is_flat_over_many_switches(sim: Machines) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        for layout in SIX:
+            pool.get(layout)
+        free = machine.memory()["free"]
+        made = machine.calls("cuGreenCtxCreate")
+        for turn in range(10_000):
+            pool.get(SIX[turn % 6])
+        assert machine.memory()["free"] == free
+        assert machine.calls("cuGreenCtxCreate") == made
+
+
+def test_layouts_of_one_pool_may_overlap_and_others_are_told(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        pool.get((8, None))
+        pool.get({"decode": 8})  # warnings are errors in the tests
+        with pytest.warns(ResourceOverlapWarning, match="decode"):
+            dev.partition(mine=8).close()
+        with PartitionPool(dev) as other, pytest.warns(ResourceOverlapWarning, match="shares SMs") as caught:
+            other.get((8, None))
+        assert caught[0].filename == __file__
+    [group], _ = split(dev.resources.sm, [8])
+    with dev.create_context(ContextOptions([group])), PartitionPool(dev) as pool:
+        with pytest.warns(ResourceOverlapWarning):
+            pool.get((8,))
+        pool.get((8,))  # told once
+
+
+def test_contexts_of_a_closed_pool_are_used_again(sim: Machines) -> None:
+    machine = sim("h200")
+    dev = Device(0)
+    with PartitionPool(dev) as pool:
+        pool.get({"decode": 16, "prefill": None})
+    made = machine.calls("cuGreenCtxCreate")
+    assert len(store) == made
+    with dev.partition(decode=16, prefill=None), PartitionPool(dev) as pool:
+        assert machine.calls("cuGreenCtxCreate") == made
+    del pool
+    abandoned = PartitionPool(dev)
+    abandoned.get((16, None))
+    del abandoned
+    gc.collect()
+    assert machine.calls("cuGreenCtxCreate") == made
+    assert len(store) == made
+
+
+def test_partitions_of_a_pool_are_closed_by_the_pool_alone(dev: Device) -> None:
+    pool = PartitionPool(dev)
+    with pool.get((8,)) as parts:
+        stream = parts[0].stream
+    assert not parts.is_closed
+    assert "belong to a pool" in str(refusal(RuntimeError, parts.close))
+    with parts[0].context.current():
+        assert "is current" in str(refusal(RuntimeError, pool.close))
+        assert pool.get((8,)) is parts
+    pool.close()
+    pool.close()
+    assert pool.is_closed
+    assert parts.is_closed
+    assert stream.is_closed
+    for use in (lambda: pool.get((8,)), lambda: pool.get((16,)), pool.__enter__):
+        assert "pool has been closed" in str(refusal(RuntimeError, use))
+
+
+def test_a_layout_that_fails_is_not_kept(sim: Machines) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        refusal(SplitError, lambda: pool.get({"a": 500}))
+        refusal(ValueError, lambda: pool.get({"a": 0}))
+        refusal(TypeError, lambda: pool.get("8"))  # type: ignore[arg-type]
+        machine.fail("cuGreenCtxCreate", nth=2)
+        refusal(CUDAError, lambda: pool.get((8, 16)))
+        assert len(pool) == 0
+        assert machine.ledger().live_of("green context") == ()
+        assert len(pool.get((8, 16))) == 3
+    with pytest.raises(TypeError, match="for a Device"):
+        PartitionPool(0)  # type: ignore[arg-type]
+
+
+def test_building_is_refused_during_capture_and_switching_is_not(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        known = pool.get((8,))
+        graph = ctypes.c_void_p()
+        capturing = ctypes.c_void_p(known[0].stream.handle)
+        Raw().call("cuStreamBeginCapture_v2", capturing, 0)
+        try:
+            message = str(refusal(RuntimeError, lambda: pool.get((24, 8))))
+            assert pool.get((8,)) is known
+        finally:
+            Raw().call("cuStreamEndCapture", capturing, ctypes.byref(graph))
+            Raw().call("cuGraphDestroy", graph)
+        assert "is capturing a graph" in message
+        assert len(pool) == 1
+        assert len(pool.get((24, 8))) >= 2
+
+
+class Foreign:
+    """A stream that another library made."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def test_a_foreign_stream_that_captures_is_known_when_it_is_named(dev: Device) -> None:
+    dev.set_current()
+    raw = Raw()
+    handle = ctypes.c_void_p()
+    raw.call("cuStreamCreate", ctypes.byref(handle), 1)  # non-blocking: the driver does not tell of it
+    graph = ctypes.c_void_p()
+    unmade = (SMResourceOptions(14, backfill=True),)  # asked for by no other test: it has to be made
+    with PartitionPool(dev) as pool:
+        raw.call("cuStreamBeginCapture_v2", handle, 2)
+        try:
+            error = refusal(RuntimeError, lambda: pool.get(unmade, stream=Foreign(handle.value or 0)))
+        finally:
+            raw.call("cuStreamEndCapture", handle, ctypes.byref(graph))
+            raw.call("cuGraphDestroy", graph)
+        assert "is capturing a graph" in str(error)
+        assert len(pool.get(unmade, stream=Foreign(handle.value or 0))) >= 1
+        gc.collect()
+        raw.call("cuStreamDestroy_v2", handle)
+
+
+def test_what_the_legacy_stream_answers_during_a_capture_refuses_to_build(sim: Machines) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        machine.fail("cuStreamIsCapturing", code="CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", nth=1)
+        error = refusal(RuntimeError, lambda: pool.get((8,)))
+        assert "a blocking stream of the primary context is capturing" in str(error)
+        assert len(pool.get((8,))) == 2
+
+
+@pytest.mark.gpu_only
+def test_a_blocking_foreign_stream_that_captures_is_known_without_a_name(dev: Device) -> None:
+    dev.set_current()
+    raw = Raw()
+    handle, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    raw.call("cuStreamCreate", ctypes.byref(handle), 0)
+    with PartitionPool(dev) as pool:
+        raw.call("cuStreamBeginCapture_v2", handle, 2)
+        try:
+            error = refusal(RuntimeError, lambda: pool.get((SMResourceOptions(18, backfill=True),)))
+        finally:
+            raw.call("cuStreamEndCapture", handle, ctypes.byref(graph))  # answers an error if the question spoiled it
+            raw.call("cuGraphDestroy", graph)
+            raw.call("cuStreamDestroy_v2", handle)
+    assert "a blocking stream of the primary context is capturing" in str(error)
+
+
+def test_sixteen_threads_switch_among_layouts(dev: Device) -> None:
+    layouts = [Layout(first=8, second=None), Layout(8, 8), Layout(16), Layout(0.25)]
+    found: dict[int, set[Partitions]] = {}
+    errors: list[BaseException] = []
+    start = threading.Barrier(16)
+
+    def work(number: int) -> None:
+        try:
+            start.wait(timeout=30)
+            mine = layouts[number % 4]
+            seen = set()
+            for _ in range(200):
+                parts = pool.get(mine)
+                assert parts[0].stream.resources.sm.sm_count == parts[0].sm_count
+                assert parts.layout == mine
+                seen.add(parts)
+            found[number] = seen
+        except BaseException as error:
+            errors.append(error)
+
+    with PartitionPool(dev) as pool:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert len(pool) == 4
+        assert {number: len(seen) for number, seen in found.items()} == dict.fromkeys(range(16), 1)
+        assert len(set.union(*found.values())) == 4
+        found.clear()
+
+
+def test_verify_tells_of_other_layouts_in_use(sim: Machines) -> None:
+    sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        mine, other = pool.get((8, None)), pool.get((16, 8))
+        assert mine.verify().in_use == ()
+        assert other[0].stream.is_done
+        # Of virtual time, an hour; of real time, a millisecond.
+        refusal(RuntimeError, lambda: run_probe([other[0].stream], [1], 3_600_000_000_000, 1_000_000))
+        report = mine.verify()
+        assert report.in_use == ("Layout(16, 8)",)
+        assert "other work was under way in Layout(16, 8)" in str(report)
+        other[0].stream.sync()

@@ -1,0 +1,297 @@
+"""A session's ledger and faults: what is alive and who made it, misuse, lost memory, call counts, errors to order."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cuda_gctx import CUDAError, Device
+from cuda_gctx.sim import LedgerError, session
+
+from ..common import green, on_another_thread, refusal, split
+from ..raw import Raw, RawError
+
+pytestmark = pytest.mark.sim_only
+
+MIB = 1 << 20
+
+
+def group(dev: Device) -> Any:
+    (made,), _ = split(dev.resources.sm, [8])
+    return made
+
+
+def leak(divisor: int = 1) -> float:
+    with session("h200"):
+        Device(0).set_current()
+        Raw().handle("cuStreamCreate", 1)
+        return 1 / divisor
+
+
+def kinds(machine: Any) -> list[str]:
+    return [note.kind for note in machine.ledger().misuse]
+
+
+# ---- the ledger
+
+
+def test_every_live_object_is_told_with_the_line_that_made_it() -> None:
+    with session("h200", check=False, trace=True) as machine:
+        dev = Device(0)
+        ctx = green(dev, group(dev))
+        stream = ctx.create_stream()
+        event = dev.create_event()
+        raw = Raw()
+        dev.set_current()
+        memory = raw.handle("cuMemAlloc_v2", ctypes.c_size_t(4096))
+        found = {entry.kind: entry for entry in machine.ledger().live}
+        assert found.keys() == {"primary context retain", "green context", "stream", "event", "device memory"}
+        assert found["stream"].handle == stream.handle
+        assert found["device memory"].amount == 4096
+        for kind in ("stream", "event", "device memory", "green context"):
+            where = found[kind].where
+            assert where is not None
+            assert __file__ in where or "common.py" in where or "raw.py" in where
+            assert where in str(machine.ledger())
+            assert any(frame.filename == __file__ for frame in found[kind].stack or ())
+        orders = [entry.order for entry in machine.ledger().live]
+        assert orders == sorted(orders)
+        raw.call("cuMemFree_v2", ctypes.c_void_p(memory))
+        for thing in (event, stream, ctx):
+            thing.close()
+        del ctx, stream, event
+    assert machine.ledger().is_clean
+
+
+def test_objects_of_other_threads_are_told_by_their_thread() -> None:
+    with session("h200", check=False, trace=True) as machine:
+        dev = Device(0)
+        here = dev.create_stream()
+        there = on_another_thread(dev.create_stream)
+        first, second = machine.ledger().live_of("stream")
+        assert first.thread != second.thread
+        assert first.where is not None
+        assert second.where is None
+        here.close()
+        there.close()
+    assert machine.ledger().is_clean
+
+
+def test_without_tracing_nothing_is_known_of_where() -> None:
+    with session("h200", check=False) as machine:
+        with Device(0).create_stream():
+            (entry,) = machine.ledger().live_of("stream")
+        assert entry.where is None
+
+
+def test_a_leak_raises_at_the_end() -> None:
+    error = refusal(LedgerError, leak)
+    assert "(simulated)" in str(error)
+    assert "alive: stream" in str(error)
+
+
+def test_an_error_of_the_block_goes_before_the_leak() -> None:
+    refusal(ZeroDivisionError, lambda: leak(0))
+
+
+def test_double_destroy_and_use_after_destroy_are_told_apart() -> None:
+    with session("h200", check=False) as machine:
+        raw, _ = Raw(), Device(0).set_current()
+        stream = raw.handle("cuStreamCreate", 1)
+        raw.destroy_stream(stream)
+        refusal(RawError, lambda: raw.call("cuStreamSynchronize", ctypes.c_void_p(stream)))
+        refusal(RawError, lambda: raw.destroy_stream(stream))
+        assert kinds(machine) == ["use after destroy", "double destroy"]
+        assert [note.function for note in machine.ledger().misuse] == ["cuStreamSynchronize", "cuStreamDestroy_v2"]
+        assert refusal(LedgerError, machine.check)
+
+
+def test_a_context_that_goes_before_its_streams_is_the_wrong_order() -> None:
+    with session("h200", check=False) as machine:
+        raw = Raw()
+        with raw.green_context(8) as ctx:
+            raw.create_stream(ctx)
+        assert kinds(machine) == ["wrong order"]
+        assert "1 streams" in machine.ledger().misuse[0].detail
+
+
+def test_a_context_that_is_current_elsewhere_is_destroyed_by_the_wrong_thread() -> None:
+    with session("h200", check=False) as machine:
+        raw, held, done = Raw(), threading.Event(), threading.Event()
+
+        def hold(ctx: int) -> None:
+            raw.push(ctx)
+            held.set()
+            done.wait(30)
+            raw.pop()
+
+        with raw.green_context(8) as ctx:
+            thread = threading.Thread(target=hold, args=(ctx,))
+            thread.start()
+            assert held.wait(30)
+        done.set()
+        thread.join()
+        assert kinds(machine) == ["wrong thread"]
+
+
+def test_a_handle_that_never_was_is_listed_and_fails_nobody() -> None:
+    # The call is refused with an error that the program sees, and nothing is lost by it.
+    with session("h200") as machine:
+        Device(0).set_current()
+        refusal(RawError, lambda: Raw().call("cuStreamSynchronize", ctypes.c_void_p(0x1234567)))
+        assert kinds(machine) == ["unknown handle"]
+        assert machine.ledger().faults == ()
+        assert "unknown handle" in str(machine.ledger())
+    assert machine.ledger().is_clean
+
+
+def test_device_memory_is_lost_with_every_destroyed_context() -> None:
+    with session("h200") as machine:
+        dev = Device(0)
+        before = machine.memory()
+        for count in range(1, 4):
+            ctx = green(dev, group(dev))
+            assert machine.memory()["contexts"] == 5 * MIB
+            ctx.close()
+            del ctx
+            gc.collect()
+            now = machine.memory()
+            assert (now["contexts"], now["lost"]) == (0, 4 * MIB * count)
+            assert before["free"] - now["free"] == 4 * MIB * count
+        assert machine.ledger().lost_bytes == 12 * MIB
+        assert (machine.ledger().green_contexts_made, machine.ledger().green_contexts_destroyed) == (3, 3)
+        assert "12582912 bytes" in str(machine.ledger())
+        dev.set_current()
+        raw = Raw()
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        raw.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        assert (free.value, total.value) == (machine.memory()["free"], machine.memory()["total"])
+
+
+def test_calls_are_counted_by_function() -> None:
+    with session("h200") as machine:
+        dev = Device(0)
+        for _ in range(3):
+            dev.create_stream().close()
+        assert machine.calls("cuStreamDestroy") == 3
+        assert machine.calls("cuGreenCtxCreate") == 0
+        assert machine.calls()["cuStreamDestroy"] == 3
+
+
+# ---- faults
+
+
+def outcomes(action: Callable[[], object], times: int) -> list[str | None]:
+    """The name of the error of each call; None where it succeeds."""
+    answers: list[str | None] = []
+    for _ in range(times):
+        try:
+            action()
+            answers.append(None)
+        except CUDAError as error:
+            answers.append(error.name)
+    return answers
+
+
+def make_event(dev: Device) -> Callable[[], object]:
+    return lambda: dev.create_event().close()
+
+
+def test_the_nth_call_fails_once() -> None:
+    with session("h200") as machine:
+        make = make_event(Device(0))
+        machine.fail("cuEventCreate", nth=3)
+        assert outcomes(make, 5) == [None, None, "CUDA_ERROR_OUT_OF_MEMORY", None, None]
+        assert machine.faults()["rules"][0]["fired"] == 1
+
+
+def test_every_call_fails_until_the_faults_are_cleared() -> None:
+    with session("h200") as machine:
+        make = make_event(Device(0))
+        machine.fail("cuEventCreate", code="CUDA_ERROR_UNKNOWN")
+        assert outcomes(make, 3) == ["CUDA_ERROR_UNKNOWN"] * 3
+        machine.clear_faults()
+        assert outcomes(make, 1) == [None]
+
+
+def test_a_code_may_be_a_number_and_a_function_an_exported_name() -> None:
+    with session("h200") as machine:
+        raw, _ = Raw(), Device(0).set_current()
+        machine.fail("cuMemAlloc_v2", code=1)
+        error = refusal(RawError, lambda: raw.handle("cuMemAlloc_v2", ctypes.c_size_t(16)))
+        assert error.code == 1
+
+
+def test_chance_is_the_same_for_the_same_seed() -> None:
+    def failures(seed: int) -> list[str | None]:
+        with session("h200") as machine:
+            make = make_event(Device(0))
+            machine.fail("cuEventCreate", probability=0.3, seed=seed)
+            return outcomes(make, 200)
+
+    first = failures(7)
+    assert failures(7) == first
+    assert failures(8) != first
+    assert 20 < sum(answer is not None for answer in first) < 100
+
+
+def test_a_star_is_any_function() -> None:
+    with session("h200", check=False) as machine:
+        dev = Device(0)
+        dev.set_current()
+        machine.fail("*", code="CUDA_ERROR_UNKNOWN", nth=1)
+        refusal(RawError, lambda: Raw().call("cuCtxSynchronize"))
+        Raw().call("cuCtxSynchronize")
+
+
+def test_contexts_run_out_of_memory_after_so_many() -> None:
+    with session("h200") as machine:
+        dev = Device(0)
+        machine.limit_contexts(2)
+        groups, _ = split(dev.resources.sm, [8, 8, 8])
+        alive = [green(dev, one) for one in groups[:2]]
+        assert refusal(CUDAError, lambda: green(dev, groups[2])).name == "CUDA_ERROR_OUT_OF_MEMORY"
+        alive.pop().close()
+        gc.collect()
+        alive.append(green(dev, groups[2]))
+        for ctx in alive:
+            ctx.close()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"function": "cuNothing"},
+        {"function": "cuMemAlloc", "code": "CUDA_ERROR_NICE"},
+        {"function": "cuMemAlloc", "code": 0},
+        {"function": "cuMemAlloc", "nth": 0},
+        {"function": "cuMemAlloc", "probability": 1.5},
+        {"function": "cuMemAlloc", "nth": 1, "probability": 0.5},
+    ],
+    ids=str,
+)
+def test_a_fault_that_cannot_be_is_refused(rule: dict[str, Any]) -> None:
+    with session("h200") as machine:
+        refusal(ValueError, lambda: machine.fail(**rule))
+
+
+@pytest.mark.parametrize("spec", [("voodoo", "13.0"), ("h200", "12.2"), ("h200", "13.6"), ("h200", "12.10")])
+def test_a_machine_that_is_not_modelled_is_refused(spec: tuple[str, str]) -> None:
+    def start() -> None:
+        with session(*spec):
+            pass
+
+    refusal(ValueError, start)
+
+
+def test_sessions_nest() -> None:
+    with session("h200") as outer, Device(0).create_stream() as stream:
+        with session("b200", devices=2):
+            assert Device.count() == 2
+        assert Device.count() == 1
+        assert outer.ledger().live_of("stream")[0].handle == stream.handle

@@ -1,0 +1,218 @@
+"""The tuner on a GPU: that it measures what a clock of the host sees, and finds what was measured before.
+
+Work is the kernel that spins, or torch where it is installed.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import pytest
+
+from cuda_gctx import Device, Stream, tune
+from cuda_gctx._core.lease import device_memory
+from cuda_gctx.tune import Report, TailLatency, Throughput, spin
+from cuda_gctx.tune._measure import Bench, Trial
+from cuda_gctx.tune._work import TIMED, Part, seconds_between
+
+from ..common import refusal
+
+# What the frameworks warn of is not the matter here.
+pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("default")]
+
+US = 1_000
+MS = 1_000_000
+
+
+def whole(dev: Device) -> int:
+    """Blocks that fill the device."""
+    return 2 * dev.sm_count
+
+
+def work(blocks: int, ns: int) -> Callable[[Stream], None]:
+    return lambda stream: spin(stream, blocks, ns)
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Callable[[Report], Report]:
+    """Prints a report also where the test passes."""
+
+    def show(report: Report) -> Report:
+        with capsys.disabled():
+            print(f"\n{report}")
+        return report
+
+    return show
+
+
+def test_events_of_two_contexts_can_be_subtracted(dev: Device) -> None:
+    with dev.partition(one=16) as parts, ExitStack() as closing, dev.create_stream() as plain:
+        assert parts.rest is not None
+        start = closing.enter_context(plain.record(options=TIMED))
+        start.sync()
+        for part in (parts.one, parts.rest):
+            spin(part.stream, 2, MS)
+            end = closing.enter_context(part.stream.record(options=TIMED))
+            end.sync()
+            assert 1e-3 < seconds_between(start, end) < 5e-3
+
+
+def test_a_latency_is_what_a_clock_of_the_host_sees(dev: Device) -> None:
+    critical = Part("critical", work(16, 50 * US))
+    with ExitStack() as closing:
+        bench = Bench(dev, TailLatency("critical", 0.5), time.monotonic() + 30)
+        closing.callback(bench.close)
+        stream = closing.enter_context(dev.create_stream())
+        trial = Trial("alone", (critical,), {"critical": stream}, stream)
+        bench.warm(trial)
+        by_events = median(bench.batch(trial).seconds for _ in range(5))
+        taken = []
+        for _ in range(500):
+            began = time.perf_counter()
+            critical.function(stream)
+            stream.sync()
+            taken.append(time.perf_counter() - began)
+    assert abs(by_events - median(taken)) < 20e-6
+
+
+def test_halves_go_side_by_side(dev: Device, shown: Any) -> None:
+    half = work(dev.sm_count, 500 * US)
+    report = shown(tune.overlap(left=half, right=half, device=dev, budget_s=20))
+    assert report.complete
+    assert report.choice.kind == "streams"
+    assert report.gain == pytest.approx(2, rel=0.1)
+    assert report.sure
+
+
+def test_what_fills_the_device_stays_in_sequence(dev: Device, shown: Any) -> None:
+    product, sigmoid = work(4 * whole(dev), 200 * US), work(whole(dev), 200 * US)
+    report = shown(tune.overlap(product=product, sigmoid=sigmoid, device=dev, budget_s=20))
+    sequence = next(result for result in report.results if result.plan.kind == "sequence")
+    assert report.result(report.choice).seconds.median <= 1.02 * sequence.seconds.median
+    assert report.gain < 1.1
+
+
+def test_a_short_kernel_beside_a_hog_gets_a_partition(dev: Device, shown: Any) -> None:
+    report = shown(
+        tune.overlap(
+            hog=work(whole(dev), 1500 * US),
+            critical=work(16, 5 * US),
+            objective=TailLatency("critical"),
+            device=dev,
+            budget_s=60,
+        )
+    )
+    assert report.choice.kind == "partitions"
+    chosen = report.result(report.choice)
+    alone = chosen.parts["critical"].alone
+    assert alone is not None
+    assert chosen.seconds.median <= 1.3 * alone.median
+    first = next(result for result in report.results if result.plan.first == "critical")
+    assert first.seconds.median >= 20 * chosen.seconds.median
+
+
+def test_launches_that_bind_are_told(dev: Device, shown: Any) -> None:
+    report = shown(tune.overlap(a=work(1, 100), b=work(1, 100), device=dev, budget_s=10))
+    assert any(reason.startswith("launch-bound") for reason in report.reasons)
+
+
+def test_a_mix_of_more_launches_than_the_queue_holds_is_not_launch_bound(dev: Device, shown: Any) -> None:
+    # 44 ms of short kernels in each mix: the host waits for the device, and not the other way round.
+    report = shown(
+        tune.overlap(
+            long=work(whole(dev), 500 * US),
+            short=work(16, 40 * US),
+            objective=Throughput(long=1, short=1100),
+            device=dev,
+            sizes=[16],
+            budget_s=12,
+        )
+    )
+    assert not any(reason.startswith("launch-bound") for reason in report.reasons)
+
+
+def test_what_the_caller_enqueued_before_is_waited_for(dev: Device) -> None:
+    done = []
+    with dev.create_stream() as stream:
+        spin(stream, 1, 300 * MS)
+        with stream.record() as event:
+
+            def reads(stream: Stream) -> None:
+                done.append(event.is_done)
+                spin(stream, 8, 100 * US)
+
+            tune.overlap(reads, other=work(8, 100 * US), device=dev, sizes=[16], budget_s=5)
+    assert done[0]
+
+
+def test_a_second_run_takes_no_device_memory(dev: Device) -> None:
+    half = work(dev.sm_count, 100 * US)
+    tune.overlap(left=half, right=half, device=dev, budget_s=20)
+    free, _ = device_memory(dev.resources.sm)
+    tune.overlap(left=half, right=half, device=dev, budget_s=20)
+    assert device_memory(dev.resources.sm)[0] >= free
+
+
+# ---- torch
+
+
+def test_torch_beside_torch(torch: Any, dev: Device, shown: Any) -> None:
+    a, b, x = (torch.randn(4096, 4096, device="cuda:0", dtype=torch.bfloat16) for _ in range(3))
+    out, y = torch.empty_like(a), torch.empty_like(x)
+    report = shown(
+        tune.overlap(
+            product=lambda stream: torch.mm(a, b, out=out),
+            sigmoid=lambda stream: torch.sigmoid(x, out=y),
+            device=dev,
+            budget_s=30,
+        )
+    )
+    assert report.complete
+    assert {result.plan.library_sms for result in report.results} == {False, True}
+    sequence = next(result for result in report.results if result.plan.kind == "sequence")
+    assert report.result(report.choice).seconds.median <= 1.02 * sequence.seconds.median
+    assert not any("waits for the device" in reason for reason in report.reasons)
+    torch.cuda.synchronize()
+
+
+def test_a_mix_of_torch(torch: Any, dev: Device, shown: Any) -> None:
+    weights = torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16)
+    many, few = (torch.randn(rows, 8192, device="cuda:0", dtype=torch.bfloat16) for rows in (2048, 16))
+    report = shown(
+        tune.overlap(
+            prefill=lambda stream: torch.mm(many, weights),
+            decode=lambda stream: torch.mm(few, weights),
+            objective=Throughput(prefill=1, decode=4),
+            device=dev,
+            budget_s=30,
+        )
+    )
+    assert report.complete
+    torch.cuda.synchronize()
+    gc.collect()
+
+
+def test_torch_on_another_stream_is_refused(torch: Any, dev: Device) -> None:
+    x = torch.randn(4096, 4096, device="cuda:0")
+
+    def elsewhere(stream: Stream) -> None:
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            x.sigmoid_()
+
+    error = refusal(ValueError, lambda: tune.overlap(elsewhere, other=work(1, MS), device=dev))
+    assert "elsewhere enqueued nothing on the stream it was given" in str(error)
+
+
+def test_torch_that_waits_is_told(torch: Any, dev: Device) -> None:
+    x = torch.randn(4096, 4096, device="cuda:0")
+
+    def waiting(stream: Stream) -> None:
+        x.sum().item()
+
+    report = tune.overlap(waiting, other=work(132, MS // 10), device=dev, budget_s=10)
+    assert any(reason.startswith("waiting waits for the device inside its function") for reason in report.reasons)
