@@ -1,4 +1,8 @@
-"""The command line, ``cuda-gctx``. What it is made with, click and rich, is imported when it is called."""
+"""The command line, ``cuda-gctx``. Click and rich, which it needs, are imported when it is called.
+
+May use: ``bench``, ``comm``, ``tune``, ``compat``, ``cuda_gctx``, ``interop``, ``partitions``, ``sim``, ``measure``,
+``draw``, ``_core``, ``_lazy``.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Drawing: SM maps, timelines and tables out of values. Measures nothing, and stands on nothing."""
+"""Drawing: SM maps, timelines and tables from values. Measures nothing.
+
+May use: nothing of the package.
+"""

@@ -1,1 +1,4 @@
-"""Work of other libraries in a partition: one module for each of them, which imports it at first use."""
+"""Work of other libraries in a partition: one module for each library, which imports it at first use.
+
+May use: ``partitions``, ``measure``, ``draw``, ``_core``, ``_lazy``.
+"""

@@ -1,4 +1,4 @@
 """Measuring: statistics of samples, known causes of lacking concurrency, and what a measurement was taken on.
 
-Stands on ``_core``.
+May use: ``_core``.
 """

@@ -1,6 +1,6 @@
 """Partitions of a device: layouts, named partitions, pools, the store of contexts, and proof of isolation.
 
-Stands on the core, and on ``measure`` and ``draw`` for the proof.
+May use: ``measure``, ``draw``, ``_core``, ``_lazy``.
 """
 
 from cuda_gctx.partitions.layout import Layout, PartitionSpec, Request

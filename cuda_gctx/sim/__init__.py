@@ -4,6 +4,8 @@
 ...     machine.fail("cuGreenCtxCreate", nth=1)
 
 Importing this loads no driver. ``python -m cuda_gctx.sim`` runs other programs on it.
+
+May use: ``draw``, ``_core``, ``_lazy``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Measure, decide, explain, draw: what to run beside what, and in which partitions.
 
 Importing this loads no driver and no framework: each public name is imported from its module at first use.
+
+May use: ``compat``, ``cuda_gctx``, ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``, ``_lazy``.
 """
 
 from __future__ import annotations
