@@ -6,8 +6,9 @@ Importing this package loads no driver and no framework: each public name is imp
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cuda_gctx._core.above import above
 from cuda_gctx._lazy import lazy_names
 
 __version__ = "0.1.0"
@@ -84,3 +85,73 @@ _NAMES_OF_MODULE = {
 # Type checkers, which would take __getattr__ as leave for any name, read the list above alone.
 if not TYPE_CHECKING:
     __all__, __getattr__, __dir__ = lazy_names(globals(), _NAMES_OF_MODULE)
+
+
+# What lower rooms use of higher ones: registered here and nowhere else, and imported at the first use.
+
+
+def _device() -> Any:
+    from cuda_gctx._core.device import Device
+
+    return Device
+
+
+def _context_of() -> Any:
+    from cuda_gctx._core.context import context_of
+
+    return context_of
+
+
+def _split_options() -> Any:
+    from cuda_gctx._core.resources import SMResourceOptions
+
+    return SMResourceOptions
+
+
+def _partition() -> Any:
+    from cuda_gctx.partitions import partition
+
+    return partition
+
+
+def _partition_sizes() -> Any:
+    from cuda_gctx.partitions import partition_sizes
+
+    return partition_sizes
+
+
+def _memory_use() -> Any:
+    from cuda_gctx.partitions import memory_use
+
+    return memory_use
+
+
+def _verify() -> Any:
+    from cuda_gctx.partitions.verification import verify
+
+    return verify
+
+
+def _torch_block() -> Any:
+    from cuda_gctx.interop.torch import use
+
+    return use
+
+
+def _cupy_block() -> Any:
+    from cuda_gctx.interop.cupy import use
+
+    return use
+
+
+above.register(
+    Device=_device,
+    context_of=_context_of,
+    SMResourceOptions=_split_options,
+    partition=_partition,
+    partition_sizes=_partition_sizes,
+    memory_use=_memory_use,
+    verify=_verify,
+    torch_block=_torch_block,
+    cupy_block=_cupy_block,
+)

@@ -29,6 +29,7 @@ from cuda_gctx._core.event cimport Event, EventOptions, new_event
 from cuda_gctx._core.resources cimport SMResource, WorkqueueResource
 from cuda_gctx._core.stream cimport Stream, StreamOptions, new_stream
 
+from cuda_gctx._core.above import above
 from cuda_gctx._core.errors import ResourceOverlapWarning
 
 
@@ -68,7 +69,7 @@ cdef Context wrap_context(const ContextHandle& box):
     return context
 
 
-def _context_of(child):
+def context_of(child):
     """The context of a stream or event: asked for from below, where this module cannot be named."""
     if isinstance(child, Stream):
         return wrap_context((<Stream>child)._box.get().context())
@@ -192,9 +193,7 @@ cdef class Context:
     @property
     def device(self):
         """The device that it is on."""
-        from cuda_gctx._core.device import Device
-
-        return Device(self.live().device())
+        return above.Device(self.live().device())
 
     @property
     def resources(self):
@@ -265,9 +264,7 @@ cdef class Context:
 
     def verify(self):
         """Proves with a probe kernel that its work runs on its SMs alone; raises IsolationError if not."""
-        from cuda_gctx.partitions.verification import verify
-
-        return verify({self.name or "context": self})
+        return above.verify({self.name or "context": self})
 
     def current(self):
         """A ``with`` block in which it is current on the calling thread; what was current before is restored."""
@@ -281,17 +278,13 @@ cdef class Context:
 
     def torch(self, library_sms="off"):
         """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use)."""
-        from cuda_gctx.interop.torch import use
-
         self.live()
-        return use(self, library_sms)
+        return above.torch_block(self, library_sms)
 
     def cupy(self, library_sms="off"):
         """A ``with`` block in which CuPy works on a stream of the context (see cuda_gctx.interop.cupy.use)."""
-        from cuda_gctx.interop.cupy import use
-
         self.live()
-        return use(self, library_sms)
+        return above.cupy_block(self, library_sms)
 
     def close(self):
         """Ends the use of the context. A green one is destroyed with the last stream and event made on it.

@@ -24,6 +24,8 @@ from cuda_gctx._core.event cimport EventOptions, new_event
 from cuda_gctx._core.resources cimport DeviceResources
 from cuda_gctx._core.stream cimport StreamOptions, new_stream
 
+from cuda_gctx._core.above import above
+
 
 cdef class Device:
     """A GPU. A cheap value: equal to every other of the same id, usable from any thread.
@@ -155,15 +157,11 @@ cdef class Device:
 
         See cuda_gctx.partitions.partition for what can be asked for.
         """
-        from cuda_gctx.partitions import partition
-
-        return partition(self, *requests, exclusive=exclusive, **named)
+        return above.partition(self, *requests, exclusive=exclusive, **named)
 
     def partition_sizes(self):
         """The sizes that one partition can have, asked of the driver."""
-        from cuda_gctx.partitions import partition_sizes
-
-        return partition_sizes(self)
+        return above.partition_sizes(self)
 
     def sync(self):
         """Waits until all work of the device's primary context, and of the green contexts under it, has finished."""

@@ -14,6 +14,8 @@ from cuda_gctx._core.cpp cimport (
     version_text,
 )
 
+from cuda_gctx._core.above import above
+
 
 cdef Runtime* active_runtime() except NULL:
     if not Runtime.is_any_open():
@@ -121,9 +123,7 @@ cdef class System:
 
     def memory(self):
         """Device memory in use for green contexts, per device: what is held, and what the driver has lost."""
-        from cuda_gctx.partitions import memory_use
-
-        return memory_use()
+        return above.memory_use()
 
     def __repr__(self):
         try:

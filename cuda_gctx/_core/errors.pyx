@@ -2,6 +2,8 @@
 
 import warnings
 
+from cuda_gctx._core.above import above
+
 
 class CUDAError(RuntimeError):
     """A call of the CUDA driver failed."""
@@ -38,13 +40,11 @@ class SplitError(ValueError):
     @property
     def suggestion(self):
         """A request that fits, as SMResourceOptions; None if there is none."""
-        from cuda_gctx._core.resources import SMResourceOptions
-
         if self._groups is None:
             return None
         counts, *others = zip(*self._groups)
         # A field that is the same for all groups is told once.
-        return SMResourceOptions(counts, *(field[0] if len(set(field)) == 1 else field for field in others))
+        return above.SMResourceOptions(counts, *(field[0] if len(set(field)) == 1 else field for field in others))
 
 
 class ResourceOverlapError(ValueError):

@@ -15,6 +15,8 @@ from cuda_gctx._core.cpp cimport (
 )
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 
+from cuda_gctx._core.above import above
+
 
 cdef class EventOptions:
     """How an event is made. Immutable.
@@ -99,17 +101,13 @@ cdef class Event:
     @property
     def context(self):
         """The context that it belongs to."""
-        from cuda_gctx._core.context import _context_of
-
         self.usable()
-        return _context_of(self)
+        return above.context_of(self)
 
     @property
     def device(self):
         """The device that it is on."""
-        from cuda_gctx._core.device import Device
-
-        return Device(self.usable().context().get().device())
+        return above.Device(self.usable().context().get().device())
 
     @property
     def is_timing_enabled(self):

@@ -9,6 +9,8 @@ from cuda_gctx._core.context cimport Context
 from cuda_gctx._core.cpp cimport StreamHandle
 from cuda_gctx._core.stream cimport Stream
 
+from cuda_gctx._core.device import Device
+
 # The kernel counts its rounds as well, and stops by that count some time after this.
 cdef uint64_t LONGEST_SPIN_NS = 1_000_000_000
 cdef uint64_t MOST_BLOCKS = 2**31 - 1
@@ -72,8 +74,6 @@ cdef class Stamps:
 
     def __init__(self, device, capacity):
         """device: a Device; capacity: how many places."""
-        from cuda_gctx._core.device import Device
-
         cdef Stream own
         cdef shared_ptr[CProbe] probe
         if not isinstance(device, Device):

@@ -16,6 +16,8 @@ from cuda_gctx._core.cpp cimport (
     strategy_name,
 )
 
+from cuda_gctx._core.above import above
+
 # Beyond any GPU, and within what the driver's fields hold.
 cdef object LARGEST_COUNT = 1_000_000
 
@@ -197,9 +199,7 @@ cdef class SMResource:
     @property
     def device(self):
         """The device that it is of."""
-        from cuda_gctx._core.device import Device
-
-        return Device(self._sm.get().device)
+        return above.Device(self._sm.get().device)
 
     @property
     def strategy(self):
@@ -302,9 +302,7 @@ cdef class WorkqueueResource:
     @property
     def device(self):
         """The device that it is of."""
-        from cuda_gctx._core.device import Device
-
-        return Device(self._device)
+        return above.Device(self._device)
 
     @property
     def handle(self):

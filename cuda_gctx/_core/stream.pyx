@@ -21,6 +21,8 @@ from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, new_event_for
 
+from cuda_gctx._core.above import above
+
 
 cdef class StreamOptions:
     """How a stream is made. Immutable.
@@ -126,17 +128,13 @@ cdef class Stream:
         """The context that it belongs to."""
         self.usable()
         if self._context is None:
-            from cuda_gctx._core.context import _context_of
-
-            self._context = _context_of(self)
+            self._context = above.context_of(self)
         return self._context
 
     @property
     def device(self):
         """The device that it is on."""
-        from cuda_gctx._core.device import Device
-
-        return Device(self.usable().context().get().device())
+        return above.Device(self.usable().context().get().device())
 
     @property
     def resources(self):
@@ -222,17 +220,13 @@ cdef class Stream:
 
     def torch(self, library_sms="off"):
         """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use)."""
-        from cuda_gctx.interop.torch import use
-
         self.live()
-        return use(self, library_sms)
+        return above.torch_block(self, library_sms)
 
     def cupy(self, library_sms="off"):
         """A ``with`` block in which CuPy works on the stream (see cuda_gctx.interop.cupy.use)."""
-        from cuda_gctx.interop.cupy import use
-
         self.live()
-        return use(self, library_sms)
+        return above.cupy_block(self, library_sms)
 
     def close(self):
         """Destroys the stream if it is owned, else lets it go. Closing twice does nothing."""

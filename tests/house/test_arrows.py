@@ -54,13 +54,6 @@ TYPES_OF_WHAT_IS_REGISTERED = {
 # Arrows that break the order or close a circle, and are still to go. The list is exact: an arrow that has gone goes
 # from here too, and none is added.
 STANDING = {
-    ("_core/context.pyx", "interop/cupy.py"),
-    ("_core/context.pyx", "interop/torch.py"),
-    ("_core/context.pyx", "partitions/verification.py"),
-    ("_core/device.pyx", "partitions/__init__.py"),
-    ("_core/driver.pyx", "partitions/__init__.py"),
-    ("_core/stream.pyx", "interop/cupy.py"),
-    ("_core/stream.pyx", "interop/torch.py"),
     ("interop/_frameworks.py", "interop/cuda_core.py"),
     ("interop/_frameworks.py", "interop/cupy.py"),
     ("interop/_frameworks.py", "interop/nccl.py"),

@@ -72,7 +72,7 @@ def test_import_takes_less_than_50_ms(module: str) -> None:
 def test_the_sources_say_that_they_are_not_the_package(tmp_path: Path) -> None:
     copied = tmp_path / "cuda_gctx"
     (copied / "_core").mkdir(parents=True)
-    for name in ("__init__.py", "_lazy.py", "_core/__init__.py"):
+    for name in ("__init__.py", "_lazy.py", "_core/__init__.py", "_core/above.py"):
         (copied / name).write_bytes((PACKAGE / name).read_bytes())
     ended = subprocess.run([sys.executable, "-c", "import cuda_gctx"], cwd=tmp_path, capture_output=True, text=True)
     assert f"{copied} holds the sources of cuda_gctx, and nothing is built in it: start Python in" in ended.stderr
