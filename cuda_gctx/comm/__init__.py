@@ -1,0 +1,24 @@
+"""Collective communication that runs inside a partition.
+
+Importing this loads no driver and no framework: each public name is imported from its module at first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cuda_gctx._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from cuda_gctx.comm._topology import MixedCommMode as MixedCommMode
+    from cuda_gctx.comm._topology import MixedCommOp as MixedCommOp
+    from cuda_gctx.comm._topology import ParallelInfo as ParallelInfo
+
+# The list above is for type checkers, this one is for the interpreter; a test holds them equal.
+_NAMES_OF_MODULE = {
+    "cuda_gctx.comm._topology": ("MixedCommMode", "MixedCommOp", "ParallelInfo"),
+}
+
+# Type checkers, which would take __getattr__ as leave for any name, read the list above alone.
+if not TYPE_CHECKING:
+    __all__, __getattr__, __dir__ = lazy_names(globals(), _NAMES_OF_MODULE)

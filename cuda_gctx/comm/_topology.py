@@ -1,0 +1,322 @@
+"""Who a rank is and what an operation does: ranks, groups, shapes, byte counts. No GPU and no framework is needed.
+
+Tensor parallelism (tp) is the fast axis, both among the ranks of a node and among the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = ["MixedCommMode", "MixedCommOp", "ParallelInfo", "Plan"]
+
+
+class MixedCommOp(IntEnum):
+    """What is computed. ``n`` is the first dimension of the input, ``dp`` the size of the data-parallel group.
+
+    ALLREDUCE: [n, ..] -> [n, ..], the sum over the world.
+    ALLGATHER: [n, ..] -> [n * dp, ..], the inputs in the order of the dp ranks.
+    REDUCESCATTER: [n, ..] -> [n / dp, ..], chunk ``dp_rank`` of the sum over the world.
+    ALLREDUCE_ALLGATHER: [n, ..] -> [n * dp, ..], the sums over each tp group in the order of the dp ranks.
+    REDUCESCATTER_ALLREDUCE: [n, ..] -> [n / dp, ..], chunk ``dp_rank`` of the sum over the world.
+    """
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    REDUCESCATTER = 2
+    ALLREDUCE_ALLGATHER = 3
+    REDUCESCATTER_ALLREDUCE = 4
+
+    @property
+    def gathers(self) -> bool:
+        """The output has ``dp`` times as many rows as the input."""
+        return self in (MixedCommOp.ALLGATHER, MixedCommOp.ALLREDUCE_ALLGATHER)
+
+    @property
+    def scatters(self) -> bool:
+        """The input has ``dp`` times as many rows as the output."""
+        return self in (MixedCommOp.REDUCESCATTER, MixedCommOp.REDUCESCATTER_ALLREDUCE)
+
+
+class MixedCommMode(IntEnum):
+    """How it is computed.
+
+    ONE_EXCHANGE: one kernel, which sends every input to each rank that needs it; for small messages.
+    TWO_EXCHANGE: one kernel, in which each rank sums a share and sends it on; for large messages.
+    NCCL_ONE: one collective of NCCL, with a local operation before or after it.
+    NCCL_TP_DP: two collectives of NCCL, one for each axis.
+    GLOO: tensors on the CPU, exchanged through gloo or through the ranks' own backend.
+    """
+
+    ONE_EXCHANGE = 0
+    TWO_EXCHANGE = 1
+    NCCL_ONE = 2
+    NCCL_TP_DP = 3
+    GLOO = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank does in an operation, the same for the kernels and for the references.
+
+    blocks: the output is this many equal blocks after each other; each is the sum over the world ranks listed, in the
+    order listed.
+    sources, targets: where the rank's share of the output is summed from and sent to, with the rank itself in both.
+    share, shares: the rank sums part ``share`` of ``shares`` equal parts of one block.
+    input_block: which chunk of the inputs that block is made from, in units of the block. 0 if the block is all of it.
+    output_block: where the block is in the output, in units of the block.
+    """
+
+    blocks: tuple[tuple[int, ...], ...]
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    share: int
+    shares: int
+    input_block: int
+    output_block: int
+
+
+def _sizes(level: str, size: int, tp: int | None, dp: int | None) -> tuple[int, int]:
+    for axis, given in (("tp", tp), ("dp", dp)):
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+            raise ValueError(f"{level}_{axis}_size must be a positive int or None, not {given!r}")
+    if tp is None and dp is None:
+        return size, 1
+    if tp is None:
+        assert dp is not None
+        tp = size // dp if size % dp == 0 else 0
+    elif dp is None:
+        dp = size // tp if size % tp == 0 else 0
+    if tp * dp != size:
+        raise ValueError(
+            f"{level}_tp_size and {level}_dp_size must multiply to {level}_size={size}; with "
+            f"{level}_tp_size={tp or None} and {level}_dp_size={dp or None} they do not: choose divisors of {size}"
+        )
+    return tp, dp
+
+
+@dataclass(frozen=True)
+class ParallelInfo:
+    """A rank in its topology: ``tp_size`` x ``dp_size`` ranks, on ``inter_size`` nodes of ``local_size`` ranks."""
+
+    world_rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    inter_rank: int
+    inter_size: int
+    local_tp_size: int
+    local_dp_size: int
+    inter_tp_size: int
+    inter_dp_size: int
+
+    @classmethod
+    def of(
+        cls,
+        world_rank: int,
+        world_size: int,
+        local_rank: int,
+        local_size: int,
+        inter_rank: int,
+        inter_size: int,
+        local_tp_size: int | None = None,
+        local_dp_size: int | None = None,
+        inter_tp_size: int | None = None,
+        inter_dp_size: int | None = None,
+    ) -> ParallelInfo:
+        """Checks every number. Of a level, both sizes None means all tp; one None means what is left."""
+        given = {
+            "world_rank": (world_rank, world_size, "world_size"),
+            "local_rank": (local_rank, local_size, "local_size"),
+            "inter_rank": (inter_rank, inter_size, "inter_size"),
+        }
+        for name, (rank, size, size_name) in given.items():
+            for what, number in ((size_name, size), (name, rank)):
+                if isinstance(number, bool) or not isinstance(number, int):
+                    raise TypeError(f"{what} must be an int, not {type(number).__name__}")
+            if size < 1:
+                raise ValueError(f"{size_name} must be at least 1, not {size}")
+            if not 0 <= rank < size:
+                raise ValueError(f"{name} must be in 0..{size - 1}, not {rank}")
+        if world_size != inter_size * local_size:
+            raise ValueError(
+                f"world_size must be inter_size * local_size = {inter_size} * {local_size} = {inter_size * local_size}, "
+                f"not {world_size}"
+            )
+        if world_rank != inter_rank * local_size + local_rank:
+            raise ValueError(
+                f"world_rank must be inter_rank * local_size + local_rank = {inter_rank * local_size + local_rank}, "
+                f"not {world_rank}"
+            )
+        local_tp, local_dp = _sizes("local", local_size, local_tp_size, local_dp_size)
+        inter_tp, inter_dp = _sizes("inter", inter_size, inter_tp_size, inter_dp_size)
+        return cls(
+            world_rank,
+            world_size,
+            local_rank,
+            local_size,
+            inter_rank,
+            inter_size,
+            local_tp,
+            local_dp,
+            inter_tp,
+            inter_dp,
+        )
+
+    def at(self, world_rank: int) -> ParallelInfo:
+        """Another rank of the same topology."""
+        inter_rank, local_rank = divmod(world_rank, self.local_size)
+        return ParallelInfo.of(
+            world_rank,
+            self.world_size,
+            local_rank,
+            self.local_size,
+            inter_rank,
+            self.inter_size,
+            self.local_tp_size,
+            self.local_dp_size,
+            self.inter_tp_size,
+            self.inter_dp_size,
+        )
+
+    @property
+    def local_tp_rank(self) -> int:
+        return self.local_rank % self.local_tp_size
+
+    @property
+    def local_dp_rank(self) -> int:
+        return self.local_rank // self.local_tp_size
+
+    @property
+    def inter_tp_rank(self) -> int:
+        return self.inter_rank % self.inter_tp_size
+
+    @property
+    def inter_dp_rank(self) -> int:
+        return self.inter_rank // self.inter_tp_size
+
+    @property
+    def tp_rank(self) -> int:
+        return self.local_tp_rank + self.inter_tp_rank * self.local_tp_size
+
+    @property
+    def tp_size(self) -> int:
+        return self.local_tp_size * self.inter_tp_size
+
+    @property
+    def dp_rank(self) -> int:
+        return self.local_dp_rank + self.inter_dp_rank * self.local_dp_size
+
+    @property
+    def dp_size(self) -> int:
+        return self.local_dp_size * self.inter_dp_size
+
+    @property
+    def use_local_tp(self) -> bool:
+        return self.local_tp_size > 1
+
+    @property
+    def use_inter_tp(self) -> bool:
+        return self.inter_tp_size > 1
+
+    @property
+    def use_tp(self) -> bool:
+        return self.tp_size > 1
+
+    @property
+    def use_dp(self) -> bool:
+        return self.dp_size > 1
+
+    @property
+    def use_inter(self) -> bool:
+        return self.inter_size > 1
+
+    @property
+    def use_mixed(self) -> bool:
+        """Both axes have more than one rank."""
+        return self.use_tp and self.use_dp
+
+    def rank_of(self, tp_rank: int, dp_rank: int) -> int:
+        """The world rank at a place of the tp x dp grid."""
+        inter_tp, local_tp = divmod(tp_rank, self.local_tp_size)
+        inter_dp, local_dp = divmod(dp_rank, self.local_dp_size)
+        inter_rank = inter_tp + inter_dp * self.inter_tp_size
+        return inter_rank * self.local_size + local_tp + local_dp * self.local_tp_size
+
+    def tp_ranks(self, dp_rank: int | None = None) -> tuple[int, ...]:
+        """The world ranks of a tp group in the order of their tp ranks; None: of this rank's own."""
+        dp_rank = self.dp_rank if dp_rank is None else dp_rank
+        return tuple(self.rank_of(tp_rank, dp_rank) for tp_rank in range(self.tp_size))
+
+    def dp_ranks(self, tp_rank: int | None = None) -> tuple[int, ...]:
+        """The world ranks of a dp group in the order of their dp ranks; None: of this rank's own."""
+        tp_rank = self.tp_rank if tp_rank is None else tp_rank
+        return tuple(self.rank_of(tp_rank, dp_rank) for dp_rank in range(self.dp_size))
+
+    def local_ranks(self) -> tuple[int, ...]:
+        """The world ranks of this node."""
+        first = self.inter_rank * self.local_size
+        return tuple(range(first, first + self.local_size))
+
+    @property
+    def valid_ops(self) -> tuple[MixedCommOp, ...]:
+        if self.use_mixed:
+            return MixedCommOp.ALLREDUCE_ALLGATHER, MixedCommOp.REDUCESCATTER_ALLREDUCE
+        if self.use_dp:
+            return MixedCommOp.ALLGATHER, MixedCommOp.REDUCESCATTER
+        return (MixedCommOp.ALLREDUCE,) if self.use_tp else ()
+
+    def demand_valid(self, op: MixedCommOp) -> None:
+        """ValueError for an operation that this topology does not have."""
+        if op not in self.valid_ops:
+            valid = ", ".join(one.name for one in self.valid_ops) or "none, because the world has one rank"
+            raise ValueError(
+                f"{MixedCommOp(op).name} is not valid for tp_size={self.tp_size} and dp_size={self.dp_size}; valid: {valid}"
+            )
+
+    def output_shape(self, op: MixedCommOp, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the output for the shape of an input."""
+        self.demand_valid(op)
+        if not shape:
+            raise ValueError("a tensor without dimensions has no rows: give one with at least one dimension")
+        rows, *rest = shape
+        if op.gathers:
+            return rows * self.dp_size, *rest
+        if not op.scatters:
+            return tuple(shape)
+        if rows % self.dp_size:
+            raise ValueError(
+                f"{op.name} gives each of {self.dp_size} dp ranks the same number of rows: {rows} rows cannot be shared; "
+                f"give a multiple of {self.dp_size}"
+            )
+        return rows // self.dp_size, *rest
+
+    def plan(self, op: MixedCommOp) -> Plan:
+        """What this rank does in an operation."""
+        self.demand_valid(op)
+        world = tuple(range(self.world_size))
+        tp, dp = self.tp_rank, self.dp_rank
+        if op is MixedCommOp.ALLREDUCE:
+            return Plan((world,), world, world, self.world_rank, self.world_size, 0, 0)
+        if op.gathers:
+            blocks = tuple(self.tp_ranks(group) for group in range(self.dp_size))
+            return Plan(blocks, blocks[dp], world, tp, self.tp_size, 0, dp)
+        return Plan((world,), world, self.tp_ranks(), tp, self.tp_size, dp, 0)
+
+    def block_size(self, op: MixedCommOp, input_size: int) -> int:
+        """The size of one block of the output for the size of an input: elements in, elements out; or bytes."""
+        return input_size // self.dp_size if op.scatters else input_size
+
+    def sent_size(self, op: MixedCommOp, mode: MixedCommMode, input_size: int) -> int:
+        """How much this rank sends to and fetches from others in a kernel, in the unit of `input_size`.
+
+        Shares are counted as equal: rounding them to 16 bytes is left out.
+        """
+        plan = self.plan(op)
+        block = self.block_size(op, input_size)
+        if mode is MixedCommMode.ONE_EXCHANGE:
+            return (self.world_size - 1) * block
+        if mode is MixedCommMode.TWO_EXCHANGE:
+            return (len(plan.sources) - 1 + len(plan.targets) - 1) * block // plan.shares
+        raise ValueError(f"{mode.name} is not a kernel of this package: how much it sends is up to the library")
