@@ -10,12 +10,24 @@ from typing import TYPE_CHECKING
 from cuda_gctx._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from cuda_gctx.comm._backends import CommBackend as CommBackend
+    from cuda_gctx.comm._handler import CommFault as CommFault
+    from cuda_gctx.comm._handler import MixedCommHandler as MixedCommHandler
+    from cuda_gctx.comm._handler import run_mixed_comm as run_mixed_comm
+    from cuda_gctx.comm._local_world import LocalRank as LocalRank
+    from cuda_gctx.comm._local_world import LocalWorld as LocalWorld
+    from cuda_gctx.comm._local_world import local_world as local_world
+    from cuda_gctx.comm._reference import expected as expected
     from cuda_gctx.comm._topology import MixedCommMode as MixedCommMode
     from cuda_gctx.comm._topology import MixedCommOp as MixedCommOp
     from cuda_gctx.comm._topology import ParallelInfo as ParallelInfo
 
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
+    "cuda_gctx.comm._backends": ("CommBackend",),
+    "cuda_gctx.comm._handler": ("CommFault", "MixedCommHandler", "run_mixed_comm"),
+    "cuda_gctx.comm._local_world": ("LocalRank", "LocalWorld", "local_world"),
+    "cuda_gctx.comm._reference": ("expected",),
     "cuda_gctx.comm._topology": ("MixedCommMode", "MixedCommOp", "ParallelInfo"),
 }
 

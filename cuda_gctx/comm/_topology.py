@@ -141,8 +141,8 @@ class ParallelInfo:
                 raise ValueError(f"{name} must be in 0..{size - 1}, not {rank}")
         if world_size != inter_size * local_size:
             raise ValueError(
-                f"world_size must be inter_size * local_size = {inter_size} * {local_size} = {inter_size * local_size}, "
-                f"not {world_size}"
+                f"world_size must be inter_size * local_size = {inter_size} * {local_size} = "
+                f"{inter_size * local_size}, not {world_size}"
             )
         if world_rank != inter_rank * local_size + local_rank:
             raise ValueError(
@@ -272,7 +272,8 @@ class ParallelInfo:
         if op not in self.valid_ops:
             valid = ", ".join(one.name for one in self.valid_ops) or "none, because the world has one rank"
             raise ValueError(
-                f"{MixedCommOp(op).name} is not valid for tp_size={self.tp_size} and dp_size={self.dp_size}; valid: {valid}"
+                f"{MixedCommOp(op).name} is not valid for tp_size={self.tp_size} and dp_size={self.dp_size}; valid: "
+                f"{valid}"
             )
 
     def output_shape(self, op: MixedCommOp, shape: Sequence[int]) -> tuple[int, ...]:
@@ -287,8 +288,8 @@ class ParallelInfo:
             return tuple(shape)
         if rows % self.dp_size:
             raise ValueError(
-                f"{op.name} gives each of {self.dp_size} dp ranks the same number of rows: {rows} rows cannot be shared; "
-                f"give a multiple of {self.dp_size}"
+                f"{op.name} gives each of {self.dp_size} dp ranks the same number of rows: {rows} rows cannot be "
+                f"shared; give a multiple of {self.dp_size}"
             )
         return rows // self.dp_size, *rest
 

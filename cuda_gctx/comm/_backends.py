@@ -1,0 +1,126 @@
+"""How ranks talk on the host: what a backend is, that of torch.distributed, and that of ranks that are threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["CommBackend", "LocalBackend", "TorchBackend", "demand_equal", "gather"]
+
+Value = TypeVar("Value")
+
+
+class CommBackend(Protocol):
+    """What connects the ranks on the host. mpi4py's communicators are of this kind."""
+
+    def Get_rank(self) -> int: ...
+    def Get_size(self) -> int: ...
+    def bcast(self, obj: Any, root: int = 0) -> Any: ...
+    def barrier(self) -> None: ...
+
+
+def gather(backend: CommBackend, value: Value) -> list[Value]:
+    """The values of all ranks, in the order of the ranks, on each of them."""
+    together = getattr(backend, "gather_to_all", None)
+    if together is not None:
+        values: list[Value] = together(value)
+        return values
+    return [backend.bcast(value, root) for root in range(backend.Get_size())]
+
+
+def demand_equal(backend: CommBackend, what: str, value: object) -> None:
+    """ValueError on every rank if a value is not the same on all."""
+    values = gather(backend, value)
+    if any(one != values[0] for one in values):
+        found = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(values))
+        raise ValueError(f"{what} must be the same on all ranks; found {found}")
+
+
+class TorchBackend:
+    """A process group of torch.distributed; None: the default one."""
+
+    def __init__(self, group: Any = None) -> None:
+        self._distributed: Any = import_module("torch.distributed")
+        self._group = group
+
+    def Get_rank(self) -> int:
+        return int(self._distributed.get_rank(self._group))
+
+    def Get_size(self) -> int:
+        return int(self._distributed.get_world_size(self._group))
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        box = [obj]
+        source = root if self._group is None else self._distributed.get_global_rank(self._group, root)
+        self._distributed.broadcast_object_list(box, src=source, group=self._group)
+        return box[0]
+
+    def barrier(self) -> None:
+        self._distributed.barrier(self._group)
+
+    def gather_to_all(self, value: Any) -> list[Any]:
+        values = [None] * self.Get_size()
+        self._distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+
+class _Meeting:
+    """Where the threads of a group meet."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.values: list[Any] = [None] * size
+
+
+class LocalBackend:
+    """Ranks that are threads of one process. A rank that fails, or does not come, is an error on all others."""
+
+    def __init__(self, meeting: _Meeting, rank: int, timeout_s: float) -> None:
+        self._meeting = meeting
+        self._rank = rank
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def of(cls, size: int, timeout_s: float) -> tuple[LocalBackend, ...]:
+        """One for each rank of a new group."""
+        meeting = _Meeting(size)
+        return tuple(cls(meeting, rank, timeout_s) for rank in range(size))
+
+    def Get_rank(self) -> int:
+        return self._rank
+
+    def Get_size(self) -> int:
+        return len(self._meeting.values)
+
+    def barrier(self) -> None:
+        try:
+            self._meeting.barrier.wait(self._timeout_s)
+        except threading.BrokenBarrierError:
+            raise RuntimeError(
+                f"rank {self._rank} waited for the others, of which one has failed, or did not come in "
+                f"{self._timeout_s} s"
+            ) from None
+
+    def gather_to_all(self, value: Any) -> list[Any]:
+        self._meeting.values[self._rank] = value
+        self.barrier()
+        values = list(self._meeting.values)
+        # Nobody puts its next value before everybody has read this one.
+        self.barrier()
+        return values
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        return self.gather_to_all(obj)[root]
+
+    def subgroup(self, ranks: Sequence[int]) -> LocalBackend:
+        """A group of some ranks. Every rank calls it, with the ranks of the group that it is in."""
+        first = ranks[0] == self._rank
+        groups = self.gather_to_all(LocalBackend.of(len(ranks), self._timeout_s) if first else None)
+        mine: LocalBackend = groups[ranks[0]][list(ranks).index(self._rank)]
+        return mine
+
+    def abort(self) -> None:
+        """Makes everyone who waits, and everyone who comes, fail."""
+        self._meeting.barrier.abort()

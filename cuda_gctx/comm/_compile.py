@@ -1,0 +1,79 @@
+"""Kernels from their sources: compiled at run time for one chip, topology and type, and kept."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, resources
+from io import StringIO
+from typing import Any
+
+__all__ = ["Compiled", "compile_kernels", "source"]
+
+SOURCES = ("primitives.cuh", "guard.cuh", "one_exchange.cuh", "two_exchange.cuh")
+KERNELS = ("one_exchange", "two_exchange")
+
+
+def source(defines: dict[str, str], primitives: str | None = None) -> str:
+    """One source of all kernels, with the defines before it. primitives: what stands for the file of that name."""
+    folder = resources.files("cuda_gctx.comm") / "_kernels"
+    files = [(folder / name).read_text() for name in SOURCES]
+    if primitives is not None:
+        files[0] = primitives
+    head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    return head + "\n".join(text.replace("#pragma once\n", "") for text in files)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the assembler says of a kernel."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The kernels of a topology, an operation, a type and a chip."""
+
+    code: Any
+    log: str
+
+    def report(self, kernel: str) -> Report:
+        """From the compiler's own report, which says nothing of a kernel only if it did not assemble it."""
+        part = re.search(
+            rf"Function properties for {kernel}\n[^\n]*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+            r"(\d+) bytes spill loads\n[^\n]*?Used (\d+) registers",
+            self.log,
+        )
+        if part is None:
+            raise RuntimeError(f"the compiler's report has nothing about {kernel}:\n{self.log}")
+        stack, stores, loads, registers = map(int, part.groups())
+        return Report(registers, stores + loads, stack)
+
+
+# Ranks that are threads ask for the same kernels at the same time: one of them compiles.
+_compiling = threading.Lock()
+
+
+@cache
+def _compiled(text: str, arch: str) -> Compiled:
+    core: Any = import_module("cuda.core")
+    log = StringIO()
+    # 13.0 of cuda.core knows its options under these names; the report of the assembler comes with the log.
+    options = core.ProgramOptions(std="c++17", arch=arch, ptxas_options=["-v", "-warn-spills"])
+    program = core.Program(text, "c++", options)
+    try:
+        code = program.compile("cubin", logs=log)
+    finally:
+        program.close()
+    return Compiled(code, log.getvalue())
+
+
+def compile_kernels(defines: dict[str, str], capability: tuple[int, int]) -> Compiled:
+    """The kernels for a chip of a compute capability. Takes part of a second the first time, then nothing."""
+    with _compiling:
+        return _compiled(source(defines), f"sm_{capability[0]}{capability[1]}")

@@ -1,0 +1,554 @@
+"""The handler: one rank's end of a communicator, its states, and the entry point of every operation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from cuda_gctx import Context, CUDAError, Device, Partition, Stream
+from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, demand_equal
+from cuda_gctx.comm._driver_calls import call, driver
+from cuda_gctx.comm._launch import Calls, Kernels
+from cuda_gctx.comm._memory import FaultRecord, Workspaces
+from cuda_gctx.comm._protocol import ALIGNMENT, ONE_EXCHANGE_THREADS, Fault, Geometry, signature
+from cuda_gctx.comm._reference import exchange_on_cpu, exchange_with_nccl
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+
+__all__ = ["CommFault", "MixedCommHandler", "run_mixed_comm"]
+
+KERNEL_MODES = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE)
+NCCL_MODES = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)
+# Bulk copies are what the kernels are made of, and they begin with this architecture.
+FIRST_CAPABILITY = 90
+# The largest block of an output that goes by packets, and up to which it does so where no mode is given.
+PACKET_BYTES = 512 * 1024
+SMALL_BYTES = 128 * 1024
+# How much is staged where tensors cannot be reached by the other ranks, if nothing else is asked for.
+STAGED_BYTES = 64 * 1024 * 1024
+
+
+class CommFault(RuntimeError):
+    """A rank did not come in time, or was called with something else. The handler cannot be used any more.
+
+    kind: "timeout" or "mismatch"; peer_rank: the world rank that was waited for.
+    """
+
+    def __init__(self, message: str, kind: str, peer_rank: int) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.peer_rank = peer_rank
+
+
+class _State(Enum):
+    BUILDING = "is being built"
+    OPEN = "is open"
+    RELEASED = "has given its memory back: call checkpoint_restore() first"
+    FAILED = "has failed"
+    CLOSED = "has been shut down"
+
+
+@cache
+def _torch() -> Any:
+    return import_module("torch")
+
+
+@cache
+def _names_of_dtypes() -> dict[Any, str]:
+    torch = _torch()
+    return {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+class MixedCommHandler:
+    """One rank's end of a communicator over a tp x dp topology.
+
+    Every rank makes one, at the same time: with torch.distributed initialised, or with a `comm_backend` of its own. It
+    belongs to one partition (or to the whole device) and its calls are in one order.
+
+    grid_size: how many blocks the kernels have; None: one for each SM of the partition.
+    max_block_size, min_block_size: the most and the fewest threads of a block of the kernel for small messages.
+    min_num_steps: into how many tiles a block of the kernel for large messages divides its work, if they stay large.
+    partition: where the kernels run.
+    timeout_s: how long a kernel waits for another rank.
+    max_message_bytes: the largest input or output of TWO_EXCHANGE, for which memory is reserved; None: 64 MiB, and
+    where all ranks are threads on one device, no limit and no memory, because they reach each other's tensors.
+    comm_backend: what connects the ranks on the host; None: torch.distributed.
+    """
+
+    def __init__(
+        self,
+        world_rank: int,
+        world_size: int,
+        local_rank: int,
+        local_size: int,
+        inter_rank: int,
+        inter_size: int,
+        local_tp_size: int | None,
+        local_dp_size: int | None,
+        inter_tp_size: int | None,
+        inter_dp_size: int | None,
+        dtype: Any,
+        device: Any,
+        grid_size: int | None = None,
+        max_block_size: int | None = None,
+        min_block_size: int = 256,
+        min_num_steps: int = 4,
+        *,
+        partition: Partition | None = None,
+        timeout_s: float = 30.0,
+        max_message_bytes: int | None = None,
+        comm_backend: CommBackend | None = None,
+    ) -> None:
+        self._state = _State.BUILDING
+        self._workspaces: Workspaces | None = None
+        self._fault: FaultRecord | None = None
+        self._kernels: dict[MixedCommOp, Kernels] = {}
+        self._stream: Stream | None = None
+        self._streams: dict[int, Stream] = {}
+        torch = _torch()
+        self.para_info = ParallelInfo.of(
+            world_rank,
+            world_size,
+            local_rank,
+            local_size,
+            inter_rank,
+            inter_size,
+            local_tp_size,
+            local_dp_size,
+            inter_tp_size,
+            inter_dp_size,
+        )
+        if dtype not in _names_of_dtypes():
+            raise ValueError(f"dtype must be torch.float16 or torch.bfloat16, not {dtype}")
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.valid_op_list = list(self.para_info.valid_ops)
+        if not self.valid_op_list:
+            raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+        self._timeout_s = float(timeout_s)
+        self._backend = self._connect(comm_backend)
+        self._demand_agreement(max_message_bytes, partition)
+        self._make_groups()
+        try:
+            if self.device.type == "cuda":
+                self._build_kernels(
+                    partition, grid_size, (min_block_size, max_block_size), min_num_steps, max_message_bytes
+                )
+            elif self.device.type != "cpu":
+                raise ValueError(f"device must be a CUDA device or the CPU, not {self.device}")
+            elif partition is not None or grid_size is not None:
+                raise ValueError("a handler of the CPU has no partition and no grid: leave partition and grid_size out")
+            else:
+                self.grid_size = 0
+                self.max_block_size_dict: dict[MixedCommMode, int] = {}
+            self.valid_mode_list = self._valid_modes()
+        except BaseException:
+            self._state = _State.CLOSED
+            self._free()
+            raise
+        self._state = _State.OPEN
+
+    def _connect(self, backend: CommBackend | None) -> CommBackend:
+        if backend is None:
+            distributed: Any = import_module("torch.distributed")
+            if not (distributed.is_available() and distributed.is_initialized()):
+                raise RuntimeError(
+                    "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or give "
+                    "a comm_backend"
+                )
+            backend = TorchBackend()
+        self._demand_place(backend)
+        return backend
+
+    def _demand_place(self, backend: CommBackend) -> None:
+        place = backend.Get_rank(), backend.Get_size()
+        wanted = self.para_info.world_rank, self.para_info.world_size
+        if place != wanted:
+            raise ValueError(
+                f"the backend says rank {place[0]} of {place[1]}, and the handler is rank {wanted[0]} of {wanted[1]}"
+            )
+
+    def _demand_agreement(self, max_message_bytes: int | None, partition: Partition | None) -> None:
+        info = self.para_info
+        topology = {
+            "local_size": info.local_size,
+            "local_tp_size": info.local_tp_size,
+            "inter_tp_size": info.inter_tp_size,
+            "dtype": str(self.dtype),
+            "device type": self.device.type,
+            "max_message_bytes": max_message_bytes,
+        }
+        for what, value in topology.items():
+            demand_equal(self._backend, what, value)
+
+    def _make_groups(self) -> None:
+        """The groups of this rank: of torch.distributed, or of the backend of threads."""
+        info = self.para_info
+        wanted = info.local_ranks(), info.tp_ranks(), info.dp_ranks()
+        if isinstance(self._backend, TorchBackend):
+            distributed: Any = import_module("torch.distributed")
+            self.local_comm_group = _torch_group(distributed, info, [info.at(r).local_ranks() for r in _world(info)])
+            self.tp_comm_group = _torch_group(distributed, info, [info.at(r).tp_ranks() for r in _world(info)])
+            self.dp_comm_group = _torch_group(distributed, info, [info.at(r).dp_ranks() for r in _world(info)])
+        elif isinstance(self._backend, LocalBackend):
+            self.local_comm_group, self.tp_comm_group, self.dp_comm_group = map(self._backend.subgroup, wanted)
+        else:
+            # A backend that only broadcasts has no groups.
+            self.local_comm_group = self.tp_comm_group = self.dp_comm_group = None
+
+    def _build_kernels(
+        self,
+        partition: Partition | None,
+        grid_size: int | None,
+        block_sizes: tuple[int, int | None],
+        min_num_steps: int,
+        max_message_bytes: int | None,
+    ) -> None:
+        torch = _torch()
+        index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        self.device = torch.device("cuda", index)
+        device = Device(index)
+        if partition is not None and partition.context.device != device:
+            raise ValueError(f"the partition belongs to device {partition.context.device.device_id}, not to {device}")
+        major, minor = device.compute_capability
+        if not run_mixed_comm.is_compute_capability_supported(major * 10 + minor):
+            raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
+        self._context: Context = device.context if partition is None else partition.context
+        sms = device.sm_count if partition is None else partition.sm_count
+        self.grid_size = _within(
+            "grid_size", sms if grid_size is None else grid_size, 1, sms, "the SMs of the partition"
+        )
+        most = _within(
+            "max_block_size",
+            ONE_EXCHANGE_THREADS if block_sizes[1] is None else block_sizes[1],
+            32,
+            ONE_EXCHANGE_THREADS,
+        )
+        fewest = _within("min_block_size", block_sizes[0], 32, most, "max_block_size")
+        steps = _within("min_num_steps", min_num_steps, 1, 1 << 16)
+        self.max_block_size_dict = {MixedCommMode.ONE_EXCHANGE: most}
+        staged = STAGED_BYTES if max_message_bytes is None else max_message_bytes
+        staged = _within("max_message_bytes", staged, ALIGNMENT, 1 << 40)
+        self._fault = FaultRecord(device)
+        # Without staging, where all ranks reach each other's tensors: known only when they have met.
+        together = isinstance(self._backend, LocalBackend) and max_message_bytes is None
+        devices = set(self._backend.gather_to_all(index)) if isinstance(self._backend, LocalBackend) else set()
+        self._staged_bytes = 0 if together and len(devices) == 1 else -(-staged // ALIGNMENT) * ALIGNMENT
+        geometry = Geometry(self.para_info.world_size, PACKET_BYTES, self._staged_bytes)
+        self._geometry = geometry
+        self._workspaces = Workspaces(self._backend, device, geometry.total_bytes, self._timeout_s)
+        for op in self.valid_op_list:
+            calls = Calls(self.para_info, op, grid=self.grid_size, block_sizes=(fewest, most), fewest_steps=steps)
+            calls.connect(self._workspaces.addresses, self._fault.address, round(self._timeout_s * 1_000_000_000))
+            self._kernels[op] = Kernels(
+                self.para_info, op, geometry, self._context, device, calls, is_bfloat16=self.dtype is torch.bfloat16
+            )
+        # No rank launches while another one is still loading its kernels: loading may wait for what runs.
+        self._backend.barrier()
+
+    def _valid_modes(self) -> list[MixedCommMode]:
+        if self.device.type == "cpu":
+            return [MixedCommMode.GLOO] if self.tp_comm_group is not None else []
+        modes = list(KERNEL_MODES)
+        if isinstance(self._backend, TorchBackend):
+            distributed: Any = import_module("torch.distributed")
+            if "nccl" in str(distributed.get_backend_config()):
+                modes += NCCL_MODES if self.para_info.use_mixed else NCCL_MODES[:1]
+        return modes
+
+    def get_valid_op_list(self) -> list[MixedCommOp]:
+        return list(self.valid_op_list)
+
+    def get_valid_mode_list(self) -> list[MixedCommMode]:
+        return list(self.valid_mode_list)
+
+    def check(self) -> None:
+        """CommFault if a kernel of this rank has reported one. What runs still is not waited for."""
+        if self._fault is None or self._state is _State.CLOSED:
+            return
+        kind, peer, detail = self._fault.read()
+        if kind == Fault.NONE:
+            return
+        self._state = _State.FAILED
+        rank = self.para_info.world_rank
+        if kind == Fault.MISMATCH:
+            raise CommFault(
+                f"rank {rank} and rank {peer} were called with different operations, modes, types or sizes; the "
+                "handler cannot be used any more",
+                "mismatch",
+                peer,
+            )
+        raise CommFault(
+            f"rank {rank} waited for rank {peer} for {self._timeout_s} s, in call {detail}; the handler cannot be used "
+            "any more",
+            "timeout",
+            peer,
+        )
+
+    def _demand_open(self) -> None:
+        if self._state is _State.OPEN:
+            self.check()
+        if self._state is not _State.OPEN:
+            raise RuntimeError(f"the handler of rank {self.para_info.world_rank} {self._state.value}")
+
+    def _run(self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None) -> Any:
+        self._demand_open()
+        op = MixedCommOp(op)
+        self._demand_tensor("x_in", x_in)
+        shape = self.para_info.output_shape(op, x_in.shape)
+        if x_out is None:
+            x_out = x_in.new_empty(shape)
+        else:
+            self._demand_tensor("x_out", x_out)
+            if tuple(x_out.shape) != shape:
+                raise ValueError(f"x_out must have the shape {list(shape)}, not {list(x_out.shape)}")
+        chosen = self._mode(op, x_in, mode)
+        if chosen is MixedCommMode.GLOO:
+            x_out.copy_(
+                exchange_on_cpu(
+                    self.para_info, op, x_in, self._backend, *map(_as_backend, (self.tp_comm_group, self.dp_comm_group))
+                )
+            )
+        elif chosen in NCCL_MODES:
+            exchange_with_nccl(self.para_info, op, chosen, x_in, x_out, None, self.tp_comm_group, self.dp_comm_group)
+        elif x_in.numel():
+            self._launch(op, x_in, x_out, chosen)
+        return x_out
+
+    def _demand_tensor(self, name: str, tensor: Any) -> None:
+        if tensor.device != self.device:
+            raise ValueError(f"{name} must be on {self.device}, not on {tensor.device}")
+        if tensor.dtype is not self.dtype:
+            raise ValueError(f"{name} must be of {self.dtype}, not of {tensor.dtype}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous: call {name}.contiguous()")
+
+    def _mode(self, op: MixedCommOp, x_in: Any, mode: MixedCommMode | None) -> MixedCommMode:
+        if mode is not None:
+            mode = MixedCommMode(mode)
+            if mode not in self.valid_mode_list:
+                valid = ", ".join(one.name for one in self.valid_mode_list)
+                raise ValueError(f"mode {mode.name} is not valid for this handler; valid: {valid}")
+            return mode
+        if self.device.type == "cpu":
+            return MixedCommMode.GLOO
+        block_bytes = self.para_info.block_size(op, x_in.numel()) * x_in.element_size()
+        return MixedCommMode.ONE_EXCHANGE if block_bytes <= SMALL_BYTES else MixedCommMode.TWO_EXCHANGE
+
+    def _launch(self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode) -> None:
+        assert self._workspaces is not None
+        size = x_in.element_size()
+        block_bytes = self.para_info.block_size(op, x_in.numel()) * size
+        if block_bytes % ALIGNMENT:
+            raise ValueError(
+                f"{op.name} of {list(x_in.shape)} moves blocks of {block_bytes} bytes: the kernels need a multiple of "
+                f"{ALIGNMENT}"
+            )
+        addresses = x_in.data_ptr(), x_out.data_ptr()
+        for name, address in zip(("x_in", "x_out"), addresses, strict=True):
+            if address % ALIGNMENT:
+                raise ValueError(f"{name} begins at {address:#x}: the kernels need an address that {ALIGNMENT} divides")
+        in_bytes, out_bytes = x_in.numel() * size, x_out.numel() * size
+        overlap = addresses[0] < addresses[1] + out_bytes and addresses[1] < addresses[0] + in_bytes
+        if overlap and not (op is MixedCommOp.ALLREDUCE and addresses[0] == addresses[1]):
+            raise ValueError("x_in and x_out share memory: only ALLREDUCE works in place, with both the same tensor")
+        stream = self._ordered_stream()
+        kernels = self._kernels[op]
+        is_staged = mode is MixedCommMode.TWO_EXCHANGE and self._staged_bytes > 0
+        agreed = signature(op, mode, str(self.dtype), block_bytes, is_staged=is_staged)
+        if mode is MixedCommMode.ONE_EXCHANGE:
+            if block_bytes > PACKET_BYTES:
+                raise ValueError(
+                    f"ONE_EXCHANGE takes blocks of up to {PACKET_BYTES} bytes, not {block_bytes}: use TWO_EXCHANGE"
+                )
+            kernels.one_exchange(*addresses, block_bytes, agreed, stream)
+            return
+        if not is_staged:
+            kernels.two_exchange(*addresses, block_bytes, agreed, stream, is_staged=False)
+            return
+        largest = max(in_bytes, out_bytes)
+        if largest > self._staged_bytes:
+            raise ValueError(
+                f"a message of {largest} bytes is larger than max_message_bytes={self._staged_bytes}: make the handler "
+                "with a larger one"
+            )
+        own = self._workspaces.addresses[self.para_info.world_rank]
+        staged = own + self._geometry.staged_input, own + self._geometry.staged_output
+        _copy(staged[0], addresses[0], in_bytes, stream)
+        kernels.two_exchange(*staged, block_bytes, agreed, stream, is_staged=True)
+        _copy(addresses[1], staged[1], out_bytes, stream)
+
+    def _ordered_stream(self) -> Stream:
+        """torch's current stream, behind the stream of the call before if that was another one."""
+        handle = int(_torch().cuda.current_stream(self.device).cuda_stream)
+        previous = self._stream
+        if previous is not None and previous.handle == handle:
+            return previous
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._context_stream(handle)
+            if stream.context != self._context:
+                raise RuntimeError(
+                    f"the handler belongs to {self._context!r}, and torch's current stream to {stream.context!r}: call "
+                    "it inside 'with partition.torch():' of that partition. Two partitions that share a communicator "
+                    "would wait for each other for ever"
+                )
+            self._streams[handle] = stream
+        if previous is not None:
+            if any(_is_capturing(one) for one in (previous, stream)):
+                raise RuntimeError(
+                    "the handler was used on another stream before, and one of the two is capturing a graph: capture "
+                    "on the stream on which the handler is used"
+                )
+            stream.wait(previous)
+        self._stream = stream
+        return stream
+
+    def _context_stream(self, handle: int) -> Stream:
+        # torch's default stream is that of the primary context.
+        with Device(self.device.index).context.current():
+            return Stream.from_handle(handle)
+
+    def checkpoint_prepare(self) -> None:
+        """Gives the physical memory back and keeps the addresses, so that captured graphs stay valid. Collective."""
+        self._demand_open()
+        if self._workspaces is not None:
+            self._context.sync()
+            self.check()
+            self._backend.barrier()
+            self._workspaces.release()
+            self._backend.barrier()
+        self._state = _State.RELEASED
+
+    def checkpoint_restore(self, comm_backend: CommBackend) -> None:
+        """Takes new memory at the same addresses. Collective; ValueError if the backend has another rank or size."""
+        if self._state is not _State.RELEASED:
+            raise RuntimeError(
+                f"the handler of rank {self.para_info.world_rank} {self._state.value}: checkpoint_restore() follows "
+                "checkpoint_prepare()"
+            )
+        self._demand_place(comm_backend)
+        if self._workspaces is not None:
+            self._workspaces.restore(comm_backend)
+        self._backend = comm_backend
+        self._state = _State.OPEN
+
+    def shutdown(self) -> None:
+        """Waits for the calls of this rank, then for the other ranks unless one has failed; frees all. Idempotent."""
+        if self._state is _State.CLOSED:
+            return
+        before, self._state = self._state, _State.CLOSED
+        if self._workspaces is None:
+            return
+        try:
+            with suppress(CUDAError):
+                self._context.sync()
+            failed = before is _State.FAILED or (self._fault is not None and self._fault.read()[0] != Fault.NONE)
+            if not failed:
+                self._backend.barrier()
+        except RuntimeError:
+            failed = True
+        # Another rank may still write to the memory of this one if not all have come here: it is kept, not unmapped.
+        if failed:
+            self._workspaces = None
+            self._fault = None
+            return
+        self._free()
+
+    def _free(self) -> None:
+        for kernels in self._kernels.values():
+            kernels.close()
+        self._kernels.clear()
+        if self._workspaces is not None:
+            self._workspaces.close()
+            self._workspaces = None
+        if self._fault is not None:
+            self._fault.close()
+            self._fault = None
+
+    def __enter__(self) -> MixedCommHandler:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def __del__(self) -> None:
+        # Nothing is freed here: other ranks may be using it, and asking them would block.
+        if getattr(self, "_workspaces", None) is not None:
+            with suppress(Exception):
+                warnings.warn(f"{self!r} was not shut down: its memory stays mapped", ResourceWarning, stacklevel=2)
+
+    def __repr__(self) -> str:
+        info = self.para_info
+        return (
+            f"<MixedCommHandler: rank {info.world_rank} of {info.world_size}, tp {info.tp_size} x dp {info.dp_size}, "
+            f"{self._state.value.split(':')[0]}>"
+        )
+
+
+def _world(info: ParallelInfo) -> range:
+    return range(info.world_size)
+
+
+def _torch_group(distributed: Any, info: ParallelInfo, groups: Sequence[tuple[int, ...]]) -> Any:
+    """The one of several groups that the rank is in. All ranks make all groups, in one order."""
+    mine = None
+    for ranks in sorted(set(groups)):
+        group = distributed.new_group(list(ranks))
+        if info.world_rank in ranks:
+            mine = group
+    return mine
+
+
+def _as_backend(group: Any) -> CommBackend:
+    return group if isinstance(group, LocalBackend) else TorchBackend(group)
+
+
+def _within(name: str, value: int, least: int, most: int, what: str = "the largest value") -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be in {least}..{most} ({what}), not {value}")
+    return value
+
+
+def _copy(to: int, source: int, size: int, stream: Stream) -> None:
+    with stream.context.current():
+        call("cuMemcpyDtoDAsync", to, source, size, stream.handle)
+
+
+def _is_capturing(stream: Stream) -> bool:
+    status = call("cuStreamIsCapturing", stream.handle)
+    return bool(status != driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+class _RunMixedComm:
+    """``run_mixed_comm(op, handler, x_in, x_out=None, mode=None)``: runs an operation, and returns its output.
+
+    Every rank calls it with inputs of one shape. On a GPU it returns at once, and the work is on torch's current
+    stream. mode: None leaves the choice to the handler.
+    """
+
+    def __call__(
+        self,
+        op: MixedCommOp,
+        handler: MixedCommHandler,
+        x_in: Any,
+        x_out: Any = None,
+        mode: MixedCommMode | None = None,
+    ) -> Any:
+        return handler._run(op, x_in, x_out, mode)
+
+    @staticmethod
+    def is_compute_capability_supported(capability: int) -> bool:
+        """Whether the kernels run on a chip, by its number: 90 for compute capability 9.0."""
+        return capability >= FIRST_CAPABILITY
+
+
+run_mixed_comm = _RunMixedComm()

@@ -1,0 +1,201 @@
+// What the kernels ask of the hardware, one function an instruction. The tests replace this file by one for the CPU.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name
+#define DEVICE __device__ __forceinline__
+
+struct alignas(16) Vector {
+  u32 word[4];
+};
+
+DEVICE u32 thread_index() { return threadIdx.x; }
+DEVICE u32 thread_count() { return blockDim.x; }
+DEVICE u32 block_index() { return blockIdx.x; }
+DEVICE u32 block_count() { return gridDim.x; }
+
+DEVICE void sync_block() { __syncthreads(); }
+// A barrier of the block; whether `mine` is true for all of its threads.
+DEVICE bool all_of_block(bool mine) { return __syncthreads_and(mine); }
+
+DEVICE u64 nanoseconds() {
+  u64 now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+// ---- words that other ranks read or write
+
+DEVICE void store_relaxed(u64 address, u64 value) {
+  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+DEVICE u64 load_relaxed(u64 address) {
+  u64 value;
+  asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+// Two words in one instruction. Each is written as a whole; the pair is not.
+DEVICE void store_relaxed_pair(u64 address, u64 first, u64 second) {
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
+}
+
+DEVICE void load_relaxed_pair(u64 address, u64& first, u64& second) {
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(address) : "memory");
+}
+
+DEVICE void store_release(u64 address, u64 value) {
+  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+DEVICE u64 load_acquire(u64 address) {
+  u64 value;
+  asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// ---- words of this rank alone
+
+DEVICE u32 load_own(u64 address) {
+  u32 value;
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+DEVICE void store_own(u64 address, u32 value) {
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+DEVICE u32 add_own(u64 address, u32 value) {
+  u32 before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+
+DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
+  u32 before;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(before)
+               : "l"(address), "r"(expected), "r"(value)
+               : "memory");
+  return before;
+}
+
+// ---- tensors
+
+DEVICE u64 load_tensor(u64 address) { return *reinterpret_cast<const u64*>(address); }
+DEVICE void store_tensor(u64 address, u64 value) { *reinterpret_cast<u64*>(address) = value; }
+
+// ---- shared memory, bulk copies and the barriers that they complete on
+
+DEVICE unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
+}
+
+DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
+DEVICE void barrier_init(u64* barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Makes the barriers just initialised known to the copy engine of the SM, before the barrier of the block.
+DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEVICE void barrier_arrive(u64* barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+DEVICE void barrier_arrive_and_expect(u64* barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// Whether the phase of that parity is over. May block for a time that the hardware limits.
+DEVICE bool barrier_try_wait(u64* barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n .reg .pred over;\n"
+      " mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 over, [%1], %2;\n"
+      " selp.b32 %0, 1, 0, over;\n}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+DEVICE void bulk_load(void* to, u64 from, u32 bytes, u64* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
+DEVICE void bulk_store(u64 to, const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+               "r"(bytes)
+               : "memory");
+}
+
+DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until all but the `ALLOWED` newest groups of stores of this thread have read their shared memory.
+template <int ALLOWED>
+DEVICE void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(ALLOWED) : "memory");
+}
+
+// Waits until all stores of this thread are complete.
+DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Orders ordinary accesses and those of bulk copies, in both directions and for all memory.
+DEVICE void fence_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// The same for the shared memory of the block alone.
+DEVICE void fence_bulk_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- numbers: two of the tensor's type in a word, the first one in the low half
+
+struct Pair {
+  float low, high;
+};
+
+#if DTYPE_IS_BFLOAT16
+
+DEVICE Pair widen(u32 word) { return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)}; }
+
+DEVICE u32 narrow(Pair pair) {
+  u32 word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(pair.high), "f"(pair.low));
+  return word;
+}
+
+#else
+
+DEVICE Pair widen(u32 word) {
+  Pair pair;
+  asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %2;\n cvt.f32.f16 %0, low;\n cvt.f32.f16 %1, high;\n}"
+      : "=f"(pair.low), "=f"(pair.high)
+      : "r"(word));
+  return pair;
+}
+
+DEVICE u32 narrow(Pair pair) {
+  u32 word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(pair.high), "f"(pair.low));
+  return word;
+}
+
+#endif
+
+// Rounded after each addition, in the order written: nothing is fused or reassociated.
+DEVICE float add(float a, float b) { return __fadd_rn(a, b); }

@@ -1,0 +1,217 @@
+// Large messages. Each rank fetches its share of the inputs of its sources, sums it and stores the sum to its targets,
+// through tiles in shared memory that bulk copies fill and empty. One thread moves, the others add.
+//
+// Flags at the start and at the end alone, both with the epoch of the call:
+// - A rank says START when its kernel runs: its input is complete then, and nothing reads its old output any more, calls
+//   and copies being in stream order. No rank touches the memory of another before it has seen that rank's START.
+// - A rank says END when all its blocks have fetched and stored everything. A rank's kernel ends when it has seen the END
+//   of all ranks: its output is complete then, and its input may be overwritten.
+// - START of call e + 1 is written by a rank that has seen everybody's END of call e, which is said after all blocks have
+//   seen the START of call e: one word for each is enough, and waiting for equality cannot miss it. END likewise.
+#pragma once
+
+struct TwoExchange {
+  Call call;
+  u64 input;          // of this rank: of its tensor, or of its staging buffer
+  u64 output;
+  u64 input_offset;   // bytes into the input of each source where this rank's share begins
+  u64 output_offset;  // bytes into the output of each target where it goes
+  u64 share_bytes;    // a multiple of 16
+  u32 tile_bytes;     // a multiple of 16, at most TILE_BYTES
+  u32 is_staged;      // input and output of every rank are its staging buffers; else they are tensors at any address
+  u32 source[SOURCES];
+  u32 target[TARGETS];
+};
+
+DEVICE u64 mailbox_of(u64 base, u32 source) { return base + MAILBOXES + source * MAILBOX_BYTES; }
+
+// Waits for a flag of `source`; acquires what its rank wrote before. The payload must be that of this call.
+DEVICE bool wait_flag(const Call& call, u64 address, u32 source, u32 epoch) {
+  Deadline deadline;
+  for (;;) {
+    u64 word = load_acquire(address);
+    if (epoch_of(word) == epoch) {
+      if (payload_of(word) == call.signature) return true;
+      report(call, FAULT_MISMATCH, source, payload_of(word));
+      return false;
+    }
+    if (deadline.passed(call)) {
+      report(call, FAULT_TIMEOUT, source, epoch);
+      return false;
+    }
+  }
+}
+
+DEVICE bool wait_barrier(const Call& call, u64* barrier, u32 parity) {
+  Deadline deadline;
+  while (!barrier_try_wait(barrier, parity))
+    if (deadline.passed(call)) return false;
+  return true;
+}
+
+struct Tiles {
+  unsigned char* bytes;
+  u64* full;    // of each stage: the tiles of all sources are there
+  u64* summed;  // of each stage: their sum stands in the place of the first one
+
+  DEVICE unsigned char* of(u32 stage, u32 source) const { return bytes + (stage * SOURCES + source) * TILE_BYTES; }
+};
+
+// The tiles of a block: number k is tile block_index() + k * block_count() of the share.
+struct Walk {
+  u64 share_bytes;
+  u32 tile_bytes;
+  u32 count;
+
+  DEVICE u64 offset(u32 k) const { return (block_index() + static_cast<u64>(k) * block_count()) * tile_bytes; }
+  DEVICE u32 bytes(u32 k) const {
+    u64 left = share_bytes - offset(k);
+    return left < tile_bytes ? static_cast<u32>(left) : tile_bytes;
+  }
+};
+
+DEVICE Walk walk_of(const TwoExchange& a) {
+  u32 tiles = static_cast<u32>((a.share_bytes + a.tile_bytes - 1) / a.tile_bytes);
+  u32 mine = tiles > block_index() ? (tiles - block_index() - 1) / block_count() + 1 : 0;
+  return {a.share_bytes, a.tile_bytes, mine};
+}
+
+// The thread that moves. False after the time limit.
+DEVICE bool move(const TwoExchange& a, const Tiles& tiles, const Walk& walk) {
+  const u64 own = a.call.peer[a.call.rank];
+  u64 from[SOURCES], to[TARGETS];
+#pragma unroll
+  for (u32 one = 0; one < SOURCES; ++one) {
+    u32 source = a.source[one];
+    u64 base = a.is_staged ? a.call.peer[source] + STAGED_INPUT : a.input;
+    if (!a.is_staged && source != a.call.rank) base = load_relaxed(mailbox_of(own, source) + MAILBOX_INPUT);
+    from[one] = base + a.input_offset;
+  }
+#pragma unroll
+  for (u32 one = 0; one < TARGETS; ++one) {
+    u32 target = a.target[one];
+    u64 base = a.is_staged ? a.call.peer[target] + STAGED_OUTPUT : a.output;
+    if (!a.is_staged && target != a.call.rank) base = load_relaxed(mailbox_of(own, target) + MAILBOX_OUTPUT);
+    to[one] = base + a.output_offset;
+  }
+  // The inputs were written by ordinary stores and acquired by ordinary loads; the copies below are another proxy.
+  fence_bulk();
+
+  auto fetch = [&](u32 k) {
+    u32 stage = k % STAGES;
+    u32 bytes = walk.bytes(k);
+    barrier_arrive_and_expect(&tiles.full[stage], SOURCES * bytes);
+#pragma unroll
+    for (u32 one = 0; one < SOURCES; ++one)
+      bulk_load(tiles.of(stage, one), from[one] + walk.offset(k), bytes, &tiles.full[stage]);
+  };
+  for (u32 k = 0; k < walk.count && k < STAGES; ++k) fetch(k);
+  for (u32 k = 0; k < walk.count; ++k) {
+    u32 stage = k % STAGES;
+    u32 parity = (k / STAGES) & 1;
+    if (!wait_barrier(a.call, SOURCES == 1 ? &tiles.full[stage] : &tiles.summed[stage], parity)) return false;
+#pragma unroll
+    for (u32 one = 0; one < TARGETS; ++one) bulk_store(to[one] + walk.offset(k), tiles.of(stage, 0), walk.bytes(k));
+    bulk_commit();
+    // The stage of the tile before this one is filled again as soon as its stores have read it.
+    if (k > 0 && k - 1 + STAGES < walk.count) {
+      bulk_wait_read<1>();
+      fetch(k - 1 + STAGES);
+    }
+  }
+  bulk_wait();
+  return true;
+}
+
+// The threads that add, `adder` of `adders`. False after the time limit.
+DEVICE bool sum(const Call& call, const Tiles& tiles, const Walk& walk, u32 adder, u32 adders) {
+  for (u32 k = 0; k < walk.count; ++k) {
+    u32 stage = k % STAGES;
+    if (!wait_barrier(call, &tiles.full[stage], (k / STAGES) & 1)) return false;
+    u32 vectors = walk.bytes(k) / sizeof(Vector);
+    for (u32 at = adder; at < vectors; at += adders) {
+      Sum sums[4];
+#pragma unroll
+      for (u32 one = 0; one < SOURCES; ++one) {
+        Vector more = reinterpret_cast<const Vector*>(tiles.of(stage, one))[at];
+#pragma unroll
+        for (u32 word = 0; word < 4; ++word) {
+          if (one == 0)
+            sums[word].start(more.word[word]);
+          else
+            sums[word].include(more.word[word]);
+        }
+      }
+      Vector total;
+#pragma unroll
+      for (u32 word = 0; word < 4; ++word) total.word[word] = sums[word].value();
+      reinterpret_cast<Vector*>(tiles.of(stage, 0))[at] = total;
+    }
+    // The bulk store of the moving thread reads what ordinary stores have written: each writer fences its own.
+    fence_bulk_shared();
+    barrier_arrive(&tiles.summed[stage]);
+  }
+  return true;
+}
+
+KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a) {
+  const Call& call = a.call;
+  const u64 own = call.peer[call.rank];
+  const bool failed = has_fault(call);
+  const u32 epoch = next_epoch(load_own(own + CONTROL_FLAG_EPOCH));
+  if (failed) return;
+  const u32 thread = thread_index();
+
+  Tiles tiles;
+  tiles.full = reinterpret_cast<u64*>(dynamic_shared());
+  tiles.summed = tiles.full + STAGES;
+  tiles.bytes = dynamic_shared() + TILES_OFFSET;
+  if (thread == 0) {
+    for (u32 stage = 0; stage < STAGES; ++stage) {
+      barrier_init(&tiles.full[stage], 1);
+      barrier_init(&tiles.summed[stage], TWO_EXCHANGE_THREADS - MOVERS);
+    }
+    barrier_init_done();
+  }
+
+  bool peer_is_here = true;
+  if (thread < WORLD && thread != call.rank) {
+    if (block_index() == 0) {
+      u64 theirs = mailbox_of(call.peer[thread], call.rank);
+      store_relaxed(theirs + MAILBOX_INPUT, a.input);
+      store_relaxed(theirs + MAILBOX_OUTPUT, a.output);
+      // Released at system scope: the addresses above, and the input, which was complete when the kernel began.
+      store_release(theirs + MAILBOX_START, packet(call.signature, epoch));
+    }
+    peer_is_here = wait_flag(call, mailbox_of(own, thread) + MAILBOX_START, thread, epoch);
+  }
+  // The barrier of the block hands what these threads have acquired to the one that moves.
+  if (!all_of_block(peer_is_here)) return;
+
+  const Walk walk = walk_of(a);
+  if (thread >= MOVERS) {
+    if (SOURCES > 1 && !sum(call, tiles, walk, thread - MOVERS, TWO_EXCHANGE_THREADS - MOVERS))
+      report(call, FAULT_TIMEOUT, call.rank, epoch);
+    return;
+  }
+  if (thread != 0) return;
+  if (!move(a, tiles, walk)) {
+    report(call, FAULT_TIMEOUT, call.rank, epoch);
+    return;
+  }
+  // The copies of this block are complete. They become part of what the last block releases: copies before ordinary
+  // accesses (first fence), and this thread's before the arrival that the last block has seen (second fence).
+  fence_bulk();
+  fence_system();
+  if (add_own(own + CONTROL_FLAG_ARRIVED, 1) != block_count() - 1) return;
+  fence_system();
+#pragma unroll
+  for (u32 peer = 0; peer < WORLD; ++peer)
+    if (peer != call.rank)
+      store_release(mailbox_of(call.peer[peer], call.rank) + MAILBOX_END, packet(call.signature, epoch));
+#pragma unroll
+  for (u32 peer = 0; peer < WORLD; ++peer)
+    if (peer != call.rank && !wait_flag(call, mailbox_of(own, peer) + MAILBOX_END, peer, epoch)) return;
+  store_own(own + CONTROL_FLAG_ARRIVED, 0);
+  store_own(own + CONTROL_FLAG_EPOCH, epoch);
+}

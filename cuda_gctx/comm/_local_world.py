@@ -1,0 +1,158 @@
+"""A world of ranks in one process: threads, each with a partition of a GPU of its own, or on the CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from cuda_gctx import Device, Partition
+from cuda_gctx.comm._backends import LocalBackend
+from cuda_gctx.comm._handler import MixedCommHandler
+
+__all__ = ["LocalRank", "LocalWorld", "local_world"]
+
+Result = TypeVar("Result")
+
+
+class LocalRank:
+    """One rank of a local world.
+
+    rank, size: its number and how many there are; device: its GPU, None on the CPU; partition: where its kernels run,
+    None on the CPU; backend: what connects it to the others on the host.
+    """
+
+    def __init__(self, device: Device | None, partition: Partition | None, backend: LocalBackend) -> None:
+        self.rank = backend.Get_rank()
+        self.size = backend.Get_size()
+        self.device = device
+        self.partition = partition
+        self.backend = backend
+
+    def handler(
+        self,
+        dtype: Any,
+        *,
+        nodes: int = 1,
+        local_tp_size: int | None = None,
+        local_dp_size: int | None = None,
+        inter_tp_size: int | None = None,
+        inter_dp_size: int | None = None,
+        **options: Any,
+    ) -> MixedCommHandler:
+        """A handler of this rank; every rank of the world makes one at the same time.
+
+        nodes: into how many nodes of equal size the ranks are counted. options: those of MixedCommHandler.
+        """
+        if nodes < 1 or self.size % nodes:
+            raise ValueError(f"{self.size} ranks cannot be counted into {nodes} nodes of equal size")
+        local_size = self.size // nodes
+        inter_rank, local_rank = divmod(self.rank, local_size)
+        device = "cpu" if self.device is None else f"cuda:{self.device.device_id}"
+        return MixedCommHandler(
+            self.rank,
+            self.size,
+            local_rank,
+            local_size,
+            inter_rank,
+            nodes,
+            local_tp_size,
+            local_dp_size,
+            inter_tp_size,
+            inter_dp_size,
+            dtype,
+            device,
+            partition=self.partition,
+            comm_backend=self.backend,
+            **options,
+        )
+
+    def __repr__(self) -> str:
+        where = "the CPU" if self.partition is None else f"{self.partition.sm_count} SMs"
+        return f"<LocalRank {self.rank} of {self.size} on {where}>"
+
+
+class LocalWorld:
+    """The ranks of a world that is in one process. Close it, or use it in a ``with``."""
+
+    def __init__(self, ranks: Sequence[LocalRank], partitions: ExitStack) -> None:
+        self.ranks = tuple(ranks)
+        self._partitions = partitions
+
+    def run(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
+        """Calls ``function(rank, *arguments)`` for every rank, each on a thread, at the same time; returns the results.
+
+        Raises what a rank raised: of several, what was raised first, because the others may follow from it. The world
+        cannot be used any more then, because ranks may have stopped at different places.
+        """
+        results: list[Any] = [None] * len(self.ranks)
+        failures: list[tuple[int, BaseException]] = []
+
+        def work(rank: LocalRank) -> None:
+            try:
+                results[rank.rank] = function(rank, *arguments)
+            except BaseException as error:
+                failures.append((rank.rank, error))
+                rank.backend.abort()
+
+        threads = [
+            threading.Thread(target=work, args=(rank,), name=f"rank {rank.rank}", daemon=True) for rank in self.ranks
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0][1]
+        return results
+
+    def close(self) -> None:
+        """Closes the partitions of all ranks. Shut the handlers down before."""
+        self._partitions.close()
+
+    def __enter__(self) -> LocalWorld:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __repr__(self) -> str:
+        return f"<LocalWorld of {len(self)} ranks>"
+
+
+def local_world(
+    size: int, device: Device | Sequence[Device] | None = None, *, sms: int | None = None, timeout_s: float = 60.0
+) -> LocalWorld:
+    """A world of `size` ranks in this process, for tests and for one GPU that several models share.
+
+    device: the GPU whose SMs the ranks divide among themselves, or several, with equally many ranks on each, in their
+    order; None: the ranks are on the CPU. sms: how many SMs each rank has; None: an equal share. timeout_s: how long
+    ranks wait for each other on the host.
+    """
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"size must be an int, not {type(size).__name__}")
+    if size < 1:
+        raise ValueError(f"a world has at least one rank, not {size}")
+    backends = LocalBackend.of(size, timeout_s)
+    with ExitStack() as undo:
+        places: list[tuple[Device | None, Partition | None]] = [(None, None)] * size
+        if device is None:
+            if sms is not None:
+                raise ValueError("ranks on the CPU have no SMs: give a device, or leave sms out")
+        else:
+            devices = [device] if isinstance(device, Device) else list(device)
+            if not devices or size % len(devices):
+                raise ValueError(f"{size} ranks cannot be shared equally by {len(devices)} devices")
+            places = []
+            for one in devices:
+                on_it = size // len(devices)
+                grain = one.resources.sm.coscheduled_alignment
+                share = one.sm_count // on_it // grain * grain if sms is None else sms
+                parts = undo.enter_context(one.partition(*[share] * on_it))
+                places += [(one, part) for part in parts]
+        ranks = [LocalRank(*place, backend) for place, backend in zip(places, backends, strict=True)]
+        return LocalWorld(ranks, undo.pop_all())

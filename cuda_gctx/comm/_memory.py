@@ -1,0 +1,232 @@
+"""The workspaces of all ranks as one rank sees them.
+
+Physical memory and addresses are separate: a checkpoint gives the memory back and keeps the addresses, which captured
+graphs know. Ranks of one process share their mappings; other ranks of the host import each other's memory through file
+descriptors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from cuda_gctx import CUDAError, Device
+from cuda_gctx.comm._backends import CommBackend, gather
+from cuda_gctx.comm._descriptors import exchange_descriptors
+from cuda_gctx.comm._driver_calls import call, driver
+
+__all__ = ["FaultRecord", "Workspaces"]
+
+
+class _Identity(NamedTuple):
+    """What a rank says of itself to the others."""
+
+    host: str
+    process: int
+    device_id: int
+    pci_bus_id: str
+    address: int
+
+
+def _boot_id() -> str:
+    """Of the running system: containers of one host share it, and so they can share memory."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _rounded(size: int, grain: int) -> int:
+    return -(-size // grain) * grain
+
+
+class Workspaces:
+    """Memory of this rank, and the addresses under which it reaches that of every rank.
+
+    Every rank makes one, with the same size. The memory is zero.
+    """
+
+    def __init__(self, backend: CommBackend, device: Device, size: int, timeout_s: float) -> None:
+        self._backend = backend
+        self._device = device
+        self._timeout_s = timeout_s
+        self._rank = backend.Get_rank()
+        self._properties = self._memory_properties()
+        with device.context.current():
+            grain = call(
+                "cuMemGetAllocationGranularity",
+                self._properties,
+                driver().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+            )
+        self._size = _rounded(size, int(grain))
+        self._handle: Any = None
+        self._imported: list[int] = []
+        self._reserved: dict[int, int] = {}
+        self.addresses: tuple[int, ...] = ()
+        try:
+            self._reserved[self._rank] = self._reserve()
+            self._map_own()
+            self._meet(backend)
+        except BaseException:
+            self.close()
+            raise
+
+    def _memory_properties(self) -> Any:
+        cu = driver()
+        properties = cu.CUmemAllocationProp()
+        properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = self._device.device_id
+        properties.requestedHandleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        return properties
+
+    def _reserve(self) -> int:
+        with self._device.context.current():
+            return int(call("cuMemAddressReserve", self._size, 0, 0, 0))
+
+    def _allow(self, address: int, device_ids: set[int]) -> None:
+        cu = driver()
+        wanted = []
+        for device_id in sorted(device_ids):
+            access = cu.CUmemAccessDesc()
+            access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            access.location.id = device_id
+            access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            wanted.append(access)
+        call("cuMemSetAccess", address, self._size, wanted, len(wanted))
+
+    def _map_own(self) -> None:
+        address = self._reserved[self._rank]
+        with self._device.context.current():
+            self._handle = call("cuMemCreate", self._size, self._properties, 0)
+            call("cuMemMap", address, self._size, 0, self._handle, 0)
+            self._allow(address, {self._device.device_id})
+            call("cuMemsetD8", address, 0, self._size)
+            call("cuCtxSynchronize")
+
+    def _meet(self, backend: CommBackend) -> None:
+        """Finds the memory of all ranks. Each rank maps that of the others at the addresses that it has reserved."""
+        mine = _Identity(
+            _boot_id(), os.getpid(), self._device.device_id, self._device.pci_bus_id, self._reserved[self._rank]
+        )
+        ranks = gather(backend, mine)
+        elsewhere = [rank for rank, one in enumerate(ranks) if one.host != mine.host]
+        if elsewhere:
+            raise RuntimeError(
+                f"ranks {elsewhere} run on another host than rank {self._rank}: their memory cannot be mapped here"
+            )
+        self._demand_peer_access(ranks)
+        here = {one.device_id for one in ranks if one.process == mine.process}
+        self.share_process = all(one.process == mine.process for one in ranks)
+        self.share_device = len({one.pci_bus_id for one in ranks}) == 1
+        with self._device.context.current():
+            self._allow(mine.address, here)
+            others: dict[int, int] = {}
+            if not self.share_process:
+                others = self._import_from_others(backend, ranks)
+        self.addresses = tuple(others.get(rank, one.address) for rank, one in enumerate(ranks))
+        # Nobody uses a mapping that its owner has not opened for all devices yet.
+        backend.barrier()
+
+    def _demand_peer_access(self, ranks: list[_Identity]) -> None:
+        by_bus = {one.pci_bus_id for one in ranks} - {self._device.pci_bus_id}
+        for number in range(Device.count()):
+            other = Device(number)
+            if other.pci_bus_id in by_bus:
+                by_bus.remove(other.pci_bus_id)
+                if not int(call("cuDeviceCanAccessPeer", self._device.device_id, number)):
+                    raise RuntimeError(
+                        f"device {self._device.device_id} cannot access the memory of device {number}: the kernels of "
+                        "cuda_gctx.comm need peer access between all devices of a node"
+                    )
+
+    def _import_from_others(self, backend: CommBackend, ranks: list[_Identity]) -> dict[int, int]:
+        cu = driver()
+        kind = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        descriptor = int(call("cuMemExportToShareableHandle", self._handle, kind, 0))
+        try:
+            received = exchange_descriptors(backend, descriptor, self._timeout_s)
+        finally:
+            os.close(descriptor)
+        found: dict[int, int] = {}
+        try:
+            for rank, theirs in received.items():
+                if ranks[rank].process == os.getpid():
+                    continue
+                if rank not in self._reserved:
+                    self._reserved[rank] = self._reserve()
+                handle = call("cuMemImportFromShareableHandle", theirs, kind)
+                try:
+                    call("cuMemMap", self._reserved[rank], self._size, 0, handle, 0)
+                finally:
+                    # The mapping keeps the memory.
+                    call("cuMemRelease", handle)
+                self._imported.append(rank)
+                self._allow(self._reserved[rank], {self._device.device_id})
+                found[rank] = self._reserved[rank]
+        finally:
+            for theirs in received.values():
+                os.close(theirs)
+        return found
+
+    def release(self) -> None:
+        """Gives the physical memory back; addresses stay reserved. No kernel may be using it, on any rank."""
+        with self._device.context.current():
+            while self._imported:
+                call("cuMemUnmap", self._reserved[self._imported.pop()], self._size)
+            if self._handle is not None:
+                handle, self._handle = self._handle, None
+                call("cuMemUnmap", self._reserved[self._rank], self._size)
+                call("cuMemRelease", handle)
+
+    def restore(self, backend: CommBackend) -> None:
+        """New memory at the same addresses, zero; every rank calls it."""
+        known = self.addresses
+        self._backend = backend
+        self._map_own()
+        self._meet(backend)
+        if self.addresses != known:
+            raise RuntimeError("the memory of a rank came back at another address: captured graphs cannot be replayed")
+
+    def close(self) -> None:
+        """Gives everything back. No kernel may be using it, on any rank."""
+        with suppress(CUDAError):  # of a context that is broken; what is left goes with the process
+            self.release()
+            with self._device.context.current():
+                while self._reserved:
+                    _, address = self._reserved.popitem()
+                    call("cuMemAddressFree", address, self._size)
+
+
+class FaultRecord:
+    """Two words of host memory that the kernels of a rank write to, once: kind and peer, then a detail."""
+
+    BYTES = 16
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        flags = driver().CU_MEMHOSTALLOC_PORTABLE | driver().CU_MEMHOSTALLOC_DEVICEMAP
+        with device.context.current():
+            self._host = int(call("cuMemHostAlloc", self.BYTES, flags))
+            self.address = int(call("cuMemHostGetDevicePointer", self._host, 0))
+        self._words = (ctypes.c_uint64 * 2).from_address(self._host)
+        self.clear()
+
+    def clear(self) -> None:
+        self._words[0] = self._words[1] = 0
+
+    def read(self) -> tuple[int, int, int]:
+        """Kind, peer and detail; the kind is 0 where there is no fault."""
+        word = self._words[0]
+        return word >> 32, word & 0xFFFFFFFF, self._words[1]
+
+    def close(self) -> None:
+        if self._host:
+            host, self._host = self._host, 0
+            del self._words
+            with suppress(CUDAError), self._device.context.current():
+                call("cuMemFreeHost", host)

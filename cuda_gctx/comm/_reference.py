@@ -1,0 +1,127 @@
+"""What the operations compute, in torch operations: the exact values, and the forms of two and of one collective.
+
+Sums are taken in fp32 in the order of the ranks and rounded once per exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from cuda_gctx.comm._backends import CommBackend, gather
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+
+__all__ = ["exchange_on_cpu", "exchange_with_nccl", "expected", "rounded_sum"]
+
+Tensor = Any
+
+
+@cache
+def _torch() -> Any:
+    return import_module("torch")
+
+
+def rounded_sum(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum in fp32, in the order given, rounded once. One tensor comes back as it is, whatever its bits mean."""
+    first, *others = tensors
+    if not others:
+        return first
+    total = first.float()
+    for one in others:
+        total = total + one.float()
+    return total.to(first.dtype)
+
+
+def _chunk(info: ParallelInfo, tensor: Tensor) -> Tensor:
+    return tensor.chunk(info.dp_size)[info.dp_rank]
+
+
+def expected(info: ParallelInfo, op: MixedCommOp, inputs: Sequence[Tensor], exchanges: int = 1) -> Tensor:
+    """The output of a rank for the inputs of all ranks, in the order of the world ranks.
+
+    exchanges: how often a sum is rounded: 2 for REDUCESCATTER_ALLREDUCE in two collectives, which round the sum over
+    each dp group and then the sum of those. The kernels round once.
+    """
+    if len(inputs) != info.world_size:
+        raise ValueError(f"the world has {info.world_size} ranks, and {len(inputs)} inputs were given")
+    demand_same_shape([tuple(one.shape) for one in inputs])
+    info.output_shape(op, inputs[0].shape)
+    if op is MixedCommOp.REDUCESCATTER_ALLREDUCE and exchanges == 2:
+        halves = [
+            rounded_sum([_chunk(info, inputs[rank]) for rank in info.dp_ranks(tp_rank)])
+            for tp_rank in range(info.tp_size)
+        ]
+        return rounded_sum(halves)
+    blocks = [[inputs[rank] for rank in block] for block in info.plan(op).blocks]
+    if op.scatters:
+        blocks = [[_chunk(info, one) for one in block] for block in blocks]
+    sums = [rounded_sum(block) for block in blocks]
+    return _torch().cat(sums) if len(sums) > 1 else sums[0]
+
+
+def demand_same_shape(shapes: Sequence[Sequence[int]]) -> None:
+    """ValueError that names the ranks whose shape is another one than that of the first."""
+    other = [rank for rank, shape in enumerate(shapes) if tuple(shape) != tuple(shapes[0])]
+    if other:
+        found = ", ".join(f"rank {rank}: {list(shapes[rank])}" for rank in (0, *other))
+        raise ValueError(f"all ranks must give inputs of one shape; found {found}")
+
+
+def exchange_on_cpu(
+    info: ParallelInfo, op: MixedCommOp, x_in: Tensor, world: CommBackend, tp_group: CommBackend, dp_group: CommBackend
+) -> Tensor:
+    """Two collectives, one for each axis, of gathers and of sums that are exact in fp32."""
+    calls = gather(world, (MixedCommOp(op).name, str(x_in.dtype), tuple(x_in.shape)))
+    if len({call[:2] for call in calls}) > 1:
+        found = ", ".join(f"rank {rank}: {name} of {dtype}" for rank, (name, dtype, _) in enumerate(calls))
+        raise ValueError(f"all ranks must call the same operation with one type; found {found}")
+    demand_same_shape([call[2] for call in calls])
+    info.output_shape(op, x_in.shape)
+    if op.scatters:
+        mine = rounded_sum([_chunk(info, one) for one in gather(dp_group, x_in)])
+        return rounded_sum(gather(tp_group, mine))
+    total = rounded_sum(gather(tp_group, x_in))
+    return _torch().cat(gather(dp_group, total)) if op.gathers else total
+
+
+def exchange_with_nccl(
+    info: ParallelInfo,
+    op: MixedCommOp,
+    mode: MixedCommMode,
+    x_in: Tensor,
+    x_out: Tensor,
+    world: Any,
+    tp_group: Any,
+    dp_group: Any,
+) -> None:
+    """By collectives of torch.distributed on its groups: one of the world, or one for each axis.
+
+    NCCL sums in an order and with roundings of its own.
+    """
+    distributed: Any = import_module("torch.distributed")
+    if op is MixedCommOp.ALLREDUCE:
+        x_out.copy_(x_in)
+        distributed.all_reduce(x_out, group=tp_group)
+    elif op is MixedCommOp.ALLGATHER:
+        distributed.all_gather_into_tensor(x_out, x_in, group=dp_group)
+    elif op is MixedCommOp.REDUCESCATTER:
+        distributed.reduce_scatter_tensor(x_out, x_in, group=dp_group)
+    elif op is MixedCommOp.ALLREDUCE_ALLGATHER and mode is MixedCommMode.NCCL_ONE:
+        everything = x_in.new_empty((info.world_size, *x_in.shape))
+        distributed.all_gather_into_tensor(everything, x_in, group=world)
+        blocks = info.plan(op).blocks
+        for rows, block in zip(x_out.view(len(blocks), *x_in.shape), blocks, strict=True):
+            rows.copy_(rounded_sum([everything[rank] for rank in block]))
+    elif op is MixedCommOp.ALLREDUCE_ALLGATHER:
+        total = x_in.clone()
+        distributed.all_reduce(total, group=tp_group)
+        distributed.all_gather_into_tensor(x_out, total, group=dp_group)
+    elif mode is MixedCommMode.NCCL_ONE:
+        total = x_in.clone()
+        distributed.all_reduce(total, group=world)
+        x_out.copy_(_chunk(info, total))
+    else:
+        distributed.reduce_scatter_tensor(x_out, x_in, group=dp_group)
+        distributed.all_reduce(x_out, group=tp_group)

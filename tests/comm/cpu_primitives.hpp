@@ -1,0 +1,272 @@
+// The kernels' primitives for the CPU: threads of the host play the threads of the blocks of all ranks. Accesses to memory
+// that ranks share are delayed at random; bulk copies happen as late as the protocol allows, and in any order. The clock
+// is a counter of how often it was read, so that time limits do not depend on the machine.
+#include <sched.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define __grid_constant__
+#define KERNEL(name, threads) static void name
+#define DEVICE inline
+
+struct alignas(16) Vector {
+  u32 word[4];
+};
+
+struct Barrier {
+  u32 arrivals, pending, bytes = 0;
+  u64 phase = 0;
+  bool is_open = true;
+
+  void settle() {
+    if (pending == 0 && bytes == 0) {
+      ++phase;
+      pending = arrivals;
+    }
+  }
+};
+
+// A bulk store: reads shared memory at some time, writes global memory at some later time.
+struct BulkStore {
+  u64 to;
+  const unsigned char* from;
+  u32 bytes;
+  std::vector<unsigned char> read;
+  bool is_read = false, is_written = false;
+
+  void do_read() {
+    if (is_read) return;
+    read.assign(from, from + bytes);
+    is_read = true;
+  }
+  void do_write() {
+    do_read();
+    if (is_written) return;
+    std::memcpy(reinterpret_cast<void*>(to), read.data(), bytes);
+    is_written = true;
+  }
+};
+
+struct BlockState {
+  std::mutex mutex;
+  std::condition_variable changed;
+  u32 alive, arrived = 0;
+  u64 generation = 0;
+  bool all = true, last_all = true;
+  std::map<u64*, Barrier> barriers;
+  std::vector<std::function<void()>> loads;
+  std::vector<unsigned char> shared;
+  // Of the one thread that stores.
+  std::vector<std::vector<BulkStore>> groups;
+  std::vector<BulkStore> open_group;
+
+  BlockState(u32 threads, size_t bytes) : alive(threads), shared(bytes + 128) {}
+
+  void release() {
+    arrived = 0;
+    last_all = all;
+    all = true;
+    ++generation;
+    changed.notify_all();
+  }
+  bool meet(bool mine) {
+    std::unique_lock lock(mutex);
+    all = all && mine;
+    u64 seen = generation;
+    if (++arrived == alive)
+      release();
+    else
+      changed.wait(lock, [&] { return generation != seen; });
+    return last_all;
+  }
+  // A thread that has ended is not waited for, as on the hardware.
+  void leave() {
+    std::unique_lock lock(mutex);
+    --alive;
+    if (alive != 0 && arrived == alive) release();
+  }
+  void some_load(std::mt19937& random) {
+    if (loads.empty()) return;
+    size_t at = random() % loads.size();
+    auto load = loads[at];
+    loads.erase(loads.begin() + at);
+    load();
+  }
+};
+
+struct Here {
+  u32 thread, threads, block, blocks;
+  BlockState* state;
+  std::mt19937 random;
+};
+
+static thread_local Here* here;
+static std::atomic<u64> clock_reads{0};
+
+inline void pause_at_random() {
+  if (here->random() % 4 == 0) sched_yield();
+}
+
+DEVICE u32 thread_index() { return here->thread; }
+DEVICE u32 thread_count() { return here->threads; }
+DEVICE u32 block_index() { return here->block; }
+DEVICE u32 block_count() { return here->blocks; }
+DEVICE void sync_block() { here->state->meet(true); }
+DEVICE bool all_of_block(bool mine) { return here->state->meet(mine); }
+DEVICE u64 nanoseconds() { return ++clock_reads; }
+
+inline u64* at(u64 address) { return reinterpret_cast<u64*>(address); }
+inline u32* at32(u64 address) { return reinterpret_cast<u32*>(address); }
+
+DEVICE void store_relaxed(u64 address, u64 value) {
+  pause_at_random();
+  __atomic_store_n(at(address), value, __ATOMIC_RELAXED);
+}
+DEVICE u64 load_relaxed(u64 address) {
+  pause_at_random();
+  return __atomic_load_n(at(address), __ATOMIC_RELAXED);
+}
+DEVICE void store_relaxed_pair(u64 address, u64 first, u64 second) {
+  bool second_first = here->random() % 2;
+  store_relaxed(address + (second_first ? 8 : 0), second_first ? second : first);
+  store_relaxed(address + (second_first ? 0 : 8), second_first ? first : second);
+}
+DEVICE void load_relaxed_pair(u64 address, u64& first, u64& second) {
+  first = load_relaxed(address);
+  second = load_relaxed(address + 8);
+}
+DEVICE void store_release(u64 address, u64 value) {
+  pause_at_random();
+  __atomic_store_n(at(address), value, __ATOMIC_RELEASE);
+}
+DEVICE u64 load_acquire(u64 address) {
+  pause_at_random();
+  return __atomic_load_n(at(address), __ATOMIC_ACQUIRE);
+}
+DEVICE void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+DEVICE u32 load_own(u64 address) { return __atomic_load_n(at32(address), __ATOMIC_RELAXED); }
+DEVICE void store_own(u64 address, u32 value) { __atomic_store_n(at32(address), value, __ATOMIC_RELAXED); }
+DEVICE u32 add_own(u64 address, u32 value) {
+  pause_at_random();
+  return __atomic_fetch_add(at32(address), value, __ATOMIC_RELAXED);
+}
+DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
+  __atomic_compare_exchange_n(at32(address), &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+
+DEVICE u64 load_tensor(u64 address) { return *at(address); }
+DEVICE void store_tensor(u64 address, u64 value) { *at(address) = value; }
+
+DEVICE unsigned char* dynamic_shared() {
+  u64 first = reinterpret_cast<u64>(here->state->shared.data());
+  return reinterpret_cast<unsigned char*>((first + 127) / 128 * 128);
+}
+
+DEVICE void barrier_init(u64* barrier, u32 arrivals) {
+  std::unique_lock lock(here->state->mutex);
+  here->state->barriers[barrier] = {arrivals, arrivals};
+}
+DEVICE void barrier_init_done() {}
+DEVICE void barrier_arrive(u64* barrier) {
+  pause_at_random();
+  std::unique_lock lock(here->state->mutex);
+  Barrier& one = here->state->barriers.at(barrier);
+  --one.pending;
+  one.settle();
+}
+DEVICE void barrier_arrive_and_expect(u64* barrier, u32 bytes) {
+  std::unique_lock lock(here->state->mutex);
+  Barrier& one = here->state->barriers.at(barrier);
+  one.bytes += bytes;
+  --one.pending;
+  one.settle();
+}
+DEVICE bool barrier_try_wait(u64* barrier, u32 parity) {
+  pause_at_random();
+  std::unique_lock lock(here->state->mutex);
+  here->state->some_load(here->random);
+  return (here->state->barriers.at(barrier).phase & 1) != parity;
+}
+DEVICE void bulk_load(void* to, u64 from, u32 bytes, u64* barrier) {
+  BlockState* state = here->state;
+  std::unique_lock lock(state->mutex);
+  state->loads.push_back([=] {
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    Barrier& one = state->barriers.at(barrier);
+    one.bytes -= bytes;
+    one.settle();
+  });
+}
+DEVICE void bulk_store(u64 to, const void* from, u32 bytes) {
+  here->state->open_group.push_back({to, static_cast<const unsigned char*>(from), bytes, {}});
+}
+DEVICE void bulk_commit() {
+  here->state->groups.push_back(std::move(here->state->open_group));
+  here->state->open_group.clear();
+}
+template <int ALLOWED>
+DEVICE void bulk_wait_read() {
+  auto& groups = here->state->groups;
+  for (size_t at = 0; at + ALLOWED < groups.size(); ++at)
+    for (BulkStore& store : groups[at]) store.do_read();
+}
+DEVICE void bulk_wait() {
+  auto& groups = here->state->groups;
+  std::shuffle(groups.begin(), groups.end(), here->random);
+  for (auto& group : groups)
+    for (BulkStore& store : group) store.do_write();
+  groups.clear();
+}
+DEVICE void fence_bulk() {}
+DEVICE void fence_bulk_shared() {}
+
+struct Pair {
+  float low, high;
+};
+
+inline float as_float(u32 bits) {
+  float number;
+  std::memcpy(&number, &bits, 4);
+  return number;
+}
+
+#if DTYPE_IS_BFLOAT16
+inline u32 round_to_bfloat16(float number) {
+  u32 bits;
+  std::memcpy(&bits, &number, 4);
+  if (number != number) return 0x7fff;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+DEVICE Pair widen(u32 word) { return {as_float(word << 16), as_float(word & 0xffff0000u)}; }
+DEVICE u32 narrow(Pair pair) { return round_to_bfloat16(pair.high) << 16 | round_to_bfloat16(pair.low); }
+#else
+inline float from_half(uint16_t bits) {
+  _Float16 number;
+  std::memcpy(&number, &bits, 2);
+  return static_cast<float>(number);
+}
+inline u32 to_half(float number) {
+  _Float16 half = static_cast<_Float16>(number);
+  uint16_t bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+DEVICE Pair widen(u32 word) { return {from_half(word & 0xffff), from_half(word >> 16)}; }
+DEVICE u32 narrow(Pair pair) { return to_half(pair.high) << 16 | to_half(pair.low); }
+#endif
+
+DEVICE float add(float a, float b) { return a + b; }

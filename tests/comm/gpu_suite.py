@@ -1,0 +1,707 @@
+"""Runs the kernels of cuda_gctx.comm on a GPU: ranks as partitions of one GPU, as processes on one GPU and on several.
+
+    python tests/comm/gpu_suite.py --out FOLDER [--build] [CASE ...]
+
+Each case is a program of its own under a time limit, because its kernels wait for each other. FOLDER receives
+results.json and a log for each case. The exit code is 0 if every case passed. --build installs the package into
+FOLDER/site first, with what the interpreter has (Cython, scikit-build-core, CMake, a compiler, cuda.h), and asks no
+registry.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import itertools
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Multicast over NVLink can put the GPUs of a shared host out of service: nothing here uses it, nothing below may.
+SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+REPOSITORY = Path(__file__).resolve().parents[2]
+LIMIT_S = 90
+# Of waits in the kernels: a rank that is late by more is an error of the tests.
+TIMEOUT_S = 10.0
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def case(function: Callable[[], Any]) -> Callable[[], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+def modules() -> tuple[Any, Any]:
+    import torch
+
+    from cuda_gctx import comm
+
+    return torch, comm
+
+
+def inputs_of(torch: Any, shape: tuple[int, ...], dtype: Any, count: int, seed: int, device: Any) -> list[Any]:
+    made = []
+    for rank in range(count):
+        generator = torch.Generator(device).manual_seed(seed * 64 + rank)
+        one = torch.randn(shape, generator=generator, device=device) * 2.0 ** ((seed + rank) % 5 - 2)
+        one[one.abs() < 0.02] = -0.0
+        made.append(one.to(dtype))
+    return made
+
+
+def raised(kind: type[Exception], function: Callable[[], Any]) -> Any:
+    """The exception of a call, which must raise one of that kind."""
+    try:
+        function()
+    except kind as error:
+        return error
+    raise AssertionError(f"nothing was raised, where a {kind.__name__} was expected")
+
+
+def refused(kind: type[Exception], words: str, function: Callable[[], Any]) -> None:
+    message = str(raised(kind, function))
+    assert words in message, message
+
+
+def bits_equal(torch: Any, one: Any, other: Any) -> bool:
+    return bool(torch.equal(one.view(torch.int16), other.view(torch.int16)))
+
+
+def compare(
+    rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...], seed: int, shared: dict[Any, Any]
+) -> None:
+    """One call of an operation by all ranks, compared bit for bit with the exact value, and between ranks."""
+    torch, comm = modules()
+    info = handler.para_info
+    device = handler.device
+    if rank.rank == 0:
+        shared["inputs"] = inputs_of(torch, shape, handler.dtype, rank.size, seed, device)
+        torch.cuda.synchronize()
+    rank.backend.barrier()
+    inputs = shared["inputs"]
+    wanted = comm.expected(info, op, inputs)
+    out = torch.full_like(wanted, float("nan"))
+    torch.cuda.current_stream().synchronize()
+    rank.backend.barrier()
+    comm.run_mixed_comm(op, handler, inputs[rank.rank], out, mode)
+    torch.cuda.current_stream().synchronize()
+    handler.check()
+    if not bits_equal(torch, out, wanted):
+        wrong = (out.view(torch.int16) != wanted.view(torch.int16)).flatten()
+        where = wrong.nonzero().flatten()
+        raise AssertionError(
+            f"{op.name} {mode.name} {list(shape)} {handler.dtype} at rank {rank.rank} of {info}: {len(where)} of "
+            f"{wrong.numel()} wrong, first at {where[:4].tolist()}: {out.flatten()[where[:4]].tolist()}, wanted "
+            f"{wanted.flatten()[where[:4]].tolist()}"
+        )
+    rank.backend.barrier()
+
+
+def shapes_for(mode_name: str, dp: int, largest: int) -> list[tuple[int, int]]:
+    shapes = [(1, 8), (1, 8192), (3, 8192), (7, 264)]
+    if mode_name == "TWO_EXCHANGE":
+        shapes += [(64, 8192), (33, 4104), (largest // 16384, 8192)]
+    return [(rows * dp, hidden) for rows, hidden in shapes]
+
+
+def every_op(size: int, topologies: list[dict[str, int]], sms: int, largest: int, **options: Any) -> dict[str, Any]:
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    shared: dict[Any, Any] = {}
+    done = [0]
+
+    def work(rank: Any) -> None:
+        with rank.partition.torch():
+            for number, topology in enumerate(topologies):
+                for dtype in (torch.bfloat16, torch.float16) if number == 0 else (torch.bfloat16,):
+                    with rank.handler(dtype, timeout_s=TIMEOUT_S, **topology, **options) as handler:
+                        for op, mode in itertools.product(handler.valid_op_list, handler.valid_mode_list):
+                            dp = handler.para_info.dp_size if op.scatters else 1
+                            for seed, shape in enumerate(shapes_for(mode.name, dp, largest // dp)):
+                                compare(rank, handler, op, mode, shape, seed, shared)
+                                if rank.rank == 0:
+                                    done[0] += 1
+
+    with comm.local_world(size, Device(0), sms=sms) as world:
+        world.run(work)
+    return {"calls compared": done[0]}
+
+
+@case
+def machine() -> dict[str, Any]:
+    torch, _ = modules()
+    import cuda.bindings
+    import cuda.core
+
+    from cuda_gctx import Device, system
+    from cuda_gctx.comm._compile import compile_kernels
+    from cuda_gctx.comm._protocol import Geometry, defines
+    from cuda_gctx.comm._topology import ParallelInfo
+
+    device = Device(0)
+    info = ParallelInfo.of(0, 8, 0, 8, 0, 1, 4, 2)
+    start = time.perf_counter()
+    reports = {}
+    for op in info.valid_ops:
+        words = defines(info, op, Geometry(8, 1 << 19, 1 << 26), is_bfloat16=True)
+        compiled = compile_kernels(words, device.compute_capability)
+        for name in ("one_exchange", "two_exchange"):
+            report = compiled.report(name)
+            assert report.spill_bytes == 0, f"{name} of {op.name} spills: {report}"
+            reports[f"{op.name} {name}"] = report.registers
+    return {
+        "device": device.name,
+        "devices": Device.count(),
+        "driver": ".".join(map(str, system.driver_version)),
+        "torch": torch.__version__,
+        "cuda.core": cuda.core.__version__,
+        "cuda.bindings": cuda.bindings.__version__,
+        "registers": reports,
+        "compile_s": round(time.perf_counter() - start, 2),
+    }
+
+
+@case
+def ops_2_ranks() -> dict[str, Any]:
+    return every_op(2, [{}, {"local_dp_size": 2}, {"nodes": 2, "inter_dp_size": 2}], 16, 64 << 20)
+
+
+@case
+def ops_4_ranks() -> dict[str, Any]:
+    two_nodes = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
+    return every_op(4, [{"local_tp_size": 2}, {}, {"local_dp_size": 4}, two_nodes], 16, 64 << 20)
+
+
+@case
+def ops_8_ranks() -> dict[str, Any]:
+    nodes = [
+        {"nodes": 2, "local_tp_size": 2, "local_dp_size": 2, "inter_dp_size": 2},
+        {"nodes": 4, "local_tp_size": 2, "inter_tp_size": 2, "inter_dp_size": 2},
+    ]
+    return every_op(8, [{"local_tp_size": 4}, {"local_tp_size": 2}, {}, {"local_dp_size": 8}, *nodes], 16, 16 << 20)
+
+
+@case
+def ops_odd_worlds() -> dict[str, Any]:
+    compared = {}
+    for size, topologies in ((3, [{}, {"local_dp_size": 3}]), (6, [{"local_tp_size": 3}, {"local_tp_size": 2}])):
+        compared[f"{size} ranks"] = every_op(size, topologies, 16, 4 << 20)
+    return compared
+
+
+@case
+def ops_staged() -> dict[str, Any]:
+    return every_op(4, [{"local_tp_size": 2}, {}], 24, 16 << 20, max_message_bytes=32 << 20)
+
+
+@case
+def ops_8_ranks_of_8_sms() -> dict[str, Any]:
+    return every_op(8, [{"local_tp_size": 2}], 8, 4 << 20)
+
+
+def back_to_back(size: int, topology: dict[str, int], sms: int, calls: int, *, with_products: bool) -> dict[str, Any]:
+    """Calls of random operations, modes, sizes and grids without a wait between them; each output is looked at."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    shared: dict[Any, Any] = {}
+    stop = threading.Event()
+
+    def work(rank: Any) -> int:
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S, **topology) as handler:
+            info = handler.para_info
+            rows = [1, 2, 5, 16, 64]
+            kinds = []
+            for op, count in itertools.product(handler.valid_op_list, rows):
+                shape = (count * (info.dp_size if op.scatters else 1), 1024)
+                if rank.rank == 0:
+                    shared[op, count] = inputs_of(torch, shape, torch.bfloat16, size, count, handler.device)
+                    torch.cuda.synchronize()
+                rank.backend.barrier()
+                inputs = shared[op, count]
+                kinds.append((op, inputs[rank.rank], comm.expected(info, op, inputs)))
+            outs = [torch.empty_like(wanted) for _, _, wanted in kinds]
+            wrong = torch.zeros((), dtype=torch.int64, device=handler.device)
+            # What is used below is loaded and allocated before: doing so may wait for kernels that run.
+            for out, (_, _, wanted) in zip(outs, kinds, strict=True):
+                out.fill_(float("nan"))
+                wrong += (out.view(torch.int16) != wanted.view(torch.int16)).sum()
+            wrong.zero_()
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            # The same choices on all ranks; the grids are each rank's own.
+            together, alone = random.Random(7), random.Random(rank.rank)
+            for number in range(calls):
+                at = together.randrange(len(kinds))
+                mode = together.choice(handler.valid_mode_list)
+                op, x_in, wanted = kinds[at]
+                handler._kernels[op]._calls._grid = alone.randint(1, handler.grid_size)
+                outs[at].fill_(float("nan"))
+                comm.run_mixed_comm(op, handler, x_in, outs[at], mode)
+                wrong += (outs[at].view(torch.int16) != wanted.view(torch.int16)).sum()
+                if number % 500 == 499:
+                    torch.cuda.current_stream().synchronize()
+                    handler.check()
+            torch.cuda.current_stream().synchronize()
+            handler.check()
+            assert int(wrong) == 0, f"{int(wrong)} elements were wrong at rank {rank.rank}"
+            return calls
+
+    def products() -> None:
+        a = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda:0")
+        while not stop.is_set():
+            for _ in range(8):
+                torch.mm(a, a)
+            torch.cuda.default_stream().synchronize()
+
+    with comm.local_world(size, Device(0), sms=sms) as world:
+        beside = threading.Thread(target=products, daemon=True)
+        if with_products:
+            beside.start()
+        try:
+            done = world.run(work)
+        finally:
+            stop.set()
+            if with_products:
+                beside.join()
+    return {"calls": done[0]}
+
+
+@case
+def back_to_back_4_ranks() -> dict[str, Any]:
+    return back_to_back(4, {"local_tp_size": 2}, 16, 10_000, with_products=False)
+
+
+@case
+def back_to_back_8_ranks() -> dict[str, Any]:
+    return back_to_back(8, {"local_tp_size": 4}, 8, 3_000, with_products=False)
+
+
+@case
+def back_to_back_beside_products() -> dict[str, Any]:
+    return back_to_back(4, {"local_tp_size": 2}, 8, 1_000, with_products=True)
+
+
+def capture(torch: Any, work: Callable[[], None]) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph
+
+
+@case
+def graphs_and_checkpoint() -> dict[str, Any]:
+    """Captured calls are replayed, between others too, and after the memory has gone away and come back."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    shared: dict[Any, Any] = {}
+
+    def work(rank: Any) -> dict[str, Any]:
+        with (
+            rank.partition.torch(),
+            rank.handler(torch.bfloat16, local_tp_size=2, timeout_s=TIMEOUT_S, max_message_bytes=8 << 20) as handler,
+        ):
+            info = handler.para_info
+            modes = list(handler.valid_mode_list)
+            ops = list(handler.valid_op_list)
+            if rank.rank == 0:
+                shared["x"] = inputs_of(torch, (32, 1024), torch.bfloat16, rank.size, 1, handler.device)
+                torch.cuda.synchronize()
+            rank.backend.barrier()
+            x = shared["x"][rank.rank]
+            wanted = [comm.expected(info, op, shared["x"]) for op in ops for _ in modes]
+            outs = [torch.empty_like(one) for one in wanted]
+            pairs = [(op, mode) for op in ops for mode in modes]
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+
+            def all_calls() -> None:
+                for (op, mode), out in zip(pairs, outs, strict=True):
+                    comm.run_mixed_comm(op, handler, x, out, mode)
+
+            all_calls()
+            torch.cuda.current_stream().synchronize()
+            rank.backend.barrier()
+            graph = capture(torch, all_calls)
+            torch.cuda.current_stream().synchronize()
+            rank.backend.barrier()
+
+            def replay(times: int, what: str) -> None:
+                for out in outs:
+                    out.fill_(float("nan"))
+                for number in range(times):
+                    graph.replay()
+                    if number % 3 == 0:
+                        all_calls()
+                torch.cuda.current_stream().synchronize()
+                handler.check()
+                for (op, mode), out, one in zip(pairs, outs, wanted, strict=True):
+                    assert bits_equal(torch, out, one), f"{op.name} {mode.name} is wrong at rank {rank.rank} {what}"
+                rank.backend.barrier()
+
+            replay(100, "in a replay")
+            free = torch.cuda.mem_get_info()[0]
+            rank.backend.barrier()
+            handler.checkpoint_prepare()
+            rank.backend.barrier()
+            freed = torch.cuda.mem_get_info()[0] - free
+            assert freed > 8 << 20, f"only {freed} bytes came free"
+            refused(RuntimeError, "checkpoint_restore", lambda: comm.run_mixed_comm(ops[0], handler, x))
+            rank.backend.barrier()
+            handler.checkpoint_restore(rank.backend)
+            replay(20, "after a checkpoint")
+            return {"freed_mib": freed >> 20}
+
+    with comm.local_world(4, Device(0), sms=16) as world:
+        return world.run(work)[0]
+
+
+def expect_fault(torch: Any, handler: Any, kind: str, within_s: float) -> float:
+    _, comm = modules()
+    start = time.monotonic()
+    torch.cuda.current_stream().synchronize()
+    took = time.monotonic() - start
+    assert took < within_s, f"the kernel took {took:.1f} s"
+    error = raised(comm.CommFault, handler.check)
+    assert error.kind == kind, error
+    return took
+
+
+@case
+def faults() -> dict[str, Any]:
+    """Ranks that do not come, or that are called with something else: errors in time, and the GPU works after."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    results: dict[str, Any] = {}
+
+    def missing(rank: Any, mode: Any) -> float:
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0) as handler:
+            x = torch.ones(64, 1024, dtype=torch.bfloat16, device=handler.device)
+            comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            took = 0.0
+            if rank.rank != 1:
+                comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
+                took = expect_fault(torch, handler, "timeout", 3.0)
+                raised(RuntimeError, lambda: comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode))
+            return took
+
+    def different(rank: Any, mode: Any, rows: tuple[int, ...]) -> float:
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=5.0) as handler:
+            x = torch.ones(rows[rank.rank], 1024, dtype=torch.bfloat16, device=handler.device)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
+            return expect_fault(torch, handler, "mismatch", 2.0)
+
+    def right(rank: Any) -> None:
+        shared = right.shared  # type: ignore[attr-defined]
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S) as handler:
+            for mode in handler.valid_mode_list:
+                compare(rank, handler, handler.valid_op_list[0], mode, (16, 1024), 3, shared)
+
+    right.shared = {}  # type: ignore[attr-defined]
+    kernels = (comm.MixedCommMode.ONE_EXCHANGE, comm.MixedCommMode.TWO_EXCHANGE)
+    for mode in kernels:
+        with comm.local_world(3, Device(0), sms=16, timeout_s=5) as world:
+            results[f"{mode.name} a rank does not come, s"] = [round(one, 2) for one in world.run(missing, mode)]
+        with comm.local_world(3, Device(0), sms=16) as world:
+            took = world.run(different, mode, (8, 8, 16))
+            results[f"{mode.name} another size, s"] = [round(one, 3) for one in took]
+        with comm.local_world(3, Device(0), sms=16) as world:
+            world.run(right)
+    return results
+
+
+@case
+def misuse() -> dict[str, Any]:
+    """Second streams are ordered; second partitions, captures elsewhere and wrong tensors are refused."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    def work(rank: Any, shared: dict[Any, Any]) -> int:
+        count = 0
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S) as handler:
+            op = handler.valid_op_list[0]
+            x = torch.full((8, 1024), rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
+            out = torch.empty_like(x)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            call = comm.run_mixed_comm
+            call(op, handler, x, out)
+            other = rank.partition.stream_pool(2)[1]
+            with other.torch():
+                # The calls before on the first stream have not been waited for.
+                for _ in range(20):
+                    call(op, handler, x, out)
+            call(op, handler, x, out)
+            torch.cuda.current_stream().synchronize()
+            other.sync()
+            handler.check()
+            assert bool((out == 3.0).all()), out
+            plain = torch.cuda.Stream()
+            with torch.cuda.stream(plain):
+                refused(RuntimeError, "would wait for each other for ever", lambda: call(op, handler, x, out))
+            shared[rank.rank] = rank.partition
+            rank.backend.barrier()
+            with shared[1 - rank.rank].torch():
+                refused(RuntimeError, "would wait for each other for ever", lambda: call(op, handler, x, out))
+            with other.torch():
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    refused(RuntimeError, "capturing a graph", lambda: call(op, handler, x, out))
+                    out.zero_()
+                finally:
+                    graph.capture_end()
+            refused(ValueError, "address", lambda: call(op, handler, x.view(-1)[4:-4], None))
+            refused(ValueError, "contiguous", lambda: call(op, handler, x.t(), None))
+            refused(ValueError, "must be of torch.bfloat16", lambda: call(op, handler, x.half(), None))
+            refused(ValueError, "must be on", lambda: call(op, handler, x.cpu(), None))
+            refused(ValueError, "multiple of 16", lambda: call(op, handler, x.new_zeros(3, 3), None))
+            refused(ValueError, "share memory", lambda: call(op, handler, x[:7], x[1:]))
+            refused(ValueError, "is not valid", lambda: call(comm.MixedCommOp.ALLGATHER, handler, x))
+            refused(ValueError, "mode NCCL_ONE", lambda: call(op, handler, x, None, comm.MixedCommMode.NCCL_ONE))
+            refused(ValueError, "grid_size", lambda: rank.handler(torch.bfloat16, grid_size=10_000))
+            rank.backend.barrier()
+            # In place, twice.
+            for mode in handler.valid_mode_list:
+                y = x.clone()
+                torch.cuda.current_stream().synchronize()
+                rank.backend.barrier()
+                call(op, handler, y, y, mode)
+                call(op, handler, y, y, mode)
+                torch.cuda.current_stream().synchronize()
+                assert bool((y == 6.0).all()), y
+                count += 1
+            handler.shutdown()
+            handler.shutdown()
+            refused(RuntimeError, "has been shut down", lambda: call(op, handler, x))
+        return count
+
+    with comm.local_world(2, Device(0), sms=16) as world:
+        world.run(work, {})
+    return {}
+
+
+def process_rank(rank: int, size: int, port: int, devices: int, topology: dict[str, int], slow: bool) -> None:
+    """One rank as a process: memory through file descriptors, bootstrap through gloo."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    from cuda_gctx import Device
+
+    index = rank % devices
+    torch.cuda.set_device(index)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    backend = "cpu:gloo,cuda:nccl" if devices >= size else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=size)
+    with Device(index).partition(comm=16) as parts, parts.comm.torch():
+        handler = comm.MixedCommHandler(
+            rank,
+            size,
+            rank,
+            size,
+            0,
+            1,
+            topology.get("local_tp_size"),
+            topology.get("local_dp_size"),
+            None,
+            None,
+            torch.bfloat16,
+            f"cuda:{index}",
+            partition=parts.comm,
+            timeout_s=60.0,
+            max_message_bytes=16 << 20,
+        )
+        device = handler.device
+        compared = 0
+        for op, mode in itertools.product(handler.valid_op_list, handler.valid_mode_list):
+            dp = handler.para_info.dp_size if op.scatters else 1
+            for seed, rows in enumerate((1, 16) if slow else (1, 16, 200)):
+                inputs = inputs_of(torch, (rows * dp, 8192), torch.bfloat16, size, seed, device)
+                wanted = comm.expected(handler.para_info, op, inputs)
+                torch.cuda.synchronize()
+                dist.barrier()
+                out = comm.run_mixed_comm(op, handler, inputs[rank], None, mode)
+                torch.cuda.current_stream().synchronize()
+                handler.check()
+                if mode.name in ("ONE_EXCHANGE", "TWO_EXCHANGE"):
+                    assert bits_equal(torch, out, wanted), f"{op.name} {mode.name} {rows} rows at rank {rank}"
+                else:
+                    torch.testing.assert_close(out, wanted, rtol=0.05, atol=0.05)
+                compared += 1
+        handler.shutdown()
+        print(json.dumps({"compared": compared, "modes": [mode.name for mode in handler.valid_mode_list]}))
+    dist.destroy_process_group()
+
+
+def spawn(size: int, devices: int, topology: dict[str, int], slow: bool) -> Any:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [
+                *("timeout", "-s", "KILL", str(LIMIT_S - 10)),
+                *(sys.executable, __file__),
+                *("--process", json.dumps([rank, size, port, devices, topology, slow])),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), [rank.returncode for rank in ranks]
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+@case
+def processes_on_one_gpu() -> dict[str, Any]:
+    return {"2 ranks": spawn(2, 1, {}, True), "4 ranks": spawn(4, 1, {"local_tp_size": 2}, True)}
+
+
+@case
+def processes_on_two_gpus() -> dict[str, Any]:
+    from cuda_gctx import Device
+
+    if Device.count() < 2:
+        return {"skipped": "there is one GPU"}
+    return {"2 ranks": spawn(2, 2, {}, False), "2 ranks dp": spawn(2, 2, {"local_dp_size": 2}, False)}
+
+
+@case
+def timings() -> dict[str, Any]:
+    """Microseconds a call, in a graph of many calls, the slowest rank, median of several replays."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    sizes = [1 << 10, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20, 64 << 20]
+    found: dict[str, Any] = {}
+
+    def work(rank: Any, topology: dict[str, int]) -> dict[str, float]:
+        times: dict[str, float] = {}
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S, **topology) as handler:
+            for op, mode, size in itertools.product(handler.valid_op_list, handler.valid_mode_list, sizes):
+                dp = handler.para_info.dp_size
+                small_only = mode is comm.MixedCommMode.ONE_EXCHANGE
+                if (small_only and size > 512 << 10) or size * rank.size * dp > 1 << 30:
+                    continue
+                x = torch.ones(dp, size // 2 // dp, dtype=torch.bfloat16, device=handler.device)
+                out = torch.empty(handler.para_info.output_shape(op, x.shape), dtype=x.dtype, device=x.device)
+                calls = 50 if size <= 2 << 20 else 5
+                torch.cuda.synchronize()
+                rank.backend.barrier()
+                graph = capture(
+                    torch,
+                    lambda op=op, x=x, out=out, mode=mode, calls=calls: [
+                        comm.run_mixed_comm(op, handler, x, out, mode) for _ in range(calls)
+                    ],
+                )
+                each = []
+                for _ in range(7):
+                    torch.cuda.current_stream().synchronize()
+                    rank.backend.barrier()
+                    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                    graph.replay()  # the ranks meet in it, so that the next one begins together
+                    begin.record()
+                    graph.replay()
+                    end.record()
+                    end.synchronize()
+                    each.append(begin.elapsed_time(end) * 1000 / calls)
+                handler.check()
+                slowest = max(rank.backend.gather_to_all(statistics.median(each[2:])))
+                times[f"{op.name} {mode.name} {size >> 10} KiB"] = round(slowest, 2)
+                del graph, x, out
+        return times
+
+    for size, sms, topology in ((2, 8, {}), (4, 8, {}), (4, 8, {"local_tp_size": 2}), (8, 8, {"local_tp_size": 4})):
+        gc.collect()
+        with comm.local_world(size, Device(0), sms=sms) as world:
+            found[f"{size} ranks of {sms} SMs, {topology or 'all tp'}"] = world.run(work, topology)[0]
+    return found
+
+
+# ---- running the cases
+
+
+def build(folder: Path) -> None:
+    include = ""
+    import importlib.metadata
+
+    for found in importlib.metadata.distributions(name="nvidia-cuda-runtime"):
+        for file in found.files or ():
+            if file.name == "cuda.h" and tuple(map(int, found.version.split(".")[:2])) >= (13, 4):
+                include = str(Path(str(file.locate())).parent)
+    options = [f"--config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE={include}"] if include else []
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps"]
+    subprocess.run([*pip, "--upgrade", "--target", str(folder), *options, str(REPOSITORY)], check=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("comm-gpu-results"))
+    parser.add_argument("--build", action="store_true")
+    parser.add_argument("--case", choices=CASES, help="run this case in this process")
+    parser.add_argument("--process", help=argparse.SUPPRESS)
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    options = parser.parse_args()
+    if options.process or options.case:
+        faulthandler.enable()
+        faulthandler.dump_traceback_later(LIMIT_S - 15, exit=True)
+        if options.process:
+            process_rank(*json.loads(options.process))
+        else:
+            print("RESULT " + json.dumps(CASES[options.case]()))
+        faulthandler.cancel_dump_traceback_later()
+        return 0
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    out = options.out.resolve()
+    environment = os.environ | SAFE | {"PYTHONUNBUFFERED": "1"}
+    if options.build:
+        build(out / "site")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(out / "site"), os.environ.get("PYTHONPATH")]))
+    results: dict[str, Any] = {}
+    for name in options.cases:
+        begin = time.monotonic()
+        command = ["timeout", "-s", "KILL", str(LIMIT_S), sys.executable, __file__, "--case", name]
+        with open(out / f"{name}.log", "w+") as log:
+            code = subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, cwd=out
+            ).returncode
+            log.seek(0)
+            text = log.read()
+        told = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
+        took = round(time.monotonic() - begin, 1)
+        results[name] = {"passed": code == 0, "exit_code": code, "seconds": took}
+        if told:
+            results[name]["result"] = json.loads(told[-1])
+        print(f"{name:32} {took:6.1f} s  {'passed' if code == 0 else f'FAILED: exit code {code}'}", flush=True)
+        print(json.dumps(results[name]["result"], indent=1) if told else text[-3000:], flush=True)
+        (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    failed = [name for name, result in results.items() if not result["passed"]]
+    print(f"{len(results) - len(failed)} passed, {len(failed)} failed" + (f": {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
