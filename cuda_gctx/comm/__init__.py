@@ -1,6 +1,9 @@
 """Collective communication that runs inside a partition.
 
 Importing this loads no driver and no framework: each public name is imported from its module at first use.
+
+May use: ``compat``, ``cuda_gctx``, ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``, ``_lazy``,
+``_cpp/handles``, ``_cpp/resources``, ``_cpp/driver``.
 """
 
 from __future__ import annotations

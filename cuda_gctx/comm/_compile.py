@@ -6,20 +6,21 @@ import re
 import threading
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, resources
+from importlib import import_module
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Compiled", "compile_kernels", "source"]
 
+FOLDER = Path(__file__).parent / "_kernels"
 SOURCES = ("primitives.cuh", "guard.cuh", "one_exchange.cuh", "two_exchange.cuh")
 KERNELS = ("one_exchange", "two_exchange")
 
 
 def source(defines: dict[str, str], primitives: str | None = None) -> str:
     """One source of all kernels, with the defines before it. primitives: what stands for the file of that name."""
-    folder = resources.files("cuda_gctx.comm") / "_kernels"
-    files = [(folder / name).read_text() for name in SOURCES]
+    files = [(FOLDER / name).read_text() for name in SOURCES]
     if primitives is not None:
         files[0] = primitives
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
