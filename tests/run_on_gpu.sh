@@ -1,25 +1,63 @@
 #!/usr/bin/env bash
-# Builds the package and runs everything that a GPU is needed for: the C++ tests, the Python tests on the real driver, the
-# recorder and the benchmarks.
+# Builds the package and runs what needs a GPU: the C++ tests, the Python tests on the real driver, the benchmarks and the
+# demo.
 #
-#   tests/run_on_gpu.sh OUTPUT
+#   tests/run_on_gpu.sh [--only STEPS] [--limit SECONDS] [--wheels DIR] [--archive] [OUTPUT]
 #
-# OUTPUT receives one log per step, the recording, the benchmark results and summary.txt. The exit code is 0 if every step
-# passed. A step that fails does not stop the others, except the build.
+# OUTPUT (default: $OUT) receives one log per step, the results of the benchmarks, and summary.txt with a line per step.
+# A step that fails does not stop the others, except the build. The exit code is 0 if every step passed.
+#
+#   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
+#                    partitions, demo, bench, pictures, record, studies, allreduce, or all. Default: what takes less than
+#                    nine minutes on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
+#   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
+#   --wheels DIR     a folder of wheels, for machines without a package registry
+#   --archive        leave only summary.txt and results.tar.gz in OUTPUT
 #
 # From the environment:
-#   PYTHON  the interpreter (default: python3). If it has what builds the package (Cython, scikit-build-core), nothing is
-#           fetched from a registry and nothing is installed into it; else a virtual environment is made with pip.
-#   WHEELS  a folder with the wheel of nvidia-cuda-runtime 13.4 or newer, below 14, for machines without a registry: its
-#           cuda.h is used for the build, and the package that other libraries run on is not replaced.
+#   PYTHON  the interpreter (default: python3). If it has Cython and scikit-build-core, nothing is fetched from a registry
+#           and nothing is installed into it; else a virtual environment is made with pip.
 #   WORK    a folder for what is built, kept for the next run (default: a temporary one, removed at the end).
 #   CUDA_GCTX_DRIVER=sim  rehearses the same steps on the software driver: everything is then simulated.
+#
+# Without a registry the interpreter needs: Cython>=3.1, scikit-build-core>=0.11, cmake>=3.20, ninja, numpy, cuda-core>=1.0,
+# cuda-bindings, pytest>=8; torch, cupy and numba-cuda for the tests of these frameworks. The folder of wheels must hold
+#   nvidia-cuda-runtime>=13.4,<14   always: the build uses its cuda.h, and the installed one is not replaced
+#   click, rich, markdown-it-py, mdurl, pygments   if they are not installed: the tests of the command line, demo and bench
+# (pip download --only-binary :all: -d DIR 'nvidia-cuda-runtime>=13.4,<14' click rich). Other wheels are used if the
+# interpreter lacks them.
 set -u
 
-[ $# -eq 1 ] || { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
+usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
+default_steps=cpp,tests,calls,partitions,demo,pictures
+all_steps=$default_steps,bench,record,studies,allreduce
+only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
+while [ $# -gt 0 ]; do
+  case $1 in
+    --only) only=${2:-} && shift 2 || usage ;;
+    --limit) limit=${2:-} && shift 2 || usage ;;
+    --wheels) wheels=${2:-} && shift 2 || usage ;;
+    --archive) archive=yes && shift ;;
+    -*) usage ;;
+    *) output=$1 && shift ;;
+  esac
+done
+[ -n "$output" ] || usage
+[ "$only" = all ] && only=$all_steps limit=${limit:-3600}
+limit=${limit:-540}
 repository=$(cd "$(dirname "$0")/.." && pwd)
-mkdir -p "$1" || exit 2
-output=$(cd "$1" && pwd)
+for name in ${only//,/ }; do
+  case ,$all_steps, in
+    *,"$name",*) ;;
+    *) [ "${name#tests/}" != "$name" ] && [ -d "$repository/$name" ] || { echo "no step $name: $all_steps"; exit 2; } ;;
+  esac
+done
+
+mkdir -p "$output" || exit 2
+output=$(cd "$output" && pwd)
+logs=$output/logs
+mkdir -p "$logs"
+[ -z "$wheels" ] || wheels=$(cd "$wheels" && pwd) || exit 2
 if [ -n "${WORK:-}" ]; then
   mkdir -p "$WORK" || exit 2
   work=$(cd "$WORK" && pwd)
@@ -34,29 +72,70 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRI
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 
 python=$(command -v "${PYTHON:-python3}") || { echo "no ${PYTHON:-python3}"; exit 2; }
+case $python in
+  /*) ;;
+  *) python=$PWD/$python ;;
+esac
 build=$work/build
 case ${CUDA_GCTX_DRIVER:-} in
   sim | sim:*) simulated=yes pytest_options=() ;;
   *) simulated='' pytest_options=(--real-gpu) ;;
 esac
 
-failed=0
+failed=()
 summary=$output/summary.txt
 : >"$summary"
+note() { echo "$*" | tee -a "$summary"; }
 
-# step NAME SECONDS COMMAND...: runs it under a time limit, with its output in NAME.log, and notes how it ended.
+# wanted STEP: whether it was asked for, itself or with its folder.
+wanted() {
+  case ,$only, in
+    *,"$1",* | *,"${1%%/*}",*) return 0 ;;
+    *) return 1 ;;
+  esac
+}
+
+# step NAME SECONDS COMMAND...: runs it under a time limit, with its output in a log, and notes how it ended.
 step() {
-  local name=$1 limit=$2 code begin=$SECONDS
+  local name=$1 most=$2 log=$logs/${1//\//.}.log left=$((limit - SECONDS)) begin=$SECONDS code outcome
   shift 2
-  timeout -s KILL "$limit" "$@" >"$output/$name.log" 2>&1 </dev/null
+  if [ $left -lt 5 ]; then
+    failed+=("$name")
+    note "$(printf '%-36s FAILED  %4d s  not run: the limit of %d s is reached' "$name" 0 "$limit")"
+    return 1
+  fi
+  [ $most -le $left ] || most=$left
+  timeout -s KILL "$most" "$@" >"$log" 2>&1 </dev/null
   code=$?
   case $code in
-    0) code=passed ;;
-    137) code="FAILED: killed, as after its limit of $limit s" failed=1 ;;
-    *) code="FAILED: exit code $code" failed=1 ;;
+    0) outcome=ok ;;
+    137) outcome=FAILED remark="killed, as after its limit of $most s" ;;
+    *) outcome=FAILED remark="exit code $code" ;;
   esac
-  printf '%-24s %4d s  %s\n' "$name" $((SECONDS - begin)) "$code" | tee -a "$summary"
-  [ "$code" = passed ] || { tail -n 25 "$output/$name.log"; return 1; }
+  # The last line of pytest counts the tests.
+  [ $outcome = ok ] && remark=$(sed -n 's/^=* *\([0-9].* in [0-9.]*s\).*$/\1/p' "$log" | tail -n 1)
+  note "$(printf '%-36s %-6s  %4d s  %s' "$name" $outcome $((SECONDS - begin)) "$remark")"
+  [ $outcome = ok ] && return
+  failed+=("$name")
+  tail -n 25 "$log"
+  return 1
+}
+
+finish() {
+  echo
+  cat "$summary"
+  if [ ${#failed[@]} -eq 0 ]; then
+    note "every step passed in $SECONDS s"
+  else
+    note "${#failed[@]} steps FAILED in $SECONDS s: ${failed[*]}"
+  fi
+  if [ -n "$archive" ]; then
+    (cd "$output" && find . -mindepth 1 -maxdepth 1 ! -name summary.txt ! -name results.tar.gz -print0 |
+      tar -czf results.tar.gz --remove-files --null -T -)
+  fi
+  echo "logs and results: $output"
+  [ ${#failed[@]} -eq 0 ]
+  exit
 }
 
 # The folder of the cuda.h of an nvidia-cuda-runtime that is new enough, in the installed packages or in the folder $1.
@@ -71,10 +150,24 @@ for found in importlib.metadata.distributions(name="nvidia-cuda-runtime", path=s
 EOF
 }
 
+# The wheels of a folder whose packages the interpreter lacks, but for the headers.
+missing_wheels() {
+  "$python" - "$wheels" <<'EOF'
+import importlib.metadata, pathlib, sys
+for wheel in sorted(pathlib.Path(sys.argv[1]).glob("*.whl")):
+    name = wheel.name.split("-")[0].replace("_", "-")
+    if name != "nvidia-cuda-runtime" and not list(importlib.metadata.distributions(name=name)):
+        print(wheel)
+EOF
+}
+
+"$python" -c 'import sys; print("Python", sys.version.split()[0], "at", sys.executable)'
+[ -n "$simulated" ] || nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+
 include=
-if [ -n "${WHEELS:-}" ]; then
-  step headers 60 "$python" -m pip install --no-index --no-deps --find-links "$WHEELS" --upgrade \
-    --target "$work/headers" 'nvidia-cuda-runtime>=13.4,<14' || exit 1
+if [ -n "$wheels" ]; then
+  step headers 60 "$python" -m pip install -q --no-index --no-deps --find-links "$wheels" --upgrade \
+    --target "$work/headers" 'nvidia-cuda-runtime>=13.4,<14' || finish
   include=$(cuda_include "$work/headers")
 fi
 
@@ -82,73 +175,92 @@ fi
 if "$python" -c 'import Cython, scikit_build_core' 2>/dev/null; then
   PATH=$(dirname "$python"):$PATH
   include=${include:-$(cuda_include)}
-  [ -n "$include" ] || { echo "no cuda.h of 13.4 or newer: give WHEELS, or install nvidia-cuda-runtime"; exit 1; }
+  [ -n "$include" ] || { echo "no cuda.h of 13.4 or newer: give --wheels, or install nvidia-cuda-runtime"; exit 1; }
   rm -rf "$work/site"
-  step build 240 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
+  step build 540 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
     --config-settings=build-dir="$build" --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" \
-    "$repository" || exit 1
+    "$repository" || finish
+  if [ -n "$wheels" ]; then
+    mapfile -t missing < <(missing_wheels)
+    [ ${#missing[@]} -eq 0 ] ||
+      step wheels 60 "$python" -m pip install -q --no-index --no-deps --target "$work/site" "${missing[@]}"
+  fi
   export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH}
 else
   step tools 240 bash -c '"$1" -m venv "$2" && "$2/bin/python" -m pip install cmake ninja Cython scikit-build-core \
-    "nvidia-cuda-runtime>=13.4,<14"' - "$python" "$work/venv" || exit 1
+    "nvidia-cuda-runtime>=13.4,<14"' - "$python" "$work/venv" || finish
   python=$work/venv/bin/python
   PATH=$work/venv/bin:$PATH
   include=${include:-$(cuda_include)}
-  step build 300 "$python" -m pip install --no-build-isolation --config-settings=build-dir="$build" \
-    --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" "$repository[test]" || exit 1
+  step build 540 "$python" -m pip install --no-build-isolation --config-settings=build-dir="$build" \
+    --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" "$repository[test]" || finish
 fi
 
 # The software driver is found by the programs that open libcuda.so.1 by name, if it is the one in use.
 library_path=${LD_LIBRARY_PATH:-}
 if [ -n "$simulated" ]; then
-  echo 'simulated: everything below ran on the software driver' | tee -a "$summary"
+  note 'simulated: everything below ran on the software driver'
   package=$(cd "$work" && "$python" -c 'import os, cuda_gctx; print(os.path.dirname(cuda_gctx.__file__))')
   library_path=$package/sim/lib${library_path:+:$library_path}
 fi
 
-cd "$work" || exit 1
-step cpp_build 180 cmake --build "$build" --target cpp_tests &&
-  step cpp_tests 120 ctest --test-dir "$build" --output-on-failure
-
 # With python -m the current folder comes first on the path of modules: it is $work, not the sources.
-# Each file in a process of its own: a crash, a hang or an error that stays with the process costs no other file.
-for file in "$repository"/tests/test_*.py; do
-  name=$(basename "$file" .py)
-  step "$name" 120 "$python" -m pytest "$file" -p no:cacheprovider "${pytest_options[@]}" --durations=5 \
-    --junit-xml="$output/$name.xml"
-  tail -n 1 "$output/$name.log" | sed 's/^=* */    /; s/ *=*$//' | tee -a "$summary"
-done
+cd "$work" || exit 1
+has() { "$python" -c "import $1" 2>/dev/null; }
 
-step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
-  --out "$output/recording.json"
-
-if "$python" -c 'import click, rich' 2>/dev/null; then
-  step demo 60 "$python" -m cuda_gctx.cli demo
-  sed -n '/^short kernel on/,/^At p99/p' "$output/demo.log" >>"$summary"
-  step bench 60 "$python" -m cuda_gctx.cli bench --quick
-else
-  echo 'demo and bench did not run: click or rich is not installed' | tee -a "$summary"
+if wanted cpp; then
+  step cpp/build 180 cmake --build "$build" --target cpp_tests &&
+    step cpp/tests 120 ctest --test-dir "$build" --output-on-failure
 fi
 
-step calls 120 "$python" "$repository/benchmarks/calls.py" --out "$output/benchmarks"
-grep -E '^\| ' "$output/calls.log" >>"$summary"
+# What was seen on the card first, in case that the time runs out.
+if wanted calls; then
+  step calls 120 "$python" "$repository/benchmarks/calls.py" --out "$output/benchmarks"
+  grep -E '^\| ' "$logs/calls.log" >>"$summary"
+fi
+wanted partitions && step partitions 180 "$python" "$repository/benchmarks/partitions.py" --out "$output/benchmarks"
 
-step partitions 180 "$python" "$repository/benchmarks/partitions.py" --out "$output/benchmarks"
-
-mkdir -p "$output/pictures"
-step pictures 60 "$python" "$repository/examples/timeline.py" --pictures "$output/pictures"
-
-if [ -n "$simulated" ] || ! "$python" -c 'import torch' 2>/dev/null; then
-  echo 'studies did not run: they need torch and a GPU' | tee -a "$summary"
-else
-  step studies 300 "$python" "$repository/benchmarks/studies.py" --out "$output/benchmarks"
-  if [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then
-    step allreduce 300 "$python" "$repository/benchmarks/allreduce.py" --out "$output/benchmarks"
+if wanted demo || wanted bench; then
+  if has click && has rich; then
+    if wanted demo; then
+      step demo 60 "$python" -m cuda_gctx.cli demo
+      sed -n '/^short kernel on/,/^At p99/p' "$logs/demo.log" >>"$summary"
+    fi
+    wanted bench && step bench 60 "$python" -m cuda_gctx.cli bench --quick
   else
-    echo 'allreduce did not run: it needs two GPUs' | tee -a "$summary"
+    note 'demo and bench did not run: click or rich is not installed'
   fi
 fi
 
-if [ $failed -eq 0 ]; then echo "every step passed"; else echo "something FAILED"; fi | tee -a "$summary"
-echo "logs and results: $output"
-exit $failed
+# Each file in a process of its own: a crash, a hang or an error that stays with the process costs no other file.
+mkdir -p "$output/junit"
+for file in "$repository"/tests/*/test_*.py; do
+  name=${file#"$repository"/}
+  wanted "$(dirname "$name")" || continue
+  name=${name%.py}
+  step "$name" 120 "$python" -m pytest "$file" -q -p no:cacheprovider "${pytest_options[@]}" --durations=5 \
+    --junit-xml="$output/junit/$(basename "$(dirname "$name")").$(basename "$name").xml"
+done
+
+if wanted pictures; then
+  mkdir -p "$output/pictures"
+  step pictures 60 "$python" "$repository/examples/timeline.py" --pictures "$output/pictures"
+fi
+
+wanted record && step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
+  --out "$output/recording.json"
+
+if wanted studies || wanted allreduce; then
+  if [ -n "$simulated" ] || ! has torch; then
+    note 'studies and allreduce did not run: they need torch and a GPU'
+  else
+    wanted studies && step studies 300 "$python" "$repository/benchmarks/studies.py" --out "$output/benchmarks"
+    if wanted allreduce && [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -lt 2 ]; then
+      note 'allreduce did not run: it needs two GPUs'
+    elif wanted allreduce; then
+      step allreduce 300 "$python" "$repository/benchmarks/allreduce.py" --out "$output/benchmarks"
+    fi
+  fi
+fi
+
+finish
