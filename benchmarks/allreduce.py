@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import tables
-from machine import described, file_name, folder_of_results
 
 from cuda_gctx import Device, PartitionPool
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.interop.nccl import new_group
 from cuda_gctx.interop.torch import torch_stream
+from cuda_gctx.measure.loop import in_rounds
+from cuda_gctx.measure.machine import described, file_name, folder_of_results
+from cuda_gctx.measure.statistics import summary
 
 SIZE = 8192
 MEBIBYTES = (1, 16, 64, 256)
@@ -102,7 +104,7 @@ def measure(rank: int, out: Path) -> None:
 
     cublas = f"libcublas.so.{torch.version.cuda.split('.')[0]}"
 
-    def told(sms: int | None) -> AbstractContextManager[None]:
+    def hinted(sms: int | None) -> AbstractContextManager[None]:
         return cublas_sms(torch.cuda.current_blas_handle(), sms, cublas) if sms else nullcontext()
 
     def microseconds(stream: Any, step: Callable[[], None]) -> float:
@@ -124,6 +126,7 @@ def measure(rank: int, out: Path) -> None:
         groups = {sms: new_group(pool.get({"comm": sms}).comm) for sms in COMM_SMS}
         plans = list(plans_of(torch, pool, dist.group.WORLD, groups))
         one = plans[0].product
+        order = random.Random(0)
         for mebibytes in MEBIBYTES:
             message = torch.randn(mebibytes * 2**19, device="cuda", dtype=torch.bfloat16)
             steps: dict[str, tuple[Any, Callable[[], None], int | None]] = {
@@ -134,27 +137,19 @@ def measure(rank: int, out: Path) -> None:
                 step = lambda plan=plan, m=message: joined(plan, torch, dist, multiply, m)  # noqa: E731
                 steps[plan.name] = plan.product, step, plan.told
             times: dict[str, list[float]] = {name: [] for name in steps}
-            # The first round only warms up. The order is the same on both GPUs.
-            for number in range(ROUNDS + 1):
-                for name, (stream, step, sms) in steps.items():
-                    with told(sms):
-                        taken = microseconds(stream, step)
-                    # The sums grow with each step.
-                    message.normal_()
-                    if number:
-                        times[name].append(taken)
+            # The first round only warms up. The random order is the same on both GPUs.
+            for number, (name, (stream, step, sms)) in in_rounds(steps.items(), ROUNDS + 1, order):
+                with hinted(sms):
+                    taken = microseconds(stream, step)
+                # The sums grow with each step.
+                message.normal_()
+                if number:
+                    times[name].append(taken)
             for name, samples in times.items():
-                ordered = sorted(samples)
-                rows.append(
-                    {
-                        "mebibytes": mebibytes,
-                        "plan": name,
-                        "us": {"median": statistics.median(ordered), "min": ordered[0], "max": ordered[-1]},
-                        "samples": len(ordered),
-                    }
-                )
+                us = summary(samples)
+                rows.append({"mebibytes": mebibytes, "plan": name, "us": us, "samples": us["samples"]})
     if rank == 0:
-        result = described(device, "A product beside an all-reduce on two GPUs, written by benchmarks/allreduce.py")
+        result = described(device, "A product beside an all-reduce on two GPUs, written by benchmarks/allreduce.py", tables.REPOSITORY)
         result |= {"steps_per_sample": STEPS, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "rows": rows}
         path = folder_of_results(out, tables.RESULTS) / file_name(result, "allreduce")
         path.write_text(json.dumps(result, indent=2) + "\n")

@@ -1,9 +1,9 @@
-"""What each call of the package costs beside the raw driver calls in C, cuda.core and torch, as a file.
+"""What each call of the package costs, compared with raw driver calls in C, cuda.core and torch, as a file.
 
     python benchmarks/calls.py [--out DIR]
 
-Measures what ``cuda-gctx bench`` measures, and writes the JSON that the tables of the pages are made from. On the
-software driver it says "simulated" and compares nothing.
+Measures what ``cuda-gctx bench`` measures, and writes the JSON that the tables of the documentation are generated from.
+On the software driver the result says "simulated", and nothing is compared.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 import tables
-from machine import file_name, folder_of_results
 
 from cuda_gctx.bench.call_costs import Effort, measure_in_fresh_process
+from cuda_gctx.measure.machine import commit_of, file_name, folder_of_results
 
 
 def main() -> int:
@@ -29,7 +29,8 @@ def main() -> int:
     arguments = parser.parse_args()
 
     measured = measure_in_fresh_process(Effort(rounds=arguments.rounds, seed=arguments.seed))
-    result = {"_what": "Costs of single calls, written by benchmarks/calls.py; ns per call", **measured}
+    head = {"_what": "Costs of single calls, written by benchmarks/calls.py; ns per call"}
+    result = {**head, **measured, "commit": commit_of(Path(__file__).parent)}
     if result["simulated"]:
         print("simulated: these are times of the software driver, not of a GPU, and nothing is compared\n")
     print(tables.report(result))

@@ -1,4 +1,4 @@
-"""What partitions cost and what the fence is worth: creating, switching, device memory, isolation, latency.
+"""What partitions cost and what a background partition is worth: creating, switching, device memory, isolation, latency.
 
     python benchmarks/partitions.py [--out DIR]
 
@@ -14,18 +14,15 @@ import argparse
 import gc
 import json
 import random
-import statistics
 import sys
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import tables
-from machine import described, file_name, folder_of_results
 
 from cuda_gctx import (
     ContextOptions,
@@ -35,31 +32,26 @@ from cuda_gctx import (
     ResourceOverlapWarning,
     SMResourceOptions,
     SplitError,
+    Stream,
+    StreamOptions,
     system,
 )
 from cuda_gctx.bench.call_costs import one_line
+from cuda_gctx.measure import clock
+from cuda_gctx.measure.loop import CallTimer, Load
+from cuda_gctx.measure.machine import described, file_name, folder_of_results
+from cuda_gctx.measure.statistics import median, summary
 from cuda_gctx.partitions import store
 
 SWITCHES = 10_000
 OPENINGS = 10_000
 LAYOUTS = 200
 PEER_PAIRS = 30
-FENCE_SAMPLES = 1000
-FENCE_SECONDS = 8.0
+LATENCY_SAMPLES = 1000
+LATENCY_SECONDS = 8.0
+LOAD_DEPTH = 4
 SWITCH_LIMIT_NS = 1000
 NEEDS_TORCH = "needs torch on a real GPU"
-
-
-def spread(samples: Sequence[float], unit: float = 1.0) -> dict[str, float]:
-    ordered = sorted(sample / unit for sample in samples)
-    return {
-        "median": statistics.median(ordered),
-        "p10": ordered[len(ordered) // 10],
-        "p90": ordered[len(ordered) * 9 // 10],
-        "p99": ordered[len(ordered) * 99 // 100],
-        "max": ordered[-1],
-        "samples": len(ordered),
-    }
 
 
 def free_bytes(device: Device) -> int:
@@ -77,7 +69,7 @@ def measure_creation(device: Device) -> dict[str, Any]:
     layout = Layout(a=8, b=16, c=None)
     first = timed_ns(lambda: device.partition(layout).close())
     later = [timed_ns(lambda: device.partition(layout).close()) for _ in range(200)]
-    return {"contexts": len(store), "first_us": first / 1000, "again_us": spread(later, 1000)}
+    return {"contexts": len(store), "first_us": first / 1000, "again_us": summary(later, 1000)}
 
 
 def measure_switching(device: Device) -> dict[str, Any]:
@@ -107,11 +99,11 @@ def measure_switching(device: Device) -> dict[str, Any]:
             empty.append(time.perf_counter_ns() - start)
         gc.enable()
         after = free_bytes(device)
-    clock = statistics.median(empty)
+    clock = median(empty)
     return {
         "layouts": len(layouts),
-        "built_us": spread(built, 1000),
-        "switch_ns": spread([max(sample - clock, 0) for sample in samples]),
+        "built_us": summary(built, 1000),
+        "switch_ns": summary([max(sample - clock, 0) for sample in samples]),
         "switches": SWITCHES,
         "memory_change_bytes": before - after,
     }
@@ -128,7 +120,7 @@ def measure_openings(device: Device) -> dict[str, Any]:
     open_and_close()
     before = free_bytes(device)
     samples = [timed_ns(open_and_close) for _ in range(OPENINGS)]
-    return {"openings": OPENINGS, "us": spread(samples, 1000), "memory_change_bytes": before - free_bytes(device)}
+    return {"openings": OPENINGS, "us": summary(samples, 1000), "memory_change_bytes": before - free_bytes(device)}
 
 
 def random_layout(order: random.Random, device: Device) -> Layout:
@@ -175,7 +167,7 @@ def measure_isolation(device: Device, seed: int) -> dict[str, Any]:
         "contexts": contexts,
         "refused": refused,
         "concurrent": concurrent,
-        "verify_ms": spread(times, 1e6),
+        "verify_ms": summary(times, 1e6),
     }
 
 
@@ -195,8 +187,8 @@ def measure_peer(device: Device, create: Callable[[], Any], close: Callable[[Any
         closed.append(time.perf_counter_ns() - middle)
     lost = before - free_bytes(device)
     return {
-        "create_us": spread(created, 1000),
-        "close_us": spread(closed, 1000),
+        "create_us": summary(created, 1000),
+        "close_us": summary(closed, 1000),
         "lost_bytes_per_pair": lost / PEER_PAIRS,
     }
 
@@ -232,8 +224,8 @@ def measured_or_reason(measure: Callable[[Device], dict[str, Any]], device: Devi
         return one_line(error)
 
 
-class FenceBench:
-    """A short kernel timed from the host, while matrix products are kept queued on another stream."""
+class ShortKernel:
+    """A sigmoid whose latency is measured, and the GEMM of the background load."""
 
     def __init__(self) -> None:
         import torch
@@ -246,62 +238,53 @@ class FenceBench:
         self.y = torch.empty_like(self.x)
         torch.cuda.synchronize()
 
-    def external(self, stream: Any) -> Any:
-        return self.torch.cuda.ExternalStream(stream.handle)
-
-    def run(self, short_stream: Any, hog_stream: Any | None) -> dict[str, Any]:
+    def latencies(self, short_stream: Stream, load_stream: Stream | None) -> dict[str, Any]:
         torch = self.torch
-        queued: deque[Any] = deque()
+        short_current = torch.cuda.ExternalStream(short_stream.handle)
 
-        def keep_busy() -> None:
-            while queued and queued[0].query():
-                queued.popleft()
-            while hog_stream is not None and len(queued) < 4:
-                with torch.cuda.stream(hog_stream):
-                    torch.matmul(self.a, self.b, out=self.product)
-                    event = torch.cuda.Event()
-                    event.record(hog_stream)
-                queued.append(event)
+        def multiply() -> None:
+            assert load_stream is not None
+            with torch.cuda.stream(torch.cuda.ExternalStream(load_stream.handle)):
+                torch.matmul(self.a, self.b, out=self.product)
+
+        def short() -> None:
+            torch.sigmoid(self.x, out=self.y)
 
         samples = []
-        end = time.monotonic() + FENCE_SECONDS
-        with torch.cuda.stream(short_stream):
+        with torch.cuda.stream(short_current), ExitStack() as closing:
+            load = closing.enter_context(Load(load_stream, multiply, LOAD_DEPTH)) if load_stream is not None else None
+            timer = closing.enter_context(CallTimer(short_stream))
             for _ in range(20):
-                torch.sigmoid(self.x, out=self.y)
-            short_stream.synchronize()
-            while len(samples) < FENCE_SAMPLES and time.monotonic() < end:
-                keep_busy()
-                start = time.perf_counter_ns()
-                torch.sigmoid(self.x, out=self.y)
-                short_stream.synchronize()
-                samples.append(time.perf_counter_ns() - start)
-        torch.cuda.synchronize()
-        found = spread(samples, 1000)
+                timer.seconds(short)
+            end = clock.now() + LATENCY_SECONDS
+            while len(samples) < LATENCY_SAMPLES and clock.now() < end:
+                if load is not None:
+                    load.fill()
+                samples.append(timer.seconds(short))
+        found = summary(samples, 1e-6)
         found["p50"] = found.pop("median")
         return found
 
 
-def measure_fence(device: Device) -> list[dict[str, Any]]:
-    """The table of the fence: who is disturbed by whom."""
-    bench = FenceBench()
-    torch = bench.torch
+def measure_background(device: Device) -> list[dict[str, Any]]:
+    """What a background partition is worth: the latency of a short kernel next to a load on other streams."""
+    kernel = ShortKernel()
     rows: list[dict[str, Any]] = []
     with ExitStack() as closing:
         parts = closing.enter_context(device.partition(radio=16))
         assert parts.rest is not None
-        partition = bench.external(parts.radio.stream)
-        fence = bench.external(parts.rest.stream)
-        plain, other = torch.cuda.Stream(), torch.cuda.Stream()
-        urgent = torch.cuda.Stream(priority=-5)
-        for short_on, short, hog_on, hog in (
+        partition, background = parts.radio.stream, parts.rest.stream
+        plain, other = (closing.enter_context(device.create_stream()) for _ in range(2))
+        urgent = closing.enter_context(device.create_stream(StreamOptions(priority=device.priority_range[1])))
+        for short_on, short, load_on, load in (
             ("plain stream", plain, "(none)", None),
             ("plain stream", plain, "plain stream", other),
             ("highest-priority stream", urgent, "plain stream", other),
             ("16-SM partition", partition, "(none)", None),
-            ("16-SM partition, no fence", partition, "plain stream", other),
-            ("16-SM partition, fenced", partition, "the fence", fence),
+            ("16-SM partition only", partition, "plain stream", other),
+            ("16-SM partition", partition, "background partition", background),
         ):
-            rows.append({"short_kernel_on": short_on, "products_on": hog_on, "us": bench.run(short, hog)})
+            rows.append({"short_kernel_on": short_on, "load_on": load_on, "us": kernel.latencies(short, load)})
     return rows
 
 
@@ -328,13 +311,13 @@ def report(result: dict[str, Any]) -> str:
         f"{isolation['layouts']} random layouts ({isolation['contexts']} contexts) verified by SM id, "
         f"{isolation['concurrent']} ran at once; {isolation['refused']} draws were refused by the split"
     )
-    if isinstance(result["fence"], str):
-        lines.append(f"fence: {result['fence']}")
+    if isinstance(result["background"], str):
+        lines.append(f"background partition: {result['background']}")
     else:
         lines += [
-            f"{row['short_kernel_on']:27} products on {row['products_on']:14} "
+            f"{row['short_kernel_on']:24} load on {row['load_on']:21} "
             f"p50 {row['us']['p50']:7.1f} us  p99 {row['us']['p99']:7.1f} us"
-            for row in result["fence"]
+            for row in result["background"]
         ]
     return "\n".join(lines)
 
@@ -351,7 +334,7 @@ def main() -> int:
     store.limit = 100_000
 
     device = Device(0)
-    head = described(device, "What partitions cost and what the fence is worth, written by benchmarks/partitions.py")
+    head = described(device, "What partitions cost and what a background partition is worth, written by benchmarks/partitions.py", tables.REPOSITORY)
     simulated = head["simulated"]
     result: dict[str, Any] = {
         **head,
@@ -365,13 +348,13 @@ def main() -> int:
         },
         "isolation": measure_isolation(device, arguments.seed),
     }
-    fence: Any = NEEDS_TORCH
+    background: Any = NEEDS_TORCH
     if not simulated:
         try:
-            fence = measure_fence(device)
-        except Exception as error:  # no torch: the rest is worth keeping
-            fence = one_line(error)
-    result["fence"] = fence
+            background = measure_background(device)
+        except Exception as error:  # no torch: the other results are worth keeping
+            background = one_line(error)
+    result["background"] = background
     print(report(result))
     if arguments.out is not None or not simulated:
         path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "partitions")

@@ -1,11 +1,11 @@
-"""Studies on real work: pairs that people want to run at once, and what the tuner says of each.
+"""Studies on real work: pairs that people want to run concurrently, and what the tuner reports for each.
 
     python benchmarks/studies.py [--out DIR] [--only NAME] [--budget SECONDS]
 
-- product-sigmoid: an 8192 x 8192 x 8192 bf16 product beside an 8192 x 8192 sigmoid.
-- prefill-decode: large products, as in a prefill, beside products of 16 rows, which read weights, as in a decode.
-- critical-hog: a short kernel of which the slowest calls count, beside products that never end.
-- products: what telling the library its SM count does to single products in partitions of several sizes.
+- product-sigmoid: an 8192 x 8192 x 8192 bf16 GEMM and an 8192 x 8192 sigmoid.
+- prefill-decode: large GEMMs, as in a prefill, and GEMMs of 16 rows, which read weights, as in a decode.
+- critical-hog: a short kernel whose slowest calls matter, and a background load of GEMMs without end.
+- gemms: what an SM count hint does to single GEMMs in partitions of several sizes.
 
 Needs torch and a GPU. The study of two GPUs is benchmarks/allreduce.py.
 """
@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tables
-from machine import described, file_name, folder_of_results
 
-from cuda_gctx import Device, PartitionPool, tune
+from cuda_gctx import Device, Partition, PartitionPool, tune
+from cuda_gctx.measure.loop import AHEAD, in_rounds, timed_batch
+from cuda_gctx.measure.machine import described, file_name, folder_of_results
+from cuda_gctx.measure.statistics import summary
 
 SIZE = 8192
 
@@ -79,11 +80,11 @@ STUDIES: dict[str, tuple[str, Callable[[Any], tuple[dict[str, Callable[[Any], ob
 }
 
 
-LEFT_OUT_SMS = (8, 16, 24, 64)  # the product runs in the fence around a partition of so many
-PRODUCT_ROUNDS = 15
+LEFT_OUT_SMS = (8, 16, 24, 64)  # the GEMM runs in the background partition of a partition of so many
+GEMM_ROUNDS, GEMM_CALLS = 15, 4
 
 
-def products_of(torch: Any) -> dict[str, Callable[[], object]]:
+def gemms_of(torch: Any) -> dict[str, Callable[[], object]]:
     a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     bias = torch.randn(SIZE, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
@@ -96,52 +97,43 @@ def products_of(torch: Any) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure_products(torch: Any, device: Device) -> list[dict[str, Any]]:
-    """Times of products, in microseconds, by turns: the library told of the SMs, and not."""
-
-    def microseconds(call: Callable[[], object], calls: int = 4) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1000 / calls
-
+def measure_gemms(torch: Any, device: Device) -> list[dict[str, Any]]:
+    """Times of GEMMs in microseconds, by turns without and with an SM count hint."""
     rows = []
     with PartitionPool(device) as pool:
         for left_out in (0, *LEFT_OUT_SMS):
             part = pool.get({"other": left_out}).rest if left_out else device.create_stream()
             assert part is not None
+            stream = part.stream if isinstance(part, Partition) else part
             sms = device.sm_count if left_out == 0 else part.sm_count
-            for name, call in products_of(torch).items():
+            for name, call in gemms_of(torch).items():
                 samples: dict[str, list[float]] = {"off": [], "on": []}
-                for number in range(PRODUCT_ROUNDS + 2):
-                    for choice, taken in samples.items():
-                        with part.torch(library_sms=choice):
-                            found = microseconds(call)
-                        if number >= 2:
-                            taken.append(found)
-                us = {choice: spread(taken) for choice, taken in samples.items()}
+
+                def calls(call: Callable[[], object] = call) -> list[Any]:
+                    for _ in range(GEMM_CALLS):
+                        call()
+                    return []
+
+                for number, (choice, taken) in in_rounds(samples.items(), GEMM_ROUNDS + 2):
+                    with part.torch(library_sms=choice):
+                        found = timed_batch([stream], calls, AHEAD.least_s).seconds[0] / GEMM_CALLS
+                    if number >= 2:
+                        taken.append(found)
+                us = {choice: summary(taken, 1e-6) for choice, taken in samples.items()}
                 rows.append({"sm_count": sms, "product": name, "us": us})
     return rows
-
-
-def spread(samples: list[float]) -> dict[str, float]:
-    ordered = sorted(samples)
-    return {"median": statistics.median(ordered), "min": ordered[0], "max": ordered[-1], "samples": len(ordered)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
-    parser.add_argument("--only", choices=[*STUDIES, "products"], help="one study")
+    parser.add_argument("--only", choices=[*STUDIES, "gemms"], help="one study")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for each study")
     arguments = parser.parse_args()
     import torch
 
     device = Device(0)
-    result: dict[str, Any] = described(device, "Studies of the tuner, written by benchmarks/studies.py")
+    result: dict[str, Any] = described(device, "Studies of the tuner, written by benchmarks/studies.py", tables.REPOSITORY)
     result["studies"] = []
     for name, (title, work_of) in STUDIES.items():
         if arguments.only in (None, name):
@@ -151,8 +143,8 @@ def main() -> int:
             result["studies"].append({"name": name, "title": title, "report": json.loads(report.to_json())})
             del work
             torch.cuda.empty_cache()
-    if arguments.only in (None, "products"):
-        result["products"] = measure_products(torch, device)
+    if arguments.only in (None, "gemms"):
+        result["products"] = measure_gemms(torch, device)
         for row in result["products"]:
             times = ", ".join(f"{choice} {us['median']:.1f} us" for choice, us in row["us"].items())
             print(f"{row['sm_count']:4} SMs  {row['product']:40} {times}")

@@ -194,14 +194,14 @@ def costs_section(result: Result) -> str:
     )
 
 
-def fence_section(result: Result) -> str:
-    if isinstance(result["fence"], str):
+def background_section(result: Result) -> str:
+    if isinstance(result["background"], str):
         return f"{machine(result)}\n\nNot measured: {result['fence']}"
-    rows = [["short kernel on", "matrix products on", "p50, us", "p90, us", "p99, us", "largest, us"]]
-    for row in result["fence"]:
+    rows = [["short kernel on", "GEMMs on", "p50, us", "p90, us", "p99, us", "largest, us"]]
+    for row in result["background"]:
         # One unit for all, because the rows are there to be compared.
         times = [f"{us:.{0 if us >= 99.95 else 1}f}" for us in (row["us"][key] for key in ("p50", "p90", "p99", "max"))]
-        rows.append([row["short_kernel_on"], row["products_on"], *times])
+        rows.append([row["short_kernel_on"], row["load_on"], *times])
     return f"{machine(result)}\n\n{markdown(rows)}"
 
 
@@ -214,14 +214,14 @@ def in_us(us: dict[str, float]) -> str:
     )
 
 
-def products_section(result: Result) -> str:
-    """What telling the library its SMs does to single products; on the whole device there is nothing to tell."""
-    rows = [["SMs", "product", "not told, us", "told, us", "told to not told"]]
+def gemms_section(result: Result) -> str:
+    """What an SM count hint does to single GEMMs; on the whole device there is no hint to set."""
+    rows = [["SMs", "GEMM", "without hint, us", "with hint, us", "ratio"]]
     for row in result["products"]:
         off, on = row["us"]["off"], row["us"]["on"]
-        told = row["sm_count"] < result["sm_count"]
-        change = f"{on['median'] / off['median']:.2f}" if told else ""
-        rows.append([str(row["sm_count"]), row["product"], in_us(off), in_us(on) if told else "", change])
+        hinted = row["sm_count"] < result["sm_count"]
+        change = f"{on['median'] / off['median']:.2f}" if hinted else ""
+        rows.append([str(row["sm_count"]), row["product"], in_us(off), in_us(on) if hinted else "", change])
     return f"{machine(result)} Medians, and the smallest and largest of {off['samples']}.\n\n{markdown(rows)}"
 
 
@@ -256,8 +256,8 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "of calls": ("calls", calls_section),
     "of contexts": ("partitions", contexts_section),
     "of costs": ("partitions", costs_section),
-    "of the fence": ("partitions", fence_section),
-    "of products": ("studies", products_section),
+    "of background partitions": ("partitions", background_section),
+    "of single gemms": ("studies", gemms_section),
     "of studies": ("studies", studies_section),
     "of two devices": ("allreduce", allreduce_section),
 }

@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import statistics
 import subprocess
 import sys
 import threading
@@ -29,6 +28,8 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.resources import SMResourceOptions
 from cuda_gctx.bench.raw_calls import RawCalls
+from cuda_gctx.measure import statistics
+from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import described
 
 SAMPLE_NS = 200_000  # a loop long enough for the clock, short enough to fall between interruptions
@@ -278,23 +279,21 @@ def time_in_rounds(contestants: dict[str, dict[str, Contestant]], raw: RawCalls,
     gc.collect()
     gc.disable()
     try:
-        for number in range(effort.rounds):
-            order.shuffle(entries)
-            for entry, contestant in entries:
-                if entry is not None and entry.makes_contexts and number >= effort.context_pairs:
-                    continue
-                contestant.sample()
-                if entry is not None and entry.settle:
-                    raw.settle()
+        for number, (entry, contestant) in in_rounds(entries, effort.rounds, order):
+            if entry is not None and entry.makes_contexts and number >= effort.context_pairs:
+                continue
+            contestant.sample()
+            if entry is not None and entry.settle:
+                raw.settle()
     finally:
         gc.enable()
     return statistics.median(nothing.samples)
 
 
 def summary(samples: list[float], subtract: float = 0.0) -> dict[str, float]:
-    ordered = sorted(max(0.0, sample - subtract) for sample in samples)
-    percentiles = {"p10": ordered[len(ordered) // 10], "p90": ordered[len(ordered) * 9 // 10]}
-    return {"median": round(statistics.median(ordered), 2)} | {k: round(v, 2) for k, v in percentiles.items()}
+    """The times without what the empty loop takes: median, 10th and 90th percentile in ns."""
+    found = statistics.summary([max(0.0, sample - subtract) for sample in samples], digits=2)
+    return {name: found[name] for name in ("median", "p10", "p90")}
 
 
 def targets(call: Call, medians: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -375,9 +374,8 @@ def process_time(code: str) -> int:
 def measure_imports(rounds: int, simulated: bool) -> list[dict[str, Any]]:
     """Times of fresh processes less those of bare interpreters that ran between them."""
     times: dict[str, list[float]] = {statement: [] for statement in ("pass", *IMPORTS)}
-    for _ in range(rounds):
-        for statement in times:
-            times[statement].append(process_time(statement))
+    for _, statement in in_rounds(times, rounds):
+        times[statement].append(process_time(statement))
     bare = statistics.median(times["pass"])
     found = []
     for statement in IMPORTS:

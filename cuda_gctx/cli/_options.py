@@ -1,13 +1,14 @@
-"""Options that commands share: JSON, which device, and on which driver."""
+"""Options that commands share: JSON output, the device, and the driver."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,14 +16,17 @@ from click.shell_completion import CompletionItem
 from cuda_gctx import Device, system
 from cuda_gctx.cli._exit import NoDevice
 
-# Those that the software driver knows.
+if TYPE_CHECKING:
+    from cuda_gctx.sim import Session
+
+# The versions that the software driver simulates.
 DRIVERS = (*(f"12.{minor}" for minor in range(3, 10)), *(f"13.{minor}" for minor in range(6)))
 
 Callback = Callable[..., None]
 
 
 def profiles() -> dict[str, str]:
-    """The cards that can be simulated, by the word for each."""
+    """The names of the cards that can be simulated, by their keys."""
     from cuda_gctx.sim._session import library
 
     return {card["key"]: card["name"] for card in library().tell("Profiles")}
@@ -30,7 +34,7 @@ def profiles() -> dict[str, str]:
 
 def _known_profile(ctx: click.Context, param: click.Parameter, word: str | None) -> str | None:
     if word is not None and word not in (known := profiles()):
-        raise click.BadParameter(f"{word!r} is no card that can be simulated: known are {', '.join(known)}")
+        raise click.BadParameter(f"unknown card {word!r}: choose from {', '.join(known)}")
     return word
 
 
@@ -39,7 +43,7 @@ def _complete_profile(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 class OutputFile(click.Path):
-    """A file to write when the work is done; a folder that is not there is refused before it begins."""
+    """A file that is written after the work; an unusable directory is refused before the work begins."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -48,77 +52,114 @@ class OutputFile(click.Path):
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not os.access(path.parent, os.W_OK):
             self.fail(
-                f"{str(path)!r} cannot be written: {str(path.parent)!r} is no folder that can be written to", param, ctx
+                f"cannot write {str(path)!r}: directory {str(path.parent)!r} does not exist or is not writable",
+                param,
+                ctx,
             )
         return path
 
 
 def json_option(command: Callback) -> Callback:
-    """Adds ``--json``, which the command gets as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document, and nothing else.")(command)
-
-
-def _chosen(profile: str | None, version: str | None) -> AbstractContextManager[object]:
-    """The driver that is asked for, for the length of a block."""
-    if profile is None:
-        if version is not None:
-            raise click.UsageError("--driver is the driver of a simulated card: name the card too, with --profile")
-        return nullcontext()
-    from cuda_gctx.sim import session
-
-    return session(profile, driver=version, check=False)
+    """Add ``--json``, which the command gets as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")(command)
 
 
 def open_driver() -> None:
     try:
         system.driver_version  # noqa: B018  opens it
-    except ValueError as error:  # CUDA_GCTX_DRIVER describes no machine
+    except ValueError as error:  # CUDA_GCTX_DRIVER does not describe a machine
         raise click.UsageError(str(error)) from None
 
 
-def on_driver(command: Callback) -> Callback:
-    """Adds ``--profile`` and ``--driver``, and runs the command on the driver that they choose; adds ``--json``."""
+@contextmanager
+def simulated(profile: str, version: str | None) -> Iterator[Session]:
+    """A simulated card as the driver of this process, within a block."""
+    from cuda_gctx.sim import session
+
+    with session(profile, driver=version, check=False) as machine:
+        yield machine
+
+
+def driver_options(command: Callback) -> Callback:
+    """Add ``--profile`` and ``--driver``, which the command gets as `profile` and `version`; adds ``--json``."""
 
     @click.option(
         "--profile",
         metavar="CARD",
         callback=_known_profile,
         shell_complete=_complete_profile,
-        help="Answer for this simulated card, without a GPU (cuda-gctx sim profiles lists them).",
+        help="Use this simulated card, without a GPU (cuda-gctx sim profiles lists them).",
     )
     @click.option(
         "--driver",
         "version",
         type=click.Choice(DRIVERS),
         metavar="VERSION",
-        help="The driver of the simulated card, by its CUDA version (default: 13.0).",
+        help="Simulate this CUDA driver version (default: 13.0).",
     )
     @json_option
     @functools.wraps(command)
     def run(*, profile: str | None, version: str | None, **options: Any) -> None:
-        with _chosen(profile, version):
+        if profile is None and version is not None:
+            raise click.UsageError("--driver selects the driver of a simulated card: add --profile CARD")
+        command(profile=profile, version=version, **options)
+
+    return run
+
+
+def on_driver(command: Callback) -> Callback:
+    """Add ``--profile``, ``--driver`` and ``--json``, and run the command on the driver that they select."""
+
+    @functools.wraps(command)
+    def run(*, profile: str | None, version: str | None, **options: Any) -> None:
+        with nullcontext() if profile is None else simulated(profile, version):
             open_driver()
             command(**options)
 
-    return run
+    return driver_options(run)
+
+
+def device_number(command: Callback) -> Callback:
+    """Add ``--device N``, which the command gets as `number`; None if it is not given."""
+    return click.option(
+        "--device", "number", type=click.IntRange(min=0), metavar="N", help="Use this device (default: 0)."
+    )(command)
+
+
+def device_of(number: int | None) -> Device:
+    """The device of a number."""
+    try:
+        return Device(number or 0)
+    except ValueError as error:
+        raise NoDevice(str(error)) from None
 
 
 def device_option(command: Callback) -> Callback:
-    """Adds ``--device N``, which the command gets as the Device `device`."""
+    """Add ``--device N``, which the command gets as the Device `device`."""
 
-    @click.option("--device", "number", type=click.IntRange(min=0), default=0, metavar="N", help="Which device (0).")
     @functools.wraps(command)
-    def run(*, number: int, **options: Any) -> None:
+    def run(*, number: int | None, **options: Any) -> None:
         open_driver()
-        try:
-            device = Device(number)
-        except ValueError as error:
-            raise NoDevice(str(error)) from None
-        command(device=device, **options)
+        command(device=device_of(number), **options)
 
-    return run
+    return device_number(run)
 
 
 def on_device(command: Callback) -> Callback:
-    """Both: a device of the driver that is chosen."""
+    """Add both: a device of the selected driver."""
     return on_driver(device_option(command))
+
+
+class LayoutCommand(click.Command):
+    """A command that takes a layout: a negative number is reported as a wrong request, not as an unknown option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            word = next((word for word in args if re.fullmatch(r"-\d+(\.\d+)?", word)), None)
+            if word is None or not word.startswith(error.option_name):
+                raise
+            raise click.BadParameter(
+                f"{word} is negative: a partition has a positive number of SMs (16) or fraction (0.25)", ctx
+            ) from None

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -9,13 +15,14 @@ import click
 
 from cuda_gctx import __version__
 from cuda_gctx.cli._exit import Failure, Interrupted, NoDevice
+from cuda_gctx.cli._output import writing
 
 # The modules of the commands, each of which defines the command of its name.
 COMMANDS = ("info", "sizes", "plan", "verify", "demo", "bench", "tune", "doctor", "sim")
 
 
 def _failure(error: Exception) -> Failure | None:
-    """What an error of the package means to somebody at a terminal; None if it is no answer, but a mistake here."""
+    """The message for an error of the package; None if the error is a bug."""
     from cuda_gctx import CUDAError, DriverNotFound, IsolationError, ResourceOverlapError, SplitError
 
     if isinstance(error, DriverNotFound) or (isinstance(error, CUDAError) and error.name == "CUDA_ERROR_NO_DEVICE"):
@@ -23,6 +30,21 @@ def _failure(error: Exception) -> Failure | None:
     if isinstance(error, (CUDAError, IsolationError, ResourceOverlapError, SplitError)):
         return Failure(str(error))
     return None
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Wrap the messages of errors at the width of a terminal."""
+    try:
+        with writing():
+            yield
+    except click.ClickException as error:
+        if sys.stderr is not None and sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            told = textwrap.fill(f"Error: {error.format_message()}", width, break_long_words=False)
+            # click puts "Error: " in front.
+            error.format_message = lambda: told.removeprefix("Error: ")  # type: ignore[method-assign]
+        raise
 
 
 class Commands(click.Group):
@@ -37,22 +59,38 @@ class Commands(click.Group):
         command: click.Command = getattr(import_module(f"cuda_gctx.cli.{cmd_name}"), cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(COMMANDS)}"
+            ctx.fail(f"No such command {args[0]!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _readable():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted") from None
-        except Exception as error:
-            failure = _failure(error)
-            if failure is None:
+        with _readable():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                raise Interrupted("interrupted") from None
+            except (click.exceptions.Exit, click.ClickException, OSError):
                 raise
-            raise failure from None
+            except Exception as error:
+                failure = _failure(error)
+                if failure is None:
+                    raise
+                raise failure from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def root() -> None:
-    """Splits the SMs of a GPU, proves who has which, and measures whether that pays.
+    """Partition GPU SMs, verify placement, and measure the benefit.
 
-    Exit status: 0 done; 1 the answer is no, or it failed; 2 wrong usage; 3 no driver or device; 130 interrupted.
+    Exit status: 0 success; 1 failure or a negative answer; 2 wrong usage; 3 no driver or device; 130 interrupted.
     """

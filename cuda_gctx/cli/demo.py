@@ -1,76 +1,75 @@
-"""``cuda-gctx demo``: the main job from end to end: split, fence, prove, and measure what the fence is worth."""
+"""``cuda-gctx demo``: partition a device, verify the placement, and measure what isolation does for latency."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-from cuda_gctx import CUDAError, Device, IsolationError, Layout, Partitions, SMResourceOptions, SplitError
+from cuda_gctx import CUDAError, Device, IsolationError, Layout, Partitions
 from cuda_gctx.bench.background import (
-    HOG_BLOCK_NS,
-    HOG_WAVES,
+    LOAD_BLOCK_NS,
+    LOAD_WAVES,
     SHORT_BLOCKS,
     SHORT_NS,
-    Latency,
+    LatencyRow,
     SharedQueueError,
-    measure_fence,
+    measure_latencies,
 )
-from cuda_gctx.cli._exit import Failure, NoDevice
-from cuda_gctx.cli._options import json_option, open_driver
+from cuda_gctx.cli._exit import Failure
+from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver, simulated
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
 from cuda_gctx.measure.machine import is_simulated
 from cuda_gctx.partitions.split import FENCE
 
-SIMULATED = "*** simulated: a software driver answers. No GPU is used, and nothing here is a measurement of one. ***"
-LATENCY = "from just before the host launches the kernel until the kernel is over, by timing events of the device"
-SHORT = f"{SHORT_BLOCKS} blocks of {SHORT_NS / 1000:g} us, one launch after the other"
-HOG = f"all SMs that it may use, {HOG_WAVES * HOG_BLOCK_NS / 1e6:g} ms a launch in blocks of {HOG_BLOCK_NS / 1e6:g} ms"
+SIMULATED = "*** simulated: a software driver answers. No GPU is used, and no number here is a measurement of one. ***"
+LATENCY = "from just before the host launches the kernel until it completes, timed by events of the device"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rows say of the fence, as ratios of their p99."""
+    """What isolation does, as ratios of the p99 of two rows."""
 
-    fenced_to_alone: float  # in the same partition
-    priority_to_fenced: float
+    isolated_to_alone: float  # in the same partition
+    priority_to_isolated: float
 
     @classmethod
-    def of(cls, rows: tuple[Latency, ...]) -> Verdict:
-        p99 = {row.key: row.us.p99 for row in rows}
-        return cls(round(p99["fenced"] / p99["partition_alone"], 2), round(p99["priority"] / p99["fenced"], 1))
+    def of(cls, rows: tuple[LatencyRow, ...]) -> Verdict:
+        p99 = {row.key: row.latency.p99 for row in rows}
+        return cls(round(p99["isolated"] / p99["partition_alone"], 2), round(p99["priority"] / p99["isolated"], 1))
 
 
 @contextmanager
-def _found(number: int) -> Iterator[tuple[Device, str | None]]:
-    """The GPU; or, where nobody asked for a driver by name, a simulated one. And why it is simulated, if it is."""
+def _device(number: int | None, profile: str | None, version: str | None) -> Iterator[tuple[Device, str | None]]:
+    """The device, and the reason if it is simulated: it is if nobody chose a driver and none works."""
     asked = os.environ.get("CUDA_GCTX_DRIVER")
-    try:
-        open_driver()
-        device = Device(number)
-    except ValueError as error:
-        raise NoDevice(str(error)) from None
-    except CUDAError as error:
-        if asked:
-            raise
-        reason = str(error)
-    else:
-        why = f"CUDA_GCTX_DRIVER={asked} asks for it" if asked else "it is the driver that programs find here"
-        yield device, why if is_simulated(device) else None
-        return
-    from cuda_gctx.sim import session
-
-    with session("h200", check=False):
-        yield Device(0), reason
+    reason: str | None = None
+    with ExitStack() as closing:
+        if profile is not None:
+            closing.enter_context(simulated(profile, version))
+            reason = f"--profile {profile}"
+        else:
+            try:
+                open_driver()
+                Device(0)
+            except CUDAError as error:
+                if asked:
+                    raise
+                reason = str(error)
+                closing.enter_context(simulated("h200", None))
+        device = device_of(number)
+        if reason is None and is_simulated(device):
+            reason = f"CUDA_GCTX_DRIVER={asked}" if asked else "it is the driver that programs find here"
+        yield device, reason
 
 
 def _layout(device: Device) -> Layout:
-    """About 1/16 and 1/12 of the SMs, which the split rounds up; all others are the fence."""
+    """About 1/16 and 1/12 of the SMs, which the split rounds up; the others become the background partition."""
     return Layout(comm=max(1, device.sm_count // 16), decode=max(1, device.sm_count // 12))
 
 
@@ -89,141 +88,134 @@ def _partitions(parts: Partitions) -> list[dict[str, Any]]:
     ]
 
 
-def _refusal(device: Device) -> str:
-    whole = device.resources.sm
-    try:
-        whole.split(SMResourceOptions([whole.sm_count, whole.min_partition_size]), dry_run=True)
-    except SplitError as error:
-        return str(error)
-    raise AssertionError("more SMs than there are were given")
-
-
-class _Teller:
-    """Prints each part of the demo as soon as it is known; nothing where a document is asked for."""
+class _Story:
+    """Prints each step as soon as it is done; nothing if a document is requested."""
 
     def __init__(self, silent: bool) -> None:
         self._out = None if silent else console()
 
-    def say(self, *what: Any) -> None:
-        if self._out is None:
-            return
-        for one in what:
-            self._out.print(one, soft_wrap=isinstance(one, str))
+    def say(self, *what: Any, preformatted: bool = False) -> None:
+        if self._out is not None:
+            for one in what:
+                self._out.print(one, soft_wrap=preformatted)
 
     def device(self, device: Device, reason: str | None) -> None:
         if reason is not None:
             self.say(SIMULATED, f"Reason: {reason}", "")
         self.say(heading(device), "")
 
-    def split(self, layout: Layout, partitions: list[dict[str, Any]]) -> None:
+    def partitioned(self, layout: Layout, partitions: list[dict[str, Any]]) -> None:
         asked = ", ".join(f"{name}={spec.sms}" for name, spec in zip(layout.names, layout.specs, strict=True))
-        header = ("partition", "asked", "got", "stream.resources.sm.sm_count", "clusters", "strategy", "green")
         rows = [
-            (
-                part["name"],
-                "the fence" if part["name"] == FENCE else str(part["asked"]),
-                part["sm_count"],
-                part["stream_sm_count"],
-                f"up to {part['cluster_sms']} SMs",
-                part["strategy"],
-                "yes" if part["green"] else "no",
-            )
+            (part["name"], "the remainder" if part["name"] == FENCE else str(part["asked"]), part["sm_count"])
             for part in partitions
         ]
-        self.say(f"Split: device.partition({asked})", "", table(header, rows), "")
+        self.say(f"1. Partition: device.partition({asked})", "", table(("partition", "requested", "SMs"), rows), "")
 
-    def proof(self, report: Any) -> None:
-        self.say("Prove: a kernel on every SM tells where it runs", "", str(report), "", str(report.sm_map()), "")
+    def verified(self, report: Any) -> None:
+        result = "each SM was used by one partition only" if not report.problems else "; ".join(report.problems)
+        self.say(f"2. Verify: a kernel on every SM reports where it runs: {result}", "")
+        self.say(str(report.sm_map()), preformatted=True)
+        self.say("")
 
     def measuring(self) -> None:
         self.say(
-            "Measure: a short kernel, and a hog that leaves no SM free",
+            "3. Measure: the latency of a short kernel while a background load occupies all SMs that it may use "
+            f"(launches of {LOAD_WAVES * LOAD_BLOCK_NS / 1e6:g} ms, always some queued)",
             "",
-            f"The short kernel: {SHORT}.",
-            f"The hog: {HOG}, some launches always queued.",
-            f"Latency: {LATENCY}.",
         )
 
-    def latency(self, rows: tuple[Latency, ...]) -> None:
-        header = ("short kernel on", "hog on", "p50, us", "p90, us", "p99, us", "largest, us", "samples")
-        body = [
-            (row.short_kernel_on, row.hog_on, *(round(us, 1) for us in asdict(row.us).values()), row.samples)
-            for row in rows
-        ]
+    def measured(self, rows: tuple[LatencyRow, ...]) -> None:
+        header = ("short kernel on", "load on", "p50, us", "p99, us", "max, us")
+        body = []
+        for row in rows:
+            times = (row.latency.p50, row.latency.p99, row.latency.largest)
+            body.append((row.short_kernel_on, row.load_on, *(round(seconds * 1e6, 1) for seconds in times)))
         verdict = Verdict.of(rows)
         self.say(
-            "",
             table(header, body),
             "",
-            f"At p99: fenced, {verdict.fenced_to_alone:.2f} times as long as alone in the same partition; "
-            f"on a stream of the highest priority, {verdict.priority_to_fenced:.0f} times as long as fenced.",
-            "A partition alone is no reservation: other work uses its SMs too, unless a fence keeps it out.",
-            "",
+            f"With the load in the background partition, the p99 is {verdict.isolated_to_alone:.2f} times that without "
+            f"load; on a stream of the highest priority it is {verdict.priority_to_isolated:.0f} times higher.",
+            "A partition alone reserves nothing: work outside of partitions uses all SMs. Run it in the background "
+            "partition.",
         )
 
-    def end(self, refusal: str, reason: str | None) -> None:
-        self.say("A request that does not fit says what would:", "", f"SplitError: {refusal}", "")
-        self.say("All streams and partitions are closed.")
+    def end(self, reason: str | None) -> None:
         if reason is not None:
             self.say("", SIMULATED)
 
 
-def _measured(parts: Partitions, samples: int) -> tuple[Latency, ...]:
+def _measured(parts: Partitions, samples: int) -> tuple[LatencyRow, ...]:
     try:
-        return measure_fence(parts, parts.decode, samples)
+        return measure_latencies(parts, parts.decode, samples)
     except SharedQueueError as error:
         raise Failure(str(error)) from None
 
 
-def _document(rows: tuple[Latency, ...]) -> dict[str, Any]:
+def _microseconds(row: LatencyRow) -> dict[str, float]:
+    latency = row.latency
+    seconds = {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99, "max": latency.largest}
+    return {name: round(value * 1e6, 2) for name, value in seconds.items()}
+
+
+def _document(rows: tuple[LatencyRow, ...]) -> dict[str, Any]:
     return {
         "us": LATENCY,
         "short_kernel": {"blocks": SHORT_BLOCKS, "block_ns": SHORT_NS},
-        "hog": {"waves": HOG_WAVES, "block_ns": HOG_BLOCK_NS},
-        "rows": [asdict(row) for row in rows],
+        "load": {"waves": LOAD_WAVES, "block_ns": LOAD_BLOCK_NS},
+        "rows": [
+            {
+                "key": row.key,
+                "short_kernel_on": row.short_kernel_on,
+                "load_on": row.load_on,
+                "samples": row.latency.calls,
+                "us": _microseconds(row),
+            }
+            for row in rows
+        ],
         "verdict": asdict(Verdict.of(rows)),
     }
 
 
-@click.command()
-@click.option("--device", "number", type=click.IntRange(min=0), default=0, metavar="N", help="Which device (0).")
+@click.command(short_help="Partition, verify and measure, from end to end.")
 @click.option(
     "--samples",
     type=click.IntRange(min=1, max=100_000),
     default=1000,
     show_default=True,
-    help="How often the short kernel is launched for each row.",
+    help="Launch the short kernel so many times per row.",
 )
-@json_option
-def demo(number: int, samples: int, as_json: bool) -> None:
-    """Splits the device, proves who has which SMs, and measures what a fence is worth. Takes some seconds.
+@device_number
+@driver_options
+def demo(number: int | None, profile: str | None, version: str | None, samples: int, as_json: bool) -> None:
+    """Partition a device, verify the placement, and measure what isolation does for latency. Takes some seconds.
 
-    Without a GPU it runs on a simulated one, and says so. Ends with status 1 if the partitions are not isolated.
+    Without a GPU it uses a simulated one, and says so. The exit status is 1 if the partitions are not isolated.
     """
-    tell = _Teller(silent=as_json)
-    with _found(number) as (device, reason):
-        told: dict[str, Any] = {**on_what(device), "simulated": is_simulated(device), "reason": reason}
-        tell.device(device, reason)
+    story = _Story(silent=as_json)
+    with _device(number, profile, version) as (device, reason):
+        found: dict[str, Any] = {**on_what(device), "simulated": is_simulated(device), "reason": reason}
+        story.device(device, reason)
         layout = _layout(device)
         with device.partition(layout) as parts:
             if parts.rest is None:
-                raise Failure(f"{device.name} has too few SMs for two partitions and a fence: {parts!r}")
-            told["partitions"] = _partitions(parts)
-            tell.split(layout, told["partitions"])
+                raise Failure(f"{device.name} has too few SMs for two partitions and a background partition: {parts!r}")
+            found["partitions"] = _partitions(parts)
+            story.partitioned(layout, found["partitions"])
             try:
                 report = parts.verify()
             except IsolationError as error:
                 report = error.report
-            told |= {"isolated": not report.problems, "report": json.loads(report.to_json())}
-            tell.proof(report)
+            found |= {"isolated": not report.problems, "report": json.loads(report.to_json())}
+            story.verified(report)
             if not report.problems:
-                tell.measuring()
+                story.measuring()
                 rows = _measured(parts, samples)
-                told["latency"] = _document(rows)
-                tell.latency(rows)
-        told["refusal"] = _refusal(device)
-        tell.end(told["refusal"], reason)
+                found["latency"] = _document(rows)
+                story.measured(rows)
+        story.end(reason)
         if as_json:
-            write_json("demo", told)
+            write_json("demo", found)
         if report.problems:
             raise Failure("not isolated: " + "; ".join(report.problems))

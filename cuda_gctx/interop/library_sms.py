@@ -11,16 +11,18 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from cuda_gctx._core.event import Event
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.table import table
+from cuda_gctx.measure.loop import TIMED, in_rounds, seconds_between
+from cuda_gctx.measure.statistics import median
 
 __all__ = [
     "Decision",
@@ -316,30 +318,30 @@ def _products(torch: Any) -> dict[Any, Any]:
 
 
 def _seconds(
-    torch: Any, call: Callable[[], Any], target: Callable[[], AbstractContextManager[None]]
+    torch: Any, stream: Stream, call: Callable[[], Any], target: Callable[[], AbstractContextManager[None]]
 ) -> tuple[float, float] | None:
     """How long a call takes without and with the target, as medians; None if memory does not suffice."""
     ways: tuple[Callable[[], AbstractContextManager[None]], ...] = (nullcontext, target)
-    samples: list[list[tuple[Any, Any]]] = [[], []]
-    try:
-        for way in ways:
-            with way():
-                call()
-        # The host does not wait in between: the device always has the next call at hand.
-        for _ in range(ROUNDS):
-            for way, taken in zip(ways, samples, strict=True):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    samples: list[list[float]] = [[], []]
+    with ExitStack() as closing:
+        timed: list[tuple[int, Event, Event]] = []
+        try:
+            for way in ways:
                 with way():
-                    begin.record()
+                    call()
+            # The host does not wait in between, so that the device always has the next call at hand.
+            for _, which in in_rounds(range(len(ways)), ROUNDS):
+                with ways[which]():
+                    begin = closing.enter_context(stream.record(options=TIMED))
                     for _ in range(CALLS):
                         call()
-                    end.record()
-                taken.append((begin, end))
-    except torch.cuda.OutOfMemoryError:
-        return None
-    samples[1][-1][1].synchronize()
-    without, with_target = (median(begin.elapsed_time(end) for begin, end in taken) / 1000 / CALLS for taken in samples)
-    return without, with_target
+                    timed.append((which, begin, closing.enter_context(stream.record(options=TIMED))))
+        except torch.cuda.OutOfMemoryError:
+            return None
+        timed[-1][2].sync()
+        for which, begin, end in timed:
+            samples[which].append(seconds_between(begin, end) / CALLS)
+    return median(samples[0]), median(samples[1])
 
 
 @cache
@@ -397,7 +399,7 @@ def _mode_class(torch: Any) -> Any:
             # What is captured must not be waited for.
             if known is None and not torch.cuda.is_current_stream_capturing():
                 call = partial(products[function], *args, **inputs)
-                known = decisions.measure(product, lambda: _seconds(torch, call, self._target))
+                known = decisions.measure(product, lambda: _seconds(torch, self._stream, call, self._target))
             return known is not None and known.target
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

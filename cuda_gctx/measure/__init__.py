@@ -1,4 +1,4 @@
-"""Measuring: statistics of samples, known causes of lacking concurrency, and what a measurement was taken on.
+"""Measuring: the measuring loop, statistics of samples, known causes of missing concurrency, and the machine's state.
 
-May use: ``_core``.
+May use: ``_core``. Loads numpy at first use.
 """

@@ -1,26 +1,49 @@
-"""What a measurement was taken on: card, driver, processor, versions, date."""
+"""What a measurement was taken on: card, clocks, power limit, temperature, driver, processor, versions, commit, date."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
 import re
+import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 
+__all__ = ["commit_of", "described", "file_name", "folder_of_results", "is_simulated", "power_state"]
+
 PACKAGES = ("cuda-gctx", "cuda-core", "cuda-bindings", "torch")
+TOOL_TIMEOUT_S = 10
+# Names in a result, and what nvidia-smi calls them.
+POWER_STATE = {
+    "sm_clock_mhz": "clocks.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "largest_sm_clock_mhz": "clocks.max.sm",
+    "power_limit_w": "power.limit",
+    "temperature_c": "temperature.gpu",
+}
 
 
 def is_simulated(device: Device) -> bool:
-    """Whether its numbers are those of the software driver, which says so in the name of every device."""
+    """Whether the software driver provides the device; it says so in every device name."""
     return device.name.endswith("(simulated)")
 
 
+def _output_of(command: Sequence[str]) -> str | None:
+    """What a tool prints; None if it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TOOL_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
 def kernel_driver_version() -> str | None:
-    """The version of the driver's kernel module, which the driver's own calls do not tell."""
+    """The version of the driver's kernel module, which the CUDA driver does not report."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
@@ -30,7 +53,7 @@ def kernel_driver_version() -> str | None:
 
 
 def cpu_name() -> str:
-    """The processor as the system names it."""
+    """The name of the processor."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -40,7 +63,7 @@ def cpu_name() -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """The packages that take part in measurements, as far as they are installed."""
+    """The versions of the installed packages that take part in measurements."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -50,10 +73,41 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def described(device: Device) -> dict[str, object]:
-    """All of it, for the head of a result."""
+def commit_of(folder: Path) -> str | None:
+    """The commit of the clone that contains a folder, with "-dirty" if tracked files differ; None outside of a clone."""
+    commit = _output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if commit is None:
+        return None
+    return commit + "-dirty" * bool(_output_of(["git", "-C", str(folder), "status", "--porcelain", "-uno"]))
+
+
+def power_state(device: Device) -> dict[str, float | None]:
+    """Clocks, power limit and temperature as nvidia-smi reports them now; None for what it does not report."""
+    values: list[str] = []
+    if not is_simulated(device):
+        query = f"--query-gpu={','.join(POWER_STATE.values())}"
+        found = _output_of(["nvidia-smi", f"--id={device.uuid}", query, "--format=csv,noheader,nounits"])
+        values = [value.strip() for value in found.split(",")] if found else []
+    if len(values) != len(POWER_STATE):
+        return dict.fromkeys(POWER_STATE)
+    return {name: _number(value) for name, value in zip(POWER_STATE, values, strict=True)}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # "[N/A]"
+        return None
+
+
+def described(device: Device, what: str | None = None, clone: Path | None = None) -> dict[str, Any]:
+    """The head of a result.
+
+    what: the subject of the result. clone: a folder of the clone from which the measurement is run, if any.
+    """
     simulated = is_simulated(device)
     return {
+        **({} if what is None else {"_what": what}),
         "simulated": simulated,
         "card": device.name,
         "sm_count": device.sm_count,
@@ -63,4 +117,19 @@ def described(device: Device) -> dict[str, object]:
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "packages": package_versions(),
+        "commit": None if clone is None else commit_of(clone),
+        **power_state(device),
     }
+
+
+def file_name(result: Mapping[str, Any], kind: str) -> str:
+    """The file name of a result: card, driver, and which benchmark it is of."""
+    card = re.sub(r"[^a-z0-9]+", "-", result["card"].removeprefix("NVIDIA ").lower()).strip("-")
+    return f"{card}-driver-{result['cuda']}-{kind}.json"
+
+
+def folder_of_results(wanted: Path | None, default: Path) -> Path:
+    """The folder for a result file, created if it does not exist."""
+    folder = wanted or default
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -14,6 +14,7 @@ from cuda_gctx._lazy import lazy_names
 if TYPE_CHECKING:
     from cuda_gctx._core.probe import Stamps as Stamps
     from cuda_gctx._core.probe import spin as spin
+    from cuda_gctx.measure.statistics import Latency as Latency
     from cuda_gctx.measure.statistics import Spread as Spread
     from cuda_gctx.tune._explain import ExplainReport as ExplainReport
     from cuda_gctx.tune._explain import explain as explain
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from cuda_gctx.tune._objectives import Throughput as Throughput
     from cuda_gctx.tune._overlap import overlap as overlap
     from cuda_gctx.tune._plans import Plan as Plan
-    from cuda_gctx.tune._report import Latency as Latency
     from cuda_gctx.tune._report import PartTime as PartTime
     from cuda_gctx.tune._report import Report as Report
     from cuda_gctx.tune._report import Result as Result
@@ -35,8 +35,8 @@ _NAMES_OF_MODULE = {
     "cuda_gctx.tune._objectives": ("TailLatency", "Throughput"),
     "cuda_gctx.tune._overlap": ("overlap",),
     "cuda_gctx.tune._plans": ("Plan",),
-    "cuda_gctx.tune._report": ("Latency", "PartTime", "Report", "Result"),
-    "cuda_gctx.measure.statistics": ("Spread",),
+    "cuda_gctx.tune._report": ("PartTime", "Report", "Result"),
+    "cuda_gctx.measure.statistics": ("Latency", "Spread"),
     "cuda_gctx.tune.timeline": ("Timeline", "Trace"),
 }
 

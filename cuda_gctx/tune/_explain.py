@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from cuda_gctx._core.driver import system
@@ -17,7 +15,10 @@ from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.table import ranges, table
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, current_stream_of_frameworks
+from cuda_gctx.measure import clock
 from cuda_gctx.measure.causes import lack_of_concurrency, launches_block, too_few_queues
+from cuda_gctx.measure.loop import QUEUED, hold
+from cuda_gctx.measure.statistics import median
 from cuda_gctx.partitions import Partition
 from cuda_gctx.partitions.verification import IsolationError, verify
 
@@ -37,7 +38,6 @@ SPIN_NS = 200_000
 # Stands for the work of a stream that is given alone: long beside a launch.
 STAND_IN_NS = 500_000
 TIMEOUT_NS = 10_000_000_000
-LEAST_GATE_NS, MOST_GATE_NS = 5_000_000, 900_000_000
 
 Where = Partition | Stream | Any
 Work = Callable[[Stream], object]
@@ -151,7 +151,7 @@ def _time(stamp: tuple[int, int] | None) -> int:
     return 0 if stamp is None else stamp[1]
 
 
-class _Bench:
+class _Runs:
     """Runs the two pieces of work, alone and together, between stamps."""
 
     def __init__(self, streams: Sequence[Stream], works: Sequence[Work]) -> None:
@@ -162,25 +162,22 @@ class _Bench:
 
     def call(self, which: int) -> None:
         stream = self.streams[which]
-        began = time.perf_counter_ns()
+        began = clock.now()
         with current_stream_of_frameworks(stream):
             self._works[which](stream)
-        self.call_ns[which] = time.perf_counter_ns() - began
+        self.call_ns[which] = round((clock.now() - began) * 1e9)
 
     def sync(self) -> None:
         for stream in self.streams:
             stream.sync()
 
-    def run(self, order: Sequence[int], *, gate_ns: int = 0) -> dict[int, tuple[int, int]]:
+    def run(self, order: Sequence[int], *, gate_s: float = 0) -> dict[int, tuple[int, int]]:
         """When each work began and ended. With a gate, the device starts none before all are queued."""
         self.sync()
         with ExitStack() as closing:
             gate = None
-            if gate_ns:
-                spin(self.streams[order[0]], 1, gate_ns)
-                gate = closing.enter_context(self.streams[order[0]].record())
-                for which in order[1:]:
-                    self.streams[which].wait(gate)
+            if gate_s:
+                gate = closing.enter_context(hold([self.streams[which] for which in order], gate_s))
             for which in order:
                 self._stamps.write(self.streams[which], 2 * which)
                 gated = gate is not None and not gate.is_done
@@ -308,7 +305,8 @@ def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work
     for stream in streams:
         if is_capturing(stream):
             raise RuntimeError(f"{stream!r} is capturing a graph: explain before or after that")
-    return _Diagnosis(streams, works, [_label(*pair) for pair in zip(places, streams, strict=True)], rounds).report()
+    labels = [_label(*pair) for pair in zip(places, streams, strict=True)]
+    return _Diagnosis(streams, works, labels, rounds).report()
 
 
 class _Diagnosis:
@@ -318,12 +316,12 @@ class _Diagnosis:
         self.streams, self.labels = streams, labels
         self.names = _names(works)
         self.stand_ins = [work is _stands_in for work in works]
-        self.bench = bench = _Bench(streams, works)
+        self.runs = runs = _Runs(streams, works)
         self.first_call_ns = []
         for which in (0, 1):
-            bench.call(which)
-            self.first_call_ns.append(bench.call_ns[which])
-            bench.sync()
+            runs.call(which)
+            self.first_call_ns.append(runs.call_ns[which])
+            runs.sync()
         self.sms, self.contexts_cause = _sms(streams)
         self.at_once = _run_at_once(streams)
 
@@ -333,26 +331,24 @@ class _Diagnosis:
         self.as_called: list[Window] = []
         self.queued: list[Window] = []
         self.reversed: list[Window] = []
-        gate = 0
         for _ in range(rounds):
             for which in (0, 1):
-                begin, end = bench.run([which])[which]
+                begin, end = runs.run([which])[which]
                 called[which].append(end - begin)
-                calls[which].append(bench.call_ns[which])
-            self.as_called.append(_window(bench.run([0, 1]), False))
-            # Long enough for the host to queue both, and some more.
-            gate = min(max(LEAST_GATE_NS, 4 * (max(calls[0]) + max(calls[1]))), MOST_GATE_NS)
+                calls[which].append(runs.call_ns[which])
+            self.as_called.append(_window(runs.run([0, 1]), False))
+            gate_s = QUEUED.gate_s((max(calls[0]) + max(calls[1])) / 1e9)
             for which in (0, 1):
-                begin, end = bench.run([which], gate_ns=gate)[which]
+                begin, end = runs.run([which], gate_s=gate_s)[which]
                 alone[which].append(end - begin)
-            self.queued.append(_window(bench.run([0, 1], gate_ns=gate), True))
-            self.reversed.append(_window(bench.run([1, 0], gate_ns=gate), True))
+            self.queued.append(_window(runs.run([0, 1], gate_s=gate_s), True))
+            self.reversed.append(_window(runs.run([1, 0], gate_s=gate_s), True))
         self.call_ns = [median(times) for times in calls]
         self.called_ns = [median(times) for times in called]
         self.alone_ns = [median(times) for times in alone]
         self.together_ns = [
-            median(window.first[1] for window in self.queued),
-            median(window.second[1] for window in self.queued),
+            median([window.first[1] for window in self.queued]),
+            median([window.second[1] for window in self.queued]),
         ]
         self.overlap = _overlap(self.as_called, self.called_ns)
         self.overlap_queued = _overlap(self.queued, self.alone_ns)
@@ -384,7 +380,7 @@ class _Diagnosis:
             overlap_queued=self.overlap_queued,
             overlap_reversed=self.overlap_reversed,
             in_sequence_ns=sum(self.called_ns),
-            together_ns=median(window.length for window in self.as_called),
+            together_ns=median([window.length for window in self.as_called]),
             streams_overlap=self.at_once,
             shared_sms=self.shared,
             causes=(*causes, *self._notes()),
@@ -410,7 +406,7 @@ class _Diagnosis:
         return "both are on one stream, which runs its work in order: give each a stream of its own"
 
     def _waiting_call(self) -> str | None:
-        waiting = [name for name, held in zip(self.names, self.bench.held, strict=True) if held]
+        waiting = [name for name, held in zip(self.names, self.runs.held, strict=True) if held]
         if not waiting:
             return None
         return (
@@ -465,7 +461,7 @@ class _Diagnosis:
             return None
         repeats = min(max(1, round(ROOM_NS / max(self.alone_ns[0], 1))), MOST_REPEATS)
         with second.context.create_stream() as beside:
-            if self.bench.finds_room(beside, repeats):
+            if self.runs.finds_room(beside, repeats):
                 return None
         a, b = self.names
         told = (
@@ -525,7 +521,7 @@ class _Diagnosis:
 
     def _wait(self, which: int) -> str:
         """How late the second begins, beyond what it takes to call the first."""
-        late = median(window.second[0] - window.first[0] for window in self.as_called)
+        late = median([window.second[0] - window.first[0] for window in self.as_called])
         if which == 0 or late < SHORT_NS + self.call_ns[0]:
             return ""
         return f" (it finds room on an SM {in_words(late)} after the start of {self.names[0]})"

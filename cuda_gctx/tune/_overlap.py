@@ -16,12 +16,12 @@ from cuda_gctx._core.driver import system
 from cuda_gctx._core.errors import FeatureNotSupported
 from cuda_gctx._core.lease import capturing_stream
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.measure.statistics import Spread, quantile
+from cuda_gctx.measure.statistics import Latency, Spread, median
 from cuda_gctx.tune._measure import Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
 from cuda_gctx.tune._progress import Progress
 from cuda_gctx.tune._reasons import reasons
-from cuda_gctx.tune._report import Latency, PartTime, Report, Result
+from cuda_gctx.tune._report import PartTime, Report, Result
 from cuda_gctx.tune._search import Candidate, Search
 from cuda_gctx.tune._work import libraries_loaded, parts_of
 
@@ -175,16 +175,9 @@ def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> R
         seconds=seconds,
         parts=parts,
         overlap=_overlap(candidate, candidate.looked_at(search.final), alone, seconds.median),
-        latency=_latency(latencies),
+        latency=Latency.of(latencies) if latencies else None,
         launch_bound=2 * sum(sample.launch_bound for sample in samples) > len(samples),
     )
-
-
-def _latency(latencies: Sequence[float]) -> Latency | None:
-    if not latencies:
-        return None
-    p50, p90, p99 = (quantile(latencies, share) for share in (0.5, 0.9, 0.99))
-    return Latency(p50, p90, p99, max(latencies), len(latencies))
 
 
 def _overlap(
@@ -193,7 +186,7 @@ def _overlap(
     """How much of the time in which parts can run at once they were seen to: the median over steps."""
     if not steps:
         return None
-    seen = quantile([_overlap_of(step, candidate, alone) for step in steps], 0.5)
+    seen = median([_overlap_of(step, candidate, alone) for step in steps])
     if candidate.is_sequence:
         return seen
     # A step that takes less than its parts one after the other has them at once, also where events between the parts

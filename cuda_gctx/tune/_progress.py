@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from types import TracebackType
+
+from cuda_gctx.measure import clock
 
 __all__ = ["Progress"]
 
@@ -23,7 +24,7 @@ class Progress:
 
     def show(self, share: float, what: str) -> None:
         """share: how much of it is done, from 0 to 1."""
-        now = time.monotonic()
+        now = clock.now()
         if not self._shown or now - self._last < LEAST_PAUSE_S:
             return
         self._last = now

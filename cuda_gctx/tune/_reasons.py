@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from cuda_gctx.measure.causes import launches_block, too_few_queues
-from cuda_gctx.measure.statistics import NOISE, Ratio
+from cuda_gctx.measure.statistics import NOISE, Ratio, median
 from cuda_gctx.tune._objectives import TailLatency, Throughput
 from cuda_gctx.tune._report import Report, Result, title_of, words
 from cuda_gctx.tune._search import Candidate, Search
@@ -67,7 +65,7 @@ def _hosts(search: Search) -> list[str]:
         called_s = sum(facts.host_s * search.weight(name) for name, facts in search.facts.items())
         device_s = sum(facts.device_s * search.weight(name) for name, facts in search.facts.items())
         if 2 * sum(sample.launch_bound for sample in samples) > len(samples) and called_s > device_s / 2:
-            host_s = median(sample.host_s for sample in samples)
+            host_s = median([sample.host_s for sample in samples])
             told.append(
                 f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(search.objective)} of "
                 f"{words(device_s)}, so that the device waits for it; fewer launches help, or a CUDA graph"
@@ -190,9 +188,11 @@ def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
 
 def _trade(search: Search, chosen: Candidate) -> list[str]:
     """What the others would achieve in partitions that leave them more, and what it would cost."""
-    most = max((c for c in search.acceptable() if c.allocation is not None), key=search.others_share, default=chosen)
-    gained = search.others_share(most) - search.others_share(chosen)
-    if gained < LEAST_TRADE or most.seconds(search.final) > MOST_TRADED * chosen.seconds(search.final):
+    limit = MOST_TRADED * chosen.seconds(search.final)
+    traded = [c for c in search.acceptable() if c.allocation is not None and c.seconds(search.final) <= limit]
+    # Of plans that leave the others the same, the one with the lowest latency.
+    most = max(traded, key=lambda c: (round(search.others_share(c), 2), -c.seconds(search.final)), default=chosen)
+    if search.others_share(most) - search.others_share(chosen) < LEAST_TRADE:
         return []
     slower = search.ratio(most, chosen)
     return [

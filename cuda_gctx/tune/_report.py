@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hi
 
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.table import table
-from cuda_gctx.measure.statistics import Spread
+from cuda_gctx.measure.statistics import Latency, Spread
 from cuda_gctx.tune import _objectives
 from cuda_gctx.tune._objectives import Objective, TailLatency
 from cuda_gctx.tune._plans import LIBRARIES_TOLD, Plan, sizes_of
@@ -19,7 +19,7 @@ from cuda_gctx.tune._plans import LIBRARIES_TOLD, Plan, sizes_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Latency", "PartTime", "Report", "Result", "title_of", "words"]
+__all__ = ["PartTime", "Report", "Result", "title_of", "words"]
 
 SCHEMA = 1
 MOST_ROWS = 16
@@ -42,17 +42,6 @@ def title_of(objective: Objective) -> str:
     if isinstance(objective, TailLatency):
         return f"p{objective.quantile * 100:g} of {objective.part}"
     return "mix"
-
-
-@dataclass(frozen=True)
-class Latency:
-    """The calls of the critical part, in seconds, those of all batches together."""
-
-    p50: float
-    p90: float
-    p99: float
-    largest: float
-    calls: int
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@ alone decide: the fastest of many is partly a lucky one, and fresh samples take 
 from __future__ import annotations
 
 import random
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from statistics import median
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CUDAError, FeatureNotSupported, ResourceOverlapWarning
 from cuda_gctx._core.lease import is_capturing
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.measure.statistics import LEAST_PAIRS, NOISE, Ratio, ratio_of
+from cuda_gctx.measure import clock
+from cuda_gctx.measure.loop import in_rounds
+from cuda_gctx.measure.statistics import LEAST_PAIRS, NOISE, Ratio, median, ratio_of_rounds
 from cuda_gctx.partitions import PartitionPool
-from cuda_gctx.tune._measure import Bench, Intervals, OutOfTime, Sample, Trial
+from cuda_gctx.tune._measure import Intervals, OutOfTime, Runner, Sample, Trial
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import KINDS, Plan
 from cuda_gctx.tune._progress import Progress
@@ -70,7 +70,7 @@ class Candidate:
         return fresh if len(fresh) >= LEAST_PAIRS else self.samples
 
     def seconds(self, final: int | None = None) -> float:
-        return median(sample.seconds for sample in self.measured(final).values())
+        return median([sample.seconds for sample in self.measured(final).values()])
 
     def looked_at(self, final: int | None) -> list[Intervals]:
         """The steps: those of the final rounds, if there are any."""
@@ -129,7 +129,7 @@ class Search:
         self.complete = False
         self.final: int | None = None  # the number of the first final round
         self._library_sms = library_sms
-        self._began = time.monotonic()
+        self._began = clock.now()
         self._budget_s = budget_s
         self._random = random.Random(seed)
         self._progress = progress
@@ -145,8 +145,7 @@ class Search:
             self._sizes = Sizes(device, [part.name for part in parts], wanted_sizes)
         except FeatureNotSupported as error:
             self.notes.append(f"partitions were left out: {error}")
-        self._bench = Bench(device, objective, self._began + budget_s)
-        closing.callback(self._bench.close)
+        self._runner = Runner(objective, self._began + budget_s)
 
     # ---- the phases
 
@@ -160,7 +159,7 @@ class Search:
         ):
             # What there is to compare needs the first phase, which may take all of the time.
             until = 1.0 if not self.can_answer else share
-            self._bench.deadline = self._began + until * self._budget_s
+            self._runner.deadline = self._began + until * self._budget_s
             try:
                 phase()
             except OutOfTime:
@@ -188,15 +187,16 @@ class Search:
     def _first(self) -> None:
         self._show("calls each part for the first times")
         first = self._closing.enter_context(self.device.create_stream())
-        gate = self._closing.enter_context(self.device.create_stream())
         whole = dict.fromkeys((part.name for part in self.parts), self.device.sm_count)
         for part in self.parts:
             trial = Trial("alone", (part,), {part.name: first}, first)
             candidate = Candidate(trial, None, whole)
             with self._forgiving(candidate):
-                self.facts[part.name] = examine(part, first, gate, self._bench.demand_time)
-                self._bench.warm(trial)
-            self._bench.alone_s[part.name] = trial.step_s
+                facts = examine(part, first, self._runner.demand_time)
+                self.facts[part.name] = facts
+                self._runner.call_s[part.name] = facts.host_s
+                self._runner.warm(trial)
+            self._runner.alone_s[part.name] = trial.step_s
             self.alone[part.name] = candidate
         names = tuple(part.name for part in self.parts)
         plans = [Plan("sequence", names), Plan("streams", names)]
@@ -205,9 +205,9 @@ class Search:
             self._open(plan, whole)
         self._show("lets the clocks settle")
         with self._forgiving(self.candidates[0]):
-            self._bench.settle_clocks(self.candidates[0].trial)
+            self._runner.settle_clocks(self.candidates[0].trial)
         self._rounds([*self.alone.values(), *self.candidates], 1, drop=False)
-        self._bench.deadline = self._began + SEARCH_UNTIL * self._budget_s
+        self._runner.deadline = self._began + SEARCH_UNTIL * self._budget_s
         self._divide()
         self._rounds([*self.alone.values(), *self.candidates], COARSE_ROUNDS)
 
@@ -218,7 +218,7 @@ class Search:
             return
         for count in sizes.too_large():
             self.note(f"{count} SMs were not tried: with a partition of that size no layout for these parts fits")
-        durations = {name: trial_s * self.weight(name) for name, trial_s in self._bench.alone_s.items()}
+        durations = {name: trial_s * self.weight(name) for name, trial_s in self._runner.alone_s.items()}
         plans = [(allocation, sizes.plan(allocation, False)) for allocation in sizes.coarse(durations)]
         coarse = [(allocation, found[0]) for allocation, found in plans if found is not None]
         most = MOST_CONTEXTS if sizes.coarse_is_all else COARSE_SHARE * MOST_CONTEXTS
@@ -260,7 +260,7 @@ class Search:
         round_s = sum(candidate.batch_s for candidate in competing)
 
         def affordable() -> int:
-            return max(0, int((self._bench.deadline - time.monotonic()) / max(round_s, 1e-6)))
+            return max(0, int((self._runner.deadline - clock.now()) / max(round_s, 1e-6)))
 
         # Looking at the parts takes about as long as the rounds in which it is done.
         placed = self._placed(finalists) if affordable() >= FINAL_ROUNDS + LEAST_PAIRS else []
@@ -282,7 +282,7 @@ class Search:
                 trial = Trial(f"{part.name} alone in {candidate.plan}", (part,), {part.name: stream}, stream, told)
                 alone = Candidate(trial, None, candidate.sm_counts, candidate.allocation)
                 with self._forgiving(alone):
-                    self._bench.warm(trial)
+                    self._runner.warm(trial)
                 candidate.alone_here[part.name] = alone
         # The same sizes with and without libraries that are told.
         placed += [c for c in self.known() if c.allocation == best.allocation and c not in placed]
@@ -316,7 +316,7 @@ class Search:
         self.candidates.append(candidate)
         self._show(f"warms up {plan}")
         with self._forgiving(candidate):
-            self._bench.warm(candidate.trial)
+            self._runner.warm(candidate.trial)
         return candidate
 
     @contextmanager
@@ -408,7 +408,7 @@ class Search:
     # ---- rounds
 
     def _show(self, what: str) -> None:
-        self._progress.show((time.monotonic() - self._began) / self._budget_s, what)
+        self._progress.show((clock.now() - self._began) / self._budget_s, what)
 
     def _rounds(
         self, candidates: Sequence[Candidate], number: int, drop: bool = True, look: Sequence[Candidate] = ()
@@ -419,18 +419,18 @@ class Search:
         run, not only once.
         """
         for _ in range(number):
-            order = [candidate for candidate in candidates if not candidate.hopeless]
-            self._random.shuffle(order)
             current = self._round
             self._round += 1
-            for candidate in order:
+            taking_part = [candidate for candidate in candidates if not candidate.hopeless]
+            shape = self._runner.shape([candidate.trial for candidate in taking_part])
+            for _, candidate in in_rounds(taking_part, 1, self._random):
                 self._show(f"measures {candidate.plan or 'alone'}")
-                began = time.monotonic()
+                began = clock.now()
                 with self._forgiving(candidate):
-                    candidate.samples[current] = self._bench.batch(candidate.trial)
-                    candidate.batch_s = time.monotonic() - began
+                    candidate.samples[current] = self._runner.batch(candidate.trial, shape)
+                    candidate.batch_s = clock.now() - began
                     if self.objective == "makespan" and (not candidate.steps or candidate in look):
-                        candidate.steps[current] = self._bench.profile(candidate.trial)
+                        candidate.steps[current] = self._runner.profile(candidate.trial)
             if drop:
                 self._fair_rounds.add(current)
                 self._drop()
@@ -519,15 +519,12 @@ class Search:
 
     def ratio(self, slow: Candidate, fast: Candidate) -> Ratio:
         """How many times as long one takes as the other, by the rounds that both were in."""
-        theirs, ours = slow.measured(self.final), fast.measured(self.final)
-        rounds = theirs.keys() & ours.keys()
-        if not rounds:
-            theirs, ours = slow.samples, fast.samples
-            rounds = theirs.keys() & ours.keys()
-        if not rounds:
-            ratio = slow.seconds(self.final) / fast.seconds(self.final)
-            return Ratio(ratio, ratio, ratio, 0)
-        return ratio_of([(theirs[number].seconds, ours[number].seconds) for number in sorted(rounds)])
+        for theirs, ours in ((slow.measured(self.final), fast.measured(self.final)), (slow.samples, fast.samples)):
+            found = ratio_of_rounds(*({n: sample.seconds for n, sample in side.items()} for side in (theirs, ours)))
+            if found is not None:
+                return found
+        ratio = slow.seconds(self.final) / fast.seconds(self.final)
+        return Ratio(ratio, ratio, ratio, 0)
 
     def choose(self) -> tuple[Candidate, bool]:
         """The simplest plan that no other beats by more than noise, and whether that is sure."""

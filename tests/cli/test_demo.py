@@ -1,4 +1,4 @@
-"""``cuda-gctx demo``: what it shows, what the fence does on the virtual clock and on a GPU, and how it ends."""
+"""``cuda-gctx demo``: what it shows, what isolation does on the virtual clock and on a GPU, and how it ends."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cuda_gctx import Device, DriverNotFound, IsolationError, Partitions, Stream
-from cuda_gctx.bench.background import HOG_BLOCK_NS, HOG_LAUNCHES, Hog, stream_beside
+from cuda_gctx.bench.background import LOAD_BLOCK_NS, LOAD_LAUNCHES, background_load, stream_next_to
 from cuda_gctx.cli import demo as module
 from cuda_gctx.cli._root import root
 
 from ..common import DRIVERS, run_python
 
-HOG_BLOCK_US = HOG_BLOCK_NS / 1000
+LOAD_BLOCK_US = LOAD_BLOCK_NS / 1000
 
 
 def demo(*arguments: str) -> Result:
@@ -51,14 +51,13 @@ def test_the_whole_job_is_shown_in_order(sim: Callable[..., Any]) -> None:
         for words in (
             "*** simulated",
             "NVIDIA H200 (simulated)",
-            "Split: device.partition(comm=8, decode=11)",
-            "Prove:",
-            ": isolated",
-            "A = comm, B = decode, C = rest",
-            "Measure:",
-            "partition of 16 SMs, fenced",
-            "SplitError: cannot split groups of [132, 8]",
-            "All streams and partitions are closed.",
+            "1. Partition: device.partition(comm=8, decode=11)",
+            "2. Verify:",
+            "each SM was used by one partition only",
+            "A = comm, B = decode",
+            "3. Measure:",
+            "background (108 SMs)",
+            "With the load in the background partition, the p99 is 1.0",
         )
     ]
     assert places == sorted(places)
@@ -96,34 +95,33 @@ def test_the_document_tells_everything_that_the_text_does(sim: Callable[..., Any
     assert told["simulated"] is True
     assert told["isolated"] is True
     assert sum(context["expected"] for context in told["report"]["contexts"]) == told["device"]["sm_count"]
-    assert "nearest request that fits" in told["refusal"]
     rows = told["latency"]["rows"]
-    assert [row["key"] for row in rows] == ["alone", "beside", "priority", "partition_alone", "unfenced", "fenced"]
+    assert [row["key"] for row in rows] == ["alone", "plain", "priority", "partition_alone", "partition_only", "isolated"]
     for row in rows:
         assert row["samples"] == 20
         assert 0 < row["us"]["p50"] <= row["us"]["p90"] <= row["us"]["p99"] <= row["us"]["max"]
 
 
-# ---- what the fence does
+# ---- what isolation does
 
 
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("card", "driver"), [("h200", "12.4"), ("h200", "13.0"), ("h200", "13.1"), ("b200", "13.4")])
-def test_only_the_fence_keeps_the_hog_away(sim: Callable[..., Any], card: str, driver: str) -> None:
+def test_only_the_background_partition_keeps_the_load_away(sim: Callable[..., Any], card: str, driver: str) -> None:
     sim(card, driver=driver)
     told = document()
     found = p99(told)
-    assert found["beside"] >= HOG_BLOCK_US
-    assert found["unfenced"] >= HOG_BLOCK_US
+    assert found["plain"] >= LOAD_BLOCK_US
+    assert found["partition_only"] >= LOAD_BLOCK_US
     # It comes before all blocks that wait, and waits for those that run.
-    assert 0.9 * HOG_BLOCK_US <= found["priority"] < found["beside"]
-    assert found["fenced"] <= 2 * found["partition_alone"]
-    assert told["latency"]["verdict"]["priority_to_fenced"] >= 30
-    assert told["latency"]["verdict"]["fenced_to_alone"] <= 1.3
+    assert 0.9 * LOAD_BLOCK_US <= found["priority"] < found["plain"]
+    assert found["isolated"] <= 2 * found["partition_alone"]
+    assert told["latency"]["verdict"]["priority_to_isolated"] >= 30
+    assert told["latency"]["verdict"]["isolated_to_alone"] <= 1.3
 
 
 @pytest.mark.sim_only
-def test_a_stream_that_shares_a_hardware_queue_with_the_hog_is_passed_over(sim: Callable[..., Any]) -> None:
+def test_a_stream_that_shares_a_hardware_queue_with_the_load_is_skipped(sim: Callable[..., Any]) -> None:
     sim("h200", connections=2)
     device, made = Device(), []
 
@@ -133,13 +131,11 @@ def test_a_stream_that_shares_a_hardware_queue_with_the_hog_is_passed_over(sim: 
 
     # Queues are dealt out by turns: the third stream gets that of the first.
     with device.create_stream() as busy, device.create_stream():
-        hog = Hog(busy)
-        with stream_beside(hog, make) as stream:
+        with background_load(busy) as load, stream_next_to(load, make) as stream:
             assert [one.is_closed for one in made] == [True, False]
             with stream.record() as mark:
                 mark.sync()
-                assert not hog.has_ended_a_launch
-            hog.end()
+                assert not load.has_completed_a_call
 
 
 @pytest.mark.sim_only
@@ -151,31 +147,30 @@ def test_streams_that_must_share_a_hardware_queue_are_refused(sim: Callable[...,
 
 
 @pytest.mark.sim_only
-def test_the_hog_keeps_a_few_launches_queued_and_never_more(sim: Callable[..., Any]) -> None:
+def test_the_load_keeps_a_few_launches_queued_and_never_more(sim: Callable[..., Any]) -> None:
     machine = sim("h200")
     device = Device()
     with device.create_stream() as stream:
-        hog = Hog(stream)
-        for _ in range(10):
-            hog.fill()
-        assert machine.calls("cuLaunchKernel") == HOG_LAUNCHES
-        stream.sync()
-        hog.fill()
-        assert machine.calls("cuLaunchKernel") == 2 * HOG_LAUNCHES
-        hog.end()
+        with background_load(stream) as load:
+            for _ in range(10):
+                load.fill()
+            assert machine.calls("cuLaunchKernel") == LOAD_LAUNCHES
+            stream.sync()
+            load.fill()
+            assert machine.calls("cuLaunchKernel") == 2 * LOAD_LAUNCHES
         assert stream.is_done
 
 
 @pytest.mark.gpu_only
-def test_a_fence_on_a_gpu_is_worth_what_is_promised() -> None:
+def test_a_background_partition_on_a_gpu_is_worth_what_is_promised() -> None:
     told = document("--samples", "1000")
     print(json.dumps(told["latency"], indent=2))  # for the log of the run
     assert told["isolated"]
     assert told["simulated"] is False
     found = p99(told)
-    assert min(found["beside"], found["unfenced"]) >= HOG_BLOCK_US
-    assert found["fenced"] <= 2 * found["partition_alone"]
-    assert found["fenced"] * 10 <= found["priority"]
+    assert min(found["plain"], found["partition_only"]) >= LOAD_BLOCK_US
+    assert found["isolated"] <= 2 * found["partition_alone"]
+    assert found["isolated"] * 10 <= found["priority"]
 
 
 # ---- how it ends
@@ -203,7 +198,7 @@ def test_partitions_that_are_not_isolated_end_it_with_status_1(
 
 
 @pytest.mark.sim_only
-def test_without_a_driver_it_runs_on_a_simulated_gpu_and_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_it_runs_on_a_simulated_gpu_and_reports_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> None:
         raise DriverNotFound("there is no driver here")
 
@@ -213,6 +208,20 @@ def test_without_a_driver_it_runs_on_a_simulated_gpu_and_tells_why(monkeypatch: 
     assert done.exit_code == 0
     assert done.output.count("*** simulated") == 2
     assert "Reason: there is no driver here" in done.output
+
+
+@pytest.mark.sim_only
+def test_a_card_can_be_simulated_by_name() -> None:
+    told = document("--profile", "b200", "--driver", "13.1")
+    assert (told["device"]["name"], told["driver"]) == ("NVIDIA B200 (simulated)", "13.1")
+    assert told["reason"] == "--profile b200"
+
+
+@pytest.mark.sim_only
+def test_the_story_fits_one_screen_of_80_columns(sim: Callable[..., Any]) -> None:
+    sim("h200")
+    lines = demo().output.splitlines()
+    assert len(lines) < 50
 
 
 def test_a_driver_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path) -> None:

@@ -69,20 +69,20 @@ def test_a_result_that_was_changed_is_missed_on_both_pages(copy: Path) -> None:
 
 
 def test_a_page_that_lost_a_table_is_refused(copy: Path) -> None:
-    changed(copy.parent / "docs" / "partitions.md", "<!-- table of the fence:", "<!-- ")
+    changed(copy.parent / "docs" / "partitions.md", "<!-- table of background partitions:", "<!-- ")
     check = run_program(copy / "tables.py", "--check")
     assert check.returncode != 0
-    assert "of the fence" in check.stderr
+    assert "of background partitions" in check.stderr
 
 
-def test_the_fence_is_quoted_as_it_was_measured() -> None:
+def test_the_background_partition_is_quoted_as_it_was_measured() -> None:
     [path] = (BENCHMARKS / "results").glob("h200-driver-13.0-partitions.json")
     result = json.loads(path.read_text())
-    p99 = {(row["short_kernel_on"], row["products_on"]): row["us"]["p99"] for row in result["fence"]}
+    p99 = {(row["short_kernel_on"], row["load_on"]): row["us"]["p99"] for row in result["background"]}
     text = (BENCHMARKS.parent / "README.md").read_text()
     quoted = [
         f"{p99['highest-priority stream', 'plain stream']:.0f} us",
-        f"{p99['16-SM partition, fenced', 'the fence']:.1f} us",
+        f"{p99['16-SM partition', 'background partition']:.1f} us",
         f"{p99['16-SM partition', '(none)']:.1f} us",
         f"{result['card']}, driver {result['driver']}, {result['date']}",
     ]

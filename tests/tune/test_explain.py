@@ -13,6 +13,7 @@ from cuda_gctx._core.probe import spin
 from cuda_gctx.tune._explain import ExplainReport, explain
 
 from ..common import split
+from .conftest import host_takes
 
 Machines = Callable[..., Any]
 Work = Callable[[Stream], None]
@@ -244,8 +245,7 @@ def test_a_first_call_that_takes_long_is_noted(dev: Device) -> None:
     def loads(stream: Stream) -> None:
         if not loaded:
             loaded.append(True)
-            for _ in range(2_000_000):
-                pass
+            host_takes(20 * MS)
         spin(stream, 1, MS)
 
     loaded: list[bool] = []

@@ -14,7 +14,6 @@ import pickle
 import random
 import re
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,12 +26,15 @@ from typing import Any
 import pytest
 
 from cuda_gctx import CUDAError, Device, Layout, PartitionPool, SMResourceOptions, Stream, tune
+from cuda_gctx.measure import clock
+from cuda_gctx.measure.loop import TIMED
 from cuda_gctx.measure.statistics import Ratio, ratio_of
 from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _measure, _search, _work, spin
 from cuda_gctx.tune._plans import partition_names
 
 from ..common import refusal, run_python
 from ..raw import Raw
+from .conftest import host_takes
 
 pytestmark = pytest.mark.sim_only
 
@@ -221,14 +223,14 @@ def test_every_plan_ends_after_the_bound(dev: Device) -> None:
 
 def test_what_is_faster_by_noise_alone_does_not_win(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = random.Random(3)
-    measured = _measure.Bench.batch
+    measured = _measure.Runner.batch
 
-    def noisy(self: Any, trial: Any) -> Any:
-        sample = measured(self, trial)
+    def noisy(self: Any, trial: Any, shape: Any) -> Any:
+        sample = measured(self, trial, shape)
         sample.seconds *= numbers.uniform(0.9, 1.1)
         return sample
 
-    monkeypatch.setattr(_measure.Bench, "batch", noisy)
+    monkeypatch.setattr(_measure.Runner, "batch", noisy)
     report = tuned("each fills all")
     assert report.choice.kind == "sequence"
     assert not report.sure
@@ -244,15 +246,15 @@ def test_what_a_chip_does_while_it_is_fast_at_first_is_not_counted(
     dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steady = tuned("a chain")
-    measured = _measure.Bench.batch
+    measured = _measure.Runner.batch
     batches = count()
 
-    def slower_and_slower(self: Any, trial: Any) -> Any:
-        sample = measured(self, trial)
+    def slower_and_slower(self: Any, trial: Any, shape: Any) -> Any:
+        sample = measured(self, trial, shape)
         sample.seconds *= 0.6 + 0.4 * min(1.0, next(batches) / 15)
         return sample
 
-    monkeypatch.setattr(_measure.Bench, "batch", slower_and_slower)
+    monkeypatch.setattr(_measure.Runner, "batch", slower_and_slower)
     monkeypatch.setattr(_measure, "MOST_SETTLING_S", 60.0)
     report = tuned("a chain")
     assert report.choice == steady.choice
@@ -263,11 +265,11 @@ def test_what_a_chip_does_while_it_is_fast_at_first_is_not_counted(
 def test_a_plan_that_is_no_finalist_is_compared_by_the_rounds_in_which_it_was(
     dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured, compared = _measure.Bench.batch, _search.Search._compare
+    measured, compared = _measure.Runner.batch, _search.Search._compare
     slower = 1.0
 
-    def batch(self: Any, trial: Any) -> Any:
-        sample = measured(self, trial)
+    def batch(self: Any, trial: Any, shape: Any) -> Any:
+        sample = measured(self, trial, shape)
         sample.seconds *= slower
         return sample
 
@@ -276,7 +278,7 @@ def test_a_plan_that_is_no_finalist_is_compared_by_the_rounds_in_which_it_was(
         slower = 3.0  # as if the clocks went down before the final rounds
         compared(self)
 
-    monkeypatch.setattr(_measure.Bench, "batch", batch)
+    monkeypatch.setattr(_measure.Runner, "batch", batch)
     monkeypatch.setattr(_search.Search, "_compare", compare)
     assert "\nchain first: 1.35 x as long as the choice, by too few rounds to be sure\n" in said(tuned("a chain"))
 
@@ -336,9 +338,7 @@ def test_reasons_tell_what_could_be_won_and_what_fewer_sms_cost(dev: Device) -> 
 
 def test_work_that_is_launch_bound_is_called_so(dev: Device) -> None:
     def slowly(stream: Stream) -> None:
-        until = time.perf_counter() + 5e-6  # more than the kernel takes
-        while time.perf_counter() < until:
-            pass
+        host_takes(5_000)  # more than the kernel takes
         spin(stream, 1, 100)
 
     report = tune.overlap(a=slowly, b=slowly, device=dev, sizes=[8])
@@ -361,13 +361,13 @@ def test_of_no_overlap_only_a_known_cause_is_told(dev: Device, monkeypatch: pyte
 
 
 def test_a_step_shorter_than_its_parts_has_them_at_once(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    profiled = _measure.Bench.profile
+    profiled = _measure.Runner.profile
 
     def apart(self: Any, trial: Any) -> Any:
         # As if the events around the parts kept them apart.
         return [{"left": (0.0, 1e-3), "right": (1e-3, 2e-3)} if len(s) == 2 else s for s in profiled(self, trial)]
 
-    monkeypatch.setattr(_measure.Bench, "profile", apart)
+    monkeypatch.setattr(_measure.Runner, "profile", apart)
     report = tuned("each fills half")
     assert [round(result.overlap or 0, 2) for result in of_kind(report, "streams")] == [1]
     assert [result.overlap for result in of_kind(report, "sequence")] == [0]
@@ -385,7 +385,7 @@ def test_a_function_that_waits_for_the_device_is_named(dev: Device) -> None:
 
 
 def test_disjoint_sms_that_slow_each_other_are_told(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    profiled = _measure.Bench.profile
+    profiled = _measure.Runner.profile
     slower = {}
 
     def shared(self: Any, trial: Any) -> Any:
@@ -396,7 +396,7 @@ def test_disjoint_sms_that_slow_each_other_are_told(dev: Device, monkeypatch: py
             for step in profiled(self, trial)
         ]
 
-    monkeypatch.setattr(_measure.Bench, "profile", shared)
+    monkeypatch.setattr(_measure.Runner, "profile", shared)
     assert "although their SMs are disjoint" not in said(tuned("a chain"))
     slower.update(chain=1.3)
     assert "the others slow chain by 1.3 x (product rest, chain 16), although their SMs are disjoint" in said(
@@ -411,14 +411,14 @@ def test_disjoint_sms_that_slow_each_other_are_told(dev: Device, monkeypatch: py
 def test_parts_alone_in_their_partitions_are_measured_by_turns_with_the_plan(
     dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = _measure.Bench.batch
+    measured = _measure.Runner.batch
     order = []
 
-    def watched(self: Any, trial: Any) -> Any:
+    def watched(self: Any, trial: Any, shape: Any) -> Any:
         order.append(str(trial.name))
-        return measured(self, trial)
+        return measured(self, trial, shape)
 
-    monkeypatch.setattr(_measure.Bench, "batch", watched)
+    monkeypatch.setattr(_measure.Runner, "batch", watched)
     report = tuned("a chain")
     alone = f"chain alone in {report.choice}"
     first = order.index(alone)
@@ -430,14 +430,14 @@ def test_parts_alone_in_their_partitions_are_measured_by_turns_with_the_plan(
 
 
 def test_a_report_does_without_what_there_was_no_time_to_look_at(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    profiled = _measure.Bench.profile
+    profiled = _measure.Runner.profile
 
     def out_of_time(self: Any, trial: Any) -> Any:
         if "rest" in str(trial.name) and "alone" not in str(trial.name):
             raise _measure.OutOfTime
         return profiled(self, trial)
 
-    monkeypatch.setattr(_measure.Bench, "profile", out_of_time)
+    monkeypatch.setattr(_measure.Runner, "profile", out_of_time)
     report = tuned("a chain", sizes=[16])
     assert not report.complete
     assert of_kind(report, "partitions")
@@ -453,7 +453,7 @@ def test_a_function_that_enqueues_nothing_is_refused(dev: Device) -> None:
     with dev.create_stream() as other:
         for function in (nothing, lambda stream: spin(other, WHOLE, MS)):
             error = refusal(ValueError, lambda f=function: tune.overlap(a=work(1, MS), b=f, device=dev))  # type: ignore[misc]
-            assert str(error).startswith("b enqueued nothing on the stream it was given")
+            assert str(error).startswith("b enqueued no work on the stream")
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_a_function_that_enqueues_nothing_is_refused(dev: Device) -> None:
     [
         (lambda: tune.overlap(nothing), ValueError, "from 2 to 8 parts, not 1"),
         (lambda: tune.overlap(nothing, nothing), ValueError, "two parts are named nothing"),
-        (lambda: tune.overlap(nothing, lambda stream: None), ValueError, "give it by name"),
+        (lambda: tune.overlap(nothing, lambda stream: None), ValueError, "needs one: overlap(decode="),
         (lambda: tune.overlap(nothing, 3), TypeError, "not int"),  # type: ignore[arg-type]
         (lambda: tune.overlap(a=nothing, b=3), TypeError, "b must be a function"),  # type: ignore[arg-type]
         (lambda: tuned("a chain", objective="fast"), ValueError, "not 'fast'"),
@@ -538,18 +538,18 @@ class Failing:
 def calls_until(event: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch) -> int:
     """How many calls of its second part the tuner makes before it measures a plan that is looked for."""
     counted = Failing(0, Exception())
-    batch = _measure.Bench.batch
+    batch = _measure.Runner.batch
 
     class FoundError(Exception):
         pass
 
-    def watched(self: Any, trial: Any) -> Any:
+    def watched(self: Any, trial: Any, shape: Any) -> Any:
         if event(str(trial.name)):
             raise FoundError
-        return batch(self, trial)
+        return batch(self, trial, shape)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_measure.Bench, "batch", watched)
+        patched.setattr(_measure.Runner, "batch", watched)
         refusal(FoundError, lambda: tune.overlap(left=work(WHOLE // 2, MS), right=counted, device=Device(0)))
     return counted.calls
 
@@ -597,7 +597,7 @@ def test_an_error_of_the_device_comes_out_with_the_plan(sim: Machines) -> None:
 def test_only_events_that_cannot_be_subtracted_are_told_as_that(sim: Machines) -> None:
     machine = sim("h200")
     machine.fail("cuEventElapsedTime", nth=1, code="CUDA_ERROR_INVALID_HANDLE")
-    assert "parts on different streams cannot be timed" in str(refusal(RuntimeError, lambda: tuned("each fills half")))
+    assert "work on different streams cannot be timed" in str(refusal(RuntimeError, lambda: tuned("each fills half")))
     machine.fail("cuEventElapsedTime", nth=1, code="CUDA_ERROR_LAUNCH_FAILED")
     error = refusal(CUDAError, lambda: tuned("each fills half"))
     assert "CUDA_ERROR_LAUNCH_FAILED" in str(error)
@@ -684,16 +684,14 @@ def test_ctrl_c_gives_what_was_measured_so_far(dev: Device, monkeypatch: pytest.
 
 
 class Ticking:
-    """Takes the place of the module time: each look at the clock takes a millisecond."""
+    """A host clock on which each look at it takes a millisecond."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.seconds = 0.0
 
-    def monotonic(self) -> float:
-        self.now += 0.001
-        return self.now
-
-    perf_counter = monotonic
+    def now(self) -> float:
+        self.seconds += 0.001
+        return self.seconds
 
 
 def test_what_was_enqueued_before_ctrl_c_is_waited_for(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -703,36 +701,34 @@ def test_what_was_enqueued_before_ctrl_c_is_waited_for(sim: Machines, monkeypatc
     tune.overlap(left=work(50 * WHOLE, MS), right=right, device=Device(0))
     with (
         Device(0).create_stream() as stream,
-        stream.record(options=_work.TIMED) as start,
+        stream.record(options=TIMED) as start,
     ):
         spin(stream, WHOLE, MS)
-        with stream.record(options=_work.TIMED) as end:
+        with stream.record(options=TIMED) as end:
             end.sync()
             assert end - start < 1.1
 
 
 def test_a_batch_is_no_longer_than_the_time_that_is_left(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Ticking()
-    monkeypatch.setattr(_measure, "time", clock)
+    ticking = Ticking()
+    monkeypatch.setattr(clock, "now", ticking.now)
     with dev.create_stream() as stream:
         trial = _measure.Trial("alone", (), {}, stream, step_s=0.01)
-        bench = _measure.Bench(dev, "makespan", deadline=0.0255)
-        assert bench.steps_for(trial) == 2
-        clock.now = 0.02
+        runner = _measure.Runner("makespan", deadline=0.0255)
+        assert runner.steps_for(trial) == 2
+        ticking.seconds = 0.02
         with pytest.raises(_measure.OutOfTime):
-            bench.steps_for(trial)
-        bench.close()
+            runner.steps_for(trial)
 
 
 def test_the_budget_ends_it(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Ticking()
-    for module in (_measure, _search, _work):
-        monkeypatch.setattr(module, "time", clock)
+    ticking = Ticking()
+    monkeypatch.setattr(clock, "now", ticking.now)
     error = refusal(RuntimeError, lambda: tuned("each fills half", budget_s=0.02))
     assert "budget_s=0.02 ended before" in str(error)
-    began = clock.now
+    began = ticking.seconds
     report = tuned("each fills half", budget_s=0.3)
-    assert clock.now - began < 0.32
+    assert ticking.seconds - began < 0.32
     assert not report.complete
     assert not report.sure or report.choice.kind == "streams"
     assert tuned("each fills half", budget_s=10).complete
@@ -791,10 +787,9 @@ def test_in_a_step_all_parts_start_when_the_step_before_has_ended(dev: Device) -
     parts = [_work.Part("short", work(1, MS // 10)), _work.Part("long", work(1, MS)), _work.Part("chain", chain)]
     plan = Plan("streams", ("short", "long", "chain"))
     for order in (parts, parts[::-1]):
-        with plan.open(dev) as streams, dev.create_stream() as clock:
-            bench = _measure.Bench(dev, "makespan", deadline=1e12)
-            steps = bench.profile(_measure.Trial.of(plan, order, streams, clock))
-            bench.close()
+        with plan.open(dev) as streams, dev.create_stream() as idle:
+            runner = _measure.Runner("makespan", deadline=1e12)
+            steps = runner.profile(_measure.Trial.of(plan, order, streams, idle))
         assert len(steps) == 10
         for before, after in pairwise(steps):
             last = max(end for _, end in before.values())
@@ -856,7 +851,7 @@ def test_renamed_parts_keep_out_of_each_others_way(dev: Device) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb"])
 def test_a_part_needs_a_name_that_can_be_read(dev: Device, name: str) -> None:
-    with pytest.raises(ValueError, match="cannot be read in a table"):
+    with pytest.raises(ValueError, match="is not readable in a table"):
         tune.overlap(**{name: chain, "product": chain}, device=dev)
 
 

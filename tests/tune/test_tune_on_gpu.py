@@ -16,9 +16,11 @@ import pytest
 
 from cuda_gctx import Device, Stream, tune
 from cuda_gctx._core.lease import device_memory
+from cuda_gctx.measure import clock
+from cuda_gctx.measure.loop import TIMED, seconds_between
 from cuda_gctx.tune import Report, TailLatency, Throughput, spin
-from cuda_gctx.tune._measure import Bench, Trial
-from cuda_gctx.tune._work import TIMED, Part, seconds_between
+from cuda_gctx.tune._measure import Runner, Trial
+from cuda_gctx.tune._work import Part
 
 from ..common import refusal
 

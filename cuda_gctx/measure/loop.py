@@ -1,0 +1,213 @@
+"""The measuring loop: batches of work behind a gate, single calls, background load, and rounds in random order.
+
+- A gate is a kernel that spins in front of the measured work, so that the host gets a head start, and the device then
+  runs from kernel to kernel without waiting for launches.
+- Times are those of device events. The host clock measures only what the host does.
+- Contestants are measured in rounds, in random order, so that what changes with time (clocks, temperature, neighbours)
+  affects all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from cuda_gctx._core.errors import CUDAError
+from cuda_gctx._core.event import Event, EventOptions
+from cuda_gctx._core.probe import spin
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.measure import clock
+
+__all__ = [
+    "AHEAD",
+    "QUEUED",
+    "TIMED",
+    "Batch",
+    "CallTimer",
+    "HeadStart",
+    "Load",
+    "hold",
+    "in_rounds",
+    "seconds_between",
+    "timed_batch",
+]
+
+TIMED = EventOptions(timing_enabled=True)
+GATE_TO_HOST = 4  # how many times as long as the host needs the gate stays closed
+
+Contestant = TypeVar("Contestant")
+
+
+class HeadStart(NamedTuple):
+    """The limits of how long a gate stays closed."""
+
+    least_s: float
+    most_s: float
+
+    def gate_s(self, host_s: float) -> float:
+        """How long to close a gate for what the host needs `host_s` to enqueue."""
+        return min(max(self.least_s, GATE_TO_HOST * host_s), self.most_s)
+
+
+# For a batch of equal steps: after a few of them the host stays ahead.
+AHEAD = HeadStart(50e-6, 0.02)
+# For work that has to be enqueued completely before it starts, even if the host is interrupted meanwhile.
+QUEUED = HeadStart(5e-3, 0.9)
+
+
+def seconds_between(start: Event, end: Event) -> float:
+    """The device time between two completed events, in seconds."""
+    try:
+        return (end - start) / 1000
+    except CUDAError as error:
+        if error.name != "CUDA_ERROR_INVALID_HANDLE":
+            raise
+        raise RuntimeError(
+            f"the driver does not measure the time between events of two contexts ({error}), so work on different "
+            f"streams cannot be timed here"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One timed batch.
+
+    seconds: for each stream, from the start on the first stream to the end of the stream's work.
+    host_s: what the host took to enqueue it.
+    gate_opened: whether the gate opened before all was enqueued.
+    late: whether the device had finished the marked events when the host had just enqueued the rest.
+    """
+
+    seconds: tuple[float, ...]
+    host_s: float
+    gate_opened: bool
+    late: bool
+
+
+def hold(streams: Sequence[Stream], gate_s: float) -> Event:
+    """Let streams wait for so many seconds from now on; returns the event that ends it.
+
+    The gate is on the first stream, which is therefore the first to start.
+    """
+    spin(streams[0], 1, round(gate_s * 1e9))
+    opened = streams[0].record()
+    for stream in streams[1:]:
+        stream.wait(opened)
+    return opened
+
+
+def timed_batch(streams: Sequence[Stream], enqueue: Callable[[], Sequence[Event]], gate_s: float) -> Batch:
+    """Time what `enqueue` puts on the streams behind a gate, and wait for it.
+
+    enqueue: returns the events by which `late` is judged; none if the batch has a single step.
+    """
+    with ExitStack() as closing:
+        opened = closing.enter_context(hold(streams, gate_s))
+        start = closing.enter_context(streams[0].record(options=TIMED))
+        began = clock.now()
+        marks = enqueue()
+        host_s = clock.now() - began
+        late = bool(marks) and all(mark.is_done for mark in marks)
+        gate_opened = opened.is_done
+        ends = [closing.enter_context(stream.record(options=TIMED)) for stream in streams]
+        for end in ends:
+            end.sync()
+        return Batch(tuple(seconds_between(start, end) for end in ends), host_s, gate_opened, late)
+
+
+class CallTimer:
+    """Times calls one at a time, as a client does that waits for each answer.
+
+    A call begins when the host has seen an event on an idle stream complete, and ends with an event behind its work.
+    The device times both, and the way to the host and back is included once.
+
+    idle: the stream of the first event, on which nothing else is queued.
+    """
+
+    def __init__(self, stream: Stream, idle: Stream | None = None) -> None:
+        self._stream, self._idle = stream, idle or stream
+        with ExitStack() as closing:
+            self._begin = closing.enter_context(self._idle.record(options=TIMED))
+            self.end = closing.enter_context(stream.record(options=TIMED))
+            self._closing = closing.pop_all()
+
+    def __enter__(self) -> CallTimer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def seconds(self, enqueue: Callable[[], object]) -> float:
+        """Make one call and wait for it; returns how long it took."""
+        self._idle.record(self._begin)
+        # An event that the device processes late would hide that the work behind it is late too.
+        self._begin.sync()
+        enqueue()
+        self._stream.record(self.end)
+        self.end.sync()
+        return seconds_between(self._begin, self.end)
+
+
+class Load:
+    """Keeps a fixed number of calls queued on a stream, and counts those that have completed."""
+
+    def __init__(self, stream: Stream, enqueue: Callable[[], object], depth: int) -> None:
+        self.stream = stream
+        self._enqueue = enqueue
+        self._closing = ExitStack()
+        with ExitStack() as closing:
+            self._idle = [closing.enter_context(stream.record(options=TIMED)) for _ in range(depth)]
+            self._since = closing.enter_context(stream.record(options=TIMED))
+            self._closing = closing.pop_all()
+        self._queued: deque[Event] = deque()
+        self._ends: list[float] = []
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the queued calls, and count them."""
+        with self._closing:
+            self.stream.sync()
+            self.count()
+
+    @property
+    def has_completed_a_call(self) -> bool:
+        """Whether a call has completed since the last fill()."""
+        return bool(self._queued) and self._queued[0].is_done
+
+    def count(self) -> None:
+        """Note the calls that have completed."""
+        while self.has_completed_a_call:
+            event = self._queued.popleft()
+            self._ends.append(seconds_between(self._since, event))
+            self._idle.append(event)
+
+    def fill(self) -> None:
+        """Enqueue as many calls as have completed."""
+        self.count()
+        while self._idle:
+            self._enqueue()
+            event = self._idle.pop()
+            self.stream.record(event)
+            self._queued.append(event)
+
+    def completed(self) -> tuple[int, float]:
+        """How many calls completed after the first one, and in how many seconds."""
+        return (len(self._ends) - 1, self._ends[-1] - self._ends[0]) if self._ends else (0, 0.0)
+
+
+def in_rounds(
+    contestants: Iterable[Contestant], rounds: int, order: random.Random | None = None
+) -> Iterator[tuple[int, Contestant]]:
+    """Each contestant once per round: in random order, or by turns without `order`."""
+    entries = list(contestants)
+    for number in range(rounds):
+        if order is not None:
+            order.shuffle(entries)
+        for entry in entries:
+            yield number, entry
