@@ -149,7 +149,9 @@ def measure(rank: int, out: Path) -> None:
                 us = summary(samples)
                 rows.append({"mebibytes": mebibytes, "plan": name, "us": us, "samples": us["samples"]})
     if rank == 0:
-        result = described(device, "A product beside an all-reduce on two GPUs, written by benchmarks/allreduce.py", tables.REPOSITORY)
+        result = described(
+            device, "A product beside an all-reduce on two GPUs, written by benchmarks/allreduce.py", tables.REPOSITORY
+        )
         result |= {"steps_per_sample": STEPS, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "rows": rows}
         path = folder_of_results(out, tables.RESULTS) / file_name(result, "allreduce")
         path.write_text(json.dumps(result, indent=2) + "\n")

@@ -1,10 +1,10 @@
-"""What partitions cost and what a background partition is worth: creating, switching, device memory, isolation, latency.
+"""What partitions cost: creating, switching, device memory; and what they are worth: isolation, latency.
 
     python benchmarks/partitions.py [--out DIR]
 
 Every layout that is drawn is verified by the SM ids that a kernel saw. Peers (cuda.core, torch) run in this process.
-The fence is measured with torch, which brings the matrix product that fills the card. On the software driver the
-times say nothing about a GPU, and peers are left out. Takes about a minute, and about 5 GiB of device memory, most of
+Latency needs torch, whose GEMM fills the card. On the software driver the times say nothing about a GPU, and peers are
+left out. Takes about a minute, and about 5 GiB of device memory, most of
 which the driver does not give back before the process ends.
 """
 
@@ -334,7 +334,11 @@ def main() -> int:
     store.limit = 100_000
 
     device = Device(0)
-    head = described(device, "What partitions cost and what a background partition is worth, written by benchmarks/partitions.py", tables.REPOSITORY)
+    head = described(
+        device,
+        "What partitions cost and what a background partition is worth, written by benchmarks/partitions.py",
+        tables.REPOSITORY,
+    )
     simulated = head["simulated"]
     result: dict[str, Any] = {
         **head,

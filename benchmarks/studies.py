@@ -133,7 +133,9 @@ def main() -> int:
     import torch
 
     device = Device(0)
-    result: dict[str, Any] = described(device, "Studies of the tuner, written by benchmarks/studies.py", tables.REPOSITORY)
+    result: dict[str, Any] = described(
+        device, "Studies of the tuner, written by benchmarks/studies.py", tables.REPOSITORY
+    )
     result["studies"] = []
     for name, (title, work_of) in STUDIES.items():
         if arguments.only in (None, name):

@@ -1,4 +1,4 @@
-"""What a background partition is worth: the latency of a short kernel alone, next to a load on all SMs, and apart from it."""
+"""What a background partition is worth: the latency of a short kernel without load, next to one, and apart from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host clock of every measurement. Call it as ``clock.now()``: tests replace it with the clock of a virtual machine."""
+"""The host clock of every measurement. Call it as ``clock.now()``: tests replace it with a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement was taken on: card, clocks, power limit, temperature, driver, processor, versions, commit, date."""
+"""What a measurement was taken on: card and its power state, driver, processor, versions, commit, date."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def package_versions() -> dict[str, str]:
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit of the clone that contains a folder, with "-dirty" if tracked files differ; None outside of a clone."""
+    """The commit of the clone that contains a folder, with "-dirty" if tracked files differ; None without a clone."""
     commit = _output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if commit is None:
         return None
@@ -86,7 +86,7 @@ def power_state(device: Device) -> dict[str, float | None]:
     values: list[str] = []
     if not is_simulated(device):
         query = f"--query-gpu={','.join(POWER_STATE.values())}"
-        found = _output_of(["nvidia-smi", f"--id={device.uuid}", query, "--format=csv,noheader,nounits"])
+        found = _output_of(["nvidia-smi", f"--id=GPU-{device.uuid}", query, "--format=csv,noheader,nounits"])
         values = [value.strip() for value in found.split(",")] if found else []
     if len(values) != len(POWER_STATE):
         return dict.fromkeys(POWER_STATE)

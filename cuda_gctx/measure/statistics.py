@@ -9,7 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, comb
 
-__all__ = ["CERTAINTY", "LEAST_PAIRS", "NOISE", "Latency", "Ratio", "Spread", "median", "quantile", "ratio_of", "summary"]
+__all__ = [
+    "CERTAINTY",
+    "LEAST_PAIRS",
+    "NOISE",
+    "Latency",
+    "Ratio",
+    "Spread",
+    "median",
+    "quantile",
+    "ratio_of",
+    "summary",
+]
 
 # Each interval contains the true median with 97.5%: it may be computed twice, the second time with more samples, and
 # both hold with 95%. With fewer pairs than LEAST_PAIRS no such interval exists.

@@ -129,7 +129,8 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["dance"], "No such command"),
+        (["dance"], "No such command 'dance': choose from info,"),
+        (["pln"], "No such command 'pln': did you mean 'plan'?"),
         (["plan"], "Missing argument"),
         (
             ["plan", "some"],
@@ -140,10 +141,10 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
         (["plan", "rest", "rest"], "all ask for everything left"),
         (["plan", "1.5"], "1.5 is no part of a device"),
         (["plan", "device=8"], "'device' cannot be the name of a partition"),
-        (["plan", "8", "--profile", "voodoo"], "'voodoo' is no card that can be simulated: known are h200,"),
+        (["plan", "8", "--profile", "voodoo"], "unknown card 'voodoo': choose from h200,"),
         (["plan", "8", "--profile", "h200", "--driver", "11.8"], "'11.8' is not one of '12.3'"),
-        (["plan", "8", "--driver", "13.1"], "name the card too, with --profile"),
-        (["verify", "--svg", "no-such-folder/map.svg"], "'no-such-folder' is no folder"),
+        (["plan", "8", "--driver", "13.1"], "add --profile CARD"),
+        (["verify", "--svg", "no-such-folder/map.svg"], "directory 'no-such-folder' does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -192,7 +193,9 @@ def test_a_mistake_of_the_program_itself_is_not_hidden(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "arguments", [["info"], ["doctor"], ["plan", "16", "rest", "--json"], ["sim", "profiles"]], ids=" ".join
+    "arguments",
+    [["info"], ["doctor"], ["plan", "16", "rest", "--json"], ["sim", "profiles"], ["--help"], ["plan", "--help"]],
+    ids=" ".join,
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_standard_output_that_is_full_is_one_message(arguments: list[str], unbuffered: str) -> None:

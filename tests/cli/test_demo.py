@@ -96,7 +96,14 @@ def test_the_document_tells_everything_that_the_text_does(sim: Callable[..., Any
     assert told["isolated"] is True
     assert sum(context["expected"] for context in told["report"]["contexts"]) == told["device"]["sm_count"]
     rows = told["latency"]["rows"]
-    assert [row["key"] for row in rows] == ["alone", "plain", "priority", "partition_alone", "partition_only", "isolated"]
+    assert [row["key"] for row in rows] == [
+        "alone",
+        "plain",
+        "priority",
+        "partition_alone",
+        "partition_only",
+        "isolated",
+    ]
     for row in rows:
         assert row["samples"] == 20
         assert 0 < row["us"]["p50"] <= row["us"]["p90"] <= row["us"]["p99"] <= row["us"]["max"]
@@ -130,12 +137,16 @@ def test_a_stream_that_shares_a_hardware_queue_with_the_load_is_skipped(sim: Cal
         return made[-1]
 
     # Queues are dealt out by turns: the third stream gets that of the first.
-    with device.create_stream() as busy, device.create_stream():
-        with background_load(busy) as load, stream_next_to(load, make) as stream:
-            assert [one.is_closed for one in made] == [True, False]
-            with stream.record() as mark:
-                mark.sync()
-                assert not load.has_completed_a_call
+    with (
+        device.create_stream() as busy,
+        device.create_stream(),
+        background_load(busy) as load,
+        stream_next_to(load, make) as stream,
+    ):
+        assert [one.is_closed for one in made] == [True, False]
+        with stream.record() as mark:
+            mark.sync()
+            assert not load.has_completed_a_call
 
 
 @pytest.mark.sim_only

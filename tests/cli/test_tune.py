@@ -280,7 +280,7 @@ def test_ctrl_c_shows_what_was_measured_and_ends_with_130(dev: Device, tuner: St
         ),
         (["my_work:work", "--tail-latency", "decode", "--throughput", "decode=1"], 2, "give one"),
         (["my_work:work", "--quantile", "0.5"], 2, "belongs to --tail-latency"),
-        (["my_work:work", "--out", "nowhere/report.json"], 2, "'nowhere' is no folder"),
+        (["my_work:work", "--out", "nowhere/report.json"], 2, "directory 'nowhere' does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

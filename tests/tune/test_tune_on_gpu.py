@@ -67,12 +67,11 @@ def test_events_of_two_contexts_can_be_subtracted(dev: Device) -> None:
 def test_a_latency_is_what_a_clock_of_the_host_sees(dev: Device) -> None:
     critical = Part("critical", work(16, 50 * US))
     with ExitStack() as closing:
-        bench = Bench(dev, TailLatency("critical", 0.5), time.monotonic() + 30)
-        closing.callback(bench.close)
+        runner = Runner(TailLatency("critical", 0.5), clock.now() + 30)
         stream = closing.enter_context(dev.create_stream())
         trial = Trial("alone", (critical,), {"critical": stream}, stream)
-        bench.warm(trial)
-        by_events = median(bench.batch(trial).seconds for _ in range(5))
+        runner.warm(trial)
+        by_events = median(runner.batch(trial, runner.shape([trial])).seconds for _ in range(5))
         taken = []
         for _ in range(500):
             began = time.perf_counter()
