@@ -2,6 +2,7 @@
 #   make demo     build, and show the main job end to end
 #   make test     build, and run every test: C++ and Python
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
+#   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
 #   make clean    remove .venv and build
 
@@ -17,7 +18,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gct
 CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test sanitize lint lint-cpp lint-cython lint-python format clean
+.PHONY: demo test sanitize instructions lint lint-cpp lint-cython lint-python format clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -27,6 +28,9 @@ test: $(VENV)/package
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
 	$(BIN)/pytest
+
+instructions: $(VENV)/package
+	$(BIN)/python benchmarks/instructions.py --record
 
 # One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
 SANITIZERS := address,undefined thread

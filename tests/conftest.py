@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import subprocess
 import sys
@@ -40,6 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run on the machine's own driver, and fail where it does not work instead of using the software driver",
     )
+    parser.addoption(
+        "--order",
+        default="files",
+        metavar="SEED",
+        help="run the tests in the random order of this seed, in that of a new seed ('random'), or as the files have them",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,14 +61,26 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("--real-gpu and CUDA_GCTX_DRIVER=sim exclude each other")
     elif "CUDA_GCTX_DRIVER" not in os.environ and not has_real_driver():
         os.environ["CUDA_GCTX_DRIVER"] = DEFAULT_DRIVER
+    if config.option.order == "random":
+        config.option.order = str(random.randrange(1_000_000))
 
 
-def pytest_report_header() -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     driver = os.environ.get("CUDA_GCTX_DRIVER", "libcuda.so.1")
-    return f"cuda_gctx {cuda_gctx.__version__} on {'the simulated driver ' if is_simulated() else ''}{driver}"
+    return [
+        f"cuda_gctx {cuda_gctx.__version__} on {'the simulated driver ' if is_simulated() else ''}{driver}",
+        f"order of the tests: --order={config.option.order}",
+    ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if terminalreporter.stats.keys() & {"failed", "error"}:  # -q leaves the header out
+        terminalreporter.write_line(f"order of the tests: --order={config.option.order}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.order != "files":
+        random.Random(config.option.order).shuffle(items)
     simulated = is_simulated()
     for item in items:
         needs_sim = item.get_closest_marker("sim_only") or "sim" in getattr(item, "fixturenames", ())
