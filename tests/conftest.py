@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--order",
         default="files",
         metavar="SEED",
-        help="run the tests in the random order of this seed, in that of a new seed ('random'), or as the files have them",
+        help="run the tests in the random order of this seed, of a new one ('random'), or in the order of the files",
     )
 
 
