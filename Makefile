@@ -1,12 +1,17 @@
 # The commands of this repository. All that they make is under .venv and build.
 #   make demo     build, and show the main job end to end
 #   make test     build, and run every test: C++ and Python
+#   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
+#   make wheels   build the distributions into dist, for every interpreter in PYTHONS
+#   make reproducible  build them twice, and fail where the bytes differ
+#   make sbom     write the bill of materials of the package and what it requires
 #   make clean    remove .venv and build
 
 PYTHON ?= python3
+PYTHONS ?= $(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE_BUILD := build/package
@@ -18,7 +23,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gct
 CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test sanitize instructions lint lint-cpp lint-cython lint-python format clean
+.PHONY: demo test develop sanitize instructions lint lint-cpp lint-cython lint-python format wheels reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -31,6 +36,12 @@ test: $(VENV)/package
 
 instructions: $(VENV)/package
 	$(BIN)/python benchmarks/instructions.py --record
+
+# The next "make demo" or "make test" puts the installed package back.
+develop: $(VENV)/builders
+	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=editable.rebuild=true \
+	  --config-settings=build-dir=build/editable --editable '.[test]'
+	rm -f $(VENV)/package
 
 # One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
 SANITIZERS := address,undefined thread
@@ -63,6 +74,20 @@ format: $(VENV)/linters
 	ruff check --fix-only
 	ruff format
 
+wheels: $(VENV)/wheel-tools
+	$(BIN)/python packaging/portable/wheels.py $(PYTHONS:%=--python %)
+
+reproducible: $(VENV)/wheel-tools
+	for folder in first second; do $(BIN)/python packaging/portable/wheels.py $(PYTHONS:%=--python %) \
+	  --work build/$$folder/work --out build/$$folder/dist || exit 1; done
+	cd build/first/dist && sha256sum * | (cd ../../second/dist && sha256sum --check)
+
+sbom: $(VENV)/wheel-tools
+	$(BIN)/python -m venv --clear build/sbom
+	build/sbom/bin/python -m pip install -q .
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --PEP-639 --output-reproducible \
+	  --output-file build/sbom.cdx.json build/sbom/bin/python
+
 clean:
 	rm -rf $(VENV) build
 
@@ -77,6 +102,11 @@ $(VENV)/builders: pyproject.toml | $(BIN)/python
 
 $(VENV)/package: $(VENV)/builders $(SOURCES)
 	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) '.[test]'
+	touch $@
+
+$(VENV)/wheel-tools: pyproject.toml | $(BIN)/python
+	sed -n '/^wheels = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml > $(VENV)/wheel-requirements.txt
+	$(BIN)/python -m pip install -q -r $(VENV)/wheel-requirements.txt
 	touch $@
 
 $(VENV)/linters: pyproject.toml | $(BIN)/python
