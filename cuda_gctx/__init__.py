@@ -13,11 +13,11 @@ from cuda_gctx._lazy import lazy_names
 
 __version__ = "0.1.0"
 
+# Python that is started in a clone finds this file in place of the installed package.
 if find_spec("cuda_gctx._core.driver") is None:
-    raise ImportError(
-        f"{__path__[0]} holds the sources of cuda_gctx, and nothing is built in it: start Python in another folder, so "
-        "that the installed package is found"
-    )
+    from cuda_gctx._clone import use_installed_package
+
+    use_installed_package(__path__[0])
 
 if TYPE_CHECKING:
     from cuda_gctx._core.context import Context as Context

@@ -87,14 +87,42 @@ def test_a_public_name_loads_no_framework(name: str) -> None:
     assert not driver
 
 
-def test_the_sources_say_that_they_are_not_the_package(tmp_path: Path) -> None:
-    copied = tmp_path / "cuda_gctx"
-    (copied / "_core").mkdir(parents=True)
-    for name in ("__init__.py", "_lazy.py", "_core/__init__.py", "_core/above.py"):
-        (copied / name).write_bytes((PACKAGE / name).read_bytes())
-    ended = subprocess.run([sys.executable, "-c", "import cuda_gctx"], cwd=tmp_path, capture_output=True, text=True)
-    assert f"{copied} holds the sources of cuda_gctx, and nothing is built in it: start Python in" in ended.stderr
-    assert ended.returncode
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder that contains the Python sources of the package, and nothing compiled."""
+    for file in PACKAGE.rglob("*.py"):
+        copy = tmp_path / "cuda_gctx" / file.relative_to(PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["-c", "import cuda_gctx; print(cuda_gctx.__file__)"],
+        ["-c", "from cuda_gctx.sim import library_folder; print(library_folder())"],
+        ["-c", "import cuda_gctx._core.device as device; print(device.__file__)"],
+    ],
+)
+def test_python_started_in_a_clone_finds_the_installed_package(clone: Path, program: list[str]) -> None:
+    done = subprocess.run([sys.executable, *program], cwd=clone, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).is_relative_to(PACKAGE)
+
+
+@pytest.mark.parametrize("module", ["cuda_gctx.sim", "cuda_gctx.cli"])
+def test_modules_of_the_package_run_as_programs_in_a_clone(clone: Path, module: str) -> None:
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
+    assert "Usage" in done.stdout or "usage" in done.stdout
+
+
+def test_sources_without_an_installed_package_name_the_command_that_builds(clone: Path) -> None:
+    # -I -S: no installed packages are on the path.
+    code = f"import sys; sys.path.insert(0, {str(clone)!r}); import cuda_gctx"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert f"{clone / 'cuda_gctx'} contains the sources of cuda_gctx without compiled modules" in done.stderr
+    assert "make develop" in done.stderr
 
 
 def test_every_extension_module_has_a_stub() -> None:
