@@ -1,8 +1,8 @@
-"""What each call of the package costs beside the raw driver calls, cuda.core and torch, in one process.
+"""What each call of the package costs, compared with raw driver calls, cuda.core and torch, in one process.
 
-A sample is one loop over one call; the samples of all calls and all contestants come in random order, round after
-round, so that what disturbs the machine disturbs everybody. The collector is off, and the empty loop is subtracted. A
-green context that is destroyed leaves 4 MiB of device memory behind on real drivers, so that few of them are made.
+A sample is one loop over one call. The samples of all calls and contestants are taken in rounds, in random order, so
+that disturbances affect all of them. The collector is off, and the empty loop is subtracted. A destroyed green context
+loses 4 MiB of device memory on real drivers, so few of them are created.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ FRAMEWORKS = {"numpy", "torch", "cupy", "numba", "cuda", "jax", "tensorflow"}
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: samples of each call, pairs of contexts made and closed, and processes per import."""
+    """How much to measure: samples per call, pairs of contexts created and closed, and processes per import."""
 
     rounds: int = 200
     context_pairs: int = 50
     imports: int = 20
     seed: int = 0  # of the order of the samples
+    device: int = 0
 
 
 QUICK = Effort(rounds=20, context_pairs=5, imports=3)
@@ -55,18 +56,18 @@ QUICK = Effort(rounds=20, context_pairs=5, imports=3)
 
 @dataclass(frozen=True)
 class Call:
-    """One row: what every contestant does for the same effect. The statements of cuda_gctx and cuda.core are Python."""
+    """One row: what each contestant does for the same effect. The statements of cuda_gctx and cuda.core are Python."""
 
     name: str
     title: str
-    raw: str  # what RawCalls does under this name; empty: there is no such call
+    raw: str  # what RawCalls does under this name; empty: no such call
     ours: str
-    core: str  # empty: there is no such call
+    core: str  # empty: no such call
     torch: str = ""
-    python: str = ""  # what the language itself takes for a statement of this shape
+    python: str = ""  # what Python itself takes for a statement of this shape
     raw_name: str = ""  # if it is another than `name`
     most: int = 2000  # calls in one sample
-    makes_contexts: bool = False  # which few rounds must be enough for
+    makes_contexts: bool = False  # so it is sampled in few rounds
     settle: bool = False  # leaves work on the device, which is waited for after each sample
     limit_ns: float | None = None
 
@@ -84,8 +85,8 @@ CALLS = (
         "the same, from a new Device",
         raw="cuDeviceGetDevResource",
         raw_name="query",
-        ours="Device(0).resources.sm",
-        core="Device(0).resources.sm",
+        ours="Device(number).resources.sm",
+        core="Device(number).resources.sm",
     ),
     Call(
         "split_one",
@@ -107,7 +108,7 @@ CALLS = (
         raw="cuDevResourceGenerateDesc, cuGreenCtxCreate, cuCtxFromGreenCtx, cuGreenCtxDestroy",
         ours="device.create_context(options).close()",
         core="device.create_context(options).close()",
-        torch="GreenContext.create(num_sms=8, device_id=0)",
+        torch="GreenContext.create(num_sms=8, device_id=number)",
         most=1,
         makes_contexts=True,
     ),
@@ -162,7 +163,7 @@ CALLS = (
 
 @dataclass
 class Contestant:
-    """One side of one row: how to time so many calls, or why that cannot be; and what was found, in ns per call."""
+    """One side of a row: how to time a number of calls, or why that is impossible; and the samples, in ns per call."""
 
     does: str
     time_calls: Callable[[int], float] | None = None
@@ -172,13 +173,13 @@ class Contestant:
     samples: list[float] = field(default_factory=list)
 
     def prepare(self, most: int) -> None:
-        """Runs it once, for what only the first call pays, and chooses the length of its loop."""
+        """Run it once, for the costs of the first call, and choose the length of its loop."""
         assert self.time_calls is not None
         try:
             once = self.time_calls(1)
             if most > 1:
                 once = min(once, self.time_calls(10) / 10)
-        except Exception as error:  # a contestant that lacks the call is an entry of the table
+        except Exception as error:  # a contestant without the call is an entry of the table
             self.refused = one_line(error)
             return
         self.count = max(1, min(most, int(SAMPLE_NS / max(once, 1))))
@@ -189,20 +190,21 @@ class Contestant:
 
 
 def statement_timer(statement: str, names: Mapping[str, object]) -> Callable[[int], float]:
-    """A loop around the statement, in which the names are local variables, as in a function that a person writes."""
+    """A loop around the statement, in which the names are local variables, as in a handwritten function."""
     setup = "; ".join(f"{name} = names[{name!r}]" for name in names if re.search(rf"\b{name}\b", statement)) or "pass"
     timer = timeit.Timer(statement, setup, time.perf_counter_ns, {"names": names})
     return timer.timeit
 
 
-def names_of_ours() -> dict[str, object]:
-    device = Device(0)
-    # Three groups of one split: disjoint, so that no call has to warn that contexts share SMs.
+def names_of_ours(number: int) -> dict[str, object]:
+    device = Device(number)
+    # Three groups of one split are disjoint, so that no call warns that contexts share SMs.
     groups, _ = device.resources.sm.split(SMResourceOptions(count=[8, 8, 8]))
     context = device.create_context(ContextOptions(resources=[groups[0]]))
     other_context = device.create_context(ContextOptions(resources=[groups[1]]))
     return {
         "Device": Device,
+        "number": number,
         "device": device,
         "sm": device.resources.sm,
         "one": SMResourceOptions(count=8),
@@ -216,19 +218,20 @@ def names_of_ours() -> dict[str, object]:
     }
 
 
-def names_of_core() -> dict[str, object]:
+def names_of_core(number: int) -> dict[str, object]:
     core: Any = import_module("cuda.core")
-    device = core.Device(0)
+    device = core.Device(number)
     device.set_current()
     sm = device.resources.sm
     one = core.SMResourceOptions(count=8)
-    # One group per split is what it offers on every driver; it does not mind that the contexts share SMs.
+    # It offers one group per split on every driver, and accepts that the contexts share SMs.
     [group], _ = sm.split(one)
     options = core.ContextOptions(resources=[group])
     context = device.create_context(options)
     stream = context.create_stream()
     return {
         "Device": core.Device,
+        "number": number,
         "device": device,
         "sm": sm,
         "one": one,
@@ -241,13 +244,15 @@ def names_of_core() -> dict[str, object]:
     }
 
 
-def names_of_torch() -> dict[str, object]:
+def names_of_torch(number: int) -> dict[str, object]:
     torch: Any = import_module("torch")
     green_context: Any = import_module("torch.cuda.green_contexts").GreenContext
     torch.cuda.init()
+    torch.cuda.set_device(number)
     return {
         "GreenContext": green_context,
-        "green": green_context.create(num_sms=8, device_id=0),
+        "number": number,
+        "green": green_context.create(num_sms=8, device_id=number),
         "stream": torch.cuda.Stream(),
         "other": torch.cuda.Stream(),
         "event": torch.cuda.Event(),
@@ -258,15 +263,15 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def names_or_reason(names_of: Callable[[], dict[str, object]]) -> dict[str, object] | str:
+def names_or_reason(names_of: Callable[[int], dict[str, object]], number: int) -> dict[str, object] | str:
     try:
-        return names_of()
-    except Exception as error:  # a peer that is not installed, or does not run here, is an entry of the table
+        return names_of(number)
+    except Exception as error:  # a peer that is not installed or does not run here is an entry of the table
         return one_line(error)
 
 
 def time_in_rounds(contestants: dict[str, dict[str, Contestant]], raw: RawCalls, effort: Effort) -> float:
-    """Fills the samples of every contestant; returns what one turn of the empty Python loop costs."""
+    """Fill the samples of every contestant; returns what one turn of the empty Python loop costs."""
     order = random.Random(effort.seed)
     nothing = Contestant("pass", statement_timer("pass", {}), count=10_000)
     entries: list[tuple[Call | None, Contestant]] = [(None, nothing)]
@@ -297,7 +302,7 @@ def summary(samples: list[float], subtract: float = 0.0) -> dict[str, float]:
 
 
 def targets(call: Call, medians: Mapping[str, float]) -> list[dict[str, Any]]:
-    """What the row should reach, and whether it does; nothing where there is nobody to compare with."""
+    """The targets of the row, and whether they are met; empty if there is nothing to compare with."""
     if "cuda_gctx" not in medians:
         return [{"what": "runs", "met": False}]
     ours = medians["cuda_gctx"]
@@ -321,9 +326,9 @@ def raw_timer(raw: RawCalls, name: str) -> Callable[[int], float]:
 
 def measure_calls(raw: RawCalls, effort: Effort, simulated: bool) -> list[dict[str, Any]]:
     sides: dict[str, dict[str, object] | str] = {
-        "cuda_gctx": names_of_ours(),
-        "cuda.core": names_or_reason(names_of_core),
-        "torch": "needs a real GPU" if simulated else names_or_reason(names_of_torch),
+        "cuda_gctx": names_of_ours(effort.device),
+        "cuda.core": names_or_reason(names_of_core, effort.device),
+        "torch": "needs a real GPU" if simulated else names_or_reason(names_of_torch, effort.device),
         "python": {"lock": threading.Lock()},
     }
     contestants: dict[str, dict[str, Contestant]] = {}
@@ -359,7 +364,7 @@ def measure_calls(raw: RawCalls, effort: Effort, simulated: bool) -> list[dict[s
 
 
 def child(code: str, *arguments: str, **environment: str) -> str:
-    """What a fresh interpreter prints that finds its modules where this one does, whatever the current folder is."""
+    """The output of a fresh interpreter that finds its modules where this one does, in any current folder."""
     found = f"import sys; sys.path[:] = {sys.path!r}; {code}"
     command = [sys.executable, "-c", found, *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment).stdout
@@ -372,7 +377,7 @@ def process_time(code: str) -> int:
 
 
 def measure_imports(rounds: int, simulated: bool) -> list[dict[str, Any]]:
-    """Times of fresh processes less those of bare interpreters that ran between them."""
+    """Times of fresh processes minus those of bare interpreters that ran between them."""
     times: dict[str, list[float]] = {statement: [] for statement in ("pass", *IMPORTS)}
     for _, statement in in_rounds(times, rounds):
         times[statement].append(process_time(statement))
@@ -391,8 +396,8 @@ def measure_imports(rounds: int, simulated: bool) -> list[dict[str, Any]]:
 
 
 def measure(effort: Effort) -> dict[str, Any]:
-    """Everything, in this process: what ran here before, and which driver peers find, has its effect."""
-    device = Device(0)
+    """Everything, in this process: what ran here before, and which driver the peers find, affects it."""
+    device = Device(effort.device)
     machine = described(device)
     simulated = bool(machine["simulated"])
     # As in a program with a framework.
@@ -407,11 +412,14 @@ def measure(effort: Effort) -> dict[str, Any]:
     }
 
 
-def measure_in_fresh_process(effort: Effort) -> dict[str, Any]:
-    """Everything, in a process of its own, in which peers find the driver that this package uses."""
-    environment = {}
-    if os.environ.get("CUDA_GCTX_DRIVER"):
-        # Peers open libcuda.so.1 by name, and know nothing of this variable.
+def measure_in_fresh_process(effort: Effort, driver: str | None = None) -> dict[str, Any]:
+    """Everything, in a fresh process, in which the peers find the driver that this package uses.
+
+    driver: the value of CUDA_GCTX_DRIVER in that process, if not that of this one.
+    """
+    environment = {} if driver is None else {"CUDA_GCTX_DRIVER": driver}
+    if driver or os.environ.get("CUDA_GCTX_DRIVER"):
+        # Peers open libcuda.so.1 by name, and do not read this variable.
         folders = [str(Path(system.driver_path).resolve().parent), os.environ.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
     code = "from cuda_gctx.bench.call_costs import main; main()"
@@ -420,5 +428,5 @@ def measure_in_fresh_process(effort: Effort) -> dict[str, Any]:
 
 
 def main() -> None:
-    """What the fresh process does: measures with the effort of its argument, and prints the result."""
+    """The fresh process: measure with the effort of its argument, and print the result."""
     print(json.dumps(measure(Effort(**json.loads(sys.argv[1])))))

@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command line of this process, and ends it with the exit status."""
+    """Run the command line of this process, and exit with its status."""
     try:
         import rich  # noqa: F401  the commands need it
 

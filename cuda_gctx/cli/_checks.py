@@ -1,5 +1,7 @@
-"""The checks of ``cuda-gctx doctor``. They look at the driver, at environment variables and at which versions of
-packages are installed; none of the packages is imported, and no context is made."""
+"""The checks of ``cuda-gctx doctor``: the driver, environment variables, and versions of installed packages.
+
+None of the packages is imported, and no context is created.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,27 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cuda_gctx import CUDAError, Device, DriverNotFound, system
+from cuda_gctx.cli._options import device_of
 from cuda_gctx.interop._frameworks import release
 from cuda_gctx.measure.causes import DEFAULT_CONNECTIONS, MOST_CONNECTIONS, is_number, launches_block
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. state: "ok", "warning" or "problem"; advice: what to do, None where all is well."""
+    """The result of a check.
+
+    state: "ok", "warning" or "problem". advice: what to do; None if nothing is wrong. path: the file that was checked.
+    """
 
     subject: str
     state: str
     found: str
     advice: str | None = None
+    path: str | None = None
 
 
-def _ok(subject: str, found: str) -> Finding:
-    return Finding(subject, "ok", found)
+def _ok(subject: str, found: str, path: str | None = None) -> Finding:
+    return Finding(subject, "ok", found, path=path)
 
 
 def _warning(subject: str, found: str, advice: str) -> Finding:
@@ -42,57 +49,62 @@ def _problem(subject: str, found: str, advice: str) -> Finding:
 # ---- driver and devices
 
 
-def _driver() -> Iterator[Finding]:
+def _driver(number: int | None, profile: str | None) -> Iterator[Finding]:
     try:
         major, minor = system.driver_version
     except DriverNotFound as error:
-        yield _problem("driver", str(error), "install the NVIDIA driver, or set CUDA_GCTX_DRIVER=sim to do without")
+        yield _problem(
+            "driver", str(error), "install the NVIDIA driver, or set CUDA_GCTX_DRIVER=sim to use the software driver"
+        )
         return
     except CUDAError as error:
-        yield _problem("driver", str(error), "see that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES hides none")
+        yield _problem(
+            "driver", str(error), "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it"
+        )
         return
     except ValueError as error:
         yield _problem("driver", str(error), "correct CUDA_GCTX_DRIVER, or unset it")
         return
     chosen = os.environ.get("CUDA_GCTX_DRIVER")
-    by = f", chosen by CUDA_GCTX_DRIVER={chosen}" if chosen else ""
-    found = f"CUDA {major}.{minor}, {system.driver_path}{by}"
+    by = f", simulated {profile}" if profile else f", selected by CUDA_GCTX_DRIVER={chosen}" if chosen else ""
+    found, path = f"CUDA {major}.{minor}{by}", system.driver_path
     green = system.features()["green_contexts"]
     if green:
-        yield _ok("driver", found)
-        yield from _devices()
+        yield _ok("driver", found, path)
+        yield from _devices(number)
     else:
-        yield _problem("driver", found, f"partitions need CUDA driver {green.needs} or newer: update the NVIDIA driver")
+        advice = f"partitions need CUDA driver {green.needs} or newer: update the NVIDIA driver"
+        yield Finding("driver", "problem", found, advice, path)
 
 
-def _devices() -> Iterator[Finding]:
-    for device in map(Device, range(Device.count())):
+def _devices(number: int | None) -> Iterator[Finding]:
+    for device in map(Device, range(Device.count())) if number is None else [device_of(number)]:
         subject = f"device {device.device_id}"
         found = f"{device.name}, {device.sm_count} SMs"
         try:
             device.resources.sm  # noqa: B018  asks the driver whether it has any to give
         except CUDAError as error:
-            yield _problem(subject, f"{found}: {error}", "this device cannot be partitioned: choose another")
+            yield _problem(subject, f"{found}: {error}", "this device cannot be partitioned: use another one")
             continue
-        # The driver's name of a slice of a device holds the word, with the slice's size behind it.
+        # The driver puts "MIG" and the size of the slice into the name of a device.
         if "MIG" in device.name.split():
             yield _warning(
                 subject,
                 f"{found}, a slice of a GPU (MIG)",
-                "only the SMs of this slice can be split: cuda-gctx sizes lists what they give",
+                "only the SMs of this slice can be partitioned: cuda-gctx sizes lists the possible sizes",
             )
         else:
             yield _ok(subject, found)
 
 
-# ---- what else shares or changes the device
+# ---- what else uses or changes the device
 
 
 def _visible_devices() -> Finding:
     subject, value = "CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
-        return _ok(subject, "not set: all devices are seen")
-    advice = "CUDA stops at the first entry that names no device: name those that nvidia-smi -L lists, or unset it"
+        return _ok(subject, "not set: all devices are visible")
+    advice = "CUDA stops at the first entry that is not a device: use those that nvidia-smi -L lists, or unset it"
     first, *others = (entry.strip() for entry in value.split(","))
     if not re.fullmatch("[0-9]+|(GPU|MIG)-.+", first):
         return _problem(subject, f"{value!r}: hides all devices", advice)
@@ -100,12 +112,12 @@ def _visible_devices() -> Finding:
     try:
         seen = Device.count()
     except (DriverNotFound, ValueError):
-        return _ok(subject, f"{value}: without a driver, nobody tells what is seen")
+        return _ok(subject, f"{value}: not checked without a driver")
     except CUDAError:  # no device
         seen = 0
     if seen < named:
-        return _warning(subject, f"{value}: names {named}, and {seen} are seen", advice)
-    return _ok(subject, f"{value}: device 0 is the first of these")
+        return _warning(subject, f"{value}: lists {named}, but {seen} are visible", advice)
+    return _ok(subject, f"{value}: device 0 is the first of them")
 
 
 def _is_all(percentage: str) -> bool:
@@ -125,16 +137,16 @@ def _mps() -> Finding:
         running = False
     if percentage is not None and not _is_all(percentage):
         found = f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}"
-        advice = "under MPS this decides about SMs in place of partitions: unset it, or set it to 100"
+        advice = "under MPS this limits the SMs of the process: unset it, or set it to 100"
         if running:
             return _problem(subject, found, advice)
-        return _warning(subject, f"{found}, though there is no control pipe in {folder}", advice)
+        return _warning(subject, f"{found}, without a control pipe in {folder}", advice)
     if running:
         return _warning(
             subject,
-            f"the pipe of a control daemon is in {folder}",
-            "if it runs, other processes use the SMs of your partitions at the same time: partition one process alone, "
-            "or stop it by: echo quit | nvidia-cuda-mps-control",
+            f"control pipe of a daemon in {folder}",
+            "if the daemon runs, other processes use the SMs of your partitions concurrently: run one process only, or "
+            "stop the daemon: echo quit | nvidia-cuda-mps-control",
         )
     return _ok(subject, f"no control pipe in {folder}")
 
@@ -146,14 +158,14 @@ def _connections() -> Finding:
     subject, value = "CUDA_DEVICE_MAX_CONNECTIONS", os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
     if value is None:
         return _ok(subject, f"not set: {DEFAULT_CONNECTIONS} hardware queues")
-    advice = f"set it to the number of streams that should run at once, at most {MOST_CONNECTIONS}, or unset it"
+    advice = f"set it to the number of concurrent streams, at most {MOST_CONNECTIONS}, or unset it"
     number = int(value) if is_number(value) else 0
     if not 1 <= number <= MOST_CONNECTIONS:
-        return _warning(subject, f"{value}: no number from 1 to {MOST_CONNECTIONS}", advice)
+        return _warning(subject, f"{value}: not a number from 1 to {MOST_CONNECTIONS}", advice)
     if number == 1:
-        return _problem(subject, "1: partitions wait for each other in one hardware queue", advice)
+        return _problem(subject, "1: partitions wait for each other in a single hardware queue", advice)
     if number < DEFAULT_CONNECTIONS:
-        return _warning(subject, f"{number}: more streams than that wait for each other", advice)
+        return _warning(subject, f"{number}: more streams than this wait for each other", advice)
     return _ok(subject, f"{number} hardware queues")
 
 
@@ -161,7 +173,7 @@ def _launch_blocking() -> Finding:
     subject, value = "CUDA_LAUNCH_BLOCKING", os.environ.get("CUDA_LAUNCH_BLOCKING")
     if launches_block() is None:
         return _ok(subject, "not set" if value is None else f"{value}: off")
-    return _problem(subject, f"{value}: each launch waits for its kernel, nothing overlaps", "unset it")
+    return _problem(subject, f"{value}: each launch waits for its kernel, so nothing overlaps", "unset it")
 
 
 def _module_loading() -> Finding:
@@ -169,7 +181,9 @@ def _module_loading() -> Finding:
     if value is not None and value.upper() == "EAGER":
         return _ok(subject, f"{value}: kernels are loaded with their modules")
     state = "not set, so lazy" if value is None else value
-    return _ok(subject, f"{state}: the first launch of a kernel can hold up others; launch each once before measuring")
+    return _ok(
+        subject, f"{state}: the first launch of a kernel can delay others; launch each kernel once before measuring"
+    )
 
 
 # ---- packages
@@ -185,7 +199,7 @@ def _installed(names: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def _package(module: str, names: tuple[str, ...]) -> Finding:
-    """A framework, against what the module for it asks for."""
+    """The version of a framework, compared with what its interop module needs."""
     installed = _installed(names)
     if installed is None:
         return _ok(names[0], "not installed")
@@ -201,10 +215,10 @@ def _package(module: str, names: tuple[str, ...]) -> Finding:
 def _numba_cuda() -> Finding:
     finding = _package("numba", ("numba-cuda",))
     numba, numpy = _installed(("numba-cuda",)), _installed(("numpy",))
-    # It takes a function from numpy that 2.5 no longer has.
+    # It uses a function that numpy 2.5 no longer has.
     if numba and numpy and release(numba[1])[:2] == (0, 30) and release(numpy[1]) >= (2, 5):
         return _warning(
-            "numba-cuda", f"{numba[1]} beside numpy {numpy[1]}: no kernel compiles", "install a numpy below 2.5"
+            "numba-cuda", f"{numba[1]} with numpy {numpy[1]}: no kernel compiles", "install numpy below 2.5"
         )
     return finding
 
@@ -231,8 +245,11 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 )
 
 
-def check_environment() -> Iterator[Finding]:
-    """Every finding, the driver's first."""
-    yield from _driver()
+def check_environment(number: int | None = None, profile: str | None = None) -> Iterator[Finding]:
+    """All findings, those about the driver first.
+
+    number: the device to check; None for all. profile: the simulated card that was selected.
+    """
+    yield from _driver(number, profile)
     for check in CHECKS:
         yield check()

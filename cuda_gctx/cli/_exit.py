@@ -1,4 +1,4 @@
-"""How commands end: errors with a message, each kind with its exit status. Wrong usage is click's, with status 2."""
+"""How commands end: errors with a message and an exit status. Wrong usage is an error of click, with status 2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 
 class Failure(click.ClickException):
-    """The answer is no, or the work failed."""
+    """The answer is negative, or the command failed."""
 
     exit_code = 1
 

@@ -154,12 +154,13 @@ class LayoutCommand(click.Command):
     """A command that takes a layout: a negative number is reported as a wrong request, not as an unknown option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)  # the parser consumes them
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            word = next((word for word in args if re.fullmatch(r"-\d+(\.\d+)?", word)), None)
-            if word is None or not word.startswith(error.option_name):
+            if not re.fullmatch(r"-\d", error.option_name):
                 raise
+            word = next(word for word in words if word.startswith(error.option_name))
             raise click.BadParameter(
                 f"{word} is negative: a partition has a positive number of SMs (16) or fraction (0.25)", ctx
             ) from None

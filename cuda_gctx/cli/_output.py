@@ -1,4 +1,4 @@
-"""What commands print: tables and text for people, and JSON for programs."""
+"""The output of commands: tables and text for people, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -17,15 +18,15 @@ from rich.text import Text
 from cuda_gctx import Device, __version__, system
 from cuda_gctx.cli._exit import Failure
 
-# Without a terminal nothing is wrapped or cut: other programs read it line by line.
+# Without a terminal nothing is wrapped or cut, because other programs read it line by line.
 UNLIMITED = 100_000
 
 
 @contextmanager
 def writing(file: Path | None = None) -> Iterator[None]:
-    """Makes it a message that a file, or else the standard output, cannot be written.
+    """Turn a failure to write a file, or else the standard output, into a message.
 
-    A pipe that nobody reads any more is left to click and rich, which end without a word.
+    A closed pipe is left to click and rich, which end silently.
     """
     try:
         yield
@@ -33,14 +34,14 @@ def writing(file: Path | None = None) -> Iterator[None]:
         raise
     except OSError as error:
         if file is None:
-            # What is left in the buffer would fail once more at exit.
+            # The rest of the buffer would fail again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         what = "the standard output" if file is None else repr(str(file))
-        raise Failure(f"{what} cannot be written: {error.strerror or error}") from None
+        raise Failure(f"cannot write {what}: {error.strerror or error}") from None
 
 
 def write_file(file: Path, text: str) -> None:
-    """Writes a file that was asked for."""
+    """Write an output file."""
     with writing(file):
         file.write_text(text, encoding="utf-8")
 
@@ -52,7 +53,7 @@ class _Console(Console):
 
 
 def console() -> Console:
-    """Where people read: in colour on a terminal (unless NO_COLOR is set), else plain."""
+    """The standard output: in colour on a terminal (unless NO_COLOR is set), else plain."""
     found = _Console(highlight=False, markup=False, emoji=False)
     if not found.is_terminal:
         found.width = UNLIMITED
@@ -60,7 +61,7 @@ def console() -> Console:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """The rows under the header, numbers to the right, text to the left; None is a dash."""
+    """The rows below the header, numbers right-aligned, text left-aligned; None is a dash."""
     body = [["-" if cell is None else cell for cell in row] for row in rows]
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for position, title in enumerate(header):
@@ -71,19 +72,31 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     return made
 
 
-def write_json(command: str, told: Mapping[str, object]) -> None:
-    """The one document of a command on the standard output."""
+def show_report(text: str) -> None:
+    """Print a report: sentences are wrapped at the width of the terminal, and tables are left as they are."""
+    out = console()
+    for line in text.splitlines():
+        is_table = "  " in line.strip()
+        wrapped = (
+            [line] if is_table or not line else wrap(line, out.width, subsequent_indent="  " * line.startswith("- "))
+        )
+        for piece in wrapped:
+            out.print(piece, soft_wrap=True)
+
+
+def write_json(command: str, document: Mapping[str, object]) -> None:
+    """Print the document of a command."""
     with writing():
-        click.echo(json.dumps({"command": command, "version": __version__, **told}, indent=2))
+        click.echo(json.dumps({"command": command, "version": __version__, **document}, indent=2))
 
 
 def driver_version() -> str:
-    """The CUDA version of the driver in use, as people write it."""
+    """The CUDA version of the driver in use."""
     return ".".join(map(str, system.driver_version))
 
 
 def on_what(device: Device) -> dict[str, object]:
-    """Which device and driver an answer is about, for a document."""
+    """The device and driver of a document."""
     return {
         "device": {"id": device.device_id, "name": device.name, "sm_count": device.sm_count},
         "driver": driver_version(),
@@ -91,5 +104,5 @@ def on_what(device: Device) -> dict[str, object]:
 
 
 def heading(device: Device) -> str:
-    """The same for people."""
+    """The device and driver as a heading."""
     return f"{device.name}, driver {driver_version()}: {device.sm_count} SMs"

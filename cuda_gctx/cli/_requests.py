@@ -1,4 +1,4 @@
-"""Layouts as words of the command line: ``16 rest`` by position, ``decode=16 prefill=rest`` by name."""
+"""Layouts as arguments of the command line: ``16 rest`` by position, ``decode=16 prefill=rest`` by name."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def _amount(word: str) -> Request:
         return float(word)
     except ValueError:
         raise click.BadParameter(
-            f"{word!r} is no request: give a number of SMs (16), a fraction of the device (0.25), or {REST!r}"
+            f"invalid request {word!r}: write a number of SMs (16), a fraction of the device (0.25), or {REST!r}"
         ) from None
 
 
 def layout_of(words: Sequence[str]) -> Layout:
-    """The layout that the words stand for; BadParameter if they stand for none."""
+    """The layout that the words describe; BadParameter if they are invalid."""
     split = [word.rpartition("=") for word in words]
     names = [name for name, equals, _ in split if equals]
     amounts = [_amount(amount) for *_, amount in split]
     if names and len(names) != len(words):
-        raise click.BadParameter("name all partitions or none: decode=16 prefill=rest, or 16 rest")
+        raise click.BadParameter("name all partitions or none of them: decode=16 prefill=rest, or 16 rest")
     if len(set(names)) != len(names):
-        raise click.BadParameter("each partition needs a name of its own")
+        raise click.BadParameter("each partition needs a different name")
     try:
         return Layout.of(dict(zip(names, amounts, strict=True)) if names else amounts)
     except ValueError as error:
@@ -53,7 +53,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 def layout_argument(command: Callable[..., None], *, required: bool) -> Callable[..., None]:
-    """Adds the words of a layout, which the command gets as the Layout `layout`, or as None."""
+    """Add the argument of a layout, which the command gets as the Layout `layout`, or as None."""
     metavar = "LAYOUT..." if required else "[LAYOUT]..."
     return click.argument(
         "layout", nargs=-1, required=required, metavar=metavar, callback=_convert, shell_complete=_complete

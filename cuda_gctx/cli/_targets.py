@@ -15,14 +15,14 @@ from cuda_gctx.cli._exit import Failure
 
 
 def function_named(target: str) -> Callable[..., Any]:
-    """The function; modules are looked for in the current folder too. UsageError if there is none."""
+    """The function; modules are also searched for in the current folder. UsageError if there is none."""
     module, colon, path = target.partition(":")
     if "/" in module or module.startswith(".") or module.endswith(".py"):
         words = re.split("[./]", os.path.relpath(module).removesuffix(".py"))
         meant = ".".join(filter(None, words)) or "my_module"
-        raise click.UsageError(f"{module!r} is no module: write its name, like {meant}:{path or 'work'}")
+        raise click.UsageError(f"{module!r} is not a module name: write it like {meant}:{path or 'work'}")
     if not (module and colon and path):
-        raise click.UsageError(f"{target!r} names no function: write MODULE:FUNCTION, like my_package.my_module:work")
+        raise click.UsageError(f"{target!r} is not a function: write MODULE:FUNCTION, like my_package.my_module:work")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -30,25 +30,27 @@ def function_named(target: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise Failure(f"{module} cannot be imported: {error}") from None
-        raise click.UsageError(f"there is no module {error.name!r} here or on Python's path") from None
+        raise click.UsageError(f"no module named {error.name!r} in this folder or on Python's path") from None
     for name in path.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
             raise click.UsageError(f"{module} has no {path}") from None
     if not callable(found):
-        raise click.UsageError(f"{target} is no function, but {type(found).__name__}")
+        raise click.UsageError(f"{target} is not a function but of type {type(found).__name__}")
     function: Callable[..., Any] = found
     return function
 
 
 def work_named(targets: Sequence[str]) -> dict[str, Any]:
-    """The work that targets stand for, by name: each of several is work itself, and a single one gives all of it."""
+    """The parts by name: several targets are the parts themselves; a single one returns all of them."""
     if len(targets) > 1:
         names = [re.split("[.:]", target)[-1] for target in targets]
         found = dict(zip(names, map(function_named, targets), strict=True))
         if len(found) < len(targets):
-            raise click.UsageError("two of the functions have the same name: let one function return all work by name")
+            raise click.UsageError(
+                "two of the functions have the same name: write one function that returns all parts by name"
+            )
         return found
     made = function_named(targets[0])()
     if (
@@ -57,6 +59,6 @@ def work_named(targets: Sequence[str]) -> dict[str, Any]:
         or not all(isinstance(name, str) and callable(part) for name, part in made.items())
     ):
         raise Failure(
-            f"{targets[0]} must return the work: a mapping of two or more names to functions that take a stream"
+            f"{targets[0]} must return the parts: a mapping of two or more names to functions that take a stream"
         )
     return dict(made)

@@ -1,21 +1,22 @@
-"""``cuda-gctx bench``: what each call of the package costs beside the raw driver call and cuda.core."""
+"""``cuda-gctx bench``: what each call costs, compared with the raw driver call and cuda.core."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from subprocess import CalledProcessError
 from typing import Any
 
 import click
 
-from cuda_gctx import Device
 from cuda_gctx.bench.call_costs import QUICK, Effort, measure_in_fresh_process
 from cuda_gctx.cli._exit import Failure
-from cuda_gctx.cli._options import json_option, open_driver
+from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver, simulated
 from cuda_gctx.cli._output import console, on_what, table, write_json
 from cuda_gctx.draw.durations import spread
 
 SIMULATED = "simulated: these are times of the software driver, not of a GPU, and nothing is compared\n"
-LEGEND = "Medians, and in brackets the 10th and the 90th percentile."
+LEGEND = "Times per call, lower is better: median (10th to 90th percentile)."
 
 
 def _time(call: dict[str, Any], side: str) -> str | None:
@@ -29,7 +30,7 @@ def _ratio(call: dict[str, Any], side: str) -> float | None:
 
 
 def _refusals(result: dict[str, Any]) -> list[str]:
-    """Why a call has no time, in the words of who refused it."""
+    """Why a call has no time, as reported by the contestant."""
     return [
         f"{side}, {call['title']}: {call['contestants'][side]['refused']}"
         for call in result["calls"]
@@ -48,49 +49,55 @@ def _show(result: dict[str, Any]) -> None:
     out = console()
     if result["simulated"]:
         out.print(SIMULATED)
-    out.print(_machine(result), soft_wrap=True)
+    out.print(_machine(result))
     columns = {
         "call": [call["title"] for call in result["calls"]],
         "raw, in C": [_time(call, "raw") for call in result["calls"]],
         "cuda_gctx": [_time(call, "cuda_gctx") for call in result["calls"]],
-        "to raw": [_ratio(call, "raw") for call in result["calls"]],
+        "/ raw": [_ratio(call, "raw") for call in result["calls"]],
         "cuda.core": [_time(call, "cuda.core") for call in result["calls"]],
-        "to cuda.core": [_ratio(call, "cuda.core") for call in result["calls"]],
+        "/ cuda.core": [_ratio(call, "cuda.core") for call in result["calls"]],
     }
     legend = f"\n{LEGEND}"
     if result["simulated"]:
-        del columns["to raw"], columns["to cuda.core"]
+        del columns["/ raw"], columns["/ cuda.core"]
     else:
-        legend += " A ratio below 1: cuda_gctx is faster."
+        legend += " A ratio is the time of cuda_gctx divided by the other; below 1, cuda_gctx is faster."
     out.print(table(list(columns), zip(*columns.values(), strict=True)))
     out.print()
     imports = [(entry["does"], spread(entry["ns"])) for entry in result["imports"]]
-    out.print(table(("statement", "beyond a bare interpreter"), imports))
+    out.print(table(("statement", "time beyond a bare interpreter"), imports))
     out.print(legend)
     for refusal in _refusals(result):
-        out.print(f"Refused by {refusal}", soft_wrap=True)
+        out.print(f"Refused by {refusal}")
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A tenth of the samples: for a look, not for a result to keep.")
-@json_option
-def bench(quick: bool, as_json: bool) -> None:
-    """Times the calls of this package beside raw driver calls in C and beside cuda.core, by turns, on device 0.
+@click.option("--quick", is_flag=True, help="Take a tenth of the samples, for a first look.")
+@device_number
+@driver_options
+def bench(number: int | None, profile: str | None, version: str | None, quick: bool, as_json: bool) -> None:
+    """Compare call costs with the raw driver and cuda.core.
 
-    Takes some seconds, in a process of its own. Each contestant makes and closes 50 contexts there (--quick: 5), each
-    of which costs 4 MiB of device memory until that process ends.
+    Takes some seconds, in a separate process. Each contestant creates and closes 50 contexts there (--quick: 5), which
+    cost 4 MiB of device memory each until that process ends.
     """
-    # What is missing is told here in one line; the process that measures would need many.
-    open_driver()
-    device = Device(0)
-    device.resources.sm  # noqa: B018
-    try:
-        result = measure_in_fresh_process(QUICK if quick else Effort())
-    except CalledProcessError as error:
-        raise Failure(
-            f"the process that measures ended with status {error.returncode}: its own words are above"
-        ) from None
-    if as_json:
-        write_json("bench", {**on_what(device), "report": result})
-    else:
-        _show(result)
+    with ExitStack() as closing:
+        chosen = None
+        if profile is not None:
+            chosen = f"sim:{closing.enter_context(simulated(profile, version)).spec}"
+        # What is missing is reported here in one line; the measuring process would need many.
+        open_driver()
+        device = device_of(number)
+        device.resources.sm  # noqa: B018
+        effort = replace(QUICK if quick else Effort(), device=device.device_id)
+        try:
+            result = measure_in_fresh_process(effort, chosen)
+        except CalledProcessError as error:
+            raise Failure(
+                f"the measuring process ended with status {error.returncode}: its messages are above"
+            ) from None
+        if as_json:
+            write_json("bench", {**on_what(device), "report": result})
+        else:
+            _show(result)

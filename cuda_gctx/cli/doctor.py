@@ -1,41 +1,47 @@
-"""``cuda-gctx doctor``: what of the environment stands in the way, and what to do about it."""
+"""``cuda-gctx doctor``: what in the environment prevents or distorts the use of partitions, and how to fix it."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import click
 from rich.text import Text
 
 from cuda_gctx.cli._exit import Failure
-from cuda_gctx.cli._options import json_option
+from cuda_gctx.cli._options import device_number, driver_options, simulated
 from cuda_gctx.cli._output import console, table, write_json
 
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 @click.command()
-@json_option
+@driver_options
+@device_number
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Looks for what stands in the way, and says what to do.
+def doctor(ctx: click.Context, number: int | None, profile: str | None, version: str | None, as_json: bool) -> None:
+    """Check the environment and suggest fixes.
 
-    Looks at the driver, MPS, MIG, settings and versions. Ends with status 1 if there is a problem. Warnings alone end
-    with 0.
+    Checks the driver, the devices, MPS, MIG, settings and versions. The exit status is 1 if there is a problem, and 0
+    if there are only warnings.
     """
     from cuda_gctx.cli._checks import check_environment
 
-    findings = list(check_environment())
+    with nullcontext() if profile is None else simulated(profile, version):
+        findings = list(check_environment(number, profile))
     problems = sum(finding.state == "problem" for finding in findings)
     if as_json:
         write_json("doctor", {"healthy": not problems, "checks": [asdict(finding) for finding in findings]})
     else:
         rows = [(Text(finding.state, COLOURS[finding.state]), finding.subject, finding.found) for finding in findings]
         out = console()
-        out.print(table(("state", "about", "found"), rows))
+        out.print(table(("state", "subject", "found"), rows))
+        for finding in findings:
+            if finding.path is not None:
+                out.print(f"\n{finding.subject}: {finding.path}", soft_wrap=True)
         advised = [finding for finding in findings if finding.advice is not None]
         if advised:
-            out.print("\nWhat to do:")
+            out.print("\nSuggested fixes:")
         for finding in advised:
             out.print(f"- {finding.subject}: {finding.advice}")
     if problems:

@@ -8,12 +8,12 @@ import click
 
 from cuda_gctx import CUDAError, Device, FeatureNotSupported, system
 from cuda_gctx._core.lease import device_memory
-from cuda_gctx.cli._options import on_driver
+from cuda_gctx.cli._options import device_number, device_of, on_driver
 from cuda_gctx.cli._output import console, driver_version, table, write_json
 
 
 def _resources(device: Device) -> dict[str, Any]:
-    """What can be split and how much memory is free; all None where the driver has no green contexts."""
+    """What can be split and how much memory is free; all None if the driver has no green contexts."""
     try:
         whole = device.resources.sm
     except FeatureNotSupported:
@@ -22,7 +22,7 @@ def _resources(device: Device) -> dict[str, Any]:
     total: int | None
     try:
         free, total = device_memory(whole)
-    except CUDAError:  # it takes a context, which a device in exclusive use by another process refuses
+    except CUDAError:  # it needs a context, which a device in exclusive use by another process refuses
         free = total = None
     return {
         "min_partition_size": whole.min_partition_size,
@@ -53,11 +53,13 @@ def _device(device: Device) -> dict[str, Any]:
     }
 
 
-def _told() -> dict[str, Any]:
+def _information(number: int | None) -> dict[str, Any]:
     return {
         "driver": driver_version(),
         "driver_path": system.driver_path,
-        "devices": [_device(Device(number)) for number in range(Device.count())],
+        "devices": [_device(Device(n)) for n in range(Device.count())]
+        if number is None
+        else [_device(device_of(number))],
         "features": {
             name: {"available": feature.available, "needs": feature.needs, "reason": feature.reason}
             for name, feature in system.features().items()
@@ -65,7 +67,7 @@ def _told() -> dict[str, Any]:
     }
 
 
-# Two narrow tables are easier to read on a terminal than a wide one: headings, and the fields under them.
+# Headings and fields of two narrow tables, which are easier to read on a terminal than a wide one.
 TABLES = {
     ("device", "name", "compute", "SMs", "minimum", "alignment"): (
         "id",
@@ -98,17 +100,21 @@ def _shown(field: str, value: Any) -> Any:
 
 @click.command()
 @on_driver
-def info(as_json: bool) -> None:
-    """Shows the devices, the driver, and what it supports."""
-    told = _told()
+@device_number
+def info(number: int | None, as_json: bool) -> None:
+    """Show the devices, the driver, and its features."""
+    found = _information(number)
     if as_json:
-        write_json("info", told)
+        write_json("info", found)
         return
     out = console()
-    out.print(f"CUDA driver {told['driver']}: {told['driver_path']}\n")
+    out.print(f"CUDA driver {found['driver']}: {found['driver_path']}\n")
     for header, fields in TABLES.items():
-        rows = [[_shown(name, found[name]) for name in fields] for found in told["devices"]]
+        rows = [[_shown(name, device[name]) for name in fields] for device in found["devices"]]
         out.print(table(header, rows))
         out.print()
-    features = [(name, "yes" if found["available"] else found["reason"]) for name, found in told["features"].items()]
-    out.print(table(("feature", "supported"), features))
+    features = [
+        (name, "yes" if feature["available"] else "no", f"{feature['needs']}+" if feature["needs"] else None)
+        for name, feature in found["features"].items()
+    ]
+    out.print(table(("feature", "supported", "CUDA driver"), features))

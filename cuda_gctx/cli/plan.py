@@ -1,4 +1,4 @@
-"""``cuda-gctx plan``: what a layout would become, without making it."""
+"""``cuda-gctx plan``: show the partitions of a layout without creating them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from cuda_gctx import Device, Layout, SMResourceOptions, SplitError
 from cuda_gctx.cli._exit import Failure
-from cuda_gctx.cli._options import on_device
+from cuda_gctx.cli._options import LayoutCommand, on_device
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
 from cuda_gctx.cli._requests import REST, layout_argument
 from cuda_gctx.partitions import PlannedPartition
@@ -18,7 +18,7 @@ from cuda_gctx.partitions.split import FENCE
 
 
 def _fitting(error: ValueError) -> dict[str, Any] | None:
-    """The options that would fit, as a split takes them."""
+    """The options of a split that would fit."""
     suggestion = error.suggestion if isinstance(error, SplitError) else None
     if not isinstance(suggestion, SMResourceOptions):
         return None
@@ -48,11 +48,11 @@ def _left(planned: tuple[PlannedPartition, ...]) -> int:
     return sum(part.sm_count for part in planned if part.name == FENCE)
 
 
-@click.command()
+@click.command(cls=LayoutCommand)
 @partial(layout_argument, required=True)
 @on_device
 def plan(device: Device, as_json: bool, layout: Layout) -> None:
-    """Shows what a layout would become, without making it.
+    """Show the partitions of a layout without creating them.
 
     LAYOUT is a number of SMs, a fraction of the device, or "rest" for everything left, one for each partition: 16 rest,
     or 0.25 rest, or with names decode=16 prefill=rest.

@@ -1,47 +1,68 @@
-"""``cuda-gctx sim``: the software driver's own command line, which ``python -m cuda_gctx.sim`` is too."""
+"""``cuda-gctx sim``: the commands of the software driver, which ``python -m cuda_gctx.sim`` has too."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import click
 from click.shell_completion import CompletionItem
 
+from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import DRIVERS, profiles
 from cuda_gctx.cli._output import writing
-
-# Of each command; those of the program that is run are its own.
-OPTIONS = {"run": ("--gpu", "--driver", "--devices"), **dict.fromkeys(("profiles", "explain", "path"), ("--json",))}
+from cuda_gctx.sim import __main__ as commands
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from cuda_gctx.sim.__main__ import COMMANDS
-
-    words = ctx.params.get("arguments") or ()
-    if not words:
-        return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
-    known = {"--gpu": list(profiles()), "--driver": list(DRIVERS)}.get(words[-1], [])
-    return [CompletionItem(value) for value in known if value.startswith(incomplete)]
-
-
-class _Sim(click.Command):
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Options, which the software driver's own command line reads, and click does not know."""
-        words = ctx.params.get("arguments") or ("",)
-        known = (*OPTIONS.get(words[0], ()), "--help")
-        return [CompletionItem(option) for option in known if option.startswith(incomplete)]
-
-
-@click.command(
-    cls=_Sim, add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete, metavar="COMMAND ...")
-@click.pass_context
-def sim(ctx: click.Context, arguments: tuple[str, ...]) -> None:
-    """The software driver: profiles, explain, path, run."""
-    from cuda_gctx.sim.__main__ import main
-
+@contextmanager
+def _messages() -> Iterator[None]:
+    """Turn what a command refuses into a message."""
     with writing():
-        status = main(arguments, program=ctx.command_path)
+        try:
+            yield
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        except RuntimeError as error:
+            raise Failure(str(error)) from None
         sys.stdout.flush()
+
+
+@click.group(help=commands.SUMMARY, short_help=commands.SUMMARY)
+def sim() -> None:
+    pass
+
+
+def _listing(name: str, show: Callable[[bool], None]) -> None:
+    """Add a command that prints something, as text or as JSON."""
+
+    @sim.command(name, help=commands.COMMANDS[name])
+    @click.option("--json", "as_json", is_flag=True, help=commands.OPTIONS["json"])
+    def command(as_json: bool) -> None:
+        with _messages():
+            show(as_json)
+
+
+_listing("profiles", commands.profiles)
+_listing("explain", commands.explain)
+_listing("path", commands.path)
+
+
+def _complete_card(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(key, help=name) for key, name in profiles().items() if key.startswith(incomplete)]
+
+
+def _complete_driver(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(version) for version in DRIVERS if version.startswith(incomplete)]
+
+
+@sim.command(help=commands.COMMANDS["run"], context_settings={"allow_interspersed_args": False})
+@click.option("--gpu", default=commands.DEFAULT_CARD, shell_complete=_complete_card, help=commands.OPTIONS["gpu"])
+@click.option("--driver", shell_complete=_complete_driver, help=commands.OPTIONS["driver"])
+@click.option("--devices", type=int, default=1, help=commands.OPTIONS["devices"])
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND ...")
+@click.pass_context
+def run(ctx: click.Context, gpu: str, driver: str | None, devices: int, program: tuple[str, ...]) -> None:
+    with _messages():
+        status = commands.run(gpu, driver, devices, program)
     ctx.exit(status)

@@ -12,12 +12,13 @@ from cuda_gctx.cli._output import console, heading, on_what, table, write_json
 
 
 @click.command()
+@click.option("--all", "unaligned", is_flag=True, help="Also list the sizes that need backfill.")
 @on_device
-def sizes(device: Device, as_json: bool) -> None:
-    """Lists every size that one partition can have.
+def sizes(device: Device, as_json: bool, unaligned: bool) -> None:
+    """List the possible sizes of a partition.
 
-    The driver is asked about each. Aligned sizes are what a number of SMs is rounded up to. The others need backfill,
-    and have less room for clusters.
+    The driver is asked about each size. A number of SMs is rounded up to an aligned size. Other sizes need backfill,
+    and support smaller thread-block clusters. JSON always has all sizes.
     """
     found = device.partition_sizes()
     if as_json:
@@ -27,6 +28,10 @@ def sizes(device: Device, as_json: bool) -> None:
     out.print(heading(device))
     rows = [
         (size.sm_count, "yes" if size.aligned else "no", f"up to {size.cluster_sms} SMs", size.strategy)
-        for size in found
+        for size in sorted(found, key=lambda size: not size.aligned)
+        if size.aligned or unaligned
     ]
     out.print(table(("SMs", "aligned", "clusters", "strategy"), rows))
+    hidden = len(found) - len(rows)
+    if hidden:
+        out.print(f"\n{hidden} more sizes need backfill: cuda-gctx sizes --all lists them")

@@ -1,4 +1,4 @@
-"""``cuda-gctx tune``: measures how work runs together best."""
+"""``cuda-gctx tune``: find the fastest way to run several pieces of work concurrently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from fcntl import F_DUPFD_CLOEXEC, fcntl
-from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from traceback import format_exception, walk_tb
@@ -20,16 +19,16 @@ import click
 
 from cuda_gctx import Device
 from cuda_gctx.cli._exit import Failure, Interrupted
-from cuda_gctx.cli._options import OutputFile, device_option, json_option
-from cuda_gctx.cli._output import console, on_what, write_file, write_json, writing
+from cuda_gctx.cli._options import OutputFile, on_device
+from cuda_gctx.cli._output import on_what, show_report, write_file, write_json
 from cuda_gctx.cli._targets import work_named
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, checked
 
 
 @contextmanager
 def _output_to_stderr() -> Iterator[None]:
-    """Has the standard output go to the standard error, also that of C libraries and of other programs."""
-    if sys.stdout is None:  # nobody wants it
+    """Redirect the standard output to the standard error, including that of C libraries and child processes."""
+    if sys.stdout is None:  # closed by the caller
         yield
         return
     sys.stdout.flush()
@@ -37,7 +36,7 @@ def _output_to_stderr() -> Iterator[None]:
         kept = fcntl(1, F_DUPFD_CLOEXEC, 10)  # not 2, which the caller may have closed
         back.callback(os.close, kept)
         back.callback(os.dup2, kept, 1)
-        back.callback(ctypes.CDLL(None).fflush, None)  # what C's printf has kept
+        back.callback(ctypes.CDLL(None).fflush, None)  # what C's printf has buffered
         back.callback(sys.stdout.flush)
         if sys.stderr is None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -50,7 +49,7 @@ def _output_to_stderr() -> Iterator[None]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Notes each Ctrl-C, which arrives as KeyboardInterrupt all the same."""
+    """Record each Ctrl-C, which is still raised as KeyboardInterrupt."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -66,9 +65,9 @@ def _interrupts() -> Iterator[list[int]]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Makes what the tuner refuses a message, and what the package refuses that it uses.
+    """Turn errors of the tuner and of the package into messages.
 
-    What the work raised is shown with its traceback before that.
+    An exception of the work is shown with its traceback first.
     """
     try:
         yield
@@ -82,7 +81,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _mix(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, int] | None:
-    """How many calls of each part are one mix: ``decode=8,prefill=1``."""
+    """The calls of each part in a mix: ``decode=8,prefill=1``."""
     if text is None:
         return None
     entries = [entry.partition("=") for entry in text.split(",")]
@@ -90,35 +89,21 @@ def _mix(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[s
         mix = {name.strip(): int(number) for name, _, number in entries}
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is no mix: write how often each part is called, like decode=8,prefill=1"
+            f"invalid mix {text!r}: write the number of calls of each part, like decode=8,prefill=1"
         ) from None
     if len(mix) < len(entries):
-        raise click.BadParameter(f"{text!r} names a part twice")
+        raise click.BadParameter(f"{text!r} has a part twice")
     return mix
-
-
-def _picture(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:
-    """Refused now, not after a minute of measuring, if matplotlib is missing or would refuse it."""
-    if file is None:
-        return None
-    if find_spec("matplotlib") is None:
-        raise Failure('a picture needs matplotlib, which is not installed: pip install "cuda-gctx[plot]"')
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = FigureCanvasBase.get_supported_filetypes()
-    if file.suffix[1:].lower() not in known:
-        raise click.BadParameter(f"{str(file)!r} is no picture by its ending: known are {', '.join(sorted(known))}")
-    return file
 
 
 def _objective(
     parts: Sequence[str], mix: dict[str, int] | None, tail: str | None, quantile: float | None, others: float | None
 ) -> Objective:
     if mix is not None and tail is not None:
-        raise click.UsageError("--throughput and --tail-latency are two objectives: give one")
+        raise click.UsageError("--throughput and --tail-latency exclude each other")
     limits = {name: value for name, value in (("quantile", quantile), ("others", others)) if value is not None}
     if limits and tail is None:
-        raise click.UsageError(f"--{next(iter(limits))} belongs to --tail-latency")
+        raise click.UsageError(f"--{next(iter(limits))} needs --tail-latency")
     try:
         if mix is not None:
             return checked(Throughput(**mix), parts)
@@ -132,20 +117,23 @@ def _objective(
 @click.command()
 @click.argument("targets", nargs=-1, required=True, metavar="MODULE:FUNCTION...")
 @click.option(
-    "--throughput", metavar="MIX", callback=_mix, help="Tune for calls per second, so many of each: decode=8,prefill=1."
+    "--throughput",
+    metavar="MIX",
+    callback=_mix,
+    help="Maximize the throughput of a mix of calls, such as decode=8,prefill=1.",
 )
-@click.option("--tail-latency", metavar="PART", help="Tune for the slow calls of this part beside the others.")
+@click.option("--tail-latency", metavar="PART", help="Minimize the tail latency of this part.")
 @click.option(
     "--quantile",
     type=click.FloatRange(0, 0.999, min_open=True),
     metavar="SHARE",
-    help="The share of its calls that may be faster (0.99; at most 0.999).",
+    help="Use this quantile of the latency (default: 0.99; at most 0.999).",
 )
 @click.option(
     "--others",
     type=click.FloatRange(0, 1, max_open=True),
     metavar="SHARE",
-    help="What each other part has to achieve meanwhile, as a share of what it does alone.",
+    help="Demand this rate of each other part, as a share of its rate alone.",
 )
 @click.option(
     "--budget",
@@ -153,12 +141,12 @@ def _objective(
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to measure at most.",
+    help="Measure for at most this time.",
 )
-@click.option("--out", type=OutputFile(), help="Write the report as JSON.")
-@click.option("--plot", type=OutputFile(), callback=_picture, help="Write a picture of it.")
-@json_option
-@device_option
+@click.option("--out", type=OutputFile(), help="Write the report as JSON to this file.")
+@click.option("--svg", type=OutputFile(), help="Write the results as an SVG picture.")
+@click.option("--html", type=OutputFile(), help="Write the picture as an HTML page.")
+@on_device
 def tune(
     device: Device,
     as_json: bool,
@@ -169,37 +157,40 @@ def tune(
     others: float | None,
     budget: float,
     out: Path | None,
-    plot: Path | None,
+    svg: Path | None,
+    html: Path | None,
 ) -> None:
-    """Measures how work runs together best.
+    """Find the fastest way to run workloads concurrently.
 
-    It may be in sequence, on plain or priority streams, or in partitions: all are measured, and the best is told.
+    Measures them in sequence, on plain and priority streams, and in partitions, and reports the best way.
 
-    One FUNCTION is called without arguments and returns the work: a mapping of names to functions. Two or more are the
-    work themselves. Work takes a cuda_gctx.Stream, enqueues on it, and does not wait.
+    A single FUNCTION is called without arguments and returns the parts: a mapping of names to functions. Several
+    FUNCTIONs are the parts themselves. A part is called with a cuda_gctx.Stream, enqueues work on it, and returns.
 
-    The objective is the time of all parts together, unless --throughput or --tail-latency names another. Ctrl-C ends
-    with what was measured until then.
+    The objective is the time of all parts together, unless --throughput or --tail-latency selects another. Ctrl-C ends
+    the measurement and reports the results so far.
     """
     from cuda_gctx.tune import overlap
 
-    # What the work prints must not come between the lines of the document.
+    # Output of the work must not mix with the document.
     with _output_to_stderr() if as_json else nullcontext():
         work = work_named(targets)
         if reserved := work.keys() & signature(overlap).parameters.keys():
-            raise Failure(f"{reserved.pop()!r} cannot be the name of a part: it is an argument of tune.overlap")
+            raise Failure(f"{reserved.pop()!r} cannot be the name of a part, because it is an argument of tune.overlap")
         objective = _objective(list(work), throughput, tail_latency, quantile, others)
         with _interrupts() as interrupts, _refusals():
             report = overlap(**work, device=device, objective=objective, budget_s=budget)
-    # Each is done even if one before it fails: the measurement took its time. The last is done first.
+    # Each output is written even if another one fails, because the measurement took long. The last one comes first.
     with ExitStack() as files:
-        if plot is not None:
-            files.callback(writing(plot)(report.plot), plot)
+        if html is not None:
+            files.callback(write_file, html, report.html())
+        if svg is not None:
+            files.callback(write_file, svg, report.svg())
         if out is not None:
             files.callback(write_file, out, report.to_json() + "\n")
         if as_json:
             write_json("tune", {**on_what(device), "report": json.loads(report.to_json())})
         else:
-            console().print(str(report), soft_wrap=True)
+            show_report(str(report))
     if interrupts:
-        raise Interrupted("interrupted: this is what was measured until then")
+        raise Interrupted("interrupted: these are the results so far")

@@ -1,11 +1,10 @@
-"""``cuda-gctx verify``: opens partitions, and proves where they run."""
+"""``cuda-gctx verify``: open partitions and verify on which SMs they run."""
 
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
-from itertools import cycle, groupby
+from itertools import cycle
 from pathlib import Path
 
 import click
@@ -13,50 +12,43 @@ from rich.text import Text
 
 from cuda_gctx import CUDAError, Device, IsolationError, Layout
 from cuda_gctx.cli._exit import Failure
-from cuda_gctx.cli._options import OutputFile, on_device
+from cuda_gctx.cli._options import LayoutCommand, OutputFile, on_device
 from cuda_gctx.cli._output import console, on_what, write_file, write_json
 from cuda_gctx.cli._requests import layout_argument
 from cuda_gctx.draw.sm_map import SHARED, SMMap
 
-# A small part beside a large one, which every card can give.
+# A small and a large partition, which every card can provide.
 DEFAULT = Layout(small=0.25, large=None)
 
-# For terminals of 16 colours, where those of the pictures would become the same few. Without red, which is for shared.
+# For terminals with 16 colours, where those of the pictures would collapse to a few. Red is reserved for shared SMs.
 HUES = ("blue", "green", "yellow", "magenta", "cyan")
 SIXTEEN = (*HUES, *(f"bright_{hue}" for hue in HUES))
 
 
 def _coloured(picture: SMMap, terminal: str | None) -> Text:
-    """The map of SMs as it is printed, each context in its colour of the pictures where the terminal has it."""
+    """The SM map in the colours of the pictures, as far as the terminal has them."""
     few = terminal in ("standard", "windows")
     own = cycle(SIXTEEN) if few else picture.colours.values()
     colours = {**dict(zip(picture.letters.values(), own, strict=False)), SHARED: "bold red"}
-    *lines, legend = str(picture).splitlines()
-    start = max((len(row.label) for row in picture.rows()), default=0) + 2
     shown = Text()
-    for line in lines:
-        marks, gap, behind = line[start:].partition("  ")
-        shown.append(line[:start])
-        for mark, same in groupby(marks):
-            shown.append("".join(same), colours.get(mark))
-        shown.append(f"{gap}{behind}\n")
-    for entry in re.split("(, )", legend):
-        shown.append(entry[:1], colours.get(entry[:1]))
-        shown.append(entry[1:])
+    for number, line in enumerate(picture.lines()):
+        shown.append("\n" if number else "")
+        for text, mark in line:
+            shown.append(text, colours.get(mark))
     return shown
 
 
-@click.command()
+@click.command(cls=LayoutCommand)
 @partial(layout_argument, required=False)
-@click.option("--svg", type=OutputFile(), help="Write the map of SMs as a picture.")
-@click.option("--html", type=OutputFile(), help="Write it as a page.")
+@click.option("--svg", type=OutputFile(), help="Write the SM map as an SVG picture.")
+@click.option("--html", type=OutputFile(), help="Write the SM map as an HTML page.")
 @on_device
 def verify(device: Device, as_json: bool, layout: Layout | None, svg: Path | None, html: Path | None) -> None:
-    """Opens partitions, and proves where they run.
+    """Open partitions and verify on which SMs they run.
 
-    A kernel on every SM tells whether each partition runs on its own.
+    A kernel on every SM reports which partition uses it.
 
-    LAYOUT is written as for plan; without one it is small=0.25 large=rest. Ends with status 1 if they are not
+    LAYOUT is written as for plan (default: small=0.25 large=rest). The exit status is 1 if the partitions are not
     isolated.
     """
     with device.partition(layout or DEFAULT) as parts:

@@ -1,4 +1,4 @@
-"""Measured times as people write them."""
+"""Durations as text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ UNITS = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 
 def in_words(ns: float) -> str:
-    """A time in the unit that suits it, with four digits: for what is told of one run."""
+    """A duration with a suitable unit and four digits, for reports of one run."""
     name, size = next((unit for unit in reversed(UNITS) if abs(ns) >= unit[1]), UNITS[0])
     return f"{ns / size:.4g} {name}"
 
 
 def duration(ns: float) -> str:
-    """A time in the unit that a person would choose, with three digits: for tables of calls."""
+    """A duration with a suitable unit and three digits, for tables of calls."""
     for unit, size in (("ns", 1), ("us", 1e3), ("ms", 1e6)):
         value = ns / size
         if value < 999.5 or unit == "ms":
@@ -23,5 +23,5 @@ def duration(ns: float) -> str:
 
 
 def spread(ns: Mapping[str, float]) -> str:
-    """A median, and in brackets the 10th and the 90th percentile."""
+    """A median, with the 10th and the 90th percentile in parentheses."""
     return f"{duration(ns['median'])} ({duration(ns['p10'])} to {duration(ns['p90'])})"

@@ -1,13 +1,16 @@
-"""The SM map: which SM of a device belongs to whom, as text, as rows of cells, and as a picture."""
+"""The SM map: which partition owns which SM of a device, as text, as rows of cells, and as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from os import PathLike
+from textwrap import wrap
 from typing import TypeVar
 
-from cuda_gctx.draw.svg import Drawing, Entry, colours_of, ink_on, legend, page, text_width
+from cuda_gctx.draw.svg import Drawing, Entry, colours_of, ink_on, legend, page, text_width, written
 from cuda_gctx.draw.table import ranges
 
 __all__ = ["MapCell", "MapRow", "SMMap"]
@@ -16,8 +19,9 @@ Item = TypeVar("Item")
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 NOBODY, SHARED = ".", "!"
-SMS_OF_A_LINE = 32  # of text, where the clusters of the chip are not known
+SMS_OF_A_LINE = 32  # of text, if the GPCs are not known
 SMS_OF_A_PANEL = 16  # of the picture, likewise
+COLUMNS = 80  # of text
 
 CELL, GAP, PAIR_GAP = 30, 2, 4
 MARGIN, PANEL_GAP, PANEL_PAD, PANEL_HEAD = 20, 10, 8, 38
@@ -37,7 +41,7 @@ class MapCell:
 
 @dataclass(frozen=True)
 class MapRow:
-    """SMs that sit together, with what they are: a cluster of the chip where that is known."""
+    """SMs that belong together, with a label: a GPC if the GPCs are known."""
 
     label: str
     cells: tuple[MapCell, ...]
@@ -53,22 +57,22 @@ def _sms(count: int) -> str:
 
 @dataclass(frozen=True)
 class SMMap:
-    """Which SM of a device belongs to whom. ``str()`` is for terminals, ``svg()`` and ``html()`` are pictures.
+    """Which partition or context owns which SM. ``str()`` is for terminals, ``svg()`` and ``html()`` are pictures.
 
     owners: names with the ids of their SMs, in order.
-    clusters: the SM ids of each cluster of the chip; empty where that is not known, and the map is by SM id then.
-    outside: SMs of the device that belong to nobody, as far as known.
+    gpcs: the SM ids of each GPC; empty if the GPCs are not known, and the map is by SM id then.
+    outside: SMs of the device that have no owner, as far as known.
     """
 
     device: str
     driver: str
     owners: tuple[tuple[str, tuple[int, ...]], ...]
-    clusters: tuple[tuple[int, ...], ...] = ()
+    gpcs: tuple[tuple[int, ...], ...] = ()
     outside: tuple[int, ...] = ()
 
     @cached_property
     def _owners_of(self) -> dict[int, tuple[str, ...]]:
-        ids = {*self.outside, *(sm for cluster in self.clusters for sm in cluster)}
+        ids = {*self.outside, *(sm for gpc in self.gpcs for sm in gpc)}
         found: dict[int, tuple[str, ...]] = {}
         for name, sms in self.owners:
             ids.update(sms)
@@ -87,21 +91,21 @@ class SMMap:
         return {name: LETTERS[i % len(LETTERS)] for i, (name, _) in enumerate(self.owners)}
 
     def rows(self) -> tuple[MapRow, ...]:
-        """The SMs by clusters of the chip, those outside of large clusters last; or, where not known, by id."""
-        if not self.clusters:
+        """The SMs by GPC, single TPCs last; by id if the GPCs are not known."""
+        if not self.gpcs:
             return self._rows((f"SM {piece[0]:3}", piece) for piece in _pieces(list(self._owners_of), SMS_OF_A_LINE))
         return self._rows(self._panels())
 
     def _panels(self) -> list[tuple[str, Sequence[int]]]:
         """Names and SMs of the panels of the picture."""
-        if not self.clusters:
+        if not self.gpcs:
             return [(f"SM {piece[0]}-{piece[-1]}", piece) for piece in _pieces(list(self._owners_of), SMS_OF_A_PANEL)]
-        large = [cluster for cluster in self.clusters if len(cluster) > 2]
-        pairs = [sm for cluster in self.clusters if len(cluster) <= 2 for sm in cluster]
-        known = {sm for cluster in self.clusters for sm in cluster}
+        large = [gpc for gpc in self.gpcs if len(gpc) > 2]
+        pairs = [sm for gpc in self.gpcs if len(gpc) <= 2 for sm in gpc]
+        known = {sm for gpc in self.gpcs for sm in gpc}
         unknown = [sm for sm in self._owners_of if sm not in known]
-        panels: list[tuple[str, Sequence[int]]] = [(f"cluster {i}", cluster) for i, cluster in enumerate(large)]
-        return panels + [(label, sms) for label, sms in (("lone pairs", pairs), ("not known", unknown)) if sms]
+        panels: list[tuple[str, Sequence[int]]] = [(f"GPC {i}", gpc) for i, gpc in enumerate(large)]
+        return panels + [(label, sms) for label, sms in (("single TPCs", pairs), ("unknown", unknown)) if sms]
 
     def _rows(self, named: Iterable[tuple[str, Sequence[int]]]) -> tuple[MapRow, ...]:
         return tuple(MapRow(label, tuple(MapCell(sm, self._owners_of[sm]) for sm in sms)) for label, sms in named)
@@ -111,35 +115,56 @@ class SMMap:
             return SHARED
         return self.letters[cell.owners[0]] if cell.owners else NOBODY
 
-    def __str__(self) -> str:
+    def lines(self) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """The lines of the text as runs of (text, mark): the letter of an owner, or of what is shared, or ""."""
         rows = self.rows()
         width = max((len(row.label) for row in rows), default=0)
         marks = [" ".join("".join(map(self._mark, pair)) for pair in _pieces(row.cells, 2)) for row in rows]
-        if self.clusters:
-            longest = max(map(len, marks), default=0)
-            lines = [
-                f"{row.label.ljust(width)}  {mark.ljust(longest)}  SM {ranges(cell.sm for cell in row.cells)}"
-                for row, mark in zip(rows, marks, strict=True)
-            ]
-        else:
-            lines = [f"{row.label}  {mark}" for row, mark in zip(rows, marks, strict=True)]
-        told = [f"{letter} = {name}" for name, letter in self.letters.items()]
-        everyone = self._owners_of.values()
-        told += [f"{SHARED} = shared"] if any(len(owners) > 1 for owners in everyone) else []
-        told += [f"{NOBODY} = nobody"] if not all(everyone) else []
-        return "\n".join([*lines, ", ".join(told)])
+        longest = max(map(len, marks), default=0)
+        lines: list[tuple[tuple[str, str], ...]] = []
+        for row, mark in zip(rows, marks, strict=True):
+            head = f"{row.label.ljust(width)}  "
+            runs = [(head, ""), *(("".join(same), letter.strip(f" {NOBODY}")) for letter, same in groupby(mark))]
+            if not self.gpcs:
+                lines.append(tuple(runs))
+                continue
+            indent = len(head) + longest + 2
+            ids = f"SM {ranges(cell.sm for cell in row.cells)}"
+            first, *more = wrap(ids, COLUMNS - indent, subsequent_indent="   ")
+            lines.append((*runs, (" " * (longest - len(mark) + 2) + first, "")))
+            lines += [((" " * indent + text, ""),) for text in more]
+        return (*lines, *self._legend_lines())
 
-    def svg(self) -> str:
-        """The picture as SVG: a panel for each cluster of the chip, a row for each pair of SMs, hover texts."""
+    def _legend_lines(self) -> list[tuple[tuple[str, str], ...]]:
+        entries = [(letter, f" = {name}") for name, letter in self.letters.items()]
+        everyone = self._owners_of.values()
+        entries += [(SHARED, " = shared")] if any(len(owners) > 1 for owners in everyone) else []
+        entries += [(NOBODY, " = nobody")] if not all(everyone) else []
+        lines: list[list[tuple[str, str]]] = []
+        length = COLUMNS
+        for position, (mark, text) in enumerate(entries):
+            comma = ", " if position < len(entries) - 1 else ""
+            if length + len(mark + text + comma.rstrip()) > COLUMNS:
+                lines.append([])
+                length = 0
+            lines[-1] += [(mark, mark.strip(NOBODY)), (text + comma, "")]
+            length += len(mark + text + comma)
+        return [tuple(line) for line in lines]
+
+    def __str__(self) -> str:
+        return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines())
+
+    def svg(self, path: str | PathLike[str] | None = None) -> str:
+        """The picture as SVG: a panel per GPC, a row per TPC (two SMs), hover texts; also written to `path`."""
         drawing = Drawing(f"SM map of {self.device}, driver {self.driver}")
         rows = self._rows(self._panels())
         colours = self.colours
         panel_width = 2 * CELL + GAP + 2 * PANEL_PAD
         across = min(PANELS_OF_A_ROW, max(len(rows), 1))
         note = (
-            "Panels are clusters of the chip, found by where thread-block clusters ran. A row is a pair of SMs."
-            if self.clusters
-            else "Which SMs form a cluster of the chip is not known here: SMs by id, a row is a pair."
+            "Panels are GPCs, detected by where thread-block clusters ran. A row is a TPC: two SMs."
+            if self.gpcs
+            else "The GPCs are not known here: SMs are shown by id, two in a row."
         )
         entries = self._legend()
         width = max(
@@ -166,7 +191,7 @@ class SMMap:
                     self._draw(drawing, left, top, cell, row.label, colours)
             y += height + PANEL_GAP
         drawing.text(MARGIN, y + 10, note, size=11, kind="faint")
-        return drawing.svg(width, y + 26)
+        return written(drawing.svg(width, y + 26), path)
 
     def _draw(self, drawing: Drawing, x: float, y: float, cell: MapCell, where: str, colours: dict[str, str]) -> None:
         who = " and ".join(cell.owners) or "nobody"
@@ -180,7 +205,7 @@ class SMMap:
             corner = 4 if len(cell.owners) == 1 else 0
             drawing.rectangle(x + i * part, y, part, CELL, fill=colours[owner], kind="cell", corner=corner, hover=hover)
         ink = ink_on(colours[cell.owners[0]])
-        if len(cell.owners) > 1:  # a plate under the words, which would else lie across two colours
+        if len(cell.owners) > 1:  # a plate under the text, which would otherwise cross two colours
             drawing.rectangle(x + 5, y + 3, CELL - 10, CELL - 6, fill="#ffffff", corner=3, hover=hover)
             ink = SHARED_COLOUR
         middle = x + CELL / 2
@@ -195,13 +220,13 @@ class SMMap:
         entries += [Entry(None, "", "nobody", f", {_sms(free)}")] if free else []
         return entries + ([Entry(SHARED_COLOUR, SHARED, "shared", f", {_sms(shared)}")] if shared else [])
 
-    def html(self) -> str:
-        """The picture as a page of its own, with nothing to load from anywhere."""
-        return page(f"SM map of {self.device}", self.svg())
+    def html(self, path: str | PathLike[str] | None = None) -> str:
+        """The picture as an HTML page that loads nothing; also written to `path`."""
+        return written(page(f"SM map of {self.device}", self.svg()), path)
 
     def _repr_svg_(self) -> str:
         return self.svg()
 
     def _repr_html_(self) -> str:
-        # Within the page of a notebook, where hover texts work.
+        # Part of the notebook page, where hover texts work.
         return self.svg()

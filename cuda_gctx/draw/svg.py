@@ -1,4 +1,4 @@
-"""Pictures as SVG text: shapes with hover texts, in colours that colour-blind people can tell apart, light and dark."""
+"""Pictures as SVG text: shapes with hover texts, in colours for the colour-blind too, for light and dark mode."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import accumulate
 from math import inf
+from os import PathLike
 from typing import NamedTuple
 from unicodedata import east_asian_width
 
-__all__ = ["Drawing", "Entry", "colours_of", "contrast", "ink_on", "legend", "page", "text_width"]
+__all__ = ["Drawing", "Entry", "colours_of", "contrast", "ink_on", "legend", "page", "text_width", "written"]
 
 # The palette of Okabe and Ito, blue and orange first; the yellow is darker, to be seen on a light sheet.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#d4c93a")
@@ -85,6 +86,9 @@ def _style(colours: dict[str, str]) -> str:
         f".gctx-cell{{stroke:{colours['faint']}}}"
         f".gctx-ink{{fill:{colours['ink']}}}"
         f".gctx-faint{{fill:{colours['faint']}}}"
+        f".gctx-bar{{fill:{colours['line']};stroke:{colours['faint']}}}"
+        f".gctx-best{{fill:{colours['ink']}}}"
+        f".gctx-spread{{fill:{colours['paper']};stroke:{colours['ink']}}}"
     )
 
 
@@ -93,6 +97,7 @@ STYLE = (
     f".gctx-ink,.gctx-faint,.gctx-mark{{font-family:{FONT}}}"
     + _style(LIGHT)
     + f"@media (prefers-color-scheme:dark){{{_style(DARK)}}}"
+    + ".gctx-bound{stroke:#d55e00;fill:#d55e00;stroke-width:1.5;stroke-dasharray:4 3}"
     + ".gctx-hover:hover,.gctx-cell:hover{stroke:#d55e00;stroke-width:2}"
 )
 
@@ -116,20 +121,21 @@ class Drawing:
         corner: float = 0,
         hover: str | None = None,
     ) -> None:
-        """A box with a colour, outlined if of kind "cell", or a "panel" or "empty".
+        """A box: with a colour, outlined if of kind "cell"; or of a kind with colours of its own, such as "panel".
 
-        `hover` is told where the pointer rests.
+        `hover` is shown where the pointer rests.
         """
         colour = f' fill="{fill}"' if fill else ""
-        told = f"<title>{_xml(hover)}</title></rect>" if hover else "</rect>"
+        title = f"<title>{_xml(hover)}</title></rect>" if hover else "</rect>"
         self._shapes.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
-            f'rx="{number(corner)}" class="gctx-{kind}"{colour}>{told}'
+            f'rx="{number(corner)}" class="gctx-{kind}"{colour}>{title}'
         )
 
-    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
+    def line(self, x1: float, y1: float, x2: float, y2: float, kind: str = "line") -> None:
+        """A line of a kind: "line" or "bound"."""
         self._shapes.append(
-            f'<line x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" class="gctx-line"/>'
+            f'<line x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" class="gctx-{kind}"/>'
         )
 
     def text(
@@ -148,16 +154,16 @@ class Drawing:
     ) -> None:
         """Words on a baseline: "ink", "faint", or "mark" with a colour, which lets the pointer through to its box.
 
-        Words that do not fit into `room` are shortened, but for their `tail`, and told in full where the pointer rests.
+        Words that do not fit into `room` are shortened, except for their `tail`, and shown in full on hover.
         """
         wide = 1.15 * size if bold else size
         shown = _shortened(words, wide, room - text_width(tail, wide))
-        told = f"<title>{_xml(words + tail)}</title>" if shown != words else ""
+        title = f"<title>{_xml(words + tail)}</title>" if shown != words else ""
         weight = ' font-weight="600"' if bold else ""
         colour = f' fill="{fill}" pointer-events="none"' if fill else ""
         self._shapes.append(
             f'<text x="{number(x)}" y="{number(y)}" font-size="{number(size)}" text-anchor="{anchor}" '
-            f'class="gctx-{kind}"{weight}{colour}>{told}{_xml(shown + tail)}</text>'
+            f'class="gctx-{kind}"{weight}{colour}>{title}{_xml(shown + tail)}</text>'
         )
 
     def svg(self, width: float, height: float) -> str:
@@ -177,12 +183,16 @@ class Drawing:
 
 
 class Entry(NamedTuple):
-    """Of a legend: a swatch (None: an empty one) with a letter in it, a name, and what is said behind the name."""
+    """An entry of a legend: a swatch with a letter in it, a name, and a text behind the name.
+
+    fill: the colour of the swatch; None for an empty one, or for one of a `kind` that has colours of its own.
+    """
 
     fill: str | None
     letter: str
     name: str
     tail: str
+    kind: str = "empty"
 
     @property
     def width(self) -> float:
@@ -190,22 +200,26 @@ class Entry(NamedTuple):
 
 
 def legend(drawing: Drawing, x: float, y: float, entries: Iterable[Entry], limit: float) -> float:
-    """The entries in rows up to `limit`; gives the height that they take."""
+    """The entries in one row, or in columns if they need several rows; returns the height that they take."""
     at, row = x, y
-    for entry in entries:
-        if at > x and at + entry.width > limit:
+    found = list(entries)
+    widths = [entry.width + 14 for entry in found]
+    column = max(widths, default=0) if sum(widths) > limit - x else None
+    for entry in found:
+        advance = entry.width + 14 if column is None else column
+        if at > x and at + (entry.width if column is None else column) > limit:
             at, row = x, row + 20
-        drawing.rectangle(at, row, 13, 13, fill=entry.fill, kind="cell" if entry.fill else "empty", corner=3)
+        drawing.rectangle(at, row, 13, 13, fill=entry.fill, kind="cell" if entry.fill else entry.kind, corner=3)
         if entry.fill:
             ink = ink_on(entry.fill)
             drawing.text(at + 6.5, row + 10, entry.letter, size=10, kind="mark", anchor="middle", bold=True, fill=ink)
         drawing.text(at + 19, row + 11, entry.name, room=limit - at - 19, tail=entry.tail)
-        at += entry.width + 14
+        at += advance
     return row + 20 - y
 
 
 def text_width(words: str, size: float) -> float:
-    """About how wide words are; fonts differ, so it is on the safe side."""
+    """The approximate width of words; fonts differ, so it is an upper estimate."""
     return size * sum(1.1 if east_asian_width(c) in "WF" else 0.75 if c.isupper() else 0.55 for c in words)
 
 
@@ -216,13 +230,22 @@ def _shortened(words: str, size: float, room: float) -> str:
     return words[: sum(end <= room - size for end in ends)] + "\N{HORIZONTAL ELLIPSIS}"
 
 
+def written(text: str, path: str | PathLike[str] | None) -> str:
+    """The text, also written to a file if a path is given."""
+    if path is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    return text
+
+
 def page(title: str, svg: str) -> str:
-    """A picture as a page of its own, with nothing to load from anywhere."""
+    """A picture as an HTML page that loads nothing, and scales to the window."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_xml(title)}</title>\n"
-        "<style>:root{color-scheme:light dark}body{margin:16px;overflow-x:auto}"
+        "<style>:root{color-scheme:light dark}body{margin:16px}"
+        "svg{max-width:100%;height:auto}"
         f"body{{background:{LIGHT['panel']}}}"
         f"@media (prefers-color-scheme:dark){{body{{background:#010409}}}}</style>\n"
         f"</head>\n<body>\n{svg}\n</body>\n</html>\n"

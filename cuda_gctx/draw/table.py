@@ -1,4 +1,4 @@
-"""Tables for people: aligned columns of plain text."""
+"""Tables as plain text with aligned columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """The rows under the header, numbers to the right, text to the left; None is a dash."""
+    """The rows below the header, numbers right-aligned, text left-aligned; None is a dash."""
     body = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     kinds = list(
         zip(*([cell.replace(".", "", 1).isdigit() or cell == "-" for cell in row] for row in body), strict=True)
@@ -24,7 +24,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers, those in a row joined: ``0-3, 8``."""
+    """Integers, with consecutive ones joined: ``0-3, 8``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

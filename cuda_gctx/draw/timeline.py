@@ -1,4 +1,4 @@
-"""The picture of a timeline: groups of rows along an axis of time."""
+"""The picture of a timeline: groups of rows along a time axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cuda_gctx.draw.svg import Drawing, colours_of, ink_on, text_width
 __all__ = ["Bar", "Group", "Row", "draw_timeline", "layers"]
 
 MARGIN, HEAD = 20, 84
-LEFT, PLOT = 245, 860  # where the axis of time begins, and how long it is
+LEFT, PLOT = 245, 860  # where the time axis begins, and how long it is
 ROW, BAR = 24, 18
 THIN_ROW, THIN_BAR, THIN_LABELS = 7, 6, 4  # where there are many rows, as with one for each SM; every fourth is named
 MANY_ROWS = 24
@@ -21,7 +21,7 @@ GROUP_GAP, LEAST_GROUP = 12, 34
 
 @dataclass(frozen=True)
 class Bar:
-    """A piece of work on a row: its name, when it ran (ns), and what is told where the pointer rests."""
+    """A piece of work on a row: its name, when it ran (ns), and its hover text."""
 
     name: str
     start_ns: int
@@ -57,7 +57,7 @@ Timed = TypeVar("Timed", bound=_Timed)
 
 
 def layers(bars: Iterable[Timed]) -> list[list[Timed]]:
-    """The bars in as few layers as it takes that no two of one layer overlap."""
+    """The bars in as few layers as possible without overlaps in a layer."""
     found: list[list[Timed]] = []
     for bar in sorted(bars, key=lambda bar: (bar.start_ns, -bar.end_ns)):
         for layer in found:
@@ -70,7 +70,7 @@ def layers(bars: Iterable[Timed]) -> list[list[Timed]]:
 
 
 def _ticks(length: int) -> tuple[list[int], str, int]:
-    """Round times from 0 to `length`, at most ten, and the name and size of the unit for all of them."""
+    """At most ten round times from 0 to `length`, and the name and size of their unit."""
     steps = (first * 10**power for power in range(19) for first in (1, 2, 5))
     step = next(step for step in steps if length // step < 10)
     name, size = next(unit for unit in reversed(UNITS) if step >= unit[1])
@@ -78,7 +78,7 @@ def _ticks(length: int) -> tuple[list[int], str, int]:
 
 
 def draw_timeline(title: str, subtitle: str, groups: Sequence[Group], note: str) -> str:
-    """The SVG of it. Times count from the first start."""
+    """The SVG of it, with times since the first start."""
     bars = [bar for group in groups for row in group.rows for bar in row.bars]
     begin = min((bar.start_ns for bar in bars), default=0)
     length = max(max((bar.end_ns for bar in bars), default=0) - begin, 1)
@@ -112,9 +112,8 @@ def _draw_axis(drawing: Drawing, length: int, bottom: float) -> None:
     times, unit, size = _ticks(length)
     for time in times:
         x = LEFT + time * PLOT / length
-        words = f"{time // size} {unit}" if time == times[-1] else str(time // size)
         drawing.line(x, HEAD - 6, x, bottom)
-        drawing.text(x, HEAD - 12, words, size=11, kind="faint", anchor="middle")
+        drawing.text(x, HEAD - 12, f"{time // size} {unit}", size=11, kind="faint", anchor="middle")
 
 
 def _draw_row(drawing: Drawing, row: Row, top: float, height: float, begin: int, length: int, colour: str) -> None:
@@ -127,7 +126,7 @@ def _draw_row(drawing: Drawing, row: Row, top: float, height: float, begin: int,
             width = max((bar.end_ns - bar.start_ns) * scale, 1)
             x = LEFT + (bar.start_ns - begin) * scale
             named = each > 10 and text_width(bar.name, 11) + 8 < width
-            # A hair of the sheet between bars that follow each other.
+            # A thin gap between bars that follow each other.
             shown = max(width - 0.6, 0.6)
             drawing.rectangle(x, y, shown, each, fill=colour, corner=3 if each > 10 else 0, hover=bar.hover)
             if named:

@@ -1,4 +1,4 @@
-"""Known reasons why work on two streams does not run at the same time, as sentences with what to do."""
+"""Known reasons why work on two streams does not overlap, as sentences with a suggestion."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from cuda_gctx._core.stream import Stream
 
 __all__ = ["lack_of_concurrency", "launches_block", "too_few_queues"]
 
-# The driver's own number of hardware queues where CUDA_DEVICE_MAX_CONNECTIONS is not set.
+# The number of hardware queues if CUDA_DEVICE_MAX_CONNECTIONS is not set.
 DEFAULT_CONNECTIONS = 8
-MOST_CONNECTIONS = 32  # that the variable can ask for
+MOST_CONNECTIONS = 32  # that the variable can request
 
 
 def is_number(setting: str) -> bool:
-    """Whether it is digits and nothing else. Those of other scripts are none to the driver."""
+    """Whether it consists of ASCII digits. The driver does not accept digits of other scripts."""
     return setting.isascii() and setting.isdecimal()
 
 
 def connections() -> int:
-    """How many hardware queues the driver was told to use."""
+    """The number of hardware queues that the driver uses."""
     setting = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     return int(setting) if is_number(setting) else DEFAULT_CONNECTIONS
 
 
 def too_few_queues(needed: int, of_what: str) -> str | None:
-    """Said if there are fewer hardware queues than `needed`."""
+    """The cause if there are fewer hardware queues than `needed`."""
     if connections() >= needed:
         return None
     return (
@@ -37,11 +37,11 @@ def too_few_queues(needed: int, of_what: str) -> str | None:
 
 
 def launches_block() -> str | None:
-    """Said if every launch waits for its kernel."""
+    """The cause if every launch waits for its kernel."""
     setting = os.environ.get("CUDA_LAUNCH_BLOCKING", "0")
     if setting in ("", "0"):
         return None
-    return f"CUDA_LAUNCH_BLOCKING={setting}: every launch waits until its kernel is done; unset it"
+    return f"CUDA_LAUNCH_BLOCKING={setting}: every launch waits until its kernel has completed; unset it"
 
 
 def _primary_is_busy(device: Device) -> bool:
@@ -53,15 +53,17 @@ def _primary_is_busy(device: Device) -> bool:
 
 
 def lack_of_concurrency(device: Device, contexts: int) -> str:
-    """Which of the known reasons fits when contexts with SMs of their own did not run at the same time."""
+    """The known cause that fits if contexts with disjoint SMs did not run concurrently."""
     queues = too_few_queues(contexts, "contexts")
     if queues is not None:
         return queues
     if _primary_is_busy(device):
-        return "work of the primary context is under way on all SMs: run it in a partition, or in the fence"
+        return (
+            "work of the primary context is running on all SMs: run it in a partition, or in the background partition"
+        )
     if os.environ.get("CUDA_MODULE_LOADING", "LAZY").upper() != "EAGER":
         return (
-            "no cause is certain; another thread may have loaded kernels meanwhile, which lazy loading does at their "
-            "first launch: try CUDA_MODULE_LOADING=EAGER"
+            "no certain cause; another thread may have loaded kernels meanwhile, as lazy loading does at their first "
+            "launch: try CUDA_MODULE_LOADING=EAGER"
         )
     return "no known cause fits"

@@ -1,6 +1,6 @@
-"""The software driver from the command line: where it is, running a program on it, what it models.
+"""The commands of the software driver, and ``python -m cuda_gctx.sim``, which needs no other package.
 
-``python -m cuda_gctx.sim`` and ``cuda-gctx sim`` both come here; the former needs no other package.
+``cuda-gctx sim`` calls the same functions.
 """
 
 from __future__ import annotations
@@ -15,37 +15,45 @@ from cuda_gctx.draw.table import table
 from cuda_gctx.sim._library import library_folder, library_path
 from cuda_gctx.sim._session import library, make_spec
 
+__all__ = ["COMMANDS", "OPTIONS", "explain", "main", "path", "profiles", "run"]
+
+SUMMARY = "Run CUDA programs on a simulated GPU."
 COMMANDS = {
-    "profiles": "list the cards that can be simulated",
-    "explain": "list the modelled behaviours and where each is known from",
-    "path": "print the folder that holds the simulated libcuda.so.1",
-    "run": "run a command on a simulated machine",
+    "profiles": "List the cards that can be simulated.",
+    "explain": "List the modelled behaviours and the source of each.",
+    "path": "Print the directory of the simulated libcuda.so.1.",
+    "run": "Run a command on a simulated machine.",
 }
+OPTIONS = {
+    "json": "Print one JSON document and nothing else.",
+    "gpu": "The card (see: profiles).",
+    "driver": "The CUDA version of the driver, such as 13.1 (default: 13.0).",
+    "devices": "The number of cards.",
+}
+DEFAULT_CARD = "h200"
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=program, description="The software driver: CUDA programs on a simulated GPU.")
+    parser = argparse.ArgumentParser(prog=program, description=SUMMARY)
     commands = parser.add_subparsers(dest="command", required=True)
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
     for name in ("profiles", "explain", "path"):
-        made[name].add_argument("--json", action="store_true", help="print one JSON document, and nothing else")
+        made[name].add_argument("--json", action="store_true", help=OPTIONS["json"])
     run = made["run"]
-    run.add_argument("--gpu", default="h200", help="the card (see: profiles)")
-    run.add_argument("--driver", default=None, help="the driver's CUDA version, like 13.1 (default: 13.0)")
-    run.add_argument("--devices", type=int, default=1, help="how many cards")
-    run.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its arguments"
-    )
+    run.add_argument("--gpu", default=DEFAULT_CARD, help=OPTIONS["gpu"])
+    run.add_argument("--driver", default=None, help=OPTIONS["driver"])
+    run.add_argument("--devices", type=int, default=1, help=OPTIONS["devices"])
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="The command to run.")
     return parser
 
 
-def _run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> int:
+def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> int:
+    """Replace this process by a command on a simulated machine; the result is the status if that fails."""
     command = list(program[1:] if program[:1] == ["--"] else program)
     if not command:
-        print("nothing to run: give the command after --", file=sys.stderr)
-        return 2
+        raise ValueError("no command to run: write it after --")
     spec = make_spec(gpu, driver, devices)
-    # Refused here, with the reason, rather than by the program that is to run.
+    # Checked here, where the reason is shown, rather than in the program.
     library().configure(spec)
     environment = dict(os.environ)
     environment["CUDA_GCTX_SIM"] = spec
@@ -61,18 +69,20 @@ def _run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> 
         return 127
 
 
-def _explain(as_json: bool) -> None:
+def explain(as_json: bool) -> None:
+    """Print what is modelled, and where it is known from."""
     behaviours = library().tell("Explain")
     if as_json:
         print(json.dumps({"simulated": True, "behaviours": behaviours}, indent=2))
         return
-    print("What the software driver (simulated) does, for which drivers, and where it is known from:")
-    print("(recorded: on a real card with driver 13.0, and taken to hold for the other drivers that are named)")
+    print("Behaviours of the software driver (simulated), the drivers that they apply to, and their sources:")
+    print("(recorded: on a real card with driver 13.0, and assumed to hold for the other drivers that are named)")
     for entry in behaviours:
         print(f"[{entry['known']:>10}] {entry['subject']} ({entry['drivers']}): {entry['behaviour']}")
 
 
-def _profiles(as_json: bool) -> None:
+def profiles(as_json: bool) -> None:
+    """Print the cards that can be simulated."""
     cards = library().tell("Profiles")
     if as_json:
         print(json.dumps({"simulated": True, "profiles": cards}, indent=2))
@@ -82,19 +92,20 @@ def _profiles(as_json: bool) -> None:
     print(table(header, ([card[field] for field in fields] for card in cards)))
 
 
-def _path(as_json: bool) -> None:
+def path(as_json: bool) -> None:
+    """Print the directory of the simulated libcuda.so.1."""
     if not os.path.exists(library_path()):
         raise RuntimeError(f"the software driver is not installed: {library_path()} is missing")
     print(json.dumps({"simulated": True, "path": library_folder()}, indent=2) if as_json else library_folder())
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m cuda_gctx.sim") -> int:
-    """Run one command; the result is the exit status."""
+    """Run one command; returns the exit status."""
     options = _parser(program).parse_args(arguments)
     try:
         if options.command == "run":
-            return _run(options.gpu, options.driver, options.devices, options.program)
-        {"path": _path, "explain": _explain, "profiles": _profiles}[options.command](options.json)
+            return run(options.gpu, options.driver, options.devices, options.program)
+        {"path": path, "explain": explain, "profiles": profiles}[options.command](options.json)
     except (RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

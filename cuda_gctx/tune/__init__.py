@@ -1,4 +1,4 @@
-"""Measure, decide, explain, draw: what to run beside what, and in which partitions.
+"""Measure, decide, explain and draw: which work to run concurrently, and in which partitions.
 
 Importing this loads no driver and no framework: each public name is imported from its module at first use.
 

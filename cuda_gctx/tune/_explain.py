@@ -1,4 +1,4 @@
-"""Why two pieces of work do or do not run at the same time: measured by stamps in their streams, told in words."""
+"""Why two pieces of work overlap or do not: measured by stamps in their streams, explained in sentences."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from cuda_gctx.partitions.verification import IsolationError, verify
 
 __all__ = ["ExplainReport", "Window", "WorkReport", "explain"]
 
-# Less of the shorter work beside the other than this is called no overlap: it is within what launches take.
+# A smaller share of the shorter work counts as no overlap: it is within the time of launches.
 LEAST_OVERLAP = 0.1
-# Work whose window is longer than this many times its time alone waited in it, or was slowed down.
+# Work whose window is longer than this many times its time alone waited, or was slowed.
 STRETCHED = 1.2
-# A cost that is told.
+# A slowdown that is reported.
 LEAST_SLOWDOWN = 1.1
-# A few times what it takes from the launch of a kernel to its start: shorter work cannot overlap much.
+# A few times the latency of a launch: shorter work cannot overlap much.
 SHORT_NS = 20_000
-# So long is the work beside which room is looked for, by repeating it: long beside a launch.
+# The work is repeated for so long while a search for room is made: long compared with a launch.
 ROOM_NS, MOST_REPEATS = 200_000, 64
 SPIN_NS = 200_000
-# Stands for the work of a stream that is given alone: long beside a launch.
+# The work of a stream that is passed without work: long compared with a launch.
 STAND_IN_NS = 500_000
 TIMEOUT_NS = 10_000_000_000
 
@@ -45,13 +45,12 @@ Work = Callable[[Stream], object]
 
 @dataclass(frozen=True)
 class WorkReport:
-    """One of the two pieces of work. Times in ns, medians.
+    """One of the two pieces of work. Times are medians in ns.
 
-    alone_ns: on the device alone, queued before it starts; called_ns: alone as the program calls it, which is longer
-    where the device waits for launches. call_ns: how long the host takes to queue it. first_call_ns: the same at the
-    very first call.
+    alone_ns: alone on the device, queued before it starts. called_ns: alone as the program calls it, which is longer
+    if the device waits for launches. call_ns: the host time to queue it. first_call_ns: the same for the first call.
     together_ns: from the start of both to its end, both queued before they start.
-    sm_ids: the SMs of its context, as seen by the probe; empty where the probe did not run.
+    sm_ids: the SMs of its context, as seen by the probe; empty if the probe did not run.
     """
 
     name: str
@@ -65,15 +64,15 @@ class WorkReport:
 
     @property
     def slowdown(self) -> float:
-        """How many times longer it takes until it is done beside the other work."""
+        """How many times as long it takes together with the other work."""
         return self.together_ns / max(self.alone_ns, 1)
 
 
 @dataclass(frozen=True)
 class Window:
-    """When both ran in one run of both, in ns since the first of them could begin.
+    """When both ran in one joint run, in ns since the first of them could begin.
 
-    queued: whether both were queued before the first could start, so that the host's time is out of it.
+    queued: whether both were queued before the first could start, which excludes the host time.
     """
 
     first: tuple[int, int]
@@ -82,21 +81,21 @@ class Window:
 
     @property
     def length(self) -> int:
-        """From the begin of the first to the end of the last."""
+        """From the begin of the first to the end of the last one."""
         return max(self.first[1], self.second[1])
 
 
 @dataclass(frozen=True)
 class ExplainReport:
-    """Whether two pieces of work overlap, what that costs each of them, and if they do not, why. ``print()`` it.
+    """Whether two pieces of work overlap, what that costs each of them, and if not, why. ``print()`` it.
 
-    overlap: how much of the shorter one runs while the other does, as the program calls them: 0 is nothing, 1 all.
+    overlap: the share of the shorter one that runs while the other does, as the program calls them, from 0 to 1.
     overlap_queued: the same with both queued before they start.
     overlap_reversed: the same with the second queued first.
-    in_sequence_ns, together_ns: what they take one after the other, and together, as the program calls them.
-    streams_overlap: whether two small kernels run at once on the very same streams.
+    in_sequence_ns, together_ns: the times sequentially and together, as the program calls them.
+    streams_overlap: whether two small kernels overlap on the same streams.
     shared_sms: SMs that both may use.
-    causes: what explains a lack of overlap, or what overlapping costs, each with what to do.
+    causes: why they do not overlap, or what overlapping costs, each with a suggestion.
     """
 
     device: str
@@ -122,13 +121,17 @@ class ExplainReport:
         """The report as JSON."""
         return json.dumps({**asdict(self), "overlaps": self.overlaps}, indent=2)
 
+    def __repr__(self) -> str:
+        verdict = f"{self.overlap:.0%} overlap" if self.overlaps else "no overlap"
+        return f"<ExplainReport: {verdict} of {self.first.name} and {self.second.name} on {self.device}>"
+
     def __str__(self) -> str:
         first, second = self.first, self.second
         shorter = min(first, second, key=lambda work: work.alone_ns)
-        verdict = "they overlap" if self.overlaps else "they do not overlap"
+        verdict = "overlap" if self.overlaps else "no overlap"
         figures = (
-            f"{self.overlap:.0%} of {shorter.name}, the shorter, runs beside the other; together they take "
-            f"{in_words(self.together_ns)}, one after the other {in_words(self.in_sequence_ns)}"
+            f"{self.overlap:.0%} of {shorter.name}, the shorter one, overlaps with the other; together they take "
+            f"{in_words(self.together_ns)}, sequentially {in_words(self.in_sequence_ns)}"
         )
         rows = [
             (
@@ -142,9 +145,9 @@ class ExplainReport:
             )
             for work in (first, second)
         ]
-        header = ("work", "context", "alone", "beside the other", "times longer", "host takes", "SMs")
-        told = [f"{self.device}, driver {self.driver}: {verdict}", figures, table(header, rows), *self.causes]
-        return "\n".join(told)
+        header = ("work", "context", "alone", "together", "slowdown", "host time", "SMs")
+        lines = [f"{self.device}, driver {self.driver}: {verdict}", figures, table(header, rows), *self.causes]
+        return "\n".join(lines)
 
 
 def _time(stamp: tuple[int, int] | None) -> int:
@@ -152,7 +155,7 @@ def _time(stamp: tuple[int, int] | None) -> int:
 
 
 class _Runs:
-    """Runs the two pieces of work, alone and together, between stamps."""
+    """Runs of the two pieces of work, alone and together, between stamps."""
 
     def __init__(self, streams: Sequence[Stream], works: Sequence[Work]) -> None:
         self.streams, self._works = streams, works
@@ -172,7 +175,7 @@ class _Runs:
             stream.sync()
 
     def run(self, order: Sequence[int], *, gate_s: float = 0) -> dict[int, tuple[int, int]]:
-        """When each work began and ended. With a gate, the device starts none before all are queued."""
+        """When each piece of work began and ended. With a gate, the device starts none before all are queued."""
         self.sync()
         with ExitStack() as closing:
             gate = None
@@ -189,7 +192,7 @@ class _Runs:
         return self._read(order)
 
     def finds_room(self, other: Stream, repeats: int) -> bool:
-        """Whether a block that takes half an SM gets onto one of `other`'s while the first work runs so many times."""
+        """Whether a block that needs half an SM finds room on `other` while the first work runs so many times."""
         self.sync()
         own = self.streams[0]
         self._stamps.write(own, 0)
@@ -215,13 +218,13 @@ def _window(times: dict[int, tuple[int, int]], queued: bool) -> Window:
 
 
 def _active(window: tuple[int, int], alone: float) -> tuple[float, float]:
-    """When work can have run: its first stamp may stand long before, where it then waits for an event or for room."""
+    """When work can have run: its first stamp may be much earlier if it then waits for an event or for room."""
     begin, end = window
     return (begin if end - begin <= STRETCHED * alone else end - alone), end
 
 
 def _overlap(windows: Sequence[Window], alone: Sequence[float]) -> float:
-    """How much of the shorter work runs while the other does."""
+    """The share of the shorter work that runs while the other does."""
     shares = []
     for window in windows:
         (a, b), (c, d) = _active(window.first, alone[0]), _active(window.second, alone[1])
@@ -236,7 +239,7 @@ def _stream_of(where: Where) -> Stream:
 
 
 def _label(where: Where, stream: Stream) -> str:
-    """What the work runs in."""
+    """The name of the place in which the work runs."""
     context = stream.context
     kind = f"green context {context.id}" if context.is_green else "primary context"
     return where.name if isinstance(where, Partition) else context.name or kind
@@ -249,7 +252,7 @@ def _names(works: Sequence[Work]) -> list[str]:
 
 
 def _sms(streams: Sequence[Stream]) -> tuple[list[tuple[int, ...]], str | None]:
-    """The SMs of the context of each stream, and why contexts with SMs of their own did not run at the same time."""
+    """The SMs of the context of each stream, and why contexts with disjoint SMs did not run concurrently."""
     contexts = [stream.context for stream in streams]
     named = {str(i): context for i, context in enumerate(contexts) if contexts.index(context) == i}
     try:
@@ -257,13 +260,13 @@ def _sms(streams: Sequence[Stream]) -> tuple[list[tuple[int, ...]], str | None]:
     except IsolationError as error:
         report = error.report
     except RuntimeError:
-        return [(), ()], None  # other work keeps the probe off the SMs
+        return [(), ()], None  # other work occupies the SMs
     seen = {proof.name: proof.sm_ids for proof in report.contexts}
     return [seen[str(contexts.index(context))] for context in contexts], report.cause
 
 
 def _run_at_once(streams: Sequence[Stream]) -> bool:
-    """Whether two small kernels run at once on these streams."""
+    """Whether two small kernels overlap on these streams."""
     (first,), (second,) = run_probe(list(streams), [1, 1], SPIN_NS, TIMEOUT_NS)
     return first[1] < second[2] and second[1] < first[2]
 
@@ -277,21 +280,21 @@ def _piece(given: Where | tuple[Where, Work]) -> tuple[Where, Work]:
         return given, _stands_in
     if len(given) != 2 or not callable(given[1]):
         raise TypeError(
-            "explain takes streams or partitions, or pairs (stream, work) whose work is called with the stream"
+            "explain takes streams or partitions, or pairs (stream, work), where work is called with the stream"
         )
     return given
 
 
 def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work], *, rounds: int = 5) -> ExplainReport:
-    """Measures two pieces of work, each ``(where, work)``, alone and together, and tells whether they overlap and why.
+    """Measure two pieces of work, each ``(where, work)``, alone and together, and report whether they overlap and why.
 
     where: a Partition, a Stream, or the stream of another library.
-    work: called with the Stream, enqueues on it and returns; meanwhile it is also the current stream of torch and
-    CuPy, if these are imported. It runs some ``5 * rounds`` times. Nothing else should be queued on the streams
-    meanwhile.
+    work: a function that is called with the Stream, enqueues work on it, and returns. During the call the stream is
+    the current stream of torch and CuPy, if they are imported. It is called about ``5 * rounds`` times. Nothing else
+    should be queued on the streams meanwhile.
 
-    Given alone, without work, a place gets a small kernel: so two streams of a running program are asked whether they
-    overlap at all. What the program has queued on them is waited for.
+    A place without work gets a small kernel, which shows whether two streams of a running program can overlap. First,
+    explain waits for what is queued on them.
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int):
         raise TypeError(f"rounds must be an int, not {type(rounds).__name__}")
@@ -301,16 +304,16 @@ def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work
     places, works = [place for place, _ in pieces], [work for _, work in pieces]
     streams = [_stream_of(place) for place in places]
     if streams[0].device != streams[1].device:
-        raise ValueError("the streams are of two devices, whose timers cannot be compared")
+        raise ValueError("the streams are on two devices, whose timers cannot be compared")
     for stream in streams:
         if is_capturing(stream):
-            raise RuntimeError(f"{stream!r} is capturing a graph: explain before or after that")
+            raise RuntimeError(f"{stream!r} is capturing a graph: call explain before or after the capture")
     labels = [_label(*pair) for pair in zip(places, streams, strict=True)]
     return _Diagnosis(streams, works, labels, rounds).report()
 
 
 class _Diagnosis:
-    """The measurements, and what follows from them."""
+    """The measurements, and the conclusions."""
 
     def __init__(self, streams: list[Stream], works: list[Work], labels: list[str], rounds: int) -> None:
         self.streams, self.labels = streams, labels
@@ -403,16 +406,16 @@ class _Diagnosis:
     def _same_stream(self) -> str | None:
         if self.streams[0] != self.streams[1]:
             return None
-        return "both are on one stream, which runs its work in order: give each a stream of its own"
+        return "both are on one stream, which runs its work in order: use a separate stream for each"
 
     def _waiting_call(self) -> str | None:
         waiting = [name for name, held in zip(self.names, self.runs.held, strict=True) if held]
         if not waiting:
             return None
         return (
-            f"{' and '.join(waiting)} did not return before the device was done with what was queued: the call waits "
+            f"{' and '.join(waiting)} did not return before the device had finished the queued work: the call waits "
             "for the device (a synchronize, .item(), .cpu(), a blocking copy), or queues more than about a thousand "
-            "launches; take the wait out of it, or call the two from two threads"
+            "launches; remove the wait, or call the two from two threads"
         )
 
     def _default_stream(self) -> str | None:
@@ -422,19 +425,19 @@ class _Diagnosis:
             return None
         name = self.names[legacy.index(True)]
         return (
-            f"{name} is on the legacy default stream, which waits for all blocking streams of its context and they for "
-            "it: give it a stream of its own, and make both non-blocking"
+            f"{name} is on the legacy default stream, which synchronizes with all blocking streams of its context: use "
+            "another stream, and make both non-blocking"
         )
 
     def _queues(self) -> str | None:
         if self.at_once:
             return None
-        told = too_few_queues(2, "streams") or self.contexts_cause
-        if told is None and self.streams[0].context != self.streams[1].context:
-            told = lack_of_concurrency(self.streams[0].device, 2)
-        return told or (
-            "two small kernels on the same streams did not run at once either: the streams share a hardware queue, or "
-            "other work is under way; make the two streams one after the other and before others, and see "
+        known = too_few_queues(2, "streams") or self.contexts_cause
+        if known is None and self.streams[0].context != self.streams[1].context:
+            known = lack_of_concurrency(self.streams[0].device, 2)
+        return known or (
+            "two small kernels on the same streams do not overlap either: the streams share a hardware queue, or other "
+            "work is running; create the two streams in succession and before others, and check "
             "CUDA_DEVICE_MAX_CONNECTIONS"
         )
 
@@ -442,17 +445,17 @@ class _Diagnosis:
         a, b = self.names
         if max(self.alone_ns) < SHORT_NS:
             return (
-                f"too short: {a} takes {in_words(self.alone_ns[0])} and {b} {in_words(self.alone_ns[1])}, not much "
-                "more than a launch, so that one is over before the other begins; put more work into a call, or "
-                "capture both into one graph"
+                f"too short: {a} takes {in_words(self.alone_ns[0])} and {b} {in_words(self.alone_ns[1])}, little "
+                "more than a launch, so one ends before the other begins; put more work into a call, or capture both "
+                "into one graph"
             )
         if self.overlap_queued < LEAST_OVERLAP:
             return None
         return (
-            f"launch-bound: {a} takes {in_words(self.called_ns[0])} as it is called, of which the device works "
-            f"{in_words(self.alone_ns[0])} and waits for launches else, and {a} is done before {b} is queued; queued "
-            f"before they start, {self.overlap_queued:.0%} of the shorter would run beside the other: capture the work "
-            "into graphs, or call the two from two threads"
+            f"launch-bound: {a} takes {in_words(self.called_ns[0])} as the program calls it, of which the device "
+            f"works {in_words(self.alone_ns[0])} and otherwise waits for launches, and {a} ends before {b} is queued; "
+            f"if both are queued before they start, {self.overlap_queued:.0%} of the shorter one overlaps: capture the "
+            "work into graphs, or call the two from two threads"
         )
 
     def _full_sms(self) -> str | None:
@@ -464,63 +467,61 @@ class _Diagnosis:
             if self.runs.finds_room(beside, repeats):
                 return None
         a, b = self.names
-        told = (
-            f"{a} fills the SMs: a block that needs half of one found no room beside it, and {b} began when {a} ended "
+        text = (
+            f"{a} fills the SMs: a block that needs half of an SM found no room, and {b} began when {a} ended "
             f"(after {in_words(self.together_ns[0])})"
         )
         if self.overlap_reversed >= LEAST_OVERLAP:
-            told += f"; with {b} queued first, {self.overlap_reversed:.0%} of the shorter runs beside the other"
+            text += f"; with {b} queued first, {self.overlap_reversed:.0%} of the shorter one overlaps"
         if first.context == second.context:
-            return f"{told}: give each a partition of its own, dev.partition(...), or {a} fewer blocks"
+            return f"{text}: run each in its own partition, dev.partition(...), or give {a} fewer blocks"
         if first.context.is_green and second.context.is_green:
             return (
-                f"{told}: the two contexts share {len(self.shared)} SMs, {ranges(self.shared)}; make both in one "
+                f"{text}: the two contexts share {len(self.shared)} SMs, {ranges(self.shared)}; create both in one "
                 "split, dev.partition(...), so that they share none"
             )
         primary = a if not first.context.is_green else b
         return (
-            f"{told}: {primary} runs on the primary context, which uses all SMs, those of partitions too; run it in a "
-            "partition, or in the fence"
+            f"{text}: {primary} runs on the primary context, which uses all SMs, including those of partitions; run it "
+            "in a partition, or in the background partition"
         )
 
     def _dependency(self) -> str:
         a, b = self.names
-        apart = (
-            "they share no SM" if not self.shared and all(self.sms) else f"beside {a} there is room on the SMs of {b}"
-        )
-        told = (
-            f"{apart} and small kernels run at once on the two streams, but {b} was done "
-            f"{in_words(self.together_ns[1])} after the start of both, and takes {in_words(self.alone_ns[1])} alone: "
-            "what fits is that one waits for an event of the other"
+        apart = "they share no SM" if not self.shared and all(self.sms) else f"{a} leaves room on the SMs of {b}"
+        text = (
+            f"{apart} and small kernels overlap on the two streams, but {b} ended {in_words(self.together_ns[1])} "
+            f"after the start of both, and takes {in_words(self.alone_ns[1])} alone: probably one waits for an event "
+            "of the other"
         )
         if self.overlap_reversed >= LEAST_OVERLAP:
-            told += f" ({b} for {a}: with {b} queued first, they overlap by {self.overlap_reversed:.0%})"
-        told += "; look for wait() and wait_stream() between them"
-        return told if not self.shared and all(self.sms) else f"{told}, or {b} needs more of an SM than {a} leaves free"
+            text += f" ({b} for {a}: with {b} queued first, they overlap by {self.overlap_reversed:.0%})"
+        text += "; look for wait() and wait_stream() between them"
+        return text if not self.shared and all(self.sms) else f"{text}, or {b} needs more of an SM than {a} leaves free"
 
     # ---- what it costs
 
     def _costs(self) -> list[str]:
-        told = []
+        found = []
         for i in (0, 1):
             slowdown = self.together_ns[i] / max(self.alone_ns[i], 1)
             if slowdown >= LEAST_SLOWDOWN:
-                told.append(
-                    f"{self.names[i]} takes {in_words(self.together_ns[i])} beside {self.names[1 - i]} and "
+                found.append(
+                    f"{self.names[i]} takes {in_words(self.together_ns[i])} together with {self.names[1 - i]} and "
                     f"{in_words(self.alone_ns[i])} alone, {slowdown:.2f} times as long{self._wait(i)}: "
                     f"{self._shared_what()}"
                 )
-        if not told:
-            told.append("neither slows the other down by more than a tenth")
+        if not found:
+            found.append("neither slows the other by more than 10%")
         if self.overlap_queued - self.overlap > 0.25:
-            told.append(
-                f"queued before they start, {self.overlap_queued:.0%} of the shorter would run beside the other: the "
+            found.append(
+                f"if both are queued before they start, {self.overlap_queued:.0%} of the shorter one overlaps: the "
                 "launches come late; capture the work into graphs, or call the two from two threads"
             )
-        return told
+        return found
 
     def _wait(self, which: int) -> str:
-        """How late the second begins, beyond what it takes to call the first."""
+        """How late the second begins, beyond the time to call the first."""
         late = median([window.second[0] - window.first[0] for window in self.as_called])
         if which == 0 or late < SHORT_NS + self.call_ns[0]:
             return ""
@@ -530,22 +531,22 @@ class _Diagnosis:
         if self.shared:
             return f"they share {len(self.shared)} SMs; partitions would keep them apart"
         if not all(self.sms):
-            return "which SMs they share could not be seen"
-        return "they share no SM, but memory, L2 cache and power; other sizes of partitions do not change that"
+            return "which SMs they share is unknown"
+        return "they share no SM, but memory bandwidth, L2 cache and power, whatever the sizes of the partitions"
 
     def _notes(self) -> list[str]:
-        told = []
+        found = []
         for i in (0, 1):
             if self.stand_ins[i] and self.called_ns[i] > 2 * STAND_IN_NS:
-                told.append(
-                    f"the small kernel on {self.names[i]} was done after {in_words(self.called_ns[i])}, and runs for "
-                    f"{in_words(STAND_IN_NS)}: other work is on its SMs; partitions with a fence, "
-                    "dev.partition(...), keep SMs free of it"
+                found.append(
+                    f"the small kernel on {self.names[i]} completed after {in_words(self.called_ns[i])}, and takes "
+                    f"{in_words(STAND_IN_NS)}: other work occupies its SMs; run that work in the background partition, "
+                    "dev.partition(...), to keep SMs free of it"
                 )
             if self.first_call_ns[i] > 3 * self.call_ns[i] + 1_000_000:
-                told.append(
+                found.append(
                     f"the first call of {self.names[i]} took {in_words(self.first_call_ns[i])}, later ones "
-                    f"{in_words(self.call_ns[i])}: kernels are loaded at their first launch, which holds up the whole "
-                    "device; run it once before it matters, or set CUDA_MODULE_LOADING=EAGER"
+                    f"{in_words(self.call_ns[i])}: kernels are loaded at their first launch, which delays the whole "
+                    "device; call it once in advance, or set CUDA_MODULE_LOADING=EAGER"
                 )
-        return told
+        return found

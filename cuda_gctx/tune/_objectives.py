@@ -1,4 +1,4 @@
-"""What the tuner tunes for: the time of all parts together, calls per second of a mix, or slow calls of one part."""
+"""What the tuner optimizes: the time of all parts together, the throughput of a mix, or the tail latency of a part."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeAlias
 __all__ = ["Objective", "TailLatency", "Throughput", "checked", "from_json", "to_json"]
 
 LARGEST_WEIGHT = 10_000
-# The calls of a batch tell no more.
+# A batch has too few calls for more.
 LARGEST_QUANTILE = 0.999
 
 
 class Throughput:
-    """So many calls of each part are one mix: tune for mixes per second, the parts never waiting for each other."""
+    """Maximize mixes per second: a mix is a number of calls of each part, and the parts do not wait for each other."""
 
     __slots__ = ("weights",)
 
@@ -26,14 +26,14 @@ class Throughput:
             if isinstance(weight, bool) or not isinstance(weight, int):
                 raise TypeError(f"{name} must be a number of calls, not {type(weight).__name__}")
             if not 1 <= weight <= LARGEST_WEIGHT:
-                raise ValueError(f"{name} must be from 1 to {LARGEST_WEIGHT} calls for each mix, not {weight}")
+                raise ValueError(f"{name} must be from 1 to {LARGEST_WEIGHT} calls per mix, not {weight}")
         object.__setattr__(self, "weights", MappingProxyType(weights))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Throughput is a value and cannot be changed: make another one")
+        raise AttributeError("a Throughput is immutable: create another one")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError("a Throughput is a value and cannot be changed: make another one")
+        raise AttributeError("a Throughput is immutable: create another one")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return from_json, (to_json(self),)
@@ -50,11 +50,11 @@ class Throughput:
 
 @dataclass(frozen=True)
 class TailLatency:
-    """Tune for the slow calls of one part, which is called once at a time while the others are kept queued.
+    """Minimize the tail latency of one part, which is called one call at a time while the others are kept queued.
 
-    quantile: the share of calls that may be faster: 0.99 for the p99.
-    others: the least that each other part has to achieve meanwhile, as a share of what it achieves alone. Without it,
-    nothing is left of them where that makes the part a little faster.
+    quantile: the quantile of the latency: 0.99 for the p99.
+    others: the least rate of each other part meanwhile, as a share of its rate alone. With 0, the others may get
+    nothing if that makes the part a little faster.
     """
 
     part: str
@@ -63,7 +63,7 @@ class TailLatency:
 
     def __post_init__(self) -> None:
         if not isinstance(self.part, str):
-            raise TypeError(f"the part is given by its name, not by {type(self.part).__name__}")
+            raise TypeError(f"part must be the name of a part, not {type(self.part).__name__}")
         for name in ("quantile", "others"):
             share = getattr(self, name)
             if isinstance(share, bool) or not isinstance(share, (int, float)):
@@ -71,10 +71,10 @@ class TailLatency:
             object.__setattr__(self, name, float(share))
         if not 0 < self.quantile <= LARGEST_QUANTILE:
             raise ValueError(
-                f"quantile must lie above 0 and up to {LARGEST_QUANTILE}, not {self.quantile:g}: 0.99 is the p99"
+                f"quantile must be above 0 and at most {LARGEST_QUANTILE}, not {self.quantile:g}: 0.99 is the p99"
             )
         if not 0 <= self.others < 1:
-            raise ValueError(f"others must be a share from 0 up to less than 1, not {self.others:g}")
+            raise ValueError(f"others must be a share of at least 0 and less than 1, not {self.others:g}")
 
     def __repr__(self) -> str:
         others = f", others={self.others:g}" if self.others else ""
@@ -85,15 +85,15 @@ Objective: TypeAlias = Literal["makespan"] | Throughput | TailLatency
 
 
 def checked(objective: object, parts: Sequence[str]) -> Objective:
-    """The objective, if it is one for these parts."""
+    """The objective, if it fits these parts."""
     known = f"the parts are {', '.join(parts)}"
     if isinstance(objective, Throughput):
         if set(objective.weights) != set(parts):
-            raise ValueError(f"{objective} must say how often each part is called; {known}")
+            raise ValueError(f"{objective} must have a number of calls for each part; {known}")
         return objective
     if isinstance(objective, TailLatency):
         if objective.part not in parts:
-            raise ValueError(f"{objective}: there is no part of that name; {known}")
+            raise ValueError(f"{objective}: no part has this name; {known}")
         return objective
     if objective != "makespan":
         raise ValueError(f'objective must be "makespan", a Throughput or a TailLatency, not {objective!r}')
@@ -108,11 +108,11 @@ def to_json(objective: Objective) -> Any:
     return objective
 
 
-def from_json(told: Any) -> Objective:
-    if told == "makespan":
+def from_json(value: Any) -> Objective:
+    if value == "makespan":
         return "makespan"
-    if isinstance(told, Mapping) and set(told) == {"throughput"} and isinstance(told["throughput"], Mapping):
-        return Throughput(**told["throughput"])
-    if isinstance(told, Mapping) and set(told) == {"tail_latency", "quantile", "others"}:
-        return TailLatency(told["tail_latency"], told["quantile"], told["others"])
-    raise ValueError(f"unknown objective: {told!r}")
+    if isinstance(value, Mapping) and set(value) == {"throughput"} and isinstance(value["throughput"], Mapping):
+        return Throughput(**value["throughput"])
+    if isinstance(value, Mapping) and set(value) == {"tail_latency", "quantile", "others"}:
+        return TailLatency(value["tail_latency"], value["quantile"], value["others"])
+    raise ValueError(f"unknown objective: {value!r}")

@@ -1,4 +1,4 @@
-"""``overlap``: measures how parts run together best, and reports it."""
+"""``overlap``: find the fastest way to run several pieces of work concurrently."""
 
 from __future__ import annotations
 
@@ -41,20 +41,22 @@ def overlap(
     seed: int = 0,
     **named: Callable[[Stream], object],
 ) -> Report:
-    """Measures how two or more parts run together best: in sequence, on streams, or in partitions of which sizes.
+    """Find the fastest way to run two or more parts: in sequence, on streams, or in partitions, and of which sizes.
 
-    A part is a function that enqueues work on the Stream it is given and returns without waiting. That stream is the
-    current one of torch and CuPy while it is called. Parts are named by their functions, or given by name.
+    A part is a function that enqueues work on the Stream that it is called with, and returns without waiting. That
+    stream is the current stream of torch and CuPy during the call. Parts have the names of their functions, or the
+    keywords by which they are passed.
 
-    objective: "makespan" (all parts start together and end together, step by step), Throughput(decode=8, prefill=1), or
-    TailLatency("decode", quantile=0.99).
-    sizes: numbers of SMs to try for partitions, instead of all aligned sizes.
-    library_sms: whether libraries are told SM counts; "auto" tries both in partitions where torch or CuPy is loaded.
-    budget_s: when it ends at the latest, but for one step.
-    progress: a bar on stderr; None for "if it is a terminal".
-    seed: of the random order in which plans are measured.
+    objective: "makespan" (the time of a step in which all parts start together and are waited for),
+    Throughput(decode=8, prefill=1), or TailLatency("decode", quantile=0.99).
+    sizes: the SM counts to try for partitions, instead of all aligned sizes.
+    library_sms: whether to set the SM count hint of libraries in partitions; "auto" measures both if torch or CuPy is
+    imported.
+    budget_s: the longest time to measure, in seconds; one step may exceed it.
+    progress: whether to show progress on stderr; None: if stderr is a terminal.
+    seed: the seed of the random order in which plans are measured.
 
-    Ctrl-C ends it with what is known by then.
+    Ctrl-C ends the measurement and returns the results so far.
     """
     parts = parts_of(work, named)
     names = tuple(part.name for part in parts)
@@ -63,7 +65,7 @@ def overlap(
     if library_sms not in LIBRARY_CHOICES:
         raise ValueError(f"library_sms must be one of {', '.join(LIBRARY_CHOICES)}, not {library_sms!r}")
     if library_sms == "on" and not libraries_loaded():
-        raise ValueError('library_sms="on" tells torch or CuPy, and neither is imported: import it first')
+        raise ValueError('library_sms="on" needs torch or CuPy, and neither is imported: import it first')
     device = Device() if device is None else device
     if not isinstance(device, Device):
         raise TypeError(f"device must be a Device, not {type(device).__name__}")
@@ -71,7 +73,7 @@ def overlap(
     with _only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
         search = Search(device, parts, objective, sizes, library_sms, budget_s, seed, bar, closing)
         try:
-            device.sync()  # what the parts read may still be on its way, on streams of the caller
+            device.sync()  # the caller may still be producing the inputs of the parts on other streams
             search.run()
         except KeyboardInterrupt:
             search.complete = False
@@ -81,12 +83,12 @@ def overlap(
             search.settle()
     if not search.can_answer:
         raise RuntimeError(
-            f"budget_s={budget_s:g} ended before each part alone and the sequence were measured: give it more time"
+            f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
         )
     return _report(search, device, objective)
 
 
-# By the number of the device. Two tunings at once would each measure the other.
+# By device id. Two concurrent tunings would disturb each other.
 _locks: defaultdict[int, Lock] = defaultdict(Lock)
 
 
@@ -95,7 +97,7 @@ def _only_tuning(device: Device) -> Iterator[None]:
     lock = _locks[device.device_id]
     if not lock.acquire(blocking=False):
         raise RuntimeError(
-            f"another tuning of {device.name} is under way, and each would measure the other: wait for it"
+            f"another tuning of {device.name} is in progress, and the two would disturb each other: wait for it"
         )
     try:
         yield
@@ -104,10 +106,10 @@ def _only_tuning(device: Device) -> Iterator[None]:
 
 
 def _refuse_capture(device: Device) -> None:
-    with suppress(FeatureNotSupported):  # a driver that has no SM resources is not asked
+    with suppress(FeatureNotSupported):  # a driver without SM resources cannot be asked
         capturing = capturing_stream(device.resources.sm)
         if capturing is not None:
-            raise RuntimeError(f"{capturing} is capturing a graph: measure before that, or when it is over")
+            raise RuntimeError(f"{capturing} is capturing a graph: tune before or after the capture")
 
 
 def _checked_budget(budget_s: object) -> float:
@@ -174,7 +176,7 @@ def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> R
         plan=candidate.plan,
         seconds=seconds,
         parts=parts,
-        overlap=_overlap(candidate, candidate.looked_at(search.final), alone, seconds.median),
+        overlap=_overlap(candidate, candidate.profiled(search.final), alone, seconds.median),
         latency=Latency.of(latencies) if latencies else None,
         launch_bound=2 * sum(sample.launch_bound for sample in samples) > len(samples),
     )
@@ -183,14 +185,14 @@ def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> R
 def _overlap(
     candidate: Candidate, steps: Sequence[Intervals], alone: dict[str, Spread], seconds: float
 ) -> float | None:
-    """How much of the time in which parts can run at once they were seen to: the median over steps."""
+    """The time in which parts overlapped, as a share of the possible time: the median over steps."""
     if not steps:
         return None
     seen = median([_overlap_of(step, candidate, alone) for step in steps])
     if candidate.is_sequence:
         return seen
-    # A step that takes less than its parts one after the other has them at once, also where events between the parts
-    # have kept them apart.
+    # A step that takes less than the sum of its parts overlaps them, even if the events of the profiled steps kept them
+    # apart.
     lengths = [spread.median for spread in alone.values()]
     return max(seen, min(1.0, (sum(lengths) - seconds) / (sum(lengths) - max(lengths))))
 
@@ -199,7 +201,7 @@ def _overlap_of(step: Intervals, candidate: Candidate, alone: dict[str, Spread])
     spans = []
     for name, (begin, end) in step.items():
         if candidate.allocation is None:
-            # Where SMs are shared, a part may have waited for them first: only what it needs alone counts as running.
+            # With shared SMs a part may have waited for them first: only its time alone counts as running.
             begin = max(begin, end - alone[name].median)
         spans.append((begin, end))
     covered, until = 0.0, -math.inf

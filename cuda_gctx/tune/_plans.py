@@ -16,11 +16,11 @@ from cuda_gctx.partitions import PartitionPool, Partitions
 from cuda_gctx.partitions.layout import Layout
 from cuda_gctx.partitions.split import FENCE
 
-__all__ = ["KINDS", "LIBRARIES_TOLD", "Kind", "Plan", "partition_names", "sizes_of"]
+__all__ = ["HINT", "KINDS", "Kind", "Plan", "partition_names", "sizes_of"]
 
 Kind: TypeAlias = Literal["sequence", "streams", "priority", "partitions"]
 KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "partitions")  # the simplest first
-LIBRARIES_TOLD = "libraries told"
+HINT = "SM count hint"
 SCHEMA = 1
 
 
@@ -159,7 +159,7 @@ class Plan:
         if self.layout is None:
             return {"sequence": "in sequence", "streams": "plain streams"}[self.kind]
         told = [f"{part} {sms}" for part, sms in sizes_of(self).items()]
-        return ", ".join(told) + (f", {LIBRARIES_TOLD}" if self.library_sms else "")
+        return ", ".join(told) + (f", {HINT}" if self.library_sms else "")
 
 
 def sizes_of(plan: Plan) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A line on a terminal that tells how far a long measurement is."""
+"""A line on a terminal that shows the progress of a long measurement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_PAUSE_S = 0.1
 
 
 class Progress:
-    """A bar that is written over itself and is gone at the end. shown: None for "where stderr is a terminal"."""
+    """A bar that is updated in place and removed at the end. shown: None: if stderr is a terminal."""
 
     def __init__(self, shown: bool | None) -> None:
         self._shown = sys.stderr is not None and sys.stderr.isatty() if shown is None else shown
@@ -23,7 +23,7 @@ class Progress:
         self._length = 0
 
     def show(self, share: float, what: str) -> None:
-        """share: how much of it is done, from 0 to 1."""
+        """Update the bar. share: how much is done, from 0 to 1."""
         now = clock.now()
         if not self._shown or now - self._last < LEAST_PAUSE_S:
             return
@@ -32,7 +32,7 @@ class Progress:
         self._write(f"[{'#' * full}{'.' * (WIDTH - full)}] {what}")
 
     def _write(self, text: str) -> None:
-        # A line that is wrapped cannot be written over.
+        # A line that wraps cannot be overwritten.
         text = text[: shutil.get_terminal_size().columns - 1]
         sys.stderr.write(f"\r{text.ljust(self._length)}")
         sys.stderr.flush()

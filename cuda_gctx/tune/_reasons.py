@@ -1,4 +1,4 @@
-"""Why a plan won and the others lost, in words that follow from what was measured."""
+"""Why a plan won and the others lost, as sentences derived from the measurements."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from cuda_gctx.tune._search import Candidate, Search
 
 __all__ = ["reasons"]
 
-# What is told: a slowdown of a part, an overlap that is none, and one that is not whole.
+# Limits for reporting: a slowdown of a part, an overlap that counts as none, and one that is complete.
 SLOWDOWN = 1.1
 NO_OVERLAP, WHOLE_OVERLAP = 0.1, 0.9
-# Another plan for a latency is told of if it leaves the others so much more, and costs at most so much.
+# Another plan for a latency is mentioned if it leaves the others so much more, at so much latency at most.
 LEAST_TRADE, MOST_TRADED = 0.1, 3
 
 
 def reasons(search: Search, report: Report, chosen: Candidate) -> tuple[str, ...]:
     """The reasons, the most general first."""
-    told = [_bound(report)]
-    told += _hosts(search)
-    told += _streams(search, report)
-    told += _partitions(search, report, chosen)
-    told += _libraries(search)
-    told += _others(search, report, chosen)
+    found = [_bound(report)]
+    found += _hosts(search)
+    found += _streams(search, report)
+    found += _partitions(search, report, chosen)
+    found += _libraries(search)
+    found += _others(search, report, chosen)
     for why, names in search.left_out.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        told.append(f"{names[0]}{more} left out: {why.splitlines()[0]}")
-    told += search.notes
-    return tuple(told)
+        found.append(f"{names[0]}{more} excluded: {why.splitlines()[0]}")
+    found += search.notes
+    return tuple(found)
 
 
 def _by_kind(report: Report, kind: str) -> Result | None:
@@ -40,9 +40,9 @@ def _bound(report: Report) -> str:
     sequence = _by_kind(report, "sequence")
     assert sequence is not None
     most = sequence.seconds.median / report.bound
-    won = f"at most {most:.2f} x can be won" if most > 1 + NOISE else "nothing can be won"
+    limit = f"speedup is at most {most:.2f}x" if most > 1 + NOISE else "no speedup is possible"
     taken = words(sequence.seconds.median)
-    return f"the bound is {words(report.bound)} ({_longest(report)} alone), in sequence it is {taken}: {won}"
+    return f"the lower bound is {words(report.bound)} ({_longest(report)} alone), and sequential takes {taken}: {limit}"
 
 
 def _longest(report: Report) -> str:
@@ -53,24 +53,24 @@ def _longest(report: Report) -> str:
 
 
 def _hosts(search: Search) -> list[str]:
-    """What the host is to blame for."""
-    told = [
-        f"{name} waits for the device inside its function, so that nothing can be enqueued beside it meanwhile"
+    """What the host limits."""
+    found = [
+        f"{name} waits for the device inside its function, so nothing else can be enqueued meanwhile"
         for name, facts in search.facts.items()
         if facts.waits
     ]
-    if not isinstance(search.objective, TailLatency) and not told:
+    if not isinstance(search.objective, TailLatency) and not found:
         samples = list(search.sequence().samples.values())
-        # What the calls take the host where the driver's queue has room: else it waits for the device.
+        # What the calls take the host while the driver's queue has room; otherwise the host waits for the device.
         called_s = sum(facts.host_s * search.weight(name) for name, facts in search.facts.items())
         device_s = sum(facts.device_s * search.weight(name) for name, facts in search.facts.items())
         if 2 * sum(sample.launch_bound for sample in samples) > len(samples) and called_s > device_s / 2:
             host_s = median([sample.host_s for sample in samples])
-            told.append(
+            found.append(
                 f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(search.objective)} of "
-                f"{words(device_s)}, so that the device waits for it; fewer launches help, or a CUDA graph"
+                f"{words(device_s)}, so the device waits for the host: use fewer launches, or a CUDA graph"
             )
-    return told
+    return found
 
 
 def _streams(search: Search, report: Report) -> list[str]:
@@ -83,43 +83,43 @@ def _streams(search: Search, report: Report) -> list[str]:
         slower = streams.seconds.median / alone
         if slower < SLOWDOWN:
             return []
-        told = f"on plain streams the {title_of(objective)} is {slower:.1f} x what it is alone"
+        text = f"on plain streams the {title_of(objective)} is {slower:.1f}x that alone"
         urgent = next((r for r in report.results if r.plan.first == objective.part), None)
         if urgent is not None and urgent.seconds.median > SLOWDOWN * alone:
             slower = urgent.seconds.median / alone
-            told += f"; with a priority it is {slower:.1f} x (a priority takes no SM from what already runs)"
-        return [told]
+            text += f"; with a priority it is {slower:.1f}x (a priority does not preempt running blocks)"
+        return [text]
     if streams.overlap is None or streams.launch_bound or any(facts.waits for facts in search.facts.values()):
         return []
     if streams.overlap >= NO_OVERLAP:
-        seen = f"on plain streams the parts ran at once for {streams.overlap:.0%} of the time that is possible"
+        seen = f"on plain streams the parts overlapped for {streams.overlap:.0%} of the possible time"
         return [seen] if streams.overlap < WHOLE_OVERLAP else []
     cause = launches_block() or too_few_queues(len(report.alone), "streams")
-    return ["no overlap seen on plain streams" + (f": {cause}" if cause is not None else "")]
+    return ["no overlap on plain streams" + (f": {cause}" if cause is not None else "")]
 
 
 def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
-    """What the chosen or the best partitions cost the parts: fewer SMs, and what disjoint SMs still share."""
+    """What the chosen or best partitions cost the parts: fewer SMs, and what disjoint SMs still share."""
     placed = [c for c in search.known() if any(alone.samples for alone in c.alone_here.values())]
     if not placed:
         return []
     best = min(placed, key=lambda c: (c is not chosen, not search.accepts(c), c.seconds(search.final)))
     assert best.plan is not None
     result = report.result(best.plan)
-    told = []
+    found = []
     stretched: dict[str, float] = {}
     for name, part in result.parts.items():
         if part.alone is None:
             continue
         slower = part.alone.median / report.alone[name].median
         if slower > SLOWDOWN:
-            told.append(f"{name} alone is {slower:.2g} x slower in {part.sm_count} SMs than on the whole device")
+            found.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
         here, beside = best.alone_here[name].spent(name, search.final), best.spent(name, search.final)
         if isinstance(report.objective, TailLatency) and name == report.objective.part:
             ratio = result.seconds.median / part.alone.median
-            told.append(
+            found.append(
                 f"in {part.sm_count} SMs the {title_of(report.objective)} is {words(part.alone.median)} alone, and "
-                f"{ratio:.2f} x that beside the others"
+                f"{ratio:.2f}x that next to the others"
             )
         elif here and beside:
             stretched[name] = median(beside) / median(here)
@@ -127,18 +127,24 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
             stretched[name] = part.seconds.median / part.alone.median
     slowed = {name: slower for name, slower in stretched.items() if slower > SLOWDOWN}
     if slowed:
-        each = " and ".join(f"{name} by {slower:.1f} x" for name, slower in slowed.items())
-        whom = f"they slow each other, {each}" if len(slowed) > 1 else f"the others slow {each}"
-        told.append(f"{whom} ({result.plan}), although their SMs are disjoint: memory bandwidth, L2 or power is shared")
-    return told
+        each = " and ".join(f"{name} by {slower:.1f}x" for name, slower in slowed.items())
+        whom = f"the parts slow each other, {each}" if len(slowed) > 1 else f"the others slow {each}"
+        found.append(
+            f"{whom} ({result.plan}), although their SMs are disjoint: they share memory bandwidth, L2 cache or power"
+        )
+    return found
 
 
 def _interval(ratio: Ratio) -> str:
-    return f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.is_known else ", by too few rounds to be sure"
+    return f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.is_known else " (inconclusive: too few rounds)"
+
+
+def _relation(ratio: float) -> str:
+    return f"{ratio:.2f}x slower than best" if ratio >= 1 else f"{1 / ratio:.2f}x faster than best"
 
 
 def _libraries(search: Search) -> list[str]:
-    """What telling libraries the SM counts did, at the best sizes."""
+    """What the SM count hint did, at the best sizes."""
     by_allocation: dict[object, dict[bool, Candidate]] = {}
     for candidate in search.acceptable():
         if candidate.allocation is not None and candidate.plan is not None:
@@ -146,56 +152,56 @@ def _libraries(search: Search) -> list[str]:
     pairs = [pair for pair in by_allocation.values() if len(pair) == 2]
     if not pairs:
         return []
-    # That of the finalists is known best.
+    # The pair of finalists is known best.
     best = min(
         pairs, key=lambda p: (not search.ratio(p[True], p[False]).is_known, min(c.seconds() for c in p.values()))
     )
     slower, faster = search.ratio(best[True], best[False]), search.ratio(best[False], best[True])
-    what = f"telling libraries their SM counts ({best[False].plan}) makes"
+    what = f"the SM count hint for libraries ({best[False].plan}) makes"
     if slower.is_known and not slower.is_slower and not faster.is_slower:
         return [f"{what} no difference beyond noise{_interval(slower)}"]
     if slower.median > 1:
-        return [f"{what} it {slower.median:.2f} x slower{_interval(slower)}"]
-    return [f"{what} it {faster.median:.2f} x faster{_interval(faster)}"]
+        return [f"{what} it {slower.median:.2f}x slower{_interval(slower)}"]
+    return [f"{what} it {faster.median:.2f}x faster{_interval(faster)}"]
 
 
 def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
-    """How the choice compares with the plans that came near, and with the sequence."""
-    told = []
+    """How the choice compares with the closest plans and with the sequence."""
+    found = []
     fastest = min(search.known(), key=lambda candidate: candidate.seconds(search.final))
     rivals = [r for r in (*search.finalists(), *search.best_of_kinds(), fastest) if r is not chosen]
     for rival in dict.fromkeys(rivals):
         ratio = search.ratio(rival, chosen)
-        between = f"{rival.plan}: {ratio.median:.2f} x as long as the choice"
+        between = f"{rival.plan}: {_relation(ratio.median)}"
         if not search.accepts(rival):
-            told.append(f"{between}, but the others would achieve {search.others_share(rival):.0%}")
+            found.append(f"{between}, but the others would only achieve {search.others_share(rival):.0%}")
             continue
         between += _interval(ratio)
         if ratio.is_known and not ratio.is_slower:
             between += ", no difference beyond noise"
-            between += ", and the choice is simpler" if rival.complexity > chosen.complexity else ""
-        told.append(between)
+            between += ", and the best plan is simpler" if rival.complexity > chosen.complexity else ""
+        found.append(between)
     if isinstance(report.objective, TailLatency):
         for name, part in report.result(report.choice).parts.items():
             if part.calls_per_second is not None:
                 share = part.calls_per_second * report.alone[name].median
-                told.append(
-                    f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of what it does alone"
+                found.append(
+                    f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of its rate alone"
                 )
-        told += _trade(search, chosen)
-    return told
+        found += _trade(search, chosen)
+    return found
 
 
 def _trade(search: Search, chosen: Candidate) -> list[str]:
-    """What the others would achieve in partitions that leave them more, and what it would cost."""
+    """What the others would achieve in partitions that leave them more, and what that would cost."""
     limit = MOST_TRADED * chosen.seconds(search.final)
     traded = [c for c in search.acceptable() if c.allocation is not None and c.seconds(search.final) <= limit]
-    # Of plans that leave the others the same, the one with the lowest latency.
+    # Of plans that leave the others equally much, the one with the lowest latency.
     most = max(traded, key=lambda c: (round(search.others_share(c), 2), -c.seconds(search.final)), default=chosen)
     if search.others_share(most) - search.others_share(chosen) < LEAST_TRADE:
         return []
     slower = search.ratio(most, chosen)
     return [
         f"with {most.plan} the others would achieve {search.others_share(most):.0%} of that, and the latency would be "
-        f"{slower.median:.2f} x{_interval(slower)}"
+        f"{slower.median:.2f}x{_interval(slower)}"
     ]

@@ -1,4 +1,4 @@
-"""What the tuner found, as values that can be printed, kept as JSON, and drawn."""
+"""The results of the tuner, as values that can be printed, stored as JSON, and drawn."""
 
 from __future__ import annotations
 
@@ -7,36 +7,35 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 
+from cuda_gctx.draw.bars import Bar, Piece, draw_bars
 from cuda_gctx.draw.durations import in_words
+from cuda_gctx.draw.svg import page, written
 from cuda_gctx.draw.table import table
 from cuda_gctx.measure.statistics import Latency, Spread
 from cuda_gctx.tune import _objectives
-from cuda_gctx.tune._objectives import Objective, TailLatency
-from cuda_gctx.tune._plans import LIBRARIES_TOLD, Plan, sizes_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
+from cuda_gctx.tune._plans import HINT, Plan, sizes_of
 
 __all__ = ["PartTime", "Report", "Result", "title_of", "words"]
 
 SCHEMA = 1
 MOST_ROWS = 16
-WIDTH = 80  # of the table, if that is possible
-LONGEST_NAME = 44  # of a plan; longer ones are told by their sizes alone
+WIDTH = 80  # of the table, if possible
+LONGEST_NAME = 44  # of a plan; longer ones are shortened to the sizes
 LEAST_SAMPLES = 5
 
 Value = TypeVar("Value")
 
 
 def words(seconds: float) -> str:
-    """A time for people."""
+    """A time as text."""
     return in_words(seconds * 1e9)
 
 
 def title_of(objective: Objective) -> str:
-    """What the seconds of a result are."""
+    """What the seconds of a result measure."""
     if objective == "makespan":
         return "step"
     if isinstance(objective, TailLatency):
@@ -48,10 +47,10 @@ def title_of(objective: Objective) -> str:
 class PartTime:
     """A part within a plan.
 
-    sm_count: the SMs that it may use.
-    seconds: for a call, from when it could begin to its end; waiting for SMs that another part has is in it.
-    calls_per_second: where the parts do not wait for each other.
-    alone: the seconds that it takes on the same SMs with nothing beside it, where that was measured.
+    sm_count: the number of SMs that it may use.
+    seconds: of a call, from when it could begin to its end, including the wait for SMs that another part occupies.
+    calls_per_second: if the parts do not wait for each other.
+    alone: the seconds on the same SMs without the other parts, if that was measured.
     """
 
     sm_count: int
@@ -62,10 +61,10 @@ class PartTime:
 
 @dataclass(frozen=True)
 class Result:
-    """A plan as it was measured.
+    """The measurement of a plan.
 
-    seconds: what the objective is about: a step, a mix, or the quantile of the latency, of each batch.
-    overlap: the time in which parts were seen to run at once, as a share of what is possible; for the makespan alone.
+    seconds: the value of the objective for each batch: a step, a mix, or the quantile of the latency.
+    overlap: the time in which parts overlapped, as a share of the possible time; only for the makespan.
     """
 
     plan: Plan
@@ -78,18 +77,19 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """The answer of overlap().
+    """The result of overlap(). ``print()`` it.
 
     choice: the plan to use: the simplest one that no other beats by more than noise.
-    results: all plans that were measured, the fastest first.
-    alone: the seconds of each part by itself on the whole device.
-    bound: no plan can take less, but for noise.
-    gain: how many times as long the sequence takes, from pairs measured one right after the other.
-    gain_low, gain_high: an interval for it.
-    sure: whether noise is ruled out, between the plans that were measured.
-    reasons: why, in words.
-    complete: False after Ctrl-C, if the budget was too small, or if the contexts did not suffice for all divisions of
-    the SMs, which the reasons tell then.
+    results: all measured plans, fastest first.
+    alone: the seconds of each part alone on the whole device.
+    bound: the lower bound of a step: the longest part alone. It holds up to noise, and while a part alone runs as it
+    does in the plans: launch-bound work and libraries with an SM count hint can be below it.
+    gain: the speedup over the sequence: the median ratio over pairs of batches of the same round.
+    gain_low, gain_high: its confidence interval, for this process and these open partitions.
+    sure: whether the choice is certain, as far as the measured plans go.
+    reasons: explanations.
+    complete: False after Ctrl-C, if the budget was too short, or if the limit of contexts left divisions of the SMs
+    untried; the reasons then name them.
     """
 
     choice: Plan
@@ -110,18 +110,18 @@ class Report:
 
     @property
     def plan(self) -> Plan:
-        """The same as choice."""
+        """Same as choice."""
         return self.choice
 
     def result(self, plan: Plan) -> Result:
-        """What was measured of a plan."""
+        """The measurement of a plan."""
         for result in self.results:
             if result.plan == plan:
                 return result
-        raise KeyError(f"no plan like this was measured: {plan}")
+        raise KeyError(f"this plan was not measured: {plan}")
 
     def foremost(self, most: int) -> list[Result]:
-        """The fastest so many, and in any case the choice and the fastest of each kind."""
+        """The fastest results, `most` of them, and always the choice and the fastest of each kind."""
         first_of_kind = {result.plan.kind: result for result in reversed(self.results)}
         kept = [self.result(self.choice), *first_of_kind.values()]
         return [result for i, result in enumerate(self.results) if i < most or result in kept]
@@ -129,13 +129,13 @@ class Report:
     # ---- JSON
 
     def to_json(self) -> str:
-        """The report as JSON, which from_json() reads."""
-        told = {field.name: getattr(self, field.name) for field in fields(self)}
-        told["schema"] = SCHEMA
-        told["choice"] = self.choice.to_dict()
-        told["objective"] = _objectives.to_json(self.objective)
-        told["alone"] = {name: asdict(spread) for name, spread in self.alone.items()}
-        told["results"] = [
+        """The report as JSON, for from_json()."""
+        document = {field.name: getattr(self, field.name) for field in fields(self)}
+        document["schema"] = SCHEMA
+        document["choice"] = self.choice.to_dict()
+        document["objective"] = _objectives.to_json(self.objective)
+        document["alone"] = {name: asdict(spread) for name, spread in self.alone.items()}
+        document["results"] = [
             {
                 **{field.name: getattr(result, field.name) for field in fields(result)},
                 "plan": result.plan.to_dict(),
@@ -145,28 +145,28 @@ class Report:
             }
             for result in self.results
         ]
-        return json.dumps(told, indent=1)
+        return json.dumps(document, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """The report that to_json() wrote. ValueError for anything else, which names the field."""
-        told = json.loads(text)
-        if not isinstance(told, Mapping) or told.get("schema") != SCHEMA:
-            raise ValueError(f"this JSON is no report of schema {SCHEMA}")
+        """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
+        value = json.loads(text)
+        if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
+            raise ValueError(f"not a report of schema {SCHEMA}")
         try:
             report = _made(
                 cls,
-                {name: value for name, value in told.items() if name != "schema"},
+                {name: item for name, item in value.items() if name != "schema"},
                 "",
                 choice=_plan,
                 objective=_objective,
-                results=lambda told, where: tuple(_each(told, where, _result)),
-                alone=lambda told, where: _by_name(told, where, _spread),
-                reasons=lambda told, where: tuple(_each(told, where, lambda text, where: _plain(str, text, where))),
+                results=lambda value, where: tuple(_each(value, where, _result)),
+                alone=lambda value, where: _by_name(value, where, _spread),
+                reasons=lambda value, where: tuple(_each(value, where, lambda text, where: _plain(str, text, where))),
             )
             report._demand_consistency()
         except (TypeError, ValueError) as error:
-            raise ValueError(f"this JSON is no report of schema {SCHEMA}: {error}") from error
+            raise ValueError(f"not a report of schema {SCHEMA}: {error}") from error
         return report
 
     def _demand_consistency(self) -> None:
@@ -177,9 +177,9 @@ class Report:
             raise ValueError(f"objective: {error}") from error
         for number, result in enumerate(self.results):
             if not set(result.plan.parts) == set(result.parts) == names:
-                raise ValueError(f"results[{number}] is about other parts than alone")
+                raise ValueError(f"results[{number}] has other parts than alone")
         if self.choice not in [result.plan for result in self.results]:
-            raise ValueError("choice is none of the plans in results")
+            raise ValueError("choice is not a plan of results")
         for field, seconds in {
             "bound": self.bound,
             **{f"alone.{name}.median": spread.median for name, spread in self.alone.items()},
@@ -190,29 +190,36 @@ class Report:
 
     # ---- for people
 
+    def __repr__(self) -> str:
+        return f"<Report: {self._answer()}; {' and '.join(self.alone)} on {self.device}>"
+
     def __str__(self) -> str:
         chosen = self.result(self.choice).seconds.median / self.bound
+        title = title_of(self.objective)
         lines = [
-            f"{self.device}, {self.sm_count} SMs, driver {self.driver}, {self.date}: {' beside '.join(self.alone)}",
+            self._answer(),
+            f"{title} {words(self.result(self.choice).seconds.median)}, {chosen:.2f}x the lower bound of "
+            f"{words(self.bound)}",
+            f"{self.device}, {self.sm_count} SMs, driver {self.driver}, {self.date}: {' and '.join(self.alone)}",
             "",
             self._table(),
             "",
-            f"bound  {words(self.bound)}; the choice takes {chosen:.2f} x as long",
-            f"choice {self.choice}{self._gain()}",
         ]
-        lines += [f"  - {reason}" for reason in self.reasons]
+        lines += [f"- {reason}" for reason in self.reasons]
         if not self.complete:
-            lines.append("  - not complete: not all that there was to measure was measured")
+            lines.append("- incomplete: some measurements are missing")
         return "\n".join(lines)
 
-    def _gain(self) -> str:
+    def _answer(self) -> str:
+        """What to do, how much it gains, and how certain that is."""
         if self.choice.kind == "sequence":
-            return ": nothing is faster by more than noise" if self.sure else ": nothing was seen to be surely faster"
-        told = f": {self.gain:.2f} x as fast as in sequence ({self.gain_low:.2f} to {self.gain_high:.2f})"
-        return told if self.sure else f"{told}, not sure"
+            certainty = "is faster by more than noise" if self.sure else "was measured to be faster with certainty"
+            return f"best: in sequence; no other plan {certainty}"
+        gain = f"{self.gain:.2f}x speedup over sequential ({self.gain_low:.2f} to {self.gain_high:.2f})"
+        return f"best: {self.choice}; {gain}{'' if self.sure else ', inconclusive'}"
 
     def _table(self) -> str:
-        """One table, or two where it is too wide: the objective, and what the parts did."""
+        """One table, or two if it is too wide: the objective, and the parts."""
         shown = self.foremost(MOST_ROWS)
         plans, briefly = names_of_plans(self, shown)
         names = [f"{'> ' if r.plan == self.choice else '  '}{name}" for r, name in zip(shown, plans, strict=True)]
@@ -231,48 +238,101 @@ class Report:
                 row.append(None if result.overlap is None else f"{result.overlap:.2f}")
             if tail:
                 row += [words(latency.p50), words(latency.largest)] if latency is not None else [None, None]
-            rows.append(row + [_told(result.parts[name]) for name in self._columns()])
+            rows.append(row + [_cell(result.parts[name]) for name in self._columns()])
 
         def columns(which: slice) -> str:
             cells = [[name, *row[which]] for name, row in zip(names, rows, strict=True)]
             return table(["plan", *header[which]], cells)
 
-        told = columns(slice(None))
-        if max(map(len, told.splitlines())) > WIDTH:
-            told = f"{columns(slice(first))}\n\n{columns(slice(first, None))}"
+        text = columns(slice(None))
+        if max(map(len, text.splitlines())) > WIDTH:
+            text = f"{columns(slice(first))}\n\n{columns(slice(first, None))}"
         if briefly:
-            told += "\n\n  with / between them: the SMs of the parts, in the order of the first line"
+            text += "\n\n  with / between them: the SMs of the parts, in the order of the line above the table"
         if any(result.plan.library_sms for result in shown):
-            told += "\n\n  told: libraries know the SM counts"
+            text += "\n\n  hint: libraries use the SM counts of their partitions"
         hidden = len(self.results) - len(shown)
-        return told + (f"\n  and {hidden} more, slower than the fastest of these" if hidden else "")
+        return text + (f"\n  and {hidden} slower plans" if hidden else "")
 
     def _columns(self) -> list[str]:
         critical = self.objective.part if isinstance(self.objective, TailLatency) else None
         return [name for name in self.alone if name != critical]
 
-    def plot(self, path: str | PathLike[str] | None = None) -> Figure:
-        """A picture of the results, as a figure of matplotlib; also written to `path` if one is given."""
-        from cuda_gctx.tune._plot import plot
+    # ---- pictures
 
-        return plot(self, path)
+    def svg(self, path: str | PathLike[str] | None = None) -> str:
+        """The results as a picture, also written to `path`: a bar per plan, its parts, its spread, and the bound."""
+        return written(_picture(self), path)
+
+    def html(self, path: str | PathLike[str] | None = None) -> str:
+        """The picture as an HTML page that loads nothing; also written to `path`."""
+        return written(page(f"{' and '.join(self.alone)}: {self.device}", self.svg()), path)
+
+    def _repr_html_(self) -> str:
+        return self.svg()
+
+
+MOST_BARS = 14
+# The axis ends a little behind the sequence and the choice: the bars of far slower plans are cut off.
+BEHIND = 1.6
+
+
+def _picture(report: Report) -> str:
+    tail = isinstance(report.objective, TailLatency)
+    results = report.foremost(MOST_BARS)
+    names, briefly = names_of_plans(report, results)
+    bars = []
+    for name, result in zip(names, results, strict=True):
+        spread, text = result.seconds, words(result.seconds.median)
+        rates = [(part, time.calls_per_second) for part, time in result.parts.items()]
+        if tail:
+            text += "".join(f"; {part} {rate:.4g} calls/s" for part, rate in rates if rate is not None)
+        times = (spread.median * 1e9, spread.p10 * 1e9, spread.p90 * 1e9)
+        pieces = () if tail else _pieces(report, result)
+        bars.append(Bar(name, *times, text, result.plan == report.choice, pieces))
+    slowest = max(bar.high_ns for bar in bars)
+    near = max(r.seconds.p90 for r in results if r.plan == report.choice or r.plan.kind in ("sequence", "streams"))
+    return draw_bars(
+        " and ".join(report.alone),
+        f"{report.device}, driver {report.driver}, {report.date}: {report._answer()}",
+        title_of(report.objective),
+        bars,
+        report.bound * 1e9,
+        slowest * 1.5 if tail else min(slowest * 1.02, BEHIND * near * 1e9),
+        logarithmic=tail,
+        note="Partitions are given by their sizes, in the order of the title." if briefly else "",
+    )
+
+
+def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:
+    """What each part takes: from the start of the step, or in a sequence from the end of the part before."""
+    weights = report.objective.weights if isinstance(report.objective, Throughput) else {}
+    pieces: list[Piece] = []
+    start = 0.0
+    for name in report.alone:
+        part = result.parts[name]
+        if part.seconds is not None:
+            end = start + part.seconds.median * weights.get(name, 1) * 1e9
+            pieces.append(Piece(name, start, end))
+            start = end if result.plan.kind == "sequence" else 0.0
+    return tuple(pieces)
 
 
 def names_of_plans(report: Report, results: Sequence[Result]) -> tuple[list[str], bool]:
-    """What plans are called beside each other, and whether briefly: by the sizes alone, in the order of the parts."""
+    """The names of plans in a table, and whether they are shortened to the sizes, in the order of the parts."""
     briefly = max(len(str(result.plan)) for result in results) > LONGEST_NAME
 
     def name(plan: Plan) -> str:
         if not briefly or plan.layout is None:
-            return str(plan).replace(LIBRARIES_TOLD, "told")
+            return str(plan).replace(HINT, "hint")
         sizes = sizes_of(plan)
-        return "/".join(sizes[part] for part in report.alone) + (", told" if plan.library_sms else "")
+        return "/".join(sizes[part] for part in report.alone) + (", hint" if plan.library_sms else "")
 
     return [name(result.plan) for result in results], briefly
 
 
 def _range(seconds: Spread) -> str | None:
-    """From p10 to p90, where there are samples enough for that."""
+    """From p10 to p90, if there are enough samples."""
     if seconds.samples < LEAST_SAMPLES:
         return None
     low, high = words(seconds.p10), words(seconds.p90)
@@ -280,99 +340,99 @@ def _range(seconds: Spread) -> str | None:
     return f"{low.removesuffix(f' {unit}')} to {high}"
 
 
-def _told(part: PartTime) -> str | None:
+def _cell(part: PartTime) -> str | None:
     if part.calls_per_second is not None:
         return f"{part.calls_per_second:.4g}"
     return words(part.seconds.median) if part.seconds is not None else None
 
 
-# ---- from JSON: a reader takes what was told and where, and raises TypeError or ValueError that says where
+# ---- from JSON: a reader takes a value and its path, and raises a TypeError or ValueError that names the path
 
 Reader: TypeAlias = Callable[[Any, str], Any]
 
 
-def _plain(kind: Any, told: Any, where: str) -> Any:
-    """A text, a truth value or a number, which is never negative here; None where the kind allows it."""
-    if told is None and type(None) in get_args(kind):
+def _plain(kind: Any, value: Any, where: str) -> Any:
+    """A string, a bool or a number, which is never negative here; None if the kind allows it."""
+    if value is None and type(None) in get_args(kind):
         return None
     kind = next((one for one in get_args(kind) if one is not type(None)), kind)
-    if not isinstance(told, (int, float) if kind is float else kind) or (isinstance(told, bool) and kind is not bool):
-        raise TypeError(f"{where} must be of type {kind.__name__}, not {type(told).__name__}")
-    if kind in (int, float) and not 0 <= told < math.inf:
-        raise ValueError(f"{where} must be a number of 0 or more, not {told}")
-    return told
+    if not isinstance(value, (int, float) if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{where} must be of type {kind.__name__}, not {type(value).__name__}")
+    if kind in (int, float) and not 0 <= value < math.inf:
+        raise ValueError(f"{where} must be a number of 0 or more, not {value}")
+    return value
 
 
-def _made(kind: type[Value], told: Any, where: str, **readers: Reader) -> Value:
-    """A dataclass, of all its fields and no others."""
+def _made(kind: type[Value], value: Any, where: str, **readers: Reader) -> Value:
+    """A dataclass, from exactly its fields."""
     kinds = get_type_hints(kind)
     at = f"{where}." if where else ""
-    given = set(_mapping(told, where))
+    given = set(_mapping(value, where))
     for name in sorted(kinds.keys() ^ given):
         raise ValueError(f"{at}{name} is {'unknown' if name in given else 'missing'}")
     return kind(
         **{
-            name: readers[name](told[name], at + name)
+            name: readers[name](value[name], at + name)
             if name in readers
-            else _plain(kinds[name], told[name], at + name)
+            else _plain(kinds[name], value[name], at + name)
             for name in kinds
         }
     )
 
 
-def _mapping(told: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(told, Mapping):
-        raise TypeError(f"{where} must be an object, not {type(told).__name__}")
-    return told
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{where} must be an object, not {type(value).__name__}")
+    return value
 
 
-def _each(told: Any, where: str, read: Reader) -> list[Any]:
-    if not isinstance(told, list):
-        raise TypeError(f"{where} must be a list, not {type(told).__name__}")
-    return [read(value, f"{where}[{number}]") for number, value in enumerate(told)]
+def _each(value: Any, where: str, read: Reader) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{where} must be a list, not {type(value).__name__}")
+    return [read(item, f"{where}[{number}]") for number, item in enumerate(value)]
 
 
-def _by_name(told: Any, where: str, read: Reader) -> dict[str, Any]:
-    return {name: read(value, f"{where}.{name}") for name, value in _mapping(told, where).items()}
+def _by_name(value: Any, where: str, read: Reader) -> dict[str, Any]:
+    return {name: read(item, f"{where}.{name}") for name, item in _mapping(value, where).items()}
 
 
 def _optional(read: Reader) -> Reader:
-    return lambda told, where: None if told is None else read(told, where)
+    return lambda value, where: None if value is None else read(value, where)
 
 
-def _plan(told: Any, where: str) -> Plan:
+def _plan(value: Any, where: str) -> Plan:
     try:
-        return Plan.from_dict(told)
+        return Plan.from_dict(value)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _objective(told: Any, where: str) -> Objective:
+def _objective(value: Any, where: str) -> Objective:
     try:
-        return _objectives.from_json(told)
+        return _objectives.from_json(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _spread(told: Any, where: str) -> Spread:
-    return _made(Spread, told, where)
+def _spread(value: Any, where: str) -> Spread:
+    return _made(Spread, value, where)
 
 
-def _latency(told: Any, where: str) -> Latency:
-    return _made(Latency, told, where)
+def _latency(value: Any, where: str) -> Latency:
+    return _made(Latency, value, where)
 
 
-def _part(told: Any, where: str) -> PartTime:
-    return _made(PartTime, told, where, seconds=_optional(_spread), alone=_optional(_spread))
+def _part(value: Any, where: str) -> PartTime:
+    return _made(PartTime, value, where, seconds=_optional(_spread), alone=_optional(_spread))
 
 
-def _result(told: Any, where: str) -> Result:
+def _result(value: Any, where: str) -> Result:
     return _made(
         Result,
-        told,
+        value,
         where,
         plan=_plan,
         seconds=_spread,
-        parts=lambda told, where: _by_name(told, where, _part),
+        parts=lambda value, where: _by_name(value, where, _part),
         latency=_optional(_latency),
     )

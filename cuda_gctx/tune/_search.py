@@ -1,8 +1,8 @@
-"""The search: which plans are measured, in which order, and which of them is chosen.
+"""The search: which plans are measured, in which order, and which one is chosen.
 
-Plans are measured in rounds, in random order, so that what changes with time (clocks, temperature, neighbours) meets
-all of them. What cannot win any more is left out of later rounds. The finalists then meet in rounds of their own, which
-alone decide: the fastest of many is partly a lucky one, and fresh samples take the luck away.
+Plans are measured in rounds, in random order, so that what changes with time (clocks, temperature, neighbours)
+affects all of them. Plans that cannot win any more are left out of later rounds. The finalists then meet in separate
+rounds, which alone decide: the fastest of many plans is partly a lucky one, and fresh samples remove the luck.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from cuda_gctx.tune._work import Part, PartFacts, PartFailed, examine, libraries
 __all__ = ["Candidate", "Search"]
 
 COARSE_ROUNDS, REFINING_ROUNDS = 3, 2
-# Final rounds, and how many there are in all if the first ones leave it open what is best. Nobody looks in between:
-# who looks often enough sees what he wants once.
+# Final rounds, and their number if the first ones do not decide. There is no look in between, because each further look
+# is another chance of a wrong answer.
 FINAL_ROUNDS, MOST_FINAL_ROUNDS = 15, 60
 # The share of the budget after which each phase has to end.
 SEARCH_UNTIL, REFINE_UNTIL = 0.45, 0.65
-# Slower than the best of each of its rounds by so much, a plan is left out of later ones: after two, or at once. And
-# partitions are not refined.
+# A plan that is so much slower than the best of each of its rounds is left out of later ones, after two rounds or at
+# once; and partitions that are so much slower are not refined.
 HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.15, 1.5, 1.25
 MOST_FINALISTS = 8
 MARGINS = (1.0, 1.05, 1.1, HOPELESS)
-# A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime"). A quarter is for sizes near the best.
+# A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime"). A quarter is reserved for sizes near the
+# best.
 MOST_CONTEXTS = 96
 COARSE_SHARE = 0.75
 
 
 @dataclass(eq=False)
 class Candidate:
-    """Something that is measured: a plan, or a part alone (`plan` is None), with its samples by round.
+    """What is measured: a plan, or a part alone (`plan` is None), with its samples by round.
 
-    steps: when the parts ran in some joined steps, by round too. alone_here: the parts alone on the SMs that the plan
+    steps: when the parts ran in some joined steps, also by round. alone_here: the parts alone on the SMs that the plan
     gives them.
     """
 
@@ -62,26 +63,26 @@ class Candidate:
     steps: dict[int, list[Intervals]] = field(default_factory=dict)
     alone_here: dict[str, Candidate] = field(default_factory=dict)
     hopeless: bool = False
-    batch_s: float = 0.0  # what the last batch took the host
+    batch_s: float = 0.0  # how long the last batch took
 
     def measured(self, final: int | None) -> dict[int, Sample]:
-        """The samples: those of the final rounds, which begin with `final`, if there are enough."""
+        """The samples; only those of the final rounds, which begin with `final`, if there are enough."""
         fresh = {number: sample for number, sample in self.samples.items() if final is not None and number >= final}
         return fresh if len(fresh) >= LEAST_PAIRS else self.samples
 
     def seconds(self, final: int | None = None) -> float:
         return median([sample.seconds for sample in self.measured(final).values()])
 
-    def looked_at(self, final: int | None) -> list[Intervals]:
-        """The steps: those of the final rounds, if there are any."""
+    def profiled(self, final: int | None) -> list[Intervals]:
+        """The profiled steps; only those of the final rounds if there are any."""
         fresh = [
             step for number, steps in self.steps.items() if final is not None and number >= final for step in steps
         ]
         return fresh or [step for steps in self.steps.values() for step in steps]
 
     def spent(self, name: str, final: int | None) -> list[float]:
-        """How long a part took in the steps that were looked at, from when it could begin to its end."""
-        return [step[name][1] - step[name][0] for step in self.looked_at(final)]
+        """How long a part took in the profiled steps, from when it could begin to its end."""
+        return [step[name][1] - step[name][0] for step in self.profiled(final)]
 
     @property
     def is_sequence(self) -> bool:
@@ -89,13 +90,13 @@ class Candidate:
 
     @property
     def complexity(self) -> tuple[int, bool]:
-        """The simplest plan has the smallest."""
+        """The smaller, the simpler the plan."""
         assert self.plan is not None
         return KINDS.index(self.plan.kind), self.plan.library_sms
 
 
 def _capturing(trial: Trial) -> list[str]:
-    """The parts that have left their stream capturing a graph."""
+    """The parts that left their stream capturing a graph."""
     found = []
     for name, stream in trial.streams.items():
         with suppress(CUDAError):  # of a device that has failed
@@ -104,7 +105,7 @@ def _capturing(trial: Trial) -> list[str]:
 
 
 class Search:
-    """Measures plans for some parts. It can be asked for what is known at any time, also when it was interrupted."""
+    """Measures plans for some parts. Results are available at any time, also after an interruption."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class Search:
         self.alone: dict[str, Candidate] = {}
         self.candidates: list[Candidate] = []
         self.notes: list[str] = []
-        self.left_out: dict[str, list[object]] = {}  # what could not be measured, by the reason
+        self.left_out: dict[str, list[object]] = {}  # plans that could not be measured, by the reason
         self.complete = False
         self.final: int | None = None  # the number of the first final round
         self._library_sms = library_sms
@@ -135,7 +136,7 @@ class Search:
         self._progress = progress
         self._closing = closing
         self._round = 0
-        self._fair_rounds: set[int] = set()  # those in which all plans took part that were not left out
+        self._fair_rounds: set[int] = set()  # those in which every plan that was not left out took part
         self._contexts = 0
         self._allocations: set[Allocation] = set()
         self._pool = closing.enter_context(PartitionPool(device))
@@ -144,20 +145,20 @@ class Search:
         try:
             self._sizes = Sizes(device, [part.name for part in parts], wanted_sizes)
         except FeatureNotSupported as error:
-            self.notes.append(f"partitions were left out: {error}")
+            self.notes.append(f"partitions were not measured: {error}")
         self._runner = Runner(objective, self._began + budget_s)
 
     # ---- the phases
 
     def run(self) -> None:
-        """All of it. Ends early, and says so, when the budget is used up."""
+        """Run all phases. Ends early, and notes that, when the budget is used up."""
         self.complete = True
         for phase, share in (
             (self._first, SEARCH_UNTIL),
             (self._refine, REFINE_UNTIL),
             (self._compare, 1.0),
         ):
-            # What there is to compare needs the first phase, which may take all of the time.
+            # Without the first phase there is nothing to compare, so it may take all of the time.
             until = 1.0 if not self.can_answer else share
             self._runner.deadline = self._began + until * self._budget_s
             try:
@@ -177,15 +178,15 @@ class Search:
         )
 
     def settle(self) -> None:
-        """Waits for all that was enqueued, so that streams can be closed and partitions given back."""
+        """Wait for everything that was enqueued, so that streams and partitions can be closed."""
         for trial in self._trials():
             for stream in {*trial.streams.values(), trial.clock}:
-                # An error of the device was raised where it was first met.
+                # An error of the device has been raised already.
                 with suppress(CUDAError):
                     stream.sync()
 
     def _first(self) -> None:
-        self._show("calls each part for the first times")
+        self._show("calling each part for the first time")
         first = self._closing.enter_context(self.device.create_stream())
         whole = dict.fromkeys((part.name for part in self.parts), self.device.sm_count)
         for part in self.parts:
@@ -203,7 +204,7 @@ class Search:
         plans += [Plan("priority", names, first=name) for name in names]
         for plan in plans:
             self._open(plan, whole)
-        self._show("lets the clocks settle")
+        self._show("waiting for stable clocks")
         with self._forgiving(self.candidates[0]):
             self._runner.settle_clocks(self.candidates[0].trial)
         self._rounds([*self.alone.values(), *self.candidates], 1, drop=False)
@@ -212,12 +213,12 @@ class Search:
         self._rounds([*self.alone.values(), *self.candidates], COARSE_ROUNDS)
 
     def _divide(self) -> None:
-        """Opens partitions of sizes that are far apart."""
+        """Open partitions of sizes that are far apart."""
         sizes = self._sizes
         if sizes is None:
             return
         for count in sizes.too_large():
-            self.note(f"{count} SMs were not tried: with a partition of that size no layout for these parts fits")
+            self.note(f"{count} SMs were not tried: no layout for these parts fits with a partition of that size")
         durations = {name: trial_s * self.weight(name) for name, trial_s in self._runner.alone_s.items()}
         plans = [(allocation, sizes.plan(allocation, False)) for allocation in sizes.coarse(durations)]
         coarse = [(allocation, found[0]) for allocation, found in plans if found is not None]
@@ -226,8 +227,8 @@ class Search:
             if self._contexts + len(self.parts) > most:
                 self.complete = False
                 self.note(
-                    f"{len(coarse) - number} of {len(coarse)} divisions of the SMs were not tried, the first of them "
-                    f"{plan}: at most {MOST_CONTEXTS} contexts are made; sizes=[...] tries others"
+                    f"{len(coarse) - number} of {len(coarse)} divisions of the SMs were not tried, such as {plan}: the "
+                    f"limit is {MOST_CONTEXTS} contexts; choose sizes with sizes=[...]"
                 )
                 return
             self._open_allocation(allocation)
@@ -262,7 +263,7 @@ class Search:
         def affordable() -> int:
             return max(0, int((self._runner.deadline - clock.now()) / max(round_s, 1e-6)))
 
-        # Looking at the parts takes about as long as the rounds in which it is done.
+        # Profiling the parts takes about as long as the rounds in which it is done.
         placed = self._placed(finalists) if affordable() >= FINAL_ROUNDS + LEAST_PAIRS else []
         self._rounds([*dict.fromkeys([*competing, *placed])], LEAST_PAIRS, drop=False, look=placed)
         self._rounds(competing, min(FINAL_ROUNDS - LEAST_PAIRS, affordable()), drop=False)
@@ -271,20 +272,20 @@ class Search:
             self._rounds(competing, further, drop=False)
 
     def _placed(self, finalists: Sequence[Candidate]) -> list[Candidate]:
-        """The finalists in partitions, or the best partitions, and their parts alone in these."""
+        """The finalists in partitions, or the best partitions, and their parts alone in these partitions."""
         best = self._best_partitions()
         if best is None:
             return []
         placed = [candidate for candidate in finalists if candidate.allocation is not None] or [best]
         for candidate in placed:
             for part in self.parts:
-                told, stream = candidate.trial.library_sms, candidate.trial.streams[part.name]
-                trial = Trial(f"{part.name} alone in {candidate.plan}", (part,), {part.name: stream}, stream, told)
+                hint, stream = candidate.trial.library_sms, candidate.trial.streams[part.name]
+                trial = Trial(f"{part.name} alone in {candidate.plan}", (part,), {part.name: stream}, stream, hint)
                 alone = Candidate(trial, None, candidate.sm_counts, candidate.allocation)
                 with self._forgiving(alone):
                     self._runner.warm(trial)
                 candidate.alone_here[part.name] = alone
-        # The same sizes with and without libraries that are told.
+        # The same sizes with and without the SM count hint.
         placed += [c for c in self.known() if c.allocation == best.allocation and c not in placed]
         for candidate in placed:
             candidate.hopeless = False
@@ -314,14 +315,14 @@ class Search:
             clock = self._closing.enter_context(self.device.create_stream())
         candidate = Candidate(Trial.of(plan, self.parts, streams, clock), plan, sm_counts, allocation)
         self.candidates.append(candidate)
-        self._show(f"warms up {plan}")
+        self._show(f"warming up {plan}")
         with self._forgiving(candidate):
             self._runner.warm(candidate.trial)
         return candidate
 
     @contextmanager
     def _forgiving(self, candidate: Candidate) -> Iterator[None]:
-        """Leaves out partitions in which a part fails, where the device still works. Other errors name the plan."""
+        """Exclude partitions in which a part fails, if the device still works. Other errors name the plan."""
         trial = candidate.trial
         try:
             with naming(trial.name if len(trial.parts) > 1 else f"{trial.parts[0].name} {trial.name}"):
@@ -347,7 +348,7 @@ class Search:
             ) from error
 
     def _open_allocation(self, allocation: Allocation) -> list[Candidate]:
-        """The plans with an allocation that is new: without library SM targets, with them, or both."""
+        """The plans of a new allocation: without the SM count hint, with it, or both."""
         if allocation in self._allocations or self._sizes is None or self._is_full:
             return []
         self._allocations.add(allocation)
@@ -361,19 +362,19 @@ class Search:
             if not made:
                 if self._contexts + len(self.parts) > MOST_CONTEXTS:
                     self._stop_opening(
-                        f"not all sizes near the best were tried: they would need more than {MOST_CONTEXTS} contexts"
+                        f"some sizes near the best were not tried: the limit is {MOST_CONTEXTS} contexts"
                     )
                     break
                 self._contexts += len(self.parts)
                 try:
-                    # Whose contexts share SMs with those made here is no matter of the caller's.
+                    # The caller does not need a warning that contexts of the tuner share SMs.
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", ResourceOverlapWarning)
                         self._pool.get(plan.layout)
                 except CUDAError as error:
                     if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
                         raise
-                    self._stop_opening("there was no device memory for the contexts of more partitions")
+                    self._stop_opening("more partitions were not tried: no device memory is left for their contexts")
                     break
             if library_sms and not self._can_tell_libraries(plan):
                 break
@@ -397,7 +398,7 @@ class Search:
             return True
         if self._library_sms == "on":
             raise RuntimeError(f'library_sms="on" is not possible here: {reason}')
-        self.note(f"libraries were not told SM counts: {reason}")
+        self.note(f"the SM count hint was not measured: {reason}")
         self._library_sms = "off"
         return False
 
@@ -413,10 +414,9 @@ class Search:
     def _rounds(
         self, candidates: Sequence[Candidate], number: int, drop: bool = True, look: Sequence[Candidate] = ()
     ) -> None:
-        """Each candidate in each round, in random order.
+        """Measure each candidate in each round, in random order.
 
-        drop: leaves out those that cannot win any more. look: of which it is looked at in each round when the parts
-        run, not only once.
+        drop: leave out those that cannot win any more. look: those that are profiled in each round, not only once.
         """
         for _ in range(number):
             current = self._round
@@ -424,7 +424,7 @@ class Search:
             taking_part = [candidate for candidate in candidates if not candidate.hopeless]
             shape = self._runner.shape([candidate.trial for candidate in taking_part])
             for _, candidate in in_rounds(taking_part, 1, self._random):
-                self._show(f"measures {candidate.plan or 'alone'}")
+                self._show(f"measuring {candidate.plan or 'each part alone'}")
                 began = clock.now()
                 with self._forgiving(candidate):
                     candidate.samples[current] = self._runner.batch(candidate.trial, shape)
@@ -436,9 +436,9 @@ class Search:
                 self._drop()
 
     def _behind(self, candidate: Candidate) -> float:
-        """How many times as long a plan took as the best of the same round, where it came nearest to that.
+        """How many times as long a plan took as the best of the same round, in its best round.
 
-        Where something is asked for the others, it counts beside plans that leave them as much.
+        If the objective demands a rate of the others, only plans that leave them as much are rivals.
         """
         rivals = self.known()
         if isinstance(self.objective, TailLatency) and self.objective.others:
@@ -455,7 +455,7 @@ class Search:
 
     def _drop(self) -> None:
         for candidate in self.known():
-            # The sequence and the plain streams stay: the answer is told beside them.
+            # The sequence and the plain streams stay, because the report compares with them.
             if candidate.plan is not None and candidate.plan.kind not in ("sequence", "streams"):
                 limit = HOPELESS if len(candidate.samples) > 1 else HOPELESS_AT_ONCE
                 accepted = self.accepts(candidate, leniently=True)
@@ -468,7 +468,7 @@ class Search:
         return min(found, key=lambda c: (not self.accepts(c), c.seconds(self.final)), default=None)
 
     def others_share(self, candidate: Candidate) -> float:
-        """How much of what they do alone the parts achieve that are not the critical one; the smallest of them."""
+        """The rate of the parts that are not critical, as a share of their rate alone; the smallest of them."""
         shares = []
         for name, alone in self.alone.items():
             calls = sum(sample.calls[name][0] for sample in candidate.samples.values() if name in sample.calls)
@@ -478,7 +478,7 @@ class Search:
         return min(shares, default=0.0)
 
     def accepts(self, candidate: Candidate, *, leniently: bool = False) -> bool:
-        """Whether a plan leaves the others what the objective asks for them. The sequence always does.
+        """Whether a plan leaves the others what the objective demands. The sequence always does.
 
         leniently: or nearly as much, while there are few samples.
         """
@@ -507,18 +507,18 @@ class Search:
         close = [candidate for candidate in ordered if self._behind(candidate) <= HOPELESS]
         chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
         if isinstance(self.objective, TailLatency):
-            # The others' share is measured too, and not known to the last percent: plans that leave them just enough,
-            # and a little more.
+            # The share of the others is measured too, with an error: keep plans that leave them just enough, and those
+            # that leave them a little more.
             shares = [self.objective.others * margin for margin in MARGINS]
             partitions = [candidate for candidate in ordered if candidate.allocation is not None]
             chosen += [c for share in shares for c in [c for c in partitions if self.others_share(c) >= share][:1]]
-            # A latency that is as good leaves a choice: the plan in which the others achieve most.
+            # Of plans with equal latencies, the one in which the others achieve most.
             chosen += sorted(close, key=self.others_share, reverse=True)[:1]
         chosen += close[:3]
         return list(dict.fromkeys(chosen))[:MOST_FINALISTS]
 
     def ratio(self, slow: Candidate, fast: Candidate) -> Ratio:
-        """How many times as long one takes as the other, by the rounds that both were in."""
+        """How many times as long one takes as the other, over the rounds in which both were measured."""
         for theirs, ours in ((slow.measured(self.final), fast.measured(self.final)), (slow.samples, fast.samples)):
             found = ratio_of_rounds(*({n: sample.seconds for n, sample in side.items()} for side in (theirs, ours)))
             if found is not None:
@@ -527,7 +527,7 @@ class Search:
         return Ratio(ratio, ratio, ratio, 0)
 
     def choose(self) -> tuple[Candidate, bool]:
-        """The simplest plan that no other beats by more than noise, and whether that is sure."""
+        """The simplest plan that no other beats by more than noise, and whether that is certain."""
         sequence = self.sequence()
         compared = [c for c in self.acceptable() if self.final is None or c.measured(self.final) is not c.samples]
         compared = compared if sequence in compared else self.acceptable()

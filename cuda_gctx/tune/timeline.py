@@ -1,4 +1,4 @@
-"""When work ran, and where, by the timer of the device: as values, as a picture, and as a trace for Perfetto."""
+"""When and where work ran, by the device timer: as values, as a picture, and as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cuda_gctx._core.lease import is_capturing
 from cuda_gctx._core.probe import Stamps, probe_blocks_per_sm, run_probe
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.durations import in_words
-from cuda_gctx.draw.svg import page
+from cuda_gctx.draw.svg import page, written
 from cuda_gctx.draw.table import ranges, table
 from cuda_gctx.draw.timeline import Bar, Group, Row, draw_timeline, layers
 from cuda_gctx.partitions import Partition, Partitions
@@ -31,15 +31,14 @@ __all__ = ["Span", "Timeline", "Trace", "Track"]
 PROBE_TIMEOUT_NS = 10_000_000_000
 MOST_SPANS = 1_000_000
 SPANS_NOTE = (
-    "A bar begins when its stream got there and an SM of its partition had room, and ends when what was queued in it "
-    "is done."
+    "A bar begins when its stream reached it and an SM of its partition had room, and ends when its work completed."
 )
 PROBE_NOTE = "A bar is a block of the probe kernel on its SM."
 
 
 @dataclass(frozen=True)
 class Track:
-    """Whose work it is: a partition or a context, with its SMs as far as they are known."""
+    """A partition or context, with its SMs if they are known."""
 
     name: str
     sm_count: int
@@ -48,15 +47,15 @@ class Track:
     def __str__(self) -> str:
         if self.sm_ids is None:
             return f"{self.sm_count} SMs"
-        told = ranges(self.sm_ids)
-        return f"{self.sm_count} SMs: {told if len(told) <= 15 else told[:14].rsplit(',', 1)[0] + ', ...'}"
+        ids = ranges(self.sm_ids)
+        return f"{self.sm_count} SMs: {ids if len(ids) <= 15 else ids[:14].rsplit(',', 1)[0] + ', ...'}"
 
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of work: whose it is, on which row (a stream or an SM), when it ran, in ns of the device's timer.
+    """A piece of work: its track, its row (a stream or an SM), and when it ran, in ns of the device timer.
 
-    sm: the SM that took up its first stamp, or on which the block ran.
+    sm: the SM of its first stamp, or of the block.
     """
 
     name: str
@@ -73,7 +72,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a timeline has seen.
+    """The spans of a timeline.
 
     ``str()`` is a table, ``html()`` a page with the picture, ``chrome_trace()`` for Perfetto.
     """
@@ -88,7 +87,7 @@ class Trace:
 
     @property
     def start_ns(self) -> int:
-        """When the first span starts, by the timer of the device."""
+        """The start of the first span, by the device timer."""
         return min((span.start_ns for span in self.spans), default=0)
 
     def _rows(self) -> dict[Track, dict[str, list[Span]]]:
@@ -105,47 +104,47 @@ class Trace:
 
     def _bar(self, span: Span) -> Bar:
         begin, end = span.start_ns - self.start_ns, span.end_ns - self.start_ns
-        told = f"{span.name}: {in_words(begin)} to {in_words(end)}, took {in_words(span.duration_ns)}"
-        return Bar(span.name, span.start_ns, span.end_ns, f"{told}\n{span.track}, {span.row}, SM {span.sm}")
+        text = f"{span.name}: {in_words(begin)} to {in_words(end)}, took {in_words(span.duration_ns)}"
+        return Bar(span.name, span.start_ns, span.end_ns, f"{text}\n{span.track}, {span.row}, SM {span.sm}")
 
     def svg(self, path: str | PathLike[str] | None = None) -> str:
-        """The picture; also written to `path` if one is given."""
+        """The picture as SVG; also written to `path`."""
         groups = []
         for track, rows in self._rows().items():
-            # One stream needs no name beside that of its partition.
+            # A single stream needs no label in addition to its partition.
             labels = [""] if len(rows) == 1 else list(rows)
             bars = [tuple(map(self._bar, spans)) for spans in rows.values()]
             groups.append(Group(track.name, str(track), tuple(map(Row, labels, bars))))
-        return _written(draw_timeline(self.title, f"{self.device}, driver {self.driver}", groups, self.note), path)
+        return written(draw_timeline(self.title, f"{self.device}, driver {self.driver}", groups, self.note), path)
 
     def html(self, path: str | PathLike[str] | None = None) -> str:
-        """The picture as a page of its own, with nothing to load from anywhere; also written to `path`."""
-        return _written(page(f"{self.title}: {self.device}", self.svg()), path)
+        """The picture as an HTML page that loads nothing; also written to `path`."""
+        return written(page(f"{self.title}: {self.device}", self.svg()), path)
 
     def chrome_trace(self, path: str | PathLike[str] | None = None) -> dict[str, Any]:
-        """The trace for ui.perfetto.dev and chrome://tracing, as what JSON makes of it; also written to `path`.
+        """The trace for ui.perfetto.dev and chrome://tracing, as a dictionary; also written to `path` as JSON.
 
-        The process is the device, a thread a row. Times are microseconds from the first start.
+        A process is a device, and a thread is a row. Times are microseconds since the first start.
         """
-        events: list[dict[str, Any]] = [self._told("process_name", 0, name=self.device)]
+        events: list[dict[str, Any]] = [self._metadata("process_name", 0, name=self.device)]
         thread = 0
         for track, rows in self._rows().items():
             for row, spans in rows.items():
-                # Perfetto shows what overlaps on one thread only if one is inside the other: a thread for each layer.
+                # On one thread, Perfetto shows overlapping spans only if they are nested: use a thread per layer.
                 for layer in layers(spans):
                     thread += 1
-                    events.append(self._told("thread_name", thread, name=f"{track.name}, {row}"))
-                    events.append(self._told("thread_sort_index", thread, sort_index=thread))
+                    events.append(self._metadata("thread_name", thread, name=f"{track.name}, {row}"))
+                    events.append(self._metadata("thread_sort_index", thread, sort_index=thread))
                     events += [self._event(span, thread) for span in layer]
         trace = {
             "traceEvents": events,
             "displayTimeUnit": "ns",
             "otherData": {"device": self.device, "driver": self.driver, "start_ns": self.start_ns},
         }
-        _written(json.dumps(trace), path)
+        written(json.dumps(trace), path)
         return trace
 
-    def _told(self, what: str, thread: int, **args: object) -> dict[str, Any]:
+    def _metadata(self, what: str, thread: int, **args: object) -> dict[str, Any]:
         return {"ph": "M", "name": what, "pid": self.device_id, "tid": thread, "args": args}
 
     def _event(self, span: Span, thread: int) -> dict[str, Any]:
@@ -178,15 +177,8 @@ class Trace:
         return self.svg()
 
 
-def _written(text: str, path: str | PathLike[str] | None) -> str:
-    if path is not None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    return text
-
-
 class _Places:
-    """Which track and row the work of a stream belongs to."""
+    """The track and row of the work of a stream."""
 
     def __init__(self, parts: tuple[Partition, ...]) -> None:
         self._parts = parts
@@ -215,23 +207,23 @@ class _Places:
         return name
 
     def tracks(self) -> tuple[Track, ...]:
-        # Asked late: verify() may have seen the ids meanwhile.
+        # As late as possible, because verify() may have seen the ids meanwhile.
         named = (Track(part.name, part.sm_count, part.sm_ids) for part in self._parts)
         return (*named, *self._others.values())
 
 
 class Timeline:
-    """Notes when pieces of work ran on a device, by stamps in their streams.
+    """Records when pieces of work ran on a device, by stamps in their streams.
 
-    target: Partitions, whose names are shown, or a Device. spans: how many can be noted.
+    target: Partitions, whose names are shown, or a Device. spans: how many can be recorded.
 
         timeline = tune.Timeline(parts)
         with timeline.span(parts.decode.stream, "step"):
             ...  # enqueue work on that stream
         timeline.html("timeline.html")
 
-    A stamp is a kernel of one warp, some microseconds of its stream. It runs when the stream gets to it and an SM of
-    the stream's context has room: so a span begins when its work could begin.
+    A stamp is a kernel of one warp and takes some microseconds of its stream. It runs when the stream reaches it and an
+    SM of the stream's context has room, so a span begins when its work could begin.
     """
 
     def __init__(self, target: Partitions | Device | None = None, *, spans: int = 1024) -> None:
@@ -240,7 +232,7 @@ class Timeline:
         if not 1 <= spans <= MOST_SPANS:
             raise ValueError(f"spans must be from 1 to {MOST_SPANS}, not {spans}")
         if target is not None and not isinstance(target, (Partitions, Device)):
-            raise TypeError(f"a timeline is of Partitions or a Device, not of {type(target).__name__}")
+            raise TypeError(f"target must be Partitions or a Device, not {type(target).__name__}")
         self._device = target.device if isinstance(target, Partitions) else target or Device()
         self._places = _Places(tuple(target) if isinstance(target, Partitions) else ())
         self._stamps = Stamps(self._device, 2 * spans)
@@ -250,15 +242,15 @@ class Timeline:
 
     @contextmanager
     def span(self, stream: SupportsCudaStream | Stream, name: str) -> Iterator[None]:
-        """Notes when what is queued on a stream in the ``with`` block runs. Does not wait."""
+        """Record when the work that is queued on a stream in the ``with`` block runs. Does not wait."""
         queue = stream if isinstance(stream, Stream) else Stream(stream)
         if queue.device != self._device:
-            raise ValueError(f"the stream is one of {queue.device!r}, the timeline of {self._device!r}")
+            raise ValueError(f"the stream is on {queue.device!r}, but the timeline on {self._device!r}")
         with self._lock:
             place = 2 * len(self._spans)
             if place >= self._stamps.capacity:
                 raise RuntimeError(
-                    f"the timeline is full: read() what it has and begin a new one, or make one with more than "
+                    f"the timeline is full: read() it and start another one, or create one with more than "
                     f"{len(self._spans)} spans"
                 )
             self._spans.append((name, *self._places.of(queue)))
@@ -267,11 +259,11 @@ class Timeline:
             yield
         finally:
             self._stamps.write(queue, place + 1)
-            if not is_capturing(queue):  # a span of a graph is there when the graph has been replayed
+            if not is_capturing(queue):  # a span in a graph is recorded when the graph is replayed
                 self._ends[queue] = queue.record(self._ends.get(queue))
 
     def read(self) -> Trace:
-        """Waits for the spans that have ended in the program, and tells when they ran."""
+        """Wait for the spans that have ended in the program; returns when they ran."""
         for end in list(self._ends.values()):
             end.sync()
         stamps = self._stamps.read()
@@ -296,9 +288,9 @@ class Timeline:
 
     @staticmethod
     def of_probe(parts: Partitions, *, spin_ns: int = 200_000) -> Trace:
-        """Fills all partitions at once with the kernel that verify() runs, and tells when each block ran on which SM.
+        """Fill all partitions with the kernel of verify() concurrently; returns when each block ran, and on which SM.
 
-        spin_ns: how long a block stays.
+        spin_ns: how long a block takes.
         """
         per_sm = max(1, probe_blocks_per_sm(parts[0].context))
         with ExitStack() as closing:

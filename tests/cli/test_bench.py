@@ -75,18 +75,27 @@ def test_cuda_core_runs_on_the_driver_that_this_package_uses(monkeypatch: pytest
 
 
 @pytest.mark.sim_only
+def test_calls_can_be_timed_on_another_device_of_a_simulated_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("--quick", "--json", "--profile", "b200", "--driver", "13.1")
+    assert json.loads(done.stdout)["report"]["card"] == "NVIDIA B200 (simulated)"
+    monkeypatch.setenv("CUDA_GCTX_DRIVER", "sim:h200,devices=2")
+    measured = call_costs.measure_in_fresh_process(Effort(rounds=1, context_pairs=1, imports=1, device=1))
+    assert all("ns" in call["contestants"]["cuda_gctx"] for call in measured["calls"])
+
+
+@pytest.mark.sim_only
 def test_simulated_times_are_called_so_and_compared_with_nothing() -> None:
     done = run("--quick")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("simulated")
     assert "SM count of a stream" in done.stdout
-    assert "to raw" not in done.stdout
+    assert "/ raw" not in done.stdout
 
 
 def test_times_of_a_gpu_are_compared(published: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     told = shown(published, capsys)
     [head] = [line for line in told.splitlines() if line.startswith("call ")]
-    titles = ["call", "raw, in C", "cuda_gctx", "to raw", "cuda.core", "to cuda.core"]
+    titles = ["call", "raw, in C", "cuda_gctx", "/ raw", "cuda.core", "/ cuda.core"]
     assert " ".join(head.split()) == " ".join(titles)
     [row] = [line for line in told.splitlines() if line.startswith("SM count of a stream")]
     [call] = [call for call in published["calls"] if call["title"] == "SM count of a stream"]
@@ -158,7 +167,7 @@ def test_a_machine_that_cannot_be_simulated_is_wrong_usage() -> None:
 
 @pytest.mark.sim_only
 def test_a_measurement_that_breaks_off_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(effort: Effort) -> dict[str, Any]:
+    def broken(effort: Effort, driver: str | None) -> dict[str, Any]:
         raise subprocess.CalledProcessError(-9, "python")
 
     monkeypatch.setattr(module, "measure_in_fresh_process", broken)
@@ -173,7 +182,7 @@ def test_a_measurement_that_breaks_off_is_a_failure(monkeypatch: pytest.MonkeyPa
 @pytest.mark.sim_only
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_measuring_leaves_nothing_behind(sim: Callable[..., Any], driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> dict[str, object]:
+    def absent(number: int) -> dict[str, object]:
         raise ImportError("not here")
 
     monkeypatch.setattr(call_costs, "names_of_core", absent)

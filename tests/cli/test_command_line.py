@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from subprocess import CompletedProcess
 from typing import IO, Any
@@ -45,6 +49,32 @@ def child(*arguments: str, stdout: IO[str] | int = subprocess.PIPE, **environmen
         timeout=120,
         env={**os.environ, **environment},
     )
+
+
+def in_a_terminal(columns: int, *arguments: str) -> str:
+    """What the command line prints as a program whose standard error is a terminal."""
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cuda_gctx.cli", *arguments],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        check=False,
+        timeout=120,
+        env=environment,
+    )
+    os.close(terminal)
+    told = b""
+    while True:
+        try:
+            told += os.read(main, 65536)
+        except OSError:  # the end
+            break
+    os.close(main)
+    assert done.returncode
+    return told.decode().replace("\r\n", "\n")
 
 
 def completed(words: str) -> list[str]:
@@ -94,6 +124,30 @@ def test_version_is_that_of_the_package() -> None:
     assert child("--version").stdout == f"cuda-gctx {cuda_gctx.__version__}\n"
 
 
+@pytest.mark.parametrize("command", ["info", "sizes", "plan", "verify", "demo", "bench", "tune", "doctor"])
+def test_every_command_takes_a_device_and_a_simulated_card(command: str) -> None:
+    usage = run(command, "--help").stdout
+    assert {"--device", "--profile", "--driver", "--json"} <= set(re.findall(r"(?<!\w)--[a-z]+", usage))
+
+
+def test_no_line_of_the_help_is_cut_and_each_begins_with_an_imperative() -> None:
+    for usage in (run("--help").stdout, run("sim", "--help").stdout):
+        lines = usage.partition("Commands:\n")[2].splitlines()
+        assert lines
+        for line in lines:
+            summary = line.strip().partition("  ")[2]
+            assert re.fullmatch(r"[A-Z].*\w\.", summary.strip()), line
+            assert "..." not in summary, line
+            assert not summary.split()[0].endswith("s"), line
+
+
+def test_messages_are_wrapped_at_the_width_of_the_terminal() -> None:
+    done = in_a_terminal(60, "plan", "128", "64", "--profile", "h200")
+    assert done.startswith("Error: ")
+    assert max(map(len, done.splitlines())) <= 60
+    assert len(done.splitlines()) > 1
+
+
 def test_help_tells_every_command_and_what_the_statuses_mean() -> None:
     done = run("--help")
     assert done.exit_code == 0
@@ -134,12 +188,14 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
         (["plan"], "Missing argument"),
         (
             ["plan", "some"],
-            "'some' is no request: give a number of SMs (16), a fraction of the device (0.25), or 'rest'",
+            "invalid request 'some': write a number of SMs (16), a fraction of the device (0.25), or 'rest'",
         ),
-        (["plan", "decode=16", "rest"], "name all partitions or none"),
-        (["plan", "a=8", "a=16"], "a name of its own"),
+        (["plan", "decode=16", "rest"], "name all partitions or none of them"),
+        (["plan", "a=8", "a=16"], "a different name"),
         (["plan", "rest", "rest"], "all ask for everything left"),
         (["plan", "1.5"], "1.5 is no part of a device"),
+        (["plan", "-5"], "-5 is negative"),
+        (["plan", "16", "--foo"], "No such option"),
         (["plan", "device=8"], "'device' cannot be the name of a partition"),
         (["plan", "8", "--profile", "voodoo"], "unknown card 'voodoo': choose from h200,"),
         (["plan", "8", "--profile", "h200", "--driver", "11.8"], "'11.8' is not one of '12.3'"),
@@ -202,7 +258,7 @@ def test_a_standard_output_that_is_full_is_one_message(arguments: list[str], unb
     with open("/dev/full", "w") as full:
         done = child(*arguments, stdout=full, PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 1
-    assert done.stderr == "Error: the standard output cannot be written: No space left on device\n"
+    assert done.stderr == "Error: cannot write the standard output: No space left on device\n"
 
 
 # ---- what it prints
@@ -237,7 +293,7 @@ def test_colours_are_for_terminals_that_want_them(arguments: list[str]) -> None:
 def test_nothing_is_wrapped_where_no_person_reads() -> None:
     done = child("doctor", COLUMNS="20", CUDA_VISIBLE_DEVICES="0," + "1," * 100)
     [line] = [line for line in done.stdout.splitlines() if line.split()[1:2] == ["CUDA_VISIBLE_DEVICES"]]
-    assert "names 101, and 1 are seen" in line
+    assert "lists 101, but 1 are visible" in line
 
 
 # ---- completion
@@ -252,7 +308,7 @@ def test_nothing_is_wrapped_where_no_person_reads() -> None:
         ("cuda-gctx verify --profile b200 --driver 12.", [f"12.{minor}" for minor in range(3, 10)]),
         ("cuda-gctx plan 16 re", ["rest"]),
         ("cuda-gctx plan decode=16 prefill=", ["prefill=rest"]),
-        ("cuda-gctx sim p", ["profiles", "path"]),
+        ("cuda-gctx sim p", ["path", "profiles"]),
         ("cuda-gctx sim run --gpu b", ["b200"]),
         ("cuda-gctx sim run --g", ["--gpu"]),
         ("cuda-gctx sim run --gpu b200 --d", ["--driver", "--devices"]),

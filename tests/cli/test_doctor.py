@@ -57,7 +57,7 @@ def test_a_healthy_environment_ends_with_0(dev: Device, installed: dict[str, str
     done = run("doctor")
     assert done.exit_code == 0
     assert dev.name in done.stdout
-    assert "What to do" not in done.stdout
+    assert "Suggested fixes" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_devices_that_are_named_are_held_against_those_the_driver_sees(devices: 
     done = child("doctor", "--json", CUDA_GCTX_DRIVER=f"sim:h200,devices={devices}", CUDA_VISIBLE_DEVICES="1, 0")
     [found] = [check for check in json.loads(done.stdout)["checks"] if check["subject"] == "CUDA_VISIBLE_DEVICES"]
     assert found["state"] == state
-    assert ("device 0 is the first" if devices == 2 else f"names 2, and {devices} are seen") in found["found"]
+    assert ("device 0 is the first" if devices == 2 else f"lists 2, but {devices} are visible") in found["found"]
 
 
 @pytest.mark.parametrize(("state", "status"), [("problem", 1), ("warning", 0)])
@@ -115,7 +115,7 @@ def test_a_problem_ends_with_1_and_a_warning_with_0_and_both_are_told(
     done = run("doctor")
     assert done.exit_code == status
     assert any(line.split()[:2] == [state, "CUDA_DEVICE_MAX_CONNECTIONS"] for line in done.stdout.splitlines())
-    assert "- CUDA_DEVICE_MAX_CONNECTIONS: set it to the number of streams" in done.stdout
+    assert "- CUDA_DEVICE_MAX_CONNECTIONS: set it to the number of concurrent streams" in done.stdout
 
 
 def test_an_mps_daemon_is_seen_by_its_pipe(dev: Device, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import cuda_gctx.tune
 from cuda_gctx import Device, Layout
+from cuda_gctx.cli import _output
 from cuda_gctx.tune import Report, TailLatency, Throughput
 
 from .test_command_line import child, run
@@ -74,8 +75,11 @@ class StandInReport:
     def to_json(self) -> str:
         return json.dumps({"complete": self.complete})
 
-    def plot(self, path: Path) -> None:
-        path.write_text("a picture")
+    def svg(self) -> str:
+        return "a picture"
+
+    def html(self) -> str:
+        return "a page"
 
     def __str__(self) -> str:
         return "the table of the report"
@@ -167,11 +171,12 @@ def test_the_objective_and_the_limits_reach_the_tuner(
 
 
 def test_the_report_goes_where_it_is_wanted(dev: Device, tuner: StandInTuner, folder: Path) -> None:
-    done = run("tune", "my_work:work", "--json", "--out", "report.json", "--plot", "report.png")
+    done = run("tune", "my_work:work", "--json", "--out", "report.json", "--svg", "report.svg", "--html", "report.html")
     document = json.loads(done.stdout)
     assert document["report"] == json.loads((folder / "report.json").read_text()) == {"complete": True}
     assert document["device"]["name"] == dev.name
-    assert (folder / "report.png").read_text() == "a picture"
+    assert (folder / "report.svg").read_text() == "a picture"
+    assert (folder / "report.html").read_text() == "a page"
 
 
 def test_what_the_work_prints_comes_before_the_report(dev: Device, tuner: StandInTuner) -> None:
@@ -206,20 +211,20 @@ def test_the_document_is_clean_where_nobody_reads_the_standard_error(folder: Pat
 def test_a_file_that_cannot_be_written_takes_nothing_else_away(
     dev: Device, tuner: StandInTuner, folder: Path, form: list[str]
 ) -> None:
-    done = run("tune", "my_work:work", "--out", "/dev/full", "--plot", "report.png", *form)
+    done = run("tune", "my_work:work", "--out", "/dev/full", "--svg", "report.svg", *form)
     assert done.exit_code == 1
-    assert done.stderr == "Error: '/dev/full' cannot be written: No space left on device\n"
+    assert done.stderr == "Error: cannot write '/dev/full': No space left on device\n"
     assert ("complete" if form else "the table of the report") in done.stdout
-    assert (folder / "report.png").read_text() == "a picture"
+    assert (folder / "report.svg").read_text() == "a picture"
 
 
 def test_a_picture_that_cannot_be_written_takes_nothing_else_away(
     dev: Device, tuner: StandInTuner, folder: Path
 ) -> None:
-    (folder / "report.png").symlink_to("/dev/full")
-    done = run("tune", "my_work:work", "--out", "report.json", "--plot", "report.png")
+    (folder / "report.svg").symlink_to("/dev/full")
+    done = run("tune", "my_work:work", "--out", "report.json", "--svg", "report.svg")
     assert done.exit_code == 1
-    assert done.stderr == "Error: 'report.png' cannot be written: No space left on device\n"
+    assert done.stderr == "Error: cannot write 'report.svg': No space left on device\n"
     assert done.stdout == "the table of the report\n"
     assert json.loads((folder / "report.json").read_text()) == {"complete": True}
 
@@ -231,7 +236,7 @@ def test_a_report_that_cannot_be_printed_is_written(folder: Path) -> None:
             "tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "5", "--out", "report.json", stdout=full
         )
     assert done.returncode == 1
-    assert done.stderr == "Error: the standard output cannot be written: No space left on device\n"
+    assert done.stderr == "Error: cannot write the standard output: No space left on device\n"
     assert Report.from_json((folder / "report.json").read_text())
 
 
@@ -241,7 +246,7 @@ def test_ctrl_c_shows_what_was_measured_and_ends_with_130(dev: Device, tuner: St
     done = run("tune", "my_work:work", "--out", "report.json")
     assert done.exit_code == 130
     assert done.stdout == "the table of the report\n"
-    assert "this is what was measured until then" in done.stderr
+    assert "these are the results so far" in done.stderr
     assert json.loads((folder / "report.json").read_text()) == {"complete": False}
     assert signal.getsignal(signal.SIGINT) is handler
 
@@ -250,36 +255,34 @@ def test_ctrl_c_shows_what_was_measured_and_ends_with_130(dev: Device, tuner: St
     ("arguments", "status", "says"),
     [
         (["my_work"], 2, "write MODULE:FUNCTION"),
-        (["no_such_module:work"], 2, "there is no module 'no_such_module' here"),
+        (["no_such_module:work"], 2, "no module named 'no_such_module' in this folder"),
         (["my_work:play"], 2, "my_work has no play"),
-        (["my_work:limit"], 2, "is no function, but int"),
+        (["my_work:limit"], 2, "is not a function but of type int"),
         (["my_work:product", "my_work:again.product"], 2, "the same name"),
         (["my_work:product", "my_work:again.device"], 1, "'device' cannot be the name of a part"),
-        (["my_work.py:work"], 2, "'my_work.py' is no module: write its name, like my_work:work"),
+        (["my_work.py:work"], 2, "'my_work.py' is not a module name: write it like my_work:work"),
         (["./my_work.py:work"], 2, "like my_work:work"),
         ([".my_work:work"], 2, "like my_work:work"),
         (["some/folder/my_work:work"], 2, "like some.folder.my_work:work"),
         (["./:work"], 2, "like my_module:work"),
         ([".py:work"], 2, "like my_module:work"),
-        (["my_work:nothing"], 1, "must return the work: a mapping of two or more names"),
+        (["my_work:nothing"], 1, "must return the parts: a mapping of two or more names"),
         (["my_work:misnamed"], 1, "'device' cannot be the name of a part"),
-        (["my_work:work", "--throughput", "decode"], 2, "is no mix"),
-        (["my_work:work", "--throughput", "decode=8, decode=9"], 2, "names a part twice"),
-        (["my_work:work", "--plot", "report"], 2, "'report' is no picture by its ending: known are"),
-        (["my_work:work", "--plot", "report.gyf"], 2, "jpg"),
+        (["my_work:work", "--throughput", "decode"], 2, "invalid mix 'decode'"),
+        (["my_work:work", "--throughput", "decode=8, decode=9"], 2, "has a part twice"),
         (["my_work:work", "--throughput", "decode=0,prefill=1"], 2, "decode must be from 1"),
         (
             ["my_work:work", "--throughput", "decode=2"],
             2,
-            "how often each part is called; the parts are prefill, decode",
+            "must have a number of calls for each part; the parts are prefill, decode",
         ),
         (
             ["my_work:work", "--tail-latency", "encode"],
             2,
-            "there is no part of that name; the parts are prefill, decode",
+            "no part has this name; the parts are prefill, decode",
         ),
-        (["my_work:work", "--tail-latency", "decode", "--throughput", "decode=1"], 2, "give one"),
-        (["my_work:work", "--quantile", "0.5"], 2, "belongs to --tail-latency"),
+        (["my_work:work", "--tail-latency", "decode", "--throughput", "decode=1"], 2, "exclude each other"),
+        (["my_work:work", "--quantile", "0.5"], 2, "--quantile needs --tail-latency"),
         (["my_work:work", "--out", "nowhere/report.json"], 2, "directory 'nowhere' does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -300,14 +303,27 @@ def test_a_module_that_cannot_import_what_it_needs_is_told(dev: Device, tuner: S
     assert "needy_work cannot be imported: No module named 'no_such_framework'" in done.stderr
 
 
-def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(
-    dev: Device, tuner: StandInTuner, monkeypatch: pytest.MonkeyPatch
+def test_the_report_is_wrapped_at_the_width_of_the_terminal_but_not_its_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cuda_gctx.cli.tune.find_spec", lambda name: None)
-    done = run("tune", "my_work:work", "--plot", "report.png")
-    assert done.exit_code == 1
-    assert 'pip install "cuda-gctx[plot]"' in done.stderr
-    assert not tuner.asked
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    _output.show_report("- a reason in more than thirty columns\n\nplan     step     a cell that is wide")
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "- a reason in more than thirty",
+        "  columns",
+        "",
+        "plan     step     a cell that is wide",
+    ]
+
+
+@pytest.mark.parametrize("card", ["h200", "b200"])
+def test_work_can_be_tuned_on_a_simulated_card(folder: Path, card: str) -> None:
+    (folder / "spinning_work.py").write_text(SPINNING_WORK)
+    done = run("tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "5", "--profile", card)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith("best: ")
+    assert f"NVIDIA {card.upper()} (simulated)" in done.stdout
 
 
 @pytest.fixture
@@ -319,7 +335,7 @@ def spinning(sim: Callable[..., Any], folder: Path) -> None:
 def test_what_the_tuner_refuses_is_a_message(spinning: None) -> None:
     done = run("tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "0.000001")
     assert done.exit_code == 1
-    assert "give it more time" in done.stderr
+    assert "increase it" in done.stderr
 
 
 def test_what_the_package_refuses_beneath_the_tuner_is_a_message(

@@ -1,4 +1,4 @@
-"""The SM map: who has which SM, grouped by the clusters of the chip where these are known, as text and as pictures."""
+"""The SM map: which partition owns which SM, grouped by GPC where the GPCs are known, as text and as pictures."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_where_clusters_cannot_be_launched_the_map_is_by_id_and_says_so(sim: Mac
         report = parts.verify()
         assert report.clusters == ()
         assert str(report.sm_map()).startswith("SM   0  AA BB")
-        assert "is not known here" in report.sm_map().svg()
+        assert "are not known here" in report.sm_map().svg()
         assert machine.calls("cuLaunchKernelEx") == 1
         assert parts.verify().problems == ()
         assert machine.calls("cuLaunchKernelEx") == 1  # a refusal is not asked for again
@@ -115,12 +115,16 @@ def test_sets_that_share_a_member_are_joined() -> None:
 # ---- text
 
 
-def test_a_row_of_text_is_a_cluster_of_the_chip(sim: Machines) -> None:
+def test_a_row_of_text_is_a_gpc(sim: Machines) -> None:
     sim("h200")
     with Device().partition(decode=16, prefill=None) as parts:
         *rows, legend = str(parts.verify().sm_map()).splitlines()
-    assert rows[0] == "cluster 0   AA AA AA AA                 SM 0-1, 16-17, 32-33, 48-49"
-    assert rows[-1] == "lone pairs  CC CC CC CC                 SM 124-131"
+    assert rows[0] == "GPC 0        AA AA AA AA                 SM 0-1, 16-17, 32-33, 48-49"
+    assert rows[1:3] == [
+        "GPC 1        AA AA AA AA BB BB BB BB     SM 2-3, 18-19, 34-35, 50-51, 64-65,",
+        "                                            78-79, 92-93, 106-107",
+    ]
+    assert rows[-1] == "single TPCs  CC CC CC CC                 SM 124-131"
     assert legend == "A = decode, B = prefill, C = rest"
 
 
@@ -139,13 +143,36 @@ def test_every_sm_stands_in_the_text_under_the_letter_of_its_owner(dev: Device) 
 def test_shared_and_free_sms_are_marked() -> None:
     shown = SMMap("a GPU", "13.0", (("x", (0, 1, 2)), ("y", (2, 3))), outside=(5,))
     assert str(shown) == "SM   0  AA !B ..\nA = x, B = y, ! = shared, . = nobody"
-    clustered = SMMap("a GPU", "13.0", (("x", (0, 1, 2)), ("y", (2, 3))), clusters=((0, 1, 2, 3), (4, 5)), outside=(6,))
+    clustered = SMMap("a GPU", "13.0", (("x", (0, 1, 2)), ("y", (2, 3))), gpcs=((0, 1, 2, 3), (4, 5)), outside=(6,))
     assert str(clustered).splitlines() == [
-        "cluster 0   AA !B  SM 0-3",
-        "lone pairs  ..     SM 4-5",
-        "not known   .      SM 6",
+        "GPC 0        AA !B  SM 0-3",
+        "single TPCs  ..     SM 4-5",
+        "unknown      .      SM 6",
         "A = x, B = y, ! = shared, . = nobody",
     ]
+
+
+def test_the_text_fits_80_columns(sim: Machines) -> None:
+    for card in ("h200", "b200"):
+        sim(card)
+        dev = Device()
+        names = {f"a_partition_with_a_long_name_{number}": 8 for number in range(10)}
+        with dev.partition(**names) as parts:
+            lines = str(parts.verify().sm_map()).splitlines()
+        assert max(map(len, lines)) <= 80
+        ids = [int(word) for word in re.findall(r"\d+", " ".join(line[40:] for line in lines if "=" not in line))]
+        assert {0, dev.sm_count - 1} <= set(ids)
+        assert all(any(f" = {name}" in line for line in lines) for name in names)
+
+
+def test_pictures_are_written_where_a_path_is_given(tmp_path: Path) -> None:
+    shown = SMMap("a GPU", "13.0", (("x", (0, 1)),))
+    assert shown.svg(tmp_path / "map.svg") == shown.svg() == (tmp_path / "map.svg").read_text()
+    assert shown.html(tmp_path / "map.html") == shown.html() == (tmp_path / "map.html").read_text()
+
+
+def test_a_page_scales_to_the_window() -> None:
+    assert "svg{max-width:100%;height:auto}" in SMMap("a GPU", "13.0", (("x", (0, 1)),)).html()
 
 
 def test_a_map_of_nothing_can_be_shown() -> None:
@@ -163,8 +190,8 @@ def test_the_picture_tells_of_every_sm_whose_it_is_and_where(sim: Machines) -> N
         shown = parts.verify().sm_map()
     told = hover_texts(shown.svg())
     assert len(told) == 132
-    assert "SM 0: decode (cluster 0)" in told
-    assert "SM 131: rest (lone pairs)" in told
+    assert "SM 0: decode (GPC 0)" in told
+    assert "SM 131: rest (single TPCs)" in told
     words = "".join(ElementTree.fromstring(shown.svg()).itertext())
     assert "NVIDIA H200 (simulated), driver 13.0" in words
     assert "prefill, 104 SMs" in words

@@ -51,7 +51,7 @@ def test_disjoint_partitions_overlap_and_neither_is_slower(dev: Device) -> None:
     assert report.first.slowdown < 1.1
     assert report.second.slowdown < 1.1
     assert report.together_ns < 0.8 * report.in_sequence_ns
-    assert report.causes[0] == "neither slows the other down by more than a tenth"
+    assert report.causes[0] == "neither slows the other by more than 10%"
 
 
 def test_work_that_shares_sms_and_waits_for_some_is_told_what_that_costs(sim: Machines) -> None:
@@ -109,8 +109,8 @@ def test_streams_of_a_program_that_runs_are_told_of_its_other_work(dev: Device) 
             spin(third, 2 * dev.sm_count, 20 * MS)
         report = explain(one, two, rounds=2)
         third.sync()
-    assert report.causes[-1].startswith("the small kernel on second was done after")
-    assert report.causes[-2].startswith("the small kernel on first was done after")
+    assert report.causes[-1].startswith("the small kernel on second completed after")
+    assert report.causes[-2].startswith("the small kernel on first completed after")
 
 
 def test_one_stream_runs_its_work_in_order(dev: Device) -> None:
@@ -126,7 +126,7 @@ def test_work_that_fills_the_device_leaves_no_room_on_it(dev: Device) -> None:
         report = explain((one, busy(2 * dev.sm_count)), (two, busy(8)))
     told = cause(report)
     assert "fills the SMs" in told
-    assert "give each a partition of its own" in told
+    assert "run each in its own partition" in told
     assert report.streams_overlap
     assert len(report.shared_sms) == dev.sm_count
 
@@ -222,7 +222,7 @@ def test_work_that_waits_for_the_device_is_named(dev: Device) -> None:
 
     with dev.partition(small=8, large=None) as parts:
         report = explain((parts.small, synchronises), (parts.large, busy(1)))
-    assert cause(report).startswith("synchronises did not return before the device was done")
+    assert cause(report).startswith("synchronises did not return before the device had finished")
 
 
 def test_launches_that_come_late_are_told_from_sms_that_are_full(sim: Machines) -> None:
@@ -269,7 +269,9 @@ def test_the_report_is_a_table_and_json(dev: Device) -> None:
         report = explain((parts.small, decode), (parts.large, prefill), rounds=2)
     lines = str(report).splitlines()
     assert lines[0].startswith(dev.name)
-    assert lines[0].endswith("they overlap")
+    assert lines[0].endswith(": overlap")
+    assert repr(report).startswith("<ExplainReport: ")
+    assert len(repr(report)) < 120
     assert "decode, the shorter" in lines[1]
     assert lines[3].split()[:2] == ["decode", "small"]
     assert lines[4].split()[:2] == ["prefill", "large"]

@@ -22,6 +22,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -29,7 +30,7 @@ from cuda_gctx import CUDAError, Device, Layout, PartitionPool, SMResourceOption
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import TIMED
 from cuda_gctx.measure.statistics import Ratio, ratio_of
-from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _measure, _search, _work, spin
+from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _measure, _report, _search, _work, spin
 from cuda_gctx.tune._plans import partition_names
 
 from ..common import refusal, run_python
@@ -75,6 +76,11 @@ def of_kind(report: Report, kind: str) -> list[tune.Result]:
     return [result for result in report.results if result.plan.kind == kind]
 
 
+def table_of(report: Report) -> str:
+    """The table of a printed report: between the head and the reasons."""
+    return str(report).partition("\n\n")[2].rpartition("\n\n- ")[0]
+
+
 def said(report: Report) -> str:
     return "\n".join(report.reasons)
 
@@ -98,8 +104,8 @@ def test_where_nothing_can_be_won_the_answer_is_the_sequence(dev: Device) -> Non
     assert report.choice.kind == "sequence"
     assert report.sure
     assert (report.gain, report.gain_low, report.gain_high) == (1, 1, 1)
-    assert "no overlap seen on plain streams" in report.reasons
-    assert "nothing is faster by more than noise" in str(report)
+    assert "no overlap on plain streams" in report.reasons
+    assert "best: in sequence; no other plan is faster by more than noise" in str(report)
 
 
 def test_partitions_win_where_short_kernels_wait_for_sms_of_long_ones(dev: Device) -> None:
@@ -130,9 +136,9 @@ def test_a_short_kernel_beside_a_hog_belongs_into_a_partition(dev: Device) -> No
     rates = [result.parts["hog"].calls_per_second or 0 for result in of_kind(report, "partitions")]
     assert chosen.parts["hog"].calls_per_second == pytest.approx(max(rates), rel=0.01)
     assert "on plain streams the p99 of critical is " in said(report)
-    assert "(a priority takes no SM from what already runs)" in said(report)
-    assert "1.00 x that beside the others" in said(report)
-    assert "meanwhile hog achieves 499.5 calls/s, 50% of what it does alone" in said(report)
+    assert "(a priority does not preempt running blocks)" in said(report)
+    assert "1.00x that next to the others" in said(report)
+    assert "meanwhile hog achieves 499.5 calls/s, 50% of its rate alone" in said(report)
 
 
 def test_a_latency_may_cost_the_others_only_so_much(dev: Device) -> None:
@@ -146,8 +152,8 @@ def test_a_latency_may_cost_the_others_only_so_much(dev: Device) -> None:
     assert counts[0] >= 32
     assert counts[1] <= 16
     [traded] = [reason for reason in free.reasons if reason.startswith("with hog rest, critical ")]
-    assert re.search(r"the latency would be \d\.\d\d x( \(\d.* to \d.*\)|, by too few rounds to be sure)$", traded)
-    assert any("but the others would achieve" in reason for reason in held.reasons)
+    assert re.search(r"the latency would be \d\.\d\dx( \(\d.* to \d.*\)| \(inconclusive: too few rounds\))$", traded)
+    assert any("but the others would only achieve" in reason for reason in held.reasons)
     rate = held.result(held.choice).parts["hog"].calls_per_second
     assert rate is not None
     assert rate * held.alone["hog"].median >= 0.9
@@ -159,7 +165,7 @@ def test_throughput_counts_a_mix_of_calls(dev: Device) -> None:
     [sequence] = of_kind(report, "sequence")
     assert sequence.seconds.median == pytest.approx(2.6e-3, rel=0.02)  # sixteen short calls and a long one
     assert report.bound == pytest.approx(1.6e-3, rel=0.02)  # the sixteen
-    assert report.reasons[0].startswith("the bound is 1.6")
+    assert report.reasons[0].startswith("the lower bound is 1.6")
     assert "(decode alone)" in report.reasons[0]
     assert report.choice == Plan("priority", ("decode", "prefill"), first="decode")
     assert sequence.parts["decode"].calls_per_second == pytest.approx(16 / sequence.seconds.median, rel=0.02)
@@ -209,8 +215,8 @@ def test_of_many_parts_one_can_have_all_that_the_others_do_not_need(dev: Device,
     }
     # Of eight parts, there are more divisions than can be opened.
     assert report.complete == (parts < 8)
-    assert ("divisions of the SMs were not tried, the first of them chain1 " in said(report)) == (parts == 8)
-    assert ("not complete" in str(report)) == (parts == 8)
+    assert ("divisions of the SMs were not tried, such as chain1 " in said(report)) == (parts == 8)
+    assert ("incomplete" in str(report)) == (parts == 8)
 
 
 def test_every_plan_ends_after_the_bound(dev: Device) -> None:
@@ -235,7 +241,7 @@ def test_what_is_faster_by_noise_alone_does_not_win(dev: Device, monkeypatch: py
     assert report.choice.kind == "sequence"
     assert not report.sure
     assert report.result(report.choice).seconds.samples == 60  # more rounds, because 15 left it open
-    assert "nothing was seen to be surely faster" in str(report)
+    assert "no other plan was measured to be faster with certainty" in str(report)
     report = tuned("each fills half")
     assert report.choice.kind == "streams"
     assert report.sure
@@ -280,7 +286,7 @@ def test_a_plan_that_is_no_finalist_is_compared_by_the_rounds_in_which_it_was(
 
     monkeypatch.setattr(_measure.Runner, "batch", batch)
     monkeypatch.setattr(_search.Search, "_compare", compare)
-    assert "\nchain first: 1.35 x as long as the choice, by too few rounds to be sure\n" in said(tuned("a chain"))
+    assert "\nchain first: 1.35x slower than best (inconclusive: too few rounds)\n" in said(tuned("a chain"))
 
 
 def test_only_the_sizes_that_were_asked_for_are_tried(dev: Device) -> None:
@@ -294,7 +300,7 @@ def test_only_the_sizes_that_were_asked_for_are_tried(dev: Device) -> None:
 def test_a_size_that_leaves_nothing_for_the_others_is_told(dev: Device) -> None:
     report = tuned("a chain", sizes=[16, 132])
     assert [reason for reason in report.reasons if "not tried" in reason] == [
-        "132 SMs were not tried: with a partition of that size no layout for these parts fits"
+        "132 SMs were not tried: no layout for these parts fits with a partition of that size"
     ]
 
 
@@ -309,7 +315,7 @@ def test_a_driver_without_partitions_gets_an_answer_too(sim: Machines) -> None:
     report = tuned("each fills half")
     assert report.choice.kind == "streams"
     assert not of_kind(report, "partitions")
-    assert any(reason.startswith("partitions were left out: ") for reason in report.reasons)
+    assert any(reason.startswith("partitions were not measured: ") for reason in report.reasons)
 
 
 def test_another_device_can_be_tuned(sim: Machines) -> None:
@@ -331,7 +337,7 @@ def test_another_device_can_be_tuned(sim: Machines) -> None:
 def test_reasons_tell_what_could_be_won_and_what_fewer_sms_cost(dev: Device) -> None:
     report = tuned("each fills all")
     assert report.reasons[0] == (
-        "the bound is 804 us (product alone), in sequence it is 1.005 ms: at most 1.25 x can be won"
+        "the lower bound is 804 us (product alone), and sequential takes 1.005 ms: speedup is at most 1.25x"
     )
     assert any(r.startswith("product alone is ") and "SMs than on the whole device" in r for r in report.reasons)
 
@@ -357,7 +363,7 @@ def test_a_step_that_takes_the_host_long_but_the_device_longer_is_not_launch_bou
 def test_of_no_overlap_only_a_known_cause_is_told(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     [reason] = [reason for reason in tuned("each fills all").reasons if "no overlap" in reason]
-    assert reason.startswith("no overlap seen on plain streams: 1 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) for 2")
+    assert reason.startswith("no overlap on plain streams: 1 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) for 2")
 
 
 def test_a_step_shorter_than_its_parts_has_them_at_once(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,11 +405,11 @@ def test_disjoint_sms_that_slow_each_other_are_told(dev: Device, monkeypatch: py
     monkeypatch.setattr(_measure.Runner, "profile", shared)
     assert "although their SMs are disjoint" not in said(tuned("a chain"))
     slower.update(chain=1.3)
-    assert "the others slow chain by 1.3 x (product rest, chain 16), although their SMs are disjoint" in said(
+    assert "the others slow chain by 1.3x (product rest, chain 16), although their SMs are disjoint" in said(
         tuned("a chain")
     )
     slower.update(product=1.5)
-    assert "they slow each other, product by 1.5 x and chain by 1.3 x (product rest, chain 16), although" in said(
+    assert "the parts slow each other, product by 1.5x and chain by 1.3x (product rest, chain 16), although" in said(
         tuned("a chain")
     )
 
@@ -466,7 +472,7 @@ def test_a_function_that_enqueues_nothing_is_refused(dev: Device) -> None:
         (lambda: tune.overlap(a=nothing, b=3), TypeError, "b must be a function"),  # type: ignore[arg-type]
         (lambda: tuned("a chain", objective="fast"), ValueError, "not 'fast'"),
         (lambda: tuned("a chain", objective=TailLatency("other")), ValueError, "the parts are product, chain"),
-        (lambda: tuned("a chain", objective=Throughput(chain=2)), ValueError, "how often each part is called"),
+        (lambda: tuned("a chain", objective=Throughput(chain=2)), ValueError, "a number of calls for each part"),
         (lambda: tuned("a chain", sizes=[9]), ValueError, "cannot have 9 SMs; near to it are 8, 10"),
         (lambda: tuned("a chain", sizes=[]), ValueError, "at least one"),
         (lambda: tuned("a chain", sizes=8), TypeError, "like [8, 16], not int"),
@@ -481,7 +487,7 @@ def test_a_function_that_enqueues_nothing_is_refused(dev: Device) -> None:
         (lambda: tune.overlap(a=nothing, b=nothing, device=0), TypeError, "not int"),  # type: ignore[arg-type]
         (lambda: TailLatency("a", quantile=1.0), ValueError, "0.99 is the p99"),
         (lambda: TailLatency("a", others=1.0), ValueError, "less than 1"),
-        (lambda: TailLatency(3), TypeError, "by its name"),  # type: ignore[arg-type]
+        (lambda: TailLatency(3), TypeError, "part must be the name of a part, not int"),  # type: ignore[arg-type]
         (lambda: TailLatency("a", quantile="p99"), TypeError, "quantile must be a number, not str"),  # type: ignore[arg-type]
         (lambda: TailLatency("a", others=None), TypeError, "others must be a number, not NoneType"),  # type: ignore[arg-type]
         (lambda: Throughput(a=0), ValueError, "from 1 to"),
@@ -579,8 +585,8 @@ def test_partitions_in_which_a_part_fails_are_left_out(sim: Machines) -> None:
     report = tune.overlap(cooperative, chain=chain, device=Device(0))
     assert report.complete
     assert min(result.parts["cooperative"].sm_count for result in report.results) == 32
-    [reason] = [reason for reason in report.reasons if "left out" in reason]
-    assert reason == "cooperative 8, chain rest and 1 more left out: cooperative failed: OSError: too few SMs"
+    [reason] = [reason for reason in report.reasons if "excluded" in reason]
+    assert reason == "cooperative 8, chain rest and 1 more excluded: cooperative failed: OSError: too few SMs"
     assert not machine.ledger().live_of("event")
 
 
@@ -637,7 +643,7 @@ def test_a_second_tuning_at_the_same_time_is_refused(dev: Device) -> None:
         spin(stream, 8, MS)
 
     assert tune.overlap(tuning, other=work(8, MS), device=dev, sizes=[8]).complete
-    assert told[0].startswith("another tuning of NVIDIA H200 (simulated) is under way")
+    assert told[0].startswith("another tuning of NVIDIA H200 (simulated) is in progress")
 
 
 def test_contexts_of_the_caller_are_no_warning_of_the_tuner(dev: Device) -> None:
@@ -680,7 +686,7 @@ def test_ctrl_c_gives_what_was_measured_so_far(dev: Device, monkeypatch: pytest.
         assert not report.complete
         assert {"sequence", "streams"} <= {result.plan.kind for result in report.results}
         assert report == Report.from_json(report.to_json())
-        assert "not complete" in str(report)
+        assert "incomplete" in str(report)
 
 
 class Ticking:
@@ -725,7 +731,7 @@ def test_the_budget_ends_it(dev: Device, monkeypatch: pytest.MonkeyPatch) -> Non
     ticking = Ticking()
     monkeypatch.setattr(clock, "now", ticking.now)
     error = refusal(RuntimeError, lambda: tuned("each fills half", budget_s=0.02))
-    assert "budget_s=0.02 ended before" in str(error)
+    assert "budget_s=0.02 is too short" in str(error)
     began = ticking.seconds
     report = tuned("each fills half", budget_s=0.3)
     assert ticking.seconds - began < 0.32
@@ -756,7 +762,7 @@ def test_device_memory_that_is_used_up_is_a_reason_and_no_error(sim: Machines) -
     report = tuned("each fills half")
     machine.clear_faults()
     assert report.choice.kind == "streams"
-    assert "there was no device memory for the contexts of more partitions" in report.reasons
+    assert "more partitions were not tried: no device memory is left for their contexts" in report.reasons
     assert not report.complete
 
 
@@ -765,7 +771,7 @@ def test_device_memory_may_be_used_up_near_the_best_sizes(sim: Machines) -> None
     machine.limit_contexts(16)
     report = tune.overlap(one=work(80, MS), other=work(264, MS), device=Device(0))
     machine.clear_faults()
-    assert "there was no device memory for the contexts of more partitions" in report.reasons
+    assert "more partitions were not tried: no device memory is left for their contexts" in report.reasons
     assert not report.complete
 
 
@@ -776,7 +782,7 @@ def test_only_so_many_contexts_are_made(sim: Machines, monkeypatch: pytest.Monke
     assert machine.ledger().green_contexts_made == 2 * len(of_kind(report, "partitions")) <= 6
     assert not report.complete
     assert any(
-        re.match(r"\d of \d divisions of the SMs were not tried, .* at most 6 contexts", r) for r in report.reasons
+        re.match(r"\d of \d divisions of the SMs were not tried, .* limit is 6 contexts", r) for r in report.reasons
     )
 
 
@@ -912,14 +918,13 @@ def test_a_report_is_the_same_after_json(dev: Device, pair: str) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_table_fits_a_terminal(dev: Device, pair: str) -> None:
-    _, *lines = str(tuned(pair)).split("\nbound")[0].splitlines()
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, table_of(tuned(pair)).splitlines())) <= 80
 
 
 def test_long_plans_are_told_by_their_sizes_in_the_table(dev: Device) -> None:
     names = [f"attention_block_{number}" for number in range(5)]
     report = tune.overlap(**dict.fromkeys(names, work(20, MS)), device=dev, sizes=[8])
-    first, second, *_ = str(report).split("\n\n")[1:]
+    first, second, *_ = table_of(report).split("\n\n")
     assert max(map(len, first.splitlines())) <= 80
     assert "  rest/8/8/8/8 " in first
     assert all(name in second for name in names)
@@ -964,9 +969,9 @@ def changed(report: Report, change: Callable[[dict[str, Any]], object]) -> str:
 )
 def test_json_that_is_no_report_is_refused(dev: Device, change: Callable[[dict[str, Any]], object]) -> None:
     text = changed(tuned("each fills half"), change)
-    with pytest.raises(ValueError, match="no report of schema"):
+    with pytest.raises(ValueError, match="not a report of schema"):
         Report.from_json(text)
-    with pytest.raises(ValueError, match="no report of schema"):
+    with pytest.raises(ValueError, match="not a report of schema"):
         Report.from_json("[]")
 
 
@@ -1021,42 +1026,75 @@ def test_a_wrong_field_of_a_report_is_named(dev: Device, field: str, value: Any)
     for key in path:
         place = place[key]
     place[last] = value
-    with pytest.raises(ValueError, match=r"no report of schema 1: .*\b(" + "|".join(field.split(".")) + r")\b"):
+    with pytest.raises(ValueError, match=r"not a report of schema 1: .*\b(" + "|".join(field.split(".")) + r")\b"):
         Report.from_json(json.dumps(told))
 
 
 def test_a_plan_that_was_not_measured_is_told(dev: Device) -> None:
-    with pytest.raises(KeyError, match="no plan like this was measured"):
+    with pytest.raises(KeyError, match="this plan was not measured"):
         tuned("each fills half").result(Plan("sequence", ("x", "y")))
 
 
+def shown_in(svg: str) -> list[str]:
+    """The texts of a picture, without its hover texts."""
+    texts = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    return [(text[0].tail if len(text) else text.text) or "" for text in texts]
+
+
 @pytest.mark.parametrize("pair", PAIRS)
-def test_the_picture_shows_the_plans_and_the_bound(dev: Device, pair: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_the_picture_shows_the_plans_the_bound_and_its_legend(dev: Device, pair: str, tmp_path: Path) -> None:
     report = tuned(pair)
-    figure = report.plot(tmp_path / "report.png")
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-    [axes] = figure.axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert "in sequence" in labels
-    assert labels == [str(r.plan) for i, r in enumerate(report.results) if i < 14 or r.plan.kind == "sequence"]
-    assert any(line.get_label().startswith("bound: ") for line in axes.lines)
+    svg = report.svg(tmp_path / "report.svg")
+    assert (tmp_path / "report.svg").read_text() == svg == report._repr_html_()
+    assert report.html(tmp_path / "report.html") == (tmp_path / "report.html").read_text()
+    texts = shown_in(svg)
+    for result in [r for i, r in enumerate(report.results) if i < 14 or r.plan.kind == "sequence"]:
+        assert str(result.plan) in texts
+    assert {"p10 to p90", "other plans"} < set(texts)
+    assert any(text.startswith("bound: ") for text in texts)
+    assert "prefers-color-scheme:dark" in svg
+    assert svg.count('class="gctx-best"') == 2  # the bar of the best plan and the legend
+    # Bars, spreads and parts are inside of the sheet.
+    root = ElementTree.fromstring(svg)
+    for box in root.iter("{http://www.w3.org/2000/svg}rect"):
+        assert float(box.attrib["x"]) >= 0
+        assert float(box.attrib["x"]) + float(box.attrib["width"]) <= float(root.attrib["width"])
 
 
-def test_a_picture_shows_names_as_they_are_and_finds_room_for_long_ones(dev: Device, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    parts = {"_decode": chain, "cost $a_{": work(8, MS), "x" * 300: work(8, MS)}
-    figure = tune.overlap(**parts, device=dev, budget_s=5).plot(tmp_path / "report.png")
-    texts = [text.get_text().strip() for text in figure.legends[0].get_texts()]
-    assert texts[1:] == ["_decode", r"cost \$a_{", "x" * 39 + "\N{HORIZONTAL ELLIPSIS}"]
-    assert any("/" in label.get_text() for label in figure.axes[0].get_yticklabels())
-
-
-def test_a_picture_without_matplotlib_names_what_to_install(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_in_sequence_are_drawn_one_after_the_other(dev: Device) -> None:
     report = tuned("each fills half")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r'pip install "cuda-gctx\[plot\]"'):
-        report.plot()
+    for result in report.results:
+        left, right = _report._pieces(report, result)
+        assert left.start_ns == 0
+        assert right.start_ns == (left.end_ns if result.plan.kind == "sequence" else 0)
+
+
+def test_a_picture_shows_names_as_they_are_and_finds_room_for_long_ones(dev: Device) -> None:
+    parts = {"_decode": chain, "cost $a_{<": work(8, MS), "x" * 300: work(8, MS)}
+    texts = shown_in(tune.overlap(**parts, device=dev, budget_s=5).svg())
+    assert {"_decode", "cost $a_{<"} < set(texts)
+    assert any(text.startswith("xxx") and text.endswith("\N{HORIZONTAL ELLIPSIS}") for text in texts)
+    assert any("/" in text for text in texts)
+
+
+def test_a_report_in_an_interpreter_is_one_line_with_the_answer(dev: Device) -> None:
+    report = tuned("a chain")
+    assert repr(report) == (
+        f"<Report: best: product rest, chain 16; {report.gain:.2f}x speedup over sequential "
+        f"({report.gain_low:.2f} to {report.gain_high:.2f}); product and chain on NVIDIA H200 (simulated)>"
+    )
+    assert repr(report).startswith(f"<Report: {str(report).splitlines()[0]}")
+
+
+def test_a_function_that_takes_no_stream_is_refused_with_how_parts_are_called(dev: Device) -> None:
+    error = refusal(RuntimeError, lambda: tune.overlap(a=lambda: None, b=work(1, MS), device=dev))  # type: ignore[arg-type, misc]
+    assert "takes 0 positional arguments but 1 was given" in str(error)
+    assert str(error).endswith("; parts are called with one argument, as f(stream)")
+
+
+def test_all_that_is_wrong_with_the_parts_is_reported_at_once() -> None:
+    error = refusal(ValueError, lambda: tune.overlap(lambda stream: None))
+    assert "from 2 to 8 parts, not 1; a function without a name, such as a lambda, needs one" in str(error)
 
 
 def test_the_bar_is_shown_where_it_is_wanted_and_gone_at_the_end(
@@ -1125,15 +1163,15 @@ def test_partitions_are_measured_without_and_with_library_sms(
     assert {result.plan.library_sms for result in of_kind(report, "partitions")} == {False, True}
     assert not any(r.plan.library_sms for r in report.results if r.plan.kind != "partitions")
     assert report.choice.library_sms
-    assert "libraries told" in str(report.choice)
-    [reason] = [reason for reason in report.reasons if reason.startswith("telling libraries")]
+    assert "SM count hint" in str(report.choice)
+    [reason] = [reason for reason in report.reasons if reason.startswith("the SM count hint")]
     # Seven final rounds at the least: enough for an interval.
     assert re.fullmatch(
-        r"telling libraries their SM counts \(product rest, chain 16\) makes it 1\.\d\d x faster \(1.* to 1.*\)", reason
+        r"the SM count hint for libraries \(product rest, chain 16\) makes it 1\.\d\dx faster \(1.* to 1.*\)", reason
     )
-    assert "  told: libraries know the SM counts" in str(report)
-    assert "libraries told" not in str(report).split("bound")[0]
-    assert max(map(len, str(report).split("bound")[0].splitlines())) <= 80
+    assert "  hint: libraries use the SM counts of their partitions" in str(report)
+    assert "SM count hint" not in table_of(report)
+    assert max(map(len, table_of(report).splitlines())) <= 80
     assert Plan.from_json(report.choice.to_json()) == report.choice
     always = tune.overlap(product, chain=chain, device=dev, library_sms="on")
     assert {result.plan.library_sms for result in of_kind(always, "partitions")} == {True}
@@ -1174,7 +1212,7 @@ def test_libraries_that_cannot_be_told_are_left_out_with_the_reason(
     monkeypatch.setattr(_work, "_library_sms", library_sms)
     report = tuned("a chain")
     assert report.choice.kind == "partitions"
-    assert "libraries were not told SM counts: RuntimeError: libcublas is not loaded" in report.reasons
+    assert "the SM count hint was not measured: RuntimeError: libcublas is not loaded" in report.reasons
     error = refusal(RuntimeError, lambda: tuned("a chain", library_sms="on"))
     assert "is not possible here: RuntimeError: libcublas" in str(error)
 
