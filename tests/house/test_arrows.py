@@ -64,7 +64,6 @@ STANDING = {
     ("partitions/partitions.py", "interop/cupy.py"),
     ("partitions/partitions.py", "interop/torch.py"),
     ("partitions/partitions.py", "partitions/pool.py"),
-    ("tune/_report.py", "tune/_plot.py"),
 }
 
 PYTHON = {".py", ".pyi"}
