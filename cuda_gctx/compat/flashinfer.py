@@ -7,7 +7,7 @@ contexts that are still alive. The contexts live as long as a stream of their sp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -74,29 +74,21 @@ def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
     raise ValueError(f"there is no device of compute capability {major}.{minor} here to ask")
 
 
-def _chain(whole: SMResource, counts: Sequence[int]) -> list[SMResource]:
-    """Each group split off what the ones before it left, and the remainder."""
-    groups = []
-    rest = whole
-    for count in counts:
-        [group], rest = rest.split(SMResourceOptions([count]))
-        groups.append(group)
-    return [*groups, rest]
-
-
 def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[SMResource]:
     """The groups and the remainder."""
     grain = whole.coscheduled_alignment
     # Rounded for the device, because what is left over has a finer grain; and what is too many is made no larger.
     least, most = whole.min_partition_size, whole.sm_count + 1
-    rounded = [-(-min(max(count, least), most) // grain) * grain for count in counts]
+    rounded = SMResourceOptions([-(-min(max(count, least), most) // grain) * grain for count in counts])
     try:
-        groups, rest = whole.split(SMResourceOptions(rounded))
+        if not chained:
+            planned, _ = whole.split(rounded, dry_run=True)
+            aligned = sum(group.coscheduled_alignment >= grain for group in planned)
+            if aligned < len(planned):
+                raise RuntimeError(f"Insufficient SMs: {aligned} of {len(planned)} groups can be aligned")
+        groups, rest = whole.split(rounded)
         return [*groups, rest]
     except SplitError as refusal:
-        if chained and sum(rounded) < whole.sm_count:
-            with suppress(SplitError):
-                return _chain(whole, rounded)
         raise RuntimeError(f"Insufficient SMs: {refusal}") from refusal
 
 
@@ -121,7 +113,7 @@ def _make(key: tuple[object, ...], whole: SMResource, counts: Sequence[int], *, 
 
 
 def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[list[Any], list[SplitResource]]:
-    """chained: where one split does not serve, a chain of splits may, which is what FlashInfer makes of counts."""
+    """chained: groups may come out of what others left, as in FlashInfer's chain; equal groups come aligned."""
     whole = device.resources.sm
     key = (*driver_and_device(whole, device), __name__, chained, *counts)
     names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]

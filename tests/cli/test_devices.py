@@ -136,9 +136,9 @@ def test_a_plan_shows_what_was_asked_and_what_is_left(sim: Callable[..., Any]) -
     sim("h200", driver="13.0")
     text = run("plan", "decode=10", "prefill=rest").stdout
     assert row(text, "decode")[:3] == ["decode", "10", "16"]
-    assert row(text, "prefill")[:3] == ["prefill", "rest", "104"]
-    assert row(text, "rest")[:4] == ["rest", "the", "fence", "12"]
-    assert "12 of 132 SMs are left" in text
+    assert row(text, "prefill")[:3] == ["prefill", "rest", "112"]
+    assert row(text, "rest")[:4] == ["rest", "the", "fence", "4"]
+    assert "4 of 132 SMs are left" in text
     assert (
         run("plan", "1.0", "--profile", "a100")
         .stdout.splitlines()[-1]
@@ -149,7 +149,7 @@ def test_a_plan_shows_what_was_asked_and_what_is_left(sim: Callable[..., Any]) -
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_plan_for_another_machine_needs_no_gpu_and_leaves_this_one_alone(dev: Device, driver: str) -> None:
     before = plan(dev, Layout(16, None))
-    document = told("plan", "16", "rest", "--profile", "b200", "--driver", driver)
+    document = told("plan", "16", "24", "--profile", "b200", "--driver", driver)
     assert document["device"]["name"] == "NVIDIA B200 (simulated)"
     assert document["driver"] == driver
     assert document["partitions"][0]["strategy"] == ("structured" if float(driver) > 13 else "composed")

@@ -33,11 +33,21 @@ H200_ROWS: list[tuple[Counts, dict[str, Any], list[int], int]] = [
     (9, PAIRS, [10], 122),
     ([8] * 15, {}, [8] * 15, 12),
     ([64, 64], {}, [64, 64], 4),
-    # 15 units of 8 sit inside one cluster of the chip; the other 12 SMs are what remains.
-    (None, {}, [120], 12),
-    ([16, None], {}, [16, 104], 12),
-    ([None, 16], {}, [104, 16], 12),
+    # Eight units of 16 hold more SMs than fifteen of 8; where a group of 8 is asked for, the units are of 8.
+    (None, {}, [128], 4),
+    ([16, None], {}, [16, 112], 4),
+    ([None, 16], {}, [112, 16], 4),
     ([8, None, 16], {}, [8, 96, 16], 12),
+    # What a chain of splits can give is given.
+    ([64, 32, 16, 8, 8], {}, [64, 32, 16, 8, 8], 4),
+    ([104, 24], {}, [104, 24], 4),
+    ([8, 8, 16, 32, 64], {}, [8, 8, 16, 32, 64], 4),
+    ([8] * 16, {}, [8] * 16, 4),
+    # A co-scheduling that is asked for is a promise, which the units of 16 and of pairs do not keep.
+    (None, {"coscheduled_sm_count": 8}, [120], 12),
+    ([119, None], {"coscheduled_sm_count": [2, 8]}, [120, 8], 4),
+    ([104, 16, None], {"coscheduled_sm_count": [2, None, 8]}, [104, 16, 8], 4),
+    ([90, 16, None, 16], {"backfill": [True, True, False, False]}, [90, 16, 8, 16], 2),
     (None, BACKFILL, [132], 0),
     ([10, None], BACKFILL, [10, 122], 0),
     ([None, 10], BACKFILL, [122, 10], 0),
@@ -279,7 +289,9 @@ TOO_MUCH: list[tuple[Counts, dict[str, Any]]] = [
     (133, {}),
     (1_000_000, {}),
     ([120, 24], {}),
-    ([8] * 16, {}),
+    ([8] * 15 + [16], {}),
+    ([64, 64], {"coscheduled_sm_count": 8}),
+    ([64, 56, None], {}),
     ([64, 64, 8], {}),
     ([132, None], BACKFILL),
     ([124, None], {}),
@@ -317,8 +329,8 @@ def test_a_refusal_names_what_was_asked_what_there_is_and_what_would_fit(sim: Ma
 def test_a_refusal_names_the_option_that_would_make_it_fit(sim: Machines) -> None:
     sim("h200", driver="13.0")
     whole = Device(0).resources.sm
-    assert "backfill=True" in str(refusal(SplitError, lambda: split(whole, [8] * 16)))
-    assert sizes(*split(whole, [8] * 16, backfill=True)) == ([8] * 16, 4)
+    assert "backfill=True" in str(refusal(SplitError, lambda: split(whole, [66, 66])))
+    assert sizes(*split(whole, [66, 66], backfill=True)) == ([66, 66], 0)
 
 
 @pytest.mark.parametrize("driver", OLD_DRIVERS)
@@ -384,4 +396,5 @@ def test_a_request_beyond_all_bounds_is_refused_at_once(sim: Callable[..., Any],
     whole = Device(0).resources.sm
     error = refusal(SplitError, lambda: split(whole, counts))
     assert len(str(error)) < 500
-    assert len(whole.split(error.suggestion)[0]) == 15
+    assert error.suggestion is None
+    assert f"no request of {len(counts)} groups fits, 16 of the smallest size do" in str(error)

@@ -65,7 +65,7 @@ def test_partitions_by_position_keep_the_order_asked(sim: Machines) -> None:
 def test_sms_that_nobody_asked_for_become_the_fence(sim: Machines, driver: str) -> None:
     sim("h200", driver=driver)
     with Device(0).partition(decode=16, prefill=None) as parts:
-        assert [part.sm_count for part in parts] == [16, 104, 12]
+        assert [part.sm_count for part in parts] == [16, 112, 4]
         assert parts.rest is parts["rest"] is list(parts)[-1]
         assert sum(part.sm_count for part in parts) == Device(0).sm_count
         assert "rest" not in parts.names
@@ -259,7 +259,7 @@ def test_occupancy_is_that_of_the_partition(sim: Machines) -> None:
         # 2048 threads fit on an SM of an H200.
         assert parts.small.max_blocks(threads=128) == 16 * 16
         assert parts.small.max_blocks(threads=1024) == 2 * 16
-        assert parts.large.max_blocks(threads=1024) == 2 * 104
+        assert parts.large.max_blocks(threads=1024) == 2 * 112
         assert parts.small.max_cluster_size(threads=128) == 8
         assert parts.rest is not None
         assert parts.rest.max_cluster_size(threads=128) == 2

@@ -3,20 +3,15 @@
 
 #include <functional>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "driver/driver.hpp"
+#include "resources/request.hpp"
 #include "resources/sm_resource.hpp"
 
 namespace gctx {
-
-struct GroupRequest {
-  std::optional<unsigned> count;  // nothing: everything left
-  unsigned coscheduled = 0;       // 0: the alignment of what is split
-  unsigned preferred = 0;         // 0: no preference
-  bool backfill = false;
-  std::optional<unsigned> locality_domain;
-};
 
 struct SplitResult {
   std::vector<SmResourcePtr> groups;
@@ -30,7 +25,8 @@ class SplitFailure : public Error {
   std::optional<std::vector<GroupRequest>> suggestion;
 };
 
-// Makes a group or remainder splittable, by asking a context over it (see hidden_query in handles/).
+// The driver splits only what a device or context query returned. This asks a context over a group or a remainder (see
+// handles/split_contexts.hpp).
 using Requery = std::function<SmResourcePtr(const SmResourcePtr&)>;
 
 SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,

@@ -56,6 +56,21 @@ void groups_are_put_together_out_of_the_units_of_one_split() {
   }
 }
 
+void a_vector_that_was_moved_from_is_empty() {
+  InlineVector<int, 2> few;
+  few.push_back(1);
+  InlineVector<int, 2> many;
+  many.append(std::vector{1, 2, 3});
+  const InlineVector<int, 2> from_few = std::move(few);
+  const InlineVector<int, 2> from_many = std::move(many);
+  CHECK(from_few.size() == 1 && from_few.front() == 1);
+  CHECK(from_many.size() == 3 && from_many[2] == 3);
+  CHECK(few.empty() && few.begin() == few.end());
+  CHECK(many.empty() && many.begin() == many.end());
+  many.push_back(4);
+  CHECK(many.size() == 1 && many.front() == 4);
+}
+
 void a_refused_split_names_one_that_fits() {
   Machine machine("sim:h200@13.0");
   Runtime& runtime = machine.runtime();
@@ -161,6 +176,7 @@ void a_forked_child_is_told() {
 int main() {
   CHECK(!message_of<Error>([] { Driver("/nonexistent/libcuda.so"); }).empty());
   groups_are_put_together_out_of_the_units_of_one_split();
+  a_vector_that_was_moved_from_is_empty();
   a_refused_split_names_one_that_fits();
   a_stream_keeps_its_closed_context_alive();
   the_streams_of_a_context_are_the_same_for_all_and_go_with_it();

@@ -1,0 +1,483 @@
+#include "resources/splitter.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace gctx {
+namespace {
+
+unsigned count_of(const CUdevResource& resource) {
+  return resource.type == CU_DEV_RESOURCE_TYPE_SM ? resource.sm.smCount : 0;
+}
+
+// The driver's way of saying that a request does not fit, as opposed to something being wrong.
+bool does_not_fit(CUresult result) {
+  return result == CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION || result == CUDA_ERROR_INVALID_VALUE;
+}
+
+bool any_promised(const Needs& needs) {
+  return std::any_of(needs.begin(), needs.end(), [](const Need& need) { return need.is_promised(); });
+}
+
+bool all_loose(const Needs& needs) {
+  return std::all_of(needs.begin(), needs.end(), [](const Need& need) { return need.is_loose(); });
+}
+
+bool any_local(const Needs& needs) {
+  return std::any_of(needs.begin(), needs.end(), [](const Need& need) { return need.request.locality_domain; });
+}
+
+unsigned common_divisor(const Needs& needs) {
+  unsigned common = 0;
+  for (const Need& need : needs) {
+    common = std::gcd(common, need.count.value_or(0));
+  }
+  return common;
+}
+
+}  // namespace
+
+// Pieces of one by-count split: equal units and whatever the driver had left.
+struct Splitter::Cut {
+  Resources units;
+  unsigned unit_size = 0;
+  CUdevResource rest{};
+};
+
+// The groups of one split and its remainder, the last piece: one block of memory that lives as long as any of them.
+class Splitter::Pieces {
+ public:
+  Pieces(const Splitter& splitter, std::size_t groups, Strategy strategy)
+      : splitter_(splitter), groups_(groups), block_(std::make_shared<SmResource[]>(groups + 1)) {
+    const auto call = std::make_shared<const SplitCall>(SplitCall{splitter.input_});
+    for (std::size_t i = 0; i <= groups; ++i) {
+      SmResource& piece = block_[static_cast<std::ptrdiff_t>(i)];
+      piece.driver = splitter.input_->driver;
+      piece.device = splitter.input_->device;
+      piece.origin = call;
+      piece.strategy = splitter.label_.value_or(strategy);
+      piece.dry_run = splitter.dry_run_;
+    }
+  }
+
+  SmResource& operator[](std::size_t at) { return block_[static_cast<std::ptrdiff_t>(at)]; }
+  SmResource& remainder() { return (*this)[groups_]; }
+
+  // `member`: the number of this part in the split.
+  static void add(SmResource& to, const CUdevResource& part, std::size_t member) {
+    to.units.push_back(part);
+    to.members.push_back(static_cast<std::uint32_t>(member));
+    to.sm_count += count_of(part);
+  }
+
+  // What a set of SMs promises: the driver's own word where it gives one (13.1 and newer), else what it was built from.
+  void describe(SmResource& piece, bool is_loose) const {
+    const Grain grain = splitter_.grain_;
+    const CUdevResource* only = piece.units.size() == 1 ? &piece.units.front() : nullptr;
+    const bool told = only != nullptr && only->sm.minSmPartitionSize != 0 && only->sm.smCoscheduledAlignment != 0;
+    const unsigned alignment = is_loose ? std::min(pair_size, grain.alignment) : grain.alignment;
+    piece.alignment = told ? only->sm.smCoscheduledAlignment : alignment;
+    piece.min_partition_size = told ? only->sm.minSmPartitionSize : is_loose ? alignment : grain.minimum;
+    // Before 13.1 the driver has no such field and may leave anything in its place.
+    piece.flags = only != nullptr && splitter_.driver_->has(Feature::structured_split) ? only->sm.flags : 0;
+  }
+
+  SplitResult result() && {
+    SplitResult result;
+    result.groups.reserve(groups_);
+    for (std::size_t i = 0; i < groups_; ++i) {
+      result.groups.emplace_back(block_, &(*this)[i]);
+    }
+    SmResource* last = &remainder();
+    result.remainder = SmResourcePtr(std::move(block_), last);
+    return result;
+  }
+
+ private:
+  const Splitter& splitter_;
+  std::size_t groups_;
+  std::shared_ptr<SmResource[]> block_;
+};
+
+// ---- the order of the ways
+
+std::optional<SplitResult> Splitter::as_asked(const Needs& needs) const {
+  const std::size_t open = open_group(needs);
+  const unsigned total = finite_total(needs);
+  const bool possible = std::all_of(needs.begin(), needs.end(), [&](const Need& need) { return can_promise(need); });
+  if (!possible || total > sm_count()) {
+    return std::nullopt;
+  }
+  if (open == needs.size() || needs[open].is_loose()) {
+    return at_once(needs);
+  }
+  // "Everything left that is aligned" is the largest count that fits, so that it means the same however it is found.
+  Needs trial = needs;
+  for (unsigned count = round_down(sm_count() - total, needs[open].grain); count != 0; count -= needs[open].grain) {
+    trial[open].count = count;
+    if (auto result = at_once(trial)) {
+      return result;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<SplitResult> Splitter::loosened(const Needs& needs) const {
+  const std::size_t open = open_group(needs);
+  // Nothing that is aligned would be left for an open group.
+  if (finite_total(needs) > sm_count() || (open != needs.size() && !needs[open].is_loose())) {
+    return std::nullopt;
+  }
+  Order aligned;
+  for (std::size_t i = 0; i < needs.size(); ++i) {
+    if (needs[i].placement == Placement::aligned) {
+      aligned.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  std::sort(aligned.begin(), aligned.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return std::pair(*needs[a].count, b) < std::pair(*needs[b].count, a);
+  });
+  Needs trial = needs;
+  for (const std::uint32_t i : aligned) {
+    trial[i].placement = Placement::loose;
+    if (auto result = at_once(trial)) {
+      return result;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<SplitResult> Splitter::at_once(const Needs& needs) const {
+  if (finite_total(needs) > sm_count()) {
+    return std::nullopt;
+  }
+  if (auto result = in_one_call(needs)) {
+    return result;
+  }
+  return bisected(needs);
+}
+
+std::optional<SplitResult> Splitter::in_one_call(const Needs& needs) const {
+  if (driver_->has(Feature::structured_split)) {
+    for (const bool hold_sets : {true, false}) {
+      if (auto result = structured(needs, hold_sets)) {
+        return result;
+      }
+    }
+  }
+  if (auto result = composed(needs)) {
+    return result;
+  }
+  return fine(needs);
+}
+
+// Two calls: the groups that must sit together first, then the others, in pairs of SMs out of what is left over, which
+// a context makes splittable. Aligned SMs cannot be had out of a remainder, so that nothing is gained by more calls.
+std::optional<SplitResult> Splitter::bisected(const Needs& needs) const {
+  Needs held;
+  Needs loose;
+  for (const Need& need : needs) {
+    (need.is_loose() ? loose : held).push_back(need);
+  }
+  if (held.empty() || loose.empty() || any_local(loose)) {
+    return std::nullopt;
+  }
+  const auto first = labelled(Strategy::bisected).in_one_call(held);
+  const unsigned due = finite_total(loose) + (open_group(loose) != loose.size() ? pair_size : 0);
+  if (!first || first->remainder->sm_count < due) {
+    return std::nullopt;
+  }
+  // Out of pairs, whatever else they were asked to be.
+  for (Need& need : loose) {
+    need.request.coscheduled = 0;
+  }
+  const Grain pairs{pair_size, pair_size};
+  const SmResourcePtr source = dry_run_ ? first->remainder : (*requery_)(first->remainder);
+  const Splitter rest = Splitter(*driver_, source, pairs, dry_run_, *requery_).labelled(Strategy::bisected);
+  const auto second = dry_run_ ? rest.known_pieces(loose, Strategy::bisected) : rest.in_one_call(loose);
+  if (!second) {
+    return std::nullopt;
+  }
+  SplitResult result;
+  result.groups.reserve(needs.size());
+  auto next_held = first->groups.begin();
+  auto next_loose = second->groups.begin();
+  for (const Need& need : needs) {
+    result.groups.push_back(need.is_loose() ? *next_loose++ : *next_held++);
+  }
+  result.remainder = second->remainder;
+  return result;
+}
+
+Splitter Splitter::labelled(Strategy label) const {
+  Splitter copy = *this;
+  copy.label_ = label;
+  return copy;
+}
+
+std::optional<SplitResult> Splitter::known_pieces(const Needs& needs, Strategy strategy) const {
+  unsigned left = sm_count() - finite_total(needs);
+  Pieces pieces(*this, needs.size(), strategy);
+  const auto fill = [&](std::size_t at, unsigned count) {
+    SmResource& piece = pieces[at];
+    piece.sm_count = count;
+    piece.members.push_back(static_cast<std::uint32_t>(at));
+    if (count != 0) {
+      piece.alignment = piece.min_partition_size = pair_size;
+    }
+  };
+  for (std::size_t i = 0; i < needs.size(); ++i) {
+    fill(i, needs[i].count ? *needs[i].count : std::exchange(left, 0));
+    pieces[i].requested = needs[i].request.count;
+  }
+  fill(needs.size(), left);
+  return std::move(pieces).result();
+}
+
+// ---- the structured split
+
+bool Splitter::can_promise(const Need& need) const {
+  if (!need.is_promised() || driver_->has(Feature::structured_split)) {
+    return true;
+  }
+  // Units of the alignment hold whatever divides it.
+  const unsigned coscheduled = need.request.coscheduled;
+  return need.count ? grain_.alignment % coscheduled == 0 : grain_.alignment == coscheduled;
+}
+
+// Groups are served in the order of the array, each from what is left. Large sets go first: small ones fit into what
+// those leave, and not the other way round. What may sit anywhere comes after them, and everything left last.
+Splitter::Order Splitter::service_order(const Needs& needs) {
+  Order order;
+  for (std::size_t i = 0; i < needs.size(); ++i) {
+    order.push_back(static_cast<std::uint32_t>(i));
+  }
+  const auto rank = [&](std::uint32_t i) {
+    const Need& need = needs[i];
+    return !need.count ? 2U : need.is_loose() ? 1U : 0U;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return rank(a) != rank(b) ? rank(a) < rank(b) : rank(a) == 0 && needs[a].grain > needs[b].grain;
+  });
+  return order;
+}
+
+// hold_sets: groups that are filled up begin with a co-scheduled set, as BACKFILL demands; false: pairs will do.
+Splitter::Params Splitter::params_of(const Need& need, bool hold_sets) const {
+  const GroupRequest& request = need.request;
+  Params params{};
+  params.smCount = need.count.value_or(0);
+  // Always said: a zero means the alignment up to 13.3 and no co-scheduling at all from 13.4 on.
+  params.coscheduledSmCount = request.coscheduled != 0 ? request.coscheduled : grain_.alignment;
+  params.preferredCoscheduledSmCount = request.preferred;
+  if (request.backfill) {
+    params.flags |= CU_DEV_SM_RESOURCE_GROUP_BACKFILL;
+    if (!hold_sets || (need.count && *need.count < params.coscheduledSmCount)) {
+      params.coscheduledSmCount = pair_size;
+    }
+  } else if (need.is_loose()) {
+    params.coscheduledSmCount = pair_size;
+    if (request.coscheduled == 0) {
+      params.preferredCoscheduledSmCount = std::max(request.preferred, grain_.alignment);
+    }
+  }
+  // The driver takes multiples of the co-scheduling alone; a smaller preference is met by it.
+  params.preferredCoscheduledSmCount = round_down(params.preferredCoscheduledSmCount, params.coscheduledSmCount);
+  if (request.locality_domain) {
+    params.flags |= CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID;
+    params.localityDomainId = *request.locality_domain;
+  }
+  return params;
+}
+
+std::optional<SplitResult> Splitter::structured(const Needs& needs, bool hold_sets) const {
+  const bool fills = std::any_of(needs.begin(), needs.end(), [](const Need& need) { return need.request.backfill; });
+  if (!hold_sets && !fills) {
+    return std::nullopt;  // the same call again
+  }
+  const Order order = service_order(needs);
+  InlineVector<Params, 8> params;
+  for (const std::uint32_t i : order) {
+    params.push_back(params_of(needs[i], hold_sets));
+  }
+  Resources units;
+  units.resize(needs.size());
+  CUdevResource rest{};
+  const CUresult answer = driver_->cuDevSmResourceSplit(units.data(), static_cast<unsigned>(units.size()),
+                                                        input_->units.data(), &rest, 0, params.data());
+  if (does_not_fit(answer)) {
+    return std::nullopt;
+  }
+  driver_->check(answer, "cuDevSmResourceSplit");
+  for (std::size_t at = 0; at < order.size(); ++at) {
+    const std::optional<unsigned> count = needs[order[at]].count;
+    if (count ? count_of(units[at]) != *count : count_of(units[at]) == 0) {
+      return std::nullopt;
+    }
+  }
+  Pieces pieces(*this, needs.size(), Strategy::structured);
+  for (std::size_t at = 0; at < order.size(); ++at) {
+    const Need& need = needs[order[at]];
+    SmResource& piece = pieces[order[at]];
+    Pieces::add(piece, units[at], at);
+    piece.requested = need.request.count;
+    pieces.describe(piece, need.is_loose());
+  }
+  if (count_of(rest) != 0) {
+    Pieces::add(pieces.remainder(), rest, order.size());
+    pieces.describe(pieces.remainder(), true);
+  }
+  return std::move(pieces).result();
+}
+
+// ---- the split by count
+
+std::optional<Splitter::Cut> Splitter::by_count(unsigned groups, unsigned size, unsigned flags) const {
+  Cut cut;
+  cut.units.resize(groups);
+  unsigned got = groups;
+  const CUresult answer =
+      driver_->cuDevSmResourceSplitByCount(cut.units.data(), &got, input_->units.data(), &cut.rest, flags, size);
+  if (does_not_fit(answer)) {
+    return std::nullopt;
+  }
+  driver_->check(answer, "cuDevSmResourceSplitByCount");
+  if (got == 0) {
+    return std::nullopt;
+  }
+  cut.units.resize(got);
+  cut.unit_size = count_of(cut.units.front());
+  return cut;
+}
+
+std::optional<Grain> Splitter::real_grain() const {
+  const unsigned told = std::max(grain_.alignment, grain_.minimum);
+  const auto cut = grain_.alignment > pair_size ? by_count(1, told, 0) : std::nullopt;
+  if (!cut || cut->unit_size <= told) {
+    return std::nullopt;
+  }
+  return Grain{cut->unit_size, cut->unit_size};
+}
+
+unsigned Splitter::in_units_of(unsigned size) const {
+  const unsigned most = size != 0 ? sm_count() / size : 0;
+  const auto cut = most != 0 ? by_count(most, size, 0) : std::nullopt;
+  return cut && cut->unit_size == size ? static_cast<unsigned>(cut->units.size()) * size : 0;
+}
+
+unsigned Splitter::in_sets_of(unsigned size) const {
+  if (!driver_->has(Feature::structured_split)) {
+    return in_units_of(grain_.alignment);
+  }
+  Params everything{};
+  everything.coscheduledSmCount = size;
+  CUdevResource group{};
+  CUdevResource rest{};
+  const CUresult answer = driver_->cuDevSmResourceSplit(&group, 1, input_->units.data(), &rest, 0, &everything);
+  return answer == CUDA_SUCCESS ? count_of(group) : 0;
+}
+
+// Whether groups can be put together out of units of the alignment, as far as their counts and promises go.
+bool Splitter::units_suffice(const Needs& needs) const {
+  return !any_local(needs) && std::all_of(needs.begin(), needs.end(), [&](const Need& need) {
+    const bool held = !need.is_promised() || grain_.alignment % need.request.coscheduled == 0;
+    return held && need.count.value_or(0) % grain_.alignment == 0;
+  });
+}
+
+// One by-count split into equal units, out of which the groups are put together. Smallest units first: a unit of the
+// alignment lies inside one cluster of the chip, while the driver pieces larger ones together, so that only the
+// smallest keep a promise. (H200: a group of 16 made of two units of 8 holds 16 clusters of 8 blocks of 128 threads,
+// the driver's own group of 16 holds 8.) Where pairs of SMs are all there is, large units do.
+std::optional<SplitResult> Splitter::composed(const Needs& needs) const {
+  const unsigned step = grain_.alignment;
+  const unsigned common = common_divisor(needs);
+  if (!units_suffice(needs) || common == 0) {
+    return std::nullopt;
+  }
+  const unsigned largest = any_promised(needs) ? step : common;
+  // Larger potential clusters are what a preference above the alignment asks for; before 13.1 a flag of the whole
+  // split.
+  const bool prefers =
+      std::any_of(needs.begin(), needs.end(), [&](const Need& need) { return need.request.preferred > step; });
+  for (unsigned at = step; at <= largest; at += step) {
+    const unsigned unit = step > pair_size ? at : largest + step - at;
+    if (common % unit != 0) {
+      continue;
+    }
+    for (const bool compact : {true, false}) {
+      if (compact && !prefers) {
+        continue;
+      }
+      const unsigned flags = compact ? static_cast<unsigned>(CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE) : 0U;
+      if (auto result = composed_of(unit, needs, flags)) {
+        return result;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& needs, unsigned flags) const {
+  const unsigned groups = finite_total(needs) / unit;
+  const auto cut = by_count(groups, unit, flags);
+  // A driver may answer with smaller groups than asked for (seen where a remainder is split again).
+  const bool served = cut && cut->unit_size == unit && cut->units.size() == groups;
+  if (!served || (open_group(needs) != needs.size() && count_of(cut->rest) == 0)) {
+    return std::nullopt;
+  }
+  const bool whole_units =
+      std::all_of(needs.begin(), needs.end(), [&](const Need& need) { return need.count == unit; });
+  const Strategy strategy = whole_units ? Strategy::by_count : Strategy::composed;
+  // Inside of what a split gave, pairs are pairs whichever call dealt them.
+  const bool of_pairs = grain_.alignment <= pair_size && !is_whole();
+  return assembled(*cut, needs, of_pairs ? Strategy::fine : strategy, false);
+}
+
+std::optional<SplitResult> Splitter::fine(const Needs& needs) const {
+  if (!all_loose(needs) || any_local(needs)) {
+    return std::nullopt;
+  }
+  const bool open = open_group(needs) != needs.size();
+  const unsigned common = common_divisor(needs);
+  const unsigned unit = common != 0 ? common : round_down(sm_count(), pair_size);
+  const unsigned groups = common != 0 ? finite_total(needs) / unit : 1;
+  const auto cut = unit != 0 ? by_count(groups, unit, CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) : std::nullopt;
+  const bool served = cut && cut->unit_size == unit && cut->units.size() == groups;
+  if (!served || (open && common != 0 && count_of(cut->rest) == 0)) {
+    return std::nullopt;
+  }
+  return assembled(*cut, needs, Strategy::fine, true);
+}
+
+// Hands the units of a cut to the groups, in order; an open group gets the rest. No group is made of units and the
+// rest: from 13.1 on the driver refuses a context over parts of different alignment.
+SplitResult Splitter::assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const {
+  Pieces pieces(*this, needs.size(), strategy);
+  bool rest_is_free = count_of(cut.rest) != 0;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < needs.size(); ++i) {
+    const Need& need = needs[i];
+    SmResource& piece = pieces[i];
+    const bool takes_units = need.count || finite_total(needs) == 0;
+    if (takes_units) {
+      const unsigned count = need.count.value_or(cut.unit_size);
+      for (unsigned given = 0; given < count; given += cut.unit_size, ++next) {
+        Pieces::add(piece, cut.units[next], next);
+      }
+    } else {
+      Pieces::add(piece, cut.rest, cut.units.size());
+      rest_is_free = false;
+    }
+    piece.requested = need.request.count;
+    pieces.describe(piece, is_loose || !takes_units);
+  }
+  if (rest_is_free) {
+    Pieces::add(pieces.remainder(), cut.rest, cut.units.size());
+    pieces.describe(pieces.remainder(), true);
+  }
+  return std::move(pieces).result();
+}
+
+}  // namespace gctx

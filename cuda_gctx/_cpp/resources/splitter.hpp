@@ -1,0 +1,73 @@
+// The ways to split one resource, each a strategy that gives all groups or nothing.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "resources/split.hpp"
+
+namespace gctx {
+
+class Splitter {
+ public:
+  Splitter(const Driver& driver, SmResourcePtr input, Grain grain, bool dry_run, const Requery& requery)
+      : driver_(&driver), input_(std::move(input)), grain_(grain), dry_run_(dry_run), requery_(&requery) {}
+
+  Grain grain() const noexcept { return grain_; }
+  unsigned sm_count() const noexcept { return input_->sm_count; }
+
+  // With every group as it was asked for: an open group gets as much as leaves the others what they need.
+  std::optional<SplitResult> as_asked(const Needs& needs) const;
+
+  // Where the aligned SMs are too few for all groups: some get pairs of SMs, the smallest groups first, because they
+  // lose least.
+  std::optional<SplitResult> loosened(const Needs& needs) const;
+
+  // The grain that the driver really has, where it is coarser than what it says (seen on a card that says 8 and needs
+  // 16).
+  std::optional<Grain> real_grain() const;
+
+  // Whether the driver has a way to keep the co-scheduling of a group, if there are enough SMs for it.
+  bool can_promise(const Need& need) const;
+
+  // How many SMs one split gives in equal units of `size`, and how many sit in sets of `size` inside one cluster of the
+  // chip.
+  unsigned in_units_of(unsigned size) const;
+  unsigned in_sets_of(unsigned size) const;
+
+  // The pieces that groups out of pairs of SMs become, without asking the driver: there is nothing it could refuse.
+  std::optional<SplitResult> known_pieces(const Needs& needs, Strategy strategy) const;
+
+ private:
+  using Order = InlineVector<std::uint32_t, 8>;
+  using Resources = InlineVector<CUdevResource, 8>;
+  using Params = CU_DEV_SM_RESOURCE_GROUP_PARAMS;
+  struct Cut;
+  class Pieces;
+
+  std::optional<SplitResult> at_once(const Needs& needs) const;
+  std::optional<SplitResult> in_one_call(const Needs& needs) const;
+  std::optional<SplitResult> structured(const Needs& needs, bool hold_sets) const;
+  std::optional<SplitResult> composed(const Needs& needs) const;
+  std::optional<SplitResult> composed_of(unsigned unit, const Needs& needs, unsigned flags) const;
+  std::optional<SplitResult> fine(const Needs& needs) const;
+  std::optional<SplitResult> bisected(const Needs& needs) const;
+
+  Splitter labelled(Strategy label) const;
+  static Order service_order(const Needs& needs);
+  Params params_of(const Need& need, bool hold_sets) const;
+  bool units_suffice(const Needs& needs) const;
+  std::optional<Cut> by_count(unsigned groups, unsigned size, unsigned flags) const;
+  SplitResult assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const;
+  bool is_whole() const noexcept { return input_->whole_device; }
+
+  const Driver* driver_;
+  SmResourcePtr input_;
+  Grain grain_;
+  bool dry_run_;
+  const Requery* requery_;
+  std::optional<Strategy> label_;  // what its pieces are called, in place of the strategy that served
+};
+
+}  // namespace gctx
