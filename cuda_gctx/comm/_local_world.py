@@ -153,6 +153,6 @@ def local_world(
                 grain = one.resources.sm.coscheduled_alignment
                 share = one.sm_count // on_it // grain * grain if sms is None else sms
                 parts = undo.enter_context(one.partition(*[share] * on_it))
-                places += [(one, part) for part in parts]
+                places += [(one, parts[number]) for number in range(on_it)]
         ranks = [LocalRank(*place, backend) for place, backend in zip(places, backends, strict=True)]
         return LocalWorld(ranks, undo.pop_all())

@@ -109,11 +109,12 @@ def exchange_with_nccl(
     elif op is MixedCommOp.REDUCESCATTER:
         distributed.reduce_scatter_tensor(x_out, x_in, group=dp_group)
     elif op is MixedCommOp.ALLREDUCE_ALLGATHER and mode is MixedCommMode.NCCL_ONE:
-        everything = x_in.new_empty((info.world_size, *x_in.shape))
+        everything = x_in.new_empty((info.world_size * x_in.shape[0], *x_in.shape[1:]))
         distributed.all_gather_into_tensor(everything, x_in, group=world)
+        inputs = everything.chunk(info.world_size)
         blocks = info.plan(op).blocks
-        for rows, block in zip(x_out.view(len(blocks), *x_in.shape), blocks, strict=True):
-            rows.copy_(rounded_sum([everything[rank] for rank in block]))
+        for rows, block in zip(x_out.chunk(len(blocks)), blocks, strict=True):
+            rows.copy_(rounded_sum([inputs[rank] for rank in block]))
     elif op is MixedCommOp.ALLREDUCE_ALLGATHER:
         total = x_in.clone()
         distributed.all_reduce(total, group=tp_group)

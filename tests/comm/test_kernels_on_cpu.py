@@ -6,6 +6,8 @@ What a GPU alone can show (its memory model, its copy engines, its speed) is not
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import os
 import random
 import shutil
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._launch import one_exchange_arguments, two_exchange_arguments
-from cuda_gctx.comm._protocol import Geometry
+from cuda_gctx.comm._protocol import Fault, Geometry
 
 from .cpu_kernels import Ranks, aligned, build, expected_bits, narrowed
 from .topologies import TOPOLOGIES, name_of
@@ -28,7 +30,8 @@ PACKET_BYTES = 4096
 STAGED_BYTES = 64 * 1024
 
 # A topology of several nodes has the plans of one of a single node, with the ranks in another order, if at all.
-CASES = [(info, op) for info in TOPOLOGIES if info.inter_size == 1 for op in info.valid_ops]
+ON_ONE_NODE = [info for info in TOPOLOGIES if info.inter_size == 1]
+CASES = [(info, op) for info in ON_ONE_NODE if info.world_size in (2, 3, 4, 8) for op in info.valid_ops]
 
 
 def ids(value: Any) -> str:
@@ -77,10 +80,19 @@ def run_calls(ranks: Ranks, seed: int, count: int, *, is_bfloat16: bool, modes: 
     return wrong
 
 
+def check_structs(info: ParallelInfo, op: MixedCommOp, library: Any) -> None:
+    """Host and kernels have the same structs."""
+    plan = info.plan(op)
+    two = two_exchange_arguments(info.world_size, len(plan.sources), len(plan.targets))
+    assert library.size_of_one_exchange() == ctypes.sizeof(one_exchange_arguments(info.world_size))
+    assert library.size_of_two_exchange() == ctypes.sizeof(two)
+
+
 @pytest.mark.parametrize(("info", "op"), CASES, ids=ids)
 def test_every_operation_gives_the_exact_bits(info: ParallelInfo, op: MixedCommOp, folder: Path) -> None:
     is_bfloat16 = (info.world_size + op) % 2 == 0
     library = build(folder, info, op, geometry_of(info), is_bfloat16=is_bfloat16)
+    check_structs(info, op, library)
     for seed in range(2):
         ranks = Ranks(info, op, library, geometry_of(info))
         # Near the end of the epochs, where they wrap.
@@ -88,12 +100,80 @@ def test_every_operation_gives_the_exact_bits(info: ParallelInfo, op: MixedCommO
         assert run_calls(ranks, seed, 5, is_bfloat16=is_bfloat16, modes=(ONE, TWO)) == []
 
 
-@pytest.mark.parametrize(("info", "op"), CASES, ids=ids)
-def test_host_and_kernels_agree_on_the_structs(info: ParallelInfo, op: MixedCommOp, folder: Path) -> None:
-    is_bfloat16 = (info.world_size + op) % 2 == 0
-    library = build(folder, info, op, geometry_of(info), is_bfloat16=is_bfloat16)
-    plan = info.plan(op)
-    one = one_exchange_arguments(info.world_size)
-    two = two_exchange_arguments(info.world_size, len(plan.sources), len(plan.targets))
-    assert library.size_of_one_exchange() == ctypes.sizeof(one)
-    assert library.size_of_two_exchange() == ctypes.sizeof(two)
+# What is taken out of the sources, and the mode that must then go wrong.
+BROKEN = {
+    "one slot": (ONE, "((epoch & 1) * WORLD + source) * SLOT_BYTES", "source * SLOT_BYTES"),
+    "half of a pair unchecked": (ONE, " || epoch_of(second_word) != epoch", ""),
+    "no wait for START": (TWO, "peer_is_here = wait_flag(", "(void)sizeof wait_flag("),
+    "no wait for END": (TWO, "    wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);", ""),
+    "END of each block": (
+        TWO,
+        "is_last = add_own(own + CONTROL_FLAG_ARRIVED, 1) == block_count() - 1;",
+        "add_own(own + CONTROL_FLAG_ARRIVED, 1);",
+    ),
+    "stages filled before they are read": (TWO, "      bulk_wait_read<1>();\n", ""),
+    "END before the copies are complete": (TWO, "  bulk_wait();\n  return true;", "  return true;"),
+    "tiles stored before they are summed": (
+        TWO,
+        "SOURCES == 1 ? &tiles.full[stage] : &tiles.summed[stage]",
+        "&tiles.full[stage]",
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
+    info = next(one for one in ON_ONE_NODE if (one.tp_size, one.dp_size) == (2, 2))
+    op = MixedCommOp.ALLREDUCE_ALLGATHER
+    mode, old, new = BROKEN[broken]
+    library = build(folder, info, op, geometry_of(info), is_bfloat16=True, replace=[(old, new)])
+
+    def is_found() -> bool:
+        for seed in range(40):
+            # A deadlock ends by the time limit, as a fault.
+            ranks = Ranks(info, op, library, geometry_of(info), limit=100_000)
+            if run_calls(ranks, seed, 6, is_bfloat16=True, modes=(mode,)):
+                return True
+        return False
+
+    # In a child: what is broken may also crash.
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        os._exit(not is_found())
+    _, status = os.waitpid(child, 0)
+    assert status == 0 or os.WIFSIGNALED(status), "the broken kernels gave the right bits 40 times"
+
+
+def call_once(ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing: int | None = None) -> None:
+    """One call, in which each rank has its own number of elements; one rank may not come."""
+    calls = []
+    for rank, count in enumerate(elements):
+        x_in, x_out = aligned(2 * count), aligned(2 * count)
+        ranks._kept += [x_in, x_out]
+        call = ranks.call(rank, mode, x_in, x_out, grid=2)
+        call.present = rank != missing
+        calls.append([call])
+    ranks.run(calls, 1)
+
+
+@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
+def test_a_rank_that_does_not_come_is_a_fault_that_names_it(mode: MixedCommMode, folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 3)
+    library = build(folder, info, op, geometry_of(info), is_bfloat16=False)
+    ranks = Ranks(info, op, library, geometry_of(info), limit=300)
+    call_once(ranks, mode, [64] * 3, missing=1)
+    assert [ranks.fault(rank) for rank in range(3)] == [(Fault.TIMEOUT, 1), (0, 0), (Fault.TIMEOUT, 1)]
+    # With a fault, the next call ends at once: there is nothing to wait for, however long the limit.
+    ranks.limit = 1 << 62
+    call_once(ranks, mode, [64] * 3, missing=1)
+
+
+@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
+def test_ranks_with_different_sizes_are_a_fault_on_all_without_waiting(mode: MixedCommMode, folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 3)
+    library = build(folder, info, op, geometry_of(info), is_bfloat16=False)
+    ranks = Ranks(info, op, library, geometry_of(info))
+    call_once(ranks, mode, [64, 64, 512])
+    assert [ranks.fault(rank)[0] for rank in range(3)] == [Fault.MISMATCH] * 3
+    assert [ranks.fault(rank)[1] for rank in (0, 1)] == [2, 2]

@@ -189,29 +189,31 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
   if (!all_of_block(peer_is_here)) return;
 
   const Walk walk = walk_of(a);
+  bool done = true;
+  bool is_last = true;  // of the blocks; what the other threads say does not count
   if (thread >= MOVERS) {
-    if (SOURCES > 1 && !sum(call, tiles, walk, thread - MOVERS, TWO_EXCHANGE_THREADS - MOVERS))
-      report(call, FAULT_TIMEOUT, call.rank, epoch);
-    return;
+    done = SOURCES == 1 || sum(call, tiles, walk, thread - MOVERS, TWO_EXCHANGE_THREADS - MOVERS);
+  } else if (thread == 0) {
+    done = move(a, tiles, walk);
+    if (done) {
+      // The copies of this block are complete. They become part of what the last block releases: copies before ordinary
+      // accesses (first fence), and this thread's before the arrival that the last block sees (second fence), which
+      // orders what follows behind the arrivals before it (third fence).
+      fence_bulk();
+      fence_system();
+      is_last = add_own(own + CONTROL_FLAG_ARRIVED, 1) == block_count() - 1;
+      fence_system();
+    }
   }
-  if (thread != 0) return;
-  if (!move(a, tiles, walk)) {
-    report(call, FAULT_TIMEOUT, call.rank, epoch);
-    return;
+  if (!done) report(call, FAULT_TIMEOUT, call.rank, epoch);
+  // The barrier of the block hands on what the thread that moves has seen.
+  if (!all_of_block(done && is_last)) return;
+  if (thread == 0) {
+    store_own(own + CONTROL_FLAG_ARRIVED, 0);
+    store_own(own + CONTROL_FLAG_EPOCH, epoch);
   }
-  // The copies of this block are complete. They become part of what the last block releases: copies before ordinary
-  // accesses (first fence), and this thread's before the arrival that the last block has seen (second fence).
-  fence_bulk();
-  fence_system();
-  if (add_own(own + CONTROL_FLAG_ARRIVED, 1) != block_count() - 1) return;
-  fence_system();
-#pragma unroll
-  for (u32 peer = 0; peer < WORLD; ++peer)
-    if (peer != call.rank)
-      store_release(mailbox_of(call.peer[peer], call.rank) + MAILBOX_END, packet(call.signature, epoch));
-#pragma unroll
-  for (u32 peer = 0; peer < WORLD; ++peer)
-    if (peer != call.rank && !wait_flag(call, mailbox_of(own, peer) + MAILBOX_END, peer, epoch)) return;
-  store_own(own + CONTROL_FLAG_ARRIVED, 0);
-  store_own(own + CONTROL_FLAG_EPOCH, epoch);
+  if (thread < WORLD && thread != call.rank) {
+    store_release(mailbox_of(call.peer[thread], call.rank) + MAILBOX_END, packet(call.signature, epoch));
+    wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);
+  }
 }

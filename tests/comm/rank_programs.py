@@ -1,0 +1,273 @@
+"""What ranks run in the tests: each is a process or a thread of this program, under a watchdog.
+
+    python rank_programs.py PROGRAM RANK SIZE FOLDER LIMIT
+
+The watchdog prints the stacks of all threads and ends the process after LIMIT seconds. Results are a line of JSON.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+try:
+    from .topologies import TOPOLOGIES
+except ImportError:
+    from topologies import TOPOLOGIES  # type: ignore[no-redef]
+
+PROGRAMS: dict[str, Callable[[int, int, Path], Any]] = {}
+
+
+def program(function: Callable[[int, int, Path], Any]) -> Callable[[int, int, Path], Any]:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def numbers_of(info: Any) -> tuple[int, ...]:
+    """The arguments of a handler that say who and where it is."""
+    return (
+        *(info.world_rank, info.world_size, info.local_rank, info.local_size, info.inter_rank, info.inter_size),
+        *(info.local_tp_size, info.local_dp_size, info.inter_tp_size, info.inter_dp_size),
+    )
+
+
+def initialise_gloo(rank: int, size: int, folder: Path) -> Any:
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    return dist
+
+
+def inputs_of(rows: int, size: int, dtype: Any, seed: int) -> list[Any]:
+    import torch
+
+    made = []
+    for rank in range(size):
+        one = torch.randn(rows, 7, generator=torch.Generator().manual_seed(100 * seed + rank)) * 8
+        one[one.abs() < 0.5] = -0.0
+        made.append(one.to(dtype))
+    return made
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    import torch
+
+    return one.shape == other.shape and torch.equal(one.view(torch.int16), other.view(torch.int16))
+
+
+def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
+    """Every operation of every topology of a size, compared with the exact value, bit for bit."""
+    import torch
+
+    from cuda_gctx.comm import expected, run_mixed_comm
+
+    compared = 0
+    for first in TOPOLOGIES:
+        if first.world_size != size or not first.valid_ops:
+            continue
+        for dtype in (torch.float16, torch.bfloat16):
+            handler = make(first, dtype)
+            info = handler.para_info
+            for op in handler.valid_op_list:
+                for rows in (1, 3):
+                    rows_in = rows * info.dp_size if op.scatters else rows
+                    inputs = inputs_of(rows_in, size, dtype, seed=rows)
+                    out = run_mixed_comm(op, handler, inputs[info.world_rank])
+                    wanted = expected(info, op, inputs, exchanges=2)
+                    assert same_bits(out, wanted), f"{op.name} of {rows} rows at {info}"
+                    into = torch.empty_like(wanted)
+                    assert run_mixed_comm(op, handler, inputs[info.world_rank], into) is into
+                    assert same_bits(into, wanted)
+                    compared += 1
+            handler.shutdown()
+            handler.shutdown()
+    return compared
+
+
+def compare_forms_for_nccl(rank: int, size: int) -> int:
+    """The forms for NCCL, through gloo, which has the same collectives; integers, so that sums have no roundings."""
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, expected
+    from cuda_gctx.comm._reference import exchange_with_nccl
+
+    compared = 0
+    for first in TOPOLOGIES:
+        if first.world_size != size:
+            continue
+        info = first.at(rank)
+        handler = MixedCommHandler(*numbers_of(info), torch.bfloat16, "cpu")
+        for op in info.valid_ops:
+            inputs = [torch.arange(8 * info.dp_size).view(-1, 2).remainder(7 + one).bfloat16() for one in range(size)]
+            wanted = expected(info, op, inputs)
+            for mode in (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP):
+                out = torch.empty_like(wanted)
+                groups = None, handler.tp_comm_group, handler.dp_comm_group
+                exchange_with_nccl(info, op, mode, inputs[rank], out, *groups)
+                assert torch.equal(out, wanted), f"{op.name} {mode.name} at {info}"
+                compared += 1
+    return compared
+
+
+@program
+def every_topology_over_gloo(rank: int, size: int, folder: Path) -> int:
+    from cuda_gctx.comm import MixedCommHandler
+
+    dist = initialise_gloo(rank, size, folder)
+    compared = compare_topologies(
+        size, lambda first, dtype: MixedCommHandler(*numbers_of(first.at(rank)), dtype, "cpu")
+    )
+    compared += compare_forms_for_nccl(rank, size)
+    dist.destroy_process_group()
+    return compared
+
+
+@program
+def every_topology_in_threads(_: int, size: int, folder: Path) -> int:
+    from cuda_gctx.comm import MixedCommHandler, local_world
+
+    def work(rank: Any) -> int:
+        return compare_topologies(
+            rank.size,
+            lambda first, dtype: MixedCommHandler(
+                *numbers_of(first.at(rank.rank)), dtype, "cpu", comm_backend=rank.backend
+            ),
+        )
+
+    compared = 0
+    for ranks in range(2, size + 1):
+        with local_world(ranks) as world:
+            compared += world.run(work)[0]
+    return compared
+
+
+def message_of(kind: type[Exception], function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"nothing was raised, where a {kind.__name__} was expected")
+
+
+@program
+def refusals(rank: int, size: int, folder: Path) -> dict[str, str]:
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, run_mixed_comm
+
+    half = torch.float16
+    place = rank, size, rank, size, 0, 1
+    found = {
+        "no group": message_of(RuntimeError, lambda: MixedCommHandler(*place, None, None, None, None, half, "cpu"))
+    }
+    dist = initialise_gloo(rank, size, folder)
+    found |= {
+        "dtype": message_of(ValueError, lambda: MixedCommHandler(*place, None, None, None, None, torch.float32, "cpu")),
+        "place": message_of(
+            ValueError, lambda: MixedCommHandler(0, 1 + size, 0, 1 + size, 0, 1, None, None, None, None, half, "cpu")
+        ),
+        "topology": message_of(
+            ValueError,
+            lambda: MixedCommHandler(*place, 1 if rank else size, None, None, None, half, "cpu"),
+        ),
+        "grid": message_of(
+            ValueError, lambda: MixedCommHandler(*place, None, None, None, None, half, "cpu", grid_size=4)
+        ),
+    }
+    handler = MixedCommHandler(*place, None, None, None, None, half, "cpu")
+    call, op = run_mixed_comm, MixedCommOp.ALLREDUCE
+    x = torch.ones(4, 8, dtype=half)
+    found |= {
+        "uneven": message_of(ValueError, lambda: call(op, handler, torch.ones(4 + rank, 8, dtype=half))),
+        "other dtype": message_of(ValueError, lambda: call(op, handler, x.float())),
+        "not contiguous": message_of(ValueError, lambda: call(op, handler, x.t())),
+        "wrong output": message_of(ValueError, lambda: call(op, handler, x, x[:2])),
+        "op": message_of(ValueError, lambda: call(MixedCommOp.ALLGATHER, handler, x)),
+        "mode": message_of(ValueError, lambda: call(op, handler, x, None, MixedCommMode.ONE_EXCHANGE)),
+    }
+    # What was refused has left nothing behind: the ranks still meet.
+    assert torch.equal(call(op, handler, x), x * size)
+    handler.checkpoint_prepare()
+    found["released"] = message_of(RuntimeError, lambda: call(op, handler, x))
+
+    class Wrong:
+        def Get_rank(self) -> int:
+            return rank
+
+        def Get_size(self) -> int:
+            return size + 1
+
+    found["restored elsewhere"] = message_of(ValueError, lambda: handler.checkpoint_restore(Wrong()))
+    from cuda_gctx.comm._backends import TorchBackend
+
+    handler.checkpoint_restore(TorchBackend())
+    assert torch.equal(call(op, handler, x), x * size)
+    handler.shutdown()
+    found["closed"] = message_of(RuntimeError, lambda: call(op, handler, x))
+    dist.destroy_process_group()
+    return found
+
+
+@program
+def importing(rank: int, size: int, folder: Path) -> list[str]:
+    """Which frameworks are loaded by importing the package and by looking at all that needs none."""
+    import cuda_gctx
+    from cuda_gctx import comm
+
+    comm.ParallelInfo.of(0, 2, 0, 2, 0, 1)
+    assert comm.local_world(2).run(lambda rank: rank.backend.bcast(rank.rank, 1)) == [1, 1]
+    assert comm.run_mixed_comm.is_compute_capability_supported(90)
+    assert cuda_gctx.__version__
+    return sorted({name.split(".")[0] for name in sys.modules} & {"torch", "numpy", "cupy", "numba", "cuda"})
+
+
+@program
+def descriptors(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """Files without a name, passed between processes: each rank reads what every other one has written."""
+    from cuda_gctx.comm._backends import TorchBackend
+    from cuda_gctx.comm._descriptors import exchange_descriptors
+
+    class Silent(TorchBackend):
+        """The last rank answers until sockets are connected, and then sends nothing."""
+
+        def barrier(self) -> None:
+            super().barrier()
+            if self.Get_rank() == self.Get_size() - 1:
+                raise KeyboardInterrupt
+
+    dist = initialise_gloo(rank, size, folder)
+    own = os.memfd_create("rank")
+    os.write(own, f"of rank {rank}".encode())
+    before = len(os.listdir("/proc/self/fd"))
+    received = exchange_descriptors(TorchBackend(), own, 60)
+    texts = [os.pread(received[peer], 64, 0).decode() for peer in sorted(received)]
+    for one in received.values():
+        os.close(one)
+    try:
+        exchange_descriptors(Silent(), own, 0.5)
+        said = "nothing was raised"
+    except KeyboardInterrupt:
+        said = "stayed away"
+    except (TimeoutError, ConnectionRefusedError) as error:
+        said = f"{type(error).__name__}: {error}"
+    left_open = len(os.listdir("/proc/self/fd")) - before
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"texts": texts, "said": said, "left open": left_open}
+
+
+def main() -> None:
+    name, rank, size, folder, limit = sys.argv[1:]
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(float(limit), exit=True)
+    print(json.dumps(PROGRAMS[name](int(rank), int(size), Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

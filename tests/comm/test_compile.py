@@ -1,0 +1,76 @@
+"""The kernels through the compiler that users have at run time, for the chips they are written for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cuda_gctx.comm import MixedCommOp, ParallelInfo
+from cuda_gctx.comm._compile import FOLDER, KERNELS, Compiled, compile_kernels, source
+from cuda_gctx.comm._protocol import Geometry, defines
+
+from .topologies import TOPOLOGIES, name_of
+
+
+@pytest.fixture(scope="module")
+def compiler() -> str:
+    """The version of NVRTC; the tests that need it are skipped where it is not installed."""
+    nvrtc: Any = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # cuda.pathfinder found no library
+        pytest.skip(f"needs NVRTC (pip install nvidia-cuda-nvrtc): {str(error).splitlines()[0]}")
+    if (major, minor) < (12, 8):
+        pytest.skip(f"NVRTC {major}.{minor} does not know sm_100: needs 12.8")
+    return f"{major}.{minor}"
+
+
+# Plans of nodes are those of one node, with the ranks in another order.
+CASES = [(one, op) for one in TOPOLOGIES if one.inter_size == 1 and one.world_size in (2, 3, 8) for op in one.valid_ops]
+
+
+def ids(value: Any) -> str:
+    return name_of(value) if isinstance(value, ParallelInfo) else value.name
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)], ids=["sm_90", "sm_100"])
+@pytest.mark.parametrize(("info", "op"), CASES, ids=ids)
+def test_kernels_compile_without_spills(
+    info: ParallelInfo, op: MixedCommOp, capability: tuple[int, int], compiler: str
+) -> None:
+    words = defines(info, op, Geometry(info.world_size, 1 << 19, 1 << 26), is_bfloat16=(info.tp_size + op) % 2 == 0)
+    compiled = compile_kernels(words, capability)
+    for kernel in KERNELS:
+        report = compiled.report(kernel)
+        assert report.spill_bytes == 0
+        assert report.stack_bytes == 0  # arrays indexed by variables would be there
+        assert 0 < report.registers <= 128
+    assert compiled.code.code[:4] == b"\x7fELF"
+
+
+def test_spills_are_seen_in_the_report() -> None:
+    log = (
+        "ptxas info    : Function properties for one_exchange\n"
+        "ptxas         .     16 bytes stack frame, 20 bytes spill stores, 24 bytes spill loads\n"
+        "ptxas info    : Used 32 registers, used 1 barriers\n"
+    )
+    report = Compiled(None, log).report("one_exchange")
+    assert (report.registers, report.spill_bytes, report.stack_bytes) == (32, 44, 16)
+    with pytest.raises(RuntimeError, match="nothing about two_exchange"):
+        Compiled(None, log).report("two_exchange")
+
+
+def test_no_source_uses_multicast() -> None:
+    # It can put the GPUs of a whole server out of service.
+    for file in FOLDER.glob("*.cuh"):
+        assert not {"multimem", "multicast"} & set(file.read_text().lower().replace(".", " ").split()), file
+
+
+def test_source_begins_with_the_defines_that_host_and_kernels_share() -> None:
+    info = next(one for one in TOPOLOGIES if one.use_mixed)
+    geometry = Geometry(info.world_size, 4096, 4096)
+    text = source(defines(info, info.valid_ops[0], geometry, is_bfloat16=False))
+    assert f"#define SLOT_BYTES {geometry.slot_bytes}\n" in text
+    assert f"#define MAILBOX_START {geometry.MAILBOX_START}\n" in text
+    assert "#define ORDER {{" in text

@@ -1,0 +1,159 @@
+"""The protocols in the simulator, which must find every broken variant, and the geometry of workspaces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.comm._protocol import (
+    ALIGNMENT,
+    SHARED_BYTES,
+    Geometry,
+    defines,
+    next_epoch,
+    share_of,
+    shared_bytes,
+    signature,
+    stages_and_tile,
+    tile_bytes,
+)
+
+from .simulate import BROKEN, Simulation, Violation, every_geometry, first_violation
+from .topologies import TOPOLOGIES, name_of
+
+GEOMETRIES = every_geometry()
+
+
+def test_every_geometry_survives_random_interleavings() -> None:
+    # "python tests/comm/simulate.py --interleavings 100000" runs many more.
+    assert first_violation(0, 2 * len(GEOMETRIES)) is None
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_simulator_finds_what_is_broken(broken: str) -> None:
+    cases = [(info, op) for info, op, mode in GEOMETRIES if mode is BROKEN[broken] and info.world_size <= 4]
+    found = 0
+    for seed in range(300):
+        info, op = cases[seed % len(cases)]
+        try:
+            Simulation(info, op, BROKEN[broken], seed, broken).run()
+        except Violation:
+            found += 1
+    assert found > 5
+
+
+def test_simulated_blocks_run_in_the_order_of_the_seed() -> None:
+    info, op, mode = GEOMETRIES[-1]
+    lengths = set()
+    for _ in range(2):
+        simulation = Simulation(info, op, mode, 7)
+        simulation.run()
+        lengths.add(simulation.random.random())
+    assert len(lengths) == 1
+
+
+def places(geometry: Geometry) -> list[tuple[str, int, int]]:
+    """Everything that is written to in a workspace: name, begin and end."""
+    found = [
+        ("packet epoch", geometry.CONTROL_PACKET_EPOCH, 4),
+        ("flag epoch", geometry.CONTROL_FLAG_EPOCH, 4),
+        ("fault", geometry.CONTROL_FAULT, 4),
+        ("packets arrived", geometry.CONTROL_PACKET_ARRIVED, 4),
+        ("flags arrived", geometry.CONTROL_FLAG_ARRIVED, 4),
+        ("staged input", geometry.staged_input, geometry.staged_bytes),
+        ("staged output", geometry.staged_output, geometry.staged_bytes),
+    ]
+    words = (geometry.MAILBOX_START, geometry.MAILBOX_INPUT, geometry.MAILBOX_OUTPUT, geometry.MAILBOX_END)
+    for source in range(geometry.world_size):
+        found += [(f"mailbox {source}", geometry.mailbox(source) + word, 8) for word in words]
+        for epoch in (0, 1):
+            found.append((f"header {source} {epoch}", geometry.header(epoch, source), 8))
+            first, last = geometry.slot(epoch, source, 0), geometry.slot(epoch, source, geometry.packet_bytes // 8 - 1)
+            found.append((f"slot {source} {epoch}", first, last + 16 - first))
+    return [(name, begin, begin + size) for name, begin, size in found]
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize(("packets", "staged"), [(16, 0), (4096, 16), (512 * 1024, 64 << 20)])
+def test_nothing_in_a_workspace_overlaps(world: int, packets: int, staged: int) -> None:
+    geometry = Geometry(world, packets, staged)
+    end = 0
+    for name, begin, stop in sorted(places(geometry), key=lambda place: place[1:]):
+        assert begin >= end, f"{name} begins at {begin}, before {end}"
+        assert begin % min(ALIGNMENT, max(stop - begin, 1)) == 0, name
+        end = stop
+    assert end <= geometry.total_bytes
+
+
+def test_sizes_that_the_kernels_cannot_move_are_refused() -> None:
+    with pytest.raises(ValueError, match="packet_bytes must be a multiple of 16, not 24"):
+        Geometry(2, 24, 16)
+
+
+def test_epochs_skip_that_of_fresh_memory_and_alternate() -> None:
+    epoch = 0xFFFFFFF0
+    for _ in range(64):
+        following = next_epoch(epoch)
+        assert following not in (0, epoch)
+        assert (following ^ epoch) & 1
+        epoch = following
+    assert next_epoch(0) == 1
+
+
+@pytest.mark.parametrize("first", [one for one in TOPOLOGIES if one.valid_ops], ids=name_of)
+@pytest.mark.parametrize("units", [1, 2, 7, 64, 1000])
+def test_shares_make_up_the_output_of_each_rank(first: ParallelInfo, units: int) -> None:
+    for op in first.valid_ops:
+        block_bytes = units * ALIGNMENT
+        for target in range(first.world_size):
+            written = sorted(
+                (offset, offset + size)
+                for rank in range(first.world_size)
+                if target in first.at(rank).plan(op).targets
+                for _, offset, size in [share_of(first.at(rank), op, block_bytes)]
+                if size
+            )
+            assert written[0][0] == 0
+            assert written[-1][1] == len(first.plan(op).blocks) * block_bytes
+            assert all(one[1] == other[0] for one, other in itertools.pairwise(written))
+            assert all(begin % ALIGNMENT == 0 for begin, _ in written)
+
+
+@pytest.mark.parametrize("sources", range(1, 9))
+def test_tiles_fit_in_shared_memory(sources: int) -> None:
+    stages, tile = stages_and_tile(sources)
+    assert stages >= 2  # one is emptied while another is filled
+    assert tile % ALIGNMENT == 0
+    assert shared_bytes(sources) <= SHARED_BYTES
+
+
+@pytest.mark.parametrize("share", [0, 16, 4096, 1 << 20, 1 << 28])
+@pytest.mark.parametrize("grid", [1, 8, 132])
+def test_tiles_are_neither_tiny_nor_larger_than_a_stage(share: int, grid: int) -> None:
+    size = tile_bytes(share, grid, 4, 16384)
+    assert 1024 <= size <= 16384
+    assert size % ALIGNMENT == 0
+
+
+def test_signatures_differ_with_all_that_ranks_must_agree_on() -> None:
+    op, other_op = MixedCommOp.ALLGATHER, MixedCommOp.REDUCESCATTER
+    one, two = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE
+    found = {
+        signature(op, one, "torch.float16", 64, is_staged=False),
+        signature(other_op, one, "torch.float16", 64, is_staged=False),
+        signature(op, two, "torch.float16", 64, is_staged=False),
+        signature(op, one, "torch.bfloat16", 64, is_staged=False),
+        signature(op, one, "torch.float16", 80, is_staged=False),
+        signature(op, one, "torch.float16", 64, is_staged=True),
+    }
+    assert len(found) == 6
+
+
+def test_defines_are_the_same_on_all_ranks() -> None:
+    for first in TOPOLOGIES:
+        for op in first.valid_ops:
+            geometry = Geometry(first.world_size, 4096, 4096)
+            found = [defines(first.at(rank), op, geometry, is_bfloat16=True) for rank in range(first.world_size)]
+            assert all(one == found[0] for one in found)

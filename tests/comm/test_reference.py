@@ -1,0 +1,100 @@
+"""The reference layer: processes over gloo and threads of one process, on the CPU, against the exact values."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .topologies import MOST_RANKS
+
+PROGRAMS = Path(__file__).with_name("rank_programs.py")
+# For ranks that hang; generous, because the machine may be busy with other things.
+LIMIT_S = 300
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="needs torch (make .venv/torch, where its CPU build can be had)"
+)
+
+
+def run_ranks(name: str, size: int, folder: Path, processes: int | None = None) -> list[Any]:
+    """What each rank printed. Fails with the output of all ranks, stacks included, if one fails or hangs."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAMS), name, str(rank), str(size), str(folder), str(LIMIT_S)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size if processes is None else processes)
+    ]
+    outputs = []
+    try:
+        for rank in ranks:
+            outputs.append(rank.communicate(timeout=2 * LIMIT_S))
+    finally:
+        for rank in ranks:
+            rank.kill()
+    told = "\n".join(f"rank {number}:\n{errors}" for number, (_, errors) in enumerate(outputs))
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks), told
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+@needs_torch
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_operation_over_gloo_gives_the_exact_bits(size: int, tmp_path: Path) -> None:
+    compared = run_ranks("every_topology_over_gloo", size, tmp_path)
+    assert compared[0] > 10
+    assert len(set(compared)) == 1
+
+
+@needs_torch
+def test_every_operation_in_threads_gives_the_exact_bits(tmp_path: Path) -> None:
+    assert run_ranks("every_topology_in_threads", MOST_RANKS, tmp_path, processes=1)[0] > 100
+
+
+@needs_torch
+def test_misuse_is_refused_by_name_on_every_rank(tmp_path: Path) -> None:
+    wanted = {
+        "no group": "call torch.distributed.init_process_group() first, or give a comm_backend",
+        "dtype": "dtype must be torch.float16 or torch.bfloat16, not torch.float32",
+        "topology": "local_tp_size must be the same on all ranks; found rank 0: 2, rank 1: 1",
+        "grid": "leave partition and grid_size out",
+        "uneven": "all ranks must give inputs of one shape; found rank 0: [4, 8], rank 1: [5, 8]",
+        "other dtype": "x_in must be of torch.float16, not of torch.float32",
+        "not contiguous": "x_in must be contiguous",
+        "wrong output": "x_out must have the shape [4, 8], not [2, 8]",
+        "op": "ALLGATHER is not valid for tp_size=2 and dp_size=1; valid: ALLREDUCE",
+        "mode": "mode ONE_EXCHANGE is not valid for this handler; valid: GLOO",
+        "released": "call checkpoint_restore() first",
+        "closed": "has been shut down",
+    }
+    for rank, found in enumerate(run_ranks("refusals", 2, tmp_path)):
+        assert f"says rank {rank} of 2, and the handler is rank 0 of 3" in found.pop("place")
+        assert f"says rank {rank} of 3, and the handler is rank {rank} of 2" in found.pop("restored elsewhere")
+        assert found.keys() == wanted.keys()
+        for what, words in wanted.items():
+            assert words in found[what], what
+
+
+def test_importing_loads_no_framework(tmp_path: Path) -> None:
+    assert run_ranks("importing", 1, tmp_path) == [[]]
+
+
+@needs_torch
+def test_descriptors_reach_every_other_rank_and_one_that_stays_away_is_an_error_in_time(tmp_path: Path) -> None:
+    found = run_ranks("descriptors", 3, tmp_path)
+    for rank, told in enumerate(found):
+        assert told["texts"] == [f"of rank {peer}" for peer in range(3) if peer != rank]
+        assert told["left open"] == 0
+    *others, away = (told["said"] for told in found)
+    assert away == "stayed away"
+    # It has closed its socket before others connect, or after.
+    assert all(
+        said == "TimeoutError: no descriptor came from ranks [2] in 0.5 s" or "refused" in said for said in others
+    )
