@@ -29,7 +29,7 @@ demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
 
 # pytest as a program, not as python -m pytest: that would put the sources before the installed package.
-test: $(VENV)/package
+test: $(VENV)/package $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
 	$(BIN)/pytest
@@ -107,6 +107,13 @@ $(VENV)/package: $(VENV)/builders $(SOURCES)
 $(VENV)/wheel-tools: pyproject.toml | $(BIN)/python
 	sed -n '/^wheels = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml > $(VENV)/wheel-requirements.txt
 	$(BIN)/python -m pip install -q -r $(VENV)/wheel-requirements.txt
+	touch $@
+
+# The CPU build of torch, for the tests of ranks. Its local version keeps pip from a build for CUDA, which is gigabytes;
+# where no such build can be had for this Python, those tests are skipped and say so.
+TORCH_CPU ?= torch==2.13.0+cpu
+$(VENV)/torch: | $(BIN)/python
+	$(BIN)/python -m pip install -q '$(TORCH_CPU)' || echo "$(TORCH_CPU) cannot be had: tests of ranks will be skipped"
 	touch $@
 
 $(VENV)/linters: pyproject.toml | $(BIN)/python

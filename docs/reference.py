@@ -36,6 +36,7 @@ MODULES = (
     "cuda_gctx.interop.nccl",
     "cuda_gctx.compat.flashinfer",
     "cuda_gctx.compat.torch_green",
+    "cuda_gctx.comm",
     "cuda_gctx.tune",
     "cuda_gctx.sim",
 )

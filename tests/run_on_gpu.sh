@@ -30,7 +30,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,bench,record,studies,allreduce
+all_steps=$default_steps,bench,record,studies,allreduce,comm
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -249,6 +249,14 @@ fi
 
 wanted record && step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
   --out "$output/recording.json"
+
+if wanted comm; then
+  if [ -n "$simulated" ] || ! has torch; then
+    note 'comm did not run: it needs torch and a GPU'
+  else
+    step comm 300 "$python" "$repository/tests/comm/gpu_suite.py" --out "$output/comm"
+  fi
+fi
 
 if wanted studies || wanted allreduce; then
   if [ -n "$simulated" ] || ! has torch; then

@@ -15,10 +15,17 @@ Value = TypeVar("Value")
 class CommBackend(Protocol):
     """What connects the ranks on the host. mpi4py's communicators are of this kind."""
 
-    def Get_rank(self) -> int: ...
-    def Get_size(self) -> int: ...
-    def bcast(self, obj: Any, root: int = 0) -> Any: ...
-    def barrier(self) -> None: ...
+    def Get_rank(self) -> int:
+        """The number of this rank."""
+
+    def Get_size(self) -> int:
+        """How many ranks there are."""
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """The object of one rank, on every rank."""
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
 
 
 def gather(backend: CommBackend, value: Value) -> list[Value]:

@@ -263,9 +263,11 @@ class MixedCommHandler:
         return modes
 
     def get_valid_op_list(self) -> list[MixedCommOp]:
+        """The operations of this topology."""
         return list(self.valid_op_list)
 
     def get_valid_mode_list(self) -> list[MixedCommMode]:
+        """The modes that this handler has."""
         return list(self.valid_mode_list)
 
     def check(self) -> None:
