@@ -109,6 +109,7 @@ class MixedCommHandler:
         self._kernels: dict[MixedCommOp, Kernels] = {}
         self._stream: Stream | None = None
         self._streams: dict[int, Stream] = {}
+        self._torch_groups: dict[tuple[int, ...], Any] = {}  # that were made here; () is that of the host
         torch = _torch()
         self.para_info = ParallelInfo.of(
             world_rank,
@@ -133,8 +134,8 @@ class MixedCommHandler:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
         self._timeout_s = float(timeout_s)
         self._backend = self._connect(comm_backend)
-        self._demand_agreement(max_message_bytes, partition)
-        self._make_groups()
+        self._demand_agreement(max_message_bytes)
+        self._make_groups(partition)
         try:
             if self.device.type == "cuda":
                 self._build_kernels(
@@ -162,7 +163,10 @@ class MixedCommHandler:
                     "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or give "
                     "a comm_backend"
                 )
-            backend = TorchBackend()
+            if "nccl" in str(distributed.get_backend_config()):
+                # What is said on the host stays there: NCCL would put it on a stream, and change the current context.
+                self._torch_groups[()] = distributed.new_group(backend="gloo")
+            backend = TorchBackend(self._torch_groups.get(()))
         self._demand_place(backend)
         return backend
 
@@ -174,7 +178,7 @@ class MixedCommHandler:
                 f"the backend says rank {place[0]} of {place[1]}, and the handler is rank {wanted[0]} of {wanted[1]}"
             )
 
-    def _demand_agreement(self, max_message_bytes: int | None, partition: Partition | None) -> None:
+    def _demand_agreement(self, max_message_bytes: int | None) -> None:
         info = self.para_info
         topology = {
             "local_size": info.local_size,
@@ -187,20 +191,39 @@ class MixedCommHandler:
         for what, value in topology.items():
             demand_equal(self._backend, what, value)
 
-    def _make_groups(self) -> None:
+    def _make_groups(self, partition: Partition | None) -> None:
         """The groups of this rank: of torch.distributed, or of the backend of threads."""
         info = self.para_info
         wanted = info.local_ranks(), info.tp_ranks(), info.dp_ranks()
         if isinstance(self._backend, TorchBackend):
-            distributed: Any = import_module("torch.distributed")
-            self.local_comm_group = _torch_group(distributed, info, [info.at(r).local_ranks() for r in _world(info)])
-            self.tp_comm_group = _torch_group(distributed, info, [info.at(r).tp_ranks() for r in _world(info)])
-            self.dp_comm_group = _torch_group(distributed, info, [info.at(r).dp_ranks() for r in _world(info)])
+            every_rank = [info.at(rank) for rank in range(info.world_size)]
+            self.local_comm_group = self._torch_group([one.local_ranks() for one in every_rank], partition)
+            self.tp_comm_group = self._torch_group([one.tp_ranks() for one in every_rank], partition)
+            self.dp_comm_group = self._torch_group([one.dp_ranks() for one in every_rank], partition)
+            self._world_group = self._torch_group([tuple(range(info.world_size))] * info.world_size, partition)
         elif isinstance(self._backend, LocalBackend):
             self.local_comm_group, self.tp_comm_group, self.dp_comm_group = map(self._backend.subgroup, wanted)
         else:
             # A backend that only broadcasts has no groups.
             self.local_comm_group = self.tp_comm_group = self.dp_comm_group = None
+
+    def _torch_group(self, groups: Sequence[tuple[int, ...]], partition: Partition | None) -> Any:
+        """The one of several groups that this rank is in. All ranks make all groups, in one order."""
+        distributed: Any = import_module("torch.distributed")
+        for ranks in sorted(set(groups) - self._torch_groups.keys()):
+            if partition is not None and self._has_nccl():
+                # With no more blocks than the partition has SMs.
+                group = import_module("cuda_gctx.interop.nccl").new_group(partition, list(ranks))
+            else:
+                group = distributed.new_group(list(ranks))
+            self._torch_groups[ranks] = group
+        return self._torch_groups[groups[self.para_info.world_rank]]
+
+    def _has_nccl(self) -> bool:
+        if not isinstance(self._backend, TorchBackend) or self.device.type != "cuda":
+            return False
+        distributed: Any = import_module("torch.distributed")
+        return "nccl" in str(distributed.get_backend_config())
 
     def _build_kernels(
         self,
@@ -256,10 +279,8 @@ class MixedCommHandler:
         if self.device.type == "cpu":
             return [MixedCommMode.GLOO] if self.tp_comm_group is not None else []
         modes = list(KERNEL_MODES)
-        if isinstance(self._backend, TorchBackend):
-            distributed: Any = import_module("torch.distributed")
-            if "nccl" in str(distributed.get_backend_config()):
-                modes += NCCL_MODES if self.para_info.use_mixed else NCCL_MODES[:1]
+        if self._has_nccl():
+            modes += NCCL_MODES if self.para_info.use_mixed else NCCL_MODES[:1]
         return modes
 
     def get_valid_op_list(self) -> list[MixedCommOp]:
@@ -318,7 +339,9 @@ class MixedCommHandler:
                 )
             )
         elif chosen in NCCL_MODES:
-            exchange_with_nccl(self.para_info, op, chosen, x_in, x_out, None, self.tp_comm_group, self.dp_comm_group)
+            exchange_with_nccl(
+                self.para_info, op, chosen, x_in, x_out, self._world_group, self.tp_comm_group, self.dp_comm_group
+            )
         elif x_in.numel():
             self._launch(op, x_in, x_out, chosen)
         return x_out
@@ -446,22 +469,31 @@ class MixedCommHandler:
         if self._state is _State.CLOSED:
             return
         before, self._state = self._state, _State.CLOSED
-        if self._workspaces is None:
-            return
+        failed = before is _State.FAILED
         try:
-            with suppress(CUDAError):
-                self._context.sync()
-            failed = before is _State.FAILED or (self._fault is not None and self._fault.read()[0] != Fault.NONE)
+            if self._workspaces is not None:
+                with suppress(CUDAError):
+                    self._context.sync()
+                failed = failed or (self._fault is not None and self._fault.read()[0] != Fault.NONE)
             if not failed:
                 self._backend.barrier()
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # torch.distributed may be gone already
             failed = True
         # Another rank may still write to the memory of this one if not all have come here: it is kept, not unmapped.
         if failed:
             self._workspaces = None
             self._fault = None
             return
+        self._destroy_groups()
         self._free()
+
+    def _destroy_groups(self) -> None:
+        """Those of this rank, in the order in which all ranks have made them; that of the host is the last."""
+        distributed: Any = import_module("torch.distributed") if self._torch_groups else None
+        for ranks in sorted(self._torch_groups, reverse=True):
+            group = self._torch_groups.pop(ranks)
+            if not ranks or self.para_info.world_rank in ranks:
+                distributed.destroy_process_group(group)
 
     def _free(self) -> None:
         for kernels in self._kernels.values():
@@ -492,20 +524,6 @@ class MixedCommHandler:
             f"<MixedCommHandler: rank {info.world_rank} of {info.world_size}, tp {info.tp_size} x dp {info.dp_size}, "
             f"{self._state.value.split(':')[0]}>"
         )
-
-
-def _world(info: ParallelInfo) -> range:
-    return range(info.world_size)
-
-
-def _torch_group(distributed: Any, info: ParallelInfo, groups: Sequence[tuple[int, ...]]) -> Any:
-    """The one of several groups that the rank is in. All ranks make all groups, in one order."""
-    mine = None
-    for ranks in sorted(set(groups)):
-        group = distributed.new_group(list(ranks))
-        if info.world_rank in ranks:
-            mine = group
-    return mine
 
 
 def _as_backend(group: Any) -> CommBackend:

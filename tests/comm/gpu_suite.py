@@ -77,18 +77,12 @@ def bits_equal(torch: Any, one: Any, other: Any) -> bool:
     return bool(torch.equal(one.view(torch.int16), other.view(torch.int16)))
 
 
-def compare(
-    rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...], seed: int, shared: dict[Any, Any]
-) -> None:
-    """One call of an operation by all ranks, compared bit for bit with the exact value, and between ranks."""
+def compare(rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...], seed: int) -> None:
+    """One call of an operation by all ranks, compared bit for bit with the exact value."""
     torch, comm = modules()
     info = handler.para_info
-    device = handler.device
-    if rank.rank == 0:
-        shared["inputs"] = inputs_of(torch, shape, handler.dtype, rank.size, seed, device)
-        torch.cuda.synchronize()
-    rank.backend.barrier()
-    inputs = shared["inputs"]
+    # Every rank makes the inputs of all, which are the same on every GPU.
+    inputs = inputs_of(torch, shape, handler.dtype, rank.size, seed, handler.device)
     wanted = comm.expected(info, op, inputs)
     out = torch.full_like(wanted, float("nan"))
     torch.cuda.current_stream().synchronize()
@@ -114,14 +108,16 @@ def shapes_for(mode_name: str, dp: int, largest: int) -> list[tuple[int, int]]:
     return [(rows * dp, hidden) for rows, hidden in shapes]
 
 
-def every_op(size: int, topologies: list[dict[str, int]], sms: int, largest: int, **options: Any) -> dict[str, Any]:
+def every_op(
+    size: int, topologies: list[dict[str, int]], sms: int, largest: int, gpus: int = 1, **options: Any
+) -> dict[str, Any]:
     torch, comm = modules()
     from cuda_gctx import Device
 
-    shared: dict[Any, Any] = {}
     done = [0]
 
     def work(rank: Any) -> None:
+        torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch():
             for number, topology in enumerate(topologies):
                 for dtype in (torch.bfloat16, torch.float16) if number == 0 else (torch.bfloat16,):
@@ -129,11 +125,11 @@ def every_op(size: int, topologies: list[dict[str, int]], sms: int, largest: int
                         for op, mode in itertools.product(handler.valid_op_list, handler.valid_mode_list):
                             dp = handler.para_info.dp_size if op.scatters else 1
                             for seed, shape in enumerate(shapes_for(mode.name, dp, largest // dp)):
-                                compare(rank, handler, op, mode, shape, seed, shared)
+                                compare(rank, handler, op, mode, shape, seed)
                                 if rank.rank == 0:
                                     done[0] += 1
 
-    with comm.local_world(size, Device(0), sms=sms) as world:
+    with comm.local_world(size, [Device(number) for number in range(gpus)], sms=sms) as world:
         world.run(work)
     return {"calls compared": done[0]}
 
@@ -412,12 +408,10 @@ def faults() -> dict[str, Any]:
             return expect_fault(torch, handler, "mismatch", 2.0)
 
     def right(rank: Any) -> None:
-        shared = right.shared  # type: ignore[attr-defined]
         with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S) as handler:
             for mode in handler.valid_mode_list:
-                compare(rank, handler, handler.valid_op_list[0], mode, (16, 1024), 3, shared)
+                compare(rank, handler, handler.valid_op_list[0], mode, (16, 1024), 3)
 
-    right.shared = {}  # type: ignore[attr-defined]
     kernels = (comm.MixedCommMode.ONE_EXCHANGE, comm.MixedCommMode.TWO_EXCHANGE)
     for mode in kernels:
         with comm.local_world(3, Device(0), sms=16, timeout_s=5) as world:
@@ -586,6 +580,21 @@ def processes_on_two_gpus() -> dict[str, Any]:
     if Device.count() < 2:
         return {"skipped": "there is one GPU"}
     return {"2 ranks": spawn(2, 2, {}, False), "2 ranks dp": spawn(2, 2, {"local_dp_size": 2}, False)}
+
+
+@case
+def threads_on_two_gpus() -> dict[str, Any]:
+    """Ranks as partitions of two GPUs, in one process: 1, 2 and 4 ranks a GPU."""
+    from cuda_gctx import Device
+
+    if Device.count() < 2:
+        return {"skipped": "there is one GPU"}
+    two_nodes = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
+    return {
+        "2 ranks": every_op(2, [{}, {"local_dp_size": 2}], 16, 16 << 20, gpus=2),
+        "4 ranks": every_op(4, [{"local_tp_size": 2}, two_nodes], 16, 16 << 20, gpus=2),
+        "8 ranks": every_op(8, [{"local_tp_size": 4}], 16, 4 << 20, gpus=2),
+    }
 
 
 @case
