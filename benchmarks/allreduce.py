@@ -79,9 +79,9 @@ def plans_of(torch: Any, pool: PartitionPool, everybody: Any, groups: dict[int, 
     yield Plan("plain streams, told of 116 SMs", one, other, everybody, 116)
     for sms, group in groups.items():
         parts = pool.get({"comm": sms})
-        assert parts.rest is not None
-        left = parts.rest.sm_count
-        streams = torch_stream(parts.rest), torch_stream(parts.comm)
+        assert parts.background is not None
+        left = parts.background.sm_count
+        streams = torch_stream(parts.background), torch_stream(parts.comm)
         yield Plan(f"{sms} + {left} SMs", *streams, group)
         yield Plan(f"{sms} + {left} SMs, told of {left}", *streams, group, left)
 

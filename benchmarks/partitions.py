@@ -41,7 +41,7 @@ from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.machine import described, file_name, folder_of_results
 from cuda_gctx.measure.statistics import median, summary
-from cuda_gctx.partitions import store
+from cuda_gctx.partitions import store, with_background
 
 SWITCHES = 10_000
 OPENINGS = 10_000
@@ -158,7 +158,7 @@ def measure_isolation(device: Device, seed: int) -> dict[str, Any]:
             start = time.perf_counter_ns()
             report = parts.verify()
             times.append(time.perf_counter_ns() - start)
-            contexts += len(parts)
+            contexts += len(with_background(parts))
             concurrent += report.concurrent is not False
         verified.add(layout)
     return {
@@ -272,8 +272,8 @@ def measure_background(device: Device) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with ExitStack() as closing:
         parts = closing.enter_context(device.partition(radio=16))
-        assert parts.rest is not None
-        partition, background = parts.radio.stream, parts.rest.stream
+        assert parts.background is not None
+        partition, background = parts.radio.stream, parts.background.stream
         plain, other = (closing.enter_context(device.create_stream()) for _ in range(2))
         urgent = closing.enter_context(device.create_stream(StreamOptions(priority=device.priority_range[1])))
         for short_on, short, load_on, load in (

@@ -196,7 +196,7 @@ def costs_section(result: Result) -> str:
 
 def background_section(result: Result) -> str:
     if isinstance(result["background"], str):
-        return f"{machine(result)}\n\nNot measured: {result['fence']}"
+        return f"{machine(result)}\n\nNot measured: {result['background']}"
     rows = [["short kernel on", "GEMMs on", "p50, us", "p90, us", "p99, us", "largest, us"]]
     for row in result["background"]:
         # One unit for all, because the rows are there to be compared.

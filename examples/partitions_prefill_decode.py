@@ -1,4 +1,4 @@
-"""Decode beside prefill: two partitions and a fence, streams on each, one waiting for the other, and the proof."""
+"""Decode next to prefill: two partitions, streams on each, one waiting for the other, and the proof."""
 
 from __future__ import annotations
 

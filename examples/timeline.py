@@ -12,7 +12,7 @@ MS = 1_000_000
 
 
 def work(parts: Partitions, timeline: tune.Timeline) -> None:
-    """Stands for a program: long chunks in one partition, short steps in another, and other work in the fence."""
+    """Stands for a program: long chunks in one partition, short steps in another, other work in the background."""
     prefill, decode = parts.prefill.stream, parts.decode.stream
     sample = parts.decode.stream_pool(1)[0]
     for chunk in range(4):
@@ -25,9 +25,9 @@ def work(parts: Partitions, timeline: tune.Timeline) -> None:
                 sample.wait(decode)
                 with timeline.span(sample, "sample"):
                     tune.spin(sample, 4, MS // 4)
-    if parts.rest is not None:
-        with timeline.span(parts.rest.stream, "everything else"):
-            tune.spin(parts.rest.stream, parts.rest.sm_count, 5 * MS)
+    if parts.background is not None:
+        with timeline.span(parts.background.stream, "everything else"):
+            tune.spin(parts.background.stream, parts.background.sm_count, 5 * MS)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from cuda_gctx._core.context cimport Context, ContextOptions, new_green_context, wrap_context
-from cuda_gctx._core.cpp cimport SmResourcePtr, stream_is_capturing
+from cuda_gctx._core.cpp cimport CUdevResource, SmResourcePtr, stream_is_capturing
 from cuda_gctx._core.cpp cimport kept_stream as c_kept_stream
 from cuda_gctx._core.resources cimport SMResource
 from cuda_gctx._core.stream cimport Stream, StreamOptions
@@ -109,6 +109,11 @@ def demand_not_current(Context context not None):
 def driver_key(SMResource resource not None):
     """A number for the driver that a resource belongs to, never used twice in a process."""
     return <uintptr_t>resource._runtime
+
+
+def sm_identity(SMResource resource not None):
+    """Bytes that are equal for two resources of one driver only if they have the same SMs."""
+    return (<const char*>resource._sm.get().units.data())[:resource._sm.get().units.size() * sizeof(CUdevResource)]
 
 
 def capturing_stream(SMResource resource not None):

@@ -25,7 +25,7 @@ from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver, simulated
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
 from cuda_gctx.measure.machine import is_simulated
-from cuda_gctx.partitions.split import FENCE
+from cuda_gctx.partitions import BACKGROUND, with_background
 
 SIMULATED = "*** simulated: a software driver answers. No GPU is used, and no number here is a measurement of one. ***"
 LATENCY = "from just before the host launches the kernel until it completes, timed by events of the device"
@@ -84,7 +84,7 @@ def _partitions(parts: Partitions) -> list[dict[str, Any]]:
             "strategy": part.strategy,
             "green": part.stream.context.is_green,
         }
-        for part in parts
+        for part in with_background(parts)
     ]
 
 
@@ -107,7 +107,7 @@ class _Story:
     def partitioned(self, layout: Layout, partitions: list[dict[str, Any]]) -> None:
         asked = ", ".join(f"{name}={spec.sms}" for name, spec in zip(layout.names, layout.specs, strict=True))
         rows = [
-            (part["name"], "the remainder" if part["name"] == FENCE else str(part["asked"]), part["sm_count"])
+            (part["name"], "" if part["name"] == BACKGROUND else str(part["asked"]), part["sm_count"])
             for part in partitions
         ]
         self.say(f"1. Partition: device.partition({asked})", "", table(("partition", "requested", "SMs"), rows), "")
@@ -199,7 +199,7 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
         story.device(device, reason)
         layout = _layout(device)
         with device.partition(layout) as parts:
-            if parts.rest is None:
+            if parts.background is None:
                 raise Failure(f"{device.name} has too few SMs for two partitions and a background partition: {parts!r}")
             found["partitions"] = _partitions(parts)
             story.partitioned(layout, found["partitions"])

@@ -12,9 +12,8 @@ from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import LayoutCommand, on_device
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
 from cuda_gctx.cli._requests import REST, layout_argument
-from cuda_gctx.partitions import PlannedPartition
+from cuda_gctx.partitions import BACKGROUND, PlannedPartition
 from cuda_gctx.partitions import plan as plan_layout
-from cuda_gctx.partitions.split import FENCE
 
 
 def _fitting(error: ValueError) -> dict[str, Any] | None:
@@ -32,20 +31,22 @@ def _show(device: Device, planned: tuple[PlannedPartition, ...]) -> None:
     rows = [
         (
             part.name,
-            "the fence" if part.name == FENCE else REST if part.requested is None else part.requested,
+            "" if part.name == BACKGROUND else REST if part.requested is None else part.requested,
             part.sm_count,
-            f"up to {part.coscheduled_alignment} SMs",
             part.strategy,
         )
         for part in planned
     ]
-    out.print(table(("partition", "asked", "got", "clusters", "strategy"), rows))
+    out.print(table(("partition", "requested", "SMs", "strategy"), rows))
     left = _left(planned)
-    out.print(f"{left} of {device.sm_count} SMs are left" + (", for the fence" if left else ", so there is no fence"))
+    out.print(
+        f"{left} of {device.sm_count} SMs remain"
+        + (" for the background partition" if left else ": there is no background partition")
+    )
 
 
 def _left(planned: tuple[PlannedPartition, ...]) -> int:
-    return sum(part.sm_count for part in planned if part.name == FENCE)
+    return sum(part.sm_count for part in planned if part.name == BACKGROUND)
 
 
 @click.command(cls=LayoutCommand)
@@ -54,8 +55,8 @@ def _left(planned: tuple[PlannedPartition, ...]) -> int:
 def plan(device: Device, as_json: bool, layout: Layout) -> None:
     """Show the partitions of a layout without creating them.
 
-    LAYOUT is a number of SMs, a fraction of the device, or "rest" for everything left, one for each partition: 16 rest,
-    or 0.25 rest, or with names decode=16 prefill=rest.
+    LAYOUT is a number of SMs, a share of the device below 1, or "rest" for all remaining SMs, one for each partition:
+    16 rest, or 0.25 rest, or with names decode=16 prefill=rest.
     """
     try:
         planned = plan_layout(device, layout)

@@ -7,19 +7,17 @@ contexts that are still alive. The contexts live as long as a stream of their sp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from cuda_gctx._core.context import ContextOptions
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import SplitError
-from cuda_gctx._core.lease import capturing_stream, create_kept_context, lend
+from cuda_gctx._core.lease import kept_stream, lend
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
-from cuda_gctx.compat._common import lease, torch_device
+from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
-from cuda_gctx.partitions.store import KeptContexts, driver_and_device, lent_streams
+from cuda_gctx.partitions.opening import Wanted, known_split, open_contexts
 
 __all__ = [
     "SMCounts",
@@ -33,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SMCounts:
-    """What the driver's structure tells of SMs, under the driver's names."""
+    """The fields of the driver's structure for SMs, under the driver's names."""
 
     smCount: int
     minSmPartitionSize: int
@@ -43,7 +41,7 @@ class SMCounts:
 
 @dataclass(frozen=True)
 class SplitResource:
-    """The SMs of one group: ``sm`` as the driver's structure has it, ``resource`` as this package does."""
+    """The SMs of one group: ``sm`` has the fields of the driver's structure, ``resource`` is the SMResource."""
 
     sm: SMCounts
     resource: SMResource
@@ -66,12 +64,12 @@ def get_compute_capability(device: Any) -> tuple[int, int]:
 
 
 def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
-    """The smallest number of SMs and what numbers are multiples of, asked of a device with this compute capability."""
+    """The smallest number of SMs of a group and its alignment, from a device with this compute capability."""
     for device in map(Device, range(Device.count())):
         if device.compute_capability == (major, minor):
             whole = device.resources.sm
             return whole.min_partition_size, whole.coscheduled_alignment
-    raise ValueError(f"there is no device of compute capability {major}.{minor} here to ask")
+    raise ValueError(f"this machine has no device of compute capability {major}.{minor}")
 
 
 def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[SMResource]:
@@ -86,48 +84,35 @@ def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[
             aligned = sum(group.coscheduled_alignment >= grain for group in planned)
             if aligned < len(planned):
                 raise RuntimeError(f"Insufficient SMs: {aligned} of {len(planned)} groups can be aligned")
-        groups, rest = whole.split(rounded)
-        return [*groups, rest]
+        groups, remainder = whole.split(rounded)
     except SplitError as refusal:
         raise RuntimeError(f"Insufficient SMs: {refusal}") from refusal
-
-
-def _make(key: tuple[object, ...], whole: SMResource, counts: Sequence[int], *, chained: bool) -> KeptContexts:
-    capturing = capturing_stream(whole)
-    if capturing is not None:
-        raise RuntimeError(f"{capturing} is capturing a graph: split the device before that")
-    groups = _groups(whole, counts, chained=chained)
-    if groups[-1].sm_count == 0:
+    split = [*groups, remainder]
+    if split[-1].sm_count == 0:
         raise RuntimeError(
-            f"Insufficient SMs: groups of {[group.sm_count for group in groups[:-1]]} leave none of {whole.sm_count} "
-            "for the remainder, which is a group as well: ask for fewer"
+            f"Insufficient SMs: groups of {[group.sm_count for group in split[:-1]]} leave none of {whole.sm_count} "
+            "for the remainder, which is a group as well: request fewer"
         )
-    contexts = []
-    with ExitStack() as undoing:
-        for group in groups:
-            context = create_kept_context(whole.device.device_id, ContextOptions([group]))
-            undoing.callback(context.close)
-            contexts.append(context)
-        undoing.pop_all()
-    return KeptContexts(key, groups, contexts)
+    return split
 
 
 def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[list[Any], list[SplitResource]]:
     """chained: groups may come out of what others left, as in FlashInfer's chain; equal groups come aligned."""
     whole = device.resources.sm
-    key = (*driver_and_device(whole, device), __name__, chained, *counts)
+    groups = known_split(device, (__name__, chained, *counts), lambda: _groups(whole, counts, chained=chained))
     names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
-    used = lease(key, lambda: _make(key, whole, counts, chained=chained), names, stacklevel=3)
+    wanted = [Wanted(name, [group]) for name, group in zip(names, groups, strict=True)]
+    loan = open_contexts(device, wanted, stacklevel=3)
     # Each stream keeps the contexts of the whole split: nothing else refers to them from here on.
-    contexts = [lend(context, used) for context in used.kept.contexts]
+    contexts = [lend(stored.context, loan) for stored in loan.contexts]
     return (
-        [torch_stream(next(lent_streams(context))) for context in contexts],
+        [torch_stream(kept_stream(context)) for context in contexts],
         [_split_resource(context.resources.sm) for context in contexts],
     )
 
 
 def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[list[Any], list[SplitResource]]:
-    """Splits a torch.device into so many groups of at least `min_count` SMs each, and one of the SMs that are left.
+    """Split a torch.device into `num_groups` groups of at least `min_count` SMs each, and one of the remaining SMs.
 
     Returns a torch stream and a resource for each group, the remainder last. RuntimeError if the device has fewer SMs.
     """
@@ -142,10 +127,10 @@ def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[l
 
 
 def split_device_green_ctx_by_sm_count(dev: Any, sm_counts: Sequence[int]) -> tuple[list[Any], list[SplitResource]]:
-    """Splits a torch.device into groups of these numbers of SMs, each rounded up to what the device can give.
+    """Split a torch.device into groups of these numbers of SMs, each rounded up to what the device can give.
 
-    Returns a torch stream and a resource for each group, the SMs that are left last. RuntimeError if the device has
-    fewer SMs, ValueError without counts or for one that is not positive.
+    Returns a torch stream and a resource for each group, the remaining SMs last. RuntimeError if the device has fewer
+    SMs, ValueError without counts or for one that is not positive.
     """
     counts = [index(count) for count in sm_counts]
     if not counts:

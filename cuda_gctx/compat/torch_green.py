@@ -9,24 +9,24 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import ExitStack
-from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from cuda_gctx._core.context import Context, ContextOptions
+from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import ResourceOverlapError, SplitError
-from cuda_gctx._core.lease import claim, create_kept_context, demand_not_current, lend, retire
+from cuda_gctx._core.lease import claim, demand_not_current, kept_stream, lend, retire
 from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.compat._common import lease, torch_device
+from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
-from cuda_gctx.partitions.store import KeptContexts, Lease, driver_and_device, lent_streams
+from cuda_gctx.partitions.opening import Wanted, open_contexts
+from cuda_gctx.partitions.store import Loan, driver_and_device
 
 __all__ = ["SUPPORTED", "GreenContext"]
 
-# As in torch: whether the class is there. What a driver lacks, create() tells.
+# As in torch: whether the class exists. create() reports what a driver lacks.
 SUPPORTED = True
 
 _SCOPES = {"device_ctx": "device_ctx", "balanced": "green_ctx_balanced"}
@@ -35,14 +35,6 @@ _STREAMS = 32
 _NAME = "GreenContext"
 
 # ---- the SMs
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """SM resources for a context; ``kind`` is equal for the same SMs of a device."""
-
-    kind: tuple[object, ...]
-    resources: list[SMResource]
 
 
 # The device in its smallest aligned groups, split once: what is made of one split is known to be disjoint.
@@ -72,24 +64,27 @@ def _units(device: Device, whole: SMResource) -> list[SMResource]:
     return _units_of_device[key]
 
 
-def _choose(device: Device, num_sms: int | None, *, exclusive: bool) -> _Choice:
+def _choose(device: Device, num_sms: int | None, *, exclusive: bool) -> list[SMResource]:
+    """The groups of SMs for a context."""
     whole = device.resources.sm
     if num_sms is None:
-        return _Choice(("whole",), [whole])
+        return [whole]
     asked = index(num_sms)
     if not 0 < asked <= whole.sm_count:
-        raise RuntimeError(f"a green context cannot have {asked} SMs: ask for 1 to {whole.sm_count}, all of the device")
+        raise RuntimeError(
+            f"a green context cannot have {asked} SMs: request 1 to {whole.sm_count}, which is the whole device"
+        )
     try:
         [group], _ = whole.split(SMResourceOptions([asked]))
     except SplitError:
         # More than the aligned groups hold. torch's class gets the whole device then.
-        return _Choice(("whole",), [whole])
+        return [whole]
     units = _units(device, whole)
     number = -(-group.sm_count // units[0].sm_count)
     if number > len(units) or (not exclusive and group.sm_count != number * units[0].sm_count):
-        return _Choice(("group", group.sm_count), [group])
+        return [group]
     positions = _free(units, number) if exclusive else range(number)
-    return _Choice(("units", *positions), [units[position] for position in positions])
+    return [units[position] for position in positions]
 
 
 def _free(units: list[SMResource], number: int) -> list[int]:
@@ -107,32 +102,21 @@ def _free(units: list[SMResource], number: int) -> list[int]:
             return found
     size = units[0].sm_count
     raise ResourceOverlapError(
-        f"{number * size} SMs that no live context has were asked for, and {len(found) * size} are known to be free: "
-        f"close contexts, or ask for fewer ({refusal})"
+        f"{number * size} SMs that no live context has were requested, and {len(found) * size} are known to be free: "
+        f"close contexts, or request fewer ({refusal})"
     )
 
 
-def _lease(
+def _open(
     device: Device, num_sms: int | None, workqueue: WorkqueueResourceOptions | None, *, exclusive: bool, stacklevel: int
-) -> Lease:
-    """The use of one context, a kept one if there is any."""
-    queues = []
+) -> Loan:
+    """The loan of one context."""
     if workqueue is not None:
-        queues = [device.resources.workqueue]  # refuses where the driver has none
-        queues[0].configure(workqueue)
+        device.resources.workqueue  # noqa: B018  refuses where the driver has none
     with _choosing:
-        choice = _choose(device, num_sms, exclusive=exclusive)
-        key = (*driver_and_device(choice.resources[0], device), _NAME, choice.kind, workqueue)
-
-        def make() -> KeptContexts:
-            if exclusive:
-                # Refuses before anything is made; what counts is the claim of the lease.
-                claim(choice.resources, [_NAME] * len(choice.resources), True, 0).release()
-            made = create_kept_context(device.device_id, ContextOptions([*choice.resources, *queues], name=_NAME))
-            return KeptContexts(key, [made.resources.sm], [made])
-
+        wanted = [Wanted(_NAME, _choose(device, num_sms, exclusive=exclusive), workqueue)]
         advice = "; or create it with exclusive=True"
-        return lease(key, make, [_NAME], exclusive=exclusive, advice=advice, stacklevel=stacklevel + 1)
+        return open_contexts(device, wanted, exclusive=exclusive, advice=advice, stacklevel=stacklevel + 1)
 
 
 # ---- what is active on a thread
@@ -213,12 +197,11 @@ class GreenContext:
                 "let torch use the device before a GreenContext is made",
                 stacklevel=3,
             )
-        self._lease = _lease(device, num_sms, workqueue, exclusive=exclusive, stacklevel=3)
-        self._context = lend(self._lease.kept.contexts[0], self._lease)
+        self._loan = _open(device, num_sms, workqueue, exclusive=exclusive, stacklevel=3)
+        self._context = lend(self._loan.contexts[0].context, self._loan)
         self._sm_count = self._context.sm_count
         self._lock = threading.Lock()
-        self._unused_streams = lent_streams(self._context)
-        self._own_stream = next(self._unused_streams)
+        self._own_stream = kept_stream(self._context)
         self._streams: list[Stream] = []
         self._given = 0
 
@@ -283,7 +266,7 @@ class GreenContext:
         with self._lock:
             self._demand_open()
             if len(self._streams) < _STREAMS:
-                self._streams.append(next(self._unused_streams))
+                self._streams.append(kept_stream(self._context, 1 + len(self._streams)))
             stream = self._streams[self._given % _STREAMS]
             self._given += 1
             return torch_stream(stream)
@@ -306,7 +289,7 @@ class GreenContext:
             for stream in [*self._streams, self._own_stream]:
                 stream.close()
             retire(self._context)
-            self._lease.release()
+            self._loan.release()
 
     def _demand_open(self) -> None:
         if self.is_closed:

@@ -19,7 +19,7 @@ __all__ = ["cupy_stream", "current", "use"]
 # The first one with Stream.from_external.
 MINIMUM = "14.0"
 
-# CuPy's objects for streams, which neither own nor keep them: each goes with ours.
+# CuPy's objects for streams, which do not keep them alive: each lives as long as ours.
 _seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
 
@@ -29,14 +29,14 @@ def _stream_class(cupy: Any) -> Any:
         """A stream of this package as CuPy's, which keeps the one that it stands for alive."""
 
         def __del__(self) -> None:
-            # CuPy 14 destroys the stream of any Stream object here. This one's is not its own.
+            # CuPy 14 destroys the stream of any Stream object here. This object does not own its stream.
             pass
 
     return PartitionStream
 
 
 class _Handle:
-    """A stream for CuPy that keeps none alive."""
+    """A stream for CuPy that does not keep it alive."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -57,15 +57,15 @@ def _as_cupys(cupy: Any, stream: Stream) -> Any:
 
 
 def use(target: Target, library_sms: Literal["off", "on"] = "off") -> Block:
-    """Makes CuPy work in a partition, a context or a stream for the length of a block, and gives its CuPy stream.
+    """Run CuPy in a partition, a context or a stream for the length of a block, which returns its CuPy stream.
 
-    What CuPy was given before on the stream that is current outside comes first, and what it is given there after the
-    block waits for the work of the block. The device of the partition is current inside.
+    The block starts after earlier work of CuPy on the stream that is current outside, and later work on that stream
+    waits for the block. The device of the partition is current inside.
 
-    The block can be used again, nested, on several threads and as a decorator. With an await or a yield inside, blocks
-    of a thread may end in another order than they should, which is a RuntimeError.
+    The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
+    inside, the blocks of a thread may end in the wrong order, which is a RuntimeError.
 
-    library_sms: whether cuBLAS is told the SM count of the partition.
+    library_sms: whether cuBLAS gets the SM count of the partition as a hint.
     """
     demand_choice(library_sms, ("off", "on"))
 
@@ -90,9 +90,9 @@ def use(target: Target, library_sms: Literal["off", "on"] = "off") -> Block:
 
 @contextmanager
 def current(stream: Stream) -> Iterator[None]:
-    """Makes a stream CuPy's current one in a block, in no order with others; nothing where CuPy has no device.
+    """Make a stream CuPy's current one in a block, without ordering it; does nothing if CuPy has no device.
 
-    CuPy is imported already, and the stream outlives the block. Cheap for a stream that has been here before.
+    Requires that CuPy is imported, and that the stream outlives the block. Cheap for a stream that was used before.
     """
     cupy = sys.modules["cupy"]
     device = cupy.cuda.Device

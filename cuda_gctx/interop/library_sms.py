@@ -1,7 +1,7 @@
-"""The SM count that matrix libraries go by: cuBLAS's target and torch's carve-out, in a block, or where they help.
+"""SM count hints for matrix libraries: cuBLAS's target and torch's carve-out, in a block, or where they help.
 
-Inside a partition these libraries still see the whole device. Telling them the number helps at some sizes and hurts at
-others, so that "auto" measures each product once.
+In a partition these libraries still see the whole device. The hint makes some GEMMs faster and others slower, so that
+"auto" measures each GEMM once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from cuda_gctx.measure.statistics import median
 __all__ = [
     "Decision",
     "Decisions",
+    "Gemm",
     "LibrarySMs",
-    "Product",
     "cublas_sms",
     "cupy_block",
     "decisions",
@@ -85,7 +85,7 @@ def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[
 
 
 class _CarveOut:
-    """How many SMs torch's products by way of cuBLASLt leave free: one number for the whole process.
+    """The number of SMs that torch's GEMMs through cuBLASLt leave free: one number for the whole process.
 
     Blocks of several threads end in any order: the latest one that is open holds, and what there was before the first
     one comes back with the end of the last.
@@ -123,7 +123,7 @@ _carve_out = _CarveOut()
 def demand_choice(library_sms: object, choices: tuple[str, ...]) -> None:
     """Refuses what `library_sms` cannot be."""
     if library_sms == "auto" and "auto" not in choices:
-        raise ValueError('library_sms="auto" needs torch, which tells of each product: use "on" or "off" here')
+        raise ValueError('library_sms="auto" needs torch, which reports each GEMM: use "on" or "off" here')
     if library_sms not in choices:
         raise ValueError(f"library_sms must be one of {', '.join(choices)}, not {library_sms!r}")
 
@@ -182,8 +182,8 @@ CALLS = 2
 MARGIN = 0.02
 
 
-class Product(NamedTuple):
-    """What a decision is about. Tensors among the arguments are (type, shape, strides), all else is text."""
+class Gemm(NamedTuple):
+    """A GEMM that a decision is about. Tensor arguments are (type, shape, strides), all others are text."""
 
     operation: str
     arguments: tuple[Any, ...]
@@ -194,9 +194,9 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a target helps a product, and the seconds that were measured; None where memory did not suffice."""
+    """Whether a target makes a GEMM faster, and the measured seconds; None if there was too little memory."""
 
-    product: Product
+    gemm: Gemm
     target: bool
     seconds_without: float | None
     seconds_with: float | None
@@ -221,7 +221,7 @@ class Decisions:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Product, Decision] = {}
+        self._known: dict[Gemm, Decision] = {}
         self._measuring = threading.Lock()
 
     def __len__(self) -> int:
@@ -231,30 +231,30 @@ class Decisions:
         return iter(list(self._known.values()))
 
     def clear(self) -> None:
-        """Forgets everything: products are measured again."""
+        """Forget all decisions: GEMMs are measured again."""
         self._known.clear()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a JSON file that load() reads."""
-        kept = [{**asdict(found), "product": found.product._asdict()} for found in self]
+        """Write a JSON file that load() reads."""
+        kept = [{**asdict(found), "gemm": found.gemm._asdict()} for found in self]
         Path(path).write_text(json.dumps({"decisions": kept}, indent=1) + "\n")
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Adds what a file of save() holds; it replaces what is known of the same products."""
+        """Add the decisions of a file that save() wrote; they replace those of the same GEMMs."""
         try:
             read = {}
             for entry in json.loads(Path(path).read_text())["decisions"]:
-                product = Product(**{name: _tuples(value) for name, value in entry.pop("product").items()})
-                read[product] = Decision(product, **entry)
+                gemm = Gemm(**{name: _tuples(value) for name, value in entry.pop("gemm").items()})
+                read[gemm] = Decision(gemm, **entry)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path} is no file that Decisions.save() wrote: {error!r}") from error
+            raise ValueError(f"{path} was not written by Decisions.save(): {error!r}") from error
         self._known.update(read)
 
-    def find(self, product: Product) -> Decision | None:
-        """What is known of a product."""
-        return self._known.get(product)
+    def find(self, gemm: Gemm) -> Decision | None:
+        """The decision about a GEMM; None if there is none."""
+        return self._known.get(gemm)
 
-    def measure(self, product: Product, measured: Callable[[], tuple[float, float] | None]) -> Decision | None:
+    def measure(self, gemm: Gemm, measured: Callable[[], tuple[float, float] | None]) -> Decision | None:
         """Decides by the seconds without and with a target; None while another thread is measuring.
 
         Two that measure at once would measure each other, and one that waits may be what the other one waits for.
@@ -266,18 +266,18 @@ class Decisions:
         finally:
             self._measuring.release()
         if seconds is None:
-            found = Decision(product, False, None, None)
+            found = Decision(gemm, False, None, None)
         else:
-            found = Decision(product, seconds[1] < seconds[0] * (1 - MARGIN), *seconds)
-        self._known[product] = found
+            found = Decision(gemm, seconds[1] < seconds[0] * (1 - MARGIN), *seconds)
+        self._known[gemm] = found
         return found
 
     def __str__(self) -> str:
         rows = [
             (
-                found.product.operation,
-                "; ".join(map(_shown, found.product.arguments)),
-                found.product.sm_count,
+                found.gemm.operation,
+                "; ".join(map(_shown, found.gemm.arguments)),
+                found.gemm.sm_count,
                 *(
                     None if seconds is None else f"{seconds * 1e6:.1f}"
                     for seconds in (found.seconds_without, found.seconds_with)
@@ -289,20 +289,20 @@ class Decisions:
         return table(("operation", "arguments", "SMs", "us without", "us with", "target"), rows)
 
     def __repr__(self) -> str:
-        return f"<Decisions: {len(self)} products, a target helps {sum(found.target for found in self)}>"
+        return f"<Decisions: {len(self)} GEMMs, a target helps {sum(found.target for found in self)}>"
 
 
 decisions = Decisions()
 
 # Those that torch gives to cuBLAS or cuBLASLt; linear and matmul are seen as such in inference mode.
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation", "linear", "matmul")
+_GEMMS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation", "linear", "matmul")
 
 
 @cache
-def _products(torch: Any) -> dict[Any, Any]:
-    """Each form of a product, with the form that writes to new memory alone: that one can be called to measure."""
+def _gemms(torch: Any) -> dict[Any, Any]:
+    """Each form of a GEMM, with the form that writes to new memory alone: that one can be called to measure."""
     found = {}
-    for name in _PRODUCTS:
+    for name in _GEMMS:
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:
             continue
@@ -347,7 +347,7 @@ def _seconds(
 @cache
 def _mode_class(torch: Any) -> Any:
     dispatch: Any = import_module("torch.utils._python_dispatch")
-    products = _products(torch)
+    gemms = _gemms(torch)
     library = f"torch {torch.__version__}"
 
     def described(value: Any) -> Any:
@@ -356,7 +356,7 @@ def _mode_class(torch: Any) -> Any:
         return repr(value)
 
     class ChosenTargets(dispatch.TorchDispatchMode):  # type: ignore[misc]
-        """Sees the matrix products of a block, on any thread that works for it, and sets the target for some."""
+        """Sees the GEMMs of a block, on any thread that works for it, and sets the target for some."""
 
         supports_higher_order_operators = True
 
@@ -374,8 +374,8 @@ def _mode_class(torch: Any) -> Any:
             self._device_name = stream.device.name
 
         def _is_ours(self, types: Any, args: Any) -> bool:
-            # Subclasses of tensors mean something else by the product; another stream has other SMs. What is measured
-            # and told is the handle of the current device.
+            # Subclasses of tensors define their own GEMM; another stream has other SMs. What is measured and set is the
+            # handle of the current device.
             return (
                 not types
                 and args[0].is_cuda
@@ -388,23 +388,23 @@ def _mode_class(torch: Any) -> Any:
 
         def _helps(self, function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
             inputs = {name: value for name, value in kwargs.items() if name != "out"}
-            product = Product(
+            gemm = Gemm(
                 str(function),
                 (*map(described, args), *((name, described(value)) for name, value in sorted(inputs.items()))),
                 self._count,
                 self._device_name,
                 library,
             )
-            known = decisions.find(product)
+            known = decisions.find(gemm)
             # What is captured must not be waited for.
             if known is None and not torch.cuda.is_current_stream_capturing():
-                call = partial(products[function], *args, **inputs)
-                known = decisions.measure(product, lambda: _seconds(torch, self._stream, call, self._target))
+                call = partial(gemms[function], *args, **inputs)
+                known = decisions.measure(gemm, lambda: _seconds(torch, self._stream, call, self._target))
             return known is not None and known.target
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            if func in products and self._is_ours(types, args) and self._helps(func, args, kwargs):
+            if func in gemms and self._is_ours(types, args) and self._helps(func, args, kwargs):
                 with self._target():
                     return func(*args, **kwargs)
             return func(*args, **kwargs)

@@ -19,7 +19,7 @@ __all__ = ["current", "torch_stream", "use"]
 # The first one that is built for CUDA 12.4, where green contexts begin.
 MINIMUM = "2.4"
 
-# torch's objects for streams, which neither own nor keep them: each goes with ours.
+# torch's objects for streams, which do not keep them alive: each lives as long as ours.
 _seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
 
@@ -48,7 +48,7 @@ def _stream_class(torch: Any) -> Any:
 def torch_stream(target: Target) -> Any:
     """The stream of a partition, a context or a stream as a torch.cuda.Stream, which keeps it and its context alive.
 
-    Tensors that were given to it by record_stream must be freed before it is: their memory is returned by way of it.
+    Tensors that were passed to record_stream with it must be freed before it: the allocator uses it to free them.
     """
     return _as_torchs(load_torch(), own_stream(target))
 
@@ -66,16 +66,16 @@ def _default_stream(torch: Any, stream: Stream) -> Any:
 
 
 def use(target: Target, library_sms: LibrarySMs = "off") -> Block:
-    """Makes torch work in a partition, a context or a stream for the length of a block, and gives its torch stream.
+    """Run torch in a partition, a context or a stream for the length of a block, which returns its torch stream.
 
-    What torch was given before on the stream that is current outside comes first, and what it is given there after the
-    block waits for the work of the block: tensors pass in and out as if there were one stream.
+    The block starts after earlier work of torch on the stream that is current outside, and later work on that stream
+    waits for the block: tensors can be used inside and outside as if there were one stream.
 
-    The block can be used again, nested, on several threads and as a decorator. With an await or a yield inside, blocks
-    of a thread may end in another order than they should, which is a RuntimeError.
+    The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
+    inside, the blocks of a thread may end in the wrong order, which is a RuntimeError.
 
-    library_sms: whether cuBLAS and cuBLASLt are told the SM count of the partition: "on", or "auto" for the products
-    where it was measured to help.
+    library_sms: whether cuBLAS and cuBLASLt get the SM count of the partition as a hint: "on", or "auto" for the GEMMs
+    that were measured to be faster with it.
     """
     demand_choice(library_sms, ("off", "on", "auto"))
 
@@ -92,9 +92,9 @@ def use(target: Target, library_sms: LibrarySMs = "off") -> Block:
 
 
 def current(stream: Stream) -> AbstractContextManager[Any]:
-    """Makes a stream torch's current one in a block, in no order with others; nothing where torch has no device.
+    """Make a stream torch's current one in a block, without ordering it; does nothing if torch has no device.
 
-    torch is imported already, and the stream outlives the block. Cheap for a stream that has been here before.
+    Requires that torch is imported, and that the stream outlives the block. Cheap for a stream that was used before.
     """
     torch = sys.modules["torch"]
     known = _seen.get(stream)

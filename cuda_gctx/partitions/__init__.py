@@ -3,14 +3,16 @@
 May use: ``measure``, ``draw``, ``_core``, ``_lazy``.
 """
 
-from cuda_gctx.partitions.layout import Layout, PartitionSpec, Request
-from cuda_gctx.partitions.partitions import Partition, Partitions, partition
+from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request
+from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partition, Partitions, partition, with_background
 from cuda_gctx.partitions.pool import PartitionPool
 from cuda_gctx.partitions.split import PartitionSize, PlannedPartition, partition_sizes, plan
 from cuda_gctx.partitions.store import ContextStore, MemoryUse, memory_use, store
 from cuda_gctx.partitions.verification import ContextProof, IsolationError, SharedSMs, VerifyReport, verify
 
 __all__ = [
+    "BACKGROUND",
+    "ClosedPartitionsError",
     "ContextProof",
     "ContextStore",
     "IsolationError",
@@ -31,4 +33,5 @@ __all__ = [
     "plan",
     "store",
     "verify",
+    "with_background",
 ]

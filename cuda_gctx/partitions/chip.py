@@ -1,4 +1,4 @@
-"""Which SMs of a device sit in one cluster of the chip (a GPC), by where thread-block clusters run."""
+"""Which SMs of a device are in one GPC, found by where thread-block clusters run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Clusters = tuple[tuple[int, ...], ...]
 PROBE_THREADS = 1024
 # Short, but longer than it takes to hand out the blocks of one launch, so that these spread.
 SPIN_NS = 20_000
-# What fills a cluster of the chip, what leaves its edge to the next, and what runs in the smallest one.
+# Cluster sizes: what fills a GPC, what does not divide it, and what runs in the smallest one.
 SIZES = (16, 12, 10, 8, 6, 4, 3, 2)
-# Grids of different sizes begin at different places, so that the SMs at the edge of a cluster are met too.
+# Grids of different sizes begin at different places, so that the SMs at the edge of a GPC are seen too.
 GRIDS = (2, 1, 3, 4)
 LEAST_PASSES = 3
 
@@ -36,7 +36,7 @@ before_driver_closes(_forget_driver)
 
 
 def joined(sets: Iterable[Iterable[int]]) -> Clusters:
-    """The sets, those that share a member made one, each sorted, in the order of their lowest members."""
+    """The sets, those that share a member merged; each is sorted, and they are in the order of their lowest members."""
     groups: list[set[int]] = []
     for members in map(set, sets):
         apart = [group for group in groups if not group & members]
@@ -71,15 +71,15 @@ def _look(device: Device, timeout_ns: int) -> Clusters:
 
 
 def known_clusters(device: Device) -> Clusters:
-    """What `chip_clusters` found before; empty if it was not asked yet, or could not tell."""
+    """What `chip_clusters` found before; empty if it has not been called, or found nothing."""
     return _known.get((driver_key(device.resources.sm), device.device_id), ())
 
 
 def chip_clusters(device: Device, timeout_ns: int) -> Clusters:
-    """The SM ids of each cluster of the chip; empty where nothing tells, as below compute capability 9.0.
+    """The SM ids of each GPC; empty if unknown, such as below compute capability 9.0.
 
-    A thread-block cluster runs inside one cluster of the chip: SMs that met in one belong together. Looked for once for
-    each device, by some ten milliseconds of short kernels on all of its SMs.
+    A thread-block cluster runs inside one GPC: SMs that were seen in one cluster belong together. This is measured once
+    for each device, with some ten milliseconds of short kernels on all of its SMs.
     """
     key = driver_key(device.resources.sm), device.device_id
     if key not in _known:

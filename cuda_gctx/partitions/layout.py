@@ -1,4 +1,4 @@
-"""Layouts: what partitions are asked for, as values."""
+"""Layouts: what a set of partitions requests, as values."""
 
 from __future__ import annotations
 
@@ -6,165 +6,225 @@ import json
 import numbers
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from keyword import iskeyword
 from operator import index
-from typing import Any, TypeAlias
+from threading import RLock
+from typing import Any, TypeAlias, final
+from weakref import WeakValueDictionary
 
 from cuda_gctx._core.resources import SMResourceOptions, WorkqueueResourceOptions
 
-__all__ = ["Layout", "PartitionSpec", "Request"]
+__all__ = ["BACKGROUND", "RESERVED_NAMES", "Layout", "PartitionSpec", "Request"]
+
+# The partition over the SMs that no other one requests.
+BACKGROUND = "background"
+
+# No partition can have these names: the public attributes of Partitions, and the keywords of the functions that take
+# partitions by name.
+RESERVED_NAMES = frozenset(
+    {
+        "among",
+        BACKGROUND,
+        "close",
+        "device",
+        "exclusive",
+        "is_closed",
+        "layout",
+        "names",
+        "stream",
+        "sync",
+        "verify",
+    }
+)
+
+SCHEMA = 2
+# Shares are equal if they agree to this many digits, so that 0.1 + 0.2 is 0.3.
+SHARE_DIGITS = 9
+# Spellings of layouts that are remembered, so that a known one is not checked again.
+MOST_SPELLINGS = 4096
+
+BOTH_WAYS = "partitions are requested by position or by name, not both"
+
+OPTION_FIELDS = ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class PartitionSpec:
-    """What one partition asks for.
+    """What one partition requests.
 
-    sms: a number of SMs; a fraction of the device (a float up to 1.0), rounded down to whole units; None for everything
-    left; or SMResourceOptions for one group.
+    sms: a number of SMs; a share of the device (a float below 1), rounded down to whole units; None for all remaining
+    SMs; or SMResourceOptions for one group.
     workqueue: how its hardware queues are provisioned (driver 13.1 and newer).
+    aligned: with None, only those remaining SMs that fill whole units of the device's alignment; the others go to the
+    background partition.
+
+    Requests that mean the same are equal: ``SMResourceOptions([8])`` becomes 8, and ``SMResourceOptions(None)`` becomes
+    None with ``aligned=True``.
     """
 
     sms: int | float | SMResourceOptions | None = None
     workqueue: WorkqueueResourceOptions | None = None
+    aligned: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sms", _checked_sms(self.sms))
+        if not isinstance(self.aligned, bool):
+            raise TypeError(f"aligned must be a bool, not {type(self.aligned).__name__}")
+        sms, aligned = _checked_sms(self.sms)
+        if self.aligned and sms is not None:
+            raise ValueError(f"aligned=True is for all remaining SMs (None), not for {self.sms!r}")
+        object.__setattr__(self, "sms", sms)
+        object.__setattr__(self, "aligned", aligned or self.aligned)
         if self.workqueue is not None and not isinstance(self.workqueue, WorkqueueResourceOptions):
             raise TypeError(f"workqueue must be WorkqueueResourceOptions, not {type(self.workqueue).__name__}")
 
-    def _identity(self) -> tuple[object, ...]:
-        # 1 and 1.0 are equal numbers and very different requests.
-        return type(self.sms), self.sms, self.workqueue
+    @property
+    def takes_the_remainder(self) -> bool:
+        """Whether it requests SMs without a number: one partition of a layout can."""
+        return self.sms is None or (isinstance(self.sms, SMResourceOptions) and self.sms.count is None)
 
-    def __eq__(self, other: object) -> bool:
-        return self._identity() == other._identity() if isinstance(other, PartitionSpec) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
+    @property
+    def request(self) -> Request:
+        """The shortest request that is equal to it."""
+        return self if self.workqueue is not None or self.aligned else self.sms
 
     def __repr__(self) -> str:
         queue = f", workqueue={self.workqueue}" if self.workqueue is not None else ""
-        return f"PartitionSpec({self.sms!r}{queue})"
+        aligned = ", aligned=True" if self.aligned else ""
+        return f"PartitionSpec({self.sms!r}{queue}{aligned})"
 
 
 Request: TypeAlias = int | float | SMResourceOptions | PartitionSpec | None
 
 
-def _checked_sms(value: object) -> int | float | SMResourceOptions | None:
+def _only(entry: Any) -> Any:
+    """The entry of an option of one group, which may be in a sequence."""
+    return entry[0] if isinstance(entry, tuple) else entry
+
+
+def _of_options(options: SMResourceOptions) -> tuple[int | SMResourceOptions | None, bool]:
+    if isinstance(options.count, tuple) and len(options.count) != 1:
+        raise ValueError(
+            f"{options} requests {len(options.count)} groups, and a partition is one group: name each group separately"
+        )
+    group = SMResourceOptions(*(_only(getattr(options, name)) for name in OPTION_FIELDS))
+    if group != SMResourceOptions(group.count):
+        return group, False
+    return _only(group.count), group.count is None
+
+
+def _checked_sms(value: object) -> tuple[int | float | SMResourceOptions | None, bool]:
+    """The request in its one form, and whether it is for aligned SMs only."""
     if value is None:
-        return None
+        return None, False
     if isinstance(value, SMResourceOptions):
-        if isinstance(value.count, tuple) and len(value.count) != 1:
-            raise ValueError(
-                f"{value} asks for {len(value.count)} groups, and a partition is one: give each its own name"
-            )
-        return value
+        return _of_options(value)
     if isinstance(value, bool):
-        raise TypeError("a partition is asked for by a number of SMs, not by a bool")
+        raise TypeError("a partition is requested by a number of SMs, not by a bool")
     with suppress(TypeError):
         number = index(value)  # type: ignore[arg-type]
         if number < 1:
             raise ValueError(f"a partition needs at least 1 SM, not {number}")
-        return number
+        return number, False
     if isinstance(value, numbers.Real):
-        fraction = float(value)
-        if not 0 < fraction <= 1:
+        share = round(float(value), SHARE_DIGITS)
+        if share == 1:
+            raise ValueError("1.0 is not a share: request all remaining SMs with None")
+        if not 0 < share < 1:
             raise ValueError(
-                f"{fraction} is no part of a device: a float is a fraction above 0 and up to 1, an int a number of SMs"
+                f"{value} is not a share of a device: a float is a share above 0 and below 1, an int a number of SMs"
             )
-        return fraction
+        return share, False
     raise TypeError(
-        "a partition is asked for by an int, a fraction, None, SMResourceOptions or a PartitionSpec, "
+        "a partition is requested by an int, a share (a float below 1), None, SMResourceOptions or a PartitionSpec, "
         f"not by {type(value).__name__}"
     )
 
 
-def _spec(request: object) -> PartitionSpec:
-    return request if isinstance(request, PartitionSpec) else PartitionSpec(request)  # type: ignore[arg-type]
+def is_partition_name(name: str) -> bool:
+    """Whether a partition can have this name, so that it can be read as ``parts.name``."""
+    return name.isidentifier() and not iskeyword(name) and not name.startswith("_") and name not in RESERVED_NAMES
 
 
 def _checked_name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"the name of a partition must be a str, not {type(name).__name__}")
-    if not name.isidentifier() or name.startswith("_"):
-        raise ValueError(f"{name!r} cannot be the name of a partition: parts.{name} must be readable as an attribute")
-    from cuda_gctx.partitions import Partitions
-
-    if hasattr(Partitions, name):
-        raise ValueError(f"{name!r} cannot be the name of a partition: Partitions has an attribute of that name")
+    if name in RESERVED_NAMES:
+        raise ValueError(
+            f"{name!r} cannot be the name of a partition: it is reserved, as are "
+            f"{', '.join(sorted(RESERVED_NAMES - {name}))}"
+        )
+    if not is_partition_name(name):
+        raise ValueError(
+            f"{name!r} cannot be the name of a partition: it must be a Python identifier without a leading underscore, "
+            "and not a keyword"
+        )
     return name
 
 
 def _spec_to_json(spec: PartitionSpec) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     if isinstance(spec.sms, SMResourceOptions):
-        fields = ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain")
-        told["options"] = {
-            name: getattr(spec.sms, name) for name in fields if getattr(spec.sms, name) not in (None, False)
-        }
+        values = {name: getattr(spec.sms, name) for name in OPTION_FIELDS}
+        entry["options"] = {name: value for name, value in values.items() if value is not None and value is not False}
     elif isinstance(spec.sms, float):
-        told["fraction"] = spec.sms
+        entry["share"] = spec.sms
+    elif spec.sms is None:
+        entry["remaining"] = "aligned" if spec.aligned else "all"
     else:
-        told["sms"] = spec.sms
+        entry["sms"] = spec.sms
     if spec.workqueue is not None:
         queue = spec.workqueue
-        told["workqueue"] = {"sharing_scope": queue.sharing_scope, "concurrency_limit": queue.concurrency_limit}
-    return told
+        entry["workqueue"] = {"sharing_scope": queue.sharing_scope, "concurrency_limit": queue.concurrency_limit}
+    return entry
 
 
-def _spec_from_json(told: Mapping[str, Any]) -> PartitionSpec:
-    queue = WorkqueueResourceOptions(**told["workqueue"]) if told.get("workqueue") is not None else None
-    if "options" in told:
-        return PartitionSpec(SMResourceOptions(**told["options"]), queue)
-    return PartitionSpec(float(told["fraction"]) if "fraction" in told else told["sms"], queue)
+def _spec_from_json(entry: Any) -> PartitionSpec:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"a partition must be an object, not {type(entry).__name__}")
+    kinds = {"options", "share", "remaining", "sms"} & set(entry)
+    unknown = set(entry) - kinds - {"name", "workqueue"}
+    if len(kinds) != 1 or unknown:
+        raise ValueError(
+            "a partition must have exactly one of sms, share, remaining and options, and besides name and workqueue "
+            f"nothing else: it has {', '.join(sorted(entry)) or 'no field'}"
+        )
+    [kind] = kinds
+    value = entry[kind]
+    queue = WorkqueueResourceOptions(**entry["workqueue"]) if entry.get("workqueue") is not None else None
+    if kind == "options":
+        return PartitionSpec(SMResourceOptions(**value), queue)
+    if kind == "remaining":
+        if value not in ("all", "aligned"):
+            raise ValueError(f"remaining must be 'all' or 'aligned', not {value!r}")
+        return PartitionSpec(None, queue, aligned=value == "aligned")
+    if not isinstance(value, int if kind == "sms" else float):
+        raise ValueError(f"{kind} must be {'an integer' if kind == 'sms' else 'a float'}, not {value!r}")
+    return PartitionSpec(value, queue)
 
 
+@final
 class Layout:
-    """What a set of partitions asks for: a value, by name (``Layout(decode=16, prefill=None)``) or by position."""
+    """The partitions that a device is split into: a value, by name (``Layout(decode=16)``) or by position.
 
-    __slots__ = ("_hash", "_named", "names", "specs")
+    There is one object for each value, so that comparing two layouts, and looking one up, costs next to nothing.
+    """
+
+    __slots__ = ("__weakref__", "_named", "names", "specs")
 
     names: tuple[str, ...]
     specs: tuple[PartitionSpec, ...]
     _named: bool
-    _hash: int
 
-    def __init__(self, /, *requests: Request, **named: Request) -> None:
-        self._fill(requests, named)
-
-    @classmethod
-    def of(cls, layout: Layout | Mapping[str, Request] | Sequence[Request]) -> Layout:
-        """The layout that a mapping (by name) or a sequence (by position) stands for."""
-        if isinstance(layout, Layout):
-            return layout
-        made = cls.__new__(cls)
-        if isinstance(layout, Mapping):
-            made._fill((), layout)
-        elif isinstance(layout, Sequence) and not isinstance(layout, (str, bytes, bytearray)):
-            made._fill(layout, {})
-        else:
-            raise TypeError(f"a layout is a Layout, a mapping or a sequence, not {type(layout).__name__}")
-        return made
-
-    def _fill(self, requests: Sequence[Request], named: Mapping[str, Request]) -> None:
+    def __new__(cls, /, *requests: Request, **named: Request) -> Layout:
         if requests and named:
-            raise ValueError("partitions are given by position or by name, not both")
-        if not requests and not named:
-            raise ValueError("a layout needs at least one partition")
-        put = object.__setattr__
-        put(self, "_named", bool(named))
-        put(self, "names", tuple(map(_checked_name, named)) if named else tuple(map(str, range(len(requests)))))
-        specs = []
-        for name, request in zip(self.names, named.values() if named else requests, strict=True):
-            try:
-                specs.append(_spec(request))
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"partition {name}: {error}") from None
-        put(self, "specs", tuple(specs))
-        open_ones = [name for name, spec in zip(self.names, self.specs, strict=True) if takes_the_rest(spec)]
-        if len(open_ones) > 1:
-            raise ValueError(f"{' and '.join(open_ones)} all ask for everything left: one partition can have it")
-        put(self, "_hash", hash((self._named, self.names, self.specs)))
+            raise ValueError(BOTH_WAYS)
+        return _layout_of(named or requests)
+
+    @staticmethod
+    def of(*requests: Layout | Mapping[str, Request] | Sequence[Request] | Request, **named: Request) -> Layout:
+        """The layout of requests by position or by name, of one mapping, of one sequence, or of a Layout."""
+        return layout_of(requests, named)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Layout is a value and cannot be changed: make another one")
@@ -178,42 +238,102 @@ class Layout:
             {**({"name": name} if self._named else {}), **_spec_to_json(spec)}
             for name, spec in zip(self.names, self.specs, strict=True)
         ]
-        return json.dumps({"partitions": partitions})
+        return json.dumps({"schema": SCHEMA, "partitions": partitions})
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """The layout that to_json() wrote."""
+        """The layout that to_json() wrote. ValueError for anything else."""
+        document = json.loads(text)
+        if not isinstance(document, Mapping) or not isinstance(document.get("partitions"), list):
+            raise ValueError('this JSON is not a layout: it must be an object with a list "partitions"')
+        if document.get("schema") != SCHEMA:
+            raise ValueError(
+                f"this JSON is not a layout of schema {SCHEMA}: its schema is {document.get('schema', 'missing')}. In "
+                "schema 1, which had no number, a partition without a count took the aligned remainder only: write the "
+                "layout again"
+            )
+        specs = []
+        for number, entry in enumerate(document["partitions"]):
+            try:
+                specs.append(_spec_from_json(entry))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"this JSON is not a layout: partitions[{number}]: {error}") from None
+        names = [entry["name"] for entry in document["partitions"] if "name" in entry]
+        if names and (len(names) != len(specs) or len(set(map(str, names))) != len(names)):
+            raise ValueError(
+                "this JSON is not a layout: either all partitions need different names, or none has a name"
+            )
         try:
-            entries = json.loads(text)["partitions"]
-            specs = [_spec_from_json(entry) for entry in entries]
-            names = [entry["name"] for entry in entries if "name" in entry]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this JSON is no layout: {error!r}") from None
-        if names and (len(names) != len(specs) or len(set(names)) != len(names)):
-            raise ValueError("this JSON is no layout: all partitions need names of their own, or none has one")
-        return cls.of(dict(zip(names, specs, strict=True)) if names else specs)
+            return cls.of(dict(zip(names, specs, strict=True)) if names else specs)
+        except TypeError as error:
+            raise ValueError(f"this JSON is not a layout: {error}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout.from_json, (self.to_json(),)
 
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Layout):
-            return NotImplemented
-        return (self._named, self.names, self.specs) == (other._named, other.names, other.specs)
-
-    def __hash__(self) -> int:
-        return self._hash
-
     def __repr__(self) -> str:
-        told = [spec if spec.workqueue is not None else spec.sms for spec in self.specs]
+        requests = [repr(spec.request) for spec in self.specs]
         if self._named:
-            return f"Layout({', '.join(f'{name}={value!r}' for name, value in zip(self.names, told, strict=True))})"
-        return f"Layout({', '.join(map(repr, told))})"
+            requests = [f"{name}={request}" for name, request in zip(self.names, requests, strict=True)]
+        return f"Layout({', '.join(requests)})"
 
 
-def takes_the_rest(spec: PartitionSpec) -> bool:
-    if isinstance(spec.sms, SMResourceOptions):
-        return spec.sms.count in (None, (None,))
-    return spec.sms is None
+_layouts: WeakValueDictionary[object, Layout] = WeakValueDictionary()
+spellings: dict[object, Layout] = {}
+_lock = RLock()
+
+
+def _layout_of(requests: Mapping[str, Any] | Sequence[Any]) -> Layout:
+    """The one layout that is equal to these requests."""
+    if not requests:
+        raise ValueError("a layout needs at least one partition")
+    named = isinstance(requests, Mapping)
+    names = tuple(map(_checked_name, requests)) if named else tuple(map(str, range(len(requests))))
+    specs = []
+    for name, request in zip(names, requests.values() if isinstance(requests, Mapping) else requests, strict=True):
+        try:
+            specs.append(request if isinstance(request, PartitionSpec) else PartitionSpec(request))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"partition {name}: {error}") from None
+    open_ones = [name for name, spec in zip(names, specs, strict=True) if spec.takes_the_remainder]
+    if len(open_ones) > 1:
+        raise ValueError(f"{' and '.join(open_ones)} request the remaining SMs: only one partition can")
+    layout = object.__new__(Layout)
+    for name, value in (("_named", named), ("names", names), ("specs", tuple(specs))):
+        object.__setattr__(layout, name, value)
+    with _lock:
+        return _layouts.setdefault((named, names, layout.specs), layout)
+
+
+def layout_of(requests: Sequence[Any], named: Mapping[str, Any]) -> Layout:
+    """What Layout.of() returns, given its arguments: quick for a layout that was asked for before.
+
+    The order of the names and the types of the requests belong to a spelling: 1, 1.0 and True are equal, and different
+    requests.
+    """
+    if named:
+        if requests:
+            raise ValueError(BOTH_WAYS)
+        asked: Any = named
+    else:
+        asked = requests[0] if len(requests) == 1 else requests
+    kind = type(asked)
+    if kind is Layout:
+        return asked  # type: ignore[no-any-return]
+    if kind is dict:
+        values = asked.values()
+        spelling: object = (*asked, *values, *map(type, values))
+    elif kind is tuple or kind is list:
+        spelling = (*asked, *map(type, asked))
+    else:
+        is_several = isinstance(asked, (Mapping, Sequence)) and not isinstance(asked, (str, bytes, bytearray))
+        return _layout_of(asked if is_several else (asked,))
+    try:
+        return spellings[spelling]
+    except (KeyError, TypeError):  # not seen before, or with something unhashable in it
+        layout = _layout_of(asked)
+    if len(spellings) >= MOST_SPELLINGS:
+        spellings.clear()
+    with suppress(TypeError):
+        spellings[spelling] = layout
+    return layout

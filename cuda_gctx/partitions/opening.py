@@ -1,70 +1,156 @@
-"""Opening a layout: contexts out of the store or new ones, and the claim on their SMs."""
+"""Opening: contexts for groups of SMs, out of the store or new, and the claim on their SMs."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from cuda_gctx._core.context import Context, ContextOptions
+from cuda_gctx._core.context import ContextOptions
 from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import ResourceOverlapWarning
-from cuda_gctx._core.lease import capturing_stream, claim, create_kept_context, is_capturing
-from cuda_gctx._core.resources import SMResource
+from cuda_gctx._core.lease import capturing_stream, claim, create_kept_context, is_capturing, sm_identity
+from cuda_gctx._core.resources import SMResource, WorkqueueResourceOptions
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions.layout import Layout
 from cuda_gctx.partitions.split import names_of_groups, refuse_missing_workqueues, split_layout
-from cuda_gctx.partitions.store import KeptContexts, Lease, driver_and_device, store
+from cuda_gctx.partitions.store import Key, Loan, StoredContext, driver_and_device, store
+
+# Splits that are remembered for each driver and device.
+MOST_SPLITS = 4096
 
 
-def _refuse_capture(whole: SMResource, streams: Sequence[Stream]) -> None:
+@dataclass(frozen=True)
+class Wanted:
+    """One context to open: its name in messages, its SMs (groups of one split), and its hardware queues."""
+
+    name: str
+    groups: Sequence[SMResource]
+    workqueue: WorkqueueResourceOptions | None = None
+
+
+def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
+    """RuntimeError while a stream is capturing, as far as that is known: contexts cannot be made meanwhile."""
     capturing = next((f"{stream!r}" for stream in streams if is_capturing(stream)), None) or capturing_stream(whole)
     if capturing is not None:
         raise RuntimeError(
-            f"{capturing} is capturing a graph: contexts cannot be made meanwhile; open the partitions before that"
+            f"{capturing} is capturing a graph, and contexts cannot be made during a capture: open the partitions "
+            "before it"
         )
 
 
-def _make_contexts(device: Device, layout: Layout, groups: Sequence[SMResource]) -> list[Context]:
-    contexts: list[Context] = []
+def _make(device: Device, key: Key, wanted: Wanted) -> StoredContext:
+    queues = []
+    if wanted.workqueue is not None:
+        queues = [device.resources.workqueue]  # refuses where the driver has none
+        queues[0].configure(wanted.workqueue)
+    options = ContextOptions([*wanted.groups, *queues], name=wanted.name)
+    return StoredContext(key, create_kept_context(device.device_id, options))
+
+
+class Opening:
+    """Contexts that are being opened: their SMs are claimed, and nothing is made yet.
+
+    Ends with loan() or abandon(). Between the steps a caller can run the code of others, such as a warning's.
+    """
+
+    def __init__(
+        self, device: Device, wanted: Sequence[Wanted], *, exclusive: bool = False, group: int = 0, advice: str = ""
+    ) -> None:
+        self._device = device
+        self._wanted = wanted
+        self._advice = advice
+        names = [one.name for one in wanted for _ in one.groups]
+        self._claim = claim([sms for one in wanted for sms in one.groups], names, exclusive, group)
+
+    def warn(self, stacklevel: int) -> None:
+        """Warns if live contexts have the SMs; stacklevel: as warnings.warn() would take it in the caller."""
+        if self._claim.overlap_report:
+            warnings.warn(self._claim.overlap_report + self._advice, ResourceOverlapWarning, stacklevel + 1)
+
+    def abandon(self) -> None:
+        self._claim.release()
+
+    def loan(
+        self, streams: Sequence[Stream] = (), in_use: Mapping[Key, tuple[StoredContext, Loan]] | None = None
+    ) -> Loan:
+        """The loan of a context for each that is wanted: all of them, or an error that leaves nothing behind.
+
+        streams: more streams that may be capturing. in_use: contexts that can be shared, with their loans.
+        """
+        whole = self._device.resources.sm
+        where = driver_and_device(whole, self._device)
+        keys = [(*where, *map(sm_identity, one.groups), one.workqueue) for one in self._wanted]
+        shared = {key: in_use[key] for key in keys if in_use is not None and key in in_use}
+        needed = [key for key in keys if key not in shared]
+        own: dict[Key, StoredContext | None] = dict(zip(needed, store._take(needed), strict=True))
+        made: dict[Key, StoredContext] = {}
+        try:
+            if None in own.values():
+                refuse_capture(whole, streams)
+            for key, one in zip(keys, self._wanted, strict=True):
+                if key in own and own[key] is None:
+                    made[key] = _make(self._device, key, one)
+        except BaseException:
+            for stored in reversed(made.values()):
+                stored.close()
+            store._put([stored for stored in own.values() if stored is not None])
+            raise
+        lent = {key: stored for key, stored in {**own, **made}.items() if stored is not None}
+        contexts = [shared[key][0] if key in shared else lent[key] for key in keys]
+        return Loan(contexts, list(lent.values()), self._claim, [loan for _, loan in shared.values()])
+
+
+def open_contexts(
+    device: Device, wanted: Sequence[Wanted], *, exclusive: bool = False, advice: str = "", stacklevel: int
+) -> Loan:
+    """A loan of a context for each that is wanted: all of them, or an error that leaves nothing behind.
+
+    exclusive: refuse SMs that a live context has, instead of warning. advice: the end of that warning; stacklevel: as
+    warnings.warn() would take it in the caller.
+    """
+    opening = Opening(device, wanted, exclusive=exclusive, advice=advice)
     try:
-        for position, group in enumerate(groups):
-            workqueue = layout.specs[position].workqueue if position < len(layout.specs) else None
-            if workqueue is None:
-                options = ContextOptions([group])
-            else:
-                queue = device.resources.workqueue
-                queue.configure(workqueue)
-                options = ContextOptions([group, queue])
-            contexts.append(create_kept_context(device.device_id, options))
+        opening.warn(stacklevel + 1)
+        return opening.loan()
     except BaseException:
-        while contexts:
-            contexts.pop().close()
+        opening.abandon()
         raise
-    return contexts
 
 
-def open_layout(
-    device: Device, layout: Layout, *, exclusive: bool, group: int, streams: Sequence[Stream], stacklevel: int
-) -> tuple[Lease, list[str]]:
+_splits: dict[tuple[int, int], dict[object, list[SMResource]]] = {}
+
+
+def _forget_driver(driver: int) -> None:
+    for key in [key for key in _splits if key[0] == driver]:
+        del _splits[key]
+
+
+before_driver_closes(_forget_driver)
+
+
+def known_split(
+    device: Device, request: object, split: Callable[[], list[SMResource]], streams: Sequence[Stream] = ()
+) -> list[SMResource]:
+    """The groups that `split` makes for a request, asked once for each driver and device: the answer never changes."""
     whole = device.resources.sm
+    known = _splits.setdefault(driver_and_device(whole, device), {})
+    groups = known.get(request)
+    if groups is None:
+        refuse_capture(whole, streams)  # some splits make a context in between
+        if len(known) >= MOST_SPLITS:
+            known.clear()
+        groups = known[request] = split()
+    return groups
+
+
+def wanted_by(device: Device, layout: Layout, streams: Sequence[Stream] = ()) -> list[Wanted]:
+    """The contexts of a layout, that of the background partition last, if there is one."""
     refuse_missing_workqueues(device, layout)
-    key = (*driver_and_device(whole, device), layout.specs)
-    kept = store._take(key)
-    place = None
-    try:
-        if kept is None:
-            _refuse_capture(whole, streams)
-        groups = kept.groups if kept is not None else split_layout(layout, whole)
-        names = names_of_groups(layout, groups)
-        place = claim(groups, names, exclusive, group)
-        if place.overlap_report:
-            warnings.warn(place.overlap_report, ResourceOverlapWarning, stacklevel=stacklevel)
-        if kept is None:
-            kept = KeptContexts(key, groups, _make_contexts(device, layout, groups))
-        return Lease(kept, place), names
-    except BaseException:
-        if place is not None:
-            place.release()
-        if kept is not None:
-            store._put(kept)
-        raise
+    groups = known_split(device, layout, lambda: split_layout(layout, device.resources.sm), streams)
+    queues = [*(spec.workqueue for spec in layout.specs), None]
+    return [
+        Wanted(name, [sms], queue)
+        for name, sms, queue in zip(names_of_groups(layout, groups), groups, queues, strict=False)
+    ]

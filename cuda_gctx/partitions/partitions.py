@@ -1,27 +1,54 @@
-"""Partitions of a device: named, disjoint, and kept for the next use."""
+"""Partitions of a device: named, disjoint, and opened again at no cost."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from itertools import count
+from typing import Any, Literal, NoReturn, TypeAlias
 
+from cuda_gctx._core.above import above
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.lease import demand_not_current, lend, retire
+from cuda_gctx._core.lease import capturing_stream, demand_not_current, kept_stream, lend, retire
 from cuda_gctx._core.probe import blocks_per_sm, max_cluster_size, max_clusters
+from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.table import ranges, table
-from cuda_gctx.partitions.layout import Layout, Request
-from cuda_gctx.partitions.opening import open_layout
-from cuda_gctx.partitions.split import FENCE
-from cuda_gctx.partitions.store import Lease, lent_streams
+from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
+from cuda_gctx.partitions.opening import Wanted, open_contexts, wanted_by
+from cuda_gctx.partitions.store import Loan, StoredContext
 from cuda_gctx.partitions.verification import VerifyReport, verify
 
-if TYPE_CHECKING:
-    from cuda_gctx.partitions.pool import PartitionPool
+# The threads of the blocks for which tables show the largest cluster.
+CLUSTER_THREADS = 128
+
+
+class ClosedPartitionsError(RuntimeError, AttributeError):
+    """Partitions, one of them, or a pool were used after they were closed."""
+
+
+def in_words(request: Any) -> str:
+    """A request as tables show it."""
+    if isinstance(request, PartitionSpec):
+        return "all aligned" if request.aligned else in_words(request.sms)
+    if isinstance(request, SMResourceOptions):
+        terms = [str(request.count or "all")]
+        terms += ["exactly"] if request.backfill else []
+        terms += [f"in {request.coscheduled_sm_count}s"] if request.coscheduled_sm_count else []
+        terms += [f"locality domain {request.locality_domain}"] if request.locality_domain is not None else []
+        return ", ".join(terms)
+    return "all remaining" if request is None else str(request)
+
+
+def refuse_pickling(self: object) -> NoReturn:
+    """For classes whose objects hold contexts."""
+    raise TypeError(
+        f"{type(self).__name__} holds contexts of this process and cannot be copied or pickled: send its layout, and "
+        "open that where it is needed"
+    )
 
 
 def _function(kernel: object) -> int:
@@ -36,7 +63,7 @@ def _function(kernel: object) -> int:
             f"a kernel is a CUfunction or CUkernel as an int, or an object with a handle, not {type(kernel).__name__}"
         ) from None
     if isinstance(kernel, bool) or number <= 0:
-        raise ValueError(f"{kernel!r} is no handle of a kernel")
+        raise ValueError(f"{kernel!r} is not a valid handle of a kernel")
     return number
 
 
@@ -48,6 +75,23 @@ def _positive(name: str, value: int, least: int = 1) -> int:
     return value
 
 
+class _LentStream:
+    """A stream of a context: the same one of the driver for each loan of the context, by priority and number."""
+
+    __slots__ = ("_number", "_priority", "stream")
+
+    def __init__(self, context: Context, number: int, priority: int | None) -> None:
+        self._number = number
+        self._priority = priority
+        self.stream = kept_stream(context, number, priority)
+
+    def reopened(self, context: Context) -> Stream:
+        """The stream, as another object if somebody has closed this one."""
+        if self.stream.is_closed:
+            self.stream = kept_stream(context, self._number, self._priority)
+        return self.stream
+
+
 class Partition:
     """One part of a device: its context, and the streams that it lends.
 
@@ -56,98 +100,117 @@ class Partition:
     static shared memory: an upper bound for others.
     """
 
-    __slots__ = ("_context", "_lease", "_lent", "_lock", "_pools", "_position", "_requested", "_stream", "name")
+    __slots__ = (
+        "_context",
+        "_default",
+        "_group",
+        "_loan",
+        "_lock",
+        "_numbers",
+        "_pools",
+        "_requested",
+        "_stored",
+        "_stream",
+        "name",
+    )
 
-    def __init__(self, name: str, requested: object, position: int, lease: Lease) -> None:
+    def __init__(self, name: str, requested: object, group: SMResource, stored: StoredContext, loan: Loan) -> None:
         self.name = name
         self._requested = requested
-        self._position = position
-        self._lease = lease
-        self._context = lend(lease.kept.contexts[position], lease)
-        self._lock = threading.Lock()
-        self._stream: Stream | None = None
-        self._pools: dict[int | None, list[Stream]] = {}
-        self._lent: dict[int, Iterator[Stream]] = {}
+        self._group = group
+        self._stored = stored
+        self._loan = loan
+        self._context = lend(stored.context, loan)
+        # Reentrant: the garbage collector may run the code of others in the middle of a call.
+        self._lock = threading.RLock()
+        self._default: _LentStream | None = None
+        self._stream: Stream | None = None  # that of the default, found without a lock
+        self._pools: dict[int | None, list[_LentStream]] = {}
+        self._numbers: dict[int, Iterator[int]] = {}
 
     @property
     def context(self) -> Context:
-        """Its green context. Closed with the partitions, and kept for their next use."""
+        """Its green context. It closes with the partitions; the driver's context goes back to the store."""
         if self._context.is_closed:
-            raise RuntimeError(f"partition {self.name} has been closed")
+            raise ClosedPartitionsError(f"partition {self.name} has been closed")
         return self._context
 
     @property
     def sm_count(self) -> int:
-        """How many SMs it has."""
-        return self._lease.kept.groups[self._position].sm_count
+        """The number of its SMs."""
+        return self._group.sm_count
 
     @property
     def requested(self) -> Any:
-        """What it was asked for: a number of SMs, a fraction, SMResourceOptions or None."""
+        """Its request: a number of SMs, a share, None for all remaining SMs, SMResourceOptions or a PartitionSpec."""
         return self._requested
 
     @property
     def strategy(self) -> str | None:
-        """How the split made it (see SMResource.strategy)."""
-        return self._lease.kept.groups[self._position].strategy
+        """How the split made it (see SMResource.strategy); None for the whole device."""
+        return self._group.strategy
 
     @property
     def coscheduled_alignment(self) -> int:
-        """How many of its SMs are known to sit together, room for a thread-block cluster."""
-        return self._lease.kept.groups[self._position].coscheduled_alignment
+        """The number of SMs that the driver guarantees to be co-scheduled in it; larger clusters may fit."""
+        return self._group.coscheduled_alignment
 
     @property
     def sm_ids(self) -> tuple[int, ...] | None:
         """The ids of its SMs; None until verify() has seen them."""
-        return self._lease.kept.sm_ids.get(self._position)
+        return self._stored.sm_ids
 
     @property
     def stream(self) -> Stream:
-        """Its stream. The context keeps it: its handle is valid as long as the context is, in the store too."""
-        if self._stream is None:
-            with self._lock:
-                if self._stream is None:
-                    self._stream = self._next_stream(None)
-        if self._stream.is_closed:
-            raise RuntimeError(f"the stream of partition {self.name} has been closed")
-        return self._stream
+        """Its stream. The driver's stream belongs to the context: its handle is valid as long as the context exists,
+        in the store as well.
+        """
+        stream = self._stream
+        if stream is not None and not stream.is_closed:
+            return stream
+        with self._lock:
+            if self._default is None:
+                self._default = self._next_stream(None)
+            self._stream = self._default.reopened(self.context)
+            return self._stream
 
     def stream_pool(self, number: int, priority: int | None = None) -> tuple[Stream, ...]:
-        """So many streams of a priority (None: the lowest), the same ones each time."""
+        """This many streams of a priority (None: the lowest), the same ones each time."""
         _positive("number", number)
         with self._lock:
             pool = self._pools.setdefault(priority, [])
             while len(pool) < number:
                 pool.append(self._next_stream(priority))
-            return tuple(pool[:number])
+            return tuple(lent.reopened(self.context) for lent in pool[:number])
 
-    def _next_stream(self, priority: int | None) -> Stream:
-        context, level = self.context, priority or 0
-        if level not in self._lent:
-            self._lent[level] = lent_streams(context, priority)
-        return next(self._lent[level])
+    def _next_stream(self, priority: int | None) -> _LentStream:
+        context = self.context
+        number = next(self._numbers.setdefault(priority or 0, count()))
+        return _LentStream(context, number, priority)
 
     def record(self, event: Event | None = None) -> Event:
         """Records `event`, or a new one, behind all work of all streams of the partition; returns it."""
         return self.context.record_event(event)
 
     def wait(self, other: Partition | Event) -> None:
-        """Lets all later work of the partition wait for an event, or for all work that another partition has so far."""
+        """Makes all later work of the partition wait for an event, or for all work enqueued in another partition."""
         if not isinstance(other, (Partition, Event)):
             raise TypeError(f"a partition waits for a Partition or an Event, not for {type(other).__name__}")
         self.context.wait_event(other.record() if isinstance(other, Partition) else other)
 
+    def sync(self) -> None:
+        """Waits on the host until all work of all streams of the partition has finished."""
+        self.context.sync()
+
     def torch(self, library_sms: Literal["off", "on", "auto"] = "off") -> AbstractContextManager[Any]:
         """Makes torch work in the partition for the length of a ``with`` block (see cuda_gctx.interop.torch.use)."""
-        from cuda_gctx.interop.torch import use
-
-        return use(self, library_sms)
+        block: AbstractContextManager[Any] = above.torch_block(self, library_sms)
+        return block
 
     def cupy(self, library_sms: Literal["off", "on"] = "off") -> AbstractContextManager[Any]:
         """Makes CuPy work in the partition for the length of a ``with`` block (see cuda_gctx.interop.cupy.use)."""
-        from cuda_gctx.interop.cupy import use
-
-        return use(self, library_sms)
+        block: AbstractContextManager[Any] = above.cupy_block(self, library_sms)
+        return block
 
     def max_blocks(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
         """How many blocks run at once in the partition, by the driver: also the largest grid of a cooperative launch.
@@ -170,9 +233,18 @@ class Partition:
     def _shape(kernel: object, threads: int, shared_memory: int) -> tuple[int, int, int]:
         return _function(kernel), _positive("threads", threads), _positive("shared_memory", shared_memory, 0)
 
+    def _largest_cluster(self) -> int:
+        """The largest cluster of blocks of CLUSTER_THREADS threads, for tables."""
+        if self._stored.largest_cluster is None:
+            self._stored.largest_cluster = self.max_cluster_size(threads=CLUSTER_THREADS)
+        return self._stored.largest_cluster
+
     def _streams(self) -> list[Stream]:
-        lent = [stream for pool in self._pools.values() for stream in pool]
-        return lent if self._stream is None else [self._stream, *lent]
+        lent = [one.stream for pool in list(self._pools.values()) for one in list(pool)]
+        return lent if self._default is None else [self._default.stream, *lent]
+
+    def _is_idle(self) -> bool:
+        return all(stream.is_closed or stream.is_done for stream in self._streams())
 
     def _demand_not_current(self) -> None:
         if not self._context.is_closed:
@@ -184,50 +256,68 @@ class Partition:
                 stream.close()
             retire(self._context)
 
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
+
     def __repr__(self) -> str:
         if self._context.is_closed:
             return f"<Partition {self.name}: closed>"
-        return f"<Partition {self.name}: {self.sm_count} SMs, asked {self.requested}>"
+        request = "background" if self.name == BACKGROUND else f"requested {in_words(self.requested)}"
+        return f"<Partition {self.name}: {self.sm_count} SMs, {request}>"
 
 
 class Partitions:
-    """Disjoint parts of a device, and the fence (``rest``) with the SMs that nobody asked for.
+    """Disjoint parts of a device.
 
-    A partition is found by name (``parts.decode``, ``parts["decode"]``) or position (``parts[0]``); iteration gives
-    them in the order asked, the fence last.
+    A partition is found by name (``parts.decode``, ``parts["decode"]``) or position (``parts[0]``). Iteration,
+    unpacking and len() give the requested partitions in the order of the request. SMs that none of them requests are in
+    one more partition, ``parts.background``, for all other work.
     """
 
-    __slots__ = ("__weakref__", "_all", "_by_name", "_closed", "_device", "_layout", "_lease", "_lock", "_pool")
+    # An instance has a dictionary, in which each open partition is an attribute: nothing is faster to look up.
 
     _all: tuple[Partition, ...]
+    _asked: tuple[Partition, ...]
     _by_name: dict[str, Partition]
     _closed: bool
     _device: Device
     _layout: Layout
-    _lease: Lease
-    _lock: threading.Lock
-    _pool: PartitionPool | None
+    _loan: Loan
+    _lock: threading.RLock
+    _others_in_use: OthersInUse | None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise TypeError("Partitions come from Device.partition() or PartitionPool.get()")
 
     @classmethod
     def _make(
-        cls, device: Device, layout: Layout, lease: Lease, names: Sequence[str], pool: PartitionPool | None
+        cls,
+        device: Device,
+        layout: Layout,
+        wanted: Sequence[Wanted],
+        loan: Loan,
+        others_in_use: OthersInUse | None = None,
     ) -> Partitions:
+        """others_in_use: what verify() asks the pool that they belong to."""
         self = cls.__new__(cls)
-        requests = [spec.sms for spec in layout.specs]
+        requests = [*(spec.request for spec in layout.specs), None]
         self._all = tuple(
-            Partition(name, requests[i] if i < len(requests) else None, i, lease) for i, name in enumerate(names)
+            Partition(one.name, request, one.groups[0], stored, loan)
+            for one, request, stored in zip(wanted, requests, loan.contexts, strict=False)
         )
+        self._asked = self._all[: len(layout.names)]
         self._by_name = {part.name: part for part in self._all}
         self._device = device
         self._layout = layout
-        self._lease = lease
-        self._lock = threading.Lock()
+        self._loan = loan
+        self._lock = threading.RLock()
         self._closed = False
-        self._pool = pool
+        self._others_in_use = others_in_use
+        self.__dict__.update(self._attributes())
         return self
+
+    def _attributes(self) -> dict[str, Partition]:
+        return {name: part for name, part in self._by_name.items() if name != BACKGROUND}
 
     @property
     def device(self) -> Device:
@@ -236,34 +326,36 @@ class Partitions:
 
     @property
     def layout(self) -> Layout:
-        """What was asked for."""
+        """The request that they were opened for."""
         return self._layout
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in the order asked, without the fence."""
+        """The names in the order of the request, without that of the background partition."""
         return self._layout.names
 
     @property
-    def rest(self) -> Partition | None:
-        """The fence: the SMs that nobody asked for, for all other work; None if there are none."""
+    def background(self) -> Partition | None:
+        """The partition over the SMs that no other one requests, for all other work; None if there are no such SMs."""
         self._demand_open()
-        return self._by_name.get(FENCE)
+        return self._by_name.get(BACKGROUND)
 
     @property
     def is_closed(self) -> bool:
-        """Whether close() was called."""
+        """Whether they have been closed."""
         return self._closed
 
     def __getattr__(self, name: str) -> Partition:
+        # Only for names that are not in the instance's dictionary: those of closed partitions, and unknown ones.
         if name.startswith("_"):
             raise AttributeError(name)
-        try:
-            part = self._by_name[name]
-        except KeyError:
-            raise AttributeError(f"there is no partition {name!r}: the names are {', '.join(self._by_name)}") from None
         self._demand_open()
-        return part
+        raise AttributeError(f"there is no partition {name!r}: the names are {', '.join(self._by_name)}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(f"attribute {name!r} of Partitions cannot be set")
+        object.__setattr__(self, name, value)
 
     def __getitem__(self, key: str | int) -> Partition:
         self._demand_open()
@@ -272,39 +364,45 @@ class Partitions:
                 return self._by_name[key]
             except KeyError:
                 raise KeyError(f"there is no partition {key!r}: the names are {', '.join(self._by_name)}") from None
-        return self._all[key]
+        return self._asked[key]
 
     def __iter__(self) -> Iterator[Partition]:
         self._demand_open()
-        return iter(self._all)
+        return iter(self._asked)
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._asked)
 
     def __contains__(self, item: object) -> bool:
         return item in self._by_name if isinstance(item, str) else item in self._all
 
-    def verify(self, timeout: float = 10.0) -> VerifyReport:
-        """Proves with a probe kernel that every partition runs on its own SMs and all of them at once.
+    def sync(self) -> None:
+        """Waits on the host until all work of all partitions, the background partition included, has finished."""
+        self._demand_open()
+        for part in self._all:
+            part.sync()
 
-        Raises IsolationError where that is not so; the report tells whether they really ran at the same time.
+    def verify(self, timeout: float = 10.0) -> VerifyReport:
+        """Proves with a probe kernel that each partition runs on its own SMs, on all of them, and on no others.
+
+        Raises IsolationError if not. The report also says whether they ran at the same time.
         """
         self._demand_open()
-        in_use = self._pool._in_use(self) if self._pool is not None else []
+        in_use = self._others_in_use(self) if self._others_in_use is not None else []
         report = verify(
             {part.name: part.context for part in self._all}, covers_device=True, in_use=in_use, timeout=timeout
         )
-        for position, proof in enumerate(report.contexts):
-            self._lease.kept.sm_ids[position] = proof.sm_ids
+        for stored, proof in zip(self._loan.contexts, report.contexts, strict=True):
+            stored.sm_ids = proof.sm_ids
         return report
 
     def close(self) -> None:
         """Closes the streams that were lent, and gives the contexts back to the store. Closing twice does nothing.
 
-        RuntimeError while one of the contexts is current, and for partitions of a pool, which its own close() closes.
+        RuntimeError while one of the contexts is current, and for partitions of a pool, which closes with the pool.
         """
-        if self._pool is not None:
-            raise RuntimeError("these partitions belong to a pool, which keeps them until it is closed: close the pool")
+        if self._others_in_use is not None:
+            raise RuntimeError("these partitions belong to a pool and stay open until it is closed: close the pool")
         self._close()
 
     def _close(self) -> None:
@@ -314,60 +412,89 @@ class Partitions:
             for part in self._all:
                 part._demand_not_current()
             self._closed = True
+            for name in self._attributes():
+                self.__dict__.pop(name, None)
         for part in reversed(self._all):
             part._close()
-        self._lease.release()
+        self._loan.release()
 
     def _demand_open(self) -> None:
         if self._closed:
-            raise RuntimeError("the partitions have been closed")
+            raise ClosedPartitionsError("the partitions have been closed")
 
     def __enter__(self) -> Partitions:
         self._demand_open()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Partitions of a pool are used in a block and stay.
-        if self._pool is None:
+        # Partitions of a pool stay open after a block.
+        if self._others_in_use is None:
             self._close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
 
     def __str__(self) -> str:
         if self._closed:
             return repr(self)
+        clusters = self._clusters()
         rows = [
             (
                 part.name,
-                "the fence" if part.name == FENCE else "everything left" if part.requested is None else part.requested,
+                "-" if part.name == BACKGROUND else in_words(part.requested),
                 part.sm_count,
                 ranges(part.sm_ids) if part.sm_ids is not None else "not verified",
-                f"up to {part.coscheduled_alignment} SMs",
+                cluster,
                 part.strategy,
             )
-            for part in self._all
+            for part, cluster in zip(self._all, clusters, strict=True)
         ]
-        return f"{self._device.name}\n" + table(("partition", "asked", "got", "SMs", "clusters", "strategy"), rows)
+        header = ("partition", "requested", "SMs", "SM ids", "largest cluster", "strategy")
+        return f"{self._device.name}\n{table(header, rows)}"
+
+    def _clusters(self) -> list[int | None]:
+        """The largest cluster of each, as the driver answers; None where it cannot be asked."""
+        clusters: list[int | None] = [part._stored.largest_cluster for part in self._all]
+        with suppress(RuntimeError):  # a table is printed about broken things too
+            # The question loads a kernel, which a capture may not allow.
+            if None in clusters and capturing_stream(self._device.resources.sm) is None:
+                clusters = [part._largest_cluster() for part in self._all]
+        return clusters
 
     def __repr__(self) -> str:
         if self._closed:
             return f"<Partitions of {self._layout}: closed>"
-        told = ", ".join(f"{part.name} {part.sm_count}" for part in self._all)
-        return f"<Partitions of device {self._device.device_id}: {told}>"
+        sizes = ", ".join(f"{part.name} {part.sm_count}" for part in self._all)
+        return f"<Partitions of device {self._device.device_id}: {sizes}>"
 
 
-def partition(device: Device, /, *requests: Request | Layout, exclusive: bool = False, **named: Request) -> Partitions:
-    """Splits a device: ``decode=16, prefill=None`` by name, or ``8, 8, 16`` by position, or one Layout.
+def with_background(parts: Partitions) -> tuple[Partition, ...]:
+    """All partitions of a set: the requested ones, and the background partition last if there is one."""
+    return (*parts, *([parts.background] if parts.background is not None else []))
 
-    Integers are numbers of SMs, rounded up to what the device can give; floats are fractions of the device, rounded
-    down; None is everything left; SMResourceOptions for one group and PartitionSpec ask for more. SMs that nobody asked
-    for become ``rest``. exclusive: refuse SMs that a live context has, instead of warning.
+
+OthersInUse: TypeAlias = Callable[[Partitions], Sequence[str]]
+
+
+def partition(
+    device: Device,
+    /,
+    *requests: Request | Layout | Mapping[str, Request] | Sequence[Request],
+    exclusive: bool = False,
+    **named: Request,
+) -> Partitions:
+    """Splits a device: ``decode=16, prefill=None`` by name, ``8, 8, 16`` by position, or one mapping or Layout.
+
+    An int is a number of SMs, rounded up to what the device can give; a float is a share of the device below 1, rounded
+    down; None is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further conditions. SMs
+    that no partition requests become the background partition. exclusive: refuse SMs that a live context has, instead
+    of warning.
     """
     if not isinstance(exclusive, bool):
         raise TypeError(
             f"exclusive must be a bool, and cannot be the name of a partition, not {type(exclusive).__name__}"
         )
-    if len(requests) == 1 and isinstance(requests[0], Layout) and not named:
-        layout = requests[0]
-    else:
-        layout = Layout(*requests, **named)  # type: ignore[arg-type]
-    lease, names = open_layout(device, layout, exclusive=exclusive, group=0, streams=(), stacklevel=3)
-    return Partitions._make(device, layout, lease, names, None)
+    layout = layout_of(requests, named)
+    wanted = wanted_by(device, layout)
+    loan = open_contexts(device, wanted, exclusive=exclusive, stacklevel=2)
+    return Partitions._make(device, layout, wanted, loan)

@@ -1,39 +1,27 @@
-"""Pools: layouts of one device that are built at their first use and kept."""
+"""Pools: layouts of one device that are built at their first use and stay open."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.partitions.layout import Layout, Request
-from cuda_gctx.partitions.opening import open_layout
-from cuda_gctx.partitions.partitions import Partitions
+from cuda_gctx.partitions.layout import Layout, Request, layout_of, spellings
+from cuda_gctx.partitions.opening import Opening, Wanted, wanted_by
+from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partitions, refuse_pickling
+from cuda_gctx.partitions.store import Key, Loan, StoredContext
 
 _pool_numbers = count(1)
-# Spellings of layouts that a pool knows at once; others cost a few microseconds more.
-_MOST_SPELLINGS = 1024
-
-
-def _spelling(layout: object) -> object:
-    """A hashable form of what get() was given, quickly made. The types belong to it: 1, 1.0 and True are equal."""
-    kind = type(layout)
-    if kind is dict:
-        values = layout.values()  # type: ignore[attr-defined]
-        return (*layout, *values, *map(type, values))  # type: ignore[misc]
-    if kind is tuple or kind is list:
-        return (*layout, *map(type, layout))  # type: ignore[misc,call-overload]
-    return layout if kind is Layout else None
 
 
 class PartitionPool:
-    """Layouts of one device, built at their first use and kept: switching to a known one makes no driver call.
+    """Layouts of one device, built at their first use and kept open: a known one is found without a driver call.
 
-    The layouts may overlap each other, because one is in use at a time. Usable from any thread.
+    The layouts may overlap each other, because one is in use at a time; equal groups of SMs of several layouts share
+    one context. Usable from any thread.
     """
 
     def __init__(self, device: Device) -> None:
@@ -41,10 +29,11 @@ class PartitionPool:
             raise TypeError(f"a PartitionPool is made for a Device, not for {type(device).__name__}")
         self._device = device
         self._group = next(_pool_numbers)
-        self._lock = threading.Lock()
+        # Reentrant: warnings, signals and the garbage collector run the code of others in the middle of a call.
+        self._lock = threading.RLock()
         self._closed = False
         self._built: dict[Layout, Partitions] = {}
-        self._known: dict[object, Partitions] = {}
+        self._loans: dict[Key, tuple[StoredContext, Loan]] = {}
 
     @property
     def device(self) -> Device:
@@ -58,45 +47,68 @@ class PartitionPool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether close() was called."""
+        """Whether the pool has been closed."""
         return self._closed
 
-    def get(self, layout: Layout | Mapping[str, Request] | Sequence[Request], *, stream: object = None) -> Partitions:
-        """The partitions of a layout, built if it is used for the first time.
+    def get(
+        self,
+        /,
+        *requests: Layout | Mapping[str, Request] | Sequence[Request] | Request,
+        stream: object = None,
+        **named: Request,
+    ) -> Partitions:
+        """The partitions of a layout, which takes the same forms as in Device.partition(); built at its first use.
+
+        A known layout is looked up, and nothing else: work in the partitions of another layout goes on.
 
         Building is refused while a stream of this package, or a blocking one of the primary context, is capturing a
-        graph. The driver does not tell of the streams of others: give the one that may be capturing as `stream`
+        graph. The driver does not report the streams of other libraries: pass the one that may be capturing as `stream`
         (anything with ``__cuda_stream__``).
         """
-        spelling = _spelling(layout)
+        asked: Any = named if named and not requests else requests[0] if len(requests) == 1 and not named else None
         try:
-            return self._known[spelling]
-        except (KeyError, TypeError):
-            return self._build(Layout.of(layout), spelling, stream)
+            if type(asked) is dict:  # as layout_of() does it, without the cost of a call
+                values = asked.values()
+                spelling = (*asked, *values, *map(type, values))
+                return self._built[spellings[spelling]]
+            return self._built[layout_of(requests, named)]
+        except (KeyError, TypeError):  # not built, not spelled so before, or with something unhashable in it
+            pass
+        return self._build(layout_of(requests, named), stream)
 
-    def _build(self, layout: Layout, spelling: object, stream: Any) -> Partitions:
+    def _build(self, layout: Layout, stream: Any) -> Partitions:
+        watched = [] if stream is None else [stream if isinstance(stream, Stream) else Stream(stream)]
         with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool has been closed")
-            parts = self._built.get(layout)
-            if parts is None:
-                watched = [] if stream is None else [stream if isinstance(stream, Stream) else Stream(stream)]
-                lease, names = open_layout(
-                    self._device, layout, exclusive=False, group=self._group, streams=watched, stacklevel=4
-                )
-                parts = Partitions._make(self._device, layout, lease, names, self)
-                self._built[layout] = parts
-            if spelling is not None and len(self._known) < _MOST_SPELLINGS:
-                with suppress(TypeError):  # of something unhashable, which is then looked up as a Layout each time
-                    self._known[spelling] = parts
-            return parts
+            self._demand_open()
+            wanted = wanted_by(self._device, layout, watched)
+        opening = Opening(self._device, wanted, group=self._group)
+        try:
+            opening.warn(stacklevel=3)
+            # The lock is not held until here: a warning can run code that uses the pool, on this thread or others.
+            with self._lock:
+                self._demand_open()
+                known = self._built.get(layout)
+                if known is None:
+                    return self._opened(layout, wanted, opening.loan(watched, self._loans))
+        except BaseException:
+            opening.abandon()
+            raise
+        opening.abandon()
+        return known
+
+    def _opened(self, layout: Layout, wanted: Sequence[Wanted], loan: Loan) -> Partitions:
+        parts = Partitions._make(self._device, layout, wanted, loan, self._in_use)
+        for stored in loan.contexts:
+            self._loans.setdefault(stored.key, (stored, loan))
+        return self._built.setdefault(layout, parts)
 
     def _in_use(self, mine: Partitions) -> list[str]:
         """Other layouts with unfinished work on the streams that they lent."""
+        own = {part.context for part in mine._all}
         return [
             repr(layout)
             for layout, parts in list(self._built.items())
-            if parts is not mine and any(not stream.is_done for part in parts for stream in part._streams())
+            if parts is not mine and not all(part._is_idle() for part in parts._all if part.context not in own)
         ]
 
     def close(self) -> None:
@@ -106,14 +118,18 @@ class PartitionPool:
                 for part in parts._all:
                     part._demand_not_current()
             self._closed = True
-            self._known.clear()
-            for parts in self._built.values():
-                parts._close()
+            built = list(self._built.values())
             self._built.clear()
+            self._loans.clear()
+            for parts in built:
+                parts._close()
+
+    def _demand_open(self) -> None:
+        if self._closed:
+            raise ClosedPartitionsError("the pool has been closed")
 
     def __enter__(self) -> PartitionPool:
-        if self._closed:
-            raise RuntimeError("the pool has been closed")
+        self._demand_open()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -121,6 +137,9 @@ class PartitionPool:
 
     def __len__(self) -> int:
         return len(self._built)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self)} layouts"

@@ -1,4 +1,4 @@
-"""What a layout becomes: its groups of SMs, what a dry run says of them, and the sizes that one partition can have."""
+"""What a layout becomes on a device: its groups of SMs, a dry run, and the sizes that one partition can have."""
 
 from __future__ import annotations
 
@@ -10,67 +10,73 @@ from typing import Any
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import SplitError
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
-from cuda_gctx.partitions.layout import Layout, PartitionSpec
+from cuda_gctx.partitions.layout import BACKGROUND, OPTION_FIELDS, Layout, PartitionSpec
 
-FENCE = "rest"
-
-
-def _only(entry: Any) -> Any:
-    """The entry of an option of one group, which may stand in a sequence."""
-    return entry[0] if isinstance(entry, tuple) else entry
+# More than a share loses by being rounded to its digits, on a device of a thousand units.
+SHARE_SLACK = 1e-6
 
 
 def _count(name: str, spec: PartitionSpec, whole: SMResource) -> int | None:
     if not isinstance(spec.sms, float):
         return spec.sms if isinstance(spec.sms, int) else None
     grain = whole.coscheduled_alignment
-    # The addition takes back what 0.1 + 0.2 and the like lose.
-    units = floor(spec.sms * whole.sm_count / grain + 1e-9)
+    units = floor(spec.sms * whole.sm_count / grain + SHARE_SLACK)
     if units * grain < whole.min_partition_size:
         least = max(grain, whole.min_partition_size)
         raise ValueError(
-            f"partition {name}: {spec.sms} of {whole.sm_count} SMs are {spec.sms * whole.sm_count:.1f}, less than the "
-            f"smallest partition of {least}: ask for {least / whole.sm_count:.3f} or more, or for a number of SMs"
+            f"partition {name}: {spec.sms} of {whole.sm_count} SMs are {spec.sms * whole.sm_count:.1f}, fewer than the "
+            f"smallest partition of {least}: request {least / whole.sm_count:.3f} or more, or a number of SMs"
         )
     return units * grain
 
 
-def _split_options(layout: Layout, whole: SMResource) -> SMResourceOptions:
-    columns = []
-    for name, spec in zip(layout.names, layout.specs, strict=True):
+def _split_options(requests: Sequence[tuple[str, PartitionSpec]], whole: SMResource) -> SMResourceOptions:
+    groups: list[tuple[Any, ...]] = []
+    for name, spec in requests:
         if isinstance(spec.sms, SMResourceOptions):
-            asked = spec.sms
-            fields = (
-                asked.coscheduled_sm_count,
-                asked.preferred_coscheduled_sm_count,
-                asked.backfill,
-                asked.locality_domain,
-            )
-            columns.append((_only(asked.count), *map(_only, fields)))
+            groups.append(tuple(getattr(spec.sms, field) for field in OPTION_FIELDS))
         else:
-            columns.append((_count(name, spec, whole), None, None, False, None))
-    return SMResourceOptions(*zip(*columns, strict=True))
+            groups.append((_count(name, spec, whole), None, None, False, None))
+    return SMResourceOptions(*zip(*groups, strict=True))
+
+
+def _refusal(error: SplitError, layout: Layout, names: Sequence[str]) -> str:
+    message = f"{layout} does not fit: {error}"
+    if isinstance(error.suggestion, SMResourceOptions):
+        counts = error.suggestion.count
+        fitting = counts if isinstance(counts, tuple) else (counts,)
+        requests = (f"{name}={sms}" for name, sms in zip(names, fitting, strict=False))
+        message += f"; as partitions: {', '.join(requests)}"
+    return message
 
 
 def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) -> list[SMResource]:
-    """The groups in the order asked, and the fence if anything is left for it."""
-    try:
-        groups, remainder = whole.split(_split_options(layout, whole), dry_run=dry_run)
-    except SplitError as error:
-        message = f"{layout} does not fit: {error}"
-        if isinstance(error.suggestion, SMResourceOptions):
-            counts = error.suggestion.count
-            fitting = counts if isinstance(counts, tuple) else (counts,)
-            told = ", ".join(f"{name}={sms}" for name, sms in zip(layout.names, fitting, strict=False))
-            message += f"; as partitions: {told}"
-        error.args = (message,)
-        raise
-    return [*groups, remainder] if remainder.sm_count else groups
+    """The groups in the order of the layout, and last the SMs that no partition requests, if there are any."""
+    requests = list(zip(layout.names, layout.specs, strict=True))
+    # The partition that takes the whole remainder is not part of the split: it is what the split leaves.
+    open_at = next((i for i, (_, spec) in enumerate(requests) if spec.sms is None and not spec.aligned), None)
+    counted = [request for i, request in enumerate(requests) if i != open_at]
+    groups: list[SMResource] = []
+    remainder = whole
+    if counted:
+        try:
+            groups, remainder = whole.split(_split_options(counted, whole), dry_run=dry_run)
+        except SplitError as error:
+            error.args = (_refusal(error, layout, [name for name, _ in counted]),)
+            raise
+    if open_at is None:
+        return [*groups, remainder] if remainder.sm_count else groups
+    if not remainder.sm_count:
+        raise SplitError(
+            f"{layout} does not fit: the other partitions take all {whole.sm_count} SMs, so that none remain for "
+            f"{layout.names[open_at]}: request fewer for the others"
+        )
+    return [*groups[:open_at], remainder, *groups[open_at:]]
 
 
 def names_of_groups(layout: Layout, groups: Sequence[SMResource]) -> list[str]:
-    """The names of the groups that a layout became, that of the fence included."""
-    return [*layout.names, FENCE][: len(groups)]
+    """The names of the groups that a layout became, that of the background partition included."""
+    return [*layout.names, BACKGROUND][: len(groups)]
 
 
 def refuse_missing_workqueues(device: Device, layout: Layout) -> None:
@@ -90,13 +96,13 @@ class PlannedPartition:
 
 
 def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
-    """What opening a layout would give, in the order asked and the fence last, found without making a context.
+    """What opening a layout would give, in its order and the background partition last; makes no context.
 
     Raises what opening it would raise: SplitError for a layout that does not fit.
     """
     refuse_missing_workqueues(device, layout)
     groups = split_layout(layout, device.resources.sm, dry_run=True)
-    requests = [spec.sms for spec in layout.specs] + [None]
+    requests = [*(spec.request for spec in layout.specs), None]
     return tuple(
         PlannedPartition(name, requested, group.sm_count, group.coscheduled_alignment, group.strategy)
         for name, requested, group in zip(names_of_groups(layout, groups), requests, groups, strict=False)
@@ -107,9 +113,9 @@ def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
 class PartitionSize:
     """A size that a partition can have.
 
-    aligned: its SMs sit together in units of the device's alignment, so that large thread-block clusters fit; if not,
-    it is reached with ``SMResourceOptions(count, backfill=True)``.
-    cluster_sms: how many of its SMs are known to sit together, by the driver.
+    aligned: its SMs are in units of the device's alignment, so that large thread-block clusters fit; if not, request it
+    with ``SMResourceOptions(count, backfill=True)``.
+    cluster_sms: how many of its SMs the driver guarantees to be co-scheduled.
     """
 
     sm_count: int
@@ -119,7 +125,7 @@ class PartitionSize:
 
 
 def partition_sizes(device: Device) -> list[PartitionSize]:
-    """Every size that one partition of the device can have, the driver being asked about each."""
+    """Every size that one partition of the device can have. The driver is asked about each."""
     whole = device.resources.sm
     sizes = []
     for wanted in range(2, whole.sm_count + 1, 2):

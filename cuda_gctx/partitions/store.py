@@ -1,72 +1,72 @@
-"""Green contexts that are kept for their next use, and what they hold of device memory."""
+"""The store of green contexts that nobody uses, loans of them, and the device memory that they hold."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
+from dataclasses import dataclass
 
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.lease import Claim, context_counts, device_memory, driver_key, keeps_capture, kept_stream
+from cuda_gctx._core.lease import Claim, context_counts, device_memory, driver_key, keeps_capture
 from cuda_gctx._core.resources import SMResource
-from cuda_gctx._core.stream import Stream
 
-__all__ = [
-    "ContextStore",
-    "KeptContexts",
-    "Lease",
-    "MemoryUse",
-    "driver_and_device",
-    "lent_streams",
-    "memory_use",
-    "store",
-]
+__all__ = ["ContextStore", "Loan", "MemoryUse", "StoredContext", "driver_and_device", "memory_use", "store"]
 
-# What a context takes of device memory, and what the driver does not give back when it is destroyed: measured on an
-# H200 with driver 13.0, the same for 8 and 120 SMs. The driver does not tell it.
+# The device memory that a context takes, and that the driver does not give back when it is destroyed: measured on an
+# H200 with driver 13.0, the same for 8 and 120 SMs. The driver does not report it.
 CONTEXT_BYTES = 4 * 2**20
+
+Key = tuple[object, ...]
 
 
 @dataclass(eq=False)
-class KeptContexts:
-    """The contexts of one layout on one driver and device, fence included, and what is known of them."""
+class StoredContext:
+    """A green context that is stored or on loan, and what has been found out about it.
 
-    key: tuple[object, ...]
-    groups: list[SMResource]
-    contexts: list[Context]
-    sm_ids: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    key: equal for contexts that can replace each other: driver, device, SMs and workqueue options.
+    """
+
+    key: Key
+    context: Context
+    sm_ids: tuple[int, ...] | None = None
+    largest_cluster: int | None = None
 
     def close(self) -> None:
-        for context in reversed(self.contexts):
-            # One that is still current somewhere lives on there, and is destroyed after that.
-            with suppress(RuntimeError):
-                context.close()
+        # One that is still current on some thread stays alive there, and is destroyed after that.
+        with suppress(RuntimeError):
+            self.context.close()
+
+    def can_be_lent(self) -> bool:
+        """Whether others can use it: not after its user has closed it or left a capture open in it."""
+        try:
+            # During a capture, whole contexts refuse events and waits.
+            return not self.context.is_closed and not keeps_capture(self.context)
+        except RuntimeError:  # the device has failed, or this is a forked child
+            return False
 
 
 class ContextStore:
-    """Green contexts that nobody uses at the moment, kept for whoever asks for the same SMs again.
+    """Green contexts that nobody uses at the moment, kept for the next request for the same SMs.
 
-    Making a context takes about a millisecond, and destroying it does not give its device memory back, so that contexts
-    of closed partitions come here. Beyond `limit` contexts the set that came back first is destroyed.
+    Making a context takes about a millisecond, and destroying it does not give its device memory back. Therefore the
+    contexts of closed partitions come here. Beyond `limit` contexts, those that have been here longest are destroyed.
     """
 
     def __init__(self, limit: int = 256) -> None:
-        # Reentrant: the collector may give contexts back in the middle of a call.
+        # Reentrant: the garbage collector may return contexts in the middle of a call.
         self._lock = threading.RLock()
-        self._kept: list[KeptContexts] = []
+        self._stored: list[StoredContext] = []
         self._closed_drivers: set[object] = set()
         self.limit = limit
 
     @property
     def limit(self) -> int:
-        """How many contexts are kept at most."""
+        """The largest number of contexts that are kept."""
         return self._limit
 
     @limit.setter
@@ -79,50 +79,52 @@ class ContextStore:
         self._trim()
 
     def __len__(self) -> int:
-        return sum(len(kept.contexts) for kept in list(self._kept))
+        return len(self._stored)
 
     def count(self, device: Device) -> int:
-        """How many contexts of a device are kept."""
+        """The number of contexts of a device in the store."""
         mine = driver_and_device(device.resources.sm, device)
-        return sum(len(kept.contexts) for kept in list(self._kept) if kept.key[:2] == mine)
+        return sum(stored.key[:2] == mine for stored in list(self._stored))
 
     def drop(self) -> None:
-        """Destroys all contexts that are kept. What they lost of device memory stays lost (see system.memory())."""
-        self._drop(lambda kept: True)
+        """Destroys all contexts in the store. The device memory that they lost stays lost (see system.memory())."""
+        self._drop(lambda stored: True)
 
-    def _drop(self, chosen: Callable[[KeptContexts], bool]) -> None:
+    def _drop(self, chosen: Callable[[StoredContext], bool]) -> None:
         with self._lock:
-            dropped = [kept for kept in self._kept if chosen(kept)]
-            self._kept = [kept for kept in self._kept if kept not in dropped]
-        for kept in dropped:
-            kept.close()
+            dropped = [stored for stored in self._stored if chosen(stored)]
+            self._stored = [stored for stored in self._stored if stored not in dropped]
+        for stored in reversed(dropped):
+            stored.close()
 
     def _forget_driver(self, key: int) -> None:
         self._closed_drivers.add(key)
-        self._drop(lambda kept: kept.key[0] == key)
+        self._drop(lambda stored: stored.key[0] == key)
 
-    def _take(self, key: tuple[object, ...]) -> KeptContexts | None:
+    def _take(self, keys: Sequence[Key]) -> list[StoredContext | None]:
+        """For each key a context that can be lent, or None."""
         with self._lock:
-            for position in range(len(self._kept) - 1, -1, -1):
-                if self._kept[position].key == key:
-                    return self._kept.pop(position)
+            return [self._take_one(key) for key in keys]
+
+    def _take_one(self, key: Key) -> StoredContext | None:
+        for position in range(len(self._stored) - 1, -1, -1):
+            if self._stored[position].key == key:
+                found = self._stored.pop(position)
+                # Whoever has its handle can have closed it meanwhile.
+                if not found.context.is_closed:
+                    return found
         return None
 
-    def _put(self, kept: KeptContexts) -> None:
-        if any(context.is_closed for context in kept.contexts):
-            kept.close()
-            return
-        if kept.key[0] in self._closed_drivers:
-            return  # its contexts went with the driver
-        try:
-            spoiled = any(map(keeps_capture, kept.contexts))
-        except RuntimeError:  # the device has failed, or this is a forked child
-            spoiled = True
-        if spoiled:
-            kept.close()  # during a capture, whole contexts refuse events and waits: nobody else should get them
-            return
-        with self._lock:
-            self._kept.append(kept)
+    def _put(self, contexts: Sequence[StoredContext]) -> None:
+        """Takes contexts back; destroys those that nobody else should get."""
+        for stored in contexts:
+            if stored.key[0] in self._closed_drivers:
+                continue  # it was destroyed with its driver
+            if stored.can_be_lent():
+                with self._lock:
+                    self._stored.append(stored)
+            else:
+                stored.close()
         self._trim()
 
     def _trim(self) -> None:
@@ -130,24 +132,56 @@ class ContextStore:
             with self._lock:
                 if len(self) <= self._limit:
                     return
-                oldest = self._kept.pop(0)
+                oldest = self._stored.pop(0)
             oldest.close()
 
     def __repr__(self) -> str:
         return f"<ContextStore: {len(self)} contexts, {self.limit} at most>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("the store holds contexts of this process and cannot be copied or pickled")
 
 
 store = ContextStore()
 before_driver_closes(store._forget_driver)
 
 
+class Loan:
+    """The use of contexts of the store: they go back when it ends, or when nothing refers to it any more.
+
+    contexts: those that it gives the use of. Some of them can be on loan already, to the `sources`, which it keeps.
+    """
+
+    __slots__ = ("__weakref__", "contexts", "release", "sources")
+
+    def __init__(
+        self,
+        contexts: Sequence[StoredContext],
+        own: Sequence[StoredContext],
+        claim: Claim,
+        sources: Sequence[Loan] = (),
+    ) -> None:
+        self.contexts = contexts
+        self.sources = sources
+        self.release = weakref.finalize(self, _end, own, claim)
+        # At exit the process takes everything along; the driver may be gone by then.
+        self.release.atexit = False
+
+
+def _end(own: Sequence[StoredContext], claim: Claim) -> None:
+    # In this order: the next user of the contexts claims their SMs.
+    claim.release()
+    store._put(own)
+
+
 @dataclass(frozen=True)
 class MemoryUse:
     """Device memory and the green contexts that this package made on a device.
 
-    contexts: alive, of which `stored` wait in the store for their next use; destroyed: how many are gone.
-    held_bytes, lost_bytes: what the live ones take and what the driver did not give back for the destroyed ones. The
-    driver does not tell these two: they are the counts times 4 MiB, as measured on an H200 with driver 13.0.
+    contexts: alive, of which `stored` are in the store; destroyed: the number of destroyed ones.
+    held_bytes, lost_bytes: the device memory that the live ones take, and that the driver did not give back for the
+    destroyed ones. The driver does not report these two: they are the numbers of contexts times 4 MiB, as measured on
+    an H200 with driver 13.0.
     """
 
     free_bytes: int
@@ -158,17 +192,17 @@ class MemoryUse:
 
     @property
     def held_bytes(self) -> int:
-        """What the live contexts take."""
+        """The device memory that the live contexts take."""
         return self.contexts * CONTEXT_BYTES
 
     @property
     def lost_bytes(self) -> int:
-        """What the driver did not give back for the destroyed ones."""
+        """The device memory that the driver did not give back for the destroyed contexts."""
         return self.destroyed * CONTEXT_BYTES
 
 
 def memory_use() -> dict[int, MemoryUse]:
-    """For each device on which this package has made green contexts, what they hold and have lost."""
+    """What green contexts hold and have lost, for each device on which this package has made any."""
     uses = {}
     for device_id in range(Device.count()):
         device = Device(device_id)
@@ -185,29 +219,3 @@ def memory_use() -> dict[int, MemoryUse]:
 
 def driver_and_device(whole: SMResource, device: Device) -> tuple[int, int]:
     return driver_key(whole), device.device_id
-
-
-class Lease:
-    """The use of kept contexts: they go back when it ends, or when nothing refers to it any more."""
-
-    __slots__ = ("__weakref__", "kept", "release")
-
-    def __init__(self, kept: KeptContexts, place: Claim) -> None:
-        self.kept = kept
-        self.release = weakref.finalize(self, _give_back, kept, place)
-        # At exit the process takes everything along; the driver may be gone by then.
-        self.release.atexit = False
-
-
-def lent_streams(context: Context, priority: int | None = None) -> Iterator[Stream]:
-    """The streams of a priority that a context keeps, one after the other, the same ones for each of its users.
-
-    Their handles are good as long as the context is: a framework has nothing else, and uses them as long as it likes.
-    """
-    # An iterator that goes on after an error.
-    return map(partial(kept_stream, context, priority=priority), count())
-
-
-def _give_back(kept: KeptContexts, place: Claim) -> None:
-    place.release()
-    store._put(kept)

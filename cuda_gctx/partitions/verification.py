@@ -1,4 +1,4 @@
-"""Proof of isolation: a probe kernel fills contexts, and tells on which SMs, and when, its blocks ran."""
+"""Verification of isolation: a probe kernel fills contexts and records on which SMs, and when, its blocks ran."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cuda_gctx.partitions.chip import chip_clusters, known_clusters
 
 __all__ = ["ContextProof", "IsolationError", "SharedSMs", "VerifyReport", "verify"]
 
-# Long beside the few microseconds between two launches, short for a person.
+# Long compared with the few microseconds between two launches, short for a person.
 SPIN_NS = 1_000_000
 # Other work can keep the probe off an SM for a while; an SM that stays unseen is reported.
 ROUNDS = 4
@@ -28,7 +28,7 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class ContextProof:
-    """Where the probe ran in one context: the SMs that it should have, and those that its blocks saw."""
+    """Where the probe ran in one context: the expected number of SMs, and the SMs that its blocks ran on."""
 
     name: str
     expected: int
@@ -46,13 +46,13 @@ class SharedSMs:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What the probe saw. ``problems`` is empty if every context ran on as many SMs as it has, and on its own alone.
+    """What the probe recorded. ``problems`` is empty if each context ran on all of its SMs, and on no others.
 
-    concurrent: whether all of them ran at the same time, two by two, by the timer of the device; None for a single one.
-    cause: if they did not, what fits as the reason.
+    concurrent: whether each two of them ran at the same time, by the timer of the device; None for a single one.
+    cause: if they did not, the known cause that fits.
     outside: SMs of the device that belong to none of the contexts; empty unless they should cover all of it.
-    in_use: other layouts of the same pool that had unfinished work meanwhile.
-    clusters: the SM ids of each cluster of the chip, for the map; empty where nothing tells.
+    in_use: other layouts of the same pool that had unfinished work at that time.
+    clusters: the SM ids of each GPC, for the map; empty if unknown.
     """
 
     device: str
@@ -67,25 +67,25 @@ class VerifyReport:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Each thing that is wrong, as a sentence."""
+        """Each problem, as a sentence."""
         found = []
         for context in self.contexts:
             seen = len(context.sm_ids)
             if seen > context.expected:
-                found.append(f"{context.name} ran on {seen} SMs and should have {context.expected}")
+                found.append(f"{context.name} ran on {seen} SMs, but should have {context.expected}")
             elif seen < context.expected:
                 found.append(
-                    f"{context.name} ran on {seen} SMs and should have {context.expected}: the others are not its own, "
-                    "or other work kept it off them"
+                    f"{context.name} ran on {seen} of its {context.expected} SMs: it does not have the others, or "
+                    "other work kept them busy"
                 )
         for shared in self.overlaps:
             found.append(f"{shared.first} and {shared.second} both ran on SM {ranges(shared.sm_ids)}")
         if self.outside:
-            found.append(f"SM {ranges(self.outside)} belong to no partition, so that other work there is not fenced in")
+            found.append(f"SM {ranges(self.outside)} belong to none of the contexts")
         return tuple(found)
 
     def sm_map(self) -> SMMap:
-        """Which SM belongs to whom: ``print()`` it, or take its ``svg()`` or ``html()``."""
+        """The SMs of each context: ``print()`` it, or use its ``svg()`` or ``html()``."""
         owners = tuple((proof.name, proof.sm_ids) for proof in self.contexts)
         return SMMap(self.device, self.driver, owners, self.clusters, self.outside)
 
@@ -100,14 +100,16 @@ class VerifyReport:
             table(("context", "expected", "seen", "SMs"), rows),
         ]
         if self.concurrent is not None:
-            lines.append("all ran at the same time" if self.concurrent else f"they did not run at once: {self.cause}")
-        lines += [f"other work was under way in {layout} of the same pool" for layout in self.in_use]
+            lines.append(
+                "all ran at the same time" if self.concurrent else f"they did not run at the same time: {self.cause}"
+            )
+        lines += [f"{layout} of the same pool had unfinished work" for layout in self.in_use]
         lines += self.problems
         return "\n".join(lines)
 
 
 class IsolationError(RuntimeError):
-    """A context ran on SMs that it should not have. ``report`` holds what was seen."""
+    """A context did not run on its own SMs only. ``report`` is the VerifyReport."""
 
     def __init__(self, report: VerifyReport) -> None:
         super().__init__(report)
@@ -117,27 +119,27 @@ class IsolationError(RuntimeError):
         return "; ".join(self.report.problems)
 
 
-def _milliseconds(timeout: float) -> int:
+def _nanoseconds(timeout: float) -> int:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
-    if not 0 < timeout <= 3600:
-        raise ValueError(f"timeout must be more than 0 and at most 3600 seconds, not {timeout}")
-    return int(timeout * 1000)
+    if not 0.001 <= timeout <= 3600:
+        raise ValueError(f"timeout must be from 0.001 to 3600 seconds, not {timeout}")
+    return int(timeout * 1e9)
 
 
 class _Sightings:
-    """What several runs of the probe saw of some contexts."""
+    """What several runs of the probe recorded of some contexts."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self.counts = counts
         self.sms: dict[str, set[int]] = {name: set() for name in counts}
         self.apart = set(combinations(counts, 2))  # pairs that never ran at the same time
 
-    def look(self, streams: Mapping[str, Stream], per_sm: int, timeout_ms: int) -> None:
-        """Runs the probe until every context was seen on as many SMs as it has, and all of them at once."""
+    def look(self, streams: Mapping[str, Stream], per_sm: int, timeout_ns: int) -> None:
+        """Runs the probe until each context was seen on all of its SMs, and each two of them at the same time."""
         for _ in range(ROUNDS):
             blocks = [self.counts[name] * per_sm for name in streams]
-            seen = run_probe(list(streams.values()), blocks, SPIN_NS, timeout_ms * 1_000_000)
+            seen = run_probe(list(streams.values()), blocks, SPIN_NS, timeout_ns)
             times = {}
             for name, ran in zip(streams, seen, strict=True):
                 self.sms[name].update(sm for sm, _, _ in ran)
@@ -155,14 +157,26 @@ class _Sightings:
 def verify(
     contexts: Mapping[str, Context], *, covers_device: bool = False, in_use: Sequence[str] = (), timeout: float = 10.0
 ) -> VerifyReport:
-    """Fills all contexts of one device with a probe kernel at once, and compares where it ran with what they have.
+    """Fills several contexts of one device with a probe kernel at once, and compares where it ran with their SMs.
 
-    covers_device: every SM should belong to one of them. in_use: what else is known to be under way, for the report.
-    Raises IsolationError where they differ, RuntimeError if the probe does not finish within `timeout` seconds.
+    contexts: by the names that the report shows. covers_device: every SM should belong to one of them. in_use: other
+    known work, for the report. Raises IsolationError if they differ, and RuntimeError if the probe does not finish
+    within `timeout` seconds.
     """
-    timeout_ms = _milliseconds(timeout)
+    timeout_ns = _nanoseconds(timeout)
+    if not isinstance(contexts, Mapping):
+        raise TypeError(
+            'contexts must be a mapping of names to contexts, like {"decode": context}, '
+            f"not {type(contexts).__name__}"
+        )
     if not contexts:
-        raise ValueError("there is no context to verify")
+        raise ValueError("contexts is empty: give at least one context to verify")
+    for name, context in contexts.items():
+        if not isinstance(name, str) or not isinstance(context, Context):
+            raise TypeError(
+                "contexts must be a mapping of names to contexts, and has "
+                f"{type(name).__name__}: {type(context).__name__}; a partition and a stream have their context"
+            )
     devices = {context.device for context in contexts.values()}
     if len(devices) > 1:
         raise ValueError("the contexts are on several devices: verify those of one device at a time")
@@ -170,7 +184,8 @@ def verify(
     capturing = capturing_stream(device.resources.sm)
     if capturing is not None:
         raise RuntimeError(
-            f"{capturing} is capturing a graph, which a launch of the probe could spoil: verify before or after"
+            f"{capturing} is capturing a graph, which a launch of the probe could invalidate: verify before or after "
+            "the capture"
         )
     counts = {name: context.sm_count for name, context in contexts.items()}
     with ExitStack() as closing:
@@ -178,12 +193,12 @@ def verify(
         # As many blocks as fill the contexts, so that each SM gets some.
         per_sm = max(1, probe_blocks_per_sm(next(iter(contexts.values()))))
         sightings = _Sightings(counts)
-        sightings.look(streams, per_sm, timeout_ms)
+        sightings.look(streams, per_sm, timeout_ns)
         proofs = sightings.proofs()
         outside: tuple[int, ...] = ()
         if covers_device:
             everywhere = _Sightings({"device": device.sm_count})
-            everywhere.look({"device": closing.enter_context(device.create_stream())}, per_sm, timeout_ms)
+            everywhere.look({"device": closing.enter_context(device.create_stream())}, per_sm, timeout_ns)
             outside = tuple(sorted(everywhere.sms["device"].difference(*(proof.sm_ids for proof in proofs))))
     overlaps = []
     for first, second in combinations(proofs, 2):
@@ -200,8 +215,8 @@ def verify(
         concurrent=concurrent,
         cause=lack_of_concurrency(device, len(proofs)) if concurrent is False else None,
         in_use=tuple(in_use),
-        # Only the proof of a whole device runs on all of it, and may look at all of it.
-        clusters=chip_clusters(device, timeout_ms * 1_000_000) if covers_device else known_clusters(device),
+        # Only the verification of a whole device runs on all of it, and may look at all of it.
+        clusters=chip_clusters(device, timeout_ns) if covers_device else known_clusters(device),
     )
     if report.problems:
         raise IsolationError(report)

@@ -14,7 +14,8 @@ from cuda_gctx._core.probe import Stamps, run_probe, spin
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.table import ranges, table
-from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, current_stream_of_frameworks
+from cuda_gctx.interop._current import current_stream_of_frameworks
+from cuda_gctx.interop._frameworks import LEGACY_DEFAULT
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.causes import lack_of_concurrency, launches_block, too_few_queues
 from cuda_gctx.measure.loop import QUEUED, hold

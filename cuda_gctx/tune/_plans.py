@@ -10,28 +10,23 @@ from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.resources import SMResourceOptions
 from cuda_gctx._core.stream import Stream, StreamOptions
-from cuda_gctx.partitions import PartitionPool, Partitions
-from cuda_gctx.partitions.layout import Layout
-from cuda_gctx.partitions.split import FENCE
+from cuda_gctx.partitions import PartitionPool
+from cuda_gctx.partitions.layout import BACKGROUND, Layout, is_partition_name
 
 __all__ = ["HINT", "KINDS", "Kind", "Plan", "partition_names", "sizes_of"]
 
 Kind: TypeAlias = Literal["sequence", "streams", "priority", "partitions"]
 KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "partitions")  # the simplest first
 HINT = "SM count hint"
-SCHEMA = 1
+SCHEMA = 2
 
 
 def partition_names(parts: Sequence[str]) -> dict[str, str]:
     """What the partition of each part is called: the same, unless partitions cannot have that name."""
 
-    def is_usable(part: str) -> bool:
-        return part.isidentifier() and not part.startswith("_") and not hasattr(Partitions, part)
-
     unused = (name for name in map("part_{}".format, count()) if name not in parts)
-    return {part: part if is_usable(part) else next(unused) for part in parts}
+    return {part: part if is_partition_name(part) else next(unused) for part in parts}
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,8 @@ class Plan:
     others), or "partitions" (a stream in a partition of its own for each part).
     parts: their names, in the order in which they are started.
     layout: for PartitionPool.get() or Device.partition().
-    places: the partition of each part, which may be the fence.
+    places: the partition of each part, which may be the background partition.
+    sm_counts: the SMs of each part on the device for which the plan was made, for people: it prints them.
     library_sms: whether libraries are told the SM counts (``part.torch()`` is then ``use(part, library_sms="on")``).
     """
 
@@ -52,6 +48,7 @@ class Plan:
     places: Mapping[str, str] = field(default_factory=dict)
     first: str | None = None
     library_sms: bool = False
+    sm_counts: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         parts: object = self.parts
@@ -61,10 +58,15 @@ class Plan:
             raise TypeError(f"layout must be a Layout, not {type(self.layout).__name__}")
         if not isinstance(self.places, Mapping) or not all(isinstance(place, str) for place in self.places.values()):
             raise TypeError(f"places must be the name of a partition for each part, not {self.places!r}")
+        if not isinstance(self.sm_counts, Mapping) or not all(
+            isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in self.sm_counts.values()
+        ):
+            raise TypeError(f"sm_counts must be a number of SMs for each part, not {self.sm_counts!r}")
         if not isinstance(self.library_sms, bool):
             raise TypeError(f"library_sms must be a bool, not {type(self.library_sms).__name__}")
         object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "places", dict(self.places))
+        object.__setattr__(self, "sm_counts", dict(self.sm_counts))
         if self.kind not in KINDS:
             raise ValueError(f"the kind of a plan is one of {', '.join(KINDS)}, not {self.kind!r}")
         if not self.parts or len(set(self.parts)) != len(self.parts):
@@ -76,7 +78,7 @@ class Plan:
                 raise ValueError(f"layout, places and library_sms belong to partitions, not to the kind {self.kind}")
         elif self.layout is None or set(self.places) != set(self.parts):
             raise ValueError("a plan with partitions needs a layout, and a place for each part")
-        elif len(set(self.places.values())) != len(self.places) or not {FENCE, *self.layout.names}.issuperset(
+        elif len(set(self.places.values())) != len(self.places) or not {BACKGROUND, *self.layout.names}.issuperset(
             self.places.values()
         ):
             raise ValueError(f"the parts need different partitions of {self.layout}, not {dict(self.places)}")
@@ -129,20 +131,24 @@ class Plan:
             "places": dict(self.places),
             "first": self.first,
             "library_sms": self.library_sms,
+            "sm_counts": dict(self.sm_counts),
         }
 
     @classmethod
     def from_dict(cls, told: Any) -> Plan:
         """The plan that to_dict() gave."""
         if not isinstance(told, Mapping) or told.get("schema") != SCHEMA:
-            raise ValueError(f"this is no plan of schema {SCHEMA}")
+            raise ValueError(
+                f"this is not a plan of schema {SCHEMA}: in schema 1, a partition without a count took the aligned "
+                "remainder only, and parts could run in a partition called rest"
+            )
         fields = {name: value for name, value in told.items() if name != "schema"}
         try:
             if fields.get("layout") is not None:
                 fields["layout"] = Layout.from_json(json.dumps(fields["layout"]))
             return cls(**fields)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"this is no plan of schema {SCHEMA}: {error}") from None
+            raise ValueError(f"this is not a plan of schema {SCHEMA}: {error}") from None
 
     def to_json(self) -> str:
         """The plan as JSON, which from_json() reads."""
@@ -158,17 +164,15 @@ class Plan:
             return f"{self.first} first"
         if self.layout is None:
             return {"sequence": "in sequence", "streams": "plain streams"}[self.kind]
-        told = [f"{part} {sms}" for part, sms in sizes_of(self).items()]
-        return ", ".join(told) + (f", {HINT}" if self.library_sms else "")
+        sizes = [f"{part}={sms}" for part, sms in sizes_of(self).items()]
+        return ", ".join(sizes) + (f", {HINT}" if self.library_sms else "")
 
 
 def sizes_of(plan: Plan) -> dict[str, str]:
-    """What the partition of each part asks for, in words; of other plans, nothing."""
-    asked = dict(zip(plan.layout.names, plan.layout.specs, strict=True)) if plan.layout is not None else {}
-    told = {}
+    """The SMs of each part, in words: their number where it is known, else what its partition requests."""
+    requests = dict(zip(plan.layout.names, plan.layout.specs, strict=True)) if plan.layout is not None else {}
+    sizes = {}
     for part, place in plan.places.items():
-        sms: Any = asked[place].sms if place in asked else FENCE
-        if isinstance(sms, SMResourceOptions):
-            sms = sms.count[0] if isinstance(sms.count, tuple) else sms.count
-        told[part] = "rest" if sms is None else str(sms)
-    return told
+        request: Any = requests[place].request if place in requests else BACKGROUND
+        sizes[part] = str(plan.sm_counts.get(part, request))
+    return sizes

@@ -20,7 +20,7 @@ from cuda_gctx.tune._plans import HINT, Plan, sizes_of
 
 __all__ = ["PartTime", "Report", "Result", "title_of", "words"]
 
-SCHEMA = 1
+SCHEMA = 2
 MOST_ROWS = 16
 WIDTH = 80  # of the table, if possible
 LONGEST_NAME = 44  # of a plan; longer ones are shortened to the sizes
@@ -152,7 +152,10 @@ class Report:
         """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
         value = json.loads(text)
         if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
-            raise ValueError(f"not a report of schema {SCHEMA}")
+            raise ValueError(
+                f"not a report of schema {SCHEMA}: in schema 1, a partition without a count took the aligned remainder "
+                "only, and parts could run in a partition called rest"
+            )
         try:
             report = _made(
                 cls,

@@ -14,7 +14,6 @@ from cuda_gctx._core.resources import SMResourceOptions
 from cuda_gctx.partitions import PartitionSize, partition_sizes
 from cuda_gctx.partitions import plan as planned
 from cuda_gctx.partitions.layout import Layout, Request
-from cuda_gctx.partitions.split import FENCE
 from cuda_gctx.tune._plans import Plan, partition_names
 
 __all__ = ["Allocation", "Sizes"]
@@ -27,9 +26,9 @@ SHARES_OF_MORE = (7 / 8, 3 / 4, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 
 @dataclass(frozen=True)
 class Allocation:
-    """SMs for each part: those of `rest` get the fence, the others a size each, as positions in the list of sizes."""
+    """SMs for each part: one takes all remaining SMs, the others a size each, as positions in the list of sizes."""
 
-    rest: str
+    remainder: str
     places: tuple[tuple[str, int], ...]
 
 
@@ -69,7 +68,7 @@ class Sizes:
     def plan(self, allocation: Allocation, library_sms: bool) -> tuple[Plan, dict[str, int]] | None:
         """The plan with an allocation, and the SMs of each part; None if it does not fit."""
         asked: dict[str, Request] = {}
-        places = {}
+        places = {allocation.remainder: self._names[allocation.remainder]}
         counts = {}
         for part, place in allocation.places:
             size = self.sizes[place]
@@ -77,42 +76,43 @@ class Sizes:
             asked[name] = size.sm_count if size.aligned else SMResourceOptions(size.sm_count, backfill=True)
             places[part] = name
             counts[part] = size.sm_count
-        layout = Layout.of(asked)
+        layout = Layout.of({self._names[part]: asked.get(self._names[part]) for part in self._parts})
         try:
-            *_, fence = planned(self._device, layout)
+            got = {partition.name: partition.sm_count for partition in planned(self._device, layout)}
         except SplitError:
             return None
-        if fence.name != FENCE or (not self._chosen and fence.sm_count < max(counts.values())):
+        remaining = got[places[allocation.remainder]]
+        if not self._chosen and remaining < max(counts.values()):
             return None
-        places[allocation.rest] = FENCE
-        counts[allocation.rest] = fence.sm_count
+        counts = {part: got[places[part]] for part in self._parts}
         in_order = {part: places[part] for part in self._parts}
-        return Plan("partitions", self._parts, layout, in_order, library_sms=library_sms), counts
+        plan = Plan("partitions", self._parts, layout, in_order, library_sms=library_sms, sm_counts=counts)
+        return plan, counts
 
     def _nearest(self, target: float) -> int:
         return min(range(len(self.sizes)), key=lambda place: abs(self.sizes[place].sm_count - target))
 
-    def _allocation(self, targets: Mapping[str, float], rest: str) -> Allocation:
-        places = {part: self._nearest(targets[part]) for part in self._parts if part != rest}
+    def _allocation(self, targets: Mapping[str, float], remainder: str) -> Allocation:
+        places = {part: self._nearest(targets[part]) for part in self._parts if part != remainder}
         counts = [self.sizes[place].sm_count for place in places.values()]
         if len(self._parts) > 2 and sum(counts) + max(counts) > self._device.sm_count:
-            # Rounded up, the others leave too little for the fence.
+            # Rounded up, the others leave too little.
             places = {
                 part: place - 1 if place > 0 and self.sizes[place].sm_count > targets[part] else place
                 for part, place in places.items()
             }
-        return Allocation(rest, tuple(places.items()))
+        return Allocation(remainder, tuple(places.items()))
 
     def too_large(self) -> list[int]:
         """The sizes asked for with which no layout fits, however small the other partitions are."""
         if not self._chosen:
             return []
-        first, *between, rest = self._parts
+        first, *between, last = self._parts
         least = tuple((part, 0) for part in between)
         return [
             size.sm_count
             for place, size in enumerate(self.sizes)
-            if self.plan(Allocation(rest, ((first, place), *least)), False) is None
+            if self.plan(Allocation(last, ((first, place), *least)), False) is None
         ]
 
     @property
@@ -127,8 +127,8 @@ class Sizes:
         total = self._device.sm_count
         found: list[Allocation] = []
         if self.coarse_is_all:
-            for part, rest in permutations(self._parts):
-                found += [Allocation(rest, ((part, place),)) for place in range(len(self.sizes))]
+            for part, other in permutations(self._parts):
+                found += [Allocation(other, ((part, place),)) for place in range(len(self.sizes))]
             return found
         whole = sum(durations.values())
         by_duration = {part: durations[part] / whole for part in self._parts}
@@ -144,7 +144,7 @@ class Sizes:
             targets = {part: total * share for part, share in share_of.items()}
             largest = max(targets.values())
             equal = [part for part in longest_first if targets[part] >= largest * 0.999]
-            # Of two equal ones, either may have the fence. With more parts, other divisions tell more.
+            # Of two equal ones, either may take the remaining SMs. With more parts, other divisions tell more.
             found += [self._allocation(targets, part) for part in (equal if two else equal[:1])]
         return list(dict.fromkeys(found))
 
@@ -163,5 +163,5 @@ class Sizes:
         for move in moves:
             moved = {part: place + move.get(part, 0) for part, place in places.items()}
             if all(0 <= place < len(self.sizes) for place in moved.values()):
-                found.append(Allocation(allocation.rest, tuple(moved.items())))
+                found.append(Allocation(allocation.remainder, tuple(moved.items())))
         return found

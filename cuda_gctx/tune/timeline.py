@@ -21,7 +21,7 @@ from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import page, written
 from cuda_gctx.draw.table import ranges, table
 from cuda_gctx.draw.timeline import Bar, Group, Row, draw_timeline, layers
-from cuda_gctx.partitions import Partition, Partitions
+from cuda_gctx.partitions import Partition, Partitions, with_background
 
 if TYPE_CHECKING:
     from cuda_gctx._core.stream import SupportsCudaStream
@@ -234,7 +234,7 @@ class Timeline:
         if target is not None and not isinstance(target, (Partitions, Device)):
             raise TypeError(f"target must be Partitions or a Device, not {type(target).__name__}")
         self._device = target.device if isinstance(target, Partitions) else target or Device()
-        self._places = _Places(tuple(target) if isinstance(target, Partitions) else ())
+        self._places = _Places(with_background(target) if isinstance(target, Partitions) else ())
         self._stamps = Stamps(self._device, 2 * spans)
         self._lock = threading.Lock()
         self._spans: list[tuple[str, str, str]] = []
@@ -294,11 +294,12 @@ class Timeline:
         """
         per_sm = max(1, probe_blocks_per_sm(parts[0].context))
         with ExitStack() as closing:
-            streams = [closing.enter_context(part.context.create_stream()) for part in parts]
-            blocks = [part.sm_count * per_sm for part in parts]
+            everyone = with_background(parts)
+            streams = [closing.enter_context(part.context.create_stream()) for part in everyone]
+            blocks = [part.sm_count * per_sm for part in everyone]
             seen = run_probe(streams, blocks, spin_ns, PROBE_TIMEOUT_NS)
         spans, tracks = [], []
-        for part, ran in zip(parts, seen, strict=True):
+        for part, ran in zip(everyone, seen, strict=True):
             tracks.append(Track(part.name, part.sm_count, tuple(sorted({sm for sm, _, _ in ran}))))
             spans += [Span("block", part.name, f"SM {sm}", start, end, sm) for sm, start, end in sorted(ran)]
         return _trace(parts.device, "Probe blocks by SM", PROBE_NOTE, tuple(tracks), spans)

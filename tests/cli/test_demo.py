@@ -70,7 +70,7 @@ def test_what_was_asked_stands_beside_what_came(sim: Callable[..., Any]) -> None
     assert {name: (part["asked"], part["sm_count"]) for name, part in parts.items()} == {
         "comm": (8, 8),
         "decode": (11, 16),
-        "rest": (None, 108),
+        "background": (None, 108),
     }
     assert all(part["stream_sm_count"] == part["sm_count"] and part["green"] for part in parts.values())
 
@@ -202,7 +202,7 @@ def test_partitions_that_are_not_isolated_end_it_with_status_1(
     monkeypatch.setattr(Partitions, "verify", leaking)
     done = demo("--json")
     assert done.exit_code == 1
-    assert "not isolated: SM 7 belong to no partition" in done.stderr
+    assert "not isolated: SM 7 belong to none of the contexts" in done.stderr
     told = json.loads(done.stdout)
     assert told["isolated"] is False
     assert "latency" not in told

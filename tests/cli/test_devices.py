@@ -22,7 +22,7 @@ from cuda_gctx import (
     WorkqueueResourceOptions,
     system,
 )
-from cuda_gctx.partitions import partition_sizes, plan
+from cuda_gctx.partitions import partition_sizes, plan, with_background
 from cuda_gctx.partitions.verification import ContextProof
 
 from ..common import DRIVERS
@@ -117,12 +117,13 @@ def test_a_plan_is_what_opening_the_layout_gives(dev: Device, words: list[str], 
     document = told("plan", *words)
     with dev.partition(layout) as parts:
         opened = [
-            (part.name, part.requested, part.sm_count, part.coscheduled_alignment, part.strategy) for part in parts
+            (part.name, part.requested, part.sm_count, part.coscheduled_alignment, part.strategy)
+            for part in with_background(parts)
         ]
     assert [tuple(asdict(part).values()) for part in planned] == opened
     assert [tuple(part.values()) for part in document["partitions"]] == opened
     assert document["fits"] is True
-    assert document["left"] == dev.sm_count - sum(sms for name, _, sms, *_ in opened if name != "rest")
+    assert document["left"] == dev.sm_count - sum(sms for name, _, sms, *_ in opened if name != "background")
 
 
 def test_a_plan_makes_no_context(sim: Callable[..., Any]) -> None:
@@ -136,14 +137,11 @@ def test_a_plan_shows_what_was_asked_and_what_is_left(sim: Callable[..., Any]) -
     sim("h200", driver="13.0")
     text = run("plan", "decode=10", "prefill=rest").stdout
     assert row(text, "decode")[:3] == ["decode", "10", "16"]
-    assert row(text, "prefill")[:3] == ["prefill", "rest", "112"]
-    assert row(text, "rest")[:4] == ["rest", "the", "fence", "4"]
-    assert "4 of 132 SMs are left" in text
-    assert (
-        run("plan", "1.0", "--profile", "a100")
-        .stdout.splitlines()[-1]
-        .endswith("0 of 108 SMs are left, so there is no fence")
-    )
+    assert row(text, "prefill")[:3] == ["prefill", "rest", "116"]
+    assert text.splitlines()[-1] == "0 of 132 SMs remain: there is no background partition"
+    text = run("plan", "decode=10").stdout
+    assert row(text, "background")[:2] == ["background", "116"]
+    assert text.splitlines()[-1] == "116 of 132 SMs remain for the background partition"
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -275,7 +273,7 @@ def test_what_is_not_isolated_is_shown_and_ends_with_1(dev: Device, monkeypatch:
     done = run("verify", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["isolated"] is False
-    assert done.stderr == "Error: not isolated: small ran on 3 SMs and should have 2\n"
+    assert done.stderr == "Error: not isolated: small ran on 3 SMs, but should have 2\n"
     assert "NOT isolated" in run("verify").stdout
 
 

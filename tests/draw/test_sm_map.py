@@ -117,15 +117,15 @@ def test_sets_that_share_a_member_are_joined() -> None:
 
 def test_a_row_of_text_is_a_gpc(sim: Machines) -> None:
     sim("h200")
-    with Device().partition(decode=16, prefill=None) as parts:
+    with Device().partition(decode=16, prefill=104) as parts:
         *rows, legend = str(parts.verify().sm_map()).splitlines()
     assert rows[0] == "GPC 0        AA AA AA AA                 SM 0-1, 16-17, 32-33, 48-49"
     assert rows[1:3] == [
-        "GPC 1        BB BB BB BB AA AA BB BB     SM 2-3, 18-19, 34-35, 50-51, 64-65,",
+        "GPC 1        AA AA AA AA BB BB BB BB     SM 2-3, 18-19, 34-35, 50-51, 64-65,",
         "                                            78-79, 92-93, 106-107",
     ]
-    assert rows[-1] == "single TPCs  BB BB AA BB                 SM 124-131"
-    assert legend == "A = decode, B = prefill, C = rest"
+    assert rows[-1] == "single TPCs  CC CC CC CC                 SM 124-131"
+    assert legend == "A = decode, B = prefill, C = background"
 
 
 def test_every_sm_stands_in_the_text_under_the_letter_of_its_owner(dev: Device) -> None:
@@ -186,15 +186,15 @@ def test_a_map_of_nothing_can_be_shown() -> None:
 
 def test_the_picture_tells_of_every_sm_whose_it_is_and_where(sim: Machines) -> None:
     sim("h200")
-    with Device().partition(decode=16, prefill=None) as parts:
+    with Device().partition(decode=16, prefill=104) as parts:
         shown = parts.verify().sm_map()
     told = hover_texts(shown.svg())
     assert len(told) == 132
     assert "SM 0: decode (GPC 0)" in told
-    assert "SM 131: prefill (single TPCs)" in told
+    assert "SM 131: background (single TPCs)" in told
     words = "".join(ElementTree.fromstring(shown.svg()).itertext())
     assert "NVIDIA H200 (simulated), driver 13.0" in words
-    assert "prefill, 112 SMs" in words
+    assert "prefill, 104 SMs" in words
 
 
 def test_shared_sms_show_all_their_owners() -> None:

@@ -54,17 +54,7 @@ TYPES_OF_WHAT_IS_REGISTERED = {
 
 # Arrows that break the order or close a circle, and are still to go. The list is exact: an arrow that has gone goes
 # from here too, and none is added.
-STANDING = {
-    ("interop/_frameworks.py", "interop/cuda_core.py"),
-    ("interop/_frameworks.py", "interop/cupy.py"),
-    ("interop/_frameworks.py", "interop/nccl.py"),
-    ("interop/_frameworks.py", "interop/numba.py"),
-    ("interop/_frameworks.py", "interop/torch.py"),
-    ("partitions/layout.py", "partitions/__init__.py"),
-    ("partitions/partitions.py", "interop/cupy.py"),
-    ("partitions/partitions.py", "interop/torch.py"),
-    ("partitions/partitions.py", "partitions/pool.py"),
-}
+STANDING: set[tuple[str, str]] = set()
 
 PYTHON = {".py", ".pyi"}
 CYTHON = {".pyx", ".pxd"}

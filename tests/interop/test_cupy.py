@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from cuda_gctx import ContextOptions, Device, SMResourceOptions, Stream
-from cuda_gctx.interop._frameworks import current_stream_of_frameworks
+from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop.cupy import use
 
 from ..common import refusal

@@ -1,6 +1,6 @@
 """SM counts for matrix libraries: who is told what, that it is taken back, and what "auto" measures and keeps.
 
-On the software driver torch, its products and cuBLAS are played by stand-ins; on a GPU they are themselves.
+On the software driver torch, its GEMMs and cuBLAS are played by stand-ins; on a GPU they are themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from cuda_gctx import ContextOptions, Device, SMResourceOptions, Stream
 from cuda_gctx._core.probe import spin
 from cuda_gctx.interop import library_sms
-from cuda_gctx.interop.library_sms import Decisions, Product, cublas_sms, decisions
+from cuda_gctx.interop.library_sms import Decisions, Gemm, cublas_sms, decisions
 from cuda_gctx.interop.torch import torch_stream, use
 
 from ..common import finish, on_another_thread, refusal
@@ -89,8 +89,8 @@ class Packet(SimpleNamespace):
         return [name for name in ("default", "out") if hasattr(self, name)]
 
 
-class TorchWithProducts(StandInTorch):
-    """A stand-in whose matrix products take the seconds of virtual time that ``cost`` says, on the current stream."""
+class TorchWithGemms(StandInTorch):
+    """A stand-in whose GEMMs take the seconds of virtual time that ``cost`` says, on the current stream."""
 
     class OutOfMemory(Exception):
         pass
@@ -162,8 +162,8 @@ def cublas(dev: Device, monkeypatch: pytest.MonkeyPatch) -> StandInCuBLAS:
 
 
 @pytest.fixture
-def products(cublas: StandInCuBLAS, monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchWithProducts]:
-    torch = TorchWithProducts(cublas)
+def gemms(cublas: StandInCuBLAS, monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchWithGemms]:
+    torch = TorchWithGemms(cublas)
     dispatch = types.ModuleType("torch.utils._python_dispatch")
     dispatch.TorchDispatchMode = Mode  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -374,31 +374,29 @@ def test_cupys_cublas_has_the_sm_count_of_the_partition(
 
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("faster", "target"), [(16, 16), (99, 0)], ids=["it helps", "it does not help"])
-def test_auto_keeps_what_was_faster_for_a_product(
-    products: TorchWithProducts, dev: Device, faster: int, target: int
-) -> None:
-    products.cost = helps_at(faster)
-    mm = products.ops.aten.mm.default
+def test_auto_keeps_what_was_faster_for_a_gemm(gemms: TorchWithGemms, dev: Device, faster: int, target: int) -> None:
+    gemms.cost = helps_at(faster)
+    mm = gemms.ops.aten.mm.default
     with dev.partition(16) as parts, parts[0].torch(library_sms="auto"):
         mm(*matrices())
-        assert products.calls[-1] == ("pure", target)
-        assert {met for _, met in products.calls} == {0, 16}
-        products.calls.clear()
+        assert gemms.calls[-1] == ("pure", target)
+        assert {met for _, met in gemms.calls} == {0, 16}
+        gemms.calls.clear()
         mm(*matrices())
-        assert products.calls == [("pure", target)]
+        assert gemms.calls == [("pure", target)]
         [found] = library_sms.decisions
         assert found.target == (target == 16)
         assert (found.seconds_without, found.seconds_with) == pytest.approx((1.0, 0.5 if target else 1.0), rel=0.01)
 
 
 @pytest.mark.sim_only
-def test_auto_measures_each_shape_and_each_sm_count_for_itself(products: TorchWithProducts, dev: Device) -> None:
-    mm = products.ops.aten.mm.default
+def test_auto_measures_each_shape_and_each_sm_count_for_itself(gemms: TorchWithGemms, dev: Device) -> None:
+    mm = gemms.ops.aten.mm.default
     with dev.partition(16, 32) as parts:
         for part, size in [(0, 64), (0, 128), (1, 64), (1, 64)]:
             with parts[part].torch(library_sms="auto"):
                 mm(*matrices(size))
-    assert [(found.product.sm_count, found.product.arguments[0][1][0]) for found in library_sms.decisions] == [
+    assert [(found.gemm.sm_count, found.gemm.arguments[0][1][0]) for found in library_sms.decisions] == [
         (16, 64),
         (16, 128),
         (32, 64),
@@ -406,141 +404,141 @@ def test_auto_measures_each_shape_and_each_sm_count_for_itself(products: TorchWi
 
 
 @pytest.mark.sim_only
-def test_auto_does_nothing_for_a_gain_that_could_be_chance(products: TorchWithProducts, dev: Device) -> None:
-    products.cost = lambda name, target: 0.99 if target else 1.0
+def test_auto_does_nothing_for_a_gain_that_could_be_chance(gemms: TorchWithGemms, dev: Device) -> None:
+    gemms.cost = lambda name, target: 0.99 if target else 1.0
     with dev.partition(16) as parts, parts[0].torch(library_sms="auto"):
-        products.ops.aten.mm.default(*matrices())
-    assert products.calls[-1] == ("pure", 0)
+        gemms.ops.aten.mm.default(*matrices())
+    assert gemms.calls[-1] == ("pure", 0)
 
 
 @pytest.mark.sim_only
-def test_auto_writes_to_the_users_memory_once(products: TorchWithProducts, dev: Device) -> None:
-    products.cost = helps_at(16)
+def test_auto_writes_to_the_users_memory_once(gemms: TorchWithGemms, dev: Device) -> None:
+    gemms.cost = helps_at(16)
     c = StandInTensor((64, 64))
     with dev.partition(16) as parts, parts[0].torch(library_sms="auto"):
-        assert products.ops.aten.mm.out(*matrices(), out=c) is c
-        assert (c.changes, products.calls[-1]) == (1, ("out", 16))
-        assert products.ops.aten.addmm_.default(c, *matrices()) is c
-        assert (c.changes, products.calls[-1]) == (2, ("in place", 16))
+        assert gemms.ops.aten.mm.out(*matrices(), out=c) is c
+        assert (c.changes, gemms.calls[-1]) == (1, ("out", 16))
+        assert gemms.ops.aten.addmm_.default(c, *matrices()) is c
+        assert (c.changes, gemms.calls[-1]) == (2, ("in place", 16))
 
 
 @pytest.mark.sim_only
-def test_auto_measures_nothing_while_a_graph_is_captured(products: TorchWithProducts, dev: Device) -> None:
-    products.cost = helps_at(16)
-    mm = products.ops.aten.mm.default
+def test_auto_measures_nothing_while_a_graph_is_captured(gemms: TorchWithGemms, dev: Device) -> None:
+    gemms.cost = helps_at(16)
+    mm = gemms.ops.aten.mm.default
     with dev.partition(16) as parts, parts[0].torch(library_sms="auto"):
-        products.capturing = True
+        gemms.capturing = True
         mm(*matrices())
-        assert products.calls == [("pure", 0)]
-        products.capturing = False
+        assert gemms.calls == [("pure", 0)]
+        gemms.capturing = False
         mm(*matrices())
         # What is known by then is used in a capture.
-        products.capturing = True
-        products.calls.clear()
+        gemms.capturing = True
+        gemms.calls.clear()
         mm(*matrices())
-        assert products.calls == [("pure", 16)]
+        assert gemms.calls == [("pure", 16)]
 
 
 @pytest.mark.sim_only
-def test_auto_leaves_other_work_alone(products: TorchWithProducts, dev: Device) -> None:
+def test_auto_leaves_other_work_alone(gemms: TorchWithGemms, dev: Device) -> None:
     a, b = matrices()
     with dev.partition(16, 16) as parts:
         side = torch_stream(parts[1])
         with parts[0].torch(library_sms="auto"):
-            products.ops.aten.relu.default(a)
-            with products.cuda.stream(side):
-                products.ops.aten.mm.default(a, b)
+            gemms.ops.aten.relu.default(a)
+            with gemms.cuda.stream(side):
+                gemms.ops.aten.mm.default(a, b)
             a.is_cuda = False
-            products.ops.aten.mm.default(a, b)
+            gemms.ops.aten.mm.default(a, b)
         a.is_cuda = True
-        products.ops.aten.mm.default(a, b)
+        gemms.ops.aten.mm.default(a, b)
         del side
-    assert products.calls == [("relu", 0), ("pure", 0), ("pure", 0), ("pure", 0)]
+    assert gemms.calls == [("relu", 0), ("pure", 0), ("pure", 0), ("pure", 0)]
     assert len(library_sms.decisions) == 0
 
 
 @pytest.mark.sim_only
-def test_auto_leaves_products_alone_while_another_device_is_current(products: TorchWithProducts, dev: Device) -> None:
+def test_auto_leaves_gemms_alone_while_another_device_is_current(gemms: TorchWithGemms, dev: Device) -> None:
     # The handle that could be told is that of the other device.
     with dev.partition(16) as parts, parts[0].torch(library_sms="auto"):
-        products.cuda.current_device = lambda: 1
-        products.ops.aten.mm.default(*matrices())
-    assert products.calls == [("pure", 0)]
+        gemms.cuda.current_device = lambda: 1
+        gemms.ops.aten.mm.default(*matrices())
+    assert gemms.calls == [("pure", 0)]
     assert len(library_sms.decisions) == 0
 
 
 @pytest.mark.sim_only
 def test_auto_compares_with_no_target_whatever_is_set_outside(
-    products: TorchWithProducts, cublas: StandInCuBLAS, dev: Device
+    gemms: TorchWithGemms, cublas: StandInCuBLAS, dev: Device
 ) -> None:
     with dev.partition(16, 32) as parts, parts[1].torch(library_sms="on"):
         with parts[0].torch(library_sms="auto"):
-            products.ops.aten.mm.default(*matrices())
+            gemms.ops.aten.mm.default(*matrices())
         assert list(cublas.targets.values()) == [32]
-    assert {met for _, met in products.calls} == {0, 16}
+    assert {met for _, met in gemms.calls} == {0, 16}
 
 
 @pytest.mark.sim_only
 def test_auto_does_without_a_target_where_memory_does_not_suffice_to_measure(
-    products: TorchWithProducts, dev: Device
+    gemms: TorchWithGemms, dev: Device
 ) -> None:
     def cost(name: str, target: int) -> float:
         if target:
-            raise products.OutOfMemory
+            raise gemms.OutOfMemory
         return 1.0
 
-    products.cost = cost
+    gemms.cost = cost
     with dev.partition(16) as parts, parts[0].torch(library_sms="auto"):
-        products.ops.aten.mm.default(*matrices())
-    assert products.calls[-1] == ("pure", 0)
+        gemms.ops.aten.mm.default(*matrices())
+    assert gemms.calls[-1] == ("pure", 0)
     [found] = library_sms.decisions
     assert (found.target, found.seconds_without) == (False, None)
 
 
-PRODUCT = Product("aten.mm.default", (("torch.bfloat16", (2, 4), (4, 1)), "1", ("beta", "2")), 16, "H200", "torch 2.11")
+GEMM = Gemm("aten.mm.default", (("torch.bfloat16", (2, 4), (4, 1)), "1", ("beta", "2")), 16, "H200", "torch 2.11")
 
 
 def test_one_thread_measures_at_a_time() -> None:
     table = Decisions()
 
     def measured() -> tuple[float, float]:
-        assert on_another_thread(lambda: table.measure(PRODUCT, lambda: (1.0, 1.0))) is None
+        assert on_another_thread(lambda: table.measure(GEMM, lambda: (1.0, 1.0))) is None
         return 2.0, 1.0
 
-    found = table.measure(PRODUCT, measured)
+    found = table.measure(GEMM, measured)
     assert found is not None
     assert found.target
-    assert table.find(PRODUCT) == found
+    assert table.find(GEMM) == found
 
 
 def test_decisions_are_saved_and_loaded(tmp_path: Path) -> None:
     table, other = Decisions(), Decisions()
-    table.measure(PRODUCT, lambda: (2e-3, 1e-3))
-    table.measure(PRODUCT._replace(sm_count=24), lambda: None)
+    table.measure(GEMM, lambda: (2e-3, 1e-3))
+    table.measure(GEMM._replace(sm_count=24), lambda: None)
     table.save(tmp_path / "decisions.json")
     other.load(tmp_path / "decisions.json")
     assert list(other) == list(table)
-    assert other.find(PRODUCT) is not None
+    assert other.find(GEMM) is not None
     other.clear()
-    assert other.find(PRODUCT) is None
+    assert other.find(GEMM) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"decisions": [{}]}', '{"decisions": [{"product": {}}]}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"decisions": [{}]}', '{"decisions": [{"GEMM": {}}]}'])
 def test_a_file_that_holds_no_decisions_is_refused_and_changes_nothing(text: str, tmp_path: Path) -> None:
     path = tmp_path / "decisions.json"
     path.write_text(text)
     table = Decisions()
-    with pytest.raises(ValueError, match=r"decisions\.json is no file that"):
+    with pytest.raises(ValueError, match=r"decisions\.json was not written by"):
         table.load(path)
     assert len(table) == 0
 
 
 def test_decisions_are_a_table_for_people() -> None:
     table = Decisions()
-    table.measure(PRODUCT, lambda: (2e-3, 1e-3))
+    table.measure(GEMM, lambda: (2e-3, 1e-3))
     words = " ".join(str(table).splitlines()[1].split())
     assert words == "aten.mm.default bfloat16[2, 4] by [4, 1]; 1; beta 2 16 2000.0 1000.0 on"
-    assert repr(table) == "<Decisions: 1 products, a target helps 1>"
+    assert repr(table) == "<Decisions: 1 GEMMs, a target helps 1>"
 
 
 # ---- on a GPU
@@ -565,7 +563,7 @@ def target_of(torch: Any) -> int:
 def all_but(dev: Device, sms: int) -> Iterator[Any]:
     """The partition of all SMs but so many, which the driver gives whole: 124 of an H200's 132 for 8."""
     with dev.partition(sms) as parts:
-        yield parts.rest
+        yield parts.background
 
 
 def random(torch: Any, *shape: int) -> Any:
@@ -638,14 +636,14 @@ def test_auto_gives_the_same_results_as_no_target(real_torch: Any, dev: Device) 
     for number, (result, expected) in enumerate(zip(results, plain, strict=True)):
         assert torch.allclose(result.float(), expected.float(), rtol=0.02, atol=0.5), number
     print(decisions)
-    seen = {found.product.operation for found in decisions}
+    seen = {found.gemm.operation for found in decisions}
     assert {"aten.mm.default", "aten.mm.out", "aten.addmm.default", "aten.addmm_.default", "aten.bmm.default"} <= seen
     assert {"aten.linear.default", "aten.addmm.default"} & seen
 
 
 @pytest.mark.gpu_only
 @pytest.mark.filterwarnings("default")
-def test_auto_sees_the_products_of_backward(real_torch: Any, dev: Device) -> None:
+def test_auto_sees_the_gemms_of_backward(real_torch: Any, dev: Device) -> None:
     torch = real_torch
     layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda:0", dtype=torch.bfloat16)
     x = random(torch, 512, 1024).requires_grad_()
@@ -709,7 +707,7 @@ def test_what_auto_costs_the_host_for_each_operation(real_torch: Any, dev: Devic
                 print(f"{name}, library_sms={choice}: {spent * 1e6:.2f} us of the host for each call")
                 assert spent < 1e-3
         known = next(iter(decisions))
-        decisions._known[known.product] = type(known)(known.product, True, None, None)
+        decisions._known[known.gemm] = type(known)(known.gemm, True, None, None)
         with part.torch(library_sms="auto"):
             spent = seconds_each(torch, calls["mm"])
         print(f"mm, library_sms=auto where the target is set: {spent * 1e6:.2f} us")
@@ -780,8 +778,8 @@ def test_cupy_itself_has_the_target_inside_alone(dev: Device) -> None:
 
 def test_a_file_of_decisions_is_plain_json(tmp_path: Path) -> None:
     table = Decisions()
-    table.measure(PRODUCT, lambda: (2e-3, 1e-3))
+    table.measure(GEMM, lambda: (2e-3, 1e-3))
     table.save(tmp_path / "decisions.json")
     [entry] = json.loads((tmp_path / "decisions.json").read_text())["decisions"]
-    assert entry["product"]["arguments"][0] == ["torch.bfloat16", [2, 4], [4, 1]]
+    assert entry["gemm"]["arguments"][0] == ["torch.bfloat16", [2, 4], [4, 1]]
     assert entry["target"] is True

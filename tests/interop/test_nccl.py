@@ -221,8 +221,8 @@ def seconds_beside(part):
     side.sync()
     return spent
 
-seconds_beside(parts.rest)
-beside_rest, beside_itself = seconds_beside(parts.rest), seconds_beside(parts.comm)
+seconds_beside(parts.background)
+beside_rest, beside_itself = seconds_beside(parts.background), seconds_beside(parts.comm)
 print(f"rank {rank}: {beside_rest:.4f} s while the rest is busy, {beside_itself:.4f} s while comm itself is")
 # It needs SMs of comm, and no others.
 assert beside_itself > 0.8 * SPIN_S

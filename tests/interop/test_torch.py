@@ -17,7 +17,8 @@ import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, Partition, SMResourceOptions, Stream
 from cuda_gctx._core.probe import run_probe
-from cuda_gctx.interop._frameworks import current_stream_of_frameworks, own_stream
+from cuda_gctx.interop._current import current_stream_of_frameworks
+from cuda_gctx.interop._frameworks import own_stream
 from cuda_gctx.interop.torch import torch_stream, use
 from cuda_gctx.partitions import store
 
@@ -525,7 +526,7 @@ def test_work_without_frameworks_goes_on_beside_one_that_does_not_do(
         module.__version__ = "0.9"
         module.cuda = types.SimpleNamespace(is_available=lambda: True, Device=None)
         module.is_available = lambda: True
-        said = rf"what {name} is given does not go to the stream: this needs {name} .*and found 0\.9"
+        said = rf"work of {name} does not go to the stream: this needs {name} .*and found 0\.9"
         with pytest.warns(UserWarning, match=said), current_stream_of_frameworks(stream):
             pass
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +13,14 @@ from typing import Any
 import pytest
 
 from cuda_gctx import (
+    Context,
     ContextOptions,
     CUDAError,
     Device,
+    EventOptions,
     FeatureNotSupported,
     Layout,
+    PartitionPool,
     PartitionSpec,
     ResourceOverlapError,
     ResourceOverlapWarning,
@@ -25,7 +30,9 @@ from cuda_gctx import (
     WorkqueueResourceOptions,
     system,
 )
-from cuda_gctx.partitions import Partitions, store
+from cuda_gctx._core.lease import kept_stream
+from cuda_gctx._core.probe import spin
+from cuda_gctx.partitions import Partitions, partitions, plan, store, with_background
 from cuda_gctx.sim import session
 
 from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, on_another_thread, refusal, split
@@ -55,31 +62,101 @@ def test_partitions_by_name_are_attributes_items_and_positions(dev: Device) -> N
 def test_partitions_by_position_keep_the_order_asked(sim: Machines) -> None:
     sim("h200")
     with Device(0).partition(24, 8, 16) as parts:
-        assert [part.sm_count for part in parts] == [24, 8, 16, 84]
+        assert [part.sm_count for part in parts] == [24, 8, 16]
         assert parts.names == ("0", "1", "2")
         assert parts[1].sm_count == 8
-        assert parts[-1] is parts.rest
+        assert [part.sm_count for part in parts[1:]] == [8, 16]
+        assert parts[-1].sm_count == 16
+        assert parts.background is not None
+        assert parts.background.sm_count == 84
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_sms_that_nobody_asked_for_become_the_fence(sim: Machines, driver: str) -> None:
+def test_none_is_all_remaining_sms(sim: Machines, driver: str) -> None:
     sim("h200", driver=driver)
-    with Device(0).partition(decode=16, prefill=None) as parts:
-        assert [part.sm_count for part in parts] == [16, 112, 4]
-        assert parts.rest is parts["rest"] is list(parts)[-1]
-        assert sum(part.sm_count for part in parts) == Device(0).sm_count
-        assert "rest" not in parts.names
+    for layout in (Layout(decode=16, prefill=None), Layout(prefill=None, decode=16)):
+        with Device(0).partition(layout) as parts:
+            assert (parts.decode.sm_count, parts.prefill.sm_count) == (16, 116)
+            assert [part.name for part in parts] == list(layout.names)
+            assert parts.background is None
+            assert "background" not in parts
+            assert [proof.name for proof in parts.verify().contexts] == list(layout.names)
 
 
-def test_without_anything_left_there_is_no_fence(dev: Device) -> None:
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_sms_that_no_partition_requests_are_the_background_partition(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    with Device(0).partition(decode=16, prefill=PartitionSpec(None, aligned=True)) as parts:
+        assert [part.sm_count for part in parts] == [16, 112]
+        background = parts.background
+        assert background is not None
+        assert background is parts["background"]
+        assert "background" in parts
+        assert background in parts
+        assert background.sm_count == 4
+        assert "background" not in parts.names
+        assert len(parts) == 2
+        assert parts.layout == Layout(decode=16, prefill=SMResourceOptions(None))
+        assert [proof.name for proof in parts.verify().contexts] == ["decode", "prefill", "background"]
+        assert background.sm_ids is not None
+        assert "background" in str(parts)
+        assert "background 4" in repr(parts)
+    assert "closed" in repr(background)
+
+
+def test_partitions_can_be_unpacked(dev: Device) -> None:
+    with dev.partition(8, 16) as parts:
+        small, large = parts
+        assert (small, large) == (parts[0], parts[1])
+        assert len(parts) == 2
+
+
+def test_none_alone_is_the_whole_device(dev: Device) -> None:
+    with dev.partition(None) as parts:
+        assert parts[0].sm_count == dev.sm_count
+        assert parts.background is None
+        assert len(parts.verify().contexts) == 1
+
+
+def test_none_with_nothing_left_does_not_fit(dev: Device) -> None:
+    everything = SMResourceOptions(dev.sm_count, backfill=True)
+    for attempt in (
+        lambda: dev.partition(a=everything, b=None),
+        lambda: plan(dev, Layout(a=everything, b=None)),
+    ):
+        message = str(refusal(SplitError, attempt))
+        assert f"take all {dev.sm_count} SMs, so that none remain for b" in message
+
+
+def test_requests_by_mapping_and_by_keyword_are_the_same(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        parts = pool.get({"decode": 8, "prefill": None})
+        assert pool.get(decode=8, prefill=None) is parts
+        assert pool.get(Layout(decode=8, prefill=None)) is parts
+        assert pool.get(8, None) is pool.get((8, None)) is pool.get([8, None])
+        assert pool.get(8) is pool.get((8,))
+    for spelled in ({"decode": 8, "prefill": None}, Layout(decode=8, prefill=None)):
+        with dev.partition(spelled) as opened:
+            assert opened.layout == Layout(decode=8, prefill=None)
+    with dev.partition(decode=8, prefill=None) as opened:
+        assert opened.layout == Layout(decode=8, prefill=None)
+    with dev.partition([8, None]) as opened:
+        assert opened.layout == Layout(8, None)
+    with PartitionPool(dev) as pool:
+        for entry in (dev.partition, pool.get):
+            with pytest.raises(ValueError, match="by position or by name, not both"):
+                entry({"decode": 8}, prefill=None)
+
+
+def test_without_anything_left_there_is_no_background_partition(dev: Device) -> None:
     with dev.partition(SMResourceOptions(None, backfill=True)) as parts:
-        assert parts.rest is None
+        assert parts.background is None
         assert len(parts) == 1
         assert parts[0].sm_count == dev.sm_count
         assert parts.verify().outside == ()
 
 
-def test_fractions_are_rounded_down_so_that_halves_fit(sim: Machines) -> None:
+def test_shares_are_rounded_down_so_that_halves_fit(sim: Machines) -> None:
     sim("h200")
     with Device(0).partition(a=0.5, b=0.5) as parts:
         assert (parts.a.sm_count, parts.b.sm_count) == (64, 64)
@@ -102,12 +179,23 @@ def test_the_groups_come_from_one_split_and_are_known_to_be_disjoint(dev: Device
         )
 
 
-def test_table_tells_what_was_asked_and_got(dev: Device) -> None:
+@pytest.mark.parametrize("card", ["h200", "a100", "l40s", "b200"])
+def test_a_share_of_whole_units_gives_all_of_them(sim: Machines, card: str) -> None:
+    sim(card)
+    dev = Device(0)
+    whole = dev.resources.sm
+    least = max(whole.min_partition_size, whole.coscheduled_alignment)
+    for count in range(least, whole.sm_count, whole.coscheduled_alignment):
+        # Most of these shares are a little less than what they stand for, as floats and as nine digits.
+        assert plan(dev, Layout(count / whole.sm_count))[0].sm_count == count
+
+
+def test_table_shows_what_was_requested_and_what_it_became(dev: Device) -> None:
     with dev.partition(decode=9, prefill=None) as parts:
         header, decode, prefill, *_ = str(parts).splitlines()[1:]
-        assert header.split() == ["partition", "asked", "got", "SMs", "clusters", "strategy"]
+        assert " ".join(header.split()) == "partition requested SMs SM ids largest cluster strategy"
         assert decode.split()[:3] == ["decode", "9", str(parts.decode.sm_count)]
-        assert "everything left" in prefill
+        assert "all remaining" in prefill
         assert "not verified" in decode
         parts.verify()
         assert "not verified" not in str(parts)
@@ -131,9 +219,9 @@ def test_a_layout_can_be_given_in_place_of_requests(dev: Device) -> None:
         (0, ValueError, "at least 1 SM, not 0"),
         (-8, ValueError, "at least 1 SM, not -8"),
         (True, TypeError, "not by a bool"),
-        (0.0, ValueError, "no part of a device"),
-        (1.5, ValueError, "no part of a device"),
-        (float("nan"), ValueError, "no part of a device"),
+        (0.0, ValueError, "not a share of a device"),
+        (1.5, ValueError, "not a share of a device"),
+        (float("nan"), ValueError, "not a share of a device"),
         ("8", TypeError, "not by str"),
         ([8], TypeError, "not by list"),
         (SMResourceOptions([8, 8]), ValueError, "2 groups"),
@@ -145,11 +233,11 @@ def test_bad_requests_name_the_partition(dev: Device, request_: Any, error: type
     assert words in message
 
 
-def test_a_fraction_that_rounds_to_nothing_says_the_smallest_that_works(sim: Machines) -> None:
+def test_a_share_that_rounds_to_nothing_says_the_smallest_that_works(sim: Machines) -> None:
     sim("h200")
     message = str(refusal(ValueError, lambda: Device(0).partition(tiny=0.01)))
     assert "partition tiny: 0.01 of 132 SMs are 1.3" in message
-    assert "ask for 0.061" in message
+    assert "request 0.061" in message
     with Device(0).partition(tiny=0.061) as parts:
         assert parts.tiny.sm_count == 8
 
@@ -163,21 +251,8 @@ def test_more_than_the_device_has_names_the_nearest_that_fits(sim: Machines) -> 
     assert isinstance(suggestion, SMResourceOptions)
     assert isinstance(suggestion.count, tuple)
     with Device(0).partition(*suggestion.count) as parts:
-        assert len(parts) >= 2
-    assert machine.calls("cuGreenCtxCreate") == len(parts)
-
-
-@pytest.mark.parametrize(
-    "name", ["rest", "names", "verify", "close", "layout", "device", "is_closed", "_x", "a b", "1"]
-)
-def test_names_that_could_not_be_attributes_are_refused(dev: Device, name: str) -> None:
-    assert repr(name) in str(refusal(ValueError, lambda: dev.partition(**{name: 8})))
-
-
-def test_every_public_attribute_is_a_name_that_is_refused() -> None:
-    for name in dir(Partitions):
-        with pytest.raises(ValueError, match="cannot be the name"):
-            Layout.of({name: 8})
+        assert len(parts) == 2
+        assert machine.calls("cuGreenCtxCreate") == len(with_background(parts))
 
 
 def test_position_and_name_together_are_refused(dev: Device) -> None:
@@ -185,7 +260,7 @@ def test_position_and_name_together_are_refused(dev: Device) -> None:
         dev.partition(8, decode=8)
     with pytest.raises(ValueError, match="at least one partition"):
         dev.partition()
-    with pytest.raises(ValueError, match="a and b all ask for everything left"):
+    with pytest.raises(ValueError, match="a and b request the remaining SMs"):
         dev.partition(a=None, b=None)
     with pytest.raises(TypeError, match="exclusive must be a bool"):
         dev.partition(exclusive=8)
@@ -193,10 +268,10 @@ def test_position_and_name_together_are_refused(dev: Device) -> None:
 
 def test_unknown_partition_is_named_with_those_that_exist(dev: Device) -> None:
     with dev.partition(decode=8) as parts:
-        assert "the names are decode, rest" in str(refusal(AttributeError, lambda: parts.encode))
-        assert "the names are decode, rest" in str(refusal(KeyError, lambda: parts["encode"]))
+        assert "the names are decode, background" in str(refusal(AttributeError, lambda: parts.encode))
+        assert "the names are decode, background" in str(refusal(KeyError, lambda: parts["encode"]))
         with pytest.raises(IndexError):
-            parts[2]
+            parts[1]
 
 
 # ---- workqueues
@@ -241,16 +316,65 @@ def test_the_stream_is_made_once_and_a_pool_gives_the_same_streams(dev: Device) 
 
 
 def test_a_partition_waits_for_all_work_of_another(dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
     with dev.partition(a=8, b=8) as parts:
-        assert parts.a.stream.is_done
-        parts.b.wait(parts.a)
+        for busy in (parts.a.stream, parts.a.stream_pool(1)[0]):
+            begin = busy.record(parts.a.context.create_event(timed))
+            spin(busy, 8, 2_000_000)
+            parts.b.wait(parts.a)
+            end = parts.b.stream.record(parts.b.context.create_event(timed))
+            end.sync()
+            assert end - begin >= 2
+
+
+def test_a_partition_waits_for_an_event(dev: Device) -> None:
+    with dev.partition(a=8, b=8) as parts:
         event = parts.a.record()
         assert parts.a.record(event) is event
         parts.b.wait(event)
-        parts.b.context.sync()
+        parts.b.sync()
         assert event.is_done
         with pytest.raises(TypeError, match="not for int"):
             parts.a.wait(1)  # type: ignore[arg-type]
+
+
+def test_sync_waits_for_all_streams_of_a_partition_and_of_all_partitions(dev: Device) -> None:
+    with dev.partition(a=8, b=8) as parts:
+        assert parts.background is not None
+        streams = [parts.a.stream_pool(2)[1], parts.b.stream, parts.background.stream]
+        for stream in streams:
+            spin(stream, 8, 1_000_000)
+        parts.a.sync()
+        assert streams[0].is_done
+        parts.sync()
+        assert all(stream.is_done for stream in streams)
+
+
+def test_a_closed_stream_of_a_partition_is_opened_again_for_the_same_stream_of_the_driver(dev: Device) -> None:
+    with dev.partition(decode=8) as parts:
+        for get in (lambda: parts.decode.stream, lambda: parts.decode.stream_pool(2, priority=-1)[1]):
+            with get() as stream:
+                handle = stream.handle
+            assert stream.is_closed
+            assert not get().is_closed
+            assert get().handle == handle
+            assert get() is get()
+
+
+def test_code_that_runs_in_the_middle_of_a_call_may_use_the_partition(
+    dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[Stream] = []
+
+    def interrupted(context: Context, number: int = 0, priority: int | None = None) -> Stream:
+        monkeypatch.undo()
+        inside.extend((parts.decode.stream, *parts.decode.stream_pool(2)))
+        return kept_stream(context, number, priority)
+
+    with dev.partition(decode=8) as parts:
+        monkeypatch.setattr(partitions, "kept_stream", interrupted)
+        on_another_thread(lambda: parts.decode.stream)
+        assert len(set(inside)) == 3
 
 
 def test_occupancy_is_that_of_the_partition(sim: Machines) -> None:
@@ -259,10 +383,8 @@ def test_occupancy_is_that_of_the_partition(sim: Machines) -> None:
         # 2048 threads fit on an SM of an H200.
         assert parts.small.max_blocks(threads=128) == 16 * 16
         assert parts.small.max_blocks(threads=1024) == 2 * 16
-        assert parts.large.max_blocks(threads=1024) == 2 * 112
+        assert parts.large.max_blocks(threads=1024) == 2 * 116
         assert parts.small.max_cluster_size(threads=128) == 8
-        assert parts.rest is not None
-        assert parts.rest.max_cluster_size(threads=128) == 2
         assert parts.small.max_clusters(8, threads=128) > 0
 
 
@@ -296,7 +418,8 @@ def test_after_close_everything_raises_and_closing_again_does_nothing(dev: Devic
     for use in (
         lambda: parts.decode,
         lambda: parts["decode"],
-        lambda: parts.rest,
+        lambda: parts.background,
+        lambda: parts.sync(),
         lambda: list(parts),
         lambda: parts.verify(),
         lambda: parts.__enter__(),
@@ -309,6 +432,35 @@ def test_after_close_everything_raises_and_closing_again_does_nothing(dev: Devic
         lambda: context.create_stream(),
     ):
         assert "closed" in str(refusal(RuntimeError, use))
+
+
+def test_closed_partitions_have_no_attributes(dev: Device) -> None:
+    parts = dev.partition(decode=8)
+    decode = parts.decode
+    parts.close()
+    for thing, name in ((parts, "decode"), (parts, "background"), (decode, "stream"), (decode, "context")):
+        assert not hasattr(thing, name)
+        assert getattr(thing, name, None) is None
+        for kind in (AttributeError, RuntimeError):
+            with pytest.raises(kind, match="closed"):
+                getattr(thing, name)
+    with pytest.raises(AttributeError, match="the names are decode, background"), dev.partition(decode=8) as parts:
+        parts.encode  # noqa: B018
+
+
+def test_attributes_cannot_be_set(dev: Device) -> None:
+    with dev.partition(decode=8) as parts:
+        for name in ("decode", "background", "other"):
+            with pytest.raises(AttributeError, match="cannot be set"):
+                setattr(parts, name, None)
+
+
+def test_what_holds_contexts_cannot_be_copied_or_pickled(dev: Device) -> None:
+    with dev.partition(decode=8) as parts, PartitionPool(dev) as pool:
+        for thing in (parts, parts.decode, pool, store):
+            for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                    attempt(thing)
 
 
 def test_an_exception_in_the_block_closes_and_goes_on(dev: Device) -> None:
@@ -358,7 +510,7 @@ def test_a_failure_of_the_driver_leaves_nothing_behind(sim: Machines, nth: int) 
     assert machine.ledger().live_of("green context") == ()
     assert len(store) == 0
     with dev.partition(a=8, b=16, exclusive=True) as parts:  # no claim was left behind either
-        assert len(parts) == 3
+        assert len(parts) == 2
 
 
 def test_a_warning_made_an_error_leaves_nothing_behind(sim: Machines) -> None:
@@ -371,6 +523,62 @@ def test_a_warning_made_an_error_leaves_nothing_behind(sim: Machines) -> None:
         assert len(machine.ledger().live_of("green context")) == 1
     with dev.partition(a=8, exclusive=True):
         pass
+
+
+def test_a_refused_opening_keeps_what_is_in_the_store(sim: Machines) -> None:
+    machine = sim("h200")
+    dev = Device(0)
+    dev.partition(decode=8).close()
+    kept = len(store)
+    with dev.partition(other=16):
+        for attempt in (
+            lambda: dev.partition(decode=8, exclusive=True),
+            lambda: dev.partition(decode=8),  # the tests make errors of warnings
+        ):
+            refusal((ResourceOverlapError, ResourceOverlapWarning), attempt)
+            assert len(store) == kept
+    machine.fail("cuGreenCtxCreate", nth=1)
+    refusal(CUDAError, lambda: dev.partition(decode=8, more=24))
+    machine.clear_faults()
+    assert machine.calls("cuGreenCtxDestroy") == 0
+    assert len(store) == kept + 2
+    made = machine.calls("cuGreenCtxCreate")
+    with dev.partition(decode=8):
+        assert machine.calls("cuGreenCtxCreate") == made
+
+
+def test_the_sms_of_a_refused_opening_are_free_while_its_traceback_is_kept(sim: Machines) -> None:
+    machine = sim("h200")
+    dev = Device(0)
+    machine.fail("cuGreenCtxCreate", nth=1)
+    with pytest.raises(CUDAError) as kept:
+        dev.partition(decode=8)
+    assert kept.value.__traceback__ is not None
+    with dev.partition(decode=8, exclusive=True):
+        pass
+
+
+def test_sms_are_free_before_their_contexts_are_in_the_store(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = store._put
+    [group], _ = split(dev.resources.sm, [8])
+
+    def watched(contexts: Any) -> None:
+        monkeypatch.undo()
+        dev.create_context(ContextOptions([group], exclusive=True)).close()
+        put(contexts)
+
+    parts = dev.partition(decode=8)
+    monkeypatch.setattr(store, "_put", watched)
+    parts.close()
+    assert store._put == put
+
+
+def test_a_stored_context_that_somebody_closed_is_not_lent(dev: Device) -> None:
+    with dev.partition(decode=8) as parts:
+        handle = parts.decode.context.handle
+    Context.from_handle(handle).close()
+    with dev.partition(decode=8) as parts:
+        assert parts.decode.stream.is_done
 
 
 # ---- who uses which SMs
@@ -439,10 +647,10 @@ def test_contexts_in_which_a_capture_was_left_are_not_lent_again(sim: Machines) 
     dev = Device(0)
     with dev.partition(decode=16) as parts:
         Raw().call("cuStreamBeginCapture_v2", ctypes.c_void_p(parts.decode.stream.handle), 2)
-    assert machine.ledger().live_of("green context") == ()
+    assert len(machine.ledger().live_of("green context")) == len(store) == 1  # the background partition's
     with dev.partition(decode=16) as parts:
-        assert parts.rest is not None
-        parts.rest.wait(parts.decode)
+        assert parts.background is not None
+        parts.background.wait(parts.decode)
         parts.decode.stream.record().sync()
 
 
@@ -452,8 +660,7 @@ def test_contexts_that_cannot_be_asked_for_captures_are_not_kept(sim: Machines) 
         parts.decode.stream.record()
         machine.fail("cuStreamIsCapturing")
     machine.clear_faults()
-    assert len(store) == 0
-    assert machine.ledger().live_of("green context") == ()
+    assert len(machine.ledger().live_of("green context")) == len(store) == 1  # that of the background partition
 
 
 def test_contexts_are_not_made_while_a_stream_that_is_lent_captures(dev: Device) -> None:
@@ -461,7 +668,7 @@ def test_contexts_are_not_made_while_a_stream_that_is_lent_captures(dev: Device)
         handle = ctypes.c_void_p(parts.decode.stream.handle)
         Raw().call("cuStreamBeginCapture_v2", handle, 2)
         parts.decode.stream.close()
-        with pytest.raises(RuntimeError, match="is capturing a graph: contexts cannot be made"):
+        with pytest.raises(RuntimeError, match="is capturing a graph, and contexts cannot be made"):
             dev.partition(encode=24)
         graph = ctypes.c_void_p()
         Raw().call("cuStreamEndCapture", handle, ctypes.byref(graph))
@@ -512,8 +719,7 @@ def test_a_context_closed_by_its_user_is_not_given_out_again(sim: Machines) -> N
     dev = Device(0)
     with dev.partition(8) as parts:
         parts[0].context.close()
-    assert len(store) == 0
-    assert machine.ledger().live_of("green context") == ()
+    assert len(machine.ledger().live_of("green context")) == len(store) == 1  # that of the background partition
     with dev.partition(8) as parts:
         assert parts[0].stream.is_done
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextOptions, CUDAError, Device, IsolationError
-from cuda_gctx._core.probe import run_probe
+from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
+from cuda_gctx.partitions import verification, with_background
 from cuda_gctx.partitions.verification import verify
 
 from ..common import DRIVERS, green, refusal, split
@@ -84,7 +85,7 @@ def test_sms_outside_are_found(dev: Device) -> None:
     with green(dev, group) as context:
         error = refusal(IsolationError, lambda: verify({"alone": context}, covers_device=True))
         assert len(error.report.outside) == rest.sm_count
-        assert "not fenced in" in str(error)
+        assert "belong to none of the contexts" in str(error)
 
 
 def test_report_is_json_a_table_and_a_map(dev: Device) -> None:
@@ -93,13 +94,13 @@ def test_report_is_json_a_table_and_a_map(dev: Device) -> None:
     told = json.loads(report.to_json())
     assert told["device"] == dev.name
     assert told["problems"] == []
-    assert [entry["name"] for entry in told["contexts"]] == ["decode", "rest"]
+    assert [entry["name"] for entry in told["contexts"]] == ["decode", "background"]
     assert told["contexts"][0]["sm_ids"] == list(report.contexts[0].sm_ids)
     lines = str(report).splitlines()
     assert lines[0].startswith(dev.name)
     assert lines[0].endswith("isolated")
     assert lines[-1] == "all ran at the same time"
-    assert str(report.sm_map()).splitlines()[-1] == "A = decode, B = rest"
+    assert str(report.sm_map()).splitlines()[-1] == "A = decode, B = background"
 
 
 @pytest.mark.parametrize(
@@ -124,14 +125,33 @@ def test_lack_of_concurrency_is_told_with_the_cause_that_fits(
     assert report.concurrent is False
     assert report.cause is not None
     assert words in report.cause
-    assert "did not run at once" in str(report)
+    assert "did not run at the same time" in str(report)
+
+
+def test_the_probe_fills_every_sm(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[list[int]] = []
+
+    def watched(streams: Any, blocks: list[int], *rest: Any) -> Any:
+        launched.append(blocks)
+        return run_probe(streams, blocks, *rest)
+
+    monkeypatch.setattr(verification, "run_probe", watched)
+    with dev.partition(8, 16) as parts:
+        parts.verify()
+        full = [part.sm_count * probe_blocks_per_sm(part.context) for part in with_background(parts)]
+        assert full[0] > parts[0].sm_count  # one block on each SM would leave room for a second one on the same
+        assert launched[0] == full
+        assert launched[-1] == [dev.sm_count * probe_blocks_per_sm(dev.context)]
 
 
 def test_bad_input_is_refused(dev: Device) -> None:
-    with pytest.raises(ValueError, match="no context"):
+    with pytest.raises(ValueError, match="contexts is empty"):
         verify({})
     with dev.partition(8) as parts:
-        for timeout in (0, -1, float("nan"), 1e9):
+        for wrong in ([parts[0].stream], {"a": parts[0]}, {"a": parts[0].stream}, {1: parts[0].context}):
+            with pytest.raises(TypeError, match="a mapping of names to contexts"):
+                verify(wrong)  # type: ignore[arg-type]
+        for timeout in (0, 0.0005, -1, float("nan"), 1e9):
             with pytest.raises(ValueError, match="timeout must be"):
                 parts.verify(timeout=timeout)
         with pytest.raises(TypeError, match="timeout must be"):

@@ -111,7 +111,9 @@ def test_where_nothing_can_be_won_the_answer_is_the_sequence(dev: Device) -> Non
 def test_partitions_win_where_short_kernels_wait_for_sms_of_long_ones(dev: Device) -> None:
     report = tuned("a chain")
     assert report.choice.kind == "partitions"
-    assert report.choice.places == {"product": "rest", "chain": "chain"}
+    assert report.choice.places == {"product": "product", "chain": "chain"}
+    assert report.choice.layout == Layout(product=None, chain=16)
+    assert str(report.choice) == "product=116, chain=16"
     best = report.result(report.choice)
     assert best.parts["chain"].sm_count == 16
     assert best.parts["product"].sm_count == 116
@@ -151,7 +153,7 @@ def test_a_latency_may_cost_the_others_only_so_much(dev: Device) -> None:
     counts = [report.result(report.choice).parts["critical"].sm_count for report in (free, held)]
     assert counts[0] >= 32
     assert counts[1] <= 16
-    [traded] = [reason for reason in free.reasons if reason.startswith("with hog rest, critical ")]
+    [traded] = [reason for reason in free.reasons if re.match(r"with hog=\d+, critical=", reason)]
     assert re.search(r"the latency would be \d\.\d\dx( \(\d.* to \d.*\)| \(inconclusive: too few rounds\))$", traded)
     assert any("but the others would only achieve" in reason for reason in held.reasons)
     rate = held.result(held.choice).parts["hog"].calls_per_second
@@ -215,7 +217,7 @@ def test_of_many_parts_one_can_have_all_that_the_others_do_not_need(dev: Device,
     }
     # Of eight parts, there are more divisions than can be opened.
     assert report.complete == (parts < 8)
-    assert ("divisions of the SMs were not tried, such as chain1 " in said(report)) == (parts == 8)
+    assert ("divisions of the SMs were not tried, such as chain1=" in said(report)) == (parts == 8)
     assert ("incomplete" in str(report)) == (parts == 8)
 
 
@@ -294,7 +296,7 @@ def test_only_the_sizes_that_were_asked_for_are_tried(dev: Device) -> None:
     counts = {min(p.sm_count for p in result.parts.values()) for result in of_kind(report, "partitions")}
     assert counts == {10, 16}
     exact = next(r.plan for r in of_kind(report, "partitions") if r.parts["chain"].sm_count == 10)
-    assert exact.layout == Layout(chain=SMResourceOptions(10, backfill=True))
+    assert exact.layout == Layout(product=None, chain=SMResourceOptions(10, backfill=True))
 
 
 def test_a_size_that_leaves_nothing_for_the_others_is_told(dev: Device) -> None:
@@ -405,11 +407,11 @@ def test_disjoint_sms_that_slow_each_other_are_told(dev: Device, monkeypatch: py
     monkeypatch.setattr(_measure.Runner, "profile", shared)
     assert "although their SMs are disjoint" not in said(tuned("a chain"))
     slower.update(chain=1.3)
-    assert "the others slow chain by 1.3x (product rest, chain 16), although their SMs are disjoint" in said(
+    assert "the others slow chain by 1.3x (product=116, chain=16), although their SMs are disjoint" in said(
         tuned("a chain")
     )
     slower.update(product=1.5)
-    assert "the parts slow each other, product by 1.5x and chain by 1.3x (product rest, chain 16), although" in said(
+    assert "the parts slow each other, product by 1.5x and chain by 1.3x (product=116, chain=16), although" in said(
         tuned("a chain")
     )
 
@@ -439,7 +441,7 @@ def test_a_report_does_without_what_there_was_no_time_to_look_at(dev: Device, mo
     profiled = _measure.Runner.profile
 
     def out_of_time(self: Any, trial: Any) -> Any:
-        if "rest" in str(trial.name) and "alone" not in str(trial.name):
+        if "=" in str(trial.name) and "alone" not in str(trial.name):
             raise _measure.OutOfTime
         return profiled(self, trial)
 
@@ -586,13 +588,13 @@ def test_partitions_in_which_a_part_fails_are_left_out(sim: Machines) -> None:
     assert report.complete
     assert min(result.parts["cooperative"].sm_count for result in report.results) == 32
     [reason] = [reason for reason in report.reasons if "excluded" in reason]
-    assert reason == "cooperative 8, chain rest and 1 more excluded: cooperative failed: OSError: too few SMs"
+    assert reason == "cooperative=8, chain=124 and 1 more excluded: cooperative failed: OSError: too few SMs"
     assert not machine.ledger().live_of("event")
 
 
 def test_an_error_of_the_device_comes_out_with_the_plan(sim: Machines) -> None:
     machine = sim("h200")
-    for nth, plan in ((1, "left alone"), (300, "in sequence|streams|first|rest")):
+    for nth, plan in ((1, "left alone"), (300, "in sequence|streams|first|=")):
         machine.fail("cuEventRecord", nth=nth, code="CUDA_ERROR_UNKNOWN")
         error = refusal(CUDAError, lambda: tuned("each fills half"))
         machine.clear_faults()
@@ -617,7 +619,7 @@ def test_a_part_that_leaves_its_stream_capturing_in_partitions_is_named(dev: Dev
         spin(stream, 8, MS)
 
     error = refusal(RuntimeError, lambda: tune.overlap(cap, right=work(1, MS), device=dev))
-    assert str(error).startswith("cap leaves its stream capturing a graph (cap ")
+    assert str(error).startswith("cap leaves its stream capturing a graph (cap=")
 
 
 def test_what_the_caller_enqueued_before_is_waited_for(dev: Device) -> None:
@@ -678,7 +680,7 @@ def test_ctrl_c_before_anything_is_known_goes_on(dev: Device) -> None:
 
 
 def test_ctrl_c_gives_what_was_measured_so_far(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    for event in (lambda name: "rest" in name, lambda name: "alone in" in name):
+    for event in (lambda name: "=" in name, lambda name: "alone in" in name):
         nth = calls_until(event, monkeypatch) + 1
         right = Failing(nth, KeyboardInterrupt())
         report = tune.overlap(left=work(WHOLE // 2, MS), right=right, device=dev)
@@ -702,7 +704,7 @@ class Ticking:
 
 def test_what_was_enqueued_before_ctrl_c_is_waited_for(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     sim("h200")
-    nth = calls_until(lambda name: name.startswith("left rest"), monkeypatch)
+    nth = calls_until(lambda name: name.startswith("left="), monkeypatch)
     right = Failing(nth + 1, KeyboardInterrupt())
     tune.overlap(left=work(50 * WHOLE, MS), right=right, device=Device(0))
     with (
@@ -807,7 +809,7 @@ def test_in_a_step_all_parts_start_when_the_step_before_has_ended(dev: Device) -
 
 def plan_of(kind: str) -> Plan:
     if kind == "partitions":
-        return Plan("partitions", ("a", "b"), Layout(a=16), {"a": "a", "b": "rest"})
+        return Plan("partitions", ("a", "b"), Layout(a=16), {"a": "a", "b": "background"})
     return Plan(kind, ("a", "b"), first="b" if kind == "priority" else None)  # type: ignore[arg-type]
 
 
@@ -837,19 +839,19 @@ def test_the_plan_feeds_a_pool(dev: Device) -> None:
             assert streams == {name: parts[place].stream for name, place in plan.places.items()}
 
 
-@pytest.mark.parametrize("name", ["rest", "pre-fill"])
+@pytest.mark.parametrize("name", ["background", "class", "pre-fill"])
 def test_a_part_may_have_a_name_that_partitions_cannot_have(dev: Device, name: str) -> None:
     report = tune.overlap(**{name: chain, "product": work(2 * 232, MS)}, device=dev)
-    assert report.choice.places == {name: "part_0", "product": "rest"}
+    assert report.choice.places == {name: "part_0", "product": "product"}
     assert report.result(report.choice).parts[name].sm_count == 16
 
 
 def test_renamed_parts_keep_out_of_each_others_way(dev: Device) -> None:
-    names = ["part_0", "a b", "rest", "part_2", "ok"]
+    names = ["part_0", "a b", "close", "part_2", "ok"]
     assert partition_names(names) == {
         "part_0": "part_0",
         "a b": "part_1",
-        "rest": "part_3",
+        "close": "part_3",
         "part_2": "part_2",
         "ok": "ok",
     }
@@ -894,8 +896,8 @@ def test_a_plan_of_wrong_types_is_refused(fields: dict[str, Any]) -> None:
 
 def test_a_plan_for_another_device_is_refused(dev: Device) -> None:
     whole = SMResourceOptions(dev.sm_count - 8, backfill=True)
-    plan = Plan("partitions", ("a", "b", "c"), Layout(a=whole, b=8), {"a": "a", "b": "b", "c": "rest"})
-    with pytest.raises(ValueError, match=r"leaves no SMs of .* for rest"), plan.open(dev):
+    plan = Plan("partitions", ("a", "b", "c"), Layout(a=whole, b=8), {"a": "a", "b": "b", "c": "background"})
+    with pytest.raises(ValueError, match=r"leaves no SMs of .* for background"), plan.open(dev):
         pass
     with pytest.raises(TypeError, match="not with int"), plan.open(0):  # type: ignore[arg-type]
         pass
@@ -926,7 +928,7 @@ def test_long_plans_are_told_by_their_sizes_in_the_table(dev: Device) -> None:
     report = tune.overlap(**dict.fromkeys(names, work(20, MS)), device=dev, sizes=[8])
     first, second, *_ = table_of(report).split("\n\n")
     assert max(map(len, first.splitlines())) <= 80
-    assert "  rest/8/8/8/8 " in first
+    assert "  100/8/8/8/8 " in first
     assert all(name in second for name in names)
     assert "/ between them: the SMs of the parts" in str(report)
 
@@ -1026,7 +1028,7 @@ def test_a_wrong_field_of_a_report_is_named(dev: Device, field: str, value: Any)
     for key in path:
         place = place[key]
     place[last] = value
-    with pytest.raises(ValueError, match=r"not a report of schema 1: .*\b(" + "|".join(field.split(".")) + r")\b"):
+    with pytest.raises(ValueError, match=r"not a report of schema 2: .*\b(" + "|".join(field.split(".")) + r")\b"):
         Report.from_json(json.dumps(told))
 
 
@@ -1080,7 +1082,7 @@ def test_a_picture_shows_names_as_they_are_and_finds_room_for_long_ones(dev: Dev
 def test_a_report_in_an_interpreter_is_one_line_with_the_answer(dev: Device) -> None:
     report = tuned("a chain")
     assert repr(report) == (
-        f"<Report: best: product rest, chain 16; {report.gain:.2f}x speedup over sequential "
+        f"<Report: best: product=116, chain=16; {report.gain:.2f}x speedup over sequential "
         f"({report.gain_low:.2f} to {report.gain_high:.2f}); product and chain on NVIDIA H200 (simulated)>"
     )
     assert repr(report).startswith(f"<Report: {str(report).splitlines()[0]}")
@@ -1167,7 +1169,7 @@ def test_partitions_are_measured_without_and_with_library_sms(
     [reason] = [reason for reason in report.reasons if reason.startswith("the SM count hint")]
     # Seven final rounds at the least: enough for an interval.
     assert re.fullmatch(
-        r"the SM count hint for libraries \(product rest, chain 16\) makes it 1\.\d\dx faster \(1.* to 1.*\)", reason
+        r"the SM count hint for libraries \(product=116, chain=16\) makes it 1\.\d\dx faster \(1.* to 1.*\)", reason
     )
     assert "  hint: libraries use the SM counts of their partitions" in str(report)
     assert "SM count hint" not in table_of(report)
