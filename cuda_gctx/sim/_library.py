@@ -49,6 +49,17 @@ class Block(ctypes.Structure):
         return [ctypes.string_at(self._arguments[i] or 0, self._argument_sizes[i]) for i in range(self.argument_count)]
 
 
+class KernelCost(ctypes.Structure):
+    """What a block of a kernel costs (``gctxSimKernelCost``)."""
+
+    _fields_ = [
+        ("block_ns", ctypes.c_uint64),
+        ("block_bytes", ctypes.c_uint64),
+        ("throughput", ctypes.c_double),
+        ("registers", ctypes.c_uint),
+    ]
+
+
 RecordFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 KernelFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Block))
 
@@ -77,7 +88,7 @@ class Library:
             ctypes.c_char_p,
             KernelFunction,
             ctypes.c_void_p,
-            ctypes.c_uint64,
+            ctypes.POINTER(KernelCost),
             ctypes.POINTER(ctypes.c_size_t),
             ctypes.c_uint,
         ]
@@ -140,7 +151,7 @@ class Library:
         self._lib.gctxSimClearFaults()
 
     def kernel(
-        self, name: str, function: Callable[[Block], None] | None, block_ns: int, sizes: Sequence[int] | None
+        self, name: str, function: Callable[[Block], None] | None, cost: KernelCost, sizes: Sequence[int] | None
     ) -> object:
         """Register a kernel; the result must be kept alive as long as it may run."""
 
@@ -150,7 +161,8 @@ class Library:
 
         callback = KernelFunction(run) if function is not None else KernelFunction()
         array = None if sizes is None else (ctypes.c_size_t * len(sizes))(*sizes)
-        if self._lib.gctxSimKernel(name.encode(), callback, None, block_ns, array, 0 if sizes is None else len(sizes)):
+        count = 0 if sizes is None else len(sizes)
+        if self._lib.gctxSimKernel(name.encode(), callback, None, ctypes.byref(cost), array, count):
             raise RuntimeError("no machine is simulated")
         return callback
 

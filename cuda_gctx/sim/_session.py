@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cuda_gctx.sim._library import Block, Library, RecordFunction
+from cuda_gctx.sim._library import Block, KernelCost, Library, RecordFunction
 
 __all__ = ["Ledger", "LedgerError", "LiveObject", "Misuse", "Session", "library", "make_spec", "session"]
 
@@ -216,10 +216,22 @@ class Session:
         function: Callable[[Block], None] | None = None,
         *,
         block_ns: int = 5_000,
+        block_bytes: int = 0,
+        throughput: float | None = None,
+        registers: int | None = None,
         argument_sizes: Sequence[int] | None = None,
     ) -> None:
-        """Give the kernel of this name a cost per block, and a function that is called once per block."""
-        self._kept.append(self._lib.kernel(name, function, block_ns, argument_sizes))
+        """Set what a block of the kernel of this name costs, and a function that is called at the end of each block.
+
+        ``block_ns`` is the time of a block alone on an SM if it waits for no memory, ``block_bytes`` what it moves to
+        and from device memory. ``throughput`` is the part of the SM's throughput that it uses meanwhile: None means
+        all of it from four warps on, 0 a kernel that only waits. ``registers`` are those of a thread: None means those
+        that its image says, else 32. The function runs on the thread that waits, and must not wait for the driver.
+        """
+        if throughput is not None and not 0 <= throughput <= 1:
+            raise ValueError(f"throughput is {throughput}; it must be 0 to 1")
+        cost = KernelCost(block_ns, block_bytes, -1.0 if throughput is None else throughput, registers or 0)
+        self._kept.append(self._lib.kernel(name, function, cost, argument_sizes))
 
     def check(self) -> None:
         """Raise LedgerError unless nothing is alive and nothing was misused."""

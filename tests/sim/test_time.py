@@ -86,12 +86,28 @@ def partition(dev: Device, count: int) -> tuple[Context, Context]:
 # ---- what runs where, and how long
 
 
+@pytest.mark.parametrize(("blocks", "times"), [(1, 1), (16, 1), (17, 2), (32, 2), (33, 3), (64, 4), (65, 5)])
+def test_blocks_that_share_an_sm_share_its_throughput(machine: Machine, blocks: int, times: int) -> None:
+    small, rest = partition(machine.dev, 16)
+    with small, rest, small.create_stream() as stream:
+        took = machine.took_ns("hog", stream, blocks)
+    assert times * HOG_NS <= took < times * HOG_NS + 50_000
+
+
 @pytest.mark.parametrize(("blocks", "waves"), [(1, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
-def test_blocks_run_in_waves_over_the_sms_of_their_context(machine: Machine, blocks: int, waves: int) -> None:
+def test_blocks_that_only_wait_run_in_waves(machine: Machine, blocks: int, waves: int) -> None:
+    machine.sim.kernel("hog", block_ns=HOG_NS, throughput=0)
     small, rest = partition(machine.dev, 16)
     with small, rest, small.create_stream() as stream:
         took = machine.took_ns("hog", stream, blocks)
     assert waves * HOG_NS <= took < waves * HOG_NS + 50_000
+
+
+@pytest.mark.parametrize("blocks", [1_000_000, 2**31 - 1])
+def test_a_launch_costs_the_same_however_many_blocks_it_has(machine: Machine, blocks: int) -> None:
+    with machine.dev.create_stream() as stream:
+        took = machine.took_ns("quick", stream, blocks)
+    assert took == pytest.approx(blocks / 132 * QUICK_NS, rel=1e-3)
 
 
 def test_a_host_function_runs_once_per_block_with_its_sm(machine: Machine) -> None:
@@ -102,7 +118,7 @@ def test_a_host_function_runs_once_per_block_with_its_sm(machine: Machine) -> No
         address, amount = block.arguments
         assert address == ctypes.addressof(totals)
         totals[block.index] += amount
-        assert block.end_ns - block.start_ns == 7_000
+        assert block.end_ns - block.start_ns == 2 * 7_000  # two share an SM
         seen.append((block.index, block.smid))
 
     machine.sim.kernel("add", add, block_ns=7_000)
@@ -181,8 +197,8 @@ def test_a_higher_priority_takes_the_next_free_place_and_moves_nobody_out(machin
         return took
 
     # Both wait for the blocks that run; the urgent one only for them, the other for all that stood before it.
-    assert HOG_NS * 0.9 < waits(-5) < HOG_NS * 1.5
-    assert waits(0) > HOG_NS * 3.5
+    assert 2 * HOG_NS * 0.9 < waits(-5) < 2 * HOG_NS * 1.5
+    assert waits(0) > 2 * HOG_NS * 3.5
 
 
 def test_streams_of_one_hardware_queue_wait_for_each_other() -> None:

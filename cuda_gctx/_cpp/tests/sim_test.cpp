@@ -273,6 +273,194 @@ void a_stream_after_its_context(const char* spec, CUresult use, CUresult destroy
   CHECK(contains(tell("gctxSimLedger"), "wrong order"));
 }
 
+// What is captured on one stream, and an event of it that outlives the capture.
+struct Captured {
+  explicit Captured(const Program& kernels) : code(kernels) {
+    OK(CALL(cuStreamCreate, &origin, CU_STREAM_NON_BLOCKING));
+    OK(CALL(cuStreamCreate, &other, CU_STREAM_NON_BLOCKING));
+    OK(CALL(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING));
+    OK(CALL(cuStreamBeginCapture_v2, origin, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(launch(origin));
+    OK(CALL(cuEventRecord, event, origin));
+  }
+  ~Captured() {
+    if (origin != nullptr) OK(CALL(cuStreamDestroy_v2, origin));
+    OK(CALL(cuStreamDestroy_v2, other));
+    OK(CALL(cuEventDestroy_v2, event));
+  }
+  CUresult launch(CUstream stream) const {
+    return CALL(cuLaunchKernel, code["quick"], 1, 1, 1, 32, 1, 1, 0, stream, nullptr, nullptr);
+  }
+  CUstreamCaptureStatus status(CUstream stream) const {
+    CUstreamCaptureStatus found = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    OK(CALL(cuStreamIsCapturing, stream, &found));
+    return found;
+  }
+
+  const Program& code;
+  CUstream origin = nullptr;
+  CUstream other = nullptr;
+  CUevent event = nullptr;
+  CUgraph graph = nullptr;
+};
+
+void a_capture_is_over_when_it_is_over() {
+  start("h200@13.0");
+  retain_primary();
+  {
+    const Program code;
+    {
+      Captured well(code);
+      OK(CALL(cuStreamEndCapture, well.origin, &well.graph));
+      ANSWERS(CUDA_ERROR_CAPTURED_EVENT, CALL(cuStreamWaitEvent, well.other, well.event, 0));
+      CHECK(well.status(well.other) == CU_STREAM_CAPTURE_STATUS_NONE);
+      OK(CALL(cuGraphDestroy, well.graph));
+      OK(well.launch(well.other));
+      OK(CALL(cuStreamSynchronize, well.other));
+    }
+    {
+      Captured unjoined(code);
+      OK(CALL(cuStreamWaitEvent, unjoined.other, unjoined.event, 0));
+      OK(unjoined.launch(unjoined.other));
+      ANSWERS(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, CALL(cuStreamEndCapture, unjoined.origin, &unjoined.graph));
+      ANSWERS(CUDA_ERROR_CAPTURED_EVENT, CALL(cuStreamWaitEvent, unjoined.other, unjoined.event, 0));
+      OK(unjoined.launch(unjoined.other));
+      OK(CALL(cuStreamSynchronize, unjoined.other));
+    }
+    {
+      // A joined stream may go before the end; one that took part keeps nothing of the capture.
+      Captured joined(code);
+      CUstream third = nullptr;
+      OK(CALL(cuStreamCreate, &third, CU_STREAM_NON_BLOCKING));
+      OK(CALL(cuStreamWaitEvent, third, joined.event, 0));
+      OK(joined.launch(third));
+      OK(CALL(cuEventRecord, joined.event, third));
+      OK(CALL(cuStreamWaitEvent, joined.origin, joined.event, 0));
+      OK(CALL(cuStreamDestroy_v2, third));
+      CHECK(joined.status(joined.origin) == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+      OK(joined.launch(joined.origin));
+      OK(CALL(cuStreamEndCapture, joined.origin, &joined.graph));
+      std::size_t nodes = 0;
+      OK(CALL(cuGraphGetNodes, joined.graph, nullptr, &nodes));
+      CHECK(nodes == 3);
+      OK(CALL(cuGraphDestroy, joined.graph));
+    }
+    {
+      // Without its origin a capture cannot be ended: the others are free again.
+      Captured lost(code);
+      OK(CALL(cuStreamWaitEvent, lost.other, lost.event, 0));
+      OK(CALL(cuStreamDestroy_v2, lost.origin));
+      lost.origin = nullptr;
+      CHECK(lost.status(lost.other) == CU_STREAM_CAPTURE_STATUS_NONE);
+      OK(lost.launch(lost.other));
+      OK(CALL(cuStreamSynchronize, lost.other));
+    }
+    {
+      // A default stream takes part in no capture, whatever becomes of its context.
+      Captured drawn(code);
+      const CUgreenCtx context = green(split(1, 8));
+      CUcontext old = nullptr;
+      OK(CALL(cuCtxPushCurrent_v2, face(context)));
+      ANSWERS(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CALL(cuStreamWaitEvent, nullptr, drawn.event, 0));
+      OK(CALL(cuCtxPopCurrent_v2, &old));
+      OK(CALL(cuGreenCtxDestroy, context));
+      ANSWERS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CALL(cuStreamEndCapture, drawn.origin, &drawn.graph));
+    }
+    {
+      Captured asked(code);
+      CUstreamCaptureStatus status{};
+      const CUgraphNode* nodes = nullptr;
+      const CUgraphEdgeData* edges = nullptr;
+      std::size_t count = 0;
+      OK(CALL(cuStreamGetCaptureInfo_v3, asked.origin, &status, nullptr, nullptr, &nodes, &edges, &count));
+      CHECK(count == 1 && nodes != nullptr && edges != nullptr && edges[0].type == 0);
+      OK(CALL(cuStreamEndCapture, asked.origin, &asked.graph));
+      OK(CALL(cuGraphDestroy, asked.graph));
+    }
+  }
+  release_primary();
+  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+}
+
+// A host function is called by itself, and while one waits the rest of the machine goes on.
+void host_functions_stop_nobody() {
+  start("h200@13.0");
+  retain_primary();
+  {
+    const Program code;
+    CUstream streams[2] = {};
+    for (CUstream& stream : streams) OK(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+
+    static std::atomic<bool> called;
+    called = false;
+    OK(CALL(cuLaunchKernel, code["quick"], 1, 1, 1, 32, 1, 1, 0, streams[0], nullptr, nullptr));
+    OK(CALL(
+        cuLaunchHostFunc, streams[0],
+        [](void*) {
+          called = true;
+          called.notify_all();
+        },
+        nullptr));
+    called.wait(false);  // no call to the driver
+
+    static std::atomic<bool> go;
+    static std::atomic<bool> entered;
+    go = entered = false;
+    const CUhostFn waits = [](void*) {
+      entered = true;
+      entered.notify_all();
+      go.wait(false);
+    };
+    OK(CALL(cuLaunchHostFunc, streams[0], waits, nullptr));
+    std::thread waiting([&] { OK(CALL(cuStreamSynchronize, streams[0])); });
+    entered.wait(false);
+    OK(CALL(cuLaunchKernel, code["quick"], 1, 1, 1, 32, 1, 1, 0, streams[1], nullptr, nullptr));
+    OK(CALL(cuStreamSynchronize, streams[1]));
+    // Another host function is called while the first one still waits, and may not wait for the driver itself.
+    static CUresult inside;
+    static decltype(cuStreamSynchronize)* synchronize;
+    static CUstream other;
+    synchronize = get<decltype(cuStreamSynchronize)>("cuStreamSynchronize");
+    other = streams[0];
+    OK(CALL(cuLaunchHostFunc, streams[1], [](void*) { inside = synchronize(other); }, nullptr));
+    OK(CALL(cuStreamSynchronize, streams[1]));
+    ANSWERS(CUDA_ERROR_NOT_PERMITTED, inside);
+    go = true;
+    go.notify_all();
+    waiting.join();
+    for (const CUstream stream : streams) OK(CALL(cuStreamDestroy_v2, stream));
+  }
+  release_primary();
+}
+
+// A caller that runs far ahead of the device is made to wait, whatever it queues.
+void queues_do_not_grow_without_end() {
+  start("h200@13.0");
+  retain_primary();
+  {
+    const Program code;
+    const gctxSimKernelCost hog{1'500'000, 0, -1, 0};
+    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("hog", nullptr, nullptr, &hog, nullptr, 0);
+    CUstream stream = nullptr;
+    CUevent event = nullptr;
+    OK(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+    OK(CALL(cuEventCreate, &event, CU_EVENT_DEFAULT));
+    std::uint64_t unused = 0;
+    void* arguments[] = {&unused};
+    const auto time = symbol<decltype(gctxSimTime)>("gctxSimTime");
+    const std::uint64_t before = time();
+    OK(CALL(cuLaunchKernel, code["hog"], 1, 1, 1, 1024, 1, 1, 0, stream, arguments, nullptr));
+    const auto record = get<decltype(cuEventRecord)>("cuEventRecord");
+    for (int i = 0; i < 1000; ++i) OK(record(event, stream));
+    CHECK(time() - before < 1'000'000);
+    for (int i = 0; i < 1000; ++i) OK(record(event, stream));
+    CHECK(time() - before > 1'500'000);
+    OK(CALL(cuEventDestroy_v2, event));
+    OK(CALL(cuStreamDestroy_v2, stream));
+  }
+  release_primary();
+}
+
 // How long, in virtual time, a short kernel takes beside a kernel that fills every SM it may use.
 float beside_a_hog(bool partitioned, bool fenced, int priority) {
   start("h200@13.0");
@@ -280,8 +468,10 @@ float beside_a_hog(bool partitioned, bool fenced, int priority) {
   float milliseconds = 0;
   {
     const Program code;
-    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("hog", nullptr, nullptr, 1'500'000, nullptr, 0);
-    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("quick", nullptr, nullptr, 5'000, nullptr, 0);
+    const gctxSimKernelCost hog{1'500'000, 0, -1, 0};
+    const gctxSimKernelCost quick{5'000, 0, -1, 0};
+    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("hog", nullptr, nullptr, &hog, nullptr, 0);
+    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("quick", nullptr, nullptr, &quick, nullptr, 0);
     CUdevResource rest{};
     const auto groups = split(1, 16, &rest);
     CUgreenCtx small = nullptr;
@@ -523,6 +713,9 @@ int main() {
     only_a_fence_protects();
     a_captured_kernel_keeps_its_context();
     structured_splits_and_workqueues();
+    a_capture_is_over_when_it_is_over();
+    host_functions_stop_nobody();
+    queues_do_not_grow_without_end();
     faults_are_answered();
     wild_handles_answer_errors();
     contexts_are_made_and_destroyed_fast();

@@ -62,10 +62,20 @@ GCTX_SIM_API int gctxSimFailRandomly(const char* function, double probability, u
 GCTX_SIM_API void gctxSimLimitContexts(unsigned count);
 GCTX_SIM_API void gctxSimClearFaults(void);
 
-/* Gives a kernel of this name a cost per block and, if `function` is not null, code that runs once per block on the
- * host. `argument_sizes` is needed only for images that do not say it (machine code); null otherwise. */
-GCTX_SIM_API int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, uint64_t block_ns,
-                               const size_t* argument_sizes, unsigned argument_count);
+/* What a block of a kernel costs. Blocks on one SM share its throughput, and all share the memory's bandwidth. */
+typedef struct gctxSimKernelCost {
+  uint64_t block_ns;    /* alone on an SM, if it waits for no memory */
+  uint64_t block_bytes; /* to and from device memory */
+  double
+      throughput; /* the part of the SM's throughput that it uses then, 0 to 1; below 0: all of it from four warps on */
+  unsigned registers; /* of a thread; 0: as its image says */
+} gctxSimKernelCost;
+
+/* Gives a kernel of this name a cost and, if `function` is not null, code that runs on the host at the end of each
+ * block: it must not wait for the driver. `argument_sizes` is needed only for images that do not say it (machine code);
+ * null otherwise. */
+GCTX_SIM_API int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user,
+                               const gctxSimKernelCost* cost, const size_t* argument_sizes, unsigned argument_count);
 
 /* Where objects are made. For each object that the calling thread makes from now on, `schedule(record, id)` is called
  * in the middle of the making: it must only note the request and return at once. Made for CPython's Py_AddPendingCall,

@@ -5,27 +5,19 @@
 
 namespace gctx::sim {
 
-void invalidate_capture(Capture& capture) { capture.invalid = true; }
-
-void leave_capture(Stream& stream) {
-  if (stream.capture) stream.capture->streams.erase(&stream);
-  stream.capture.reset();
-  stream.capture_tail.clear();
-}
-
 bool disturbs_capture(Call& c, const Context* context) {
   bool any = false;
   if (c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
   c.machine.streams.each([&](Stream& stream) {
-    if (!stream.capture || stream.capture->invalid) return;
+    if (!stream.capture || !stream.capture->is_active()) return;
     if (context != nullptr && stream.context != context) return;
-    const Capture& capture = *stream.capture;
-    const bool own = capture.thread == c.thread.serial;
+    Capture& capture = *stream.capture;
+    const bool own = capture.thread() == c.thread.serial;
     const bool disturbed =
-        (capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL && c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) ||
-        (capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED && own);
+        (capture.mode() == CU_STREAM_CAPTURE_MODE_GLOBAL && c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) ||
+        (capture.mode() != CU_STREAM_CAPTURE_MODE_RELAXED && own);
     if (!disturbed) return;
-    invalidate_capture(*stream.capture);
+    capture.invalidate();
     any = true;
   });
   return any;
@@ -43,20 +35,23 @@ struct CaptureInfoOut {
 };
 
 CUresult tell_capture(const Stream& stream, const CaptureInfoOut& out) {
-  // The array that the caller reads lives until the next call of the thread, as the header allows.
+  // The arrays that the caller reads live until the next call of the thread, as the header allows.
   thread_local std::vector<CUgraphNode> dependencies;
+  thread_local std::vector<CUgraphEdgeData> edges;
   if (out.status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const Capture* capture = stream.capture.get();
-  *out.status = capture == nullptr ? CU_STREAM_CAPTURE_STATUS_NONE
-                : capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                   : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  *out.status = capture == nullptr     ? CU_STREAM_CAPTURE_STATUS_NONE
+                : capture->is_active() ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                       : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   if (*out.status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
-  if (out.id != nullptr) *out.id = capture->id;
-  if (out.graph != nullptr) *out.graph = as_handle<CUgraph>(*capture->graph);
+  if (out.id != nullptr) *out.id = capture->id();
+  if (out.graph != nullptr) *out.graph = as_handle<CUgraph>(capture->graph());
   dependencies.clear();
   for (const GraphNode* node : stream.capture_tail) dependencies.push_back(as_handle<CUgraphNode>(*node));
   if (out.dependencies != nullptr) *out.dependencies = dependencies.data();
-  if (out.edges != nullptr) *out.edges = nullptr;
+  // Recorded: one datum for each dependency, all zero.
+  edges.assign(dependencies.size(), CUgraphEdgeData{});
+  if (out.edges != nullptr) *out.edges = edges.data();
   if (out.count != nullptr) *out.count = dependencies.size();
   return CUDA_SUCCESS;
 }
@@ -73,14 +68,14 @@ CUresult capture_info(CUstream handle, const CaptureInfoOut& out) {
 // Every node must be reachable from where the origin stream ends: other streams have to be joined.
 bool is_joined(const Capture& capture) {
   std::set<const GraphNode*> reached;
-  std::vector<const GraphNode*> open(capture.origin->capture_tail.begin(), capture.origin->capture_tail.end());
+  std::vector<const GraphNode*> open(capture.origin().capture_tail.begin(), capture.origin().capture_tail.end());
   while (!open.empty()) {
     const GraphNode* node = open.back();
     open.pop_back();
     if (!reached.insert(node).second) continue;
     open.insert(open.end(), node->after.begin(), node->after.end());
   }
-  return std::all_of(capture.graph->nodes.begin(), capture.graph->nodes.end(),
+  return std::all_of(capture.graph().nodes.begin(), capture.graph().nodes.end(),
                      [&](const GraphNode* node) { return reached.contains(node); });
 }
 
@@ -102,15 +97,8 @@ CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mo
     auto graph = std::make_unique<Graph>();
     c.machine.made(*graph);
     graph->hidden = true;  // until the capture ends and hands it out
-    auto capture = std::make_shared<Capture>();
-    capture->id = next_id();
-    capture->graph = &c.machine.graphs.add(std::move(graph));
-    capture->origin = stream;
-    capture->mode = mode;
-    capture->thread = c.thread.serial;
-    capture->streams.insert(stream);
-    stream->capture = std::move(capture);
-    stream->capture_tail.clear();
+    Graph& kept = c.machine.graphs.add(std::move(graph));
+    Capture::join(std::make_shared<Capture>(kept, *stream, mode, c.thread.serial), *stream);
     return CUDA_SUCCESS;
   });
 }
@@ -122,24 +110,16 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* out) {
     if (stream == nullptr) return result;
     if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
     const std::shared_ptr<Capture> capture = stream->capture;
-    if (capture->origin != stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != c.thread.serial) {
+    if (&capture->origin() != stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    if (capture->mode() != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread() != c.thread.serial) {
       return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     }
-    result = capture->invalid       ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    result = !capture->is_active()  ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
              : !is_joined(*capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
              : out == nullptr       ? CUDA_ERROR_INVALID_VALUE
                                     : CUDA_SUCCESS;
-    const std::set<Stream*> streams = capture->streams;
-    for (Stream* one : streams) leave_capture(*one);
-    if (result == CUDA_SUCCESS) {
-      capture->graph->hidden = false;
-      return give(out, as_handle<CUgraph>(*capture->graph));
-    }
-    for (GraphNode* node : capture->graph->nodes) c.machine.graph_nodes.remove(*node);
-    c.machine.graphs.remove(*capture->graph);
-    capture->graph = nullptr;
-    if (out != nullptr) *out = nullptr;
+    const Graph* graph = capture->end(c.machine, result == CUDA_SUCCESS);
+    if (out != nullptr) *out = graph == nullptr ? nullptr : as_handle<CUgraph>(*graph);
     return result;
   });
 }

@@ -118,10 +118,15 @@ void detach_children(Call& c, Context& context) {
            "the context goes while " + std::to_string(streams) + " streams and " + std::to_string(events) +
                " events of it are alive");
   }
+  const auto take_out = [&](Stream& stream) {
+    if (stream.capture) stream.capture->invalidate();
+    Capture::leave(c.machine, stream);
+  };
   for (Stream* stream : context.streams) {
-    if (stream->capture) invalidate_capture(*stream->capture);
+    take_out(*stream);
     stream->context = nullptr;
   }
+  for (const auto& [thread, stream] : context.thread_streams) take_out(*stream);
   for (Event* event : context.events) event->context = nullptr;
   context.streams.clear();
   context.events.clear();

@@ -211,15 +211,15 @@ void gctxSimClearFaults(void) {
   here.machine->faults.context_limit = here.machine->spec.max_contexts;
 }
 
-int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, uint64_t block_ns,
+int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, const gctxSimKernelCost* cost,
                   const size_t* argument_sizes, unsigned argument_count) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
-  if (!here.machine || name == nullptr) return -1;
+  if (!here.machine || name == nullptr || cost == nullptr || !(cost->throughput <= 1)) return -1;
   RegisteredKernel kernel;
   kernel.function = function;
   kernel.user = user;
-  kernel.block_ns = block_ns;
+  kernel.cost = *cost;
   kernel.arguments_known = argument_sizes != nullptr;
   if (argument_sizes != nullptr) kernel.argument_sizes.assign(argument_sizes, argument_sizes + argument_count);
   here.machine->kernels_by_name[name] = std::move(kernel);

@@ -6,9 +6,8 @@
 namespace gctx::sim {
 namespace {
 
-// Assumed rates, in bytes per nanosecond; no recording gives them.
+// Assumed: the rate of the link to the host, in bytes per nanosecond, and the time that a copy takes to begin.
 constexpr std::uint64_t host_rate = 25;
-constexpr std::uint64_t device_rate = 2000;
 constexpr std::uint64_t start_ns = 1'000;
 
 enum class Side { device, host, either };
@@ -53,7 +52,15 @@ bool is_there(Machine& machine, const Span& span, std::size_t size) {
 GraphNode copy_node(Call& c, const Span& to, const Span& from, std::size_t size, bool snapshot) {
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_MEMCPY;
-  node.duration = start_ns + size / (to.device && from.device ? device_rate : host_rate);
+  node.duration = start_ns;
+  if (to.device && from.device) {
+    // Read and written.
+    node.engine = Engine::in_device;
+    node.bytes = 2.0 * static_cast<double>(size);
+  } else {
+    node.engine = to.device ? Engine::to_device : from.device ? Engine::to_host : Engine::none;
+    node.duration += size / host_rate;
+  }
   std::shared_ptr<std::vector<unsigned char>> staged;
   if (snapshot) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(from.address);
@@ -104,7 +111,8 @@ CUresult fill(Call& c, CUdeviceptr address, Value value, std::size_t count, CUst
   if (!locate(c, {address, Side::device}, count * sizeof(Value), span)) return CUDA_ERROR_INVALID_VALUE;
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_MEMSET;
-  node.duration = start_ns + count * sizeof(Value) / device_rate;
+  node.duration = start_ns;
+  node.bytes = static_cast<double>(count * sizeof(Value));
   node.effect = [&machine = c.machine, span, value, count] {
     if (!is_there(machine, span, count * sizeof(Value))) return;
     auto* values = reinterpret_cast<Value*>(span.address);

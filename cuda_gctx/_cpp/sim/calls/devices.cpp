@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "sim/calls/entry.hpp"
-#include "sim/machine/costs.hpp"
 
 namespace gctx::sim {
 namespace {
@@ -65,9 +64,9 @@ int attribute(const Device& device, CUdevice_attribute which) {
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
       return 48 << 10;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
-      return (hopper ? 228 : 100) << 10;
+      return static_cast<int>(card.shared_bytes_per_sm);
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
-      return (hopper ? 227 : 99) << 10;
+      return static_cast<int>(card.shared_bytes_per_sm) - (1 << 10);
     case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK:
       return 1 << 10;
     case CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY:
@@ -80,19 +79,19 @@ int attribute(const Device& device, CUdevice_attribute which) {
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
       return 65536;
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
-      return static_cast<int>(clock_khz);
+      return card.clock_khz;
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
-      return 3'201'000;
+      return card.memory_clock_khz;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
-      return 6144;
+      return card.memory_bus_bits;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
-      return 60 << 20;
+      return card.l2_bytes;
     case CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT:
       return 512;
     case CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT:
       return 32;
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
-      return 3;
+      return card.copy_engines;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
       return 0x18 + device.ordinal;
     case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:

@@ -52,6 +52,7 @@ CUresult admit(Present& here, Fn function, bool early) {
   }
   Machine& machine = *here.machine;
   ++machine.calls[static_cast<std::size_t>(function)];
+  ++machine.calls_made;
   if (info(function).since > machine.version()) return CUDA_ERROR_NOT_SUPPORTED;
   if (!machine.initialized && !early) return CUDA_ERROR_NOT_INITIALIZED;
   machine.clock.pass(host_cost(function));

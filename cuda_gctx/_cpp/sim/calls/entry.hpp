@@ -35,7 +35,11 @@ CUresult call(Body&& body) noexcept {
   Machine& machine = *keep;
   Call context{machine, lock, function, machine.thread()};
   try {
-    return body(context);
+    const CUresult result = body(context);
+    // As on hardware, a caller that runs far ahead of the device is made to wait. Here, where nothing is looked at any
+    // more that another thread may destroy meanwhile.
+    if (machine.clock.is_full()) machine.clock.relieve(lock);
+    return result;
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   } catch (...) {
@@ -84,8 +88,6 @@ Pool& default_pool(Machine& machine, Device& device);
 
 // Whether the calling thread disturbs an active capture, of one context or of any (null): marks it invalid.
 bool disturbs_capture(Call& call, const Context* context = nullptr);
-void invalidate_capture(Capture& capture);
-void leave_capture(Stream& stream);
 
 template <class T>
 CUresult give(T* out, T value) {

@@ -25,7 +25,7 @@ CUresult record(Call& c, Event& event, Stream& stream) {
   if (event.root_id != stream.context->root_id) return CUDA_ERROR_INVALID_HANDLE;
   forget_record(event);
   if (stream.capture) {
-    if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     event.capture = stream.capture;
     event.captured = stream.capture_tail;
     return CUDA_SUCCESS;
@@ -38,11 +38,16 @@ CUresult record(Call& c, Event& event, Stream& stream) {
 
 CUresult wait(Call& c, Stream& stream, Event& event) {
   if (event.capture) {
-    // Waiting for an event of a capture draws the stream into it.
-    if (event.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    // Waiting for an event of a capture draws the stream into it. What follows of an event whose capture is over, or of
+    // a default stream, which cannot be captured, is assumed.
+    if (event.capture->state() == Capture::State::over) return CUDA_ERROR_CAPTURED_EVENT;
+    if (!event.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (stream.capture && stream.capture != event.capture) return CUDA_ERROR_STREAM_CAPTURE_MERGE;
-    stream.capture = event.capture;
-    event.capture->streams.insert(&stream);
+    if (&stream == stream.context->default_stream.get()) {
+      event.capture->invalidate();
+      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+    Capture::join(event.capture, stream);
     for (GraphNode* node : event.captured) {
       auto& tail = stream.capture_tail;
       if (std::find(tail.begin(), tail.end(), node) == tail.end()) tail.push_back(node);
@@ -78,7 +83,7 @@ bool is_capturing(const Context& context) {
   bool any = false;
   for (const Stream* stream : context.streams) {
     if (!stream->capture) continue;
-    invalidate_capture(*stream->capture);
+    stream->capture->invalidate();
     any = true;
   }
   return any;
@@ -105,7 +110,7 @@ CUresult record_context(Call& c, Context& context, Event& event) {
 CUresult wait_context(Call& c, Context& context, Event& event) {
   if (is_capturing(context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (event.capture) {
-    invalidate_capture(*event.capture);
+    event.capture->invalidate();
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   if (!event.record || event.record->done) return CUDA_SUCCESS;

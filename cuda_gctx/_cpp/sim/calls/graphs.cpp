@@ -63,6 +63,8 @@ CUresult replay(Call& c, GraphExec& exec, Stream& stream) {
     work->after = {begin, exec.last};
     for (const std::size_t before : exec.after[i]) work->after.push_back(works[before]);
     work->duration = node.duration;
+    work->engine = node.engine;
+    work->bytes = node.bytes;
     work->effect = node.effect;
     work->host = node.host;
     if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) work->grid = make_grid(c.machine, context, node.launch);
@@ -103,8 +105,7 @@ CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
     Graph* graph = find_graph(c, handle, result);
     if (graph == nullptr) return result;
     if (graph->hidden) return CUDA_ERROR_ILLEGAL_STATE;  // still being captured
-    for (GraphNode* node : graph->nodes) c.machine.graph_nodes.remove(*node);
-    c.machine.graphs.remove(*graph);
+    c.machine.drop(*graph);
     return CUDA_SUCCESS;
   });
 }

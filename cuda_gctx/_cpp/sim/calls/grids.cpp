@@ -1,14 +1,15 @@
 // Turns a planned launch into a grid for the clock: which SMs, how long each block takes, and what it does on the host.
+#include <algorithm>
 #include <cstring>
 
-#include "sim/calls/entry.hpp"
+#include "sim/calls/kernels.hpp"
 #include "sim/machine/costs.hpp"
 
 namespace gctx::sim {
 namespace {
 
 // Assumed for kernels that nobody registered a cost for.
-constexpr std::uint64_t default_block_ns = 5'000;
+constexpr double default_block_ns = 5'000;
 
 template <class T>
 T argument(const std::vector<std::vector<unsigned char>>& arguments, std::size_t index) {
@@ -25,11 +26,14 @@ void store(Machine& machine, std::uint64_t address, const T& value) {
   std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value);
 }
 
+// A kernel that spins for a time: it uses nothing of what others share.
+BlockCost spinning(std::uint64_t ns) { return {static_cast<double>(ns), 0, 0}; }
+
 // The probe that the package ships as PTX: each block writes {smid, start, end, block} and spins meanwhile.
 void fill_probe(Machine& machine, Grid& grid) {
   const auto out = argument<std::uint64_t>(grid.arguments, 0);
   const auto capacity = argument<std::uint32_t>(grid.arguments, 1);
-  grid.block_ns = argument<std::uint64_t>(grid.arguments, 2) + 1'000;
+  grid.cost = spinning(argument<std::uint64_t>(grid.arguments, 2) + 1'000);
   grid.built_in = [&machine, out, capacity](const gctxSimBlock& block) {
     if (block.index >= capacity) return;
     const std::array<std::uint64_t, 4> record{block.smid, block.start_ns, block.end_ns, block.index};
@@ -41,7 +45,7 @@ void fill_probe(Machine& machine, Grid& grid) {
 // writes the SM of each block.
 void fill_record(Machine& machine, Grid& grid, bool by_block) {
   const auto out = argument<std::uint64_t>(grid.arguments, 0);
-  grid.block_ns = cycles_to_ns(argument<std::uint64_t>(grid.arguments, 1)) + 1'000;
+  grid.cost = spinning(cycles_to_ns(machine.chip->profile(), argument<std::uint64_t>(grid.arguments, 1)) + 1'000);
   grid.built_in = [&machine, out, by_block](const gctxSimBlock& block) {
     const std::uint64_t place = by_block ? block.index : block.smid;
     const std::uint32_t word = by_block ? block.smid : 1;
@@ -49,23 +53,34 @@ void fill_record(Machine& machine, Grid& grid, bool by_block) {
   };
 }
 
+// An SM has four schedulers, so a block of fewer warps leaves a part of it to others.
+double throughput_of(unsigned threads) {
+  constexpr unsigned to_fill = 4 * 32;
+  return std::min(1.0, static_cast<double>(threads) / to_fill);
+}
+
 }  // namespace
 
 std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const LaunchPlan& plan) {
   auto grid = std::make_unique<Grid>();
+  const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
   grid->sms = context.sms;
   grid->blocks = plan.grid;
   grid->threads = plan.threads;
-  grid->total = plan.grid[0] * plan.grid[1] * plan.grid[2];
-  grid->block_threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
+  grid->total = std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2];
+  grid->needs = needs_of(machine, *plan.code, threads, plan.shared_bytes);
+  grid->places = std::max<std::uint64_t>(
+      1, Sms::capacity(machine.chip->profile(), grid->needs) * std::uint64_t{context.sms.count()});
   grid->priority = plan.priority;
   grid->arguments = plan.arguments;
-  grid->block_ns = default_block_ns;
+  grid->cost = {default_block_ns, throughput_of(threads), 0};
   grid->cluster = plan.cluster;
   if (plan.cluster > 1) grid->parts = machine.chip->cluster_parts(context.sms, plan.cluster, context.traits.bond);
   const auto registered = machine.kernels_by_name.find(plan.code->name);
   if (registered != machine.kernels_by_name.end()) {
-    grid->block_ns = registered->second.block_ns;
+    const gctxSimKernelCost& cost = registered->second.cost;
+    grid->cost = {static_cast<double>(cost.block_ns), cost.throughput < 0 ? throughput_of(threads) : cost.throughput,
+                  static_cast<double>(cost.block_bytes)};
     grid->function = registered->second.function;
     grid->user = registered->second.user;
   } else if (plan.code->name == "cuda_gctx_probe") {

@@ -5,6 +5,11 @@ namespace gctx::sim {
 
 // Registers and shared memory are not known of a kernel that is never compiled: 32 registers and none. Assumed.
 int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_attribute which) {
+  const auto registered = machine.kernels_by_name.find(code.name);
+  if (which == CU_FUNC_ATTRIBUTE_NUM_REGS && registered != machine.kernels_by_name.end() &&
+      registered->second.cost.registers != 0) {
+    return static_cast<int>(registered->second.cost.registers);
+  }
   const auto set = code.attributes.find(which);
   if (set != code.attributes.end()) return set->second;
   const Profile& card = machine.chip->profile();
@@ -23,6 +28,18 @@ int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_
     default:
       return 0;
   }
+}
+
+BlockNeeds needs_of(const Machine& machine, const KernelCode& code, unsigned threads,
+                    std::size_t dynamic_shared_bytes) {
+  // Threads come in warps, and registers of a warp in pieces of 256.
+  constexpr unsigned warp = 32;
+  constexpr unsigned piece = 256;
+  const unsigned warps = (threads + warp - 1) / warp;
+  const auto registers = static_cast<unsigned>(kernel_attribute(machine, code, CU_FUNC_ATTRIBUTE_NUM_REGS));
+  const auto fixed = static_cast<std::size_t>(kernel_attribute(machine, code, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES));
+  return {warps * warp, warps * ((registers * warp + piece - 1) / piece * piece),
+          fixed + dynamic_shared_bytes + reserved_shared_bytes};
 }
 
 namespace {

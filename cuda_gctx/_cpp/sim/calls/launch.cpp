@@ -12,16 +12,9 @@ constexpr unsigned warp = 32;
 // Recorded: the count of active clusters takes no more than so many of their blocks on one SM.
 constexpr unsigned max_cluster_blocks_per_sm = 8;
 
-unsigned blocks_per_sm(const Machine& machine, unsigned threads, std::size_t shared_bytes) {
-  const Profile& card = machine.chip->profile();
+unsigned blocks_per_sm(const Machine& machine, const KernelCode& code, unsigned threads, std::size_t shared_bytes) {
   if (threads == 0) return 0;
-  const unsigned rounded = (threads + warp - 1) / warp * warp;
-  std::size_t blocks = static_cast<std::size_t>(card.max_threads_per_sm) / rounded;
-  blocks = std::min(blocks, static_cast<std::size_t>(card.max_blocks_per_sm));
-  // Shared memory of an SM, a KiB of each block reserved by the system.
-  const std::size_t shared_per_sm = static_cast<std::size_t>(card.cc_major >= 9 ? 228 : 100) << 10;
-  blocks = std::min(blocks, shared_per_sm / (shared_bytes + 1024));
-  return static_cast<unsigned>(blocks);
+  return Sms::capacity(machine.chip->profile(), needs_of(machine, code, threads, shared_bytes));
 }
 
 CUresult copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extra) {
@@ -62,7 +55,7 @@ CUresult check(const Machine& machine, const Context& context, const LaunchPlan&
   if (threads == 0 || threads > max_block_threads || blocks == 0 || blocks > 0x7fffffff) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  const unsigned resident = blocks_per_sm(machine, static_cast<unsigned>(threads), plan.shared_bytes);
+  const unsigned resident = blocks_per_sm(machine, *plan.code, static_cast<unsigned>(threads), plan.shared_bytes);
   if (resident == 0) return CUDA_ERROR_INVALID_VALUE;
   if (plan.cluster > 1) {
     if (blocks % plan.cluster != 0) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
@@ -141,16 +134,19 @@ const Context* occupancy_context(Call& c, const CUlaunchConfig* config, CUresult
 
 CUresult occupancy(Call& c, int* out, CUfunction handle, int threads, std::size_t shared_bytes) {
   CUresult result = CUDA_SUCCESS;
-  if (!find_code(c, handle, result)) return result;
+  const auto code = find_code(c, handle, result);
+  if (!code) return result;
   if (threads <= 0) return CUDA_ERROR_INVALID_VALUE;
   const bool fits = threads <= static_cast<int>(max_block_threads);
-  return give(out, fits ? static_cast<int>(blocks_per_sm(c.machine, static_cast<unsigned>(threads), shared_bytes)) : 0);
+  const auto count = static_cast<unsigned>(threads);
+  return give(out, fits ? static_cast<int>(blocks_per_sm(c.machine, *code, count, shared_bytes)) : 0);
 }
 
 CUresult potential_block_size(Call& c, int* min_grid, int* block, CUfunction handle, CUoccupancyB2DSize shared_of,
                               std::size_t shared_bytes, int limit) {
   CUresult result = CUDA_SUCCESS;
-  if (!find_code(c, handle, result)) return result;
+  const auto code = find_code(c, handle, result);
+  if (!code) return result;
   const Context* context = current_context(c, result);
   if (context == nullptr) return result;
   if (min_grid == nullptr || block == nullptr || limit < 0) return CUDA_ERROR_INVALID_VALUE;
@@ -162,7 +158,7 @@ CUresult potential_block_size(Call& c, int* min_grid, int* block, CUfunction han
   for (int threads = largest / static_cast<int>(warp) * static_cast<int>(warp); threads > 0;
        threads -= static_cast<int>(warp)) {
     const std::size_t shared = shared_of != nullptr ? shared_of(threads) : shared_bytes;
-    const unsigned resident = blocks_per_sm(c.machine, static_cast<unsigned>(threads), shared);
+    const unsigned resident = blocks_per_sm(c.machine, *code, static_cast<unsigned>(threads), shared);
     if (static_cast<int>(resident) * threads > best_threads) {
       best_threads = static_cast<int>(resident) * threads;
       best_block = threads;
@@ -245,7 +241,7 @@ CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(std::size_t* out, CUfun
     CUresult result = CUDA_SUCCESS;
     if (!find_code(c, function, result)) return result;
     if (blocks <= 0 || threads <= 0) return CUDA_ERROR_INVALID_VALUE;
-    const std::size_t per_sm = static_cast<std::size_t>(c.machine.chip->profile().cc_major >= 9 ? 228 : 100) << 10;
+    const std::size_t per_sm = c.machine.chip->profile().shared_bytes_per_sm;
     const std::size_t share = per_sm / static_cast<std::size_t>(blocks);
     return give(out, share > 1024 ? share - 1024 : std::size_t{0});
   });
@@ -272,12 +268,14 @@ CUresult CUDAAPI cuOccupancyMaxActiveClusters(int* out, CUfunction function, con
   return call<Fn::cuOccupancyMaxActiveClusters>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     LaunchPlan plan;
-    if (!find_code(c, function, result)) return result;
+    const auto code = find_code(c, function, result);
+    if (!code) return result;
     if (result = read_config(config, plan); result != CUDA_SUCCESS) return result;
     const Context* context = occupancy_context(c, config, result);
     if (context == nullptr) return result;
     const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
-    const unsigned resident = std::min(blocks_per_sm(c.machine, threads, plan.shared_bytes), max_cluster_blocks_per_sm);
+    const unsigned resident =
+        std::min(blocks_per_sm(c.machine, *code, threads, plan.shared_bytes), max_cluster_blocks_per_sm);
     const unsigned clusters =
         c.machine.chip->max_active_clusters(context->sms, plan.cluster, resident, context->traits.bond);
     return give(out, static_cast<int>(clusters));

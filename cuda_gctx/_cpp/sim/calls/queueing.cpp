@@ -57,6 +57,8 @@ WorkPtr submit(Call& c, Stream& stream, const GraphNode& node) {
   work->queues = stream.queues;
   work->connection = stream.connection;
   work->duration = node.duration;
+  work->engine = node.engine;
+  work->bytes = node.bytes;
   work->effect = node.effect;
   work->host = node.host;
   if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) work->grid = make_grid(c.machine, *stream.context, node.launch);
@@ -67,7 +69,7 @@ WorkPtr submit(Call& c, Stream& stream, const GraphNode& node) {
 
 CUresult enqueue(Call& c, Stream& stream, GraphNode node) {
   if (stream.capture) {
-    if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     auto added = std::make_unique<GraphNode>(std::move(node));
     c.machine.made(*added);
     added->hidden = true;
@@ -75,15 +77,11 @@ CUresult enqueue(Call& c, Stream& stream, GraphNode node) {
     added->context_id = stream.context->id;
     added->after = stream.capture_tail;
     GraphNode& kept = c.machine.graph_nodes.add(std::move(added));
-    stream.capture->graph->nodes.push_back(&kept);
+    stream.capture->graph().nodes.push_back(&kept);
     stream.capture_tail = {&kept};
     return CUDA_SUCCESS;
   }
   submit(c, stream, node);
-  // As on hardware, a caller that runs far ahead of the device is made to wait.
-  while (c.machine.clock.is_full()) {
-    if (!c.machine.clock.finish(c.lock, c.machine.clock.oldest())) break;
-  }
   return CUDA_SUCCESS;
 }
 
@@ -93,7 +91,7 @@ CUresult wait_for(Call& c, const WorkPtr& work) {
 
 CUresult wait_for_stream(Call& c, Stream& stream) {
   if (stream.capture) {
-    invalidate_capture(*stream.capture);
+    stream.capture->invalidate();
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   // Recorded: waiting for another stream of a context that is capturing disturbs the capture.
@@ -102,7 +100,6 @@ CUresult wait_for_stream(Call& c, Stream& stream) {
 }
 
 CUresult wait_for_device(Call& c, int device) {
-  if (c.machine.clock.is_idle()) return CUDA_SUCCESS;
   std::vector<WorkPtr> pending;
   c.machine.contexts.each([&](const Context& context) {
     if (context.device != device) return;

@@ -44,10 +44,8 @@ CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* out, unsigned flags, int p
 CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle) {
   return with_stream<Fn::cuStreamDestroy_v2>(handle, [&](Call& c, Stream& stream) {
     if (is_special(handle)) return CUDA_ERROR_INVALID_HANDLE;
-    if (stream.capture) {
-      invalidate_capture(*stream.capture);
-      leave_capture(stream);
-    }
+    // Recorded: a stream that was forked into a capture and joined again may go; the capture ends well.
+    Capture::leave(c.machine, stream);
     // Work in flight goes on: the queue keeps what it needs.
     if (stream.context != nullptr) stream.context->streams.erase(&stream);
     c.machine.streams.remove(stream);
@@ -60,7 +58,7 @@ namespace {
 // Some questions invalidate the capture of the stream that they are asked of, in every mode.
 bool disturbs_own_capture(Stream& stream) {
   if (!stream.capture) return false;
-  invalidate_capture(*stream.capture);
+  stream.capture->invalidate();
   return true;
 }
 

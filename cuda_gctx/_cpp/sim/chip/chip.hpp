@@ -43,6 +43,16 @@ struct Profile {
   std::uint64_t memory_bytes = 0;
   int max_threads_per_sm = 0;
   int max_blocks_per_sm = 0;
+  unsigned registers_per_sm = 65536;
+  std::size_t shared_bytes_per_sm = 0;
+  int clock_khz = 0;
+  int memory_clock_khz = 0;
+  int memory_bus_bits = 0;
+  int l2_bytes = 0;
+  int copy_engines = 0;
+  // What kernels get out of the memory at most, all together and each SM: below what the specifications promise.
+  double memory_bytes_per_ns = 0;
+  double sm_bytes_per_ns = 0;
   unsigned max_cluster = 1;  // blocks in the largest thread block cluster
   int locality_domains = 1;
   bool integrated = false;

@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "sim/machine/host_threads.hpp"
+
 namespace gctx::sim {
 namespace {
 
@@ -16,48 +18,29 @@ bool is_ready(const Work& work, std::uint64_t time) {
          std::all_of(work.after.begin(), work.after.end(), [](const WorkPtr& before) { return before->done; });
 }
 
-// Blocks go breadth first: to the SM with the fewest blocks. Assumed; hardware recordings show only that every SM of a
-// partition is used by a grid that fills it.
-int least_loaded(const std::vector<SmLoad>& loads, const SmSet& sms, unsigned threads, const Profile& profile) {
-  int best = -1;
-  for (std::size_t sm = 0; sm < loads.size(); ++sm) {
-    if (!sms.test(sm)) continue;
-    const SmLoad& load = loads[sm];
-    if (load.blocks >= static_cast<unsigned>(profile.max_blocks_per_sm)) continue;
-    if (load.threads + threads > static_cast<unsigned>(profile.max_threads_per_sm)) continue;
-    if (best < 0 || load.blocks < loads[static_cast<std::size_t>(best)].blocks) best = static_cast<int>(sm);
-  }
-  return best;
+// How many blocks (of a cluster: clusters) follow each other in one place without being looked at in between. The more
+// are left the longer the run, so that a launch costs the same however many blocks it has; the last four waves are
+// dealt block by block.
+std::uint64_t run_length(const Grid& grid) {
+  if (grid.sees_blocks()) return 1;
+  return std::max<std::uint64_t>(1, (grid.total - grid.placed) / (2 * grid.places));
 }
 
-// The SMs for the blocks of the next cluster: all of one part, and there is room for all at once.
-std::vector<int> room_for_cluster(const std::vector<SmLoad>& loads, const Grid& grid, const Profile& profile) {
-  std::vector<int> best;
-  unsigned best_load = 0;
-  for (const SmSet& part : grid.parts) {
-    std::vector<SmLoad> trial = loads;
-    std::vector<int> chosen;
-    unsigned load = 0;
-    while (chosen.size() < grid.cluster) {
-      const int sm = least_loaded(trial, part, grid.block_threads, profile);
-      if (sm < 0) break;
-      SmLoad& here = trial[static_cast<std::size_t>(sm)];
-      load = std::max(load, ++here.blocks);
-      here.threads += grid.block_threads;
-      chosen.push_back(sm);
-    }
-    if (chosen.size() < grid.cluster || (!best.empty() && load >= best_load)) continue;
-    best = std::move(chosen);
-    best_load = load;
-  }
-  return best;
-}
-
-// The SMs for the next blocks of a grid that have to start together; none if there is no room.
-std::vector<int> room_for_next(const std::vector<SmLoad>& loads, const Grid& grid, const Profile& profile) {
-  if (grid.cluster > 1) return room_for_cluster(loads, grid, profile);
-  const int sm = least_loaded(loads, grid.sms, grid.block_threads, profile);
-  return sm < 0 ? std::vector<int>{} : std::vector<int>{sm};
+gctxSimBlock describe(const Work& work, const Resident& resident, std::size_t sm, std::uint64_t end) {
+  const Grid& grid = *work.grid;
+  const std::uint64_t index = resident.index;
+  gctxSimBlock block{};
+  block.block[0] = static_cast<unsigned>(index % grid.blocks[0]);
+  block.block[1] = static_cast<unsigned>(index / grid.blocks[0] % grid.blocks[1]);
+  block.block[2] = static_cast<unsigned>(index / grid.blocks[0] / grid.blocks[1]);
+  std::copy(grid.blocks.begin(), grid.blocks.end(), block.grid);
+  std::copy(grid.threads.begin(), grid.threads.end(), block.threads);
+  block.index = static_cast<unsigned>(index);
+  block.smid = static_cast<unsigned>(sm);
+  block.device = work.device;
+  block.start_ns = resident.started;
+  block.end_ns = end;
+  return block;
 }
 
 }  // namespace
@@ -73,6 +56,7 @@ void Clock::submit(const WorkPtr& work) {
   work->sequence = ++sequence_;
   std::erase_if(work->after, [](const WorkPtr& before) { return !before || before->done; });
   ++outstanding_;
+  if (work->host) host_threads_.expect();
   if (work->connection == nullptr) {
     unbound_.push_back(work);
     return;
@@ -85,19 +69,68 @@ void Clock::submit(const WorkPtr& work) {
 }
 
 void Clock::begin(const WorkPtr& work) {
-  if (!work->grid) {
-    if (work->duration == 0) {
-      complete(work);
-    } else {
-      running_.push({time_ + work->duration, work->sequence, -1, work});
-    }
-    return;
+  DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
+  if (work->grid) {
+    begin_grid(work);
+  } else if (work->host) {
+    host_calls_.push_back({work, Wall::now()});
+    ++host_calls_made_;
+    host_threads_.post(work);
+  } else if (work->engine != Engine::none) {
+    device.copies.push_back(work);
+  } else if (work->duration > 0) {
+    timers_.push({time_ + work->duration, work});
+  } else if (work->bytes > 0) {
+    device.sms.add_flow(work, work->bytes, time_);
+  } else {
+    complete(work);
   }
-  auto& grids = devices_[static_cast<std::size_t>(work->device)].grids;
-  // Higher priorities (lower numbers) first; among equals the one that became ready first.
+}
+
+// Higher priorities (lower numbers) first; among equals the one that became ready first.
+void Clock::queue_grid(DeviceLoad& device, const WorkPtr& work) {
+  auto& grids = device.grids;
+  const auto place = std::find_if(grids.begin(), grids.end(), [&](const WorkPtr& other) {
+    const int own = work->grid->priority;
+    return other->grid->priority > own || (other->grid->priority == own && other->sequence > work->sequence);
+  });
+  grids.insert(place, work);
+}
+
+void Clock::begin_grid(const WorkPtr& work) {
+  DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
+  // Runs of blocks with less priority give way after the block that is running.
+  device.sms.cut_short(work->grid->sms, time_, [&](Resident& resident, std::uint64_t running) -> std::uint64_t {
+    Grid& other = *resident.work->grid;
+    if (other.priority <= work->grid->priority) return 0;
+    const std::uint64_t back = resident.count - running;
+    if (other.placed == other.total) queue_grid(device, resident.work);
+    other.placed -= back;
+    return back;
+  });
+  auto& grids = device.grids;
   const auto place = std::find_if(grids.begin(), grids.end(),
                                   [&](const WorkPtr& other) { return other->grid->priority > work->grid->priority; });
   grids.insert(place, work);
+}
+
+bool Clock::start_copies(DeviceLoad& device) {
+  bool any = false;
+  for (auto it = device.copies.begin();
+       it != device.copies.end() && device.copying < device.sms.profile().copy_engines;) {
+    const WorkPtr work = *it;
+    bool& taken = device.engines[static_cast<std::size_t>(work->engine)];
+    if (taken && work->engine != Engine::in_device) {
+      ++it;
+      continue;
+    }
+    taken = true;
+    ++device.copying;
+    it = device.copies.erase(it);
+    timers_.push({time_ + work->duration, work});
+    any = true;
+  }
+  return any;
 }
 
 bool Clock::start_heads() {
@@ -125,53 +158,54 @@ bool Clock::start_heads() {
 
 bool Clock::start_ready() {
   bool any = start_heads();
-  for (std::size_t i = 0; i < unbound_.size();) {
-    if (!is_ready(*unbound_[i], time_)) {
-      ++i;
-      continue;
-    }
-    const WorkPtr work = unbound_[i];
-    unbound_.erase(unbound_.begin() + static_cast<std::ptrdiff_t>(i));
-    begin(work);
-    any = true;
-  }
+  std::vector<WorkPtr> ready;
+  std::erase_if(unbound_, [&](const WorkPtr& work) {
+    if (!is_ready(*work, time_)) return false;
+    ready.push_back(work);
+    return true;
+  });
+  for (const WorkPtr& work : ready) begin(work);
+  any = any || !ready.empty();
+  for (DeviceLoad& device : devices_) any = start_copies(device) || any;
   return any;
-}
-
-void Clock::place_block(DeviceLoad& device, const WorkPtr& work, int sm) {
-  Grid& grid = *work->grid;
-  SmLoad& load = device.sms[static_cast<std::size_t>(sm)];
-  ++load.blocks;
-  load.threads += grid.block_threads;
-  const unsigned index = grid.placed++;
-  ++grid.running;
-  gctxSimBlock block{};
-  block.block[0] = index % grid.blocks[0];
-  block.block[1] = index / grid.blocks[0] % grid.blocks[1];
-  block.block[2] = index / grid.blocks[0] / grid.blocks[1];
-  std::copy(grid.blocks.begin(), grid.blocks.end(), block.grid);
-  std::copy(grid.threads.begin(), grid.threads.end(), block.threads);
-  block.index = index;
-  block.smid = static_cast<unsigned>(sm);
-  block.device = work->device;
-  block.start_ns = time_;
-  block.end_ns = time_ + grid.block_ns;
-  if (grid.built_in) grid.built_in(block);
-  if (grid.function != nullptr) block_calls_.push_back({work, block});
-  running_.push({block.end_ns, work->sequence, sm, work});
 }
 
 void Clock::place_blocks(DeviceLoad& device) {
   for (auto it = device.grids.begin(); it != device.grids.end();) {
     const WorkPtr work = *it;
-    const Grid& grid = *work->grid;
+    Grid& grid = *work->grid;
     while (grid.placed < grid.total) {
-      const std::vector<int> sms = room_for_next(device.sms, grid, device.chip->profile());
+      std::vector<std::size_t> sms;
+      if (grid.cluster > 1) {
+        sms = device.sms.room_together(grid.parts, grid.needs, grid.cluster);
+      } else if (const auto sm = device.sms.room(grid.sms, grid.needs)) {
+        sms = {*sm};
+      }
       if (sms.empty()) break;
-      for (const int sm : sms) place_block(device, work, sm);
+      const std::uint64_t length = run_length(grid);
+      for (const std::size_t sm : sms) {
+        device.sms.place(sm, {work, grid.placed, length, grid.needs, grid.cost}, time_);
+        grid.placed += length;
+      }
     }
     it = grid.placed == grid.total ? device.grids.erase(it) : it + 1;
   }
+}
+
+void Clock::end_blocks(std::size_t sm, const Resident& resident) {
+  const WorkPtr& work = resident.work;
+  Grid& grid = *work->grid;
+  grid.ended += resident.count;
+  if (grid.sees_blocks()) {
+    const gctxSimBlock block = describe(*work, resident, sm, time_);
+    if (grid.built_in) grid.built_in(block);
+    // The grid is over when its last function has returned.
+    if (grid.function != nullptr) {
+      block_calls_.push_back({work, block});
+      return;
+    }
+  }
+  if (grid.ended == grid.total) complete(work);
 }
 
 void Clock::complete(const WorkPtr& work) {
@@ -179,38 +213,65 @@ void Clock::complete(const WorkPtr& work) {
   work->ended = time_;
   work->after.clear();
   --outstanding_;
+  if (work->engine != Engine::none) {
+    DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
+    device.engines[static_cast<std::size_t>(work->engine)] = false;
+    --device.copying;
+  }
   if (work->effect) work->effect();
-  if (work->host) host_calls_.push_back(std::move(work->host));
   work->effect = nullptr;
+  work->host = nullptr;
   work->grid.reset();
   work->queues.reset();
 }
 
-bool Clock::call_host(Lock& lock) {
-  if (block_calls_.empty() && host_calls_.empty()) return false;
-  const auto blocks = std::exchange(block_calls_, {});
-  const auto calls = std::exchange(host_calls_, {});
+bool Clock::call_blocks(Lock& lock) {
+  if (block_calls_.empty()) return false;
+  const auto calls = std::exchange(block_calls_, {});
   lock.unlock();
-  for (HostCall call : blocks) {
-    const Grid& grid = *call.work->grid;
-    std::vector<void*> values;
-    std::vector<std::size_t> sizes;
-    for (const auto& argument : grid.arguments) {
-      values.push_back(const_cast<unsigned char*>(argument.data()));
-      sizes.push_back(argument.size());
+  {
+    const HostThreads::InsideFunction inside;
+    for (BlockCall call : calls) {
+      const Grid& grid = *call.work->grid;
+      std::vector<void*> values;
+      std::vector<std::size_t> sizes;
+      for (const auto& argument : grid.arguments) {
+        values.push_back(const_cast<unsigned char*>(argument.data()));
+        sizes.push_back(argument.size());
+      }
+      call.block.arguments = values.data();
+      call.block.argument_sizes = sizes.data();
+      call.block.argument_count = static_cast<unsigned>(values.size());
+      grid.function(grid.user, &call.block);
     }
-    call.block.arguments = values.data();
-    call.block.argument_sizes = sizes.data();
-    call.block.argument_count = static_cast<unsigned>(values.size());
-    grid.function(grid.user, &call.block);
   }
-  for (const auto& call : calls) call();
   lock.lock();
+  for (const BlockCall& call : calls) {
+    if (call.work->grid && call.work->grid->ended == call.work->grid->total) complete(call.work);
+  }
   return true;
 }
 
-std::uint64_t Clock::next_moment() const {
-  std::uint64_t moment = running_.empty() ? never : running_.top().end;
+// Time stands still while a host function runs, but not for ever.
+bool Clock::wait_for_host(Lock& lock) {
+  const auto since = std::max_element(host_calls_.begin(), host_calls_.end(),
+                                      [](const HostCall& a, const HostCall& b) { return a.since < b.since; });
+  if (since == host_calls_.end()) return false;
+  const auto until = since->since + host_patience;
+  if (Wall::now() >= until) return false;
+  advanced_.wait_until(lock, until);
+  return true;
+}
+
+void Clock::host_returned(const WorkPtr& work) {
+  std::erase_if(host_calls_, [&](const HostCall& call) { return call.work == work; });
+  complete(work);
+  advanced_.notify_all();
+}
+
+std::uint64_t Clock::next_moment() {
+  std::uint64_t moment = timers_.empty() ? never : timers_.top().end;
+  for (DeviceLoad& device : devices_) moment = std::min(moment, device.sms.next_end(time_));
   const auto later = [&](const Work& work) {
     if (work.submitted > time_) moment = std::min(moment, work.submitted);
   };
@@ -219,72 +280,74 @@ std::uint64_t Clock::next_moment() const {
   return moment;
 }
 
-void Clock::run(Lock& lock, std::uint64_t limit, const Work* target) {
+// Up to `limit`, or until `reached`.
+template <class Reached>
+void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
+  advancing_ = true;
   while (true) {
     while (start_ready()) {
     }
     for (DeviceLoad& device : devices_) place_blocks(device);
-    // Host functions run unlocked: other threads may have queued more meanwhile.
-    if (call_host(lock)) continue;
-    if (target != nullptr && target->done) return;
+    // Functions run unlocked: other threads may have queued more meanwhile.
+    if (call_blocks(lock)) continue;
+    if (reached()) break;
+    if (wait_for_host(lock)) continue;
     const std::uint64_t moment = next_moment();
-    if (moment == never || (target == nullptr && moment > limit)) break;
+    if (moment == never || moment > limit) break;
     time_ = std::max(time_, moment);
-    while (!running_.empty() && running_.top().end <= time_) {
-      const Block block = running_.top();
-      running_.pop();
-      if (!block.work->grid) {
-        complete(block.work);
-        continue;
+    while (!timers_.empty() && timers_.top().end <= time_) {
+      const WorkPtr work = timers_.top().work;
+      timers_.pop();
+      if (work->bytes > 0) {
+        devices_[static_cast<std::size_t>(work->device)].sms.add_flow(work, work->bytes, time_);
+      } else {
+        complete(work);
       }
-      Grid& grid = *block.work->grid;
-      SmLoad& load = devices_[static_cast<std::size_t>(block.work->device)].sms[static_cast<std::size_t>(block.sm)];
-      --load.blocks;
-      load.threads -= grid.block_threads;
-      if (--grid.running == 0 && grid.placed == grid.total) complete(block.work);
+    }
+    for (DeviceLoad& device : devices_) {
+      device.sms.collect(
+          time_, [&](std::size_t sm, const Resident& resident) { end_blocks(sm, resident); },
+          [&](const WorkPtr& work) { complete(work); });
     }
   }
-  if (target == nullptr) time_ = std::max(time_, limit);
-}
-
-void Clock::catch_up(Lock& lock) {
-  if (advancing_) return;
-  if (outstanding_ == 0) {
-    time_ = std::max(time_, now_);
-    return;
-  }
-  advancing_ = true;
-  advancing_thread_ = std::this_thread::get_id();
-  run(lock, now_, nullptr);
   advancing_ = false;
   advanced_.notify_all();
 }
 
+void Clock::catch_up(Lock& lock) {
+  if (advancing_ || HostThreads::is_inside_function()) return;
+  const std::uint64_t limit = now_;
+  if (outstanding_ > 0) advance(lock, limit, [] { return false; });
+  if (!advancing_) time_ = std::max(time_, limit);
+}
+
 bool Clock::finish(Lock& lock, WorkPtr target) {
   while (target && !target->done) {
+    if (HostThreads::is_inside_function()) return false;
     if (advancing_) {
-      if (advancing_thread_ == std::this_thread::get_id()) return false;
       advanced_.wait(lock);
       continue;
     }
-    advancing_ = true;
-    advancing_thread_ = std::this_thread::get_id();
-    run(lock, never, target.get());
-    advancing_ = false;
-    advanced_.notify_all();
-    if (!target->done && next_moment() == never) return false;
+    advance(lock, never, [&] { return target->done; });
+    if (target->done || next_moment() != never) continue;
+    if (host_calls_.empty()) return false;
+    advanced_.wait(lock);
   }
   if (target) now_ = std::max(now_, target->ended);
   return true;
 }
 
-WorkPtr Clock::oldest() const {
-  WorkPtr found;
-  for (const Connection* connection : busy_) {
-    const WorkPtr& head = connection->waiting.front();
-    if (!found || head->sequence < found->sequence) found = head;
-  }
-  return found;
+void Clock::reach_host_function(Lock& lock) {
+  if (advancing_ || outstanding_ == 0) return;
+  const std::uint64_t made = host_calls_made_;
+  advance(lock, never, [&] { return host_calls_made_ != made; });
+  now_ = std::max(now_, time_);
+}
+
+void Clock::relieve(Lock& lock) {
+  if (advancing_ || HostThreads::is_inside_function()) return;
+  advance(lock, never, [&] { return !is_full(); });
+  now_ = std::max(now_, time_);
 }
 
 }  // namespace gctx::sim

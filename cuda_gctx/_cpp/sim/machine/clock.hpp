@@ -1,8 +1,9 @@
-// The virtual clock: work queued on streams occupies SMs, copy engines and hardware queues in virtual time. Nothing
-// moves by itself: work is carried out when somebody waits or asks.
+// The virtual clock: work queued on streams occupies SMs, copy engines, memory and hardware queues in virtual time. It
+// is carried out when somebody waits or asks; and, while a host function is due, when nobody has called for a while.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -10,17 +11,14 @@
 #include <memory>
 #include <mutex>
 #include <queue>
-#include <thread>
 #include <vector>
 
 #include "sim/abi/abi.hpp"
 #include "sim/abi/control.h"
 #include "sim/chip/chip.hpp"
+#include "sim/machine/sms.hpp"
 
 namespace gctx::sim {
-
-struct Work;
-using WorkPtr = std::shared_ptr<Work>;
 
 // A hardware queue. Its head blocks what stands behind it, also work of other streams.
 struct Connection {
@@ -43,11 +41,12 @@ struct Grid {
   SmSet sms;
   std::array<unsigned, 3> blocks{};
   std::array<unsigned, 3> threads{};
-  unsigned total = 0;
-  unsigned block_threads = 0;
-  unsigned placed = 0;
-  unsigned running = 0;
-  std::uint64_t block_ns = 0;
+  std::uint64_t total = 0;
+  std::uint64_t placed = 0;
+  std::uint64_t ended = 0;
+  std::uint64_t places = 1;  // blocks that run at once on empty SMs
+  BlockNeeds needs;
+  BlockCost cost;
   int priority = 0;
   unsigned cluster = 1;      // blocks that must be on SMs of one part at once
   std::vector<SmSet> parts;  // for clusters of more than one block
@@ -55,7 +54,12 @@ struct Grid {
   void* user = nullptr;
   std::function<void(const gctxSimBlock&)> built_in;
   std::vector<std::vector<unsigned char>> arguments;
+
+  bool sees_blocks() const noexcept { return function != nullptr || built_in != nullptr; }
 };
+
+// What copies go through. Those of one direction share the link to the host, so they take turns.
+enum class Engine { none, to_device, to_host, in_device };
 
 struct Work {
   std::vector<WorkPtr> after;
@@ -63,30 +67,29 @@ struct Work {
   std::uint64_t duration = 0;  // of work that is no grid
   std::uint64_t sequence = 0;
   int device = 0;
+  Engine engine = Engine::none;
+  double bytes = 0;                  // that a copy or a fill moves inside device memory, after its duration
   std::shared_ptr<QueueSet> queues;  // keeps the connection alive
   Connection* connection = nullptr;  // null: bound by its dependencies alone
   std::unique_ptr<Grid> grid;
   std::function<void()> effect;  // at completion, with the machine locked
-  std::function<void()> host;    // at completion, with the machine unlocked
+  std::function<void()> host;    // instead of a duration: called on a thread of the machine, done when it returns
   bool done = false;
   std::uint64_t ended = 0;
 };
 
-struct SmLoad {
-  unsigned blocks = 0;
-  unsigned threads = 0;
-};
+class HostThreads;
 
 class Clock {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  Clock() = default;
+  explicit Clock(HostThreads& host_threads) : host_threads_(host_threads) {}
   ~Clock();
   Clock(const Clock&) = delete;
   Clock& operator=(const Clock&) = delete;
 
-  void add_device(const Chip& chip) { devices_.push_back({&chip, std::vector<SmLoad>(chip.sm_count()), {}}); }
+  void add_device(const Chip& chip) { devices_.push_back({Sms(chip), {}, {}, {}, 0}); }
 
   std::uint64_t now() const noexcept { return now_; }
   void pass(std::uint64_t ns) noexcept { now_ += ns; }
@@ -95,55 +98,71 @@ class Clock {
   // Carries out what is over by now. Does not wait for another thread that is at it.
   void catch_up(Lock& lock);
   // Carries out work until `target` is done, and moves the time of the host there. False when that cannot be: called
-  // from inside a kernel or host function of this machine, where waiting is not allowed.
+  // from inside a kernel or host function, where waiting is not allowed.
   bool finish(Lock& lock, WorkPtr target);
+  // Lets time pass until the next host function is called: a program that makes no calls waits for it.
+  void reach_host_function(Lock& lock);
+  // A host function has returned.
+  void host_returned(const WorkPtr& work);
   // The real driver lets about a thousand launches wait before it makes the caller wait.
   bool is_full() const noexcept { return outstanding_ > 1024; }
-  WorkPtr oldest() const;
-  bool is_idle() const noexcept { return outstanding_ == 0; }
+  // Makes room when it is full.
+  void relieve(Lock& lock);
 
  private:
-  struct Block {
+  using Wall = std::chrono::steady_clock;
+
+  struct Timer {
     std::uint64_t end;
-    std::uint64_t sequence;
-    int sm;
     WorkPtr work;
-    bool operator>(const Block& other) const noexcept {
-      return end != other.end ? end > other.end : sequence > other.sequence;
+    bool operator>(const Timer& other) const noexcept {
+      return end != other.end ? end > other.end : work->sequence > other.work->sequence;
     }
   };
   struct DeviceLoad {
-    const Chip* chip;
-    std::vector<SmLoad> sms;
-    std::vector<WorkPtr> grids;  // started, with blocks still to place; in the order in which they are served
+    Sms sms;
+    std::vector<WorkPtr> grids;   // started, with blocks still to place; in the order in which they are served
+    std::deque<WorkPtr> copies;   // that wait for an engine
+    std::array<bool, 4> engines;  // a copy in this direction is under way
+    int copying;
   };
-  struct HostCall {
+  struct BlockCall {
     WorkPtr work;
     gctxSimBlock block;
   };
+  struct HostCall {
+    WorkPtr work;
+    Wall::time_point since;
+  };
 
-  void run(Lock& lock, std::uint64_t limit, const Work* target);
+  template <class Reached>
+  void advance(Lock& lock, std::uint64_t limit, Reached&& reached);
   bool start_ready();
   bool start_heads();
   void begin(const WorkPtr& work);
+  void begin_grid(const WorkPtr& work);
+  bool start_copies(DeviceLoad& device);
+  void queue_grid(DeviceLoad& device, const WorkPtr& work);
   void place_blocks(DeviceLoad& device);
-  void place_block(DeviceLoad& device, const WorkPtr& work, int sm);
+  void end_blocks(std::size_t sm, const Resident& resident);
   void complete(const WorkPtr& work);
-  bool call_host(Lock& lock);
-  std::uint64_t next_moment() const;
+  bool call_blocks(Lock& lock);
+  bool wait_for_host(Lock& lock);
+  std::uint64_t next_moment();
 
+  HostThreads& host_threads_;
   std::vector<DeviceLoad> devices_;
   std::vector<Connection*> busy_;
   std::vector<WorkPtr> unbound_;  // without a connection, not started
-  std::priority_queue<Block, std::vector<Block>, std::greater<>> running_;
-  std::vector<HostCall> block_calls_;
-  std::vector<std::function<void()>> host_calls_;
+  std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
+  std::vector<BlockCall> block_calls_;
+  std::vector<HostCall> host_calls_;  // given to the host threads, not returned
+  std::uint64_t host_calls_made_ = 0;
   std::uint64_t now_ = 0;   // of the host
   std::uint64_t time_ = 0;  // up to which work has been carried out
   std::uint64_t sequence_ = 0;
   std::uint64_t outstanding_ = 0;
   bool advancing_ = false;
-  std::thread::id advancing_thread_;
   std::condition_variable advanced_;
 };
 

@@ -11,9 +11,9 @@ inline constexpr std::uint64_t live_context_bytes = std::uint64_t{5} << 20;
 // Never comes back before the device is reset.
 inline constexpr std::uint64_t lost_context_bytes = std::uint64_t{4} << 20;
 
-// The clock of an H200; assumed for the other cards.
-inline constexpr std::uint64_t clock_khz = 1'980'000;
-inline constexpr std::uint64_t cycles_to_ns(std::uint64_t cycles) { return cycles * 1000 / (clock_khz / 1000); }
+inline std::uint64_t cycles_to_ns(const Profile& card, std::uint64_t cycles) {
+  return cycles * 1000 / (static_cast<std::uint64_t>(card.clock_khz) / 1000);
+}
 
 inline std::uint64_t used_memory(const Device& device) {
   return device.allocated + device.green_contexts * live_context_bytes + device.lost;

@@ -53,14 +53,10 @@ ThreadIndex::~ThreadIndex() {
   Present& here = present();
   if (here.forked || here.over) return;
   {
-    // What was current to a thread is forgotten with it.
     const std::scoped_lock lock(here.mutex);
-    const auto forget = [&](Machine& machine) {
-      if (name.index < machine.threads.size()) machine.threads[name.index].reset();
-    };
-    if (here.machine) forget(*here.machine);
+    if (here.machine) here.machine->forget(name);
     for (const auto& machine : here.aside) {
-      if (machine) forget(*machine);
+      if (machine) machine->forget(name);
     }
   }
   FreeIndices& indices = free_indices();
@@ -76,6 +72,10 @@ void after_fork_in_parent() { present().mutex.unlock(); }
 void after_fork_in_child() {
   Present& here = present();
   here.forked = here.machine != nullptr && here.machine->initialized;
+  if (here.machine) here.machine->host_threads.abandon();
+  for (const auto& machine : here.aside) {
+    if (machine) machine->host_threads.abandon();
+  }
   here.mutex.unlock();
 }
 
@@ -107,6 +107,7 @@ Present& present() {
 Machine::Machine(const Spec& wanted, unsigned number)
     : spec(wanted),
       epoch(number),
+      clock(host_threads),
       contexts(Kind::context, number),
       streams(Kind::stream, number),
       events(Kind::event, number),
@@ -149,6 +150,23 @@ ThreadState& Machine::thread() {
   return *state;
 }
 
+void Machine::drop(Graph& graph) {
+  for (GraphNode* node : graph.nodes) graph_nodes.remove(*node);
+  graphs.remove(graph);
+}
+
+void Machine::forget(const ThreadName& name) {
+  if (name.index < threads.size()) threads[name.index].reset();
+  contexts.each([&](Context& context) {
+    const auto found = context.thread_streams.find(name.serial);
+    if (found == context.thread_streams.end()) return;
+    // What is still to be done goes on; until then others of the context wait for it.
+    if (found->second->last && !found->second->last->done) return;
+    Capture::leave(*this, *found->second);
+    context.thread_streams.erase(found);
+  });
+}
+
 void Machine::made(Object& object) {
   object.id = next_id();
   object.order = ++created;
@@ -161,6 +179,7 @@ void Machine::made(Object& object) {
 void configure(Present& here, std::string_view text) {
   const Spec spec = Spec::parse(text);
   here.machine = std::make_shared<Machine>(spec, ++epoch_count);
+  here.machine->host_threads.serve(here.machine);
   here.forked = false;
 }
 

@@ -17,6 +17,7 @@
 #include "sim/machine/clock.hpp"
 #include "sim/machine/faults.hpp"
 #include "sim/machine/handles.hpp"
+#include "sim/machine/host_threads.hpp"
 #include "sim/machine/ledger.hpp"
 #include "sim/machine/spec.hpp"
 
@@ -30,7 +31,7 @@ struct Traits {
 };
 
 struct Context;
-struct Capture;
+class Capture;
 struct GraphNode;
 
 struct Stream : Object {
@@ -155,6 +156,7 @@ struct Image {
   std::vector<std::shared_ptr<KernelCode>> kernels;
 };
 
+struct Machine;
 struct Library;
 struct Function;
 struct Kernel;
@@ -204,6 +206,8 @@ struct GraphNode : Object {
   std::function<void()> effect;
   std::function<void()> host;
   std::uint64_t duration = 0;
+  Engine engine = Engine::none;
+  double bytes = 0;
   std::vector<GraphNode*> after;
 };
 
@@ -218,14 +222,40 @@ struct GraphExec : Object {
   WorkPtr last;
 };
 
-struct Capture {
-  std::uint64_t id = 0;
-  Graph* graph = nullptr;
-  Stream* origin = nullptr;
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  std::uint64_t thread = 0;
-  bool invalid = false;
-  std::set<Stream*> streams;
+// A capture from its begin to its end. Events that were recorded in it may outlive it: they find it over, and what it
+// pointed to is then not there any more.
+class Capture {
+ public:
+  enum class State { active, invalidated, over };
+
+  Capture(Graph& graph, Stream& origin, CUstreamCaptureMode mode, std::uint64_t thread);
+
+  State state() const noexcept { return state_; }
+  bool is_active() const noexcept { return state_ == State::active; }
+  std::uint64_t id() const noexcept { return id_; }
+  CUstreamCaptureMode mode() const noexcept { return mode_; }
+  std::uint64_t thread() const noexcept { return thread_; }
+  // Until it is over.
+  Graph& graph() const noexcept { return *graph_; }
+  Stream& origin() const noexcept { return *origin_; }
+
+  void invalidate() noexcept;
+  // A stream takes part in one capture at a time, from here until it leaves or the capture is over.
+  static void join(const std::shared_ptr<Capture>& capture, Stream& stream);
+  // The stream is destroyed. A capture without the stream that it began on can never be ended: it is over, and its
+  // graph is dropped.
+  static void leave(Machine& machine, Stream& stream);
+  // All streams go back to normal, and the graph is handed over or, if nobody wants it, dropped.
+  Graph* end(Machine& machine, bool keep_graph);
+
+ private:
+  std::uint64_t id_;
+  State state_ = State::active;
+  Graph* graph_;
+  Stream* origin_;
+  CUstreamCaptureMode mode_;
+  std::uint64_t thread_;
+  std::set<Stream*> streams_;
 };
 
 struct Device {
@@ -246,7 +276,7 @@ struct Device {
 struct RegisteredKernel {
   gctxSimKernelFunction function = nullptr;
   void* user = nullptr;
-  std::uint64_t block_ns = 0;
+  gctxSimKernelCost cost{};
   std::vector<std::size_t> argument_sizes;
   bool arguments_known = false;
 };
@@ -266,6 +296,12 @@ struct CurrentContext {
   unsigned flags = 0;
 };
 
+// A thread's serial number (never used again) and its index (used again after the thread's end).
+struct ThreadName {
+  std::uint64_t serial;
+  std::size_t index;
+};
+
 struct ThreadState {
   std::vector<CurrentContext> stack;
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -283,11 +319,13 @@ struct Machine {
   bool initialized = false;
   std::shared_ptr<const Chip> chip;
   std::vector<Device> devices;
+  HostThreads host_threads;
   Clock clock;
   Ledger ledger;
   Faults faults;
   Tracer tracer;
   std::array<std::uint64_t, function_count> calls{};
+  std::uint64_t calls_made = 0;
 
   HandleTable<Context> contexts;
   std::size_t green_contexts = 0;  // alive
@@ -312,14 +350,12 @@ struct Machine {
   int version() const noexcept { return spec.driver_version; }
   ThreadState& thread();
   void made(Object& object);  // stamps a new object
+  void drop(Graph& graph);    // with its nodes
+  // A thread has ended: what is kept for it goes.
+  void forget(const ThreadName& name);
 };
 
 std::uint64_t next_id();
-// The calling thread's serial number (never used again) and its index (used again after the thread's end).
-struct ThreadName {
-  std::uint64_t serial;
-  std::size_t index;
-};
 ThreadName this_thread();
 
 // The one machine that calls go to, behind the one lock.

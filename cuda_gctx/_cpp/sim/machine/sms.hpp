@@ -1,0 +1,101 @@
+// The SMs of one device while kernels run: what is on each of them, who shares it, and how fast it goes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "sim/chip/chip.hpp"
+
+namespace gctx::sim {
+
+struct Work;
+using WorkPtr = std::shared_ptr<Work>;
+
+// What one block takes of an SM while it is there: threads in whole warps.
+struct BlockNeeds {
+  unsigned threads = 0;
+  unsigned registers = 0;
+  std::size_t shared_bytes = 0;  // what the system reserves for each block included
+};
+
+// What one block costs. `compute_ns` is its time alone on an SM, `throughput` the part of the SM's throughput that it
+// uses then (0: it only waits, as a spinning kernel does), `bytes` what it moves to and from device memory.
+struct BlockCost {
+  double compute_ns = 0;
+  double throughput = 1;
+  double bytes = 0;
+};
+
+// Blocks of one grid that follow each other in one place of an SM.
+struct Resident {
+  WorkPtr work;
+  std::uint64_t index = 0;  // of the first block
+  std::uint64_t count = 1;
+  BlockNeeds needs;
+  BlockCost cost;
+  double alone_ns = 0;  // of one block, alone on the device
+  double left_ns = 0;   // of all of them, at full speed
+  double rate = 1;
+  std::uint64_t started = 0;
+};
+
+class Sms {
+ public:
+  explicit Sms(const Chip& chip);
+
+  const Profile& profile() const noexcept { return chip_->profile(); }
+  // How many such blocks fit on an empty SM.
+  static unsigned capacity(const Profile& profile, const BlockNeeds& needs);
+  // The time of a block that has the device to itself.
+  double alone_ns(const BlockCost& cost) const;
+
+  // The SM of `among` with the fewest blocks where one more fits. Blocks go breadth first: assumed; recordings show
+  // only that every SM of a partition is used by a grid that fills it.
+  std::optional<std::size_t> room(const SmSet& among, const BlockNeeds& needs) const;
+  // SMs for `count` blocks at once, all in one of `parts`; empty if there is no room.
+  std::vector<std::size_t> room_together(const std::vector<SmSet>& parts, const BlockNeeds& needs,
+                                         unsigned count) const;
+  void place(std::size_t sm, Resident resident, std::uint64_t now);
+
+  // Copies and fills inside device memory take their part of its bandwidth.
+  void add_flow(const WorkPtr& work, double bytes, std::uint64_t now);
+
+  // The next moment at which something ends; `never` if nothing runs.
+  std::uint64_t next_end(std::uint64_t now);
+  // Takes away what has ended by `now`.
+  void collect(std::uint64_t now, const std::function<void(std::size_t sm, const Resident&)>& ended,
+               const std::function<void(const WorkPtr&)>& flow_ended);
+  // Ends runs of blocks after the one that runs, on the SMs of a set, and reports how many were given back.
+  void cut_short(const SmSet& among, std::uint64_t now,
+                 const std::function<std::uint64_t(Resident&, std::uint64_t running)>& cut);
+
+ private:
+  struct Sm {
+    unsigned blocks = 0;
+    unsigned threads = 0;
+    unsigned registers = 0;
+    std::size_t shared_bytes = 0;
+    double demand = 0;  // bytes per ns that it would move if memory had no limit but the SM's own
+    std::vector<Resident> residents;
+  };
+  struct Flow {
+    WorkPtr work;
+    double left_bytes;
+    double rate = 0;
+  };
+  bool fits(const Sm& sm, const BlockNeeds& needs) const;
+  void progress(std::uint64_t now);
+  void set_rates();
+
+  const Chip* chip_;
+  std::vector<Sm> sms_;
+  SmSet busy_;
+  std::vector<Flow> flows_;
+  std::uint64_t updated_ = 0;
+  bool stale_ = false;  // the rates do not fit what runs
+};
+
+}  // namespace gctx::sim
