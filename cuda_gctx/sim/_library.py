@@ -12,13 +12,13 @@ __all__ = ["Block", "Library", "library_folder", "library_path"]
 
 
 def library_folder() -> str:
-    """The folder that holds the software driver's ``libcuda.so.1``."""
+    """The folder with the software driver under the driver's own names: ``libcuda.so.1`` and ``libcuda.so``."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 
 
 def library_path() -> str:
-    """The software driver's library."""
-    return os.path.join(library_folder(), "libcuda.so.1")
+    """The software driver itself."""
+    return os.path.join(library_folder(), "libcuda_gctx_sim.so")
 
 
 class Block(ctypes.Structure):

@@ -108,6 +108,7 @@ class Ledger:
     lost_bytes: int
     green_contexts_made: int
     green_contexts_destroyed: int
+    absent: dict[str, int]  # calls of functions that are not modelled
 
     @property
     def faults(self) -> tuple[Misuse, ...]:
@@ -127,6 +128,7 @@ class Ledger:
         lines = ["ledger (simulated): " + ("clean" if self.is_clean else "not clean")]
         lines += [f"  alive: {found}" for found in self.live]
         lines += [f"  {note}" for note in self.misuse]
+        lines += [f"  not modelled: {name}, called {count} times" for name, count in self.absent.items()]
         if self.lost_bytes:
             lines.append(f"  device memory lost to destroyed green contexts: {self.lost_bytes} bytes")
         return "\n".join(lines)
@@ -143,6 +145,7 @@ class Ledger:
             lost_bytes=data["lost_bytes"],
             green_contexts_made=data["green_contexts_made"],
             green_contexts_destroyed=data["green_contexts_destroyed"],
+            absent=data["absent"],
         )
 
 

@@ -1,7 +1,10 @@
 // The table of functions: names, addresses, versions; and the names of errors.
 #include "sim/abi/functions.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
+#include <vector>
 
 #include "sim/abi/abi.hpp"
 
@@ -20,24 +23,41 @@ void* const addresses[] = {
 #undef GCTX_SIM_FUNCTION
 };
 
-using NameMap = std::multimap<std::string_view, std::size_t>;
+constexpr FunctionInfo absent[] = {
+#define GCTX_SIM_ABSENT(symbol, base, since) {#symbol, #base, since},
+#include "sim/abi/absent.def"
+#undef GCTX_SIM_ABSENT
+};
 
-// Oldest variant first for each base name: a multimap keeps the order in which equal keys came.
+struct Exported {
+  const FunctionInfo* info;
+  void* address;
+  void* per_thread;  // the same without a variant for threads
+};
+
+using NameMap = std::multimap<std::string_view, Exported>;
+
+NameMap make_map(const char* FunctionInfo::* name) {
+  std::vector<Exported> all;
+  for (std::size_t i = 0; i < function_count; ++i) all.push_back({&table[i], addresses[i], addresses[i]});
+  for (const PerThreadFunction* variant = per_thread_functions; variant->address != nullptr; ++variant) {
+    all[static_cast<std::size_t>(variant->function)].per_thread = variant->address;
+  }
+  for (std::size_t i = 0; i < absent_count; ++i) all.push_back({&absent[i], absent_addresses[i], absent_addresses[i]});
+  // Oldest variant first for each name: a multimap keeps the order in which equal keys came.
+  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.info->since < b.info->since; });
+  NameMap made;
+  for (const Exported& one : all) made.emplace(one.info->*name, one);
+  return made;
+}
+
 const NameMap& by_base() {
-  static const NameMap map = [] {
-    NameMap made;
-    for (std::size_t i = 0; i < function_count; ++i) made.emplace(table[i].base, i);
-    return made;
-  }();
+  static const NameMap map = make_map(&FunctionInfo::base);
   return map;
 }
 
-const std::map<std::string_view, std::size_t>& by_symbol() {
-  static const std::map<std::string_view, std::size_t> map = [] {
-    std::map<std::string_view, std::size_t> made;
-    for (std::size_t i = 0; i < function_count; ++i) made.emplace(table[i].symbol, i);
-    return made;
-  }();
+const NameMap& by_symbol() {
+  static const NameMap map = make_map(&FunctionInfo::symbol);
   return map;
 }
 
@@ -51,29 +71,30 @@ constexpr ErrorText errors[] = {
 
 const FunctionInfo& info(Fn function) { return table[static_cast<std::size_t>(function)]; }
 
-bool is_function_name(std::string_view name) { return by_base().contains(name) || by_symbol().contains(name); }
+const FunctionInfo& absent_info(std::size_t index) { return absent[index]; }
 
-FoundFunction find_function(std::string_view name, int wanted, int driver_version) {
+bool is_function_name(std::string_view name) {
+  return std::any_of(std::begin(table), std::end(table),
+                     [&](const FunctionInfo& one) { return name == one.base || name == one.symbol; });
+}
+
+FoundFunction find_function(std::string_view name, int wanted, int driver_version, bool per_thread) {
   FoundFunction found;
-  const auto [first, last] = by_base().equal_range(name);
-  for (auto it = first; it != last; ++it) {
-    const FunctionInfo& candidate = table[it->second];
-    if (candidate.since > driver_version) continue;
-    if (candidate.since > wanted) {
-      found.too_old_request = found.address == nullptr;
-      continue;
+  const auto look_among = [&](const NameMap& names) {
+    const auto [first, last] = names.equal_range(name);
+    for (auto it = first; it != last; ++it) {
+      const Exported& candidate = it->second;
+      if (candidate.info->since > driver_version) continue;
+      if (candidate.info->since > wanted) {
+        found.too_old_request = found.address == nullptr;
+        continue;
+      }
+      found.address = per_thread ? candidate.per_thread : candidate.address;
     }
-    found.address = addresses[it->second];
-  }
-  if (first != last) return found;
+    return first != last;
+  };
   // A full name ("cuStreamGetCtx_v2") is taken as well. Assumed: the documentation speaks of base names only.
-  const auto it = by_symbol().find(name);
-  if (it == by_symbol().end() || table[it->second].since > driver_version) return found;
-  if (table[it->second].since > wanted) {
-    found.too_old_request = true;
-  } else {
-    found.address = addresses[it->second];
-  }
+  if (!look_among(by_base())) look_among(by_symbol());
   return found;
 }
 

@@ -1,4 +1,7 @@
 // The calls that work before everything else: cuInit, cuGetProcAddress, versions, error names.
+#include <bitset>
+#include <cstdio>
+
 #include "sim/calls/entry.hpp"
 
 namespace gctx::sim {
@@ -8,12 +11,11 @@ CUresult get_address(Call& c, const char* symbol, void** out, int version, cuuin
                      CUdriverProcAddressQueryResult* status) {
   constexpr cuuint64_t known = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
   if (symbol == nullptr || out == nullptr || version <= 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
-  // The variants whose default stream is the thread's own are not modelled.
-  if ((flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0) return CUDA_ERROR_NOT_SUPPORTED;
   *out = nullptr;
   // Recorded: a version that the driver does not have yet is no value.
   if (version > c.version()) return CUDA_ERROR_INVALID_VALUE;
-  const FoundFunction found = find_function(symbol, version, c.version());
+  const FoundFunction found =
+      find_function(symbol, version, c.version(), (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0);
   *out = found.address;
   const auto answer = found.address != nullptr ? CU_GET_PROC_ADDRESS_SUCCESS
                       : found.too_old_request  ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
@@ -27,11 +29,34 @@ CUresult get_address(Call& c, const char* symbol, void** out, int version, cuuin
 }
 
 }  // namespace
+
+int answer_absent(std::size_t index) {
+  static std::bitset<absent_count> named;
+  Present& here = present();
+  const std::scoped_lock lock(here.mutex);
+  if (here.machine) ++here.machine->absent_calls[index];
+  if (!named.test(index)) {
+    named.set(index);
+    std::fprintf(stderr, "cuda_gctx software driver (simulated): %s is not modelled: CUDA_ERROR_NOT_SUPPORTED\n",
+                 absent_info(index).symbol);
+  }
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 }  // namespace gctx::sim
 
 using namespace gctx::sim;
 
 extern "C" {
+
+// Tables that NVIDIA's own libraries use among themselves. NVRTC asks, and goes on without.
+CUresult CUDAAPI cuGetExportTable(const void** table, const CUuuid* id) {
+  return call<Fn::cuGetExportTable, true>([&](Call&) {
+    if (table == nullptr || id == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *table = nullptr;
+    return CUDA_ERROR_NOT_FOUND;
+  });
+}
 
 CUresult CUDAAPI cuInit(unsigned flags) {
   return call<Fn::cuInit, true>([&](Call& c) {

@@ -125,11 +125,12 @@ Context* find_green(Call& call, CUgreenCtx handle, CUresult& result) {
 
 Stream* find_stream(Call& call, CUstream handle, CUresult& result) {
   const std::uint64_t value = number(handle);
-  if (handle == nullptr || handle == CU_STREAM_LEGACY) {
+  const bool own = handle == CU_STREAM_PER_THREAD || (handle == nullptr && default_stream_is_the_threads());
+  if (!own && (handle == nullptr || handle == CU_STREAM_LEGACY)) {
     Context* context = current_context(call, result);
     return context == nullptr ? nullptr : context->default_stream.get();
   }
-  if (handle == CU_STREAM_PER_THREAD) {
+  if (own) {
     Context* context = current_context(call, result);
     if (context == nullptr) return nullptr;
     if (context->is_green()) {

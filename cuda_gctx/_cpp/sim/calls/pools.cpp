@@ -27,6 +27,8 @@ Pool* find_pool(Call& c, CUmemoryPool handle, CUresult& result) {
 CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdeviceptr* out) {
   // Allocations inside graphs are not modelled.
   if (stream.capture) return CUDA_ERROR_NOT_SUPPORTED;
+  // Recorded: no bytes are no error here, and have no address.
+  if (size == 0) return give(out, CUdeviceptr{0});
   Device& device = c.machine.devices[static_cast<std::size_t>(pool.device)];
   if (const CUresult result = allocate(c, device, size, &pool, out); result != CUDA_SUCCESS) return result;
   GraphNode node;
@@ -165,6 +167,7 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     Stream* stream = find_stream(c, handle, result);
     if (stream == nullptr) return result;
     if (stream->capture) return CUDA_ERROR_NOT_SUPPORTED;
+    if (address == 0) return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
     const auto found = c.machine.allocations.find(address);
     if (found == c.machine.allocations.end() || found->second.type != CU_MEMORYTYPE_DEVICE || found->second.freeing) {
       const bool again = c.machine.freed.contains(address) || found != c.machine.allocations.end();

@@ -24,6 +24,18 @@ CUresult create(CUstream* out, unsigned flags, int priority) {
   });
 }
 
+// How the thread waits for functions makes no difference here.
+template <Fn which>
+CUresult launch_host_function(CUstream handle, CUhostFn function, void* user, unsigned mode) {
+  return with_stream<which>(handle, [&](Call& c, Stream& stream) {
+    if (function == nullptr || mode > CU_HOST_TASK_SPINWAIT) return CUDA_ERROR_INVALID_VALUE;
+    GraphNode node;
+    node.type = CU_GRAPH_NODE_TYPE_HOST;
+    node.host = [function, user] { function(user); };
+    return enqueue(c, stream, std::move(node));
+  });
+}
+
 bool is_special(CUstream handle) {
   return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
 }
@@ -127,13 +139,11 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
 }
 
 CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void* user) {
-  return with_stream<Fn::cuLaunchHostFunc>(handle, [&](Call& c, Stream& stream) {
-    if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    GraphNode node;
-    node.type = CU_GRAPH_NODE_TYPE_HOST;
-    node.host = [function, user] { function(user); };
-    return enqueue(c, stream, std::move(node));
-  });
+  return launch_host_function<Fn::cuLaunchHostFunc>(handle, function, user, CU_HOST_TASK_BLOCKING);
+}
+
+CUresult CUDAAPI cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void* user, unsigned mode) {
+  return launch_host_function<Fn::cuLaunchHostFunc_v2>(handle, function, user, mode);
 }
 
 CUresult CUDAAPI cuStreamAddCallback(CUstream handle, CUstreamCallback function, void* user, unsigned flags) {

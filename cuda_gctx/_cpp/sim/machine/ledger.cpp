@@ -106,6 +106,11 @@ std::string ledger_json(const Machine& machine) {
     json.end_object();
   }
   json.end_array();
+  json.key("absent").begin_object();
+  for (std::size_t i = 0; i < absent_count; ++i) {
+    if (machine.absent_calls[i] != 0) json.key(absent_info(i).symbol).value(machine.absent_calls[i]);
+  }
+  json.end_object();
   std::uint64_t lost = 0;
   for (const Device& device : machine.devices) lost += device.lost;
   json.key("misuse_not_listed").value(machine.ledger.dropped);

@@ -326,6 +326,7 @@ struct Machine {
   Tracer tracer;
   std::array<std::uint64_t, function_count> calls{};
   std::uint64_t calls_made = 0;
+  std::array<std::uint64_t, absent_count> absent_calls{};
 
   HandleTable<Context> contexts;
   std::size_t green_contexts = 0;  // alive
