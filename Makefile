@@ -4,6 +4,7 @@
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
+#   make fuzz     call the software driver at random for FUZZ_SECONDS (60), with sanitizers for addresses and undefined behaviour
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
 #   make wheels   build the distributions into dist, for every interpreter in PYTHONS
 #   make reproducible  build them twice, and fail where the bytes differ
@@ -23,7 +24,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gct
 CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test develop sanitize instructions lint lint-cpp lint-cython lint-python format wheels reproducible sbom clean
+.PHONY: demo test develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format wheels reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -55,6 +56,16 @@ sanitize: $(VENV)/builders
 	  cmake --build $$folder; \
 	  ctest --test-dir $$folder --output-on-failure; \
 	done
+
+FUZZ_SECONDS ?= 60
+FUZZ_SEED ?= $(shell date +%s)
+fuzz: $(VENV)/builders
+	set -e; include=$$($(BIN)/python -c "import importlib.metadata as m; print(next(f.locate().parent for f in \
+	  m.files('nvidia-cuda-runtime') if f.name == 'cuda.h'))"); \
+	cmake -G Ninja -S cuda_gctx/_cpp -B build/sanitize-address \
+	  -DCUDA_GCTX_CUDA_INCLUDE="$$include" -DCUDA_GCTX_SANITIZE=address,undefined; \
+	cmake --build build/sanitize-address --target sim_fuzz; \
+	build/sanitize-address/sim_fuzz --seed $(FUZZ_SEED) --seconds $(FUZZ_SECONDS)
 
 lint: lint-cpp lint-cython lint-python
 

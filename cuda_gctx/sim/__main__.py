@@ -76,9 +76,13 @@ def explain(as_json: bool) -> None:
         print(json.dumps({"simulated": True, "behaviours": behaviours}, indent=2))
         return
     print("Behaviours of the software driver (simulated), the drivers that they apply to, and their sources:")
-    print("(recorded: on a real card with driver 13.0, and assumed to hold for the other drivers that are named)")
+    print(
+        "(recorded, timed: on real cards with driver 13.0, and assumed to hold for the other drivers that are named; "
+        "documented: in cuda.h)"
+    )
     for entry in behaviours:
-        print(f"[{entry['known']:>10}] {entry['subject']} ({entry['drivers']}): {entry['behaviour']}")
+        source = f" [{entry['source']}]" if entry["source"] else ""
+        print(f"[{entry['known']:>10}] {entry['subject']} ({entry['drivers']}): {entry['behaviour']}{source}")
 
 
 def profiles(as_json: bool) -> None:

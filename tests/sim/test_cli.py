@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from cuda_gctx import sim
 
 pytestmark = pytest.mark.sim_only
 
+ROOT = Path(__file__).resolve().parents[2]
 ASK = """
 from cuda.bindings import driver
 driver.cuInit(0)
@@ -129,9 +132,41 @@ def test_explain_tags_every_behaviour_with_where_it_is_known_from() -> None:
     assert "(simulated)" in head
     assert "driver 13.0" in meaning
     tags = [line[1:11].strip() for line in lines]
-    assert set(tags) == {"recorded", "documented", "assumed"}
+    assert set(tags) == {"recorded", "timed", "documented", "assumed"}
     assert len(lines) > 80
     assert len(set(lines)) == len(lines)
+
+
+def behaviours(known: str) -> list[dict[str, str]]:
+    found = json.loads(command("explain", "--json").stdout)["behaviours"]
+    return [entry for entry in found if entry["known"] == known]
+
+
+def test_what_is_recorded_is_in_a_section_of_every_recording() -> None:
+    for path in (ROOT / "tests" / "hardware").glob("*.json"):
+        recording = json.loads(path.read_text())
+        sections = recording.keys() | {f"misuse.{name}" for name in recording["misuse"]}
+        assert [entry for entry in behaviours("recorded") if entry["source"] not in sections] == []
+
+
+def test_what_is_timed_is_in_a_recording_of_times() -> None:
+    times = json.loads((ROOT / "tests" / "hardware" / "times" / "h200-driver-13.0.json").read_text())
+    assert [entry for entry in behaviours("timed") if entry["source"] not in times] == []
+
+
+def test_what_is_documented_is_in_the_header_word_by_word() -> None:
+    try:
+        files = importlib.metadata.files("nvidia-cuda-runtime") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("no cuda.h: pip install nvidia-cuda-runtime")
+    header = next(file.locate() for file in files if file.name == "cuda.h")
+    text = re.sub(r"\n\s*\*( |/)?", " ", Path(str(header)).read_text())
+    text = re.sub(r"\s+", " ", re.sub(r"\\p |\\ref |::", "", text))
+    assert [entry for entry in behaviours("documented") if entry["source"] not in text] == []
+
+
+def test_what_is_assumed_names_no_source() -> None:
+    assert [entry for entry in behaviours("assumed") if entry["source"]] == []
 
 
 def test_what_was_not_recorded_is_not_called_so() -> None:
@@ -147,7 +182,7 @@ def test_profiles_say_that_they_are_simulated_and_whether_their_layout_is_known(
     head, *rows = done.stdout.splitlines()
     assert head.split()[-1] == "layout"
     assert all("(simulated)" in row and row.split()[-1] in {"recorded", "assumed"} for row in rows)
-    assert [row.split()[0] for row in rows if row.split()[-1] == "recorded"] == ["h200"]
+    assert [row.split()[0] for row in rows if row.split()[-1] == "recorded"] == ["h200", "h100"]
 
 
 def test_every_answer_of_the_control_interface_says_simulated() -> None:

@@ -156,7 +156,7 @@ def test_device_memory_is_lost_with_every_destroyed_context() -> None:
         before = machine.memory()
         for count in range(1, 4):
             ctx = green(dev, group(dev))
-            assert machine.memory()["contexts"] == 5 * MIB
+            assert machine.memory()["contexts"] == 4 * MIB
             ctx.close()
             del ctx
             gc.collect()

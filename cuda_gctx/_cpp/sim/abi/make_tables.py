@@ -21,23 +21,35 @@ DOCS = HERE.parents[3] / "docs"
 
 # Why functions are absent, by the beginning of their names; the first that fits counts.
 REASONS = [
-    (r"cuGL|cuEGL|cuVDPAU|cuGraphics|cuD3D|cuImportExternal|cuExternal|cuDestroyExternal|cuSignalExternal|cuWaitExternal",
-     "graphics and external memory: there is nothing to share with"),
+    (
+        r"cuGL|cuEGL|cuVDPAU|cuGraphics|cuD3D|cuImportExternal|cuExternal|cuDestroyExternal|cuSignalExternal|cuWaitExternal",
+        "graphics and external memory: there is nothing to share with",
+    ),
     (r"cuProfiler|cuCoredump", "profiling and core dumps: nothing is executed"),
     (r"cuIpc|cuMemPool(Export|Import)|cuDeviceGetNvSci|cuMulticast|cuLogical", "sharing between processes and fabrics"),
-    (r"cuTex|cuSurf|cuArray|cuMipmapped|cuMemcpy.*[AaD]to[AH]|cuMemcpy(2D|3D)|cuTensorMap|cuModuleGet(Tex|Surf)",
-     "arrays, textures and tensor maps"),
-    (r"cuMem(Map|Unmap|Address(Reserve|Free)|Create|Release|SetAccess|GetAccess|GetAllocation|Retain|Export|Import|GetHandle)",
-     "virtual memory management"),
+    (
+        r"cuTex|cuSurf|cuArray|cuMipmapped|cuMemcpy.*[AaD]to[AH]|cuMemcpy(2D|3D)|cuTensorMap|cuModuleGet(Tex|Surf)",
+        "arrays, textures and tensor maps",
+    ),
+    (
+        r"cuMem(Map|Unmap|Address(Reserve|Free)|Create|Release|SetAccess|GetAccess|GetAllocation|Retain|Export|Import|GetHandle)",
+        "virtual memory management",
+    ),
     (r"cuMem(AllocManaged|Prefetch|Advise|Range|Discard)|cuStreamAttach", "managed memory"),
-    (r"cuGraph|cuUserObject|cuStream(BeginCaptureTo|BeginRecapture|UpdateCapture)|cuThreadExchange|cuDevice(Get|Set)Graph|cuDeviceGraph",
-     "graphs that are built, edited or updated: those of captures are modelled"),
+    (
+        r"cuGraph|cuUserObject|cuStream(BeginCaptureTo|BeginRecapture|UpdateCapture)|cuThreadExchange|cuDevice(Get|Set)Graph|cuDeviceGraph",
+        "graphs that are built, edited or updated: those of captures are modelled",
+    ),
     (r"cuStream(Write|Wait|Batch)", "memory operations of streams"),
-    (r"cuLink|cuModuleLoadFat|cuLibrary|cuModuleGetGlobal|cuKernel|cuFunc|cuParam|cuLaunch|cuOccupancy",
-     "code is not linked or executed, so its variables and results are unknown"),
+    (
+        r"cuLink|cuModuleLoadFat|cuLibrary|cuModuleGetGlobal|cuKernel|cuFunc|cuParam|cuLaunch|cuOccupancy",
+        "code is not linked or executed, so its variables and results are unknown",
+    ),
     (r"cuCheckpoint|cuProcess", "checkpoints of processes"),
-    (r"cuCoord|cuDeviceRegister|cuDeviceUnregister|cuFlushGPUDirect|cuDeviceGetTexture|cuDeviceGetHost|cuDeviceGetDev|cuDeviceGetProp",
-     "rarely used queries"),
+    (
+        r"cuCoord|cuDeviceRegister|cuDeviceUnregister|cuFlushGPUDirect|cuDeviceGetTexture|cuDeviceGetHost|cuDeviceGetDev|cuDeviceGetProp",
+        "rarely used queries",
+    ),
 ]
 OTHER = "nobody has needed it yet"
 
@@ -54,7 +66,9 @@ def declared(include: Path) -> dict[str, tuple[str, int]]:
     """Each function of the header with its base name and the version that brought it."""
     text = subprocess.run(
         ["c++", "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-x", "c++", str(include / "cuda.h")],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     variants: dict[str, list[str]] = defaultdict(list)
     for symbol in sorted(set(re.findall(r"CUresult\s+(cu\w+)\s*\(", text))):
@@ -99,11 +113,13 @@ def page(known: dict[str, tuple[str, int]], absent: dict[str, tuple[str, int]], 
     bases = {base for base, _ in known.values()}
     for symbol, (base, _) in absent.items():
         groups["older variants of functions that are modelled" if base in bases else reason(symbol)].append(symbol)
+    everything = len(known) + len(absent)
     lines = [
         "# The functions of the software driver",
         "",
-        f"The header of CUDA {header} declares {len(known) + len(absent)} functions, old variants included. The [software",
-        f"driver](software-driver.md) models {len(known)} of them. The other {len(absent)} are exported too: each answers",
+        f"The header of CUDA {header} declares {everything} functions, old variants included, and variants",
+        f"with a default stream per thread. The [software driver](software-driver.md) models {len(known)},",
+        f"and the other {len(absent)} are exported too: each answers",
         "`CUDA_ERROR_NOT_SUPPORTED`, names itself once on standard error, and is counted in the ledger. Made by",
         "`cuda_gctx/_cpp/sim/abi/make_tables.py`.",
         "",
@@ -141,7 +157,10 @@ def files() -> dict[Path, str]:
         HERE / "absent.def": "\n".join(
             [
                 f"// The functions of the driver that are not modelled, in the columns of functions.def. {made}",
-                *(f"GCTX_SIM_ABSENT({symbol}, {base}, {version})" for symbol, (base, version) in sorted(absent.items())),
+                *(
+                    f"GCTX_SIM_ABSENT({symbol}, {base}, {version})"
+                    for symbol, (base, version) in sorted(absent.items())
+                ),
                 "",
             ]
         ),

@@ -13,6 +13,7 @@ struct DriverBehaviour {
   const char* drivers;
   const char* text;
   Known known;
+  const char* source;
 };
 
 std::span<const DriverBehaviour> driver_behaviours();

@@ -52,7 +52,17 @@ std::string machine_json(const Machine& machine) {
 }
 
 const char* word(Known known) {
-  return known == Known::recorded ? "recorded" : known == Known::documented ? "documented" : "assumed";
+  switch (known) {
+    case Known::recorded:
+      return "recorded";
+    case Known::timed:
+      return "timed";
+    case Known::documented:
+      return "documented";
+    case Known::assumed:
+      return "assumed";
+  }
+  return "";
 }
 
 int add_rule(const char* function, FaultRule rule) {
@@ -155,17 +165,21 @@ const char* gctxSimProfiles(void) {
 const char* gctxSimExplain(void) {
   JsonWriter json;
   json.begin_array();
-  const auto line = [&](std::string_view subject, std::string_view drivers, std::string_view text, Known known) {
+  const auto line = [&](std::string_view subject, std::string_view drivers, std::string_view text, Known known,
+                        std::string_view source) {
     json.begin_object();
     json.key("subject").value(subject);
     json.key("drivers").value(drivers);
     json.key("behaviour").value(text);
     json.key("known").value(word(known));
+    json.key("source").value(source);
     json.end_object();
   };
-  for (const Behaviour& behaviour : chip_behaviours()) line(behaviour.id, "all", behaviour.text, behaviour.known);
+  for (const Behaviour& behaviour : chip_behaviours()) {
+    line(behaviour.id, behaviour.drivers, behaviour.text, behaviour.known, behaviour.source);
+  }
   for (const DriverBehaviour& behaviour : driver_behaviours()) {
-    line(behaviour.subject, behaviour.drivers, behaviour.text, behaviour.known);
+    line(behaviour.subject, behaviour.drivers, behaviour.text, behaviour.known, behaviour.source);
   }
   json.end_array();
   return keep(json.text());

@@ -112,7 +112,7 @@ int attribute(const Device& device, CUdevice_attribute which) {
     case CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT:
       return card.locality_domains;
     case CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_MULTIPROCESSOR_COUNT:
-      return static_cast<int>(device.chip->sm_count()) / card.locality_domains;
+      return static_cast<int>(device.chip->locality_domain_sms());
     case CU_DEVICE_ATTRIBUTE_NUMA_ID:
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
       return -1;

@@ -60,6 +60,8 @@ Event* find_event(Call& call, CUevent handle, CUresult& result);
 
 // Makes the primary context exist, for a retain or a green context.
 Context& activate_primary(Call& call, Device& device);
+void destroy_green(Call& call, Context& context);
+void unload(Machine& machine, Module& module);
 void deactivate_primary_if_unused(Call& call, Device& device);
 void add_default_streams(Machine& machine, Context& context);
 // Takes a context's streams and events away from it, and notes those that should have gone first.

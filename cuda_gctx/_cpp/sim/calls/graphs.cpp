@@ -27,7 +27,12 @@ CUresult instantiate(Call& c, CUgraphExec* out, CUgraph handle, std::uint64_t fl
   CUresult result = CUDA_SUCCESS;
   const Graph* graph = find_graph(c, handle, result);
   if (graph == nullptr) return result;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  constexpr std::uint64_t known = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
+                                  CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH |
+                                  CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+  if (out == nullptr || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
+  // Kernels do not launch anything here.
+  if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return CUDA_ERROR_NOT_SUPPORTED;
   auto exec = std::make_unique<GraphExec>();
   c.machine.made(*exec);
   exec->flags = flags;

@@ -7,14 +7,15 @@
 namespace gctx::sim {
 namespace {
 
-// The queues of a new context: another context's, its own, or the device's. The device has a limited number of
-// connections to give away; a balanced context that finds none left shares them, without an error.
+// The queues of a new context: another context's, its own, or the device's. How many balanced contexts a device has
+// queues for is not known, so each gets its own.
 std::shared_ptr<QueueSet> queues_for(Machine& machine, Device& device, const Descriptor& descriptor) {
   if (descriptor.queues) return descriptor.queues;
   if (descriptor.workqueue.scope != CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED) return device.queues;
   const auto limit = static_cast<std::size_t>(machine.spec.connections);
   auto own = std::make_shared<QueueSet>(std::clamp<std::size_t>(descriptor.workqueue.limit, 1, limit));
   own->id = next_id();
+  own->device = device.ordinal;
   machine.queue_sets[own->id] = own;
   return own;
 }
@@ -26,6 +27,19 @@ bool is_current_elsewhere(const Machine& machine, const Context& context, const 
 }
 
 }  // namespace
+
+void destroy_green(Call& c, Context& context) {
+  Device& device = c.machine.devices[static_cast<std::size_t>(context.device)];
+  detach_children(c, context);
+  const std::uint64_t queues = context.queues.use_count() == 1 ? context.queues->id : 0;
+  c.machine.contexts.remove(context);
+  --c.machine.green_contexts;
+  if (queues != 0) c.machine.queue_sets.erase(queues);
+  --device.green_contexts;
+  device.lost += lost_context_bytes;
+  ++c.machine.ledger.contexts_destroyed;
+}
+
 }  // namespace gctx::sim
 
 using namespace gctx::sim;
@@ -62,6 +76,7 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc handle, CUd
     made->sm_count = descriptor->sm_count;
     made->traits = descriptor->traits;
     made->resource_flags = descriptor->flags;
+    made->locality_domain = descriptor->locality_domain;
     made->workqueue = descriptor->workqueue;
     if (made->workqueue.limit == 0) made->workqueue.limit = static_cast<unsigned>(machine.spec.connections);
     made->queues = queues_for(machine, *device, *descriptor);
@@ -81,21 +96,14 @@ CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle) {
     Context* found = find_green(c, handle, result);
     if (found == nullptr) return result;
     Context& context = *found;
-    Device& device = c.machine.devices[static_cast<std::size_t>(context.device)];
     if (is_current_elsewhere(c.machine, context, c.thread)) {
       c.note(Misuse::wrong_thread, handle, "the green context is destroyed while it is current to another thread");
     }
     if (!c.thread.stack.empty() && c.thread.stack.back().id == context.id) {
       c.note(Misuse::wrong_order, handle, "the green context is destroyed while it is current");
     }
-    detach_children(c, context);
-    const std::uint64_t queues = context.queues.use_count() == 1 ? context.queues->id : 0;
-    c.machine.contexts.remove(context);
-    --c.machine.green_contexts;
-    if (queues != 0) c.machine.queue_sets.erase(queues);
-    --device.green_contexts;
-    device.lost += lost_context_bytes;
-    ++c.machine.ledger.contexts_destroyed;
+    Device& device = c.machine.devices[static_cast<std::size_t>(context.device)];
+    destroy_green(c, context);
     deactivate_primary_if_unused(c, device);
     return CUDA_SUCCESS;
   });

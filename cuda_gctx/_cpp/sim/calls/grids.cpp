@@ -34,6 +34,7 @@ void fill_probe(Machine& machine, Grid& grid) {
   const auto out = argument<std::uint64_t>(grid.arguments, 0);
   const auto capacity = argument<std::uint32_t>(grid.arguments, 1);
   grid.cost = spinning(argument<std::uint64_t>(grid.arguments, 2) + 1'000);
+  grid.seen = capacity;
   grid.built_in = [&machine, out, capacity](const gctxSimBlock& block) {
     if (block.index >= capacity) return;
     const std::array<std::uint64_t, 4> record{block.smid, block.start_ns, block.end_ns, block.index};
@@ -46,6 +47,8 @@ void fill_probe(Machine& machine, Grid& grid) {
 void fill_record(Machine& machine, Grid& grid, bool by_block) {
   const auto out = argument<std::uint64_t>(grid.arguments, 0);
   grid.cost = spinning(cycles_to_ns(machine.chip->profile(), argument<std::uint64_t>(grid.arguments, 1)) + 1'000);
+  const Allocation* memory = find_allocation(machine, out, 1);
+  grid.seen = by_block && memory != nullptr ? memory->size / sizeof(std::uint32_t) : 0;
   grid.built_in = [&machine, out, by_block](const gctxSimBlock& block) {
     const std::uint64_t place = by_block ? block.index : block.smid;
     const std::uint32_t word = by_block ? block.smid : 1;
@@ -82,6 +85,7 @@ std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const 
     grid->cost = {static_cast<double>(cost.block_ns), cost.throughput < 0 ? throughput_of(threads) : cost.throughput,
                   static_cast<double>(cost.block_bytes)};
     grid->function = registered->second.function;
+    grid->seen = grid->function != nullptr ? grid->total : 0;
     grid->user = registered->second.user;
   } else if (plan.code->name == "cuda_gctx_probe") {
     fill_probe(machine, *grid);

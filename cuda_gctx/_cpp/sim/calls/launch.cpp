@@ -1,5 +1,6 @@
 // Launching kernels, and how many blocks and clusters of one fit on a set of SMs.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "sim/calls/kernels.hpp"
@@ -9,6 +10,11 @@ namespace {
 
 constexpr unsigned max_block_threads = 1024;
 constexpr unsigned warp = 32;
+constexpr std::array<unsigned, 3> max_block{1024, 1024, 64};
+constexpr std::array<unsigned, 3> max_grid{0x7fffffff, 65535, 65535};
+// Beyond this number no chip comes; and beyond the portable one, a kernel must say that it may be larger.
+constexpr unsigned largest_cluster = 64;
+constexpr unsigned portable_cluster = 8;
 // Recorded: the count of active clusters takes no more than so many of their blocks on one SM.
 constexpr unsigned max_cluster_blocks_per_sm = 8;
 
@@ -52,13 +58,22 @@ CUresult copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extr
 CUresult check(const Machine& machine, const Context& context, const LaunchPlan& plan) {
   const std::uint64_t threads = std::uint64_t{plan.threads[0]} * plan.threads[1] * plan.threads[2];
   const std::uint64_t blocks = std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2];
-  if (threads == 0 || threads > max_block_threads || blocks == 0 || blocks > 0x7fffffff) {
-    return CUDA_ERROR_INVALID_VALUE;
+  if (threads == 0 || threads > max_block_threads || blocks == 0) return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (plan.threads[i] > max_block[i] || plan.grid[i] > max_grid[i]) return CUDA_ERROR_INVALID_VALUE;
   }
+  const auto allowed =
+      static_cast<unsigned>(kernel_attribute(machine, *plan.code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
+  if (plan.shared_bytes > allowed) return CUDA_ERROR_INVALID_VALUE;
   const unsigned resident = blocks_per_sm(machine, *plan.code, static_cast<unsigned>(threads), plan.shared_bytes);
   if (resident == 0) return CUDA_ERROR_INVALID_VALUE;
   if (plan.cluster > 1) {
-    if (blocks % plan.cluster != 0) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (plan.grid[i] % plan.clusters[i] != 0) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    }
+    const bool any_size =
+        kernel_attribute(machine, *plan.code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
+    if (plan.cluster > portable_cluster && !any_size) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
     if (plan.cluster > machine.chip->max_cluster_size(context.sms, context.traits.bond)) {
       return CUDA_ERROR_INVALID_CLUSTER_SIZE;
     }
@@ -106,7 +121,12 @@ CUresult read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
         plan.priority = std::clamp(attribute.value.priority, -5, 0);
         break;
       case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-        plan.cluster = attribute.value.clusterDim.x * attribute.value.clusterDim.y * attribute.value.clusterDim.z;
+        plan.clusters = {attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z};
+        if (std::max({plan.clusters[0], plan.clusters[1], plan.clusters[2]}) > largest_cluster) {
+          return CUDA_ERROR_INVALID_VALUE;
+        }
+        for (unsigned& blocks : plan.clusters) blocks = std::max(blocks, 1u);
+        plan.cluster = plan.clusters[0] * plan.clusters[1] * plan.clusters[2];
         break;
       default:
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -241,9 +261,12 @@ CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(std::size_t* out, CUfun
     CUresult result = CUDA_SUCCESS;
     if (!find_code(c, function, result)) return result;
     if (blocks <= 0 || threads <= 0) return CUDA_ERROR_INVALID_VALUE;
-    const std::size_t per_sm = c.machine.chip->profile().shared_bytes_per_sm;
-    const std::size_t share = per_sm / static_cast<std::size_t>(blocks);
-    return give(out, share > 1024 ? share - 1024 : std::size_t{0});
+    const auto code = find_code(c, function, result);
+    const auto allowed =
+        static_cast<std::size_t>(kernel_attribute(c.machine, *code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
+    const std::size_t share = c.machine.chip->profile().shared_bytes_per_sm / static_cast<std::size_t>(blocks);
+    const std::size_t fixed = needs_of(c.machine, *code, static_cast<unsigned>(threads), 0).shared_bytes;
+    return give(out, std::min(allowed, share > fixed ? share - fixed : std::size_t{0}));
   });
 }
 
@@ -259,7 +282,7 @@ CUresult CUDAAPI cuOccupancyMaxPotentialClusterSize(int* out, CUfunction functio
     unsigned size = c.machine.chip->max_cluster_size(context->sms, context->traits.bond);
     // More than 8 blocks only where the kernel says that it is not portable (documented).
     const bool large = kernel_attribute(c.machine, *code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
-    if (!large) size = std::min(size, 8u);
+    if (!large) size = std::min(size, portable_cluster);
     return give(out, static_cast<int>(size));
   });
 }

@@ -257,8 +257,10 @@ CUresult CUDAAPI cuMemAllocHost_v2(void** out, std::size_t size) {
 }
 
 CUresult CUDAAPI cuMemHostAlloc(void** out, std::size_t size, unsigned flags) {
-  return with_device<Fn::cuMemHostAlloc>(
-      [&](Call& c, Device& device) { return allocate_host(c, device, out, size, flags); });
+  constexpr unsigned known = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  return with_device<Fn::cuMemHostAlloc>([&](Call& c, Device& device) {
+    return (flags & ~known) != 0 ? CUDA_ERROR_INVALID_VALUE : allocate_host(c, device, out, size, flags);
+  });
 }
 
 CUresult CUDAAPI cuMemFreeHost(void* pointer) {
@@ -286,7 +288,9 @@ CUresult CUDAAPI cuMemHostGetFlags(unsigned* flags, void* pointer) {
 CUresult CUDAAPI cuMemHostRegister_v2(void* pointer, std::size_t size, unsigned flags) {
   return with_device<Fn::cuMemHostRegister_v2>([&](Call& c, Device& device) {
     const auto address = reinterpret_cast<std::uint64_t>(pointer);
-    if (pointer == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
+    constexpr unsigned known = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                               CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
+    if (pointer == nullptr || size == 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
     if (find_allocation(c.machine, address, 1) != nullptr) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     Allocation made;
     c.machine.made(made);

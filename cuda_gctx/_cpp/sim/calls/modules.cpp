@@ -78,11 +78,6 @@ CUresult load_library(Call& c, CUlibrary* out, const void* data) {
   return give(out, as_handle<CUlibrary>(library));
 }
 
-void unload(Machine& machine, Module& module) {
-  for (const auto& [name, function] : module.functions) machine.functions.remove(*function);
-  machine.modules.remove(module);
-}
-
 // The module that stands for a library on the device that is current.
 Module* module_of(Call& c, Library& library, CUresult& result) {
   const Context* context = current_context(c, result);
@@ -112,6 +107,11 @@ CUresult list(Handle* out, unsigned count, const Map& objects) {
 }
 
 }  // namespace
+
+void unload(Machine& machine, Module& module) {
+  for (const auto& [name, function] : module.functions) machine.functions.remove(*function);
+  machine.modules.remove(module);
+}
 
 std::shared_ptr<KernelCode> find_code(Call& c, CUfunction handle, CUresult& result) {
   if (const Function* function = c.machine.functions.find(handle)) return function->code;

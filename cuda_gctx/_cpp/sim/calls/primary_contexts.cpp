@@ -4,7 +4,7 @@
 namespace gctx::sim {
 namespace {
 
-CUresult release(Call& c, CUdevice ordinal) {
+CUresult release_primary(Call& c, CUdevice ordinal) {
   CUresult result = CUDA_SUCCESS;
   Device* device = find_device(c, ordinal, result);
   if (device == nullptr) return result;
@@ -26,6 +26,24 @@ CUresult reset(Call& c, CUdevice ordinal) {
   CUresult result = CUDA_SUCCESS;
   Device* device = find_device(c, ordinal, result);
   if (device == nullptr) return result;
+  if (result = wait_for_device(c, ordinal); result != CUDA_SUCCESS) return result;
+  // All that the device has is destroyed: green contexts, memory, modules, and what belongs to the primary context,
+  // which itself stays for those who retain it.
+  std::vector<Context*> greens;
+  c.machine.contexts.each([&](Context& context) {
+    if (context.is_green() && context.device == ordinal) greens.push_back(&context);
+  });
+  for (Context* context : greens) destroy_green(c, *context);
+  std::vector<std::uint64_t> addresses;
+  for (const auto& [address, allocation] : c.machine.allocations) {
+    if (allocation.device == ordinal && !allocation.registered) addresses.push_back(address);
+  }
+  for (const std::uint64_t address : addresses) release(c.machine, address);
+  std::vector<Module*> modules;
+  c.machine.modules.each([&](Module& module) {
+    if (module.device == ordinal && module.library == nullptr) modules.push_back(&module);
+  });
+  for (Module* module : modules) unload(c.machine, *module);
   device->lost = 0;  // a reset is what brings it back
   if (device->primary == nullptr) return CUDA_SUCCESS;
   detach_children(c, *device->primary);
@@ -88,10 +106,10 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice ordinal) {
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice ordinal) {
-  return call<Fn::cuDevicePrimaryCtxRelease>([&](Call& c) { return release(c, ordinal); });
+  return call<Fn::cuDevicePrimaryCtxRelease>([&](Call& c) { return release_primary(c, ordinal); });
 }
 CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
-  return call<Fn::cuDevicePrimaryCtxRelease_v2>([&](Call& c) { return release(c, ordinal); });
+  return call<Fn::cuDevicePrimaryCtxRelease_v2>([&](Call& c) { return release_primary(c, ordinal); });
 }
 CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice ordinal) {
   return call<Fn::cuDevicePrimaryCtxReset>([&](Call& c) { return reset(c, ordinal); });

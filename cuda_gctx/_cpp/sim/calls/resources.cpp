@@ -34,11 +34,13 @@ CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdev
     const Profile& card = c.machine.chip->profile();
     const bool plain = context.traits.alignment == 0;
     const SmFields fields{context.sm_count, plain ? card.min_partition : context.traits.alignment,
-                          plain ? card.alignment : context.traits.alignment, context.resource_flags, 0};
+                          plain ? card.alignment : context.traits.alignment, context.resource_flags,
+                          context.locality_domain};
     const std::uint32_t source = context.is_green() ? number_of(context.device, context.sms, {}) : 0;
     write_sm(c.machine,
-             {context.device, Origin::context, context.resource_flags, context.traits, 0, source, context.sms}, fields,
-             *out);
+             {context.device, Origin::context, context.resource_flags, context.locality_domain, context.traits, 0,
+              source, context.sms},
+             fields, *out);
   }
   return CUDA_SUCCESS;
 }
@@ -56,7 +58,7 @@ CUresult read_input(Call& c, const CUdevResource* input, SmMeaning& meaning) {
   return CUDA_SUCCESS;
 }
 
-void write_group(const Call& c, const SmMeaning& meaning, unsigned flags, unsigned domain, CUdevResource& out) {
+void write_group(const Call& c, const SmMeaning& meaning, CUdevResource& out) {
   SmFields fields;
   fields.count = static_cast<unsigned>(meaning.sms.count());
   // Recorded up to 13.0: both fields are 0 in groups and remainders. That 13.1 fills them in is assumed.
@@ -64,8 +66,8 @@ void write_group(const Call& c, const SmMeaning& meaning, unsigned flags, unsign
     const Profile& card = c.machine.chip->profile();
     fields.min_partition = meaning.traits.alignment != 0 ? meaning.traits.alignment : card.min_partition;
     fields.alignment = meaning.traits.alignment != 0 ? meaning.traits.alignment : card.alignment;
-    fields.flags = flags;
-    fields.locality_domain = domain;
+    fields.flags = meaning.flags;
+    fields.locality_domain = meaning.locality_domain;
   }
   write_sm(c.machine, meaning, fields, out);
 }
@@ -75,7 +77,7 @@ void write_remainder(const Call& c, const SmMeaning& meaning, CUdevResource* out
   if (meaning.sms.none()) {
     write_invalid(*out);
   } else {
-    write_group(c, meaning, 0, 0, *out);
+    write_group(c, meaning, *out);
   }
 }
 
@@ -85,15 +87,24 @@ Traits combined(const Traits& a, const Traits& b) {
           std::max(a.bond, b.bond)};
 }
 
-CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& made, bool first) {
+// All resources of a descriptor are of one device, in whatever order they come.
+bool fits_device(Descriptor& made, int device) {
+  if (made.has_device) return made.device == device;
+  made.has_device = true;
+  made.device = device;
+  return true;
+}
+
+CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& made) {
   if (!is_known_type(c, resource.type)) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
   if (resource.type == CU_DEV_RESOURCE_TYPE_SM) {
     const auto meaning = read_sm(c.machine, resource);
     if (!meaning) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-    if (!first && meaning->device != made.device) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (!fits_device(made, meaning->device)) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     if (made.has_sms && meaning->source != made.source) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-    made.device = meaning->device;
     made.source = meaning->source;
+    made.split = meaning->split;
+    made.locality_domain = meaning->locality_domain;
     // Recorded: nothing is checked for overlaps, and the counts are added up to what the device has.
     made.sms |= meaning->sms;
     made.sm_count = std::min(made.sm_count + static_cast<unsigned>(meaning->sms.count()), c.machine.chip->sm_count());
@@ -106,16 +117,16 @@ CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor&
   made.has_workqueue = true;
   if (resource.type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
     made.queues = read_workqueue(c.machine, resource);
-    return made.queues ? CUDA_SUCCESS : CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    const bool fits = made.queues && fits_device(made, made.queues->device);
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   }
   const CUdevWorkqueueConfigResource& config = resource.wqConfig;
   CUresult result = CUDA_SUCCESS;
   if (find_device(c, config.device, result) == nullptr) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  if (!first && config.device != made.device) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  if (!fits_device(made, config.device)) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   const bool scope_known = config.sharingScope == CU_WORKQUEUE_SCOPE_DEVICE_CTX ||
                            config.sharingScope == CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED;
   if (config.wqConcurrencyLimit == 0 || !scope_known) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  made.device = config.device;
   made.workqueue = {config.wqConcurrencyLimit, config.sharingScope};
   return CUDA_SUCCESS;
 }
@@ -141,7 +152,7 @@ CUresult CUDAAPI cuDeviceGetDevResource(CUdevice ordinal, CUdevResource* out, CU
       return CUDA_SUCCESS;
     }
     const Profile& card = device->chip->profile();
-    write_sm(c.machine, {ordinal, Origin::device, 0, {}, 0, 0, device->chip->all()},
+    write_sm(c.machine, {ordinal, Origin::device, 0, 0, {}, 0, 0, device->chip->all()},
              {device->chip->sm_count(), card.min_partition, card.alignment, 0, 0}, *out);
     return CUDA_SUCCESS;
   });
@@ -188,15 +199,17 @@ CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* gr
     if (answer.result != CUDA_SUCCESS) return answer.result;
     *group_count = static_cast<unsigned>(answer.groups.size());
     const std::uint32_t split = number_of(meaning.device, meaning.sms, {1, flags, min_count, wanted});
-    SmMeaning made{meaning.device, Origin::group, flags, {}, split, meaning.source, {}};
+    SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
     if (groups != nullptr) {
       for (std::size_t i = 0; i < answer.groups.size(); ++i) {
         made.sms = answer.groups[i];
         made.traits = {answer.coscheduled[i], answer.bonds[i]};
-        write_group(c, made, 0, 0, groups[i]);
+        write_group(c, made, groups[i]);
       }
     }
     made.origin = Origin::remainder;
+    made.flags = 0;
+    made.locality_domain = 0;
     made.sms = answer.remainder;
     made.traits = {answer.remainder_coscheduled, answer.remainder_bond};
     write_remainder(c, made, remainder);
@@ -218,15 +231,19 @@ CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* groups, unsigned group_coun
     std::uint64_t asked = 0;
     for (unsigned i = 0; i < group_count; ++i) asked = hash_bytes(&params[i], sizeof params[i], asked);
     const std::uint32_t split = number_of(meaning.device, meaning.sms, {2, group_count, asked});
-    SmMeaning made{meaning.device, Origin::group, 0, {}, split, meaning.source, {}};
+    SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
     for (unsigned i = 0; i < group_count; ++i) {
       params[i] = answer.params[i];
       if (groups == nullptr) continue;
       made.sms = answer.groups[i];
       made.traits = {answer.coscheduled[i], answer.bonds[i]};
-      write_group(c, made, params[i].flags, params[i].localityDomainId, groups[i]);
+      made.flags = params[i].flags;
+      made.locality_domain = params[i].localityDomainId;
+      write_group(c, made, groups[i]);
     }
     made.origin = Origin::remainder;
+    made.flags = 0;
+    made.locality_domain = 0;
     made.sms = answer.remainder;
     made.traits = {answer.remainder_coscheduled, answer.remainder_bond};
     write_remainder(c, made, remainder);
@@ -239,7 +256,7 @@ CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource
     if (out == nullptr || resources == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     auto made = std::make_unique<Descriptor>();
     for (unsigned i = 0; i < count; ++i) {
-      const CUresult result = read_for_descriptor(c, resources[i], *made, i == 0);
+      const CUresult result = read_for_descriptor(c, resources[i], *made);
       if (result != CUDA_SUCCESS) return result;
     }
     if (!made->has_sms) {

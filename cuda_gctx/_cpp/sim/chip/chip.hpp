@@ -18,13 +18,16 @@ inline constexpr std::size_t max_sms = 512;
 using SmSet = std::bitset<max_sms>;
 
 // Where a behaviour is known from; printed by `explain`.
-enum class Known { recorded, documented, assumed };
+enum class Known { recorded, timed, documented, assumed };
 
-// One thing that the model does as the driver does, and where that is known from.
+// One thing that the model does as the driver does, and where that is known from: a section of the recordings of
+// answers or of times, words of the driver's header, or nothing.
 struct Behaviour {
   std::string_view id;
+  std::string_view drivers;
   std::string_view text;
   Known known;
+  std::string_view source;
 };
 
 std::span<const Behaviour> chip_behaviours();

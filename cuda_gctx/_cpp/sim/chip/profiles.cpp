@@ -7,7 +7,7 @@ namespace {
 constexpr std::uint64_t mebibytes(std::uint64_t count) { return count << 20; }
 constexpr std::size_t kibibytes(std::size_t count) { return count << 10; }
 // The part of the specified bandwidth (GB/s) that kernels get, and the bytes that one SM moves in a clock cycle: fitted
-// to the decode step of tests/hardware/h200-time.json, and assumed for the other cards.
+// to the decode step of tests/hardware/times/h200-driver-13.0.json, and assumed for the other cards.
 constexpr double usable(double specified) { return 0.7 * specified; }
 constexpr double bytes_per_clock = 28.8;
 
@@ -39,8 +39,8 @@ std::vector<Profile> make_profiles() {
                   .name = "NVIDIA H100 80GB HBM3 (simulated)",
                   .cc_major = 9,
                   .cc_minor = 0,
-                  .sms_per_gpc = {16, 16, 16, 16, 16, 16, 18, 18},
-                  .layout = Known::assumed,
+                  .sms_per_gpc = {8, 16, 16, 16, 16, 16, 18, 18, 2, 2, 2, 2},
+                  .layout = Known::recorded,
                   .min_partition = 8,
                   .alignment = 8,
                   .memory_bytes = mebibytes(81559),

@@ -22,7 +22,7 @@ bool is_ready(const Work& work, std::uint64_t time) {
 // are left the longer the run, so that a launch costs the same however many blocks it has; the last four waves are
 // dealt block by block.
 std::uint64_t run_length(const Grid& grid) {
-  if (grid.sees_blocks()) return 1;
+  if (grid.placed < grid.seen) return 1;
   return std::max<std::uint64_t>(1, (grid.total - grid.placed) / (2 * grid.places));
 }
 
@@ -196,7 +196,7 @@ void Clock::end_blocks(std::size_t sm, const Resident& resident) {
   const WorkPtr& work = resident.work;
   Grid& grid = *work->grid;
   grid.ended += resident.count;
-  if (grid.sees_blocks()) {
+  if (grid.function != nullptr || grid.built_in) {
     const gctxSimBlock block = describe(*work, resident, sm, time_);
     if (grid.built_in) grid.built_in(block);
     // The grid is over when its last function has returned.

@@ -32,6 +32,7 @@ struct QueueSet {
   std::vector<Connection> connections;
   std::size_t next = 0;
   std::uint64_t id = 0;
+  int device = 0;
 
   Connection* deal() { return &connections[next++ % connections.size()]; }
 };
@@ -53,9 +54,8 @@ struct Grid {
   gctxSimKernelFunction function = nullptr;
   void* user = nullptr;
   std::function<void(const gctxSimBlock&)> built_in;
+  std::uint64_t seen = 0;  // blocks, from the first on, that a function has to be called for one by one
   std::vector<std::vector<unsigned char>> arguments;
-
-  bool sees_blocks() const noexcept { return function != nullptr || built_in != nullptr; }
 };
 
 // What copies go through. Those of one direction share the link to the host, so they take turns.

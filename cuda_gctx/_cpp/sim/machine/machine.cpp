@@ -131,6 +131,7 @@ Machine::Machine(const Spec& wanted, unsigned number)
     device.memory = spec.memory_bytes != 0 ? spec.memory_bytes : profile->memory_bytes;
     device.queues = std::make_shared<QueueSet>(static_cast<std::size_t>(spec.connections));
     device.queues->id = next_id();
+    device.queues->device = ordinal;
     queue_sets[device.queues->id] = device.queues;
     devices.push_back(std::move(device));
     clock.add_device(*chip);

@@ -72,7 +72,8 @@ struct Context : Object {
   SmSet sms;
   unsigned sm_count = 0;  // as reported: counts a group that is listed twice twice, as the hardware's driver does
   Traits traits;
-  unsigned resource_flags = 0;
+  unsigned resource_flags = 0;  // of the structured split that made it
+  unsigned locality_domain = 0;
   Workqueue workqueue;
   std::shared_ptr<QueueSet> queues;
   unsigned flags = 0;
@@ -94,9 +95,12 @@ struct Descriptor : Object {
   SmSet sms;
   unsigned sm_count = 0;
   Traits traits;  // of its pieces together
+  bool has_device = false;
   bool has_sms = false;
   std::uint32_t source = 0;  // the query that its SMs go back to
+  std::uint32_t split = 0;   // the call that made them
   unsigned flags = 0;
+  unsigned locality_domain = 0;
   Workqueue workqueue;
   bool has_workqueue = false;
   std::shared_ptr<QueueSet> queues;  // of an existing workqueue that is to be shared
@@ -191,7 +195,8 @@ struct LaunchPlan {
   std::array<unsigned, 3> threads{};
   unsigned shared_bytes = 0;
   bool cooperative = false;
-  unsigned cluster = 1;
+  std::array<unsigned, 3> clusters{1, 1, 1};  // blocks of a cluster in each direction
+  unsigned cluster = 1;                       // and together
   int priority = 0;
   std::vector<std::vector<unsigned char>> arguments;
 };

@@ -11,7 +11,8 @@ constexpr std::uint8_t magic = 0x53;
 struct Hidden {
   std::uint8_t magic;
   std::uint8_t bond;
-  std::uint16_t alignment;
+  std::uint8_t alignment;
+  std::uint8_t locality_domain;
   std::uint16_t device;
   std::uint8_t origin;
   std::uint8_t flags;
@@ -47,7 +48,8 @@ void write_sm(const Machine& machine, const SmMeaning& meaning, const SmFields& 
   Hidden hidden{};
   hidden.magic = magic;
   hidden.bond = static_cast<std::uint8_t>(meaning.traits.bond);
-  hidden.alignment = static_cast<std::uint16_t>(meaning.traits.alignment);
+  hidden.alignment = static_cast<std::uint8_t>(meaning.traits.alignment);
+  hidden.locality_domain = static_cast<std::uint8_t>(meaning.locality_domain);
   hidden.device = static_cast<std::uint16_t>(meaning.device);
   hidden.origin = static_cast<std::uint8_t>(meaning.origin);
   hidden.flags = static_cast<std::uint8_t>(meaning.flags);
@@ -84,6 +86,7 @@ std::optional<SmMeaning> read_sm(const Machine& machine, const CUdevResource& re
   meaning.device = hidden.device;
   meaning.origin = static_cast<Origin>(hidden.origin);
   meaning.flags = hidden.flags;
+  meaning.locality_domain = hidden.locality_domain;
   meaning.traits = {hidden.alignment, static_cast<Bond>(hidden.bond)};
   meaning.split = hidden.split;
   meaning.source = hidden.source;

@@ -14,7 +14,8 @@ enum class Origin : std::uint8_t { device = 1, context, group, remainder };
 struct SmMeaning {
   int device = 0;
   Origin origin = Origin::device;
-  unsigned flags = 0;
+  unsigned flags = 0;  // of a structured split
+  unsigned locality_domain = 0;
   Traits traits;
   std::uint32_t split = 0;  // the call that made it, as a number derived from its input
   // Which query it goes back to: 0 for the device's, else a number derived from what that context holds. Pieces that go

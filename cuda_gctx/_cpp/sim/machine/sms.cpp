@@ -13,7 +13,7 @@ constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 constexpr double rounding_ns = 1e-3;
 
 // What memory delivers when `demand` is asked of it: all of it as long as that is little, and never more than the
-// device has. The sharpness of the bend is fitted to a recording (tests/hardware/h200-time.json).
+// device has. The sharpness of the bend is fitted to a recording (tests/hardware/times/h200-driver-13.0.json).
 double delivered(double demand, double limit) {
   if (demand <= 0) return 0;
   const double part = demand / limit;

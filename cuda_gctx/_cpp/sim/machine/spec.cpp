@@ -1,7 +1,9 @@
 // Reads the one-line description of a simulated machine.
 #include "sim/machine/spec.hpp"
 
+#include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "sim/chip/chip.hpp"
@@ -10,6 +12,7 @@ namespace gctx::sim {
 namespace {
 
 constexpr int max_devices = 64;
+constexpr int max_connections = 32;
 
 std::uint64_t number(std::string_view text, std::string_view what) {
   std::uint64_t value = 0;
@@ -54,6 +57,10 @@ std::string known_profiles() {
 Spec Spec::parse(std::string_view text) {
   Spec spec;
   spec.text = text;
+  // As the real driver does it; the machine's own key goes before.
+  if (const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) {
+    spec.connections = std::clamp(std::atoi(connections), 1, max_connections);
+  }
   bool first = true;
   while (!text.empty()) {
     const auto comma = text.find(',');
@@ -74,7 +81,7 @@ Spec Spec::parse(std::string_view text) {
       } else if (key == "driver") {
         spec.driver_version = sim::driver_version(value);
       } else if (key == "connections") {
-        spec.connections = static_cast<int>(number_within(value, key, 1, 32));
+        spec.connections = static_cast<int>(number_within(value, key, 1, max_connections));
       } else if (key == "max_contexts") {
         spec.max_contexts = static_cast<unsigned>(number_within(value, key, 1, 1000000));
       } else if (key == "memory") {

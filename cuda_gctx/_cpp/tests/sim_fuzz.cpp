@@ -1,0 +1,653 @@
+// Random sequences of driver calls on several threads, with handles that are alive, gone or never were: whatever a
+// program does, the software driver answers. Made for the builds with sanitizers.
+//   sim_fuzz [--seed N] [--threads N] [--calls N | --seconds N]
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sim/abi/control.h"
+
+namespace {
+
+void* library = nullptr;
+
+template <class Function>
+Function* symbol(const char* name) {
+  void* address = dlsym(library, name);
+  if (address == nullptr) throw std::runtime_error(std::string("no symbol ") + name);
+  return reinterpret_cast<Function*>(address);
+}
+
+// The function of this very name, whatever the header makes of it.
+#define DRIVER(name, ...)                                         \
+  [&] {                                                           \
+    static auto* const driver_ = symbol<decltype(::name)>(#name); \
+    return count(driver_(__VA_ARGS__));                           \
+  }()
+
+std::atomic<std::uint64_t> calls{0};
+std::atomic<std::uint64_t> successes{0};
+
+CUresult count(CUresult result) {
+  calls.fetch_add(1, std::memory_order_relaxed);
+  if (result == CUDA_SUCCESS) successes.fetch_add(1, std::memory_order_relaxed);
+  return result;
+}
+
+constexpr const char* program = R"(.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry plain() { ret; }
+.visible .entry with_arguments(.param .u64 a, .param .u32 b) { ret; }
+.visible .entry cuda_gctx_probe(.param .u64 out, .param .u32 capacity, .param .u64 spin) { ret; }
+)";
+
+// Handles that were given out. Few are kept, so that the same one is met again, destroyed by somebody else meanwhile.
+template <class Handle>
+class Handles {
+ public:
+  void add(Handle handle) {
+    const std::scoped_lock lock(mutex_);
+    slots_[next_++ % slots_.size()] = handle;
+  }
+  Handle get(std::mt19937& random) {
+    const std::scoped_lock lock(mutex_);
+    if (random() % 64 == 0) return reinterpret_cast<Handle>(std::uint64_t{random()} << 6);
+    return slots_[random() % slots_.size()];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::array<Handle, 12> slots_{};
+  std::size_t next_ = 0;
+};
+
+Handles<CUcontext> contexts;
+Handles<CUgreenCtx> greens;
+Handles<CUdevResourceDesc> descriptors;
+Handles<CUstream> streams;
+Handles<CUevent> events;
+Handles<CUgraph> graphs;
+Handles<CUgraphNode> nodes;
+Handles<CUgraphExec> execs;
+Handles<CUmodule> modules;
+Handles<CUlibrary> libraries;
+Handles<CUfunction> functions;
+Handles<CUmemoryPool> pools;
+Handles<void*> addresses;  // of the device
+std::mutex resource_mutex;
+std::vector<CUdevResource> resources;
+
+alignas(64) unsigned char host_memory[4][4096];
+
+class Fuzzer {
+ public:
+  Fuzzer(std::uint64_t seed, unsigned thread) : random_(static_cast<std::uint32_t>(seed * 1000003 + thread)) {
+    buffer_ = host_memory[thread % 4];
+  }
+
+  void step() {
+    switch (pick(34)) {
+      case 0:
+      case 1:
+        return make_green();
+      case 2:
+        return current();
+      case 3:
+      case 4:
+        return make_stream();
+      case 5:
+        DRIVER(cuStreamDestroy_v2, stream());
+        return;
+      case 6:
+        if (CUevent event = nullptr; DRIVER(cuEventCreate, &event, pick(4)) == CUDA_SUCCESS) events.add(event);
+        return;
+      case 7:
+        DRIVER(cuEventDestroy_v2, events.get(random_));
+        return;
+      case 8:
+      case 9:
+        DRIVER(cuEventRecordWithFlags, events.get(random_), stream(), pick(2));
+        return;
+      case 10:
+      case 11:
+        DRIVER(cuStreamWaitEvent, stream(), events.get(random_), pick(2));
+        return;
+      case 12:
+        return whole_context();
+      case 13:
+      case 14:
+        DRIVER(cuStreamBeginCapture_v2, stream(), static_cast<CUstreamCaptureMode>(pick(4)));
+        return;
+      case 15:
+      case 16:
+        if (CUgraph graph = nullptr; DRIVER(cuStreamEndCapture, stream(), &graph) == CUDA_SUCCESS) graphs.add(graph);
+        return;
+      case 17:
+        return capture_information();
+      case 18:
+      case 19:
+      case 20:
+      case 21:
+        return launch();
+      case 22:
+        DRIVER(cuLaunchHostFunc, stream(), [](void*) { calls.fetch_add(0); }, nullptr);
+        return;
+      case 23:
+      case 24:
+        return graph_calls();
+      case 25:
+      case 26:
+        return memory();
+      case 27:
+        return pool_calls();
+      case 28:
+        return modules_and_functions();
+      case 29:
+        return wait();
+      case 30:
+        return questions();
+      case 31:
+        return occupancy();
+      case 32:
+        return rare();
+      default:
+        DRIVER(cuGreenCtxDestroy, greens.get(random_));
+        return;
+    }
+  }
+
+ private:
+  unsigned pick(unsigned below) { return static_cast<unsigned>(random_() % below); }
+
+  CUstream stream() {
+    switch (pick(16)) {
+      case 0:
+        return nullptr;
+      case 1:
+        return CU_STREAM_LEGACY;
+      case 2:
+        return CU_STREAM_PER_THREAD;
+      default:
+        return streams.get(random_);
+    }
+  }
+
+  CUdevResource resource() {
+    const std::scoped_lock lock(resource_mutex);
+    CUdevResource found{};
+    if (!resources.empty()) found = resources[pick(static_cast<unsigned>(resources.size()))];
+    if (pick(64) == 0) reinterpret_cast<unsigned char*>(&found)[pick(sizeof found)] ^= 1;
+    return found;
+  }
+
+  void keep(const CUdevResource& found) {
+    const std::scoped_lock lock(resource_mutex);
+    if (resources.size() < 24) {
+      resources.push_back(found);
+    } else {
+      resources[pick(24)] = found;
+    }
+  }
+
+  void make_green() {
+    std::array<CUdevResource, 4> made{};
+    CUdevResource rest{};
+    CUdevResource input{};
+    switch (pick(8)) {
+      case 0:
+        if (DRIVER(cuDeviceGetDevResource, static_cast<int>(pick(2)), &input,
+                   static_cast<CUdevResourceType>(pick(2) == 0 ? 1 : 1000 * pick(11))) == CUDA_SUCCESS) {
+          keep(input);
+        }
+        return;
+      case 1:
+        if (DRIVER(cuGreenCtxGetDevResource, greens.get(random_), &input, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS) {
+          keep(input);
+        }
+        return;
+      case 2: {
+        input = resource();
+        unsigned groups = pick(5);
+        if (DRIVER(cuDevSmResourceSplitByCount, made.data(), &groups, &input, &rest, pick(4), pick(40)) ==
+            CUDA_SUCCESS) {
+          for (unsigned i = 0; i < groups; ++i) keep(made[i]);
+          keep(rest);
+        }
+        return;
+      }
+      case 3: {
+        input = resource();
+        std::array<CU_DEV_SM_RESOURCE_GROUP_PARAMS, 4> wanted{};
+        const unsigned groups = pick(5);
+        for (auto& one : wanted) one = {pick(40), pick(9), pick(9), pick(4), pick(3), {}};
+        if (DRIVER(cuDevSmResourceSplit, pick(4) == 0 ? nullptr : made.data(), groups, &input, &rest, pick(20) / 19,
+                   wanted.data()) == CUDA_SUCCESS) {
+          for (unsigned i = 0; i < groups; ++i) keep(made[i]);
+        }
+        return;
+      }
+      case 4: {
+        CUdevResourceDesc descriptor = nullptr;
+        const unsigned number = pick(4);
+        for (unsigned i = 0; i < number; ++i) made[i] = resource();
+        if (DRIVER(cuDevResourceGenerateDesc, &descriptor, made.data(), number) == CUDA_SUCCESS) {
+          descriptors.add(descriptor);
+        }
+        return;
+      }
+      default: {
+        CUgreenCtx green = nullptr;
+        CUcontext context = nullptr;
+        if (DRIVER(cuGreenCtxCreate, &green, descriptors.get(random_), static_cast<int>(pick(20) / 19),
+                   pick(20) == 0 ? pick(3) : 1) != CUDA_SUCCESS) {
+          return;
+        }
+        greens.add(green);
+        if (DRIVER(cuCtxFromGreenCtx, &context, green) == CUDA_SUCCESS) contexts.add(context);
+      }
+    }
+  }
+
+  void current() {
+    CUcontext context = nullptr;
+    switch (pick(8)) {
+      case 0:
+        if (DRIVER(cuDevicePrimaryCtxRetain, &context, static_cast<int>(pick(2))) == CUDA_SUCCESS)
+          contexts.add(context);
+        return;
+      case 1:
+        if (pick(8) == 0) DRIVER(cuDevicePrimaryCtxRelease_v2, static_cast<int>(pick(2)));
+        return;
+      case 2:
+        DRIVER(cuCtxPopCurrent_v2, &context);
+        return;
+      case 3:
+        if (DRIVER(cuCtxCreate_v4, &context, nullptr, pick(4), 0) == CUDA_SUCCESS) contexts.add(context);
+        return;
+      case 4:
+        DRIVER(cuCtxDestroy_v2, contexts.get(random_));
+        return;
+      case 5:
+        if (pick(32) == 0) DRIVER(cuDevicePrimaryCtxReset_v2, 0);
+        return;
+      default:
+        DRIVER(cuCtxSetCurrent, contexts.get(random_));
+    }
+  }
+
+  void make_stream() {
+    CUstream made = nullptr;
+    const int priority = static_cast<int>(pick(9)) - 7;
+    const CUresult result = pick(2) == 0 ? DRIVER(cuGreenCtxStreamCreate, &made, greens.get(random_), 1, priority)
+                                         : DRIVER(cuStreamCreateWithPriority, &made, pick(2), priority);
+    if (result == CUDA_SUCCESS) streams.add(made);
+  }
+
+  void whole_context() {
+    switch (pick(4)) {
+      case 0:
+        DRIVER(cuCtxRecordEvent, contexts.get(random_), events.get(random_));
+        return;
+      case 1:
+        DRIVER(cuCtxWaitEvent, contexts.get(random_), events.get(random_));
+        return;
+      case 2:
+        DRIVER(cuGreenCtxRecordEvent, greens.get(random_), events.get(random_));
+        return;
+      default:
+        DRIVER(cuGreenCtxWaitEvent, greens.get(random_), events.get(random_));
+    }
+  }
+
+  void capture_information() {
+    CUstreamCaptureStatus status{};
+    cuuint64_t id = 0;
+    CUgraph graph = nullptr;
+    const CUgraphNode* tail = nullptr;
+    const CUgraphEdgeData* edges = nullptr;
+    std::size_t number = 0;
+    if (DRIVER(cuStreamGetCaptureInfo_v3, stream(), &status, &id, &graph, &tail, &edges, &number) == CUDA_SUCCESS &&
+        status == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
+      graphs.add(graph);
+      for (std::size_t i = 0; i < number; ++i) nodes.add(tail[i]);
+      for (std::size_t i = 0; i < number; ++i) kept_ += edges[i].type;
+    }
+    CUstreamCaptureMode mode = static_cast<CUstreamCaptureMode>(pick(3));
+    DRIVER(cuThreadExchangeStreamCaptureMode, &mode);
+  }
+
+  void launch() {
+    CUlaunchAttribute attribute{};
+    CUlaunchConfig config{};
+    config.gridDimX = pick(50) == 0 ? 0x7fffffff : 1 + pick(300);
+    config.gridDimY = config.gridDimZ = pick(30) == 0 ? pick(3) : 1;
+    config.blockDimX = pick(30) == 0 ? pick(2000) : 32 * (1 + pick(32));
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = pick(8) == 0 ? pick(300'000) : 0;
+    config.hStream = stream();
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    switch (pick(4)) {
+      case 0:
+        attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attribute.value.clusterDim = {1u << pick(6), 1, 1};
+        break;
+      case 1:
+        attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+        attribute.value.cooperative = 1;
+        break;
+      case 2:
+        attribute.id = static_cast<CUlaunchAttributeID>(pick(20));
+        break;
+      default:
+        config.numAttrs = 0;
+    }
+    std::uint64_t address = reinterpret_cast<std::uint64_t>(addresses.get(random_));
+    unsigned capacity = pick(2);
+    std::uint64_t spin = pick(1000);
+    void* arguments[] = {&address, &capacity, &spin};
+    DRIVER(cuLaunchKernelEx, &config, functions.get(random_), arguments, nullptr);
+  }
+
+  void graph_calls() {
+    const CUgraph graph = graphs.get(random_);
+    switch (pick(7)) {
+      case 0:
+        if (CUgraphExec exec = nullptr; DRIVER(cuGraphInstantiateWithFlags, &exec, graph, 0) == CUDA_SUCCESS) {
+          execs.add(exec);
+        }
+        return;
+      case 1:
+        DRIVER(cuGraphDestroy, graph);
+        return;
+      case 2:
+        DRIVER(cuGraphExecDestroy, execs.get(random_));
+        return;
+      case 3: {
+        std::array<CUgraphNode, 8> found{};
+        std::size_t number = found.size();
+        if (DRIVER(cuGraphGetNodes, graph, found.data(), &number) == CUDA_SUCCESS) {
+          for (std::size_t i = 0; i < number; ++i) nodes.add(found[i]);
+        }
+        return;
+      }
+      case 4: {
+        CUgraphNodeType type{};
+        CUDA_KERNEL_NODE_PARAMS parameters{};
+        DRIVER(cuGraphNodeGetType, nodes.get(random_), &type);
+        DRIVER(cuGraphKernelNodeGetParams_v2, nodes.get(random_), &parameters);
+        return;
+      }
+      default:
+        DRIVER(cuGraphLaunch, execs.get(random_), stream());
+    }
+  }
+
+  CUdeviceptr address() { return reinterpret_cast<CUdeviceptr>(addresses.get(random_)) + pick(20) / 19 * pick(5000); }
+
+  void memory() {
+    CUdeviceptr made = 0;
+    switch (pick(8)) {
+      case 0:
+        if (DRIVER(cuMemAlloc_v2, &made, pick(10) == 0 ? pick(1 << 20) : 4096) == CUDA_SUCCESS) {
+          addresses.add(reinterpret_cast<void*>(made));
+        }
+        return;
+      case 1:
+        if (DRIVER(cuMemAllocAsync, &made, pick(4096), stream()) == CUDA_SUCCESS) {
+          addresses.add(reinterpret_cast<void*>(made));
+        }
+        return;
+      case 2:
+        DRIVER(cuMemFree_v2, address());
+        return;
+      case 3:
+        DRIVER(cuMemFreeAsync, address(), stream());
+        return;
+      case 4:
+        DRIVER(cuMemcpyHtoDAsync_v2, address(), buffer_, pick(4096), stream());
+        return;
+      case 5:
+        DRIVER(cuMemcpyDtoDAsync_v2, address(), address(), pick(4096), stream());
+        return;
+      case 6:
+        DRIVER(cuMemsetD32Async, address(), 7, pick(1024), stream());
+        return;
+      default: {
+        std::array<std::uint64_t, 8> value{};
+        DRIVER(cuPointerGetAttribute, value.data(), static_cast<CUpointer_attribute>(pick(24)), address());
+      }
+    }
+  }
+
+  void pool_calls() {
+    CUmemoryPool pool = nullptr;
+    CUmemPoolProps properties{};
+    CUdeviceptr made = 0;
+    std::uint64_t value = pick(2);
+    switch (pick(5)) {
+      case 0:
+        properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {static_cast<int>(pick(2))}};
+        if (DRIVER(cuMemPoolCreate, &pool, &properties) == CUDA_SUCCESS) pools.add(pool);
+        return;
+      case 1:
+        DRIVER(cuMemPoolDestroy, pools.get(random_));
+        return;
+      case 2:
+        if (DRIVER(cuMemAllocFromPoolAsync, &made, pick(4096), pools.get(random_), stream()) == CUDA_SUCCESS) {
+          addresses.add(reinterpret_cast<void*>(made));
+        }
+        return;
+      case 3:
+        DRIVER(cuDeviceSetMemPool, static_cast<int>(pick(2)), pools.get(random_));
+        return;
+      default:
+        DRIVER(cuMemPoolGetAttribute, pools.get(random_), static_cast<CUmemPool_attribute>(pick(12)), &value);
+    }
+  }
+
+  void modules_and_functions() {
+    CUfunction function = nullptr;
+    CUkernel kernel = nullptr;
+    CUlibrary loaded = nullptr;
+    CUmodule module = nullptr;
+    const char* const names[] = {"plain", "with_arguments", "cuda_gctx_probe", "nothing"};
+    switch (pick(8)) {
+      case 0:
+        if (DRIVER(cuModuleLoadData, &module, program) == CUDA_SUCCESS) modules.add(module);
+        return;
+      case 1:
+        if (DRIVER(cuLibraryLoadData, &loaded, program, nullptr, nullptr, 0, nullptr, nullptr, 0) == CUDA_SUCCESS) {
+          libraries.add(loaded);
+        }
+        return;
+      case 2:
+        if (pick(4) == 0) DRIVER(cuModuleUnload, modules.get(random_));
+        return;
+      case 3:
+        if (pick(4) == 0) DRIVER(cuLibraryUnload, libraries.get(random_));
+        return;
+      case 4:
+        if (DRIVER(cuModuleGetFunction, &function, modules.get(random_), names[pick(4)]) == CUDA_SUCCESS) {
+          functions.add(function);
+        }
+        return;
+      case 5:
+        if (DRIVER(cuKernelGetFunction, &function, reinterpret_cast<CUkernel>(functions.get(random_))) ==
+            CUDA_SUCCESS) {
+          functions.add(function);
+        }
+        return;
+      case 6:
+        DRIVER(cuFuncSetAttribute, functions.get(random_), static_cast<CUfunction_attribute>(pick(18)),
+               static_cast<int>(pick(300'000)));
+        return;
+      default:
+        if (DRIVER(cuLibraryGetKernel, &kernel, libraries.get(random_), names[pick(4)]) == CUDA_SUCCESS) {
+          functions.add(reinterpret_cast<CUfunction>(kernel));
+        }
+    }
+  }
+
+  void wait() {
+    switch (pick(4)) {
+      case 0:
+        DRIVER(cuCtxSynchronize);
+        return;
+      case 1:
+        DRIVER(cuEventSynchronize, events.get(random_));
+        return;
+      default:
+        DRIVER(cuStreamSynchronize, stream());
+    }
+  }
+
+  void questions() {
+    unsigned long long id = 0;
+    unsigned flags = 0;
+    int number = 0;
+    float milliseconds = 0;
+    CUcontext context = nullptr;
+    CUgreenCtx green = nullptr;
+    switch (pick(9)) {
+      case 0:
+        DRIVER(cuStreamQuery, stream());
+        return;
+      case 1:
+        DRIVER(cuEventQuery, events.get(random_));
+        return;
+      case 2:
+        DRIVER(cuEventElapsedTime_v2, &milliseconds, events.get(random_), events.get(random_));
+        return;
+      case 3:
+        DRIVER(cuStreamGetId, stream(), &id);
+        return;
+      case 4:
+        DRIVER(cuStreamGetFlags, stream(), &flags);
+        return;
+      case 5:
+        DRIVER(cuStreamGetCtx_v2, stream(), &context, &green);
+        return;
+      case 6:
+        DRIVER(cuCtxGetId, contexts.get(random_), &id);
+        return;
+      case 7:
+        DRIVER(cuDeviceGetAttribute, &number, static_cast<CUdevice_attribute>(pick(160)), static_cast<int>(pick(3)));
+        return;
+      default:
+        DRIVER(cuGreenCtxGetId, greens.get(random_), &id);
+    }
+  }
+
+  void occupancy() {
+    int number = 0;
+    CUlaunchConfig config{};
+    CUlaunchAttribute attribute{};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute.value.clusterDim = {pick(20), 1, 1};
+    config.gridDimX = config.gridDimY = config.gridDimZ = 1;
+    config.blockDimX = pick(2000);
+    config.blockDimY = config.blockDimZ = 1;
+    config.hStream = stream();
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (pick(2) == 0) {
+      DRIVER(cuOccupancyMaxActiveClusters, &number, functions.get(random_), &config);
+    } else {
+      DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor, &number, functions.get(random_), static_cast<int>(pick(2000)),
+             pick(300'000));
+    }
+  }
+
+  // What disturbs everybody.
+  void rare() {
+    static auto* const fail = symbol<decltype(gctxSimFailRandomly)>("gctxSimFailRandomly");
+    static auto* const clear = symbol<decltype(gctxSimClearFaults)>("gctxSimClearFaults");
+    static auto* const configure = symbol<decltype(gctxSimConfigure)>("gctxSimConfigure");
+    static auto* const ledger = symbol<decltype(gctxSimLedger)>("gctxSimLedger");
+    switch (pick(200)) {
+      case 0:
+        fail("*", 0.02, random_(), CUDA_ERROR_OUT_OF_MEMORY);
+        return;
+      case 1:
+        kept_ += std::strlen(ledger());
+        return;
+      case 2: {
+        static const char* const machines[] = {"h200@13.0,devices=2", "h200@13.5",    "b200@13.4,devices=2",
+                                               "a100@12.8",           "rtx5080@13.1", "thor@12.9"};
+        configure(machines[pick(6)], nullptr, 0);
+        DRIVER(cuInit, 0);
+        return;
+      }
+      default:
+        clear();
+    }
+  }
+
+  std::mt19937 random_;
+  unsigned char* buffer_;
+  std::uint64_t kept_ = 0;
+};
+
+std::uint64_t argument(int count_of, char** values, const char* name, std::uint64_t otherwise) {
+  for (int i = 1; i + 1 < count_of; ++i) {
+    if (std::string(values[i]) == name) return std::strtoull(values[i + 1], nullptr, 10);
+  }
+  return otherwise;
+}
+
+}  // namespace
+
+int main(int count_of, char** values) {
+  const std::uint64_t seed = argument(count_of, values, "--seed", 1);
+  const auto threads = static_cast<unsigned>(argument(count_of, values, "--threads", 3));
+  const std::uint64_t wanted = argument(count_of, values, "--calls", 0);
+  const std::chrono::seconds seconds(argument(count_of, values, "--seconds", wanted == 0 ? 60 : 1'000'000));
+  library = dlopen(CUDA_GCTX_SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+    return 2;
+  }
+  symbol<decltype(gctxSimConfigure)>("gctxSimConfigure")("h200@13.0,devices=2", nullptr, 0);
+  if (DRIVER(cuInit, 0) != CUDA_SUCCESS) return 2;
+  const auto end = std::chrono::steady_clock::now() + seconds;
+  std::atomic<unsigned> running{threads};
+  std::vector<std::thread> workers;
+  for (unsigned i = 0; i < threads; ++i) {
+    workers.emplace_back([&, i] {
+      Fuzzer fuzzer(seed, i);
+      while (std::chrono::steady_clock::now() < end && (wanted == 0 || calls < wanted)) fuzzer.step();
+      --running;
+    });
+  }
+  // Threads that make no call for a minute hang.
+  std::uint64_t before = 0;
+  for (int still = 0; running > 0; std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
+    still = calls == before ? still + 1 : 0;
+    before = calls;
+    if (still > 6000) {
+      std::fprintf(stderr, "sim_fuzz: no call has returned for a minute (seed %llu)\n",
+                   static_cast<unsigned long long>(seed));
+      std::abort();
+    }
+  }
+  for (std::thread& worker : workers) worker.join();
+  std::printf("sim_fuzz: seed %llu, %u threads, %llu calls, %llu of them successful (simulated)\n",
+              static_cast<unsigned long long>(seed), threads, static_cast<unsigned long long>(calls),
+              static_cast<unsigned long long>(successes));
+  return 0;
+}

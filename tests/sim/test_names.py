@@ -1,0 +1,141 @@
+"""The library under the driver's own names: programs that are linked with it or open it, and functions it lacks."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuda_gctx import sim
+
+pytestmark = pytest.mark.sim_only
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ROOT / "cuda_gctx" / "_cpp" / "sim" / "abi" / "make_tables.py"
+
+
+def environment(spec: str = "h200@13.0") -> dict[str, str]:
+    return {**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_GCTX_SIM": spec}
+
+
+def run_program(code: str, spec: str = "h200@13.0") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment(spec), capture_output=True, text=True, timeout=60, check=True
+    )
+
+
+@pytest.mark.parametrize("name", ["libcuda.so.1", "libcuda.so"])
+def test_a_program_opens_it_by_either_name(name: str) -> None:
+    code = f"""
+import ctypes
+driver = ctypes.CDLL({name!r})
+version = ctypes.c_int()
+print(driver.cuInit(0), driver.cuDriverGetVersion(ctypes.byref(version)), version.value)
+print(ctypes.CDLL("libcuda.so.1")._handle == driver._handle)
+"""
+    assert run_program(code).stdout.split() == ["0", "0", "13000", "True"]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_program_is_linked_with_it(tmp_path: Path) -> None:
+    source = tmp_path / "program.c"
+    source.write_text("int cuInit(unsigned); int main(void) { return cuInit(0); }")
+    program = tmp_path / "program"
+    subprocess.run(["cc", source, "-o", program, f"-L{sim.library_folder()}", "-lcuda"], check=True)
+    assert subprocess.run([program], env=environment(), timeout=60).returncode == 0
+
+
+def test_a_function_that_is_not_modelled_names_itself_once() -> None:
+    code = """
+import ctypes, json
+driver = ctypes.CDLL("libcuda.so.1")
+driver.cuInit(0)
+print([driver.cuMemAllocManaged(None, 8, 1) for _ in range(2)])
+tell = ctypes.CDLL("libcuda_gctx_sim.so").gctxSimLedger
+tell.restype = ctypes.c_char_p
+print(tell().decode())
+"""
+    done = run_program(code)
+    answers, ledger = done.stdout.splitlines()
+    assert json.loads(answers) == [801, 801]
+    assert done.stderr.count("cuMemAllocManaged is not modelled: CUDA_ERROR_NOT_SUPPORTED") == 1
+    assert json.loads(ledger)["absent"] == {"cuMemAllocManaged": 2}
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "version", "found"),
+    [
+        ("h200@13.0", b"cuMemAllocManaged", 13000, True),
+        ("h200@13.0", b"cuLaunchHostFunc", 13000, True),
+        ("h200@13.0", b"cuDevSmResourceSplit", 13000, False),
+        ("h200@13.0", b"cuNoSuchFunction", 13000, False),
+        ("h200@13.1", b"cuDevSmResourceSplit", 13010, True),
+    ],
+)
+def test_addresses_are_given_to_whom_the_version_fits(spec: str, name: bytes, version: int, found: bool) -> None:
+    code = f"""
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+for flags in (0, 1, 2):
+    address, status = ctypes.c_void_p(), ctypes.c_int()
+    driver.cuGetProcAddress_v2({name!r}, ctypes.byref(address), {version}, ctypes.c_uint64(flags), ctypes.byref(status))
+    print(bool(address))
+"""
+    assert run_program(code, spec).stdout.split() == [str(found)] * 3
+
+
+def test_the_default_stream_of_a_thread_is_its_own() -> None:
+    code = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+context, number = ctypes.c_void_p(), ctypes.c_uint64()
+driver.cuInit(0)
+driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+driver.cuCtxSetCurrent(context)
+def stream_id(function, stream=None):
+    function(ctypes.c_void_p(stream), ctypes.byref(number))
+    return number.value
+address, status = ctypes.c_void_p(), ctypes.c_int()
+driver.cuGetProcAddress_v2(b"cuStreamGetId", ctypes.byref(address), 13000, ctypes.c_uint64(2), ctypes.byref(status))
+own = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(address.value)
+PER_THREAD = 2
+print(stream_id(own) == stream_id(driver.cuStreamGetId, PER_THREAD) == stream_id(driver.cuStreamGetId_ptsz))
+print(stream_id(driver.cuStreamGetId) == stream_id(driver.cuStreamGetId, PER_THREAD))
+"""
+    assert run_program(code).stdout.split() == ["True", "False"]
+
+
+def test_it_says_of_its_private_tables_that_there_are_none() -> None:
+    code = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+table = ctypes.c_void_p(1)
+print(driver.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(16)), table.value)
+"""
+    assert run_program(code).stdout.split() == ["500", "None"]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ preprocessor")
+def test_the_tables_of_functions_follow_from_the_header() -> None:
+    subprocess.run([sys.executable, str(TABLES), "--check"], check=True)
+
+
+def test_no_bytes_of_a_pool_have_no_address() -> None:
+    with sim.session("h200"):
+        driver = ctypes.CDLL(str(Path(sim.library_folder()) / "libcuda_gctx_sim.so"))
+        context, stream, address = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64(1)
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        driver.cuCtxPushCurrent_v2(context)
+        driver.cuStreamCreate(ctypes.byref(stream), 1)
+        assert driver.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(0), stream) == 0
+        assert address.value == 0
+        assert driver.cuMemFreeAsync(address, stream) == 0
+        driver.cuStreamDestroy_v2(stream)
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        driver.cuDevicePrimaryCtxRelease_v2(0)
