@@ -181,7 +181,7 @@ void functions_appear_with_their_version() {
   CHECK(get<void>("cuEventElapsedTime", 12070) != get<void>("cuEventElapsedTime", 12080));
   start("h200@13.0");
   CHECK(get<void>("cuDevSmResourceSplit") == nullptr);
-  CHECK(get<void>("cuGraphicsMapResources") == nullptr);
+  CHECK(get<void>("cuNoSuchFunction") == nullptr);
   void* address = nullptr;
   CUdriverProcAddressQueryResult status{};
   OK(symbol<CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>("cuGetProcAddress_v2")(
