@@ -1523,6 +1523,69 @@ def record_workqueues(gpu: Gpu, note: Note) -> Any:
     return note.answers
 
 
+# What the header of 13.1 and newer refuses
+
+
+def record_refusals(gpu: Gpu, note: Note) -> Any:
+    """Codes of calls that the headers speak of: what may stand in one descriptor, limits of launches, and captures that are
+    over. Up to 13.0 the driver accepts more than later headers allow."""
+    driver = gpu.driver
+
+    def described(make: Callable[[], Sequence[Any]]) -> Code:
+        resources = make()
+        return driver.code("cuDevResourceGenerateDesc", resources, len(resources))
+
+    note("descriptor: two groups of one split", lambda: described(lambda: gpu.groups(16, asked=2)))
+    note(
+        "descriptor: a group and the remainder",
+        lambda: described(lambda: [gpu.groups(16, asked=2)[0], gpu.remainder(16, asked=2)]),
+    )
+    note(
+        "descriptor: groups of two splits",
+        lambda: described(lambda: [gpu.groups(8, asked=2)[1], gpu.groups(16, asked=2)[1]]),
+    )
+    note(
+        "descriptor: groups of two grains",
+        lambda: described(lambda: [gpu.groups(8, asked=1)[0], gpu.groups(2, flags=1, asked=60)[50]]),
+    )
+
+    def launched(grid: tuple[int, int, int], block: tuple[int, int, int] = (32, 1, 1), shared: int = 0) -> Code:
+        return driver.code(
+            "cuLaunchKernel", gpu.kernel("record_smids"), *grid, *block, shared, 0, gpu.arguments(1000), 0
+        )
+
+    note("launch: grid.y of 65536", lambda: launched((1, 65536, 1)))
+    note("launch: grid.z of 65536", lambda: launched((1, 1, 65536)))
+    note("launch: block.z of 65", lambda: launched((1, 1, 1), (1, 1, 65)))
+    note("launch: 200 KiB of shared memory that were not allowed", lambda: launched((1, 1, 1), shared=200 << 10))
+    note(
+        "instantiate: unknown flags",
+        lambda: driver.code("cuGraphInstantiate", driver.must("cuGraphCreate", 0), 1 << 30),
+    )
+    note("cuMemHostAlloc: unknown flags", lambda: driver.code("cuMemHostAlloc", 64, 0xFFFF))
+
+    def over(outcome: str) -> Any:
+        streams = [driver.must("cuStreamCreate", 1) for _ in range(2)]
+        event = driver.must("cuEventCreate", 0)
+        driver.must("cuStreamBeginCapture", streams[0], capture(gpu, "relaxed"))
+        gpu.launch(streams[0], 1, 1000)
+        driver.must("cuEventRecord", event, streams[0])
+        if outcome == "unjoined":
+            driver.must("cuStreamWaitEvent", streams[1], event, 0)
+            gpu.launch(streams[1], 1, 1000)
+        ended = driver.code("cuStreamEndCapture", streams[0])
+        return {
+            "cuStreamEndCapture": ended,
+            "cuStreamWaitEvent of its event": driver.code("cuStreamWaitEvent", streams[1], event, 0),
+            "cuStreamIsCapturing": driver.code("cuStreamIsCapturing", streams[1]),
+            "a launch": gpu.launch(streams[1], 1, 1000),
+        }
+
+    note("a capture that ended well", lambda: over("well"))
+    note("a capture that ended unjoined", lambda: over("unjoined"))
+    return note.answers
+
+
 # Measured: what a replay does not compare
 
 
@@ -1623,6 +1686,7 @@ SECTIONS: dict[str, Section] = {
     "events": record_events,
     "structured_split": record_structured_split,
     "workqueues": record_workqueues,
+    "refusals": record_refusals,
     "measured": record_measured,
     "misuse.resplit": misuse_resplit,
     "misuse.arguments": misuse_arguments,

@@ -1,9 +1,11 @@
 // Attributes, names and parameters of kernels and functions.
 #include "sim/calls/kernels.hpp"
 
+#include <algorithm>
+
 namespace gctx::sim {
 
-// Registers and shared memory are not known of a kernel that is never compiled: 32 registers and none. Assumed.
+// What the image says, or a registration; the registers of a kernel that is never compiled are not known: 32. Assumed.
 int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_attribute which) {
   const auto registered = machine.kernels_by_name.find(code.name);
   if (which == CU_FUNC_ATTRIBUTE_NUM_REGS && registered != machine.kernels_by_name.end() &&
@@ -22,7 +24,7 @@ int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
       return card.cc_major * 10 + card.cc_minor;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-      return 48 << 10;
+      return std::max(0, (48 << 10) - kernel_attribute(machine, code, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES));
     case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
       return -1;
     default:

@@ -3,8 +3,11 @@
 #include "sim/machine/images.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
-#include <optional>
+#include <map>
+#include <string>
+#include <vector>
 
 namespace gctx::sim {
 namespace {
@@ -89,9 +92,58 @@ std::string without_comments(std::string_view text) {
   return clean;
 }
 
+// The bytes of all variables that a piece of PTX declares in a space: ".shared .align 4 .b8 name[400];"
+std::size_t declared_bytes(std::string_view text, std::string_view space) {
+  std::size_t bytes = 0;
+  for (std::size_t at = text.find(space); at != std::string_view::npos; at = text.find(space, at + space.size())) {
+    const std::size_t end = at + space.size();
+    // Not a part of an instruction, as in "ld.shared.u32".
+    const bool begins = at == 0 || std::isspace(static_cast<unsigned char>(text[at - 1])) != 0;
+    if (!begins || end >= text.size() || std::isspace(static_cast<unsigned char>(text[end])) == 0) continue;
+    const std::string_view declaration = text.substr(end, text.find_first_of("=;", end) - end);
+    // An array without a size is what the launch gives it.
+    if (declaration.find("[]") == std::string_view::npos) bytes += parameter_size(declaration);
+  }
+  return bytes;
+}
+
+// What a kernel says of itself between its parameters and the end of its body.
+void read_declarations(std::string_view text, KernelCode& code) {
+  const std::size_t open = text.find('{');
+  if (open == std::string_view::npos) return;
+  std::size_t close = open;
+  for (int depth = 0; close < text.size(); ++close) {
+    if (text[close] == '{') ++depth;
+    if (text[close] == '}' && --depth == 0) break;
+  }
+  const std::string_view body = text.substr(open, close - open);
+  const auto set = [&](CUfunction_attribute which, std::size_t value) {
+    if (value > 0) code.attributes[which] = static_cast<int>(value);
+  };
+  set(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, declared_bytes(body, ".shared"));
+  set(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, declared_bytes(body, ".local"));
+  std::size_t threads = 0;
+  const std::string_view head = text.substr(0, open);
+  constexpr std::string_view limit = ".maxntid";
+  if (const auto at = head.find(limit); at != std::string_view::npos) {
+    const std::string numbers(head.substr(at + limit.size(), head.find('.', at + 1) - at - limit.size()));
+    threads = 1;
+    const char* next = numbers.c_str();
+    for (int i = 0; i < 3 && *next != '\0'; ++i) {
+      char* end = nullptr;
+      const auto value = std::strtoull(next, &end, 10);
+      if (end == next) break;
+      threads *= static_cast<std::size_t>(value);
+      next = end + std::strspn(end, ", \t\n");
+    }
+  }
+  set(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, threads);
+}
+
 Image read_ptx(std::string_view source) {
   const std::string text = without_comments(source);
   Image image;
+  const std::size_t constants = declared_bytes(text, ".const");
   constexpr std::string_view directive = ".entry";
   for (std::size_t at = text.find(directive); at != std::string::npos; at = text.find(directive, at)) {
     at += directive.size();
@@ -109,6 +161,8 @@ Image read_ptx(std::string_view source) {
     } else {
       code->arguments_known = true;
     }
+    read_declarations(std::string_view(text).substr(std::min(end, text.size())), *code);
+    if (constants > 0) code->attributes[CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES] = static_cast<int>(constants);
     image.kernels.push_back(std::move(code));
   }
   return image;
@@ -127,21 +181,137 @@ std::size_t elf_size(const unsigned char* data) {
          static_cast<std::size_t>(read_at<std::uint16_t>(data, 0x3a)) * read_at<std::uint16_t>(data, 0x3c);
 }
 
-// Machine code has a section ".text.NAME" for each kernel.
-Image read_machine_code(std::string_view bytes) {
-  Image image;
+struct Section {
+  std::string_view name;
+  std::string_view bytes;  // empty if the file holds none of it
+  std::size_t size = 0;
+  std::uint32_t info = 0;
+};
+
+// The sections of a 64-bit ELF file; none where the file is not what it says.
+std::vector<Section> sections_of(std::string_view elf) {
+  constexpr std::size_t header = 64;
+  constexpr std::uint32_t no_bits = 8;
+  std::vector<Section> sections;
+  if (elf.size() < header) return sections;
+  const auto* data = reinterpret_cast<const unsigned char*>(elf.data());
+  const auto table = static_cast<std::size_t>(read_at<std::uint64_t>(data, 0x28));
+  const std::size_t entry = read_at<std::uint16_t>(data, 0x3a);
+  const std::size_t count = read_at<std::uint16_t>(data, 0x3c);
+  const std::size_t names = read_at<std::uint16_t>(data, 0x3e);
+  if (entry < header || table > elf.size() || count > (elf.size() - table) / entry || names >= count) return sections;
+  const auto bytes_of = [&](std::size_t index) {
+    const std::size_t at = table + index * entry;
+    const auto offset = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 24));
+    const auto size = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 32));
+    if (read_at<std::uint32_t>(data, at + 4) == no_bits || offset > elf.size() || size > elf.size() - offset) {
+      return std::string_view{};
+    }
+    return elf.substr(offset, size);
+  };
+  const std::string_view texts = bytes_of(names);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = table + i * entry;
+    const std::size_t name = read_at<std::uint32_t>(data, at);
+    if (name >= texts.size()) continue;
+    const std::string_view rest = texts.substr(name);
+    sections.push_back({rest.substr(0, rest.find('\0')), bytes_of(i),
+                        static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 32)),
+                        read_at<std::uint32_t>(data, at + 44)});
+  }
+  return sections;
+}
+
+// ".nv.info" and ".nv.info.NAME" are lists of entries, each of a format, a kind, and a value or its length and bytes.
+template <class Visit>
+void each_entry(std::string_view bytes, Visit&& visit) {
+  constexpr unsigned char sized = 4;
+  const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
+  for (std::size_t at = 0; at + 4 <= bytes.size();) {
+    const unsigned char kind = data[at + 1];
+    if (data[at] != sized) {
+      at += 4;
+      continue;
+    }
+    const std::size_t size = read_at<std::uint16_t>(data, at + 2);
+    const std::size_t value = at + 4;
+    if (size > bytes.size() - value) break;
+    visit(kind, data + value, size);
+    at = value + size;
+  }
+}
+
+void read_information(std::string_view bytes, KernelCode& code) {
+  constexpr unsigned char kind_max_threads = 0x05;
+  constexpr unsigned char kind_parameter = 0x17;
+  std::map<unsigned, std::pair<std::size_t, std::size_t>> parameters;  // by number: offset and size
+  each_entry(bytes, [&](unsigned char kind, const unsigned char* data, std::size_t size) {
+    if (kind == kind_parameter && size >= 12) {
+      parameters[read_at<std::uint16_t>(data, 4)] = {read_at<std::uint16_t>(data, 6),
+                                                     read_at<std::uint32_t>(data, 8) >> 18};
+    } else if (kind == kind_max_threads && size >= 12) {
+      code.attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = static_cast<int>(
+          read_at<std::uint32_t>(data, 0) * read_at<std::uint32_t>(data, 4) * read_at<std::uint32_t>(data, 8));
+    }
+  });
+  for (const auto& [number, place] : parameters) {
+    code.argument_offsets.push_back(place.first);
+    code.argument_sizes.push_back(place.second);
+  }
+  code.arguments_known = true;
+}
+
+// Machine code has a section ".text.NAME" for each kernel, and others that tell its parameters and what it takes.
+void read_elf(std::string_view elf, Image& image) {
   constexpr std::string_view prefix = ".text.";
-  for (std::size_t at = bytes.find(prefix); at != std::string_view::npos; at = bytes.find(prefix, at)) {
-    at += prefix.size();
-    std::size_t end = at;
-    while (end < bytes.size() && is_word(bytes[end])) ++end;
-    const std::string_view name = bytes.substr(at, end - at);
+  const std::vector<Section> sections = sections_of(elf);
+  const auto named = [&](const std::string& name) {
+    const auto found =
+        std::find_if(sections.begin(), sections.end(), [&](const Section& section) { return section.name == name; });
+    return found == sections.end() ? nullptr : &*found;
+  };
+  constexpr unsigned char kind_frame = 0x11;
+  constexpr unsigned char kind_registers = 0x2f;
+  constexpr std::uint32_t symbol_mask = 0xffffff;  // a kernel's section names its symbol there
+  constexpr std::size_t reserved_bytes = 1024;
+  const Section* everything = named(".nv.info");
+  for (const Section& section : sections) {
+    if (!section.name.starts_with(prefix)) continue;
+    const std::string name(section.name.substr(prefix.size()));
+    const Section* information = named(".nv.info." + name);
+    // Functions that kernels call have no parameters of their own there.
     const bool known = std::any_of(image.kernels.begin(), image.kernels.end(),
                                    [&](const auto& kernel) { return kernel->name == name; });
     if (name.empty() || known) continue;
     auto code = std::make_shared<KernelCode>();
     code->name = name;
+    each_entry(everything == nullptr ? std::string_view{} : everything->bytes,
+               [&](unsigned char kind, const unsigned char* data, std::size_t size) {
+                 if (size < 8 || read_at<std::uint32_t>(data, 0) != (section.info & symbol_mask)) return;
+                 const int value = static_cast<int>(read_at<std::uint32_t>(data, 4));
+                 if (kind == kind_registers) code->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = value;
+                 if (kind == kind_frame) code->attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES] = value;
+               });
+    if (information != nullptr) read_information(information->bytes, *code);
+    if (const Section* shared = named(".nv.shared." + name)) {
+      // On some chips what the system keeps for itself is counted in.
+      const std::size_t kept = named(".nv.shared.reserved.0") != nullptr ? reserved_bytes : 0;
+      code->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES] =
+          static_cast<int>(shared->size > kept ? shared->size - kept : 0);
+    }
+    if (const Section* constants = named(".nv.constant3")) {
+      code->attributes[CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES] = static_cast<int>(constants->size);
+    }
     image.kernels.push_back(std::move(code));
+  }
+}
+
+// A container holds several images, of which those that are not packed are read.
+Image read_machine_code(std::string_view bytes) {
+  Image image;
+  constexpr std::string_view magic("\177ELF", 4);
+  for (std::size_t at = bytes.find(magic); at != std::string_view::npos; at = bytes.find(magic, at + magic.size())) {
+    read_elf(bytes.substr(at), image);
   }
   return image;
 }
