@@ -1527,8 +1527,7 @@ def record_workqueues(gpu: Gpu, note: Note) -> Any:
 
 
 def record_refusals(gpu: Gpu, note: Note) -> Any:
-    """Codes of calls that the headers speak of: what may stand in one descriptor, limits of launches, and captures that are
-    over. Up to 13.0 the driver accepts more than later headers allow."""
+    """Codes of calls that the headers speak of: descriptors, limits of launches, captures that are over."""
     driver = gpu.driver
 
     def described(make: Callable[[], Sequence[Any]]) -> Code:
