@@ -97,6 +97,53 @@ def test_all_resources_of_a_descriptor_are_of_one_device(
         assert context_over(raw, made, 1)[0] == OK
 
 
+def structured(raw: Raw, *groups: tuple[int, ...]) -> tuple[list[Any], Any]:
+    """Groups of one structured split, each of (count, co-scheduled, preferred, flags, domain), and what is left."""
+    made = ctypes.create_string_buffer(RESOURCE_BYTES * len(groups))
+    rest = ctypes.create_string_buffer(RESOURCE_BYTES)
+    words = [word for group in groups for word in (*group, *[0] * (16 - len(group)))]
+    raw.call("cuDevSmResourceSplit", made, len(groups), resource(raw), rest, 0, (ctypes.c_uint * len(words))(*words))
+    pieces = [made.raw[i * RESOURCE_BYTES : (i + 1) * RESOURCE_BYTES] for i in range(len(groups))]
+    return [ctypes.create_string_buffer(piece, RESOURCE_BYTES) for piece in pieces], rest
+
+
+def by_count(raw: Raw, count: int, minimum: int) -> tuple[list[Any], Any]:
+    """Groups of one split by count, and what is left."""
+    made = ctypes.create_string_buffer(RESOURCE_BYTES * count)
+    rest = ctypes.create_string_buffer(RESOURCE_BYTES)
+    raw.call("cuDevSmResourceSplitByCount", made, ctypes.byref(ctypes.c_uint(count)), resource(raw), rest, 0, minimum)
+    pieces = [made.raw[i * RESOURCE_BYTES : (i + 1) * RESOURCE_BYTES] for i in range(count)]
+    return [ctypes.create_string_buffer(piece, RESOURCE_BYTES) for piece in pieces], rest
+
+
+@pytest.mark.parametrize("version", ["13.1", "13.4", "13.5"])
+def test_pieces_of_one_descriptor_come_from_one_split_and_are_alike(driver: Start, version: str) -> None:
+    raw = driver(version)
+    (a, b), _ = structured(raw, (16, 8), (16, 8))
+    assert descriptor(raw, a, b)[0] == OK
+    (c, d), _ = structured(raw, (16, 8), (16, 2))
+    assert descriptor(raw, c, d)[0] == CONFIGURATION  # alignments 8 and 2
+    assert descriptor(raw, a, c)[0] == CONFIGURATION  # two splits
+    (e, f), rest = by_count(raw, 2, 16)
+    assert descriptor(raw, e, f)[0] == OK
+    assert descriptor(raw, e, rest)[0] == CONFIGURATION
+    assert descriptor(raw, a, e)[0] == CONFIGURATION
+
+
+def test_up_to_13_0_the_remainder_is_taken_in(driver: Start) -> None:
+    raw = driver("13.0")
+    (group, _), rest = by_count(raw, 2, 16)
+    assert descriptor(raw, group, rest)[0] == OK
+
+
+@pytest.mark.parametrize("version", ["13.4", "13.5"])
+def test_pieces_of_one_descriptor_are_of_one_locality_domain(driver: Start, version: str) -> None:
+    raw = driver(version, "b200")
+    (a, b, c), _ = structured(raw, (16, 8, 8, 2, 0), (16, 8, 8, 2, 0), (16, 8, 8, 2, 1))
+    assert descriptor(raw, a, b)[0] == OK
+    assert descriptor(raw, a, c)[0] == CONFIGURATION
+
+
 def test_an_existing_workqueue_alone_is_of_its_device(driver: Start) -> None:
     raw = driver("13.1", devices=2)
     code, made = descriptor(raw, workqueue_of(raw, 1))

@@ -48,6 +48,12 @@ constexpr DriverBehaviour list[] = {
      "a concurrency limit of 0 or an unknown scope answers INVALID_RESOURCE_CONFIGURATION", Known::assumed, ""},
     {"descriptors", "13.1 and newer", "a workqueue resource alone makes a context over all SMs", Known::assumed, ""},
     {"descriptors", "all", "a descriptor used on another device answers INVALID_DEVICE", Known::assumed, ""},
+    {"descriptors", "13.1 and newer",
+     "SM resources of several splits, alignments or locality domains answer INVALID_RESOURCE_CONFIGURATION",
+     Known::documented,
+     "they must be outputs (whether result or remaining) from the same split API instance and have the same "
+     "smCoscheduledAlignment and localityDomainId values, otherwise CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION is "
+     "returned."},
     {"descriptors", "13.1 and newer", "an existing workqueue belongs to the device of its context, and fits no other",
      Known::assumed, ""},
     {"workqueues", "13.1 and newer", "the limit of the device follows the number of connections; more is accepted",

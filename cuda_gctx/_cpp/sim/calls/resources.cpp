@@ -95,6 +95,12 @@ bool fits_device(Descriptor& made, int device) {
   return true;
 }
 
+// What the header of 13.1 demands of SM resources in one descriptor; 13.0 accepts others too (recorded).
+bool fit_together(const Descriptor& made, const SmMeaning& next) {
+  return made.split == next.split && made.traits.alignment == next.traits.alignment &&
+         made.locality_domain == next.locality_domain;
+}
+
 CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& made) {
   if (!is_known_type(c, resource.type)) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
   if (resource.type == CU_DEV_RESOURCE_TYPE_SM) {
@@ -102,6 +108,9 @@ CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor&
     if (!meaning) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     if (!fits_device(made, meaning->device)) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     if (made.has_sms && meaning->source != made.source) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (made.has_sms && c.version() >= 13010 && !fit_together(made, *meaning)) {
+      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    }
     made.source = meaning->source;
     made.split = meaning->split;
     made.locality_domain = meaning->locality_domain;
