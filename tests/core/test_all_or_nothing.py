@@ -78,9 +78,9 @@ def first_context() -> Iterator[Operation]:
 @contextmanager
 def context_of_several_groups() -> Iterator[Operation]:
     dev = Device(0)
-    groups, remainder = split(dev.resources.sm, [8, 16, 24])
+    groups, _ = split(dev.resources.sm, [8, 16, 24])
     dev.context.create_stream().close()
-    yield lambda: green(dev, *groups, remainder, exclusive=True)
+    yield lambda: green(dev, *groups, exclusive=True)
 
 
 @contextmanager
