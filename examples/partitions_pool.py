@@ -1,10 +1,10 @@
-"""Switching between prepared layouts: the first use of each builds it, every later one is a look-up."""
+"""A serving loop that switches between prepared layouts, each behind the work of the one before on the same SMs."""
 
 from __future__ import annotations
 
 import timeit
 
-from cuda_gctx import Device, Layout, PartitionPool, system
+from cuda_gctx import Device, Layout, PartitionPool, system, tune
 
 QUIET = Layout(decode=8, prefill=None)
 BUSY = Layout(decode=32, prefill=None)
@@ -18,12 +18,15 @@ def main() -> None:
             print(f"{layout}: {pool.get(layout)!r}")
 
         for waiting_requests in (0, 90, 3, 70):
-            parts = pool.get(BUSY if waiting_requests > 50 else QUIET)
-            stream = parts.decode.stream
-            print(f"{waiting_requests:2} requests wait: decode on {stream.resources.sm.sm_count} SMs")
+            # Ordered on the device: the new decode waits for prefill work that still has its SMs. The host goes on.
+            parts = pool.switch(BUSY if waiting_requests > 50 else QUIET)
+            tune.spin(parts.prefill.stream, blocks=parts.prefill.sm_count, spin_ns=1_000_000)
+            tune.spin(parts.decode.stream, blocks=parts.decode.sm_count, spin_ns=10_000)
+            print(f"{waiting_requests:2} requests wait: decode on {parts.decode.sm_count} SMs")
+        dev.sync()
 
-        switch = min(timeit.repeat(lambda: pool.get(QUIET), number=10_000, repeat=5)) / 10_000
-        print(f"a switch takes {'less than a microsecond' if switch < 1e-6 else f'{switch * 1e6:.1f} us'}")
+        look_up = min(timeit.repeat(lambda: pool.get(QUIET), number=10_000, repeat=5)) / 10_000
+        print(f"a look-up takes {'less than a microsecond' if look_up < 1e-6 else f'{look_up * 1e6:.1f} us'}")
 
     # The contexts wait for their next use, because the driver does not give their memory back.
     use = system.memory()[dev.device_id]

@@ -8,10 +8,12 @@ from itertools import count
 from typing import Any, NoReturn
 
 from cuda_gctx._core.device import Device
+from cuda_gctx._core.event import Event
+from cuda_gctx._core.lease import is_capturing
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, spellings
 from cuda_gctx.partitions.opening import Opening, Wanted, wanted_by
-from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partitions, refuse_pickling
+from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partition, Partitions, refuse_pickling
 from cuda_gctx.partitions.store import Key, Loan, StoredContext
 
 _pool_numbers = count(1)
@@ -20,8 +22,8 @@ _pool_numbers = count(1)
 class PartitionPool:
     """Layouts of one device, built at their first use and kept open: a known one is found without a driver call.
 
-    The layouts may overlap each other, because one is in use at a time; equal groups of SMs of several layouts share
-    one context. Usable from any thread.
+    The layouts may overlap each other, because one is in use at a time; those that the same split serves share their
+    contexts. Usable from any thread.
     """
 
     def __init__(self, device: Device) -> None:
@@ -34,6 +36,9 @@ class PartitionPool:
         self._closed = False
         self._built: dict[Layout, Partitions] = {}
         self._loans: dict[Key, tuple[StoredContext, Loan]] = {}
+        self._current: Partitions | None = None
+        # The work that was enqueued in partitions of other layouts when switch() left them.
+        self._behind: dict[Partition, tuple[Partitions, Event]] = {}
 
     @property
     def device(self) -> Device:
@@ -59,7 +64,7 @@ class PartitionPool:
     ) -> Partitions:
         """The partitions of a layout, which takes the same forms as in Device.partition(); built at its first use.
 
-        A known layout is looked up, and nothing else: work in the partitions of another layout goes on.
+        A known layout is looked up, and nothing else: work in the partitions of another layout goes on (see switch()).
 
         Building is refused while a stream of this package, or a blocking one of the primary context, is capturing a
         graph. The driver does not report the streams of other libraries: pass the one that may be capturing as `stream`
@@ -75,6 +80,59 @@ class PartitionPool:
         except (KeyError, TypeError):  # not built, not spelled so before, or with something unhashable in it
             pass
         return self._build(layout_of(requests, named), stream)
+
+    @property
+    def current(self) -> Partitions | None:
+        """The partitions of the last switch(); None before the first one."""
+        return self._current
+
+    def switch(
+        self,
+        /,
+        *requests: Layout | Mapping[str, Request] | Sequence[Request] | Request,
+        stream: object = None,
+        **named: Request,
+    ) -> Partitions:
+        """Make a layout the current one, behind the work of the layouts before it; returns its partitions.
+
+        On the device, all later work of each partition of the new layout waits for the work that is enqueued so far in
+        those partitions of earlier layouts whose SMs it shares or may share. The host does not wait. Partitions with
+        the same SMs in both layouts go on without waiting. Switching to the current layout does nothing.
+
+        The arguments are those of get(). RuntimeError while a stream of the pool is capturing a graph.
+        """
+        parts = self.get(*requests, stream=stream, **named)
+        with self._lock:
+            self._demand_open()
+            old = self._current
+            if parts is not old:
+                if old is not None:
+                    self._order(old, parts)
+                self._current = parts
+        return parts
+
+    def _order(self, old: Partitions, new: Partitions) -> None:
+        for layout in (old, new):
+            for part in layout._all:
+                for stream in part._streams():
+                    if not stream.is_closed and is_capturing(stream):
+                        raise RuntimeError(
+                            f"a stream of partition {part.name} is capturing a graph, and waits of whole partitions "
+                            "would invalidate the capture: switch before or after it"
+                        )
+        for part in old._all:
+            _, event = self._behind.get(part, (old, None))
+            self._behind[part] = old, part.record(event)
+        mine = {part.context for part in new._all}
+        for part, (layout, event) in list(self._behind.items()):
+            if layout is not old and event.is_done:
+                del self._behind[part]
+                continue
+            # What both layouts have is disjoint from all else in either.
+            both = {other.context for other in layout._all} & mine
+            for later in new._all:
+                if later.context not in both and part._group.overlaps(later._group) is not False:
+                    later.context.wait_event(event)
 
     def _build(self, layout: Layout, stream: Any) -> Partitions:
         watched = [] if stream is None else [stream if isinstance(stream, Stream) else Stream(stream)]
@@ -121,6 +179,8 @@ class PartitionPool:
             built = list(self._built.values())
             self._built.clear()
             self._loans.clear()
+            self._behind.clear()
+            self._current = None
             for parts in built:
                 parts._close()
 

@@ -140,7 +140,7 @@ def test_the_reserved_names_are_what_the_objects_and_functions_use() -> None:
     attributes = {name for name in dir(Partitions) if not name.startswith("_")}
     keywords = {
         parameter.name
-        for function in (partition, PartitionPool.get)
+        for function in (partition, PartitionPool.get, PartitionPool.switch)
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     }

@@ -15,6 +15,7 @@ from cuda_gctx import (
     ContextOptions,
     CUDAError,
     Device,
+    EventOptions,
     Layout,
     PartitionPool,
     PartitionSpec,
@@ -122,6 +123,83 @@ def test_a_warning_may_run_code_that_uses_the_pool(
         assert pool.get(decode=8) is parts
         assert (found[0] is parts) == same
         assert machine.calls("cuGreenCtxCreate") - made == (2 if same else 4)
+
+
+def elapsed(pool: PartitionPool, before: Any, after: Any) -> float:
+    """Milliseconds until a short kernel in a partition of `after` ends, next to 5 ms of work in one of `before`."""
+    timed = EventOptions(timing_enabled=True)
+    old = pool.switch(before[0])
+    busy = old[before[1]].stream_pool(1)[0]
+    begin = busy.record(old[before[1]].context.create_event(timed))
+    spin(busy, old[before[1]].sm_count, 5_000_000)
+    new = pool.switch(after[0])
+    assert pool.current is new
+    part = new[after[1]]
+    later = part.stream_pool(3, priority=-1)[2]  # made after the switch
+    spin(later, 1, 10_000)
+    end = later.record(part.context.create_event(timed))
+    pool.device.sync()
+    return end - begin
+
+
+def test_a_switch_is_ordered_on_the_device_behind_work_on_the_same_sms(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        assert pool.current is None
+        narrow, wide = Layout(decode=16, prefill=None), Layout(decode=64, prefill=None)
+        assert elapsed(pool, (narrow, "prefill"), (wide, "decode")) >= 5
+
+
+def test_a_switch_lets_partitions_that_stay_go_on(sim: Machines) -> None:
+    sim("h200")
+    first, second = Layout(decode=16), Layout(decode=16, prefill=None)
+    with PartitionPool(Device(0)) as pool:
+        assert pool.get(first).decode.context == pool.get(second).decode.context
+        assert elapsed(pool, (first, "background"), (second, "decode")) < 1
+        assert elapsed(pool, (first, "decode"), (second, "prefill")) < 1
+
+
+def test_a_switch_waits_for_layouts_before_the_last_one(dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
+    with PartitionPool(dev) as pool:
+        first = pool.switch(a=16, b=None)
+        begin = first.b.stream.record(first.b.context.create_event(timed))
+        spin(first.b.stream, first.b.sm_count, 5_000_000)
+        pool.switch(Layout(a=16, c=24, d=None))
+        last = pool.switch(a=64, b=None)
+        spin(last.a.stream, 1, 10_000)
+        end = last.a.stream.record(last.a.context.create_event(timed))
+        dev.sync()
+        assert end - begin >= 5
+
+
+def test_switching_to_the_current_layout_and_get_change_nothing(sim: Machines) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        parts = pool.switch(decode=16)
+        pool.get(decode=32)
+        assert pool.current is parts
+        before = machine.calls()
+        assert pool.switch(decode=16) is pool.switch(Layout(decode=16)) is parts
+        assert machine.calls() == before
+    assert pool.current is None
+    with pytest.raises(RuntimeError, match="pool has been closed"):
+        pool.switch(decode=16)
+
+
+def test_a_switch_is_refused_while_a_stream_of_the_pool_captures(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        parts = pool.switch(decode=8)
+        pool.get(decode=24)
+        graph, handle = ctypes.c_void_p(), ctypes.c_void_p(parts.decode.stream.handle)
+        Raw().call("cuStreamBeginCapture_v2", handle, 0)
+        try:
+            error = refusal(RuntimeError, lambda: pool.switch(decode=24))
+            assert pool.current is parts
+        finally:
+            Raw().call("cuStreamEndCapture", handle, ctypes.byref(graph))  # an error if the switch has spoiled it
+            Raw().call("cuGraphDestroy", graph)
+        assert "a stream of partition decode is capturing a graph" in str(error)
+        assert pool.switch(decode=24) is pool.current
 
 
 def test_options_are_part_of_a_layout(dev: Device) -> None:
