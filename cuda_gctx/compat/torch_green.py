@@ -57,10 +57,13 @@ def _units(device: Device, whole: SMResource) -> list[SMResource]:
         # SMs outside of the chip's clusters can leave room for fewer units than there are SMs for.
         for number in range(whole.sm_count // size, 0, -1):
             try:
-                _units_of_device[key], _ = whole.split(SMResourceOptions([size] * number))
-                break
+                units, _ = whole.split(SMResourceOptions([size] * number))
             except SplitError:
                 continue
+            # Units of a lower alignment come out of another split, and cannot be in one context with the others.
+            if all(unit.coscheduled_alignment >= whole.coscheduled_alignment for unit in units):
+                _units_of_device[key] = units
+                break
     return _units_of_device[key]
 
 
@@ -83,38 +86,38 @@ def _choose(device: Device, num_sms: int | None, *, exclusive: bool) -> list[SMR
     number = -(-group.sm_count // units[0].sm_count)
     if number > len(units) or (not exclusive and group.sm_count != number * units[0].sm_count):
         return [group]
-    positions = _free(units, number) if exclusive else range(number)
-    return [units[position] for position in positions]
+    free, taken, refusal = _free(units)
+    if exclusive and len(free) < number:
+        size = units[0].sm_count
+        raise ResourceOverlapError(
+            f"{number * size} SMs that no live context has were requested, and {len(free) * size} are known to be "
+            f"free: close contexts, or request fewer ({refusal})"
+        )
+    return [*free, *taken][:number]
 
 
-def _free(units: list[SMResource], number: int) -> list[int]:
-    """The positions of the first units that no live context has."""
-    found = []
-    refusal = None
-    for position, unit in enumerate(units):
+def _free(units: list[SMResource]) -> tuple[list[SMResource], list[SMResource], ResourceOverlapError | None]:
+    """The units that no live context has, the others, and what refuses these."""
+    free, taken, refusal = [], [], None
+    for unit in units:
         try:
             claim([unit], [_NAME], True, 0).release()
+            free.append(unit)
         except ResourceOverlapError as error:
             refusal = error
-            continue
-        found.append(position)
-        if len(found) == number:
-            return found
-    size = units[0].sm_count
-    raise ResourceOverlapError(
-        f"{number * size} SMs that no live context has were requested, and {len(found) * size} are known to be free: "
-        f"close contexts, or request fewer ({refusal})"
-    )
+            taken.append(unit)
+    return free, taken, refusal
 
 
 def _open(
     device: Device, num_sms: int | None, workqueue: WorkqueueResourceOptions | None, *, exclusive: bool, stacklevel: int
 ) -> Loan:
-    """The loan of one context."""
+    """The loan of one context: over free SMs as long as there are enough."""
     if workqueue is not None:
         device.resources.workqueue  # noqa: B018  refuses where the driver has none
     with _choosing:
-        wanted = [Wanted(_NAME, _choose(device, num_sms, exclusive=exclusive), workqueue)]
+        groups = _choose(device, num_sms, exclusive=exclusive)
+        wanted = [Wanted(_NAME, groups, workqueue)]
         advice = "; or create it with exclusive=True"
         return open_contexts(device, wanted, exclusive=exclusive, advice=advice, stacklevel=stacklevel + 1)
 
@@ -163,8 +166,9 @@ class GreenContext:
         """A context with at least `num_sms` SMs (None: all of them) of a device, by default torch's current one.
 
         workqueue_scope: "device_ctx" or "balanced"; with workqueue_concurrency_limit, how many workloads at once the
-        context expects (driver 13.1 and newer). exclusive: only SMs that no live context has; ResourceOverlapError if
-        there are not enough. Without it, sharing SMs is a ResourceOverlapWarning.
+        context expects (driver 13.1 and newer). The context gets SMs that no live context is known to have, as long as
+        there are enough; otherwise it shares some, with a ResourceOverlapWarning. exclusive: ResourceOverlapError
+        instead.
         """
         self = GreenContext.__new__(GreenContext)
         self._make(num_sms, workqueue_scope, workqueue_concurrency_limit, device_id, exclusive=exclusive)

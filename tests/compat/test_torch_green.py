@@ -233,16 +233,32 @@ def test_workqueue_arguments_that_cannot_be_are_refused(torch: Any) -> None:
 # ---- disjoint
 
 
-def test_contexts_made_one_after_the_other_share_their_sms_and_say_so(torch: Any, fresh: Device) -> None:
-    first = GreenContext.create(num_sms=16)
-    with pytest.warns(ResourceOverlapWarning, match="exclusive=True") as told:
-        second = GreenContext.create(num_sms=16)
-    assert told[0].filename == __file__
-    assert sm_ids(first.Stream()) == sm_ids(second.Stream())
+def test_contexts_made_one_after_the_other_have_sms_of_their_own(torch: Any, fresh: Device) -> None:
+    contexts = [GreenContext.create(num_sms=asked) for asked in (16, 24, 16)]  # warnings are errors in the tests
+    seen = [sm_ids(context.Stream()) for context in contexts]
+    assert sum(map(len, seen)) == len(set.union(*map(set, seen))) == sum(context.sm_count for context in contexts)
+
+
+def test_contexts_share_as_few_sms_as_possible_where_there_are_too_few_and_say_so(torch: Any, sim: Any) -> None:
+    sim("h200")
+    first = GreenContext.create(num_sms=96)
+    with pytest.warns(ResourceOverlapWarning, match="exclusive=True") as warned:
+        second = GreenContext.create(num_sms=48)
+    assert warned[0].filename == __file__
+    # Of 15 units of 8, 3 are free.
+    assert len(set(sm_ids(first.Stream())) & set(sm_ids(second.Stream()))) == 24
+
+
+def test_a_context_has_sms_that_no_open_partition_has(torch: Any, sim: Any) -> None:
+    sim("h200")
+    with Device(0).partition([8] * 2, exclusive=True) as parts:
+        assert parts.background is not None
+        with pytest.warns(ResourceOverlapWarning):  # another set's background counts as taken
+            GreenContext.create(num_sms=8).close()
 
 
 def test_sharing_that_is_an_error_leaves_nothing_behind(torch: Any, fresh: Device) -> None:
-    first = GreenContext.create(num_sms=16)
+    first = GreenContext.create(num_sms=fresh.sm_count)
     for asked in (16, 24):
         with pytest.raises(ResourceOverlapWarning):  # the tests make errors of warnings
             GreenContext.create(num_sms=asked)
@@ -252,7 +268,7 @@ def test_sharing_that_is_an_error_leaves_nothing_behind(torch: Any, fresh: Devic
     for asked in (16, 24):
         assert GreenContext.create(num_sms=asked).sm_count == asked
         gc.collect()
-    assert context_counts(fresh.resources.sm) == (made + 1, 0)
+    assert context_counts(fresh.resources.sm) == (made + 2, 0)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -474,8 +490,7 @@ def test_a_stream_keeps_the_sms_of_a_context_that_nobody_refers_to(torch: Any, f
     stream = GreenContext.create(num_sms=16, exclusive=True).Stream()
     gc.collect()
     assert Stream(stream).resources.sm.sm_count == 16
-    with pytest.warns(ResourceOverlapWarning):
-        GreenContext.create(num_sms=16)
+    refusal(ResourceOverlapError, lambda: GreenContext.create(num_sms=fresh.sm_count, exclusive=True))
     del stream
     gc.collect()
     assert GreenContext.create(num_sms=16).sm_count == 16
