@@ -1,9 +1,9 @@
-"""A matrix product beside an all-reduce on two GPUs: one after the other, on plain streams, and in partitions.
+"""A GEMM and an all-reduce on two GPUs: sequentially, on plain streams, and in partitions.
 
     python benchmarks/allreduce.py [--out DIR]
 
 One process per GPU, NCCL through torch.distributed, NVLink multicast off. Every step is joined: the next one begins
-when both are done. The product is 8192 x 8192 x 8192 in bf16; the library that multiplies is told of its SMs or not.
+when both are done. The GEMM is 8192 x 8192 x 8192 in bf16, without and with an SM count hint.
 All plans are measured by turns, a time is the larger of the two GPUs. Needs torch and two GPUs.
 """
 
@@ -44,13 +44,13 @@ NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 
 @dataclass(frozen=True)
 class Plan:
-    """Streams for product and all-reduce, the communicator, and how many SMs cuBLAS is told of (None: of all)."""
+    """Streams for GEMM and all-reduce, the communicator, and the SM count hint for cuBLAS (None: no hint)."""
 
     name: str
     product: Any
     comm: Any
     group: Any
-    told: int | None = None
+    hint: int | None = None
 
 
 def joined(plan: Plan, torch: Any, dist: Any, multiply: Callable[[], object], message: Any) -> None:
@@ -76,14 +76,14 @@ def plans_of(torch: Any, pool: PartitionPool, everybody: Any, groups: dict[int, 
     one, other = torch.cuda.Stream(), torch.cuda.Stream()
     yield Plan("in sequence", one, one, everybody)
     yield Plan("plain streams", one, other, everybody)
-    yield Plan("plain streams, told of 116 SMs", one, other, everybody, 116)
+    yield Plan("plain streams, hint of 116 SMs", one, other, everybody, 116)
     for sms, group in groups.items():
         parts = pool.get({"comm": sms})
         assert parts.background is not None
         left = parts.background.sm_count
         streams = torch_stream(parts.background), torch_stream(parts.comm)
         yield Plan(f"{sms} + {left} SMs", *streams, group)
-        yield Plan(f"{sms} + {left} SMs, told of {left}", *streams, group, left)
+        yield Plan(f"{sms} + {left} SMs, hint of {left}", *streams, group, left)
 
 
 def measure(rank: int, out: Path) -> None:
@@ -130,12 +130,12 @@ def measure(rank: int, out: Path) -> None:
         for mebibytes in MEBIBYTES:
             message = torch.randn(mebibytes * 2**19, device="cuda", dtype=torch.bfloat16)
             steps: dict[str, tuple[Any, Callable[[], None], int | None]] = {
-                "product alone": (one, alone(one, torch, multiply), None),
+                "GEMM alone": (one, alone(one, torch, multiply), None),
                 "all-reduce alone": (one, alone(one, torch, lambda m=message: dist.all_reduce(m)), None),
             }
             for plan in plans:
                 step = lambda plan=plan, m=message: joined(plan, torch, dist, multiply, m)  # noqa: E731
-                steps[plan.name] = plan.product, step, plan.told
+                steps[plan.name] = plan.product, step, plan.hint
             times: dict[str, list[float]] = {name: [] for name in steps}
             # The first round only warms up. The random order is the same on both GPUs.
             for number, (name, (stream, step, sms)) in in_rounds(steps.items(), ROUNDS + 1, order):
@@ -150,7 +150,7 @@ def measure(rank: int, out: Path) -> None:
                 rows.append({"mebibytes": mebibytes, "plan": name, "us": us, "samples": us["samples"]})
     if rank == 0:
         result = described(
-            device, "A product beside an all-reduce on two GPUs, written by benchmarks/allreduce.py", tables.REPOSITORY
+            device, "A GEMM and an all-reduce on two GPUs, written by benchmarks/allreduce.py", tables.REPOSITORY
         )
         result |= {"steps_per_sample": STEPS, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "rows": rows}
         path = folder_of_results(out, tables.RESULTS) / file_name(result, "allreduce")

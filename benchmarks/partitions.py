@@ -65,7 +65,7 @@ def timed_ns(action: Callable[[], object]) -> int:
 
 
 def measure_creation(device: Device) -> dict[str, Any]:
-    """A first opening, which makes contexts, beside those that find them in the store."""
+    """A first opening, which creates contexts, and later ones, which find them in the store."""
     layout = Layout(a=8, b=16, c=None)
     first = timed_ns(lambda: device.partition(layout).close())
     later = [timed_ns(lambda: device.partition(layout).close()) for _ in range(200)]

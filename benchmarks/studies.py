@@ -29,7 +29,7 @@ from cuda_gctx.measure.statistics import summary
 SIZE = 8192
 
 
-def product_and_sigmoid(torch: Any) -> tuple[dict[str, Callable[[Any], object]], Any]:
+def gemm_and_sigmoid(torch: Any) -> tuple[dict[str, Callable[[Any], object]], Any]:
     a, b, x = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     out, y = torch.empty_like(a), torch.empty_like(x)
     return {
@@ -56,7 +56,7 @@ def prefill_and_decode(torch: Any) -> tuple[dict[str, Callable[[Any], object]], 
     }, tune.Throughput(prefill=1, decode=4)
 
 
-def critical_and_hog(torch: Any) -> tuple[dict[str, Callable[[Any], object]], Any]:
+def critical_and_load(torch: Any) -> tuple[dict[str, Callable[[Any], object]], Any]:
     a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     x = torch.randn(256, 4096, device="cuda", dtype=torch.bfloat16)
     out, y = torch.empty_like(a), torch.empty_like(x)
@@ -67,15 +67,15 @@ def critical_and_hog(torch: Any) -> tuple[dict[str, Callable[[Any], object]], An
 
 
 STUDIES: dict[str, tuple[str, Callable[[Any], tuple[dict[str, Callable[[Any], object]], Any]]]] = {
-    "product-sigmoid": ("8192 x 8192 x 8192 bf16 product, and sigmoid of 8192 x 8192 bf16", product_and_sigmoid),
+    "product-sigmoid": ("8192 x 8192 x 8192 bf16 GEMM, and sigmoid of 8192 x 8192 bf16", gemm_and_sigmoid),
     "prefill-decode": (
         "4096 x 8192 x 8192 bf16 product, and four times 16 x 8192 x 8192, four such calls for each product",
         prefill_and_decode,
     ),
     "critical-hog": (
-        "sigmoid of 256 x 4096 bf16, one call at a time, beside 8192 x 8192 x 8192 bf16 products without end, which "
+        "sigmoid of 256 x 4096 bf16, one call at a time, next to 8192 x 8192 x 8192 bf16 GEMMs without end, which "
         "have to keep 75% of their rate",
-        critical_and_hog,
+        critical_and_load,
     ),
 }
 

@@ -243,12 +243,12 @@ def allreduce_section(result: Result) -> str:
     us = {(row["plan"], row["mebibytes"]): row["us"] for row in result["rows"]}
     rows = [["plan", *(f"{size} MiB, us" for size in sizes)]]
     rows += [[plan, *(in_us(us[plan, size]) for size in sizes)] for plan in plans]
-    told = (
+    head = (
         f"{machine(result).removesuffix('.')}; two cards joined by NVLink, NCCL {result['nccl']}, without multicast. "
         f"Medians, and the smallest and largest of {result['rows'][0]['samples']} batches of "
         f"{result['steps_per_sample']} steps, of the slower card."
     )
-    return f"{told}\n\n{markdown(rows)}"
+    return f"{head}\n\n{markdown(rows)}"
 
 
 # The tables that a page can have: the results that they are made of, and what each becomes.

@@ -41,9 +41,9 @@ def _readable() -> Iterator[None]:
     except click.ClickException as error:
         if sys.stderr is not None and sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
-            told = textwrap.fill(f"Error: {error.format_message()}", width, break_long_words=False)
+            text = textwrap.fill(f"Error: {error.format_message()}", width, break_long_words=False)
             # click puts "Error: " in front.
-            error.format_message = lambda: told.removeprefix("Error: ")  # type: ignore[method-assign]
+            error.format_message = lambda: text.removeprefix("Error: ")  # type: ignore[method-assign]
         raise
 
 

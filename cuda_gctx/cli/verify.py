@@ -13,7 +13,7 @@ from rich.text import Text
 from cuda_gctx import CUDAError, Device, IsolationError, Layout
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import LayoutCommand, OutputFile, on_device
-from cuda_gctx.cli._output import console, on_what, write_file, write_json
+from cuda_gctx.cli._output import console, on_what, show_report, write_file, write_json
 from cuda_gctx.cli._requests import layout_argument
 from cuda_gctx.draw.sm_map import SHARED, SMMap
 
@@ -60,13 +60,13 @@ def verify(device: Device, as_json: bool, layout: Layout | None, svg: Path | Non
             raise
         except RuntimeError as error:  # the probe did not finish in time
             raise Failure(str(error)) from None
-        told = on_what(device)
+        head = on_what(device)
     picture = report.sm_map()
     if as_json:
-        write_json("verify", {**told, "isolated": not report.problems, "report": json.loads(report.to_json())})
+        write_json("verify", {**head, "isolated": not report.problems, "report": json.loads(report.to_json())})
     else:
+        show_report(str(report))
         out = console()
-        out.print(str(report), soft_wrap=True)
         out.print()
         out.print(_coloured(picture, out.color_system), soft_wrap=True)
     if svg is not None:

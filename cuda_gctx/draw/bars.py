@@ -90,7 +90,7 @@ def draw_bars(
     drawing.text(MARGIN, 32, title, size=17, bold=True, room=width - 2 * MARGIN)
     drawing.text(MARGIN, 51, subtitle, kind="faint", room=width - 2 * MARGIN)
     entries = [
-        Entry(None, "", f"{what}, median", "", "best"),
+        Entry(None, "", "best plan", "", "best"),
         Entry(None, "", "other plans", "", "bar"),
         Entry(None, "", "p10 to p90", "", "spread"),
         Entry(None, "", f"bound: {in_words(bound_ns)}", "", "bound"),
@@ -106,9 +106,9 @@ def draw_bars(
         y += height
     x = axis.x(bound_ns)
     drawing.line(x, bottom - sum(heights) - 6, x, bottom, kind="bound")
-    if note:
-        drawing.text(MARGIN, bottom + 18, note, size=SMALL, kind="faint", room=width - 2 * MARGIN)
-    return drawing.svg(width, bottom + (34 if note else 16))
+    legend_of_bars = f"A bar is the median {what}{', and the thin bars are its parts' if names else ''}. {note}"
+    drawing.text(MARGIN, bottom + 18, legend_of_bars, size=SMALL, kind="faint", room=width - 2 * MARGIN)
+    return drawing.svg(width, bottom + 34)
 
 
 def _draw_axis(drawing: Drawing, axis: _Axis, top: float, bottom: float) -> None:

@@ -93,6 +93,13 @@ class VerifyReport:
         """The report as JSON."""
         return json.dumps({**asdict(self), "problems": self.problems}, indent=2)
 
+    def __repr__(self) -> str:
+        verdict = "isolated" if not self.problems else "; ".join(self.problems)
+        return f"<VerifyReport: {verdict}; {', '.join(proof.name for proof in self.contexts)} on {self.device}>"
+
+    def _repr_html_(self) -> str:
+        return self.sm_map().svg()
+
     def __str__(self) -> str:
         rows = [(proof.name, proof.expected, len(proof.sm_ids), ranges(proof.sm_ids)) for proof in self.contexts]
         lines = [

@@ -1,4 +1,4 @@
-"""Ways to run parts beside each other, as values: in sequence, on streams, or in partitions; and opening them."""
+"""Ways to run parts, as values: in sequence, on streams, or in partitions; and opening them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def partition_names(parts: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A way to run parts beside each other.
+    """A way to run parts.
 
     kind: "sequence" (one stream), "streams" (one for each part), "priority" (the same, and `first` goes before the
     others), or "partitions" (a stream in a partition of its own for each part).
@@ -39,7 +39,7 @@ class Plan:
     layout: for PartitionPool.get() or Device.partition().
     places: the partition of each part, which may be the background partition.
     sm_counts: the SMs of each part on the device for which the plan was made, for people: it prints them.
-    library_sms: whether libraries are told the SM counts (``part.torch()`` is then ``use(part, library_sms="on")``).
+    library_sms: whether libraries get the SM count hint (``part.torch()`` is then ``use(part, library_sms="on")``).
     """
 
     kind: Kind
@@ -135,14 +135,14 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, told: Any) -> Plan:
+    def from_dict(cls, value: Any) -> Plan:
         """The plan that to_dict() gave."""
-        if not isinstance(told, Mapping) or told.get("schema") != SCHEMA:
+        if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
             raise ValueError(
                 f"this is not a plan of schema {SCHEMA}: in schema 1, a partition without a count took the aligned "
                 "remainder only, and parts could run in a partition called rest"
             )
-        fields = {name: value for name, value in told.items() if name != "schema"}
+        fields = {name: item for name, item in value.items() if name != "schema"}
         try:
             if fields.get("layout") is not None:
                 fields["layout"] = Layout.from_json(json.dumps(fields["layout"]))

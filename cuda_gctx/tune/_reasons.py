@@ -25,6 +25,7 @@ def reasons(search: Search, report: Report, chosen: Candidate) -> tuple[str, ...
     found += _partitions(search, report, chosen)
     found += _libraries(search)
     found += _others(search, report, chosen)
+    found += _undecided(search, chosen)
     for why, names in search.left_out.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         found.append(f"{names[0]}{more} excluded: {why.splitlines()[0]}")
@@ -189,6 +190,16 @@ def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
                     f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of its rate alone"
                 )
         found += _trade(search, chosen)
+    return found
+
+
+def _undecided(search: Search, chosen: Candidate) -> list[str]:
+    """The plans that may be faster than the choice."""
+    found = []
+    for other in search.undecided(chosen):
+        ratio = search.ratio(chosen, other)
+        limit = f"up to {ratio.high:.2f}x " if ratio.is_known else ""
+        found.append(f"undecided: {other.plan} may be {limit}faster than best")
     return found
 
 

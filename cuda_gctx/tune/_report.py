@@ -86,7 +86,8 @@ class Report:
     does in the plans: launch-bound work and libraries with an SM count hint can be below it.
     gain: the speedup over the sequence: the median ratio over pairs of batches of the same round.
     gain_low, gain_high: its confidence interval, for this process and these open partitions.
-    sure: whether the choice is certain, as far as the measured plans go.
+    sure: whether it is certain that the choice is not slower than any other finalist by more than 1%; if not, the
+    reasons name the plans that may be faster.
     reasons: explanations.
     complete: False after Ctrl-C, if the budget was too short, or if the limit of contexts left divisions of the SMs
     untried; the reasons then name them.
@@ -219,7 +220,7 @@ class Report:
             certainty = "is faster by more than noise" if self.sure else "was measured to be faster with certainty"
             return f"best: in sequence; no other plan {certainty}"
         gain = f"{self.gain:.2f}x speedup over sequential ({self.gain_low:.2f} to {self.gain_high:.2f})"
-        return f"best: {self.choice}; {gain}{'' if self.sure else ', inconclusive'}"
+        return f"best: {self.choice}; {gain}{'' if self.sure else '; another plan may be faster'}"
 
     def _table(self) -> str:
         """One table, or two if it is too wide: the objective, and the parts."""

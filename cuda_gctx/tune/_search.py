@@ -19,7 +19,7 @@ from cuda_gctx._core.lease import is_capturing
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import in_rounds
-from cuda_gctx.measure.statistics import LEAST_PAIRS, NOISE, Ratio, median, ratio_of_rounds
+from cuda_gctx.measure.statistics import LEAST_PAIRS, Ratio, median, ratio_of_rounds
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._measure import Intervals, OutOfTime, Runner, Sample, Trial
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
@@ -31,8 +31,8 @@ from cuda_gctx.tune._work import Part, PartFacts, PartFailed, examine, libraries
 __all__ = ["Candidate", "Search"]
 
 COARSE_ROUNDS, REFINING_ROUNDS = 3, 2
-# Final rounds, and their number if the first ones do not decide. There is no look in between, because each further look
-# is another chance of a wrong answer.
+# Final rounds, and their number if the first ones leave it open whether the choice is the best. There is no look in
+# between, because each further look is another chance of a wrong answer.
 FINAL_ROUNDS, MOST_FINAL_ROUNDS = 15, 60
 # The share of the budget after which each phase has to end.
 SEARCH_UNTIL, REFINE_UNTIL = 0.45, 0.65
@@ -526,20 +526,26 @@ class Search:
         ratio = slow.seconds(self.final) / fast.seconds(self.final)
         return Ratio(ratio, ratio, ratio, 0)
 
+    def _compared(self) -> list[Candidate]:
+        """The plans among which the choice is made: those of the final rounds, if there are enough of these."""
+        found = [c for c in self.acceptable() if self.final is None or c.measured(self.final) is not c.samples]
+        return found if self.sequence() in found else self.acceptable()
+
     def choose(self) -> tuple[Candidate, bool]:
-        """The simplest plan that no other beats by more than noise, and whether that is certain."""
-        sequence = self.sequence()
-        compared = [c for c in self.acceptable() if self.final is None or c.measured(self.final) is not c.samples]
-        compared = compared if sequence in compared else self.acceptable()
+        """The simplest plan that no other beats by more than noise, and whether it is certain that none does."""
+        sequence, compared = self.sequence(), self._compared()
         better = [c for c in compared if c is not sequence and self.ratio(sequence, c).is_slower]
         if not better:
-            ratios = [self.ratio(sequence, c) for c in compared if c is not sequence]
-            return sequence, bool(ratios) and all(r.is_known and r.high <= 1 + NOISE for r in ratios)
+            return sequence, len(compared) > 1 and not self.undecided(sequence)
         tail = isinstance(self.objective, TailLatency)
         better.sort(
             key=lambda c: (c.complexity[0], -self.others_share(c) if tail else 0, c.complexity, c.seconds(self.final))
         )
-        for candidate in better:
-            if not any(self.ratio(candidate, other).is_slower for other in better if other is not candidate):
-                return candidate, True
-        return min(better, key=lambda candidate: candidate.seconds(self.final)), True
+        unbeaten = (c for c in better if not any(self.ratio(c, other).is_slower for other in better if other is not c))
+        chosen = next(unbeaten, None) or min(better, key=lambda candidate: candidate.seconds(self.final))
+        return chosen, not self.undecided(chosen)
+
+    def undecided(self, chosen: Candidate) -> list[Candidate]:
+        """The plans of which it is not certain that the chosen one is not slower by more than noise."""
+        others = [candidate for candidate in self._compared() if candidate is not chosen]
+        return [other for other in others if not self.ratio(chosen, other).is_not_slower]

@@ -1,4 +1,4 @@
-"""Which sizes of partitions are tried: a few far apart first, then those around the best."""
+"""The sizes of partitions to try: a few that are far apart first, then those around the best."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ class Sizes:
             targets = {part: total * share for part, share in share_of.items()}
             largest = max(targets.values())
             equal = [part for part in longest_first if targets[part] >= largest * 0.999]
-            # Of two equal ones, either may take the remaining SMs. With more parts, other divisions tell more.
+            # Of two equal ones, either may take the remaining SMs. With more parts, other divisions are more
+            # informative.
             found += [self._allocation(targets, part) for part in (equal if two else equal[:1])]
         return list(dict.fromkeys(found))
 

@@ -34,6 +34,9 @@ SPANS_NOTE = (
     "A bar begins when its stream reached it and an SM of its partition had room, and ends when its work completed."
 )
 PROBE_NOTE = "A bar is a block of the probe kernel on its SM."
+# In pictures of more spans the bars become too narrow for names.
+MANY_SPANS = 100
+ZOOM_NOTE = " To zoom in, open the file of chrome_trace() in ui.perfetto.dev."
 
 
 @dataclass(frozen=True)
@@ -109,13 +112,14 @@ class Trace:
 
     def svg(self, path: str | PathLike[str] | None = None) -> str:
         """The picture as SVG; also written to `path`."""
+        note = self.note + (ZOOM_NOTE if len(self.spans) > MANY_SPANS else "")
         groups = []
         for track, rows in self._rows().items():
             # A single stream needs no label in addition to its partition.
             labels = [""] if len(rows) == 1 else list(rows)
             bars = [tuple(map(self._bar, spans)) for spans in rows.values()]
             groups.append(Group(track.name, str(track), tuple(map(Row, labels, bars))))
-        return written(draw_timeline(self.title, f"{self.device}, driver {self.driver}", groups, self.note), path)
+        return written(draw_timeline(self.title, f"{self.device}, driver {self.driver}", groups, note), path)
 
     def html(self, path: str | PathLike[str] | None = None) -> str:
         """The picture as an HTML page that loads nothing; also written to `path`."""

@@ -91,6 +91,8 @@ def test_sms_outside_are_found(dev: Device) -> None:
 def test_report_is_json_a_table_and_a_map(dev: Device) -> None:
     with dev.partition(decode=8) as parts:
         report = parts.verify()
+    assert repr(report) == f"<VerifyReport: isolated; decode, background on {dev.name}>"
+    assert report._repr_html_() == report.sm_map().svg()
     told = json.loads(report.to_json())
     assert told["device"] == dev.name
     assert told["problems"] == []
