@@ -810,7 +810,7 @@ def test_device_memory_that_is_used_up_is_a_reason_and_no_error(sim: Machines) -
 
 def test_device_memory_may_be_used_up_near_the_best_sizes(sim: Machines) -> None:
     machine = sim("h200")
-    machine.limit_contexts(16)
+    machine.limit_contexts(9)
     report = tune.overlap(one=work(80, MS), other=work(264, MS), device=Device(0))
     machine.clear_faults()
     assert "more partitions were not tried: no device memory is left for their contexts" in report.reasons
