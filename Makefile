@@ -29,11 +29,13 @@ CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h'
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
 
+# ORDER=random runs the tests of Python in a new random order; what it prints as --order=SEED repeats it.
+ORDER ?= files
 # pytest as a program, not as python -m pytest: that would put the sources before the installed package.
 test: $(VENV)/package $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
-	$(BIN)/pytest
+	$(BIN)/pytest --order=$(ORDER)
 
 instructions: $(VENV)/package
 	$(BIN)/python benchmarks/instructions.py --record

@@ -239,8 +239,8 @@ def test_raw_calls_tell_what_is_missing(sim: Callable[..., Any]) -> None:
     assert "12.4" in str(refusal(FeatureNotSupported, lambda: RawCalls(Device())))
 
 
-def test_raw_calls_that_are_unknown_or_closed_are_refused() -> None:
-    raw = RawCalls(Device())
+def test_raw_calls_that_are_unknown_or_closed_are_refused(dev: Device) -> None:
+    raw = RawCalls(dev)
     with pytest.raises(ValueError, match="no raw call 'nothing'"):
         raw.time("nothing", 1)
     raw.close()

@@ -10,8 +10,8 @@ from cuda_gctx._core.probe import Stamps, spin
 SPIN_NS = 200_000
 
 
-def test_stamps_tell_when_and_on_which_sms_the_work_between_them_ran() -> None:
-    with Device().partition(small=16) as parts:
+def test_stamps_tell_when_and_on_which_sms_the_work_between_them_ran(dev: Device) -> None:
+    with dev.partition(small=16) as parts:
         assert parts.background is not None
         small, other = parts.small.stream, parts.background.stream
         stamps = Stamps(parts.device, 4)
@@ -31,8 +31,7 @@ def test_stamps_tell_when_and_on_which_sms_the_work_between_them_ran() -> None:
         assert [owners[begin[0]], owners[end[0]], owners[elsewhere[0]]] == ["small", "small", "background"]
 
 
-def test_a_stamp_waits_for_room_on_an_sm_of_its_context() -> None:
-    dev = Device()
+def test_a_stamp_waits_for_room_on_an_sm_of_its_context(dev: Device) -> None:
     with dev.partition(small=8) as parts:
         first, second = parts.small.stream_pool(2)
         stamps = Stamps(dev, 2)
@@ -47,8 +46,8 @@ def test_a_stamp_waits_for_room_on_an_sm_of_its_context() -> None:
         assert waited[1] - begin[1] >= SPIN_NS
 
 
-def test_spinning_does_not_wait_and_takes_as_long_as_it_was_told() -> None:
-    with Device().create_stream() as stream:
+def test_spinning_does_not_wait_and_takes_as_long_as_it_was_told(dev: Device) -> None:
+    with dev.create_stream() as stream:
         stamps = Stamps(stream.device, 2)
         stamps.write(stream, 0)
         for _ in range(3):
@@ -62,13 +61,13 @@ def test_spinning_does_not_wait_and_takes_as_long_as_it_was_told() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "spin_ns"), [(0, 1), (-1, 1), (2**31, 1), (1, -1), (1, 1_000_000_001)])
-def test_a_load_that_cannot_be_is_refused(blocks: int, spin_ns: int) -> None:
-    with Device().create_stream() as stream, pytest.raises(ValueError, match="must be from"):
+def test_a_load_that_cannot_be_is_refused(blocks: int, spin_ns: int, dev: Device) -> None:
+    with dev.create_stream() as stream, pytest.raises(ValueError, match="must be from"):
         spin(stream, blocks, spin_ns)
 
 
-def test_places_that_are_not_there_are_refused() -> None:
-    with Device().create_stream() as stream:
+def test_places_that_are_not_there_are_refused(dev: Device) -> None:
+    with dev.create_stream() as stream:
         with pytest.raises(ValueError, match="positive"):
             Stamps(stream.device, 0)
         stamps = Stamps(stream.device, 2)
@@ -77,8 +76,7 @@ def test_places_that_are_not_there_are_refused() -> None:
                 stamps.write(stream, place)
 
 
-def test_a_closed_stream_takes_no_load_and_no_stamp() -> None:
-    dev = Device()
+def test_a_closed_stream_takes_no_load_and_no_stamp(dev: Device) -> None:
     stamps = Stamps(dev, 1)
     stream = dev.create_stream()
     stream.close()

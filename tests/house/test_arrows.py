@@ -52,10 +52,6 @@ TYPES_OF_WHAT_IS_REGISTERED = {
     ("_core/driver.pyi", "partitions"),
 }
 
-# Arrows that break the order or close a circle, and are still to go. The list is exact: an arrow that has gone goes
-# from here too, and none is added.
-STANDING: set[tuple[str, str]] = set()
-
 PYTHON = {".py", ".pyi"}
 CYTHON = {".pyx", ".pxd"}
 CPP = {".cpp", ".hpp", ".h", ".inc", ".def", ".cu", ".cuh"}
@@ -205,16 +201,15 @@ def circles_of_rooms(drawn: Collection[Arrow]) -> list[str]:
 
 
 DRAWN = arrows(SOURCES)
-LEFT = DRAWN - STANDING
 
 
 def test_every_arrow_follows_the_order_of_the_rooms() -> None:
-    wrong = forbidden(LEFT)
+    wrong = forbidden(DRAWN)
     assert not wrong, "\n".join(wrong)
 
 
 def test_no_file_and_no_room_uses_itself_through_others() -> None:
-    wrong = circles_of_files(LEFT) + circles_of_rooms(LEFT)
+    wrong = circles_of_files(DRAWN) + circles_of_rooms(DRAWN)
     assert not wrong, "\n".join(wrong)
 
 
@@ -250,13 +245,6 @@ def test_every_folder_says_what_it_is_for_and_what_it_may_use(folder: str) -> No
 def test_every_room_has_its_place_in_the_order() -> None:
     assert {room(file) for arrow in DRAWN for file in arrow} <= MAY_USE.keys()
     assert circles([(name, other) for name, others in MAY_USE.items() for other in others]) == []
-
-
-def test_arrows_that_stand_are_drawn_and_wrong() -> None:
-    gone = STANDING - DRAWN
-    assert not gone, f"these arrows have gone; take them out of STANDING in {Path(__file__).name}: {sorted(gone)}"
-    harmless = {arrow for arrow in STANDING if not forbidden({arrow}) and not circles_of_files(LEFT | {arrow})}
-    assert not harmless, f"these arrows are allowed; take them out of STANDING in {Path(__file__).name}: {harmless}"
 
 
 def test_stubs_name_only_types_that_they_need() -> None:
