@@ -169,7 +169,13 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         int least
         int greatest
 
+    cdef cppclass SplitContexts:
+        size_t count(int) except +raise_error
+        void drop() except +raise_error
+
     cdef cppclass Runtime:
+        SplitContexts& split_contexts() noexcept
+
         @staticmethod
         Runtime& active() except +raise_error
 

@@ -1,6 +1,6 @@
 """The resources of a GPU: SMs, which can be split, and hardware queues, which can be configured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 cimport cython
 from cython.operator cimport dereference
@@ -52,8 +52,17 @@ cdef object entry_of(field, position):
     return field[position] if isinstance(field, tuple) else field
 
 
+cdef tuple SM_FIELDS = (
+    "count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain"
+)
+
+
 cdef class SMResourceOptions:
     """What to split off. ``count`` alone sets the number of groups; the other fields broadcast over it. Immutable.
+
+    Equal by value. ``SMResourceOptions(8)`` and ``SMResourceOptions([8])`` ask for the same split and give a list of one
+    group each, but they are not equal, as in cuda.core: the fields differ. ``copy.replace`` (Python 3.13) and
+    `replace` make a copy with other fields.
 
     count: SMs of each group, rounded up to the grain of the device; None for everything left, once at most.
     coscheduled_sm_count: SMs that must sit together, which then is the grain; 2 asks for none.
@@ -112,6 +121,13 @@ cdef class SMResourceOptions:
             self._requests.push_back(request)
         return 0
 
+    def replace(self, **changes):
+        """A copy with some fields changed."""
+        return SMResourceOptions(**(dict(zip(SM_FIELDS, self._fields())) | changes))
+
+    def __replace__(self, **changes):
+        return self.replace(**changes)
+
     def _fields(self):
         return (
             self.count,
@@ -143,6 +159,20 @@ cdef class SMResourceOptions:
         if self.locality_domain is not None:
             told.append(f"locality_domain={self.locality_domain}")
         return f"SMResourceOptions({', '.join(told)})"
+
+
+cdef SMResourceOptions sm_options(value):
+    """Options of a split, also from a dict of fields or from a count alone."""
+    if isinstance(value, SMResourceOptions):
+        return value
+    if isinstance(value, Mapping):
+        return SMResourceOptions(**value)
+    if value is not None and (is_sequence(value) or hasattr(value, "__index__")):
+        return SMResourceOptions(value)
+    raise TypeError(
+        "options must be SMResourceOptions, a dict of their fields, or numbers of SMs as in split(8) and "
+        f"split([8, 16]), not {type(value).__name__}"
+    )
 
 
 @cython.freelist(16)
@@ -217,14 +247,21 @@ cdef class SMResource:
         answer = overlaps(dereference(self._sm), dereference(other._sm))
         return answer.value() if answer.has_value() else None
 
-    def split(self, SMResourceOptions options not None, *, bint dry_run=False):
-        """Splits groups off: ``(groups, remainder)``, disjoint and complete. With `dry_run`, only tells."""
+    def split(self, options, *, bint dry_run=False):
+        """Splits groups off: ``(groups, remainder)``, disjoint and complete. With `dry_run`, nothing is given out.
+
+        options: SMResourceOptions, a dict of their fields, or their `count` alone, as in ``split(8)``.
+        The driver splits only what a device or a context holds. Splitting a group or a remainder therefore needs a
+        context over it, which is kept for the next split of it (see ``system.memory()``); a dry run makes it only where
+        counting does not answer.
+        """
+        cdef SMResourceOptions asked = sm_options(options)
         cdef SplitResult result
         cdef size_t position
         cdef list groups = []
         self._runtime.demand_usable()
         with nogil:
-            result = split_resource(self._runtime[0], self._sm, options._requests, dry_run)
+            result = split_resource(self._runtime[0], self._sm, asked._requests, dry_run)
         for position in range(result.groups.size()):
             groups.append(SMResource.taking(self._runtime, result.groups[position]))
         return groups, SMResource.taking(self._runtime, result.remainder)
@@ -240,6 +277,20 @@ cdef class SMResource:
         if self.is_dry_run:
             told.append("dry run")
         return f"<SMResource: {', '.join(told)}>"
+
+
+def split_context_count(SMResource resource not None):
+    """How many contexts exist on the device of a resource because splits needed them (see SMResource.split)."""
+    return resource._runtime.split_contexts().count(resource._sm.get().device)
+
+
+def drop_split_contexts():
+    """Destroys the contexts that splits needed, on all devices of the driver in use."""
+    cdef Runtime* runtime
+    if Runtime.is_any_open():
+        runtime = &Runtime.active()
+        with nogil:
+            runtime.split_contexts().drop()
 
 
 cdef dict SCOPE_OF_NAME = {
@@ -264,6 +315,14 @@ cdef class WorkqueueResourceOptions:
                 raise ValueError(f"sharing_scope must be one of {sorted(SCOPE_OF_NAME)}, not {sharing_scope!r}")
         self.sharing_scope = sharing_scope
         self.concurrency_limit = checked_int("concurrency_limit", concurrency_limit, 1)
+
+    def replace(self, **changes):
+        """A copy with some fields changed."""
+        fields = {"sharing_scope": self.sharing_scope, "concurrency_limit": self.concurrency_limit}
+        return WorkqueueResourceOptions(**(fields | changes))
+
+    def __replace__(self, **changes):
+        return self.replace(**changes)
 
     def __reduce__(self):
         return WorkqueueResourceOptions, (self.sharing_scope, self.concurrency_limit)
@@ -309,8 +368,17 @@ cdef class WorkqueueResource:
         """The address of the driver's CUdevResource."""
         return <uintptr_t>&self._resource
 
-    def configure(self, WorkqueueResourceOptions options not None):
-        """Changes what the options name; a context made with this resource gets it so."""
+    def configure(self, options):
+        """Changes what the options name (WorkqueueResourceOptions, or a dict of their fields).
+
+        A context made with this resource gets the changed configuration.
+        """
+        if isinstance(options, Mapping):
+            options = WorkqueueResourceOptions(**options)
+        if not isinstance(options, WorkqueueResourceOptions):
+            raise TypeError(
+                "options must be WorkqueueResourceOptions or a dict of their fields, not " + type(options).__name__
+            )
         self._runtime.demand_usable()
         if options.sharing_scope is not None:
             scope = <int>SCOPE_OF_NAME[options.sharing_scope]

@@ -13,7 +13,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import FeatureNotSupported
 from cuda_gctx._core.lease import Claim, context_counts, device_memory, driver_key, keeps_capture
-from cuda_gctx._core.resources import SMResource
+from cuda_gctx._core.resources import SMResource, drop_split_contexts, split_context_count
 
 __all__ = ["ContextStore", "Loan", "MemoryUse", "StoredContext", "driver_and_device", "memory_use", "store"]
 
@@ -87,8 +87,12 @@ class ContextStore:
         return sum(stored.key[:2] == mine for stored in list(self._stored))
 
     def drop(self) -> None:
-        """Destroys all contexts in the store. The device memory that they lost stays lost (see system.memory())."""
+        """Destroys all contexts in the store, and those that splits needed for themselves.
+
+        The device memory that they lost stays lost (see system.memory()).
+        """
         self._drop(lambda stored: True)
+        drop_split_contexts()
 
     def _drop(self, chosen: Callable[[StoredContext], bool]) -> None:
         with self._lock:
@@ -178,7 +182,8 @@ def _end(own: Sequence[StoredContext], claim: Claim) -> None:
 class MemoryUse:
     """Device memory and the green contexts that this package made on a device.
 
-    contexts: alive, of which `stored` are in the store; destroyed: the number of destroyed ones.
+    contexts: alive, of which `stored` are in the store and `splitting` exist because a split needed them; destroyed:
+    the number of destroyed ones.
     held_bytes, lost_bytes: the device memory that the live ones take, and that the driver did not give back for the
     destroyed ones. The driver does not report these two: they are the numbers of contexts times 4 MiB, as measured on
     an H200 with driver 13.0.
@@ -189,6 +194,7 @@ class MemoryUse:
     contexts: int
     stored: int
     destroyed: int
+    splitting: int
 
     @property
     def held_bytes(self) -> int:
@@ -213,7 +219,8 @@ def memory_use() -> dict[int, MemoryUse]:
         made, destroyed = context_counts(whole)
         if made:
             free, total = device_memory(whole)
-            uses[device_id] = MemoryUse(free, total, made - destroyed, store.count(device), destroyed)
+            splitting = split_context_count(whole)
+            uses[device_id] = MemoryUse(free, total, made - destroyed, store.count(device), destroyed, splitting)
     return uses
 
 

@@ -83,12 +83,7 @@ void Runtime::fail_unusable() const {
 }
 
 void Runtime::drop_caches() {
-  std::vector<HiddenContext> hidden;
-  {
-    const std::lock_guard lock(hidden_mutex_);
-    hidden.swap(hidden_);
-  }
-  hidden.clear();
+  split_contexts_.drop();
   for (DeviceState& state : devices_) {
     std::shared_ptr<Probe> probe;
     ContextHandle primary;
@@ -190,33 +185,6 @@ ContextCounts Runtime::context_counts(int ordinal) const {
   return {state.made.load(), state.destroyed.load()};
 }
 
-SmResourcePtr Runtime::hidden_resource(const SmResourcePtr& group, std::vector<ContextHandle>& made) {
-  const std::lock_guard lock(hidden_mutex_);
-  auto known = std::find_if(hidden_.begin(), hidden_.end(), [&](const HiddenContext& hidden) {
-    return std::equal(hidden.units.begin(), hidden.units.end(), group->units.begin(), group->units.end(), byte_equal);
-  });
-  if (known == hidden_.end()) {
-    auto usable = std::make_shared<SmResource>(*group);
-    usable->dry_run = false;
-    Reservation reservation(*this, group->device, {usable}, std::nullopt, "", false, false);
-    hidden_.push_back({group->units, reservation.create_context()});
-    known = std::prev(hidden_.end());
-    made.push_back(known->context);
-  }
-  // The same SMs, but as a part of the split that this group came from.
-  auto resource = std::make_shared<SmResource>(*known->context->sm_resource());
-  resource->origin = group->origin;
-  resource->members = group->members;
-  return resource;
-}
-
-void Runtime::drop_hidden(const std::vector<ContextHandle>& made) noexcept {
-  const std::lock_guard lock(hidden_mutex_);
-  for (const ContextHandle& context : made) {
-    std::erase_if(hidden_, [&](const HiddenContext& hidden) { return hidden.context == context; });
-  }
-}
-
 std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive,
                               std::uint64_t group, std::string& report) {
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
@@ -283,14 +251,8 @@ SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const s
   if (input->driver != &runtime.driver()) {
     fail_value("this SMResource belongs to a driver that has been closed");
   }
-  std::vector<ContextHandle> made;
-  try {
-    return split(runtime.driver(), input, requests, dry_run,
-                 [&](const SmResourcePtr& group) { return runtime.hidden_resource(group, made); });
-  } catch (...) {
-    runtime.drop_hidden(made);
-    throw;
-  }
+  return split(runtime.driver(), input, requests, dry_run,
+               [&](const SmResourcePtr& group) { return runtime.split_contexts().splittable(group); });
 }
 
 }  // namespace gctx

@@ -10,6 +10,7 @@
 #include "driver/driver.hpp"
 #include "driver/process.hpp"
 #include "handles/handles.hpp"
+#include "handles/split_contexts.hpp"
 #include "resources/split.hpp"
 
 namespace gctx {
@@ -140,10 +141,7 @@ class Runtime {
   CUdevResource device_workqueue(int ordinal);
   ContextHandle primary(int ordinal);
   PriorityRange priorities(int ordinal);
-  // A splittable form of a group: what a context over it answers. That context is hidden, kept and used again; a new
-  // one is added to `made`.
-  SmResourcePtr hidden_resource(const SmResourcePtr& group, std::vector<ContextHandle>& made);
-  void drop_hidden(const std::vector<ContextHandle>& made) noexcept;
+  SplitContexts& split_contexts() noexcept { return split_contexts_; }
 
   // The probe kernel of a device, loaded at first use.
   std::shared_ptr<Probe> probe(int ordinal);
@@ -178,17 +176,11 @@ class Runtime {
     std::atomic<std::uint64_t> destroyed{0};
   };
 
-  struct HiddenContext {
-    Units units;
-    ContextHandle context;
-  };
-
   Driver driver_;
   std::vector<DeviceState> devices_;
   Registry<CUcontext, ContextBox> contexts_;
   Registry<CUstream, StreamBox> streams_;
-  std::mutex hidden_mutex_;
-  std::vector<HiddenContext> hidden_;
+  SplitContexts split_contexts_{*this};
   std::atomic<std::uint64_t> next_entry_{1};
   std::atomic<bool> closed_{false};
 };

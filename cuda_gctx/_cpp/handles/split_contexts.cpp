@@ -1,0 +1,69 @@
+#include "handles/split_contexts.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "handles/runtime.hpp"
+
+namespace gctx {
+namespace {
+
+// The driver's bytes name the SMs (recorded: the same split gives the same bytes), on one device.
+std::string key_of(const SmResource& group) {
+  std::string key(reinterpret_cast<const char*>(&group.device), sizeof group.device);
+  key.append(reinterpret_cast<const char*>(group.units.data()), group.units.size() * sizeof(CUdevResource));
+  return key;
+}
+
+}  // namespace
+
+std::shared_ptr<SplitContexts::Slot> SplitContexts::slot_of(const SmResource& group) {
+  std::string key = key_of(group);
+  std::shared_ptr<Slot> evicted;  // declared before the lock: destroying a context calls the driver
+  const std::lock_guard lock(mutex_);
+  auto found = slots_.find(key);
+  if (found == slots_.end()) {
+    if (slots_.size() >= limit) {
+      const auto oldest = std::min_element(slots_.begin(), slots_.end(), [](const auto& a, const auto& b) {
+        return a.second->last_use < b.second->last_use;
+      });
+      evicted = std::move(oldest->second);
+      slots_.erase(oldest);
+    }
+    found = slots_.emplace(std::move(key), std::make_shared<Slot>(group.device)).first;
+  }
+  found->second->last_use = ++uses_;
+  return found->second;
+}
+
+SmResourcePtr SplitContexts::splittable(const SmResourcePtr& group) {
+  const std::shared_ptr<Slot> slot = slot_of(*group);
+  const std::lock_guard lock(slot->mutex);
+  if (!slot->context) {
+    auto usable = std::make_shared<SmResource>(*group);
+    usable->dry_run = false;
+    Reservation reservation(runtime_, group->device, {usable}, std::nullopt, "", false, false);
+    slot->context = reservation.create_context();
+    slot->is_made = true;
+  }
+  // The same SMs, but as a part of the split that this group came from.
+  auto resource = std::make_shared<SmResource>(*slot->context->sm_resource());
+  resource->origin = group->origin;
+  resource->members = group->members;
+  return resource;
+}
+
+std::size_t SplitContexts::count(int device) const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(std::count_if(slots_.begin(), slots_.end(), [&](const auto& entry) {
+    return entry.second->device == device && entry.second->is_made;
+  }));
+}
+
+void SplitContexts::drop() {
+  Slots dropped;  // destroyed after the lock is released
+  const std::lock_guard lock(mutex_);
+  dropped.swap(slots_);
+}
+
+}  // namespace gctx
