@@ -28,7 +28,7 @@ def _demand_own_user(connection: socket.socket) -> None:
 def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float) -> dict[int, int]:
     """Gives a descriptor to every other rank; returns theirs by rank, which are the caller's to close.
 
-    Every rank calls it. TimeoutError if a rank does not send in time.
+    Every rank calls it. TimeoutError if a rank does not send in time, ConnectionError if it is gone.
     """
     rank, size = backend.Get_rank(), backend.Get_size()
     token = backend.bcast(secrets.token_hex(16) if rank == 0 else None, 0)
@@ -46,11 +46,16 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
             for peer in range(size):
                 if peer == rank:
                     continue
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                    connection.settimeout(left())
-                    connection.connect(_address(token, peer))
-                    _demand_own_user(connection)
-                    socket.send_fds(connection, [struct.pack("i", rank)], [descriptor])
+                try:
+                    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                        connection.settimeout(left())
+                        connection.connect(_address(token, peer))
+                        _demand_own_user(connection)
+                        socket.send_fds(connection, [struct.pack("i", rank)], [descriptor])
+                except ConnectionError as error:
+                    raise ConnectionError(
+                        f"rank {peer} does not take the descriptor of rank {rank}: {error}"
+                    ) from error
             while len(received) < size - 1:
                 listener.settimeout(left())
                 connection, _ = listener.accept()

@@ -69,7 +69,7 @@ def build(
     library = folder / f"{name}.so"
     if not library.exists():
         (folder / f"{name}.cpp").write_text(text)
-        options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
+        options = ["-std=c++20", "-O0", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
         subprocess.run(["g++", *options, str(folder / f"{name}.cpp"), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 

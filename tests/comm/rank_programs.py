@@ -142,7 +142,7 @@ def every_topology_in_threads(_: int, size: int, folder: Path) -> int:
 
     compared = 0
     for ranks in range(2, size + 1):
-        with local_world(ranks) as world:
+        with local_world(ranks, timeout_s=600) as world:
             compared += world.run(work)[0]
     return compared
 
@@ -254,7 +254,7 @@ def descriptors(rank: int, size: int, folder: Path) -> dict[str, Any]:
         said = "nothing was raised"
     except KeyboardInterrupt:
         said = "stayed away"
-    except (TimeoutError, ConnectionRefusedError) as error:
+    except (TimeoutError, ConnectionError) as error:
         said = f"{type(error).__name__}: {error}"
     left_open = len(os.listdir("/proc/self/fd")) - before
     dist.barrier()

@@ -31,7 +31,8 @@ STAGED_BYTES = 64 * 1024
 
 # A topology of several nodes has the plans of one of a single node, with the ranks in another order, if at all.
 ON_ONE_NODE = [info for info in TOPOLOGIES if info.inter_size == 1]
-CASES = [(info, op) for info in ON_ONE_NODE if info.world_size in (2, 3, 4, 8) for op in info.valid_ops]
+GRIDS = [(2, 1), (1, 2), (3, 1), (1, 3), (4, 1), (2, 2), (4, 2)]  # tp x dp
+CASES = [(info, op) for info in ON_ONE_NODE if (info.tp_size, info.dp_size) in GRIDS for op in info.valid_ops]
 
 
 def ids(value: Any) -> str:
@@ -159,14 +160,15 @@ def call_once(ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing
 
 @pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
 def test_a_rank_that_does_not_come_is_a_fault_that_names_it(mode: MixedCommMode, folder: Path) -> None:
-    info, op = next((info, op) for info, op in CASES if info.tp_size == 3)
+    # Of two ranks: of more, one that the machine lets wait could be named as well.
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
     library = build(folder, info, op, geometry_of(info), is_bfloat16=False)
     ranks = Ranks(info, op, library, geometry_of(info), limit=300)
-    call_once(ranks, mode, [64] * 3, missing=1)
-    assert [ranks.fault(rank) for rank in range(3)] == [(Fault.TIMEOUT, 1), (0, 0), (Fault.TIMEOUT, 1)]
+    call_once(ranks, mode, [64] * 2, missing=1)
+    assert [ranks.fault(rank) for rank in range(2)] == [(Fault.TIMEOUT, 1), (0, 0)]
     # With a fault, the next call ends at once: there is nothing to wait for, however long the limit.
     ranks.limit = 1 << 62
-    call_once(ranks, mode, [64] * 3, missing=1)
+    call_once(ranks, mode, [64] * 2, missing=1)
 
 
 @pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)

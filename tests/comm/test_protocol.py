@@ -28,20 +28,20 @@ GEOMETRIES = every_geometry()
 
 def test_every_geometry_survives_random_interleavings() -> None:
     # "python tests/comm/simulate.py --interleavings 100000" runs many more.
-    assert first_violation(0, 2 * len(GEOMETRIES)) is None
+    assert first_violation(0, len(GEOMETRIES)) is None
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_simulator_finds_what_is_broken(broken: str) -> None:
     cases = [(info, op) for info, op, mode in GEOMETRIES if mode is BROKEN[broken] and info.world_size <= 4]
     found = 0
-    for seed in range(300):
+    for seed in range(120):
         info, op = cases[seed % len(cases)]
         try:
             Simulation(info, op, BROKEN[broken], seed, broken).run()
         except Violation:
             found += 1
-    assert found > 5
+    assert found > 2
 
 
 def test_simulated_blocks_run_in_the_order_of_the_seed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from .topologies import MOST_RANKS
 
 PROGRAMS = Path(__file__).with_name("rank_programs.py")
 # For ranks that hang; generous, because the machine may be busy with other things.
-LIMIT_S = 300
+LIMIT_S = 900
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch (make .venv/torch, where its CPU build can be had)"
@@ -94,7 +95,7 @@ def test_descriptors_reach_every_other_rank_and_one_that_stays_away_is_an_error_
         assert told["left open"] == 0
     *others, away = (told["said"] for told in found)
     assert away == "stayed away"
-    # It has closed its socket before others connect, or after.
-    assert all(
-        said == "TimeoutError: no descriptor came from ranks [2] in 0.5 s" or "refused" in said for said in others
-    )
+    # It has closed its socket before others connect, or after; on a busy machine others may be late too.
+    late = re.compile(r"TimeoutError: no descriptor came from ranks \[(\d, )?2\] in 0.5 s")
+    gone = re.compile(r"ConnectionError: rank 2 does not take the descriptor of rank \d: ")
+    assert all(late.match(said) or gone.match(said) for said in others), others
