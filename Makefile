@@ -31,7 +31,6 @@ demo: $(VENV)/package
 
 # ORDER=random runs the tests of Python in a new random order; what it prints as --order=SEED repeats it.
 ORDER ?= files
-# pytest as a program, not as python -m pytest: that would put the sources before the installed package.
 test: $(VENV)/package $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
@@ -42,7 +41,7 @@ instructions: $(VENV)/package
 
 # The next "make demo" or "make test" puts the installed package back.
 develop: $(VENV)/builders
-	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=editable.rebuild=true \
+	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=editable.rebuild=true --config-settings=editable.verbose=false \
 	  --config-settings=build-dir=build/editable --editable '.[test]'
 	rm -f $(VENV)/package
 

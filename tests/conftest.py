@@ -52,10 +52,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sim_only: needs the software driver; skipped on a real one")
     config.addinivalue_line("markers", "gpu_only: needs a real GPU; skipped on the software driver")
-    if Path(cuda_gctx.__file__).is_relative_to(REPOSITORY / "cuda_gctx"):
-        raise pytest.UsageError(
-            "the sources hide the installed package: run 'make test', or 'pytest' and not 'python -m pytest'"
-        )
     if config.getoption("--real-gpu"):
         if is_simulated():
             raise pytest.UsageError("--real-gpu and CUDA_GCTX_DRIVER=sim exclude each other")
@@ -88,12 +84,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs the software driver: set CUDA_GCTX_DRIVER=sim"))
         if item.get_closest_marker("gpu_only") and simulated:
             item.add_marker(pytest.mark.skip(reason="needs a real GPU"))
-
-
-def pytest_collection_finish() -> None:
-    # Python puts the current folder first for its children started with -c or -m: from here on it must not be the
-    # repository, whose sources would hide the installed package from them.
-    os.chdir(REPOSITORY / "tests")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,11 @@ __all__ = ["Block", "Library", "library_folder", "library_path"]
 
 def library_folder() -> str:
     """The folder with the software driver under the driver's own names: ``libcuda.so.1`` and ``libcuda.so``."""
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
+    # An editable install keeps what is compiled apart from the sources, and the package has both folders.
+    folders = [
+        os.path.join(os.path.abspath(folder), "lib") for folder in sys.modules[__name__.rpartition(".")[0]].__path__
+    ]
+    return next(filter(os.path.isdir, folders), folders[0])
 
 
 def library_path() -> str:
