@@ -6,6 +6,7 @@
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
 #   make fuzz     call the software driver at random for FUZZ_SECONDS (60), with sanitizers for addresses and undefined behaviour
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
+#   make docs     build the documentation into build/docs
 #   make wheels   build the distributions into dist, for every interpreter in PYTHONS
 #   make reproducible  build them twice, and fail where the bytes differ
 #   make sbom     write the bill of materials of the package and what it requires
@@ -24,7 +25,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gct
 CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format wheels reproducible sbom clean
+.PHONY: demo test develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -85,6 +86,11 @@ format: $(VENV)/linters
 	clang-format -i $(CXX_FILES)
 	ruff check --fix-only
 	ruff format
+
+# The reference comes from the built package.
+docs: $(VENV)/package
+	$(BIN)/python -m pip install -q '.[docs]' --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD)
+	$(BIN)/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
 
 wheels: $(VENV)/wheel-tools
 	$(BIN)/python packaging/portable/wheels.py $(PYTHONS:%=--python %)

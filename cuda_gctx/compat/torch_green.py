@@ -227,6 +227,7 @@ class GreenContext:
 
     @property
     def is_closed(self) -> bool:
+        """Whether ``close()`` has ended its use."""
         return self._context.is_closed
 
     def set_context(self) -> None:
