@@ -95,7 +95,10 @@ def test_descriptors_reach_every_other_rank_and_one_that_stays_away_is_an_error_
         assert told["left open"] == 0
     *others, away = (told["said"] for told in found)
     assert away == "stayed away"
-    # It has closed its socket before others connect, or after; on a busy machine others may be late too.
-    late = re.compile(r"TimeoutError: no descriptor came from ranks \[(\d, )?2\] in 0.5 s")
-    gone = re.compile(r"ConnectionError: rank 2 does not take the descriptor of rank \d: ")
-    assert all(late.match(said) or gone.match(said) for said in others), others
+    # It has closed its socket before others connect, or after; on a busy machine the others may miss each other too.
+    known = re.compile(
+        r"TimeoutError: no descriptor came from ranks \[(\d, )?\d\] in 0.5 s"
+        r"|ConnectionError: rank \d does not take the descriptor of rank \d: "
+        r"|ConnectionError: a rank closed its connection before it had sent its descriptor"
+    )
+    assert all(known.match(said) for said in others), others
