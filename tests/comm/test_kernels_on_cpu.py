@@ -131,8 +131,8 @@ def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
 
     def is_found() -> bool:
         for seed in range(40):
-            # A deadlock ends by the time limit, as a fault; a short one, which on a busy machine right kernels exceed too.
-            ranks = Ranks(info, op, library, geometry_of(info), limit=2000)
+            # A deadlock ends by the time limit, as a fault.
+            ranks = Ranks(info, op, library, geometry_of(info), limit=20_000)
             if run_calls(ranks, seed, 6, is_bfloat16=True, modes=(mode,)):
                 return True
         return False
