@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from cuda_gctx._core.context import ContextOptions as ContextOptions
     from cuda_gctx._core.device import Device as Device
     from cuda_gctx._core.driver import system as system
+    from cuda_gctx._core.errors import CapturingError as CapturingError
+    from cuda_gctx._core.errors import ClosedError as ClosedError
+    from cuda_gctx._core.errors import ContextCurrentError as ContextCurrentError
     from cuda_gctx._core.errors import CUDAError as CUDAError
     from cuda_gctx._core.errors import CUDAWarning as CUDAWarning
     from cuda_gctx._core.errors import DriverNotFound as DriverNotFound
     from cuda_gctx._core.errors import FeatureNotSupported as FeatureNotSupported
+    from cuda_gctx._core.errors import ForkedError as ForkedError
     from cuda_gctx._core.errors import ResourceOverlapError as ResourceOverlapError
     from cuda_gctx._core.errors import ResourceOverlapWarning as ResourceOverlapWarning
     from cuda_gctx._core.errors import SplitError as SplitError
@@ -56,8 +60,12 @@ _NAMES_OF_MODULE = {
     "cuda_gctx._core.errors": (
         "CUDAError",
         "CUDAWarning",
+        "CapturingError",
+        "ClosedError",
+        "ContextCurrentError",
         "DriverNotFound",
         "FeatureNotSupported",
+        "ForkedError",
         "ResourceOverlapError",
         "ResourceOverlapWarning",
         "SplitError",

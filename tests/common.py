@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -49,15 +48,6 @@ def refusal(kind: type[Kind], action: Callable[[], object]) -> Kind:
     raise AssertionError(f"no {kind.__name__}, but {answer!r}")
 
 
-def finish(thread: threading.Thread, limit_s: float = 60.0) -> None:
-    """Waits until a thread is gone for the system too: join() returns before what is kept per thread is destroyed."""
-    deadline = time.monotonic() + limit_s
-    thread.join(limit_s)
-    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
-        assert time.monotonic() < deadline, f"{thread} does not end"
-        time.sleep(0.001)
-
-
 def on_another_thread(action: Callable[[], Answer]) -> Answer:
     """What an action gives on a thread of its own, or what it raises there."""
     outcome: list[Any] = []
@@ -70,7 +60,7 @@ def on_another_thread(action: Callable[[], Answer]) -> Answer:
 
     thread = threading.Thread(target=run)
     thread.start()
-    finish(thread)
+    thread.join()
     worked, answer = outcome
     if not worked:
         raise answer

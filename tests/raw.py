@@ -102,6 +102,12 @@ class Raw:
         finally:
             self.pop()
 
+    def handle_of_capture(self, stream: int) -> int:
+        """The graph of a capture that ends; an error if the capture was invalidated."""
+        graph = ctypes.c_void_p()
+        self.call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+        return graph.value or 0
+
     def destroy_stream(self, stream: int) -> None:
         self.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 

@@ -44,6 +44,7 @@ class StandInTorch(ModuleType):
             _set_sm_carveout_experimental=self.carve_outs.append,
         )
         self._defaults = {number: Device(number).create_stream() for number in range(Device.count())}
+        self._handles = {number: stream.handle for number, stream in self._defaults.items()}
         self._thread = threading.local()
         torch = self
 
@@ -91,7 +92,7 @@ class StandInTorch(ModuleType):
     def _state(self) -> list[Any]:
         """The current device of the thread, and the handle of the current stream of each device."""
         if not hasattr(self._thread, "state"):
-            self._thread.state = [0, {number: stream.handle for number, stream in self._defaults.items()}]
+            self._thread.state = [0, dict(self._handles)]
         state: list[Any] = self._thread.state
         return state
 

@@ -1,7 +1,6 @@
-cimport cython
+from libc.stdint cimport uint64_t
 
-from cuda_gctx._core.cpp cimport ContextBox, ContextHandle
-from cuda_gctx._core.driver cimport Closable
+from cuda_gctx._core.cpp cimport ContextBox, ContextHandle, Slot
 from cuda_gctx._core.resources cimport DeviceResources
 
 
@@ -11,22 +10,15 @@ cdef class ContextOptions:
     cdef readonly str name
 
 
-cdef class Context(Closable):
-    cdef ContextHandle _box
+cdef class Context:
+    cdef Slot[ContextBox] _slot
+    cdef uint64_t _number
     cdef DeviceResources _resources
-    cdef object _current
     cdef object _owner
     cdef object __weakref__
 
-    # Neither closed nor of a driver that is gone.
-    @cython.final
-    cdef inline ContextBox* live(self) except NULL:
-        self.demand_unclosed()
-        self._box.get().demand_open()
-        return self._box.get()
 
-    cdef void let_go(self) noexcept
-
-
+cdef ContextHandle live(Context context) except *
+cdef int let_go(Context context) except -1
 cdef Context wrap_context(const ContextHandle& box)
 cdef Context new_green_context(int device, ContextOptions options, bint overlap_matters)

@@ -1,28 +1,30 @@
 """Contexts: the primary one of a device, green ones with a part of its resources, and those of others."""
 
 import warnings
+from collections.abc import Sequence
 
+cimport cython
 from libc.stdint cimport uintptr_t
 from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from cuda_gctx._core.arguments cimport as_bool, as_handle
+from cuda_gctx._core.arguments cimport as_bool, as_handle, as_options, make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     ContextKind,
     CUcontext,
     CUdevResource,
+    EventHandle,
     Reservation,
     Runtime,
     SmResourcePtr,
     adopt_context,
-    pop_current,
-    push_current,
     record_context_event,
     synchronize_context,
     wait_context_event,
 )
+from cuda_gctx._core.current cimport new_block
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, new_event
@@ -42,8 +44,8 @@ cdef class ContextOptions:
     """
 
     def __cinit__(self, resources, exclusive=False, name=None):
-        if not isinstance(resources, (list, tuple)):
-            raise TypeError(f"resources must be a list or tuple, not {type(resources).__name__}: put it in brackets")
+        if not isinstance(resources, Sequence):
+            raise TypeError(f"resources must be a sequence, not {type(resources).__name__}: put it in brackets")
         if not resources:
             raise ValueError("resources is empty: a green context needs at least one SMResource")
         for resource in resources:
@@ -59,21 +61,55 @@ cdef class ContextOptions:
         self.exclusive = as_bool("exclusive", exclusive)
         self.name = name
 
+    def _fields(self):
+        return (self.resources, self.exclusive, self.name)
+
+    def __eq__(self, other):
+        if not isinstance(other, ContextOptions):
+            return NotImplemented
+        return self._fields() == (<ContextOptions>other)._fields()
+
+    def __hash__(self):
+        return hash(self._fields())
+
+    def __reduce__(self):
+        refuse_copy(self, "split the device there, and make the options anew")
+
     def __repr__(self):
         return f"ContextOptions(resources={list(self.resources)}, exclusive={self.exclusive}, name={self.name!r})"
 
 
 cdef Context wrap_context(const ContextHandle& box):
     cdef Context context = Context.__new__(Context)
-    context._box = box
+    context._number = box.get().id()
+    context._slot.put(box)
     return context
 
 
 def context_of(child):
     """The context of a stream or event: asked for from below, where this module cannot be named."""
     if isinstance(child, Stream):
-        return wrap_context((<Stream>child)._box.get().context())
-    return wrap_context((<Event>child)._box.get().context())
+        return wrap_context((<Stream>child)._slot.demand(b"stream").get().context())
+    return wrap_context((<Event>child)._slot.demand(b"event").get().context())
+
+
+cdef ContextHandle live(Context context) except *:
+    """Its handle, of a context that is neither closed nor of a driver that is gone."""
+    cdef ContextHandle box = context._slot.demand(b"context")
+    box.get().demand_open()
+    return box
+
+
+cdef int let_go(Context context) except -1:
+    """What close() does with the object; the context itself may stay."""
+    cdef ContextHandle box = context._slot.take()
+    # Destroying may wait in the driver; nobody else should wait with it.
+    with nogil:
+        box.reset()
+    with cython.critical_section(context):
+        context._resources = None
+        context._owner = None
+    return 0
 
 
 cdef Context new_green_context(int device, ContextOptions options, bint overlap_matters):
@@ -83,7 +119,7 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
     cdef WorkqueueResource queue
     cdef string name = (options.name or "").encode()
     cdef unique_ptr[Reservation] reservation
-    cdef Context context = Context.__new__(Context)
+    cdef ContextHandle box
     for resource in options.resources:
         if isinstance(resource, SMResource):
             sms.push_back((<SMResource>resource)._sm)
@@ -99,214 +135,158 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
     if not reservation.get().overlap_report().empty():
         warnings.warn(reservation.get().overlap_report().decode(), ResourceOverlapWarning, stacklevel=2)
     with nogil:
-        context._box = reservation.get().create_context()
-    return context
-
-
-cdef class _Current:
-    """Makes a context current on the calling thread for the length of a ``with`` block."""
-
-    cdef Context _context
-
-    def __enter__(self):
-        # The pin keeps the context for as long as the thread's list names it, even if the block is never left.
-        self._context.pin()
-        try:
-            push_current(self._context._box.get()[0])
-        except BaseException:
-            self._context.unpin()
-            raise
-        return self._context
-
-    def __exit__(self, kind, error, traceback):
-        try:
-            pop_current()
-        finally:
-            self._context.unpin()
+        box = reservation.get().create_context()
+    return wrap_context(box)
 
 
 cdef class Context:
     """A primary, green or adopted CUDA context."""
 
-    def __init__(self, *args, **kwargs):
-        raise TypeError("a Context comes from Device.create_context(), Device.context or Context.from_handle()")
-
     @staticmethod
     def from_handle(handle, owner=None):
         """The context of a raw CUcontext, which `owner` (if given) is kept alive for."""
         cdef Runtime* runtime = active_runtime()
-        cdef Context context = Context.__new__(Context)
+        cdef Context context
+        cdef ContextHandle box
         cdef uintptr_t address = as_handle(handle)
         if address == 0:
             raise ValueError("handle 0 is no address of a context")
         with nogil:
-            context._box = adopt_context(runtime[0], <CUcontext>address)
+            box = adopt_context(runtime[0], <CUcontext>address)
+        context = wrap_context(box)
         context._owner = owner
         return context
 
-    cdef void let_go(self) noexcept:
-        # Out of reach first: with the GIL away, another thread may look.
-        cdef ContextHandle box
-        box.swap(self._box)
+    def __dealloc__(self):
+        cdef ContextHandle box = self._slot.take()
         # Destroying may wait in the driver; nobody else should wait with it.
         with nogil:
             box.reset()
-
-    def __dealloc__(self):
-        if self._pins:
-            # A block that makes it current was never left: lost rather than destroyed while a thread's list names it.
-            new ContextHandle(self._box)
-        self.let_go()
         report_failures()
 
     @property
     def is_green(self):
         """Whether it is a green context; the driver's answer, not ours, for adopted ones."""
-        return self.live().is_green()
+        return live(self).get().is_green()
 
     @property
     def is_closed(self):
         """Whether it was closed here; streams made before may still use it."""
-        return self._closing or self._box.get().is_closed()
+        cdef ContextHandle box = self._slot.get()
+        return not box or box.get().is_closed()
 
     @property
     def is_current(self):
         """Whether it is current on the calling thread."""
-        return self.live().is_current()
+        return live(self).get().is_current()
 
     @property
     def handle(self):
         """The CUcontext, as an int."""
-        return <uintptr_t>self.live().handle()
+        return <uintptr_t>live(self).get().handle()
 
     @property
     def id(self):
         """The driver's number of the context, never used twice."""
-        return self.live().id()
+        return live(self).get().id()
 
     @property
     def name(self):
         """The name it was given, or None."""
-        self.live()
-        return self._box.get().name().decode() or None
+        return live(self).get().name().decode() or None
 
     @property
     def device(self):
         """The device that it is on."""
-        return above.Device(self.live().device())
+        return above.Device(live(self).get().device())
 
     @property
     def resources(self):
         """What the context was given."""
-        self.live()
-        if self._resources is None:
-            self._resources = DeviceResources.of_context(self._box)
-        return self._resources
+        cdef ContextHandle box = live(self)
+        with cython.critical_section(self):
+            if self._resources is None:
+                self._resources = DeviceResources.of_context(box)
+            return self._resources
 
     @property
     def sm_count(self):
         """How many SMs its work can use."""
         return self.resources.sm.sm_count
 
-    def create_stream(self, StreamOptions options=None):
+    def create_stream(self, options=None):
         """A new stream; works on any thread, whatever is current there."""
-        self.pin()
-        try:
-            return new_stream(self._box, self, options)
-        finally:
-            self.unpin()
+        return new_stream(self._slot.demand(b"context"), self, as_options(StreamOptions, options))
 
-    def create_event(self, EventOptions options=None):
+    def create_event(self, options=None):
         """A new event."""
-        self.pin()
-        try:
-            return new_event(self._box, options)
-        finally:
-            self.unpin()
+        return new_event(self._slot.demand(b"context"), as_options(EventOptions, options))
 
     def record_event(self, Event event=None):
         """Records `event`, or a new one, behind all work of all its streams; returns it."""
-        self.pin()
-        try:
-            if event is None:
-                event = new_event(self._box, None)
-            event.pin()
-            try:
-                with nogil:
-                    record_context_event(self._box, event._box)
-            finally:
-                event.unpin()
-        finally:
-            self.unpin()
+        cdef ContextHandle box = self._slot.demand(b"context")
+        cdef EventHandle event_box
+        if event is None:
+            event = new_event(box, None)
+        event_box = event._slot.demand(b"event")
+        with nogil:
+            record_context_event(box, event_box)
         return event
 
     def wait_event(self, Event event not None):
         """Lets all later work of all its streams wait for the event."""
-        self.pin()
-        try:
-            event.pin()
-            try:
-                with nogil:
-                    wait_context_event(self._box, event._box)
-            finally:
-                event.unpin()
-        finally:
-            self.unpin()
+        cdef ContextHandle box = self._slot.demand(b"context")
+        cdef EventHandle event_box = event._slot.demand(b"event")
+        with nogil:
+            wait_context_event(box, event_box)
 
     def sync(self):
         """Waits until all its work has finished."""
-        self.pin()
-        try:
-            with nogil:
-                synchronize_context(self._box)
-        finally:
-            self.unpin()
+        cdef ContextHandle box = self._slot.demand(b"context")
+        with nogil:
+            synchronize_context(box)
 
     def verify(self):
         """Proves with a probe kernel that its work runs on its SMs alone; raises IsolationError if not."""
         return above.verify({self.name or "context": self})
 
     def current(self):
-        """A ``with`` block in which it is current on the calling thread; what was current before is restored."""
-        cdef _Current block
-        self.live()
-        if self._current is None:
-            block = _Current.__new__(_Current)
-            block._context = wrap_context(self._box)
-            self._current = block
-        return self._current
+        """A ``with`` block in which it is current on the calling thread; what was current before is restored.
+
+        Blocks of a thread end in the reverse order of their beginning, and contain no await.
+        """
+        return new_block(live(self), self)
 
     def torch(self, library_sms="off"):
         """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use)."""
-        self.live()
+        live(self)
         return above.torch_block(self, library_sms)
 
     def cupy(self, library_sms="off"):
         """A ``with`` block in which CuPy works on a stream of the context (see cuda_gctx.interop.cupy.use)."""
-        self.live()
+        live(self)
         return above.cupy_block(self, library_sms)
 
     def close(self):
         """Ends the use of the context. A green one is destroyed with the last stream and event made on it.
 
-        RuntimeError if it is current on this thread, or on another that made it current through this package.
+        ContextCurrentError if it is current on this thread, or on another that made it current through this package.
         """
-        if self._closing:
+        cdef ContextHandle box = self._slot.get()
+        if not box:
             return
-        if self._box.get().kind() == ContextKind.primary:
+        if box.get().kind() == ContextKind.primary:
             raise RuntimeError("the primary context belongs to the whole process and cannot be closed here")
-        if self._box.get().kind() == ContextKind.green:
-            self._pins += 1
-            try:
-                with nogil:
-                    self._box.get().close()
-            finally:
-                self.unpin()
-        self._current = None
-        self._resources = None
-        self._owner = None
-        self.close_unless_pinned()
+        if box.get().kind() == ContextKind.green:
+            with nogil:
+                box.get().close()
+        let_go(self)
+        with nogil:
+            box.reset()
         warn_of_failures()
+
+    def __reduce__(self):
+        refuse_copy(self, "give the other process what was asked for, and make a context there")
 
     def __eq__(self, other):
         if not isinstance(other, Context):
@@ -314,32 +294,38 @@ cdef class Context:
         cdef Context that = other
         if self is that:
             return True
-        if self._closing or that._closing:
+        cdef ContextHandle box = self._slot.get()
+        cdef ContextHandle other_box = that._slot.get()
+        if not box or not other_box:
             return False
-        return self._box.get() == that._box.get() or (
-            &self._box.get().runtime() == &that._box.get().runtime() and self._box.get().id() == that._box.get().id()
+        return box.get() == other_box.get() or (
+            &box.get().runtime() == &other_box.get().runtime() and self._number == that._number
         )
 
     def __hash__(self):
-        return hash(self.live().id())
+        return hash(self._number)
 
     def __enter__(self):
-        self.live()
+        live(self)
         return self
 
     def __exit__(self, *exc):
         self.close()
 
     def __repr__(self):
-        if self.is_closed:
+        cdef ContextHandle box = self._slot.get()
+        if not box or box.get().is_closed():
             return "<Context: closed>"
-        kind = "green" if self._box.get().is_green() else "primary"
-        if self._box.get().kind() == ContextKind.foreign:
-            kind = "adopted " + ("green" if self._box.get().is_green() else "ordinary")
-        name = self._box.get().name().decode()
+        kind = "green" if box.get().is_green() else "primary"
+        if box.get().kind() == ContextKind.foreign:
+            kind = "adopted " + ("green" if box.get().is_green() else "ordinary")
+        name = box.get().name().decode()
         name = f" '{name}'" if name else ""
         try:
             size = f"{self.sm_count} SMs of "
         except Exception:  # a repr is for looking at broken things too
             size = ""
-        return f"<Context{name}: {kind}, id {self._box.get().id()}, {size}device {self._box.get().device()}>"
+        return f"<Context{name}: {kind}, id {self._number}, {size}device {box.get().device()}>"
+
+
+make_only_here(Context, "a Context comes from Device.create_context(), Device.context or Context.from_handle()")

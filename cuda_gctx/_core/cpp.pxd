@@ -79,6 +79,7 @@ cdef extern from "resources/sm_resource.hpp" namespace "gctx" nogil:
 
     ctypedef shared_ptr[const SmResource] SmResourcePtr
 
+    cbool same_sms(const SmResource&, const SmResource&) noexcept
     optional[cbool] overlaps(const SmResource&, const SmResource&) except +raise_error
 
 
@@ -92,7 +93,17 @@ cdef extern from "driver/process.hpp" namespace "gctx" nogil:
     void begin_exit() noexcept
 
 
-cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
+cdef extern from "handles/slot.hpp" namespace "gctx" nogil:
+    # Where an object keeps its handle: a call works on a copy, and closing takes the handle away.
+    cdef cppclass Slot[Box]:
+        void put(shared_ptr[Box]) noexcept
+        shared_ptr[Box] get() noexcept
+        shared_ptr[Box] take() noexcept
+        cbool was_filled() noexcept
+        shared_ptr[Box] demand(const char*) except +raise_error
+
+
+cdef extern from "handles/context.hpp" namespace "gctx" nogil:
     enum class ContextKind(int):
         primary
         green
@@ -108,6 +119,8 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         cbool is_closed() noexcept
         void close() except +raise_error
         void demand_open() except +raise_error
+        void demand_not_current() except +raise_error
+        cbool has_capture() except +raise_error
         cbool is_current() except +raise_error
         SmResourcePtr sm_resource() except +raise_error
         CUdevResource workqueue_resource() except +raise_error
@@ -115,6 +128,12 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
 
     ctypedef shared_ptr[ContextBox] ContextHandle
 
+    ContextHandle adopt_context(Runtime&, CUcontext) except +raise_error
+    ContextHandle current_context(Runtime&) except +raise_error
+    void synchronize_context(const ContextHandle&) except +raise_error
+
+
+cdef extern from "handles/claim.hpp" namespace "gctx" nogil:
     cdef cppclass Reservation:
         Reservation(
             Runtime&, int, vector[SmResourcePtr], optional[CUdevResource], string, cbool, cbool
@@ -122,19 +141,33 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         const string& overlap_report() noexcept
         ContextHandle create_context() except +raise_error
 
-    ContextHandle adopt_context(Runtime&, CUcontext) except +raise_error
-    ContextHandle current_context(Runtime&) except +raise_error
-    void synchronize_context(const ContextHandle&) except +raise_error
-    ContextHandle set_current(Runtime&, const ContextHandle&) except +raise_error
-    void push_current(ContextBox&) except +raise_error
-    void pop_current() except +raise_error
 
+cdef extern from "handles/current.hpp" namespace "gctx" nogil:
+    cdef struct CurrentToken:
+        uint64_t thread
+        uint64_t entry
+
+    cdef cppclass BlockOwner:
+        uint64_t task
+        string place
+
+    ContextHandle set_current(Runtime&, const ContextHandle&) except +raise_error
+    CurrentToken push_current(const ContextHandle&, BlockOwner) except +raise_error
+    void pop_current(CurrentToken) except +raise_error
+    CurrentToken take_token(vector[CurrentToken]&) except +raise_error
+    cbool is_new_thread() except +raise_error
+    void end_this_thread() noexcept
+
+
+cdef extern from "handles/event.hpp" namespace "gctx" nogil:
     cdef cppclass EventBox:
         const ContextHandle& context() noexcept
         CUevent handle() noexcept
 
     ctypedef shared_ptr[EventBox] EventHandle
 
+
+cdef extern from "handles/stream.hpp" namespace "gctx" nogil:
     cdef cppclass StreamBox:
         const ContextHandle& context() noexcept
         CUstream handle() noexcept
@@ -150,13 +183,15 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     StreamHandle adopt_stream(Runtime&, CUstream) except +raise_error
     int stream_priority(const StreamHandle&) except +raise_error
     cbool stream_is_nonblocking(const StreamHandle&) except +raise_error
-    cbool stream_is_capturing(const StreamBox&) except +raise_error
+    cbool stream_is_capturing(const StreamHandle&) except +raise_error
     cbool is_same_stream(const StreamHandle&, const StreamHandle&) except +raise_error
     cbool stream_is_done(const StreamHandle&) except +raise_error
     void synchronize_stream(const StreamHandle&) except +raise_error
     void record_event(const StreamHandle&, const EventHandle&) except +raise_error
     void wait_event(const StreamHandle&, const EventHandle&) except +raise_error
 
+
+cdef extern from "handles/event.hpp" namespace "gctx" nogil:
     EventHandle create_event(const ContextHandle&, unsigned int) except +raise_error
     EventHandle create_event_for(const StreamHandle&, unsigned int) except +raise_error
     cbool event_is_done(const EventHandle&) except +raise_error
@@ -165,6 +200,38 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     void record_context_event(const ContextHandle&, const EventHandle&) except +raise_error
     void wait_context_event(const ContextHandle&, const EventHandle&) except +raise_error
 
+
+cdef extern from "handles/capture.hpp" namespace "gctx" nogil:
+    string capturing_stream(Runtime&, int) except +raise_error
+
+
+cdef extern from "handles/device.hpp" namespace "gctx" nogil:
+    string device_name(Runtime&, int) except +raise_error
+    string device_pci_bus_id(Runtime&, int) except +raise_error
+    CUuuid device_uuid(Runtime&, int) except +raise_error
+    int device_attribute(Runtime&, int, CUdevice_attribute) except +raise_error
+
+    cdef struct DeviceMemory:
+        size_t free
+        size_t total
+    DeviceMemory device_memory(Runtime&, int) except +raise_error
+
+
+cdef extern from "handles/probe.hpp" namespace "gctx" nogil:
+    cdef cppclass ProbeBlock:
+        uint64_t sm
+        uint64_t start_ns
+        uint64_t end_ns
+        uint64_t index
+
+    cdef cppclass Probe:
+        vector[vector[ProbeBlock]] run(
+            const vector[StreamHandle]&, const vector[unsigned int]&, uint64_t, uint64_t, unsigned int
+        ) except +raise_error
+        void launch(const StreamHandle&, unsigned int, unsigned int, uint64_t) except +raise_error
+
+
+cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     struct PriorityRange:
         int least
         int greatest
@@ -172,6 +239,10 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
     cdef cppclass SplitContexts:
         size_t count(int) except +raise_error
         void drop() except +raise_error
+
+    struct ContextCounts:
+        uint64_t made
+        uint64_t destroyed
 
     cdef cppclass Runtime:
         SplitContexts& split_contexts() noexcept
@@ -187,6 +258,13 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
 
         @staticmethod
         void close(Runtime&) except +raise_error
+
+        @staticmethod
+        void set_aside_active() noexcept
+
+        @staticmethod
+        void resume() noexcept
+
         const Driver& driver() noexcept
         int device_count() noexcept
         void demand_usable() except +raise_error
@@ -194,9 +272,7 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         CUdevResource device_workqueue(int) except +raise_error
         ContextHandle primary(int) except +raise_error
         PriorityRange priorities(int) except +raise_error
+        shared_ptr[Probe] probe(int) except +raise_error
+        ContextCounts context_counts(int) except +raise_error
 
-    string device_name(Runtime&, int) except +raise_error
-    string device_pci_bus_id(Runtime&, int) except +raise_error
-    CUuuid device_uuid(Runtime&, int) except +raise_error
-    int device_attribute(Runtime&, int, CUdevice_attribute) except +raise_error
     SplitResult split_resource(Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool) except +raise_error

@@ -1,7 +1,11 @@
 """A GPU as a value: what it is, what it has, and what can be made on it."""
 
-from cuda_gctx._core.arguments cimport as_int
-from cuda_gctx._core.context cimport Context, ContextOptions, new_green_context, wrap_context
+from collections import namedtuple
+
+cimport cython
+
+from cuda_gctx._core.arguments cimport as_int, as_options
+from cuda_gctx._core.context cimport Context, ContextOptions, live, new_green_context, wrap_context
 from cuda_gctx._core.cpp cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -19,12 +23,16 @@ from cuda_gctx._core.cpp cimport (
     set_current,
     synchronize_context,
 )
+from cuda_gctx._core.current cimport watch_thread
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.event cimport EventOptions, new_event
 from cuda_gctx._core.resources cimport DeviceResources
 from cuda_gctx._core.stream cimport StreamOptions, new_stream
 
 from cuda_gctx._core.above import above
+from cuda_gctx._core.stream import Stream
+
+ComputeCapability = namedtuple("ComputeCapability", ("major", "minor"))
 
 
 cdef class Device:
@@ -38,9 +46,12 @@ cdef class Device:
     cdef DeviceResources _resources
 
     def __cinit__(self, device_id=None):
+        cdef ContextHandle current
         self._runtime = active_runtime()
         if device_id is None:
-            current = current_context(self._runtime[0])
+            # To know the context of somebody else may take as long as making the primary one does.
+            with nogil:
+                current = current_context(self._runtime[0])
             self.device_id = current.get().device() if current else 0
         else:
             number = as_int("device_id", device_id)
@@ -86,8 +97,8 @@ cdef class Device:
 
     @property
     def compute_capability(self):
-        """As (major, minor)."""
-        return (
+        """As (major, minor), also by these names."""
+        return ComputeCapability(
             self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
             self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
@@ -110,9 +121,10 @@ cdef class Device:
     def resources(self):
         """All of its resources."""
         self._runtime.demand_usable()
-        if self._resources is None:
-            self._resources = DeviceResources.of_device(self._runtime, self.device_id)
-        return self._resources
+        with cython.critical_section(self):
+            if self._resources is None:
+                self._resources = DeviceResources.of_device(self._runtime, self.device_id)
+            return self._resources
 
     @property
     def context(self):
@@ -129,28 +141,33 @@ cdef class Device:
         if ctx is None:
             context = self.primary()
         else:
-            ctx.live()
-            context = ctx._box
+            context = live(ctx)
             if context.get().device() != self.device_id or &context.get().runtime() != self._runtime:
                 raise ValueError(f"the context belongs to device {context.get().device()}, not {self.device_id}")
-        previous = set_current(self._runtime[0], context)
+        watch_thread()
+        with nogil:
+            previous = set_current(self._runtime[0], context)
         return wrap_context(previous) if previous else None
 
-    def create_context(self, ContextOptions options not None):
-        """A green context with the resources of the options.
+    def create_context(self, options):
+        """A green context with the resources of the options, ContextOptions or a dict of their fields.
 
         Warns (ResourceOverlapWarning) if live contexts share its SMs or may; with `exclusive`, raises instead.
         """
+        if options is None:
+            raise TypeError("options are needed: ContextOptions with the resources of the context")
         self._runtime.demand_usable()
-        return new_green_context(self.device_id, options, True)
+        return new_green_context(self.device_id, as_options(ContextOptions, options), True)
 
-    def create_stream(self, StreamOptions options=None):
-        """A new stream of the primary context."""
-        return new_stream(self.primary(), None, options)
+    def create_stream(self, options=None):
+        """A new stream of the primary context; of an object with ``__cuda_stream__``, the stream that it stands for."""
+        if hasattr(options, "__cuda_stream__"):
+            return Stream(options)
+        return new_stream(self.primary(), None, as_options(StreamOptions, options))
 
-    def create_event(self, EventOptions options=None):
+    def create_event(self, options=None):
         """A new event of the primary context."""
-        return new_event(self.primary(), options)
+        return new_event(self.primary(), as_options(EventOptions, options))
 
     def partition(self, *requests, exclusive=False, **named):
         """Splits the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.

@@ -4,6 +4,7 @@ import atexit
 
 from libc.stdint cimport uintptr_t
 
+from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     Driver,
     Feature as CFeature,
@@ -25,20 +26,34 @@ cdef Runtime* active_runtime() except NULL:
     return &Runtime.active()
 
 
-cdef class Closable:
-    """An object that can be closed on one thread while calls on it are under way on others."""
-
-    cdef void let_go(self) noexcept:
-        """Releases the handle, without the GIL while the driver works."""
-
-
 cdef class OpenDriver:
-    """A driver that was opened beside the one of CUDA_GCTX_DRIVER."""
+    """A driver that was opened in addition to the one of CUDA_GCTX_DRIVER."""
 
     cdef Runtime* runtime
 
+    def __reduce__(self):
+        refuse_copy(self, "open the driver in the other process")
+
     def __repr__(self):
         return f"<OpenDriver {self.runtime.driver().path().decode()}>"
+
+
+make_only_here(OpenDriver, "an OpenDriver comes from open_driver()")
+
+
+def set_driver_aside():
+    """Sets the driver in use aside until resume_driver(), so that another machine can take its place.
+
+    Its objects raise when they are used meanwhile; those that are dropped are destroyed afterwards.
+    """
+    with nogil:
+        Runtime.set_aside_active()
+
+
+def resume_driver():
+    """Brings back the driver that was set aside last, once no other has its place."""
+    with nogil:
+        Runtime.resume()
 
 
 def open_driver(choice):
@@ -76,14 +91,14 @@ cdef class Feature:
     cdef readonly str needs
     cdef readonly str reason
 
-    def __init__(self, *args, **kwargs):
-        raise TypeError("a Feature is an answer of system.features()")
-
     def __bool__(self):
         return self.available
 
     def __repr__(self):
         return f"<Feature {self.name}: {'available' if self.available else self.reason}>"
+
+
+make_only_here(Feature, "a Feature is an answer of system.features()")
 
 
 cdef Feature make_feature(const Driver& driver, int number):

@@ -1,5 +1,6 @@
 # The core's exceptions become Python's here and nowhere else.
 from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
@@ -14,6 +15,8 @@ cdef extern from "resources/split.hpp" namespace "gctx" nogil:
         cbool backfill
         optional[unsigned int] locality_domain
 
+    optional[vector[GroupRequest]] caught_suggestion()
+
 
 cdef extern from "driver/error.hpp" namespace "gctx" nogil:
     enum class ErrorKind(int):
@@ -22,18 +25,16 @@ cdef extern from "driver/error.hpp" namespace "gctx" nogil:
         not_supported
         bad_value
         bad_state
+        closed
+        current
+        forked
+        capturing
         split
         overlap
-
-
-cdef extern from "resources/caught.hpp" namespace "gctx" nogil:
-    enum class CaughtKind(int):
-        core
         out_of_memory
-        other
+        unknown
 
-    cdef cppclass CaughtError:
-        CaughtKind caught
+    cdef cppclass Error:
         ErrorKind kind
         int code
         string message
@@ -41,10 +42,8 @@ cdef extern from "resources/caught.hpp" namespace "gctx" nogil:
         string call
         string needs
         string found
-        cbool has_suggestion
-        vector[GroupRequest] suggestion
 
-    CaughtError caught_error()
+    unique_ptr[Error] caught_error()
 
 
 cdef int raise_error() except *

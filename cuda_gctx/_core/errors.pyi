@@ -29,6 +29,18 @@ class SplitError(ValueError):
 class ResourceOverlapError(ValueError):
     """An exclusive context was asked for over SMs that a live context has or may have."""
 
+class ClosedError(RuntimeError):
+    """What was used has been closed, or its driver has been, or its device has been reset."""
+
+class ContextCurrentError(RuntimeError):
+    """A context cannot be closed, because it is current on a thread."""
+
+class ForkedError(RuntimeError):
+    """This process was forked after the driver was in use, and cannot use CUDA."""
+
+class CapturingError(RuntimeError):
+    """A stream is capturing a graph, and the call would invalidate the capture."""
+
 class ResourceOverlapWarning(UserWarning):
     """A new context shares, or may share, SMs with a live context."""
 

@@ -51,12 +51,46 @@ class ResourceOverlapError(ValueError):
     """An exclusive context was asked for over SMs that a live context has or may have."""
 
 
+class ClosedError(RuntimeError):
+    """What was used has been closed, or its driver has been, or its device has been reset."""
+
+
+class ContextCurrentError(RuntimeError):
+    """A context cannot be closed, because it is current on a thread."""
+
+
+class ForkedError(RuntimeError):
+    """This process was forked after the driver was in use, and cannot use CUDA."""
+
+
+class CapturingError(RuntimeError):
+    """A stream is capturing a graph, and the call would invalidate the capture."""
+
+
 class ResourceOverlapWarning(UserWarning):
     """A new context shares, or may share, SMs with a live context."""
 
 
 class CUDAWarning(UserWarning):
     """Something failed where no exception can be raised, as in a destructor."""
+
+
+# Shown, pickled and documented under the name by which users import them.
+for _error in (
+    CUDAError,
+    DriverNotFound,
+    FeatureNotSupported,
+    SplitError,
+    ResourceOverlapError,
+    ClosedError,
+    ContextCurrentError,
+    ForkedError,
+    CapturingError,
+    ResourceOverlapWarning,
+    CUDAWarning,
+):
+    _error.__module__ = "cuda_gctx"
+del _error
 
 
 def _rebuild(cls, args, state):
@@ -67,6 +101,7 @@ def _rebuild(cls, args, state):
 
 cdef extern from "driver/process.hpp" namespace "gctx" nogil:
     bint take_failure(char* text, unsigned long size) noexcept
+    void let_errors_wait_for_the_end() noexcept
 
 
 cdef object optional_count(const optional[unsigned int]& value):
@@ -84,12 +119,12 @@ cdef object group_tuple(const GroupRequest& group):
 
 
 cdef int raise_error() except *:
-    cdef CaughtError error = caught_error()
-    if error.caught == CaughtKind.out_of_memory:
+    cdef unique_ptr[Error] caught = caught_error()
+    cdef Error* error = caught.get()
+    cdef optional[vector[GroupRequest]] suggestion
+    if error.kind == ErrorKind.out_of_memory:
         raise MemoryError()
     message = error.message.decode("utf-8", "replace")
-    if error.caught == CaughtKind.other:
-        raise RuntimeError(message)
     told = {"code": error.code, "name": error.code_name.decode(), "call": error.call.decode()}
     if error.kind == ErrorKind.driver:
         raise CUDAError(message, **told)
@@ -101,10 +136,19 @@ cdef int raise_error() except *:
         raise ValueError(message)
     if error.kind == ErrorKind.overlap:
         raise ResourceOverlapError(message)
+    if error.kind == ErrorKind.closed:
+        raise ClosedError(message)
+    if error.kind == ErrorKind.current:
+        raise ContextCurrentError(message)
+    if error.kind == ErrorKind.forked:
+        raise ForkedError(message)
+    if error.kind == ErrorKind.capturing:
+        raise CapturingError(message)
     if error.kind == ErrorKind.split:
         refused = SplitError(message)
-        if error.has_suggestion:
-            refused._groups = [group_tuple(group) for group in error.suggestion]
+        suggestion = caught_suggestion()
+        if suggestion.has_value():
+            refused._groups = [group_tuple(group) for group in suggestion.value()]
         raise refused
     raise RuntimeError(message)
 
@@ -113,12 +157,15 @@ cdef int warn_of_failures() except -1:
     """Tells once what destructors could not."""
     cdef char text[320]
     if take_failure(text, sizeof(text)):
-        warnings.warn(
-            "a CUDA object could not be destroyed: " + text.decode("utf-8", "replace"), CUDAWarning, stacklevel=2
-        )
+        told = text.decode("utf-8", "replace")
+        warnings.warn(f"a CUDA call failed where nothing could be raised: {told}", CUDAWarning, stacklevel=2)
     return 0
 
 
 cdef void report_failures() noexcept:
     """The same where nothing can be raised: an error made of the warning is printed as unraisable."""
     warn_of_failures()
+
+
+# An error that is raised after the interpreter has gone would need it: the thread waits for the end instead.
+let_errors_wait_for_the_end()

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core.arguments cimport as_bool
+from cuda_gctx._core.arguments cimport as_bool, make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     CU_EVENT_BLOCKING_SYNC,
     CU_EVENT_DEFAULT,
@@ -61,89 +61,87 @@ cdef Event unmade_event(EventOptions options, unsigned int* flags):
 
 cdef Event new_event(const ContextHandle& context, EventOptions options):
     cdef unsigned int flags
+    cdef EventHandle box
     cdef Event event = unmade_event(options, &flags)
     with nogil:
-        event._box = create_event(context, flags)
-    return event
+        box = create_event(context, flags)
+    return made_event(event, box)
 
 
 cdef Event new_event_for(const StreamHandle& stream, EventOptions options):
     cdef unsigned int flags
+    cdef EventHandle box
     cdef Event event = unmade_event(options, &flags)
     with nogil:
-        event._box = create_event_for(stream, flags)
+        box = create_event_for(stream, flags)
+    return made_event(event, box)
+
+
+cdef Event made_event(Event event, const EventHandle& box):
+    event._number = <uintptr_t>box.get()
+    event._slot.put(box)
     return event
 
 
 cdef class Event:
     """A point in the work of a stream or of a whole context."""
 
-    def __init__(self, *args, **kwargs):
-        raise TypeError("an Event comes from create_event() or record() of a device, context or stream")
-
-    cdef void let_go(self) noexcept:
-        # Out of reach first: with the GIL away, another thread may look.
-        cdef EventHandle box
-        box.swap(self._box)
+    def __dealloc__(self):
+        cdef EventHandle box = self._slot.take()
         # Destroying may wait in the driver; nobody else should wait with it.
         with nogil:
             box.reset()
-
-    def __dealloc__(self):
-        self.let_go()
         report_failures()
 
     @property
     def handle(self):
         """The CUevent, as an int."""
-        return <uintptr_t>self.usable().handle()
+        return <uintptr_t>usable(self).get().handle()
 
     @property
     def context(self):
         """The context that it belongs to."""
-        self.usable()
+        usable(self)
         return above.context_of(self)
 
     @property
     def device(self):
         """The device that it is on."""
-        return above.Device(self.usable().context().get().device())
+        return above.Device(usable(self).get().context().get().device())
 
     @property
     def is_timing_enabled(self):
         """Whether it takes the time."""
-        self.usable()
+        usable(self)
         return self._options.timing_enabled
 
     @property
     def is_blocking_sync(self):
         """Whether `sync` sleeps instead of spinning."""
-        self.usable()
+        usable(self)
         return self._options.blocking_sync
 
     @property
     def is_done(self):
         """Whether all work before it has finished."""
-        self.live()
-        return event_is_done(self._box)
+        return event_is_done(self._slot.demand(b"event"))
 
     @property
     def is_closed(self):
         """Whether it has been closed."""
-        return self._closing
+        return not self._slot.get()
 
     def sync(self):
         """Waits until all work before it has finished."""
-        self.pin()
-        try:
-            with nogil:
-                synchronize_event(self._box)
-        finally:
-            self.unpin()
+        cdef EventHandle box = self._slot.demand(b"event")
+        with nogil:
+            synchronize_event(box)
 
     def close(self):
         """Destroys the event. Closing twice does nothing."""
-        self.close_unless_pinned()
+        cdef EventHandle box = self._slot.take()
+        with nogil:
+            box.reset()
         warn_of_failures()
 
     def __sub__(self, other):
@@ -152,29 +150,44 @@ cdef class Event:
             return NotImplemented
         cdef Event end = self
         cdef Event start = other
-        end.live()
-        start.live()
+        cdef EventHandle end_box = end._slot.demand(b"event")
+        cdef EventHandle start_box = start._slot.demand(b"event")
         if not (start._options.timing_enabled and end._options.timing_enabled):
             raise RuntimeError("both events must be made with EventOptions(timing_enabled=True) to be subtracted")
-        return elapsed_ms(start._box, end._box)
+        return elapsed_ms(start_box, end_box)
+
+    def __reduce__(self):
+        refuse_copy(self, "make one there with create_event()")
 
     def __eq__(self, other):
         if not isinstance(other, Event):
             return NotImplemented
-        return self is other or (self._box.get() != NULL and self._box.get() == (<Event>other)._box.get())
+        cdef Event that = other
+        return self is that
 
     def __hash__(self):
-        return hash(<uintptr_t>self.usable())
+        return hash(self._number)
 
     def __enter__(self):
-        self.usable()
+        usable(self)
         return self
 
     def __exit__(self, *exc):
         self.close()
 
     def __repr__(self):
-        if self._closing:
+        cdef EventHandle box = self._slot.get()
+        if not box:
             return "<Event: closed>"
         timing = " with timing" if self._options.timing_enabled else ""
-        return f"<Event {<uintptr_t>self._box.get().handle():#x}{timing}>"
+        return f"<Event {<uintptr_t>box.get().handle():#x}{timing}>"
+
+
+make_only_here(Event, "an Event comes from create_event() or record() of a device, context or stream")
+
+
+cdef EventHandle usable(Event event) except *:
+    """Its handle, for what is answered without a call of the core that would ask whether the driver is still there."""
+    cdef EventHandle box = event._slot.demand(b"event")
+    box.get().context().get().runtime().demand_usable()
+    return box

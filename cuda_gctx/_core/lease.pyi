@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from typing_extensions import Never
+from typing_extensions import Never, Self
 
 from cuda_gctx._core.context import Context, ContextOptions
 from cuda_gctx._core.resources import SMResource
@@ -9,7 +9,7 @@ from cuda_gctx._core.stream import Stream
 class Claim:
     """A place among the live contexts of a device, for contexts made by create_kept_context()."""
 
-    def __init__(self, *args: Never, **kwargs: Never) -> None: ...
+    def __new__(cls, *args: Never, **kwargs: Never) -> Self: ...
     @property
     def overlap_report(self) -> str: ...
     def release(self) -> None: ...

@@ -6,11 +6,22 @@ from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from cuda_gctx._core.context cimport Context, ContextOptions, new_green_context, wrap_context
-from cuda_gctx._core.cpp cimport CUdevResource, SmResourcePtr, stream_is_capturing
+from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
+from cuda_gctx._core.context cimport Context, ContextOptions, let_go, live, new_green_context, wrap_context
+from cuda_gctx._core.cpp cimport (
+    ContextCounts,
+    ContextHandle,
+    CUdevResource,
+    DeviceMemory,
+    SmResourcePtr,
+    StreamHandle,
+    stream_is_capturing,
+)
+from cuda_gctx._core.cpp cimport capturing_stream as c_capturing_stream
+from cuda_gctx._core.cpp cimport device_memory as c_device_memory
 from cuda_gctx._core.cpp cimport kept_stream as c_kept_stream
 from cuda_gctx._core.resources cimport SMResource
-from cuda_gctx._core.stream cimport Stream, StreamOptions
+from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream
 
 
 cdef class Claim:
@@ -18,22 +29,25 @@ cdef class Claim:
 
     cdef unique_ptr[CClaim] _claim
 
-    def __init__(self, *args, **kwargs):
-        raise TypeError("a Claim comes from claim()")
-
     def __dealloc__(self):
         with nogil:
             self._claim.reset()
 
     @property
     def overlap_report(self):
-        """Which live contexts share its SMs or may; empty if none do."""
-        return self._claim.get().overlap_report().decode() if self._claim else ""
+        """Which live contexts shared its SMs or might, when it was made; empty if none did."""
+        return self._claim.get().overlap_report().decode()
 
     def release(self):
         """Gives the place up. Twice does nothing."""
         with nogil:
-            self._claim.reset()
+            self._claim.get().release()
+
+    def __reduce__(self):
+        refuse_copy(self, "claim the SMs there")
+
+
+make_only_here(Claim, "a Claim comes from claim()")
 
 
 def claim(resources, names, bint exclusive, uint64_t group):
@@ -58,19 +72,14 @@ def create_kept_context(int device_id, ContextOptions options not None):
 
 def lend(Context context not None, owner):
     """The same context as another object, which keeps `owner` alive."""
-    cdef Context lent
-    context.live()
-    lent = wrap_context(context._box)
+    cdef Context lent = wrap_context(live(context))
     lent._owner = owner
     return lent
 
 
 def retire(Context context not None):
     """Makes a lent object behave as closed; the context itself stays."""
-    context._current = None
-    context._resources = None
-    context._owner = None
-    context.close_unless_pinned()
+    let_go(context)
 
 
 def kept_stream(Context context not None, size_t number=0, priority=None):
@@ -81,29 +90,31 @@ def kept_stream(Context context not None, size_t number=0, priority=None):
     """
     cdef StreamOptions options = StreamOptions(priority=priority)
     cdef Stream stream = Stream.__new__(Stream)
+    cdef ContextHandle box = context._slot.demand(b"context")
+    cdef StreamHandle kept
     cdef optional[int] level
     if options.priority is not None:
         level = <int>options.priority
-    context.pin()
-    try:
-        stream._context = context
-        with nogil:
-            stream._box = c_kept_stream(context._box, level, number)
-    finally:
-        context.unpin()
-    return stream
+    stream._context = context
+    with nogil:
+        kept = c_kept_stream(box, level, number)
+    return made_stream(stream, kept)
 
 
 def keeps_capture(Context context not None):
-    """Whether one of the streams that it keeps is capturing a graph."""
-    context.live()
-    return (<LentContextBox*>context._box.get()).keeps_capture()
+    """Whether one of the streams that this package made on it is capturing a graph."""
+    cdef ContextHandle box = live(context)
+    cdef bint answer
+    with nogil:
+        answer = box.get().has_capture()
+    return answer
 
 
 def demand_not_current(Context context not None):
     """Raises RuntimeError while the context is current here, or on a thread that made it so through this package."""
-    context.live()
-    (<LentContextBox*>context._box.get()).demand_not_current()
+    cdef ContextHandle box = live(context)
+    with nogil:
+        box.get().demand_not_current()
 
 
 def driver_key(SMResource resource not None):
@@ -127,13 +138,12 @@ def capturing_stream(SMResource resource not None):
 
 def is_capturing(Stream stream not None):
     """Whether a stream is recording a graph."""
-    stream.live()
-    return stream_is_capturing(stream._box.get()[0])
+    return stream_is_capturing(stream._slot.demand(b"stream"))
 
 
 def device_memory(SMResource resource not None):
     """Of the device of a resource: bytes free, and bytes in all."""
-    cdef CDeviceMemory memory
+    cdef DeviceMemory memory
     resource._runtime.demand_usable()
     with nogil:
         memory = c_device_memory(resource._runtime[0], resource._sm.get().device)
@@ -142,5 +152,5 @@ def device_memory(SMResource resource not None):
 
 def context_counts(SMResource resource not None):
     """Green contexts that this package made, and those that it destroyed, on the device of a resource."""
-    cdef CContextCounts counts = c_context_counts(resource._runtime[0], resource._sm.get().device)
+    cdef ContextCounts counts = resource._runtime.context_counts(resource._sm.get().device)
     return counts.made, counts.destroyed

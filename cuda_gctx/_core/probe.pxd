@@ -2,7 +2,7 @@ from libc.stdint cimport uint64_t
 from libcpp.memory cimport shared_ptr
 from libcpp.vector cimport vector
 
-from cuda_gctx._core.cpp cimport ContextHandle, Runtime, StreamHandle
+from cuda_gctx._core.cpp cimport ContextHandle, Probe, ProbeBlock, StreamHandle
 from cuda_gctx._core.errors cimport raise_error
 
 
@@ -11,20 +11,10 @@ cdef extern from "cuda.h" nogil:
 
 
 cdef extern from "handles/probe.hpp" namespace "gctx" nogil:
-    cdef cppclass ProbeBlock:
-        uint64_t sm
-        uint64_t start_ns
-        uint64_t end_ns
-        uint64_t index
-
-    cdef cppclass CProbe "gctx::Probe":
-        vector[vector[ProbeBlock]] run(
-            const vector[StreamHandle]&, const vector[unsigned int]&, uint64_t, uint64_t, unsigned int
-        ) except +raise_error
-        void launch(const StreamHandle&, unsigned int, unsigned int, uint64_t) except +raise_error
+    shared_ptr[Probe] probe_of(const StreamHandle&) except +raise_error
 
     cdef cppclass CStamps "gctx::Stamps":
-        CStamps(StreamHandle, shared_ptr[CProbe], size_t) except +raise_error
+        CStamps(StreamHandle, shared_ptr[Probe], size_t) except +raise_error
         void write(const StreamHandle&, size_t) except +raise_error
         vector[ProbeBlock] read() except +raise_error
 
@@ -42,8 +32,3 @@ cdef extern from "handles/probe.hpp" namespace "gctx" nogil:
     unsigned int c_max_active_clusters "gctx::max_active_clusters"(
         const StreamHandle&, const LaunchShape&, unsigned int
     ) except +raise_error
-
-
-cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
-    cdef cppclass ProbingRuntime "gctx::Runtime":
-        shared_ptr[CProbe] probe(int) except +raise_error

@@ -6,7 +6,7 @@ from libcpp.vector cimport vector
 
 from cuda_gctx._core.arguments cimport as_int
 from cuda_gctx._core.context cimport Context
-from cuda_gctx._core.cpp cimport StreamHandle
+from cuda_gctx._core.cpp cimport ContextHandle, Probe, ProbeBlock, Slot, StreamHandle
 from cuda_gctx._core.stream cimport Stream
 
 from cuda_gctx._core.device import Device
@@ -24,28 +24,23 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned i
     cdef vector[StreamHandle] handles
     cdef vector[unsigned int] counts
     cdef vector[vector[ProbeBlock]] seen
-    cdef shared_ptr[CProbe] probe
+    cdef shared_ptr[Probe] probe
     cdef Stream stream
     for stream in streams:
-        stream.live()
-        handles.push_back(stream._box)
+        handles.push_back(stream._slot.demand(b"stream"))
     for count in blocks:
         counts.push_back(count)
-    stream = streams[0]
     with nogil:
-        probe = runtime_of(stream).probe(stream._box.get().context().get().device())
+        probe = probe_of(handles[0])
         seen = probe.get().run(handles, counts, spin_ns, timeout_ns, cluster)
     # A block that did not run wrote nothing, and a block that ran has an end.
     return [[(block.sm, block.start_ns, block.end_ns) for block in part if block.end_ns != 0] for part in seen]
 
 
-cdef ProbingRuntime* runtime_of(Stream stream) noexcept nogil:
-    return <ProbingRuntime*>&stream._box.get().context().get().runtime()
-
-
 def spin(Stream stream not None, blocks, spin_ns):
     """Keeps SMs busy: starts so many blocks, two of which fill an SM, each of them for `spin_ns`. Does not wait."""
-    cdef shared_ptr[CProbe] probe
+    cdef StreamHandle box = stream._slot.demand(b"stream")
+    cdef shared_ptr[Probe] probe
     cdef unsigned int count
     cdef uint64_t duration
     number, length = as_int("blocks", blocks), as_int("spin_ns", spin_ns)
@@ -54,13 +49,9 @@ def spin(Stream stream not None, blocks, spin_ns):
     if not 0 <= length <= LONGEST_SPIN_NS:
         raise ValueError(f"spin_ns must be from 0 to {LONGEST_SPIN_NS}, not {length}")
     count, duration = number, length
-    stream.pin()
-    try:
-        with nogil:
-            probe = runtime_of(stream).probe(stream._box.get().context().get().device())
-            probe.get().launch(stream._box, count, probe_threads, duration)
-    finally:
-        stream.unpin()
+    with nogil:
+        probe = probe_of(box)
+        probe.get().launch(box, count, probe_threads, duration)
 
 
 cdef class Stamps:
@@ -69,38 +60,42 @@ cdef class Stamps:
     A stamp is a kernel of one warp. It runs when its stream gets to it and an SM of the stream's context has room.
     """
 
-    cdef shared_ptr[CStamps] _stamps
+    cdef Slot[CStamps] _slot
     cdef readonly int capacity
 
     def __init__(self, device, capacity):
         """device: a Device; capacity: how many places."""
-        cdef Stream own
-        cdef shared_ptr[CProbe] probe
+        cdef StreamHandle own
+        cdef shared_ptr[Probe] probe
+        cdef shared_ptr[CStamps] made
         if not isinstance(device, Device):
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
-        self.capacity = as_int("capacity", capacity)
-        if self.capacity < 1:
-            raise ValueError(f"capacity must be positive, not {self.capacity}")
-        own = device.create_stream()
+        places = as_int("capacity", capacity)
+        if places < 1:
+            raise ValueError(f"capacity must be positive, not {places}")
+        if self._slot.was_filled():
+            raise RuntimeError("these Stamps have their places already: make another object")
+        self.capacity = places
+        own = (<Stream>device.create_stream())._slot.demand(b"stream")
         with nogil:
-            probe = runtime_of(own).probe(own._box.get().context().get().device())
-            self._stamps.reset(new CStamps(own._box, probe, <size_t>self.capacity))
+            probe = probe_of(own)
+            made.reset(new CStamps(own, probe, <size_t>self.capacity))
+        self._slot.put(made)
 
     def __dealloc__(self):
+        cdef shared_ptr[CStamps] stamps = self._slot.take()
         # Freeing device memory waits for work that is under way.
         with nogil:
-            self._stamps.reset()
+            stamps.reset()
 
     def write(self, Stream stream not None, int place):
         """Puts a stamp into the order of a stream. Does not wait."""
+        cdef shared_ptr[CStamps] stamps = self._slot.demand(b"place for stamps")
+        cdef StreamHandle box = stream._slot.demand(b"stream")
         if not 0 <= place < self.capacity:
             raise IndexError(f"there are places from 0 to {self.capacity - 1}, and no {place}")
-        stream.pin()
-        try:
-            with nogil:
-                self._stamps.get().write(stream._box, place)
-        finally:
-            stream.unpin()
+        with nogil:
+            stamps.get().write(box, place)
 
     def read(self):
         """For each place the SM id and the nanoseconds of the device's timer, None where no stamp was written yet.
@@ -108,8 +103,9 @@ cdef class Stamps:
         The streams must have come to their stamps: synchronise them first.
         """
         cdef vector[ProbeBlock] seen
+        cdef shared_ptr[CStamps] stamps = self._slot.demand(b"place for stamps")
         with nogil:
-            seen = self._stamps.get().read()
+            seen = stamps.get().read()
         # A block that ran has an end.
         return [(stamp.sm, stamp.start_ns) if stamp.end_ns != 0 else None for stamp in seen]
 
@@ -130,26 +126,20 @@ def probe_blocks_per_sm(Context context not None):
 def blocks_per_sm(Context context not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
     """How many blocks of a kernel (0: of the probe) an SM of the context holds at once."""
     cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
+    cdef ContextHandle box = context._slot.demand(b"context")
     cdef unsigned int blocks
-    context.pin()
-    try:
-        with nogil:
-            blocks = c_blocks_per_sm(context._box, shape)
-    finally:
-        context.unpin()
+    with nogil:
+        blocks = c_blocks_per_sm(box, shape)
     return blocks
 
 
 def max_cluster_size(Stream stream not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
     """The largest thread-block cluster of a kernel (0: of the probe) on a stream."""
     cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
+    cdef StreamHandle box = stream._slot.demand(b"stream")
     cdef unsigned int size
-    stream.pin()
-    try:
-        with nogil:
-            size = c_max_cluster_size(stream._box, shape)
-    finally:
-        stream.unpin()
+    with nogil:
+        size = c_max_cluster_size(box, shape)
     return size
 
 
@@ -162,11 +152,8 @@ def max_clusters(
 ):
     """How many clusters of a kernel (0: of the probe) a stream can run at once."""
     cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
+    cdef StreamHandle box = stream._slot.demand(b"stream")
     cdef unsigned int clusters
-    stream.pin()
-    try:
-        with nogil:
-            clusters = c_max_active_clusters(stream._box, shape, cluster_size)
-    finally:
-        stream.unpin()
+    with nogil:
+        clusters = c_max_active_clusters(box, shape, cluster_size)
     return clusters

@@ -6,12 +6,13 @@ cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core.arguments cimport as_bool, as_int
+from cuda_gctx._core.arguments cimport as_bool, as_int, make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     CU_WORKQUEUE_SCOPE_DEVICE_CTX,
     CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
     SplitResult,
     overlaps,
+    same_sms,
     split_resource,
     strategy_name,
 )
@@ -179,8 +180,8 @@ cdef SMResourceOptions sm_options(value):
 cdef class SMResource:
     """A set of SMs: a device's, a context's, or one group of a split."""
 
-    def __init__(self, *args, **kwargs):
-        raise TypeError("an SMResource comes from Device.resources, Context.resources, Stream.resources or a split")
+    def __reduce__(self):
+        refuse_copy(self, "ask a Device there")
 
     @staticmethod
     cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm):
@@ -266,6 +267,14 @@ cdef class SMResource:
             groups.append(SMResource.taking(self._runtime, result.groups[position]))
         return groups, SMResource.taking(self._runtime, result.remainder)
 
+    def __eq__(self, other):
+        if not isinstance(other, SMResource):
+            return NotImplemented
+        return same_sms(dereference(self._sm), dereference((<SMResource>other)._sm))
+
+    def __hash__(self):
+        return hash((self._sm.get().device, self._sm.get().sm_count, self._sm.get().dry_run))
+
     def __repr__(self):
         told = [f"{self.sm_count} SMs of device {self._sm.get().device}"]
         if self.requested is not None:
@@ -277,6 +286,9 @@ cdef class SMResource:
         if self.is_dry_run:
             told.append("dry run")
         return f"<SMResource: {', '.join(told)}>"
+
+
+make_only_here(SMResource, "an SMResource comes from Device.resources, Context.resources, Stream.resources or a split")
 
 
 def split_context_count(SMResource resource not None):
@@ -345,8 +357,8 @@ cdef class WorkqueueResourceOptions:
 cdef class WorkqueueResource:
     """The workqueue configuration of a device or context (driver 13.1 and newer)."""
 
-    def __init__(self, *args, **kwargs):
-        raise TypeError("a WorkqueueResource comes from Device.resources or Context.resources")
+    def __reduce__(self):
+        refuse_copy(self, "ask a Device there")
 
     @property
     def sharing_scope(self):
@@ -396,11 +408,14 @@ cdef class WorkqueueResource:
         )
 
 
+make_only_here(WorkqueueResource, "a WorkqueueResource comes from Device.resources or Context.resources")
+
+
 cdef class DeviceResources:
     """The resources of a device, or of what a context or stream was given."""
 
-    def __init__(self, *args, **kwargs):
-        raise TypeError("DeviceResources come from a Device, a Context or a Stream")
+    def __reduce__(self):
+        refuse_copy(self, "ask a Device there")
 
     @staticmethod
     cdef DeviceResources of_device(Runtime* runtime, int device):
@@ -423,10 +438,12 @@ cdef class DeviceResources:
         cdef SmResourcePtr sm
         if self._sm is None:
             self._runtime.demand_usable()
-            if self._context:
-                sm = self._context.get().sm_resource()
-            else:
-                sm = self._runtime.device_sm(self._device)
+            # Others may hold the lock that this waits for over a call of the driver.
+            with nogil:
+                if self._context:
+                    sm = self._context.get().sm_resource()
+                else:
+                    sm = self._runtime.device_sm(self._device)
             self._sm = SMResource.taking(self._runtime, sm)
         return self._sm
 
@@ -435,10 +452,11 @@ cdef class DeviceResources:
         """The workqueue configuration, a copy to be configured and given to a context (driver 13.1 and newer)."""
         cdef WorkqueueResource resource = WorkqueueResource.__new__(WorkqueueResource)
         self._runtime.demand_usable()
-        if self._context:
-            resource._resource = self._context.get().workqueue_resource()
-        else:
-            resource._resource = self._runtime.device_workqueue(self._device)
+        with nogil:
+            if self._context:
+                resource._resource = self._context.get().workqueue_resource()
+            else:
+                resource._resource = self._runtime.device_workqueue(self._device)
         resource._runtime = self._runtime
         resource._device = self._device
         return resource
@@ -446,3 +464,6 @@ cdef class DeviceResources:
     def __repr__(self):
         whose = f"context {self._context.get().id()}" if self._context else f"device {self._device}"
         return f"<DeviceResources of {whose}>"
+
+
+make_only_here(DeviceResources, "DeviceResources come from a Device, a Context or a Stream")

@@ -1,11 +1,13 @@
 """Streams: queues of work in one context."""
 
+cimport cython
 from libc.stdint cimport uintptr_t
 from libcpp.optional cimport optional
 
-from cuda_gctx._core.arguments cimport as_bool, as_handle, as_int
+from cuda_gctx._core.arguments cimport as_bool, as_handle, as_int, as_options, refuse_copy
 from cuda_gctx._core.cpp cimport (
     CUstream,
+    EventHandle,
     Runtime,
     adopt_stream,
     create_stream,
@@ -54,8 +56,15 @@ cdef class StreamOptions:
         return f"StreamOptions(nonblocking={self.nonblocking}, priority={self.priority})"
 
 
+cdef Stream made_stream(Stream stream, const StreamHandle& box):
+    stream._number = <uintptr_t>box.get().handle()
+    stream._slot.put(box)
+    return stream
+
+
 cdef Stream new_stream(const ContextHandle& context, object context_object, StreamOptions options):
     cdef Stream stream = Stream.__new__(Stream)
+    cdef StreamHandle box
     cdef optional[int] priority
     cdef bint nonblocking = True
     if options is not None:
@@ -64,21 +73,33 @@ cdef Stream new_stream(const ContextHandle& context, object context_object, Stre
             priority = <int>options.priority
     stream._context = context_object
     with nogil:
-        stream._box = create_stream(context, priority, nonblocking)
-    return stream
+        box = create_stream(context, priority, nonblocking)
+    return made_stream(stream, box)
 
 
 cdef Stream adopted(Stream stream, uintptr_t handle, object owner):
     cdef Runtime* runtime = active_runtime()
+    cdef StreamHandle box
     with nogil:
-        stream._box = adopt_stream(runtime[0], <CUstream>handle)
-    stream._owner = owner
+        box = adopt_stream(runtime[0], <CUstream>handle)
+    with cython.critical_section(stream):
+        if stream._slot.was_filled():
+            raise RuntimeError("this Stream is a stream already: make another object for another stream")
+        stream._owner = owner
+        made_stream(stream, box)
     return stream
 
 
 cdef Stream stream_of(object obj):
     """`obj` itself, or the stream that it stands for."""
     return obj if isinstance(obj, Stream) else Stream(obj)
+
+
+cdef StreamHandle usable(Stream stream) except *:
+    """Its handle, for what is answered without a call of the core that would ask whether the driver is still there."""
+    cdef StreamHandle box = stream._slot.demand(b"stream")
+    box.get().context().get().runtime().demand_usable()
+    return box
 
 
 cdef class Stream:
@@ -106,138 +127,126 @@ cdef class Stream:
             raise ValueError("handle 0 is no stream: use 1 for the legacy default stream, 2 for the per-thread one")
         return adopted(Stream.__new__(Stream), number, owner)
 
-    cdef void let_go(self) noexcept:
-        # Out of reach first: with the GIL away, another thread may look.
-        cdef StreamHandle box
-        box.swap(self._box)
+    def __dealloc__(self):
+        cdef StreamHandle box = self._slot.take()
         # Destroying may wait in the driver; nobody else should wait with it.
         with nogil:
             box.reset()
-
-    def __dealloc__(self):
-        self.let_go()
         report_failures()
 
     @property
     def handle(self):
         """The CUstream, as an int."""
-        return <uintptr_t>self.usable().handle()
+        return <uintptr_t>usable(self).get().handle()
 
     @property
     def context(self):
         """The context that it belongs to."""
-        self.usable()
-        if self._context is None:
-            self._context = above.context_of(self)
-        return self._context
+        usable(self)
+        context = self._context
+        if context is None:
+            context = above.context_of(self)
+            with cython.critical_section(self):
+                self._context = context
+        return context
 
     @property
     def device(self):
         """The device that it is on."""
-        return above.Device(self.usable().context().get().device())
+        return above.Device(usable(self).get().context().get().device())
 
     @property
     def resources(self):
         """The resources of its context."""
-        self.usable()
-        if self._resources is None:
-            self._resources = DeviceResources.of_context(self._box.get().context())
-        return self._resources
+        cdef StreamHandle box = usable(self)
+        with cython.critical_section(self):
+            if self._resources is None:
+                self._resources = DeviceResources.of_context(box.get().context())
+            return self._resources
 
     @property
     def priority(self):
         """Lower numbers come first."""
-        self.live()
-        return stream_priority(self._box)
+        return stream_priority(self._slot.demand(b"stream"))
 
     @property
     def is_nonblocking(self):
         """Whether it never waits for the legacy default stream."""
-        self.live()
-        return stream_is_nonblocking(self._box)
+        return stream_is_nonblocking(self._slot.demand(b"stream"))
 
     @property
     def is_owned(self):
         """Whether closing it destroys the stream; False for an adopted one, and for one that its context keeps."""
-        return self.usable().is_owned()
+        return usable(self).get().is_owned()
 
     @property
     def is_done(self):
         """Whether all its work has finished."""
-        self.live()
-        return stream_is_done(self._box)
+        return stream_is_done(self._slot.demand(b"stream"))
 
     @property
     def is_closed(self):
         """Whether it has been closed."""
-        return self._closing
+        return not self._slot.get()
 
-    def record(self, Event event=None, EventOptions options=None):
+    def record(self, Event event=None, options=None):
         """Records `event`, or a new one made with `options`, behind all work given so far; returns it."""
-        self.pin()
-        try:
-            if event is None:
-                event = new_event_for(self._box, options)
-            elif options is not None:
-                raise ValueError("options are for a new event: leave them out, or leave the event out")
-            event.pin()
-            try:
-                with nogil:
-                    record_event(self._box, event._box)
-            finally:
-                event.unpin()
-        finally:
-            self.unpin()
+        cdef StreamHandle box = self._slot.demand(b"stream")
+        cdef EventHandle event_box
+        if event is None:
+            event = new_event_for(box, as_options(EventOptions, options))
+        elif options is not None:
+            raise ValueError("options are for a new event: leave them out, or leave the event out")
+        event_box = event._slot.demand(b"event")
+        with nogil:
+            record_event(box, event_box)
         return event
 
     def wait(self, event_or_stream):
         """Lets all later work wait for an event, or for what another stream was given so far."""
+        cdef StreamHandle box = self._slot.demand(b"stream")
+        cdef EventHandle event_box
         cdef Event event
         if isinstance(event_or_stream, Event):
             event = event_or_stream
         else:
-            self.live()
             event = stream_of(event_or_stream).record()
-        self.pin()
-        try:
-            event.pin()
-            try:
-                with nogil:
-                    wait_event(self._box, event._box)
-            finally:
-                event.unpin()
-        finally:
-            self.unpin()
+        event_box = event._slot.demand(b"event")
+        with nogil:
+            wait_event(box, event_box)
 
     def sync(self):
         """Waits until all its work has finished."""
-        self.pin()
-        try:
-            with nogil:
-                synchronize_stream(self._box)
-        finally:
-            self.unpin()
+        cdef StreamHandle box = self._slot.demand(b"stream")
+        with nogil:
+            synchronize_stream(box)
 
     def torch(self, library_sms="off"):
         """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use)."""
-        self.live()
+        self._slot.demand(b"stream")
         return above.torch_block(self, library_sms)
 
     def cupy(self, library_sms="off"):
         """A ``with`` block in which CuPy works on the stream (see cuda_gctx.interop.cupy.use)."""
-        self.live()
+        self._slot.demand(b"stream")
         return above.cupy_block(self, library_sms)
 
     def close(self):
         """Destroys the stream if it is owned, else lets it go. Closing twice does nothing."""
-        self.close_unless_pinned()
-        self._owner = None
-        self._context = None
-        self._resources = None
+        cdef StreamHandle box = self._slot.take()
+        with nogil:
+            box.reset()
+        with cython.critical_section(self):
+            self._owner = None
+            self._context = None
+            self._resources = None
         warn_of_failures()
 
     def __cuda_stream__(self):
-        return (0, <uintptr_t>self.usable().handle())
+        return (0, <uintptr_t>usable(self).get().handle())
+
+    def __reduce__(self):
+        refuse_copy(self, "make one there with create_stream(); Stream(stream) is a second object for the same stream")
 
     def __eq__(self, other):
         if not isinstance(other, Stream):
@@ -245,23 +254,30 @@ cdef class Stream:
         cdef Stream that = other
         if self is that:
             return True
-        if self._closing or that._closing:
+        if self._number != that._number:
             return False
-        return is_same_stream(self._box, that._box)
+        cdef StreamHandle box = self._slot.get()
+        cdef StreamHandle other_box = that._slot.get()
+        if not box or not other_box:
+            return False
+        return is_same_stream(box, other_box)
 
     def __hash__(self):
-        return hash(<uintptr_t>self.usable().handle())
+        if not self._slot.was_filled():
+            self._slot.demand(b"stream")
+        return hash(self._number)
 
     def __enter__(self):
-        self.usable()
+        usable(self)
         return self
 
     def __exit__(self, *exc):
         self.close()
 
     def __repr__(self):
-        if self._closing:
-            return "<Stream: closed>"
-        kind = "" if self._box.get().is_made_here() else ", adopted"
-        context = self._box.get().context().get().id()
-        return f"<Stream {<uintptr_t>self._box.get().handle():#x} of context {context}{kind}>"
+        cdef StreamHandle box = self._slot.get()
+        if not box:
+            return "<Stream: closed>" if self._slot.was_filled() else "<Stream: never initialized>"
+        kind = "" if box.get().is_made_here() else ", adopted"
+        context = box.get().context().get().id()
+        return f"<Stream {<uintptr_t>box.get().handle():#x} of context {context}{kind}>"

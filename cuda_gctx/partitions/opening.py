@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cuda_gctx._core.context import ContextOptions
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import ResourceOverlapWarning
+from cuda_gctx._core.errors import CapturingError, ResourceOverlapWarning
 from cuda_gctx._core.lease import capturing_stream, claim, create_kept_context, is_capturing, sm_identity
 from cuda_gctx._core.resources import SMResource, WorkqueueResourceOptions
 from cuda_gctx._core.stream import Stream
@@ -34,7 +34,7 @@ def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
     """RuntimeError while a stream is capturing, as far as that is known: contexts cannot be made meanwhile."""
     capturing = next((f"{stream!r}" for stream in streams if is_capturing(stream)), None) or capturing_stream(whole)
     if capturing is not None:
-        raise RuntimeError(
+        raise CapturingError(
             f"{capturing} is capturing a graph, and contexts cannot be made during a capture: open the partitions "
             "before it"
         )

@@ -267,10 +267,12 @@ def session(
     make are told by their thread alone.
     """
     global _tracing
-    from cuda_gctx._core.driver import close_driver, open_driver
+    from cuda_gctx._core.driver import close_driver, open_driver, resume_driver, set_driver_aside
 
     spec = make_spec(profile, driver, devices, **options)
     lib = library()
+    # What is left of the machine below is not destroyed on this one.
+    set_driver_aside()
     lib.push()
     try:
         token = open_driver(f"sim:{spec}")
@@ -296,3 +298,4 @@ def session(
             current.check()
     finally:
         lib.pop()
+        resume_driver()

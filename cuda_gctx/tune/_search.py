@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import CUDAError, FeatureNotSupported, ResourceOverlapWarning
+from cuda_gctx._core.errors import CapturingError, CUDAError, FeatureNotSupported, ResourceOverlapWarning
 from cuda_gctx._core.lease import is_capturing
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure import clock
@@ -181,8 +181,8 @@ class Search:
         """Wait for everything that was enqueued, so that streams and partitions can be closed."""
         for trial in self._trials():
             for stream in {*trial.streams.values(), trial.clock}:
-                # An error of the device has been raised already.
-                with suppress(CUDAError):
+                # An error of the device, or of a part that left a capture, has been raised already.
+                with suppress(CUDAError, CapturingError):
                     stream.sync()
 
     def _first(self) -> None:
@@ -338,7 +338,7 @@ class Search:
             candidate.samples.clear()
             candidate.steps.clear()
             self.left_out.setdefault(str(error).replace(f" ({trial.name})", ""), []).append(trial.name)
-        except CUDAError as error:
+        except (CUDAError, CapturingError) as error:
             capturing = _capturing(trial)
             if not capturing:
                 raise

@@ -33,7 +33,7 @@ from cuda_gctx._core.probe import run_probe
 from cuda_gctx.compat.torch_green import GreenContext
 from cuda_gctx.partitions import store
 
-from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, finish, on_another_thread, refusal, run_python
+from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, on_another_thread, refusal, run_python
 from ..raw import Raw
 from ..stand_in_torch import StandInTorch
 
@@ -459,7 +459,7 @@ def test_threads_have_contexts_of_their_own(torch: Any, fresh: Device) -> None:
         together.wait(60)
         assert "cannot be closed" in str(refusal(RuntimeError, contexts[0].close))
     for thread in threads:
-        finish(thread)
+        thread.join()
     assert seen == {position: (ctx.context.id, True) for position, ctx in enumerate(contexts)}
 
 

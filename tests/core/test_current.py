@@ -194,16 +194,6 @@ def test_set_current_works_on_a_thread_with_nothing_current(dev: Device, two: li
     assert on_another_thread(use) == (None, True, two[0])
 
 
-def test_a_block_entered_on_one_thread_cannot_be_left_on_another(raw: Raw, two: list[Context]) -> None:
-    block = two[0].current()
-    block.__enter__()
-    with pytest.raises(RuntimeError, match="another thread"):
-        on_another_thread(lambda: block.__exit__(None, None, None))
-    assert two[0].is_current
-    block.__exit__(None, None, None)
-    assert raw.current() == 0
-
-
 def test_set_current_refuses_a_context_of_another_device(sim: Callable[..., Any]) -> None:
     sim("h200", devices=2)
     with pytest.raises(ValueError, match="device 1"):

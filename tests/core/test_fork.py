@@ -99,7 +99,7 @@ def test_a_forked_child_is_told_and_ends_cleanly(ending: str) -> None:
     told_in_child, status = run.stdout.splitlines()
     assert status == "0"
     for name, (kind, message) in json.loads(told_in_child).items():
-        assert kind == "RuntimeError", (name, kind, message)
+        assert kind == "ForkedError", (name, kind, message)
         assert "forked" in message, name
         assert "spawn" in message, name
 

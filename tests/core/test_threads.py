@@ -15,7 +15,7 @@ import pytest
 from cuda_gctx import Context, Device, ResourceOverlapError, ResourceOverlapWarning, Stream
 from cuda_gctx._core.lease import kept_stream
 
-from ..common import finish, green, small_contexts, split
+from ..common import green, small_contexts, split
 from ..raw import Raw
 
 THREADS = 16
@@ -38,7 +38,7 @@ def on_many_threads(work: Callable[[int], Any], threads: int = THREADS) -> list[
     for thread in pool:
         thread.start()
     for thread in pool:
-        finish(thread)
+        thread.join()
     if errors:
         raise errors[0]
     return answers

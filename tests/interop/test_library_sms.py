@@ -28,7 +28,7 @@ from cuda_gctx.interop import library_sms
 from cuda_gctx.interop.library_sms import Decisions, Gemm, cublas_sms, decisions
 from cuda_gctx.interop.torch import torch_stream, use
 
-from ..common import finish, on_another_thread, refusal
+from ..common import on_another_thread, refusal
 from ..stand_in_torch import StandInTorch
 
 
@@ -301,7 +301,7 @@ def test_blocks_that_end_in_any_order_leave_the_carve_out_as_it_was(torch: Any, 
             assert entered.wait(60)
         assert torch.carve_outs[-1] == 132 - 32
         leave.set()
-        finish(thread)
+        thread.join()
         assert torch.carve_outs[-1] == 3
 
 

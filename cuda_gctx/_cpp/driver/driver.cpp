@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <cstdio>
+
 #include "driver/locate.hpp"
+#include "driver/process.hpp"
 
 namespace gctx {
 namespace {
@@ -126,7 +129,22 @@ std::string Driver::describe(CUresult result, const char* call) const {
   return text;
 }
 
-void Driver::fail(CUresult result, const char* call) const {
+void Driver::note(CUresult result, const char* call) const noexcept {
+  if (result == CUDA_SUCCESS) [[likely]] {
+    return;
+  }
+  const char* name = nullptr;
+  if (cuGetErrorName == nullptr || cuGetErrorName(result, &name) != CUDA_SUCCESS || name == nullptr) {
+    name = "an error without a name";
+  }
+  std::array<char, 256> text{};
+  std::snprintf(text.data(), text.size(), "%s answered %s", call, name);
+  note_failure(text.data());
+}
+
+void Driver::fail(CUresult result, const char* call) const { throw error(result, call); }
+
+Error Driver::error(CUresult result, const char* call) const {
   Error error(ErrorKind::driver, describe(result, call));
   if (result == CUDA_ERROR_NO_DEVICE) {
     error.message += std::string("; without a GPU, set CUDA_GCTX_DRIVER=sim to use the software driver");
@@ -134,7 +152,7 @@ void Driver::fail(CUresult result, const char* call) const {
   error.code = result;
   error.code_name = error_name(result);
   error.call = call;
-  throw error;
+  return error;
 }
 
 }  // namespace gctx

@@ -58,7 +58,10 @@ class Driver : public DriverTable {
     }
   }
   [[noreturn]] void fail(CUresult result, const char* call) const;
+  Error error(CUresult result, const char* call) const;
   std::string describe(CUresult result, const char* call) const;
+  // The same where nothing can be thrown and memory may have run out: a failure is counted, and reported later.
+  void note(CUresult result, const char* call) const noexcept;
 
  private:
   void fill_table();

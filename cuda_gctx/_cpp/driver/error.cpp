@@ -1,5 +1,7 @@
 #include "driver/error.hpp"
 
+#include <new>
+
 #include "driver/process.hpp"
 
 namespace gctx {
@@ -12,8 +14,24 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-void fail_value(std::string message) { throw Error(ErrorKind::bad_value, std::move(message)); }
+void fail(ErrorKind kind, std::string message) { throw Error(kind, std::move(message)); }
 
-void fail_state(std::string message) { throw Error(ErrorKind::bad_state, std::move(message)); }
+void fail_value(std::string message) { fail(ErrorKind::bad_value, std::move(message)); }
+
+void fail_state(std::string message) { fail(ErrorKind::bad_state, std::move(message)); }
+
+std::unique_ptr<Error> caught_error() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return std::make_unique<Error>(error);
+  } catch (const std::bad_alloc&) {
+    return std::make_unique<Error>(ErrorKind::out_of_memory, "");
+  } catch (const std::exception& error) {
+    return std::make_unique<Error>(ErrorKind::unknown, error.what());
+  } catch (...) {
+    return std::make_unique<Error>(ErrorKind::unknown, "a C++ exception of an unknown type");
+  }
+}
 
 }  // namespace gctx

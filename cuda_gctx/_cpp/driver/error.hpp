@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <exception>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -14,9 +15,15 @@ enum class ErrorKind : int {
   not_found,      // no driver library
   not_supported,  // the driver lacks what was asked for
   bad_value,      // an argument that no driver could honour
-  bad_state,      // the object or the process is in the wrong state: closed, current, forked
+  bad_state,      // the object or the process is in the wrong state, other than the four below
+  closed,         // the object, or the driver that it belongs to, has been closed or reset
+  current,        // the context is current where it must not be
+  forked,         // this is a forked child
+  capturing,      // a stream is capturing a graph, which the call would spoil
   split,          // a split that the resource cannot give
   overlap,        // an exclusive context over SMs that are taken
+  out_of_memory,  // not thrown: what caught_error() makes of std::bad_alloc
+  unknown,        // not thrown: what caught_error() makes of anything else
 };
 
 class Error : public std::exception {
@@ -38,5 +45,9 @@ std::string version_text(int version);  // 13010 -> "13.1"
 
 [[noreturn]] void fail_value(std::string message);
 [[noreturn]] void fail_state(std::string message);
+[[noreturn]] void fail(ErrorKind kind, std::string message);
+
+// The exception in flight, whatever it is, as a value: for a language binding, inside its catch block.
+std::unique_ptr<Error> caught_error();
 
 }  // namespace gctx

@@ -27,6 +27,7 @@ Failures& failures() {
 
 std::atomic<bool> any_failure{false};
 pthread_t ending_thread;  // written before the state becomes `over`
+std::atomic<bool> errors_wait{false};
 
 }  // namespace
 
@@ -35,8 +36,11 @@ void begin_exit() noexcept {
   process_state_word.compare_exchange_strong(expected, ProcessState::exiting);
 }
 
+void let_errors_wait_for_the_end() noexcept { errors_wait.store(true); }
+
 void wait_for_the_end_if_over() noexcept {
-  if (process_state_word.load() != ProcessState::over || pthread_equal(ending_thread, pthread_self()) != 0) {
+  if (process_state_word.load() != ProcessState::over || !errors_wait.load() ||
+      pthread_equal(ending_thread, pthread_self()) != 0) {
     return;
   }
   for (;;) {
@@ -57,6 +61,9 @@ void watch_forks() {
 }
 
 void note_failure(const char* what) noexcept {
+  if (is_forked()) {
+    return;
+  }
   Failures& all = failures();
   const std::lock_guard lock(all.mutex);
   if (all.count++ == 0) {
@@ -66,7 +73,7 @@ void note_failure(const char* what) noexcept {
 }
 
 bool take_failure(char* text, unsigned long size) noexcept {
-  if (!any_failure.load(std::memory_order_acquire)) {
+  if (!any_failure.load(std::memory_order_acquire) || is_forked()) {
     return false;
   }
   Failures& all = failures();

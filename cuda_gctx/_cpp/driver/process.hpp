@@ -12,12 +12,18 @@ enum class ProcessState : int { normal, forked, exiting, over };
 extern std::atomic<ProcessState> process_state_word;
 inline ProcessState process_state() noexcept { return process_state_word.load(std::memory_order_relaxed); }
 
+// Whether this is a child that was forked while the driver was in use. Destructors ask before anything else: another
+// thread of the parent may have held any lock when it forked, and here nobody ever gives it back.
+inline bool is_forked() noexcept { return process_state() == ProcessState::forked; }
+
 // From now on destructors leave driver objects alone: the process is ending and takes them along.
 void begin_exit() noexcept;
 
-// Called before an error is thrown. Where the process is over, a thread that still works finds a driver that is shut
-// down, and has nobody left to tell: it waits for the end, as the interpreter lets its own daemon threads do.
-void wait_for_the_end_if_over() noexcept;
+// A language binding whose threads must not come back into an interpreter that is gone asks for it: from then on a
+// thread that meets an error after exit() has begun (the driver is shut down, and nobody is left to tell) waits for the
+// end of the process. Without it, as in a C++ program whose static objects join their threads, errors are thrown.
+void let_errors_wait_for_the_end() noexcept;
+void wait_for_the_end_if_over() noexcept;  // called for each error before it is thrown
 
 // Called once a driver is in use: from then on a forked child is told from its parent.
 void watch_forks();

@@ -1,79 +1,88 @@
-// Contexts: their boxes, how green ones are made, and how foreign ones are recognised.
-#include <algorithm>
-#include <utility>
+#include "handles/context.hpp"
 
+#include <algorithm>
+
+#include "handles/capture.hpp"
+#include "handles/current.hpp"
 #include "handles/runtime.hpp"
+#include "handles/stream.hpp"
 
 namespace gctx {
-namespace {
-
-std::uint64_t context_id(const Driver& driver, CUcontext handle) {
-  unsigned long long id = 0;
-  if (driver.cuCtxGetId != nullptr) {
-    GCTX_CALL(driver, cuCtxGetId, handle, &id);
-  }
-  return id;
-}
-
-// Whether a box still stands for what is at its address. One that owns its object does; a view of a foreign one is
-// asked.
-bool is_same_context(const Driver& driver, const ContextBox& box, CUcontext handle) {
-  return box.kind() != ContextKind::foreign || box.id() == context_id(driver, handle);
-}
-
-}  // namespace
-
 // ---- boxes
 
-GreenCtxBox::~GreenCtxBox() {
-  Runtime& runtime = primary_->runtime();
-  if (live_entry_ != 0) {
-    runtime.delist(primary_->device(), live_entry_);
-  }
-  if (handle_ == nullptr || !runtime.is_usable()) {
+ContextBox::~ContextBox() {
+  if (is_forked() || handle_ == nullptr) {
     return;
   }
-  const CUresult result = runtime.driver().cuGreenCtxDestroy(handle_);
-  runtime.count_destroyed(primary_->device());
-  if (result != CUDA_SUCCESS) {
-    note_failure(runtime.driver().describe(result, "cuGreenCtxDestroy").c_str());
-  }
-}
-
-ContextBox::ContextBox(Runtime& runtime, int device, CUcontext handle, ContextKind kind, GreenCtxHandle green,
-                       CUgreenCtx raw_green, std::uint64_t id) noexcept
-    : runtime_(runtime),
-      device_(device),
-      handle_(handle),
-      kind_(kind),
-      green_(std::move(green)),
-      green_handle_(raw_green),
-      id_(id) {}
-
-ContextBox::~ContextBox() {
   // Before the driver can give the address to a new context.
-  runtime_.contexts().drop_expired(handle_);
-  destroy_kept_streams();
+  runtime_.contexts().drop(*this);
+  let_go();
   if (kind_ == ContextKind::primary && runtime_.is_usable()) {
-    const CUresult result = runtime_.driver().cuDevicePrimaryCtxRelease(runtime_.device(device_));
-    if (result != CUDA_SUCCESS) {
-      note_failure(runtime_.driver().describe(result, "cuDevicePrimaryCtxRelease").c_str());
-    }
+    const Driver& driver = runtime_.driver();
+    driver.note(driver.cuDevicePrimaryCtxRelease(runtime_.device(device_)), "cuDevicePrimaryCtxRelease");
   }
 }
+
+void ContextBox::let_go() noexcept {
+  if (is_forked()) {
+    return;
+  }
+  runtime_.contexts().drop(*this);
+  KeptStreams kept = take_kept_streams();
+  const bool is_kept = (green_ || !kept.empty()) && runtime_.keep_for_later([&] {
+    auto later = std::make_shared<ContextBox>(runtime_, device_, ContextKind::foreign);
+    later->take(handle_, nullptr, std::move(green_));
+    later->id_ = id_;
+    later->kept_ = std::move(kept);
+    return later;
+  });
+  if (!is_kept) {
+    destroy(kept);
+    green_.reset();
+  }
+}
+
+void ContextBox::ask_id() {
+  unsigned long long id = 0;
+  const Driver& driver = runtime_.driver();
+  GCTX_CALL(driver, cuCtxGetId, handle_, &id);
+  id_ = id;
+}
+
+// Asked for a handle whose context is gone, too: the driver answers CUDA_ERROR_CONTEXT_IS_DESTROYED, or the id of a
+// newer one at the same address (seen on an H100 with driver 13.0, of primary contexts after a reset and of ordinary
+// ones).
+CUresult ContextBox::ask_whether_there() const noexcept {
+  if (kind_ == ContextKind::green) {
+    return CUDA_SUCCESS;
+  }
+  unsigned long long id = 0;
+  const CUresult answer = runtime_.driver().cuCtxGetId(handle_, &id);
+  const bool is_other = answer == CUDA_ERROR_INVALID_CONTEXT || (answer == CUDA_SUCCESS && id != id_);
+  return is_other ? CUDA_ERROR_CONTEXT_IS_DESTROYED : answer;
+}
+
+bool ContextBox::is_there() const noexcept { return ask_whether_there() != CUDA_ERROR_CONTEXT_IS_DESTROYED; }
+
+void ContextBox::demand_there() const {
+  runtime_.demand_usable();
+  const CUresult answer = ask_whether_there();
+  if (answer == CUDA_ERROR_CONTEXT_IS_DESTROYED) [[unlikely]] {
+    fail(ErrorKind::closed, kind_ == ContextKind::primary
+                                ? "device " + std::to_string(device_) +
+                                      " has been reset, and what was made on its primary context is gone: make it anew"
+                                : label() + " has been destroyed by its owner, and what was made on it is gone");
+  }
+  runtime_.driver().check(answer, "cuCtxGetId");
+}
+
+void ContextBox::fail_closed() const { fail(ErrorKind::closed, label() + " has been closed"); }
 
 void ContextBox::demand_open() const {
+  runtime_.demand_usable();
   if (is_closed()) {
-    fail_state(label() + " has been closed");
+    fail_closed();
   }
-  runtime_.demand_usable();
-}
-
-void ContextBox::demand_alive() const {
-  if (is_closed() && uses_.load() == 0) {
-    demand_open();
-  }
-  runtime_.demand_usable();
 }
 
 bool ContextBox::is_current() const {
@@ -88,42 +97,35 @@ void ContextBox::close() {
   }
   runtime_.demand_usable();
   forget_replaced_current();
-  const bool current_here = is_current();
-  // Said first and taken back: a thread that makes it current at this moment sees one or the other.
-  closed_.store(true);
-  if (current_here || current_uses_.load() > 0) {
-    closed_.store(false);
-    fail_current(current_here);
+  if (is_current()) {
+    fail_current(true);
   }
-  release_if_unused();
+  switch (state_.close()) {
+    case ContextState::Closing::refused:
+      fail_current(false);
+    case ContextState::Closing::done_and_gone:
+      let_go();
+      break;
+    case ContextState::Closing::done:
+    case ContextState::Closing::was_closed:
+      break;
+  }
 }
 
 void ContextBox::demand_not_current() const {
   runtime_.demand_usable();
   forget_replaced_current();
   const bool current_here = is_current();
-  if (current_here || current_uses_.load() > 0) {
+  if (current_here || state_.is_current_anywhere()) {
     fail_current(current_here);
   }
 }
 
 void ContextBox::fail_current(bool here) const {
-  fail_state(label() + " is current on " + (here ? "this" : "another") +
-             " thread: leave its 'with' block or make another context current first");
-}
-
-void ContextBox::release_if_unused() noexcept {
-  GreenCtxHandle green;
-  {
-    const std::lock_guard lock(green_mutex_);
-    if (is_closed() && uses_.load() == 0) {
-      green.swap(green_);
-    }
-  }
-  if (green) {
-    runtime_.contexts().drop(handle_, this);
-    destroy_kept_streams();
-  }
+  const long thread = here ? 0 : thread_of_current(*this);
+  fail(ErrorKind::current, label() + " is current on " + (here ? "this thread" : "another thread") +
+                               (thread != 0 ? " (native id " + std::to_string(thread) + ")" : "") +
+                               ": leave its 'with' block or make another context current first");
 }
 
 SmResourcePtr ContextBox::sm_resource() {
@@ -134,7 +136,7 @@ SmResourcePtr ContextBox::sm_resource() {
   }
   const std::lock_guard lock(query_mutex_);
   if (!queried_) {
-    demand_alive();
+    const CallUse use(*this, CallUse::Of::alive);
     CUdevResource answer{};
     GCTX_CALL(driver, cuCtxGetDevResource, handle_, &answer, CU_DEV_RESOURCE_TYPE_SM);
     auto resource = std::make_shared<SmResource>(*sm_resource_from_query(runtime_, device_, answer));
@@ -148,107 +150,112 @@ SmResourcePtr ContextBox::sm_resource() {
   return queried_;
 }
 
-CUdevResource ContextBox::workqueue_resource() const {
+CUdevResource ContextBox::workqueue_resource() {
   const Driver& driver = runtime_.driver();
   driver.require(Feature::workqueues);
-  demand_alive();
+  const CallUse use(*this, CallUse::Of::alive);
   CUdevResource answer{};
   GCTX_CALL(driver, cuCtxGetDevResource, handle_, &answer, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG);
   return answer;
 }
 
-ContextUse::ContextUse(ContextHandle context) : context_(std::move(context)) {
-  context_->uses_.fetch_add(1);
-  try {
-    context_->demand_open();
-  } catch (...) {
-    release();
-    throw;
+// ---- the streams of a context
+
+CUstream ContextBox::kept_stream(int priority, std::size_t number) {
+  const std::lock_guard lock(streams_mutex_);
+  std::vector<CUstream>& streams = kept_[priority];
+  while (streams.size() <= number) {
+    streams.reserve(streams.size() + 1);  // so that nothing is lost if memory runs out
+    streams.push_back(make_raw_stream(*this, CU_STREAM_NON_BLOCKING, priority));
   }
+  return streams[number];
 }
 
-ContextUse::ContextUse(const ContextUse& other) noexcept : context_(other.context_) { context_->uses_.fetch_add(1); }
+ContextBox::KeptStreams ContextBox::take_kept_streams() noexcept {
+  const std::lock_guard lock(streams_mutex_);
+  return std::exchange(kept_, {});
+}
 
-ContextUse::~ContextUse() { release(); }
-
-void ContextUse::release() noexcept {
-  if (!context_) {
+void ContextBox::destroy(const KeptStreams& kept) const noexcept {
+  if (kept.empty() || !runtime_.is_usable() || !is_there()) {
     return;
   }
-  const ContextHandle context = std::move(context_);
-  if (context->uses_.fetch_sub(1) == 1 && context->is_closed()) {
-    context->release_if_unused();
-  }
-}
-
-// ---- making green contexts
-
-Reservation::Reservation(Runtime& runtime, int device, std::vector<SmResourcePtr> sms,
-                         std::optional<CUdevResource> workqueue, std::string name, bool exclusive, bool overlap_matters)
-    : runtime_(runtime), device_(device), sms_(std::move(sms)), workqueue_(workqueue), name_(std::move(name)) {
-  runtime.driver().require(Feature::green_contexts);
-  for (const auto& sm : sms_) {
-    if (sm->driver != &runtime.driver()) {
-      fail_value("an SMResource belongs to a driver that has been closed");
-    }
-    if (sm->device != device) {
-      fail_value("an SMResource of device " + std::to_string(sm->device) + " cannot be part of a context on device " +
-                 std::to_string(device));
-    }
-    if (sm->dry_run) {
-      fail_value("an SMResource is the result of a dry run: repeat the split without dry_run to use it");
-    }
-    if (sm->sm_count == 0) {
-      fail_value("an SMResource has no SMs: the split that made it left nothing over");
-    }
-  }
-  for (auto a = sms_.begin(); a != sms_.end(); ++a) {
-    for (auto b = std::next(a); b != sms_.end(); ++b) {
-      if (overlaps(**a, **b).value_or(false)) {
-        fail_value("two of the SMResources name the same SMs: the driver would count them twice and use them once");
-      }
-      if (!(*a)->origin || (*a)->origin != (*b)->origin) {
-        fail_value("the SMResources of a context must be groups of one split");
-      }
-    }
-  }
-  given_ = sms_.empty() ? runtime.device_sm(device) : merged(sms_);
-  if (overlap_matters) {
-    live_entry_ = runtime.enlist(device, given_, name_, exclusive, 0, overlap_report_);
-  }
-}
-
-Reservation::~Reservation() {
-  if (live_entry_ != 0) {
-    runtime_.delist(device_, live_entry_);
-  }
-}
-
-ContextHandle Reservation::create_context() {
   const Driver& driver = runtime_.driver();
-  const ContextHandle primary = runtime_.primary(device_);
-  std::vector<CUdevResource> parts;
-  for (const auto& sm : sms_) {
-    parts.insert(parts.end(), sm->units.begin(), sm->units.end());
+  for (const auto& [priority, streams] : kept) {
+    for (const CUstream stream : streams) {
+      driver.note(driver.cuStreamDestroy(stream), "cuStreamDestroy");
+    }
   }
-  if (workqueue_) {
-    parts.push_back(*workqueue_);
+}
+
+void ContextBox::destroy_kept_streams() noexcept {
+  if (!is_forked()) {
+    destroy(take_kept_streams());
   }
-  CUdevResourceDesc description{};
-  GCTX_CALL(driver, cuDevResourceGenerateDesc, &description, parts.data(), static_cast<unsigned>(parts.size()));
-  auto green = std::make_shared<GreenCtxBox>(primary);
-  CUgreenCtx raw = nullptr;
-  GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime_.device(device_), CU_GREEN_CTX_DEFAULT_STREAM);
-  green->take(raw, std::exchange(live_entry_, 0));
-  runtime_.count_made(device_);
-  CUcontext handle = nullptr;
-  GCTX_CALL(driver, cuCtxFromGreenCtx, &handle, raw);
-  auto box = std::make_shared<ContextBox>(runtime_, device_, handle, ContextKind::green, std::move(green), raw,
-                                          context_id(driver, handle));
-  box->name_ = name_;
-  box->given_ = given_;
-  runtime_.contexts().put(handle, box);
-  return box;
+}
+
+void ContextBox::add(StreamBox& stream) noexcept {
+  const std::lock_guard lock(streams_mutex_);
+  stream.link(first_stream_);
+}
+
+void ContextBox::remove(StreamBox& stream) noexcept {
+  const std::lock_guard lock(streams_mutex_);
+  stream.unlink(first_stream_);
+}
+
+bool ContextBox::has_capture() {
+  demand_there();
+  const Driver& driver = runtime_.driver();
+  // Under the lock, because a stream takes itself off the list before it is destroyed.
+  const std::lock_guard lock(streams_mutex_);
+  for (const StreamBox* stream = first_stream_; stream != nullptr; stream = stream->next_of_context()) {
+    if (is_capturing(driver, stream->handle())) {
+      return true;
+    }
+  }
+  return std::any_of(kept_.begin(), kept_.end(), [&](const auto& level) {
+    return std::any_of(level.second.begin(), level.second.end(),
+                       [&](CUstream stream) { return is_capturing(driver, stream); });
+  });
+}
+
+void ContextBox::demand_no_capture(const char* what) {
+  if (has_capture()) {
+    fail(ErrorKind::capturing, "a stream of " + label() + " is capturing a graph, and " + what +
+                                   " the whole context would invalidate the capture: end it first, or name a stream");
+  }
+}
+
+// ---- uses
+
+ContextUse::ContextUse(ContextHandle context) : context_(std::move(context)) {
+  context_->runtime().demand_usable();
+  if (!context_->state().enter()) {
+    const ContextHandle closed = std::move(context_);
+    closed->fail_closed();
+  }
+}
+
+ContextUse::ContextUse(const ContextUse& other) noexcept : context_(other.context_) { context_->state().enter_again(); }
+
+ContextUse::~ContextUse() {
+  if (context_ && context_->state().leave()) {
+    context_->let_go();
+  }
+}
+
+CallUse::CallUse(ContextBox& context, Of state) : context_(context) {
+  context.demand_there();
+  if (!(state == Of::open ? context.state().enter() : context.state().enter_alive())) {
+    context.fail_closed();
+  }
+}
+
+CallUse::~CallUse() {
+  if (context_.state().leave()) {
+    context_.let_go();
+  }
 }
 
 // ---- contexts of others
@@ -267,29 +274,34 @@ CUgreenCtx green_context_of_current(const Driver& driver) {
 
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   const Driver& driver = runtime.driver();
-  const auto is_same = [&](const ContextBox& box) { return is_same_context(driver, box, handle); };
-  if (auto known = runtime.contexts().find(handle, is_same)) {
+  const auto is_there = [](const ContextBox& box) { return box.is_there(); };
+  if (auto known = runtime.contexts().find(handle, is_there)) {
     return known;
   }
   CUdevice device = 0;
   CUgreenCtx green = nullptr;
   {
-    const CurrentScope scope(driver, handle);
+    CurrentScope scope(driver, handle);
     GCTX_CALL(driver, cuCtxGetDevice, &device);
     green = green_context_of_current(driver);
+    scope.leave();
   }
   int ordinal = 0;
   while (ordinal < runtime.device_count() && runtime.device(ordinal) != device) {
     ++ordinal;
+  }
+  if (ordinal == runtime.device_count()) {
+    fail_value("the context belongs to a device that the driver does not list");
   }
   if (green == nullptr) {
     if (auto primary = runtime.primary(ordinal); primary->handle() == handle) {
       return primary;
     }
   }
-  auto made = std::make_shared<ContextBox>(runtime, ordinal, handle, ContextKind::foreign, nullptr, green,
-                                           context_id(driver, handle));
-  return runtime.contexts().settle(handle, std::move(made), is_same);
+  auto made = std::make_shared<ContextBox>(runtime, ordinal, ContextKind::foreign);
+  made->take(handle, green);
+  made->ask_id();
+  return runtime.contexts().settle(handle, std::move(made), is_there);
 }
 
 ContextHandle current_context(Runtime& runtime) {
@@ -299,9 +311,11 @@ ContextHandle current_context(Runtime& runtime) {
 }
 
 void synchronize_context(const ContextHandle& context) {
-  context->demand_open();
-  const CurrentScope scope(*context);
+  const CallUse use(*context);
+  context->demand_no_capture("waiting for");
+  CurrentScope scope(*context);
   GCTX_CALL(context->runtime().driver(), cuCtxSynchronize);
+  scope.leave();
 }
 
 }  // namespace gctx

@@ -1,57 +1,23 @@
-// Which contexts a thread made current through this package. The driver keeps a stack per thread but tells only its
-// top, and only to that thread; what is remembered here lets close() refuse while another thread still uses the
-// context.
+#include "handles/current.hpp"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "handles/context.hpp"
 #include "handles/runtime.hpp"
 
 namespace gctx {
 namespace {
-
-struct Entry {
-  ContextBox* context;
-  ContextHandle owner;  // for what was set; what is pushed is kept by whoever pushed it
-  CUcontext before;     // what was current until then
-  bool pushed() const { return owner == nullptr; }
-};
-
-// Counted first, asked afterwards: close() on another thread then either sees the count, or is seen.
-void count_or_refuse(ContextBox& context) {
-  context.count_current(1);
-  try {
-    context.demand_open();
-  } catch (...) {
-    context.count_current(-1);
-    throw;
-  }
-}
-
-// Takes back at its end what was counted when the context became current.
-class CountedUse {
- public:
-  explicit CountedUse(ContextBox& context) : context_(context) {}
-  ~CountedUse() { context_.count_current(-1); }
-  CountedUse(const CountedUse&) = delete;
-  CountedUse& operator=(const CountedUse&) = delete;
-
- private:
-  ContextBox& context_;
-};
-
-struct ThreadStack {
-  std::vector<Entry> entries;
-
-  ~ThreadStack() {
-    while (!entries.empty()) {
-      drop_last();
-    }
-  }
-
-  void drop_last() {
-    entries.back().context->count_current(-1);
-    entries.pop_back();
-  }
-};
-
-thread_local ThreadStack stack;
 
 CUcontext current_raw(const Driver& driver) {
   CUcontext current = nullptr;
@@ -59,96 +25,458 @@ CUcontext current_raw(const Driver& driver) {
   return current;
 }
 
-// Takes off what a block pushed, and goes back to what was current before even if someone else pushed, popped or set
-// contexts in between and left it so (NCCL's initialisation does).
+std::string address_text(const void* address) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%p", address);
+  return text.data();
+}
+
+// What a thread made current: by a block (pushed), or by set_current. It counts in the context's state for as long as
+// it exists.
+class Entry {
+ public:
+  // Counted in the step that asks whether it is open: close() on another thread comes before or after, never between.
+  Entry(ContextHandle context, CUcontext before, std::uint64_t number, BlockOwner owner)
+      : context_(std::move(context)), before_(before), number_(number), owner_(std::move(owner)) {
+    context_->runtime().demand_usable();
+    if (!context_->state().make_current()) {
+      context_->fail_closed();
+    }
+  }
+  Entry(Entry&& other) noexcept
+      : context_(std::move(other.context_)),
+        before_(other.before_),
+        number_(other.number_),
+        owner_(std::move(other.owner_)),
+        is_left_(other.is_left()) {}
+  Entry& operator=(Entry&& other) noexcept {
+    std::swap(context_, other.context_);
+    std::swap(before_, other.before_);
+    std::swap(number_, other.number_);
+    std::swap(owner_, other.owner_);
+    is_left_.store(other.is_left_.exchange(is_left()));
+    return *this;
+  }
+  ~Entry() {
+    if (context_) {
+      context_->state().make_not_current();
+    }
+  }
+
+  ContextBox& context() const noexcept { return *context_; }
+  CUcontext before() const noexcept { return before_; }
+  std::uint64_t number() const noexcept { return number_; }
+  const BlockOwner& owner() const noexcept { return owner_; }
+  bool is_block() const noexcept { return number_ != 0; }
+  bool is_open_block() const noexcept { return is_block() && !is_left(); }
+  bool is_left() const noexcept { return is_left_.load(std::memory_order_relaxed); }
+  void leave_later() noexcept { is_left_.store(true, std::memory_order_relaxed); }
+
+ private:
+  ContextHandle context_;
+  CUcontext before_;      // what was current until then
+  std::uint64_t number_;  // 0 for set_current
+  BlockOwner owner_;
+  std::atomic<bool> is_left_{false};  // in the wrong order or on the wrong thread: it goes when it is the innermost
+};
+
+// Only its own thread adds and takes entries, under the lock, and so reads them without it. Others look at them under
+// the lock, mark them as left, and empty the list of a thread that has ended.
+class ThreadList {
+ public:
+  explicit ThreadList(std::uint64_t number) : number_(number), system_id_(::syscall(SYS_gettid)) {}
+
+  std::uint64_t number() const noexcept { return number_; }
+  long system_id() const noexcept { return system_id_; }
+
+  std::uint64_t add_block(ContextHandle context, CUcontext before, BlockOwner owner) {
+    const std::lock_guard lock(mutex_);
+    entries_.emplace_back(std::move(context), before, ++last_block_, std::move(owner));
+    return last_block_;
+  }
+
+  // Room for one more, so that adding it cannot fail.
+  void reserve() {
+    const std::lock_guard lock(mutex_);
+    if (entries_.size() == entries_.capacity()) {
+      entries_.reserve(2 * entries_.size() + 2);
+    }
+  }
+
+  // What set_current does replaces what it did before, if no block was entered in between: the old one comes back.
+  Entry add_set(Entry made) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!entries_.empty() && !entries_.back().is_block()) {
+      std::swap(entries_.back(), made);
+    } else {
+      entries_.push_back(std::move(made));
+    }
+    return made;
+  }
+
+  Entry take_last() noexcept {
+    const std::lock_guard lock(mutex_);
+    Entry last(std::move(entries_.back()));
+    entries_.pop_back();
+    return last;
+  }
+
+  std::vector<Entry> take_all() noexcept {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(entries_, {});
+  }
+
+  // For its own thread.
+  bool is_new = true;
+  std::vector<Entry>& entries() noexcept { return entries_; }
+  bool has_left_blocks() const noexcept { return has_left_blocks_.load(std::memory_order_relaxed); }
+  void note_left_block() noexcept { has_left_blocks_.store(true, std::memory_order_relaxed); }
+  void note_no_left_block() noexcept { has_left_blocks_.store(false, std::memory_order_relaxed); }
+
+  // For others.
+  template <typename Look>
+  auto look(Look&& look) {
+    const std::lock_guard lock(mutex_);
+    return look(entries_);
+  }
+  bool names(const ContextBox& context) {
+    return look([&](const std::vector<Entry>& entries) {
+      return std::any_of(entries.begin(), entries.end(),
+                         [&](const Entry& entry) { return &entry.context() == &context; });
+    });
+  }
+
+ private:
+  std::uint64_t number_;
+  long system_id_;
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+  std::uint64_t last_block_ = 0;
+  std::atomic<bool> has_left_blocks_{false};
+};
+
+struct AllLists {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<ThreadList>> lists;
+  std::uint64_t last_number = 0;
+};
+
+// Never destroyed: threads may end after static destructors have run.
+AllLists& all_lists() {
+  static auto* const lists = new AllLists;
+  return *lists;
+}
+
+std::vector<std::shared_ptr<ThreadList>> copy_of_lists() {
+  AllLists& all = all_lists();
+  const std::lock_guard lock(all.mutex);
+  return all.lists;
+}
+
+std::shared_ptr<ThreadList> list_of(std::uint64_t number) {
+  AllLists& all = all_lists();
+  const std::lock_guard lock(all.mutex);
+  const auto found =
+      std::find_if(all.lists.begin(), all.lists.end(), [&](const auto& list) { return list->number() == number; });
+  return found != all.lists.end() ? *found : nullptr;
+}
+
+// Takes the thread's list off the registry when the thread ends.
+class Here {
+ public:
+  Here() {
+    AllLists& all = all_lists();
+    const std::lock_guard lock(all.mutex);
+    list_ = std::make_shared<ThreadList>(++all.last_number);
+    all.lists.push_back(list_);
+  }
+  ~Here() {
+    if (is_forked()) {
+      new std::shared_ptr<ThreadList>(std::move(list_));  // lost: its destructor would take locks
+      return;
+    }
+    {
+      AllLists& all = all_lists();
+      const std::lock_guard lock(all.mutex);
+      std::erase(all.lists, list_);
+    }
+    list_->take_all();
+  }
+  Here(const Here&) = delete;
+  Here& operator=(const Here&) = delete;
+
+  ThreadList& list() noexcept { return *list_; }
+
+ private:
+  std::shared_ptr<ThreadList> list_;
+};
+
+ThreadList& list_here() {
+  thread_local Here here;
+  return here.list();
+}
+
+// More than any program pushes: inner code that never stops is not waited for.
+constexpr int most_contexts = 1000;
+
+// Makes `before` current again. What a block pushed is popped, and with it what inner code pushed and left (NCCL's
+// initialization does); where inner code popped too much or replaced what it found, `before` is set. Compared with what
+// the driver reports until both are equal.
 void restore(const Driver& driver, CUcontext pushed, CUcontext before) {
   CUcontext popped = nullptr;
-  CUresult result = driver.cuCtxPopCurrent(&popped);
-  if (result == CUDA_SUCCESS && popped != pushed && before != pushed && current_raw(driver) == pushed) {
-    result = driver.cuCtxPopCurrent(&popped);
+  CUresult failed = CUDA_SUCCESS;
+  CUresult answer = driver.cuCtxPopCurrent(&popped);
+  // Nothing there to be popped: inner code has popped it, and that is no failure.
+  const auto keep_failure = [&] {
+    if (answer != CUDA_SUCCESS && answer != CUDA_ERROR_INVALID_CONTEXT && failed == CUDA_SUCCESS) {
+      failed = answer;
+    }
+  };
+  keep_failure();
+  bool went_too_far = answer == CUDA_SUCCESS && popped == before && popped != pushed;
+  bool tried_again = false;
+  for (int round = 0; round < most_contexts; ++round) {
+    CUcontext now = nullptr;
+    const CUresult asked = driver.cuCtxGetCurrent(&now);
+    if (asked == CUDA_SUCCESS && now == before) {
+      if (failed != CUDA_SUCCESS) {
+        Error error = driver.error(failed, "cuCtxPopCurrent");
+        error.message += "; what was current before the block is current again";
+        throw error;
+      }
+      return;
+    }
+    if (asked != CUDA_SUCCESS) {
+      failed = failed == CUDA_SUCCESS ? asked : failed;
+      answer = driver.cuCtxSetCurrent(before);
+      if (answer != CUDA_SUCCESS) {
+        break;
+      }
+    } else if (went_too_far && now != pushed) {
+      answer = driver.cuCtxPushCurrent(before);  // inner code had popped what the block pushed
+      went_too_far = false;
+    } else if (now != nullptr && (answer == CUDA_SUCCESS || !tried_again)) {
+      tried_again = answer != CUDA_SUCCESS;
+      answer = driver.cuCtxPopCurrent(&popped);
+      keep_failure();
+    } else {
+      answer = driver.cuCtxSetCurrent(before);
+      if (answer != CUDA_SUCCESS) {
+        break;
+      }
+    }
   }
-  if ((result != CUDA_SUCCESS || popped != pushed) && current_raw(driver) != before) {
-    GCTX_CALL(driver, cuCtxSetCurrent, before);
+  Error error = driver.error(failed != CUDA_SUCCESS ? failed : answer, "cuCtxPopCurrent");
+  CUcontext now = nullptr;
+  if (driver.cuCtxGetCurrent(&now) != CUDA_SUCCESS) {
+    error.message += "; what is current on this thread is not known";
+  } else {
+    error.message += "; current on this thread is now " +
+                     (now != nullptr ? "the context at " + address_text(now) : std::string("nothing"));
+    error.message += ", and not what was current before the block";
   }
+  throw error;
+}
+
+// Takes the innermost entry off the list, whatever the driver answers, or its context could never be closed; but it is
+// counted until it is popped, or it could be closed and destroyed in between.
+void leave_last(ThreadList& list) {
+  const Entry entry = list.take_last();
+  const Runtime& runtime = entry.context().runtime();
+  if (entry.is_block() && runtime.is_usable()) {  // what was set inside a block goes with the block
+    restore(runtime.driver(), entry.context().handle(), entry.before());
+  }
+}
+
+// Whether the innermost block was left out of order. What was set inside it is on top of it.
+bool ends_with_left_block(ThreadList& list) {
+  const auto& entries = list.entries();
+  const auto block = std::find_if(entries.rbegin(), entries.rend(), std::mem_fn(&Entry::is_block));
+  return block != entries.rend() && block->is_left() && block->context().runtime().is_usable();
+}
+
+// Leaves entries as long as `more` says so; the first error is thrown when all is done.
+template <typename More>
+void leave_while(ThreadList& list, More&& more) {
+  std::optional<Error> error;
+  while (more()) {
+    try {
+      leave_last(list);
+    } catch (const Error& failed) {
+      if (!error) {
+        error = failed;
+      }
+    }
+  }
+  if (error) {
+    throw Error(*error);
+  }
+}
+
+void leave_what_was_left(ThreadList& list) {
+  if (!list.has_left_blocks()) [[likely]] {
+    return;
+  }
+  list.note_no_left_block();
+  leave_while(list, [&] { return ends_with_left_block(list); });
+  const auto& entries = list.entries();
+  if (std::any_of(entries.begin(), entries.end(), std::mem_fn(&Entry::is_left))) {
+    list.note_left_block();
+  }
+}
+
+std::string name_of_block(const Entry& entry) {
+  return "the block of " + entry.context().label() +
+         (entry.owner().place.empty() ? "" : " (entered at " + entry.owner().place + ")");
+}
+
+const Entry* innermost_open_block(const std::vector<Entry>& entries) {
+  const auto found = std::find_if(entries.rbegin(), entries.rend(), std::mem_fn(&Entry::is_open_block));
+  return found != entries.rend() ? &*found : nullptr;
+}
+
+// Blocks of two tasks of one thread would each work in the other's context.
+void demand_same_task(ThreadList& list, const BlockOwner& owner) {
+  const Entry* const inner = innermost_open_block(list.entries());
+  if (inner != nullptr && inner->owner().task != 0 && inner->owner().task != owner.task) {
+    fail_state(
+        name_of_block(*inner) +
+        " is still open on this thread, and belongs to another task: a block must not contain an await; give the "
+        "work of coroutines explicit streams");
+  }
+}
+
+// Why the block cannot be left now, as a sentence, after marking it; empty if it can.
+std::string mark_if_out_of_order(ThreadList& list, std::vector<Entry>& entries, CurrentToken token, bool is_here) {
+  const auto entry = std::find_if(entries.rbegin(), entries.rend(),
+                                  [&](const Entry& one) { return one.number() == token.entry && !one.is_left(); });
+  if (entry == entries.rend()) {
+    return "this block is not open: it has been left already, or its thread has ended";
+  }
+  const Entry* const inner = innermost_open_block(entries);
+  const bool is_set_aside = entry->context().runtime().is_set_aside();
+  if (is_here && inner == &*entry && !is_set_aside) [[likely]] {
+    return {};
+  }
+  std::string wrong = name_of_block(*entry);
+  if (!is_here) {
+    wrong += " was entered on another thread (native id " + std::to_string(list.system_id()) +
+             "), and cannot be left on this one";
+  } else if (is_set_aside) {
+    wrong += " belongs to a driver that is set aside";
+  } else {
+    wrong += " was left before " + name_of_block(*inner) + ", which was entered inside it";
+  }
+  entry->leave_later();
+  list.note_left_block();
+  return wrong + ": it ends when it is the innermost block of its thread, and keeps its context until then";
 }
 
 }  // namespace
 
-CurrentScope::CurrentScope(const Driver& driver, CUcontext context) : driver_(driver), before_(current_raw(driver)) {
-  if (before_ != context) {
-    GCTX_CALL(driver, cuCtxPushCurrent, context);
-    pushed_ = true;
-  }
+// ---- scopes of this package
+
+CurrentScope::CurrentScope(const Driver& driver, CUcontext context) : driver_(driver) {
+  const CUresult result = enter(context);
+  driver.check(result, is_before_known_ ? "cuCtxPushCurrent" : "cuCtxGetCurrent");
 }
 
 CurrentScope::CurrentScope(const ContextBox& context) : CurrentScope(context.runtime().driver(), context.handle()) {}
 
-CurrentScope::~CurrentScope() {
+CurrentScope::CurrentScope(const ContextBox& context, std::nothrow_t) noexcept : driver_(context.runtime().driver()) {
+  driver_.note(enter(context.handle()), "cuCtxPushCurrent");
+}
+
+CUresult CurrentScope::enter(CUcontext context) noexcept {
+  CUresult result = driver_.cuCtxGetCurrent(&before_);
+  is_before_known_ = result == CUDA_SUCCESS;
+  if (is_before_known_ && before_ != context) {
+    result = driver_.cuCtxPushCurrent(context);
+    is_pushed_ = result == CUDA_SUCCESS;
+  }
+  is_entered_ = result == CUDA_SUCCESS;
+  return result;
+}
+
+CurrentScope::~CurrentScope() { driver_.note(pop(), "cuCtxPopCurrent"); }
+
+void CurrentScope::leave() { driver_.check(pop(), "cuCtxPopCurrent"); }
+
+CUresult CurrentScope::pop() noexcept {
   CUcontext popped = nullptr;
-  if (pushed_ && driver_.cuCtxPopCurrent(&popped) != CUDA_SUCCESS) {
-    driver_.cuCtxSetCurrent(before_);
+  if (!std::exchange(is_pushed_, false)) {
+    return CUDA_SUCCESS;
   }
+  const CUresult result = driver_.cuCtxPopCurrent(&popped);
+  if (result != CUDA_SUCCESS && driver_.cuCtxPopCurrent(&popped) != CUDA_SUCCESS) {
+    driver_.note(driver_.cuCtxSetCurrent(before_), "cuCtxSetCurrent");
+  }
+  return result;
 }
 
-void push_current(ContextBox& context) {
-  const Driver& driver = context.runtime().driver();
-  count_or_refuse(context);
-  try {
-    auto& entries = stack.entries;
-    entries.push_back({&context, nullptr, current_raw(driver)});
-    const CUresult result = driver.cuCtxPushCurrent(context.handle());
-    if (result != CUDA_SUCCESS) [[unlikely]] {
-      entries.pop_back();
-      driver.fail(result, "cuCtxPushCurrent");
-    }
-  } catch (...) {
-    context.count_current(-1);
-    throw;
+// ---- blocks
+
+CurrentToken push_current(const ContextHandle& context, BlockOwner owner) {
+  context->demand_there();
+  const Driver& driver = context->runtime().driver();
+  ThreadList& mine = list_here();
+  leave_what_was_left(mine);
+  demand_same_task(mine, owner);
+  const CUcontext before = current_raw(driver);
+  const std::uint64_t block = mine.add_block(context, before, std::move(owner));
+  const CUresult result = driver.cuCtxPushCurrent(context->handle());
+  if (result != CUDA_SUCCESS) [[unlikely]] {
+    mine.take_last();
+    driver.fail(result, "cuCtxPushCurrent");
   }
+  return {mine.number(), block};
 }
 
-void pop_current() {
-  ThreadStack& mine = stack;
-  // Entries above were set inside the block, on top of what the block pushed: they replaced it and go with it.
-  while (!mine.entries.empty() && !mine.entries.back().pushed()) {
-    mine.drop_last();
+void pop_current(CurrentToken token) {
+  if (is_forked()) {
+    return;  // its driver is gone, and so is what it made current
   }
-  if (mine.entries.empty()) {
-    fail_state("nothing to leave: the context was made current on another thread");
+  ThreadList& mine = list_here();
+  std::string wrong;
+  if (token.thread == mine.number()) {
+    wrong = mark_if_out_of_order(mine, mine.entries(), token, true);
+  } else if (const auto other = list_of(token.thread)) {
+    wrong =
+        other->look([&](std::vector<Entry>& entries) { return mark_if_out_of_order(*other, entries, token, false); });
+  } else {
+    wrong = "this block is not open: its thread has ended";
   }
-  // Off the list whatever the driver answers, or the context could never be closed; but counted until it is popped, or
-  // it could be closed and destroyed in between.
-  const Entry entry = std::move(mine.entries.back());
-  mine.entries.pop_back();
-  const CountedUse counted(*entry.context);
-  const Runtime& runtime = entry.context->runtime();
-  if (runtime.is_usable()) {
-    restore(runtime.driver(), entry.context->handle(), entry.before);
+  if (!wrong.empty()) {
+    fail_state(std::move(wrong));
   }
+  // What was set inside the block, and blocks inside it that were left before, go first.
+  bool is_done = false;
+  leave_while(mine, [&] {
+    const bool goes_on = !is_done;
+    is_done = is_done || mine.entries().back().number() == token.entry;
+    return goes_on || (mine.has_left_blocks() && ends_with_left_block(mine));
+  });
 }
 
 ContextHandle set_current(Runtime& runtime, const ContextHandle& context) {
+  ThreadList& mine = list_here();
+  leave_what_was_left(mine);
+  context->demand_there();
   ContextHandle previous = current_context(runtime);
-  ThreadStack& mine = stack;
-  mine.entries.reserve(mine.entries.size() + 1);
-  count_or_refuse(*context);
-  const CUresult result = runtime.driver().cuCtxSetCurrent(context->handle());
-  if (result != CUDA_SUCCESS) {
-    context->count_current(-1);
-    runtime.driver().fail(result, "cuCtxSetCurrent");
-  }
-  if (!mine.entries.empty() && !mine.entries.back().pushed()) {
-    mine.drop_last();
-  }
-  mine.entries.push_back({context.get(), context, previous ? previous->handle() : nullptr});
+  Entry made(context, previous ? previous->handle() : nullptr, 0, {});
+  mine.reserve();
+  GCTX_CALL(runtime.driver(), cuCtxSetCurrent, context->handle());
+  mine.add_set(std::move(made));
   return previous;
 }
 
+// ---- what is forgotten
+
 void forget_current_of(const Runtime& runtime) {
-  ThreadStack& mine = stack;
+  ThreadList& mine = list_here();
   bool any = false;
-  while (!mine.entries.empty() && &mine.entries.back().context->runtime() == &runtime) {
-    mine.drop_last();
+  while (!mine.entries().empty() && &mine.entries().back().context().runtime() == &runtime) {
+    mine.take_last();
     any = true;
   }
   if (any && runtime.is_usable()) {
@@ -157,14 +485,64 @@ void forget_current_of(const Runtime& runtime) {
 }
 
 void forget_replaced_current() {
-  ThreadStack& mine = stack;
-  while (!mine.entries.empty() && !mine.entries.back().pushed()) {
-    const ContextBox& top = *mine.entries.back().context;
+  ThreadList& mine = list_here();
+  leave_what_was_left(mine);
+  while (!mine.entries().empty() && !mine.entries().back().is_block()) {
+    const ContextBox& top = mine.entries().back().context();
     if (top.runtime().is_usable() && current_raw(top.runtime().driver()) == top.handle()) {
       return;
     }
-    mine.drop_last();
+    mine.take_last();
   }
+}
+
+bool is_new_thread() { return std::exchange(list_here().is_new, false); }
+
+void end_this_thread() noexcept {
+  if (is_forked()) {
+    return;
+  }
+  try {
+    ThreadList& mine = list_here();
+    while (!mine.entries().empty()) {
+      const Entry entry = mine.take_last();
+      const Runtime& runtime = entry.context().runtime();
+      if (!runtime.is_usable()) {
+        continue;
+      }
+      if (entry.is_block()) {
+        restore(runtime.driver(), entry.context().handle(), entry.before());
+      } else if (entry.context().is_current()) {
+        runtime.driver().note(runtime.driver().cuCtxSetCurrent(nullptr), "cuCtxSetCurrent");
+      }
+    }
+  } catch (const std::exception& error) {
+    note_failure(error.what());
+  }
+}
+
+CurrentToken take_token(std::vector<CurrentToken>& tokens) {
+  if (tokens.empty()) {
+    fail_state("this block is not open: it has been left already, or was never entered");
+  }
+  const std::uint64_t here = list_here().number();
+  auto found = std::find_if(tokens.rbegin(), tokens.rend(), [&](CurrentToken one) { return one.thread == here; });
+  found = found != tokens.rend() ? found : tokens.rbegin();
+  const CurrentToken token = *found;
+  tokens.erase(std::next(found).base());
+  return token;
+}
+
+long thread_of_current(const ContextBox& context) noexcept {
+  try {
+    for (const auto& list : copy_of_lists()) {
+      if (list->names(context)) {
+        return list->system_id();
+      }
+    }
+  } catch (const std::bad_alloc&) {  // the message does without it
+  }
+  return 0;
 }
 
 }  // namespace gctx

@@ -1,18 +1,25 @@
-// Events: of a stream, and of a whole context.
-#include <utility>
+#include "handles/event.hpp"
 
+#include <memory>
+
+#include "handles/current.hpp"
 #include "handles/runtime.hpp"
+#include "handles/stream.hpp"
 
 namespace gctx {
 
 EventBox::~EventBox() {
-  Runtime& runtime = context()->runtime();
-  if (handle_ == nullptr || !runtime.is_usable()) {
+  if (handle_ == nullptr || is_forked()) {
     return;
   }
-  const CUresult result = runtime.driver().cuEventDestroy(handle_);
-  if (result != CUDA_SUCCESS) {
-    note_failure(runtime.driver().describe(result, "cuEventDestroy").c_str());
+  Runtime& runtime = context()->runtime();
+  const bool is_kept = runtime.keep_for_later([this] {
+    auto later = std::make_shared<EventBox>(use_);
+    later->take(handle_);
+    return later;
+  });
+  if (!is_kept && runtime.is_usable() && context()->is_there()) {
+    runtime.driver().note(runtime.driver().cuEventDestroy(handle_), "cuEventDestroy");
   }
 }
 
@@ -20,13 +27,19 @@ namespace {
 
 EventHandle make_event(ContextUse use, unsigned flags) {
   auto box = std::make_shared<EventBox>(std::move(use));
-  const Runtime& runtime = box->context()->runtime();
-  runtime.demand_usable();
-  const CurrentScope scope(*box->context());
+  box->context()->demand_there();
   CUevent handle = nullptr;
-  GCTX_CALL(runtime.driver(), cuEventCreate, &handle, flags);
+  CurrentScope scope(*box->context());
+  GCTX_CALL(box->context()->runtime().driver(), cuEventCreate, &handle, flags);
   box->take(handle);
+  scope.leave();
   return box;
+}
+
+// Events that are gone with their context need no question before: the driver answers CUDA_ERROR_CONTEXT_IS_DESTROYED.
+const Driver& driver_of(const EventHandle& event) {
+  event->context()->runtime().demand_usable();
+  return event->context()->runtime().driver();
 }
 
 }  // namespace
@@ -38,32 +51,27 @@ EventHandle create_event(const ContextHandle& context, unsigned flags) {
 EventHandle create_event_for(const StreamHandle& stream, unsigned flags) { return make_event(stream->use(), flags); }
 
 bool event_is_done(const EventHandle& event) {
-  Runtime& runtime = event->context()->runtime();
-  runtime.demand_usable();
-  const CUresult result = runtime.driver().cuEventQuery(event->handle());
+  const Driver& driver = driver_of(event);
+  const CUresult result = driver.cuEventQuery(event->handle());
   if (result == CUDA_ERROR_NOT_READY) {
     return false;
   }
-  runtime.driver().check(result, "cuEventQuery");
+  driver.check(result, "cuEventQuery");
   return true;
 }
 
-void synchronize_event(const EventHandle& event) {
-  Runtime& runtime = event->context()->runtime();
-  runtime.demand_usable();
-  GCTX_CALL(runtime.driver(), cuEventSynchronize, event->handle());
-}
+void synchronize_event(const EventHandle& event) { GCTX_CALL(driver_of(event), cuEventSynchronize, event->handle()); }
 
 float elapsed_ms(const EventHandle& start, const EventHandle& end) {
-  Runtime& runtime = start->context()->runtime();
-  runtime.demand_usable();
   float ms = 0.0F;
-  GCTX_CALL(runtime.driver(), cuEventElapsedTime, &ms, start->handle(), end->handle());
+  driver_of(end);
+  GCTX_CALL(driver_of(start), cuEventElapsedTime, &ms, start->handle(), end->handle());
   return ms;
 }
 
 void record_context_event(const ContextHandle& context, const EventHandle& event) {
-  context->demand_open();
+  const CallUse use(*context);
+  context->demand_no_capture("recording an event of");
   const Driver& driver = context->runtime().driver();
   if (driver.cuCtxRecordEvent == nullptr && context->is_green()) {
     GCTX_CALL(driver, cuGreenCtxRecordEvent, context->green_handle(), event->handle());
@@ -74,7 +82,8 @@ void record_context_event(const ContextHandle& context, const EventHandle& event
 }
 
 void wait_context_event(const ContextHandle& context, const EventHandle& event) {
-  context->demand_open();
+  const CallUse use(*context);
+  context->demand_no_capture("a wait of");
   const Driver& driver = context->runtime().driver();
   if (driver.cuCtxWaitEvent == nullptr && context->is_green()) {
     GCTX_CALL(driver, cuGreenCtxWaitEvent, context->green_handle(), event->handle());

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <thread>
 #include <utility>
 
+#include "handles/current.hpp"
+#include "handles/device.hpp"
 #include "handles/runtime.hpp"
+#include "handles/stream.hpp"
 
 namespace gctx {
 namespace {
@@ -115,7 +119,7 @@ Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
   Runtime& runtime = primary_->runtime();
   const Driver& driver = runtime.driver();
   const int device = primary_->device();
-  const CurrentScope scope(*primary_);
+  CurrentScope scope(*primary_);
   try {
     GCTX_CALL(driver, cuLibraryLoadData, &library_, probe_ptx, nullptr, nullptr, 0, nullptr, nullptr, 0);
     GCTX_CALL(driver, cuLibraryGetKernel, &kernel_, library_, "cuda_gctx_probe");
@@ -127,6 +131,7 @@ Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
       GCTX_CALL(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel_,
                 runtime.device(device));
     }
+    scope.leave();
   } catch (...) {
     release();
     throw;
@@ -136,25 +141,23 @@ Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
 Probe::~Probe() { release(); }
 
 void Probe::release() noexcept {
-  const Runtime& runtime = primary_->runtime();
-  if (!runtime.is_usable()) {
+  if (!primary_->runtime().is_usable() || !primary_->is_there()) {
     return;
   }
-  const Driver& driver = runtime.driver();
-  CUcontext popped = nullptr;
-  if (driver.cuCtxPushCurrent(primary_->handle()) != CUDA_SUCCESS) {
+  const CurrentScope scope(*primary_, std::nothrow);
+  if (!scope.is_entered()) {
     return;
   }
+  const Driver& driver = primary_->runtime().driver();
   for (const CUdeviceptr memory : abandoned_) {
-    driver.cuMemFree(memory);
+    driver.note(driver.cuMemFree(memory), "cuMemFree");
   }
   if (buffer_ != 0) {
-    driver.cuMemFree(buffer_);
+    driver.note(driver.cuMemFree(buffer_), "cuMemFree");
   }
   if (library_ != nullptr) {
-    driver.cuLibraryUnload(library_);
+    driver.note(driver.cuLibraryUnload(library_), "cuLibraryUnload");
   }
-  driver.cuCtxPopCurrent(&popped);
 }
 
 // The driver takes a CUkernel where it takes a CUfunction, and means the one of the current context.
@@ -162,22 +165,24 @@ CUfunction Probe::function() const noexcept { return reinterpret_cast<CUfunction
 
 void Probe::launch(const StreamHandle& stream, unsigned blocks, unsigned threads, std::uint64_t spin_ns,
                    CUdeviceptr out, unsigned capacity, unsigned cluster) const {
+  stream->context()->runtime().demand_usable();
   const Driver& driver = primary_->runtime().driver();
-  const CurrentScope scope(*stream->context());
+  CurrentScope scope(*stream->context());
   void* arguments[] = {&out, &capacity, &spin_ns};
   if (cluster == 1) {
     GCTX_CALL(driver, cuLaunchKernel, function(), blocks, 1, 1, threads, 1, 1, 0, stream->handle(), arguments, nullptr);
-    return;
+  } else {
+    CUlaunchAttribute attribute = cluster_of(cluster);
+    const CUlaunchConfig config = launch_config(stream, blocks, threads, 0, &attribute);
+    GCTX_CALL(driver, cuLaunchKernelEx, &config, function(), arguments, nullptr);
   }
-  CUlaunchAttribute attribute = cluster_of(cluster);
-  const CUlaunchConfig config = launch_config(stream, blocks, threads, 0, &attribute);
-  GCTX_CALL(driver, cuLaunchKernelEx, &config, function(), arguments, nullptr);
+  scope.leave();
 }
 
 CUdeviceptr Probe::buffer(std::size_t bytes) {
   if (bytes > capacity_) {
     const Driver& driver = primary_->runtime().driver();
-    const CurrentScope scope(*primary_);
+    CurrentScope scope(*primary_);
     if (buffer_ != 0) {
       GCTX_CALL(driver, cuMemFree, buffer_);
       buffer_ = 0;
@@ -186,6 +191,7 @@ CUdeviceptr Probe::buffer(std::size_t bytes) {
     const std::size_t wanted = std::max(bytes, least_buffer);
     GCTX_CALL(driver, cuMemAlloc, &buffer_, wanted);
     capacity_ = wanted;
+    scope.leave();
   }
   return buffer_;
 }
@@ -198,9 +204,10 @@ std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>&
   try {
     return run_in_buffer(streams, blocks, spin_ns, timeout_ns, cluster);
   } catch (...) {
-    if (buffer_ != 0) {
+    if (is_written_) {
       abandoned_.push_back(std::exchange(buffer_, 0));
       capacity_ = 0;
+      is_written_ = false;
     }
     throw;
   }
@@ -222,8 +229,10 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
   const CUdeviceptr out = buffer(total);
   for (std::size_t i = 0; i < streams.size(); ++i) {
     parts[i] += out;
-    const CurrentScope scope(*streams[i]->context());
+    CurrentScope scope(*streams[i]->context());
+    is_written_ = true;
     GCTX_CALL(driver, cuMemsetD8Async, parts[i], 0, blocks[i] * sizeof(ProbeBlock), streams[i]->handle());
+    scope.leave();
     // Where kernels are loaded at their first launch, that would hold up the others and look like a lack of
     // concurrency.
     launch(streams[i], 1, probe_threads, 0);
@@ -237,38 +246,43 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
   }
   deadline.wait_for(streams);
   for (std::size_t i = 0; i < streams.size(); ++i) {
-    const CurrentScope scope(*streams[i]->context());
+    CurrentScope scope(*streams[i]->context());
     GCTX_CALL(driver, cuMemcpyDtoHAsync, seen[i].data(), parts[i], blocks[i] * sizeof(ProbeBlock),
               streams[i]->handle());
+    scope.leave();
   }
   deadline.wait_for(streams);
+  is_written_ = false;
   return seen;
+}
+
+std::shared_ptr<Probe> probe_of(const StreamHandle& stream) {
+  return stream->context()->runtime().probe(stream->context()->device());
 }
 
 Stamps::Stamps(StreamHandle stream, std::shared_ptr<Probe> probe, std::size_t capacity)
     : stream_(std::move(stream)), probe_(std::move(probe)), capacity_(capacity) {
   const Driver& driver = stream_->context()->runtime().driver();
-  const CurrentScope scope(*stream_->context());
+  CurrentScope scope(*stream_->context());
   GCTX_CALL(driver, cuMemAlloc, &buffer_, capacity_ * sizeof(ProbeBlock));
   try {
     GCTX_CALL(driver, cuMemsetD8Async, buffer_, 0, capacity_ * sizeof(ProbeBlock), stream_->handle());
     synchronize_stream(stream_);
+    scope.leave();
   } catch (...) {
-    driver.cuMemFree(buffer_);
+    driver.note(driver.cuMemFree(buffer_), "cuMemFree");
     throw;
   }
 }
 
 Stamps::~Stamps() {
-  const ContextHandle& primary = stream_->context();
-  if (!primary->runtime().is_usable()) {
+  const ContextBox& primary = *stream_->context();
+  if (!primary.runtime().is_usable() || !primary.is_there()) {
     return;
   }
-  const Driver& driver = primary->runtime().driver();
-  CUcontext popped = nullptr;
-  if (driver.cuCtxPushCurrent(primary->handle()) == CUDA_SUCCESS) {
-    driver.cuMemFree(buffer_);
-    driver.cuCtxPopCurrent(&popped);
+  if (const CurrentScope scope(primary, std::nothrow); scope.is_entered()) {
+    const Driver& driver = primary.runtime().driver();
+    driver.note(driver.cuMemFree(buffer_), "cuMemFree");
   }
 }
 
@@ -279,9 +293,10 @@ void Stamps::write(const StreamHandle& stream, std::size_t place) const {
 std::vector<ProbeBlock> Stamps::read() const {
   const Driver& driver = stream_->context()->runtime().driver();
   std::vector<ProbeBlock> written(capacity_);
-  const CurrentScope scope(*stream_->context());
+  CurrentScope scope(*stream_->context());
   GCTX_CALL(driver, cuMemcpyDtoHAsync, written.data(), buffer_, capacity_ * sizeof(ProbeBlock), stream_->handle());
   synchronize_stream(stream_);
+  scope.leave();
   return written;
 }
 
@@ -298,38 +313,41 @@ bool has_clusters(const ContextHandle& context) {
 }  // namespace
 
 unsigned blocks_per_sm(const ContextHandle& context, const LaunchShape& shape) {
-  context->demand_open();
+  const CallUse use(*context);
   const CUfunction function = function_of(context, shape);
-  const CurrentScope scope(*context);
+  CurrentScope scope(*context);
   int blocks = 0;
   GCTX_CALL(context->runtime().driver(), cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, function,
             static_cast<int>(shape.threads), shape.shared_bytes);
+  scope.leave();
   return static_cast<unsigned>(blocks);
 }
 
 unsigned max_cluster_size(const StreamHandle& stream, const LaunchShape& shape) {
   const ContextHandle& context = stream->context();
-  context->runtime().demand_usable();
+  context->demand_there();
   if (!has_clusters(context)) {
     return 1;
   }
   const CUfunction function = function_of(context, shape);
-  const CurrentScope scope(*context);
+  CurrentScope scope(*context);
   const CUlaunchConfig config = launch_config(stream, 1, shape.threads, shape.shared_bytes, nullptr);
   int size = 0;
   GCTX_CALL(context->runtime().driver(), cuOccupancyMaxPotentialClusterSize, &size, function, &config);
+  scope.leave();
   return static_cast<unsigned>(size);
 }
 
 unsigned max_active_clusters(const StreamHandle& stream, const LaunchShape& shape, unsigned cluster_size) {
   const ContextHandle& context = stream->context();
-  context->runtime().demand_usable();
+  context->demand_there();
   const CUfunction function = function_of(context, shape);
-  const CurrentScope scope(*context);
+  CurrentScope scope(*context);
   CUlaunchAttribute cluster = cluster_of(cluster_size);
   const CUlaunchConfig config = launch_config(stream, cluster_size, shape.threads, shape.shared_bytes, &cluster);
   int clusters = 0;
   GCTX_CALL(context->runtime().driver(), cuOccupancyMaxActiveClusters, &clusters, function, &config);
+  scope.leave();
   return static_cast<unsigned>(clusters);
 }
 

@@ -2,13 +2,15 @@
 // context.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "handles/handles.hpp"
+#include "handles/types.hpp"
 
 namespace gctx {
 
@@ -55,8 +57,11 @@ class Probe {
   std::mutex mutex_;  // one run at a time
   CUdeviceptr buffer_ = 0;
   std::size_t capacity_ = 0;
+  bool is_written_ = false;             // a kernel was started that writes to the buffer, and not waited for yet
   std::vector<CUdeviceptr> abandoned_;  // kernels that were not waited for may still write there
 };
+
+std::shared_ptr<Probe> probe_of(const StreamHandle& stream);  // that of its device
 
 // Places in device memory that streams write to in their order: where and when they got there. All zero before that.
 class Stamps {

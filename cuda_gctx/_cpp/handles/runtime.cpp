@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "handles/claim.hpp"
+#include "handles/current.hpp"
 #include "handles/probe.hpp"
 
 namespace gctx {
@@ -58,9 +60,41 @@ void Runtime::close(Runtime& runtime) {
   forget_current_of(runtime);
   runtime.drop_caches();
   const std::lock_guard lock(opening());
-  runtime.closed_.store(true);
+  runtime.standing_.store(Standing::closed);
   std::erase(opened(), &runtime);
   active_runtime.store(opened().empty() ? nullptr : opened().back(), std::memory_order_release);
+}
+
+void Runtime::set_aside_active() noexcept {
+  const std::lock_guard lock(opening());
+  if (!opened().empty()) {
+    opened().back()->standing_.store(Standing::set_aside);
+  }
+}
+
+void Runtime::resume() noexcept {
+  std::vector<std::shared_ptr<void>> later;
+  {
+    const std::lock_guard lock(opening());
+    if (opened().empty() || !opened().back()->is_set_aside()) {
+      return;
+    }
+    Runtime& runtime = *opened().back();
+    const std::lock_guard later_lock(runtime.later_mutex_);
+    runtime.standing_.store(Standing::open);
+    later.swap(runtime.later_);
+  }
+  // In the order in which they were dropped.
+  for (std::shared_ptr<void>& remains : later) {
+    remains.reset();
+  }
+}
+
+void Runtime::keep(std::shared_ptr<void> remains) {
+  const std::lock_guard lock(later_mutex_);
+  if (is_set_aside()) {
+    later_.push_back(std::move(remains));
+  }
 }
 
 Runtime::Runtime(std::string_view choice) : driver_(choice) {
@@ -73,13 +107,16 @@ Runtime::Runtime(std::string_view choice) : driver_(choice) {
 }
 
 void Runtime::fail_unusable() const {
-  if (process_state() == ProcessState::forked) {
-    fail_state(
-        "this process was forked after the CUDA driver was in use, and a forked child cannot use CUDA: start it with "
-        "the "
-        "'spawn' or 'forkserver' method, or fork before the first use");
+  if (is_forked()) {
+    fail(ErrorKind::forked,
+         "this process was forked after the CUDA driver was in use, and a forked child cannot use CUDA: start it with "
+         "the "
+         "'spawn' or 'forkserver' method, or fork before the first use");
   }
-  fail_state("the driver that this object belongs to has been closed");
+  if (is_set_aside()) {
+    fail_state("the driver that this object belongs to is set aside while another one is in use");
+  }
+  fail(ErrorKind::closed, "the driver that this object belongs to has been closed");
 }
 
 void Runtime::drop_caches() {
@@ -135,39 +172,42 @@ CUdevResource Runtime::device_workqueue(int ordinal) {
 
 ContextHandle Runtime::primary(int ordinal) {
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  // What belongs to a context that is gone; destroyed after the lock is given back.
+  ContextHandle gone;
+  std::shared_ptr<Probe> gone_probe;
   const std::lock_guard lock(state.mutex);
+  if (state.primary && !state.primary->is_there()) {  // the device has been reset
+    gone = std::move(state.primary);
+    gone_probe = std::move(state.probe);
+    contexts_.drop(*gone);
+  }
   if (!state.primary) {
+    auto box = std::make_shared<ContextBox>(*this, ordinal, ContextKind::primary);
     CUcontext handle = nullptr;
     GCTX_CALL(driver_, cuDevicePrimaryCtxRetain, &handle, state.device);
-    try {
-      std::uint64_t id = 0;
-      if (driver_.cuCtxGetId != nullptr) {
-        unsigned long long told = 0;
-        GCTX_CALL(driver_, cuCtxGetId, handle, &told);
-        id = told;
-      }
-      auto box = std::make_shared<ContextBox>(*this, ordinal, handle, ContextKind::primary, nullptr, nullptr, id);
-      contexts_.put(handle, box);
-      state.primary = std::move(box);
-    } catch (...) {
-      driver_.cuDevicePrimaryCtxRelease(state.device);
-      throw;
-    }
+    box->take(handle);  // from here on the box releases it
+    box->ask_id();
+    contexts_.put(handle, *box);
+    state.primary = std::move(box);
   }
   return state.primary;
 }
 
 PriorityRange Runtime::priorities(int ordinal) {
-  const ContextHandle context = primary(ordinal);
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  const std::lock_guard lock(state.mutex);
-  if (!state.priorities) {
-    const CurrentScope scope(*context);
-    PriorityRange range;
-    GCTX_CALL(driver_, cuCtxGetStreamPriorityRange, &range.least, &range.greatest);
-    state.priorities = range;
+  {
+    const std::lock_guard lock(state.mutex);
+    if (state.priorities) {
+      return *state.priorities;
+    }
   }
-  return *state.priorities;
+  CurrentScope scope(*primary(ordinal));
+  PriorityRange range;
+  GCTX_CALL(driver_, cuCtxGetStreamPriorityRange, &range.least, &range.greatest);
+  scope.leave();
+  const std::lock_guard lock(state.mutex);
+  state.priorities = range;
+  return range;
 }
 
 std::shared_ptr<Probe> Runtime::probe(int ordinal) {
@@ -190,6 +230,7 @@ std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string&
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
   const std::lock_guard lock(state.live_mutex);
   bool certain = false;
+  const LiveContext* owner = nullptr;
   std::string others;
   for (const LiveContext& live : state.live) {
     if (group != 0 && live.group == group) {
@@ -200,50 +241,31 @@ std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string&
       continue;
     }
     certain = certain || shared.has_value();
+    owner = live.exclusive ? &live : owner;
     others +=
         (others.empty() ? "" : ", ") + (context_label(live.name) + " (" + std::to_string(live.sms->sm_count) + " SMs)");
   }
   if (!others.empty()) {
     report = context_label(name) + " (" + std::to_string(sms->sm_count) + " SMs) " +
              (certain ? "shares" : "may share") + " SMs with " + others +
+             (owner != nullptr ? ", of which " + context_label(owner->name) + " has its SMs exclusively" : "") +
              ": take all groups from one split to keep them apart";
     if (exclusive) {
-      throw Error(ErrorKind::overlap, report);
+      fail(ErrorKind::overlap, report);
     }
   }
   const std::uint64_t entry = next_entry_.fetch_add(1);
-  state.live.push_back({entry, group, std::move(sms), name});
+  state.live.push_back({entry, group, exclusive, std::move(sms), name});
   return entry;
 }
 
 void Runtime::delist(int ordinal, std::uint64_t entry) noexcept {
+  if (is_forked()) {
+    return;
+  }
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
   const std::lock_guard lock(state.live_mutex);
   std::erase_if(state.live, [&](const LiveContext& live) { return live.entry == entry; });
-}
-
-std::string device_name(Runtime& runtime, int ordinal) {
-  char name[256] = {};
-  GCTX_CALL(runtime.driver(), cuDeviceGetName, name, static_cast<int>(sizeof(name)), runtime.device(ordinal));
-  return name;
-}
-
-std::string device_pci_bus_id(Runtime& runtime, int ordinal) {
-  char id[64] = {};
-  GCTX_CALL(runtime.driver(), cuDeviceGetPCIBusId, id, static_cast<int>(sizeof(id)), runtime.device(ordinal));
-  return id;
-}
-
-CUuuid device_uuid(Runtime& runtime, int ordinal) {
-  CUuuid uuid{};
-  GCTX_CALL(runtime.driver(), cuDeviceGetUuid, &uuid, runtime.device(ordinal));
-  return uuid;
-}
-
-int device_attribute(Runtime& runtime, int ordinal, CUdevice_attribute attribute) {
-  int value = 0;
-  GCTX_CALL(runtime.driver(), cuDeviceGetAttribute, &value, attribute, runtime.device(ordinal));
-  return value;
 }
 
 SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,

@@ -1,16 +1,22 @@
 // A driver in use: the driver itself, what is known of its devices, and the registries of the objects made on it.
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "driver/driver.hpp"
 #include "driver/process.hpp"
-#include "handles/handles.hpp"
+#include "handles/context.hpp"
+#include "handles/registry.hpp"
 #include "handles/split_contexts.hpp"
+#include "handles/stream.hpp"
+#include "handles/types.hpp"
 #include "resources/split.hpp"
 
 namespace gctx {
@@ -30,84 +36,9 @@ class Probe;
 struct LiveContext {
   std::uint64_t entry = 0;
   std::uint64_t group = 0;  // those of one group (0: of none) may share SMs: they are used one at a time
+  bool exclusive = false;
   SmResourcePtr sms;
   std::string name;
-};
-
-// Raw handle -> box. Looking up and putting in are one step each under a lock, and an entry is told from a newer object
-// at the same address by asking the box (`is_same`), so that recycled addresses neither resurrect nor erase the wrong
-// object.
-template <typename Raw, typename Box>
-class Registry {
- public:
-  template <typename IsSame>
-  std::shared_ptr<Box> find(Raw raw, IsSame&& is_same) const {
-    std::shared_ptr<Box> found;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto it = boxes_.find(raw);
-      if (it != boxes_.end()) {
-        found = it->second.lock();
-      }
-    }
-    return found && is_same(*found) ? found : nullptr;
-  }
-
-  void put(Raw raw, const std::shared_ptr<Box>& box) {
-    const std::lock_guard lock(mutex_);
-    boxes_[raw] = box;
-  }
-
-  // Registers `made` unless another thread was quicker; returns the box that is registered.
-  template <typename IsSame>
-  std::shared_ptr<Box> settle(Raw raw, std::shared_ptr<Box> made, IsSame&& is_same) {
-    std::shared_ptr<Box> found;  // declared before the lock: its destructor may come back here
-    const std::lock_guard lock(mutex_);
-    auto& slot = boxes_[raw];
-    found = slot.lock();
-    if (found && is_same(*found)) {
-      return found;
-    }
-    slot = made;
-    return made;
-  }
-
-  std::vector<std::shared_ptr<Box>> all() const {
-    std::vector<std::shared_ptr<Box>> found;
-    const std::lock_guard lock(mutex_);
-    found.reserve(boxes_.size());
-    for (const auto& [raw, box] : boxes_) {
-      found.push_back(box.lock());
-    }
-    std::erase(found, nullptr);
-    return found;
-  }
-
-  // Called by a box that lives on without its object.
-  void drop(Raw raw, const Box* box) noexcept {
-    std::shared_ptr<Box> found;
-    const std::lock_guard lock(mutex_);
-    const auto it = boxes_.find(raw);
-    if (it != boxes_.end()) {
-      found = it->second.lock();
-      if (found.get() == box) {
-        boxes_.erase(it);
-      }
-    }
-  }
-
-  // Called by a dying box, whose own entry has expired by then.
-  void drop_expired(Raw raw) noexcept {
-    const std::lock_guard lock(mutex_);
-    const auto it = boxes_.find(raw);
-    if (it != boxes_.end() && it->second.expired()) {
-      boxes_.erase(it);
-    }
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::unordered_map<Raw, std::weak_ptr<Box>> boxes_;
 };
 
 class Runtime {
@@ -120,6 +51,11 @@ class Runtime {
   static Runtime& open(std::string_view choice);
   static void close(Runtime& runtime);
 
+  // Sets the active driver aside, if one is open, until `resume`: its objects throw when they are used, and what is
+  // dropped meanwhile is destroyed afterwards. So that another machine can take the place of this one.
+  static void set_aside_active() noexcept;
+  static void resume() noexcept;
+
   explicit Runtime(std::string_view choice);
 
   const Driver& driver() const noexcept { return driver_; }
@@ -129,12 +65,27 @@ class Runtime {
   // Destructors ask whether objects of this driver may still be touched. Everything else demands it, but for the way
   // out of the process, on which code that still runs may still call.
   bool is_usable() const noexcept {
-    return process_state() == ProcessState::normal && !closed_.load(std::memory_order_relaxed);
+    return process_state() == ProcessState::normal && standing_.load(std::memory_order_relaxed) == Standing::open;
   }
   void demand_usable() const {
-    if (process_state() == ProcessState::forked || closed_.load(std::memory_order_relaxed)) [[unlikely]] {
+    if (is_forked() || standing_.load(std::memory_order_relaxed) != Standing::open) [[unlikely]] {
       fail_unusable();
     }
+  }
+  bool is_set_aside() const noexcept { return standing_.load(std::memory_order_relaxed) == Standing::set_aside; }
+
+  // In a destructor: while the driver is set aside, keeps what `remains` moves out of the dying object, to be destroyed
+  // afterwards. False if it is not set aside.
+  template <typename Remains>
+  bool keep_for_later(Remains&& remains) noexcept {
+    if (!is_set_aside()) [[likely]] {
+      return false;
+    }
+    try {
+      keep(remains());
+    } catch (...) {  // lost rather than destroyed on another machine
+    }
+    return true;
   }
 
   SmResourcePtr device_sm(int ordinal);
@@ -160,8 +111,11 @@ class Runtime {
   void delist(int ordinal, std::uint64_t entry) noexcept;
 
  private:
+  enum class Standing : int { open, set_aside, closed };
+
   [[noreturn]] void fail_unusable() const;
   void drop_caches();
+  void keep(std::shared_ptr<void> remains);
 
   struct DeviceState {
     CUdevice device = 0;
@@ -182,14 +136,11 @@ class Runtime {
   Registry<CUstream, StreamBox> streams_;
   SplitContexts split_contexts_{*this};
   std::atomic<std::uint64_t> next_entry_{1};
-  std::atomic<bool> closed_{false};
+  std::atomic<Standing> standing_{Standing::open};
+  std::mutex later_mutex_;
+  std::vector<std::shared_ptr<void>> later_;
 };
 
-// Answers of a device that need no object.
-std::string device_name(Runtime& runtime, int ordinal);
-std::string device_pci_bus_id(Runtime& runtime, int ordinal);
-CUuuid device_uuid(Runtime& runtime, int ordinal);
-int device_attribute(Runtime& runtime, int ordinal, CUdevice_attribute attribute);
 SmResourcePtr sm_resource_from_query(const Runtime& runtime, int ordinal, const CUdevResource& queried);
 
 SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,

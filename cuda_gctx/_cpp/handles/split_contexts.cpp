@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "handles/claim.hpp"
 #include "handles/runtime.hpp"
 
 namespace gctx {

@@ -1,8 +1,12 @@
-// Streams: made on any context without anything being current, or adopted from others.
-#include <algorithm>
-#include <functional>
-#include <utility>
+#include "handles/stream.hpp"
 
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "handles/capture.hpp"
+#include "handles/current.hpp"
+#include "handles/event.hpp"
 #include "handles/runtime.hpp"
 
 namespace gctx {
@@ -13,8 +17,14 @@ const Driver& driver_of(const StreamHandle& stream) { return stream->context()->
 // The default streams mean the context that is current at each call; a box of one means its own context.
 class StreamScope {
  public:
-  explicit StreamScope(const StreamBox& stream) {
-    stream.context()->runtime().demand_usable();
+  // Calls that only enqueue work do not ask whether the context is there: the question takes as long as they do.
+  enum class For { any, enqueueing };
+  explicit StreamScope(const StreamBox& stream, For purpose = For::any) {
+    if (purpose == For::any) {
+      stream.context()->demand_there();
+    } else {
+      stream.context()->runtime().demand_usable();
+    }
     if (stream.is_default()) {
       scope_.emplace(*stream.context());
     }
@@ -23,17 +33,6 @@ class StreamScope {
  private:
   std::optional<CurrentScope> scope_;
 };
-
-bool is_capturing(const Driver& driver, CUstream handle) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  const CUresult answer = driver.cuStreamIsCapturing(handle, &status);
-  // What the legacy stream answers while a stream that waits for it is capturing; the capture goes on unharmed.
-  if (answer == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
-    return true;
-  }
-  driver.check(answer, "cuStreamIsCapturing");
-  return status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
 
 // 0 if it cannot be known now: on a stream that is capturing, the driver answers this question with an error and
 // invalidates the capture (seen on 13.0; the same goes for its flags and for whether it is done).
@@ -45,9 +44,11 @@ std::uint64_t ask_id(const Driver& driver, CUstream handle) {
   return id;
 }
 
-void demand_no_capture(const StreamBox& stream, const char* what) {
-  if (stream_is_capturing(stream)) {
-    fail_state(std::string("the stream is capturing a graph, and asking ") + what + " would invalidate the capture");
+// Inside a StreamScope.
+void demand_no_capture(const StreamHandle& stream, const char* what) {
+  if (is_capturing(driver_of(stream), stream->handle())) {
+    fail(ErrorKind::capturing,
+         std::string("the stream is capturing a graph, and ") + what + " would invalidate the capture: end it first");
   }
 }
 
@@ -81,68 +82,67 @@ CUcontext context_of_foreign(const Driver& driver, CUstream handle) {
   return context;
 }
 
-CUstream make_stream(const ContextBox& context, unsigned flags, int priority) {
+}  // namespace
+
+CUstream make_raw_stream(const ContextBox& context, unsigned flags, int priority) {
+  context.demand_there();
   const Driver& driver = context.runtime().driver();
   CUstream handle = nullptr;
   if (context.is_green() && driver.has(Feature::green_stream_create)) {
     GCTX_CALL(driver, cuGreenCtxStreamCreate, &handle, context.green_handle(), flags, priority);
   } else {
     // Driver 12.4 knows no other way; a stream made while a green context is current belongs to it.
-    const CurrentScope scope(context);
+    CurrentScope scope(context);
     GCTX_CALL(driver, cuStreamCreateWithPriority, &handle, flags, priority);
+    try {
+      scope.leave();
+    } catch (...) {
+      driver.note(driver.cuStreamDestroy(handle), "cuStreamDestroy");
+      throw;
+    }
   }
   return handle;
 }
 
-void destroy_stream(const Driver& driver, CUstream handle) noexcept {
-  const CUresult result = driver.cuStreamDestroy(handle);
-  if (result != CUDA_SUCCESS) {
-    note_failure(driver.describe(result, "cuStreamDestroy").c_str());
+void StreamBox::take(CUstream handle) noexcept {
+  handle_ = handle;
+  if (owned_) {
+    context()->add(*this);
   }
 }
 
-}  // namespace
-
-CUstream ContextBox::kept_stream(int priority, std::size_t number) {
-  const std::lock_guard lock(kept_mutex_);
-  std::vector<CUstream>& streams = kept_[priority];
-  while (streams.size() <= number) {
-    streams.reserve(streams.size() + 1);  // so that nothing is lost if memory runs out
-    streams.push_back(make_stream(*this, CU_STREAM_NON_BLOCKING, priority));
+void StreamBox::link(StreamBox*& first) noexcept {
+  next_ = first;
+  if (next_ != nullptr) {
+    next_->previous_ = this;
   }
-  return streams[number];
+  first = this;
 }
 
-bool ContextBox::keeps_capture() {
-  runtime_.demand_usable();
-  const std::lock_guard lock(kept_mutex_);
-  return std::any_of(kept_.begin(), kept_.end(), [this](const auto& level) {
-    return std::any_of(level.second.begin(), level.second.end(),
-                       [this](CUstream stream) { return is_capturing(runtime_.driver(), stream); });
-  });
-}
-
-void ContextBox::destroy_kept_streams() noexcept {
-  const std::lock_guard lock(kept_mutex_);
-  for (const auto& [priority, streams] : std::exchange(kept_, {})) {
-    for (const CUstream stream : streams) {
-      if (runtime_.is_usable()) {
-        destroy_stream(runtime_.driver(), stream);
-      }
-    }
+void StreamBox::unlink(StreamBox*& first) noexcept {
+  (previous_ != nullptr ? previous_->next_ : first) = next_;
+  if (next_ != nullptr) {
+    next_->previous_ = previous_;
   }
 }
 
 StreamBox::~StreamBox() {
-  if (handle_ == nullptr) {
+  if (handle_ == nullptr || is_forked()) {
     return;
   }
   Runtime& runtime = context()->runtime();
-  if (!is_default()) {
-    runtime.streams().drop_expired(handle_);
+  runtime.streams().drop(*this);
+  if (!owned_) {
+    return;
   }
-  if (owned_ && runtime.is_usable()) {
-    destroy_stream(runtime.driver(), handle_);
+  context()->remove(*this);
+  const bool is_kept = runtime.keep_for_later([this] {
+    auto later = std::make_shared<StreamBox>(use_, true, nonblocking_);
+    later->take(handle_);
+    return later;
+  });
+  if (!is_kept && runtime.is_usable() && context()->is_there()) {
+    runtime.driver().note(runtime.driver().cuStreamDestroy(handle_), "cuStreamDestroy");
   }
 }
 
@@ -164,8 +164,8 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
   const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
   const int level = checked_priority(context, priority);
   auto box = std::make_shared<StreamBox>(std::move(use), true, nonblocking);
-  box->take(make_stream(*context, flags, level));
-  context->runtime().streams().put(box->handle(), box);
+  box->take(make_raw_stream(*context, flags, level));
+  context->runtime().streams().put(box->handle(), *box);
   return box;
 }
 
@@ -193,8 +193,15 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
     box->take(handle);
     return box;
   }
-  const std::uint64_t id = ask_id(driver, handle);
-  const auto is_same = [&](StreamBox& box) { return box.is_made_here() || (id != 0 && box.id() == id); };
+  // One of our own is known by its handle alone, and nothing is asked.
+  std::optional<std::uint64_t> id;
+  const auto is_same = [&](StreamBox& box) {
+    if (box.is_made_here()) {
+      return box.context()->is_there();
+    }
+    id = id ? id : ask_id(driver, handle);
+    return *id != 0 && box.id() == *id;
+  };
   if (auto known = runtime.streams().find(handle, is_same)) {
     return known;
   }
@@ -217,15 +224,15 @@ bool stream_is_nonblocking(const StreamHandle& stream) {
   if (const auto known = stream->nonblocking()) {
     return *known;
   }
-  demand_no_capture(*stream, "for its flags");
+  demand_no_capture(stream, "asking for its flags");
   unsigned flags = 0;
   GCTX_CALL(driver_of(stream), cuStreamGetFlags, stream->handle(), &flags);
   return (flags & CU_STREAM_NON_BLOCKING) != 0;
 }
 
-bool stream_is_capturing(const StreamBox& stream) {
-  const StreamScope scope(stream);
-  return is_capturing(stream.context()->runtime().driver(), stream.handle());
+bool stream_is_capturing(const StreamHandle& stream) {
+  const StreamScope scope(*stream);
+  return is_capturing(driver_of(stream), stream->handle());
 }
 
 bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
@@ -247,7 +254,7 @@ bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
 
 bool stream_is_done(const StreamHandle& stream) {
   const StreamScope scope(*stream);
-  demand_no_capture(*stream, "whether it is done");
+  demand_no_capture(stream, "asking whether it is done");
   const CUresult result = driver_of(stream).cuStreamQuery(stream->handle());
   if (result == CUDA_ERROR_NOT_READY) {
     return false;
@@ -258,16 +265,17 @@ bool stream_is_done(const StreamHandle& stream) {
 
 void synchronize_stream(const StreamHandle& stream) {
   const StreamScope scope(*stream);
+  demand_no_capture(stream, "waiting for it");
   GCTX_CALL(driver_of(stream), cuStreamSynchronize, stream->handle());
 }
 
 void record_event(const StreamHandle& stream, const EventHandle& event) {
-  const StreamScope scope(*stream);
+  const StreamScope scope(*stream, StreamScope::For::enqueueing);
   GCTX_CALL(driver_of(stream), cuEventRecord, event->handle(), stream->handle());
 }
 
 void wait_event(const StreamHandle& stream, const EventHandle& event) {
-  const StreamScope scope(*stream);
+  const StreamScope scope(*stream, StreamScope::For::enqueueing);
   GCTX_CALL(driver_of(stream), cuStreamWaitEvent, stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
 }
 

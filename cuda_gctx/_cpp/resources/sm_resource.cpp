@@ -83,6 +83,11 @@ bool too_many_to_be_disjoint(const SmResource& a, const SmResource& b) {
 
 }  // namespace
 
+bool same_sms(const SmResource& a, const SmResource& b) noexcept {
+  return a.driver == b.driver && a.device == b.device && a.dry_run == b.dry_run &&
+         std::equal(a.units.begin(), a.units.end(), b.units.begin(), b.units.end(), byte_equal);
+}
+
 std::optional<bool> overlaps(const SmResource& a, const SmResource& b) {
   if (a.driver != b.driver || a.device != b.device || a.sm_count == 0 || b.sm_count == 0) {
     return false;

@@ -56,6 +56,9 @@ struct SmResource {
 
 bool byte_equal(const CUdevResource& a, const CUdevResource& b) noexcept;
 
+// Whether two values say the same: the driver's words for them are equal byte by byte.
+bool same_sms(const SmResource& a, const SmResource& b) noexcept;
+
 // Whether two resources share SMs; nothing if that cannot be known.
 std::optional<bool> overlaps(const SmResource& a, const SmResource& b);
 

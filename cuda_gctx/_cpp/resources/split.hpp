@@ -25,6 +25,9 @@ class SplitFailure : public Error {
   std::optional<std::vector<GroupRequest>> suggestion;
 };
 
+// The suggestion of the SplitFailure in flight, inside a catch block; nothing if it has none, or is another error.
+std::optional<std::vector<GroupRequest>> caught_suggestion();
+
 // The driver splits only what a device or context query returned. This asks a context over a group or a remainder (see
 // handles/split_contexts.hpp).
 using Requery = std::function<SmResourcePtr(const SmResourcePtr&)>;

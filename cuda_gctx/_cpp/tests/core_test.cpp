@@ -1,11 +1,16 @@
 // The core without Python: splits, provenance, lifetimes and the process states, on the software driver.
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <thread>
 
 #include "driver/process.hpp"
+#include "handles/claim.hpp"
+#include "handles/current.hpp"
+#include "handles/event.hpp"
 #include "handles/runtime.hpp"
+#include "handles/stream.hpp"
 #include "tests/check.hpp"
 
 using namespace gctx;
@@ -129,12 +134,138 @@ void a_context_that_is_current_elsewhere_cannot_be_closed() {
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
   auto context = green_context(runtime, split.groups[0]);
-  push_current(*context);
+  const CurrentToken block = push_current(context);
   std::string said;
   std::thread([&] { said = message_of<Error>([&] { context->close(); }); }).join();
   CHECK(said.find("another thread") != std::string::npos);
-  pop_current();
+  pop_current(block);
   context->close();
+}
+
+std::vector<ContextHandle> two_contexts(Runtime& runtime) {
+  const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
+  return {green_context(runtime, split.groups[0]), green_context(runtime, split.groups[1])};
+}
+
+CUcontext current_of(Runtime& runtime) {
+  CUcontext current = nullptr;
+  runtime.driver().cuCtxGetCurrent(&current);
+  return current;
+}
+
+void a_block_that_is_left_too_early_keeps_its_context_and_goes_with_the_inner_one() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  auto contexts = two_contexts(runtime);
+  const CUcontext inner_handle = contexts[1]->handle();
+  const CurrentToken outer = push_current(contexts[0]);
+  const CurrentToken inner = push_current(contexts[1]);
+  const std::string said = message_of<Error>([&] { pop_current(outer); });
+  CHECK(said.find("was left before the block of context 'test', which was entered inside it") != std::string::npos);
+  CHECK(current_of(runtime) == inner_handle);
+  CHECK(message_of<Error>([&] { pop_current(outer); }).find("left already") != std::string::npos);
+  const std::weak_ptr<ContextBox> kept = contexts[0];
+  contexts.clear();
+  CHECK(!kept.expired());  // the entry keeps it
+  CHECK(runtime.context_counts(0).destroyed == 0);
+  pop_current(inner);
+  CHECK(current_of(runtime) == nullptr);
+  CHECK(kept.expired());
+  CHECK(runtime.context_counts(0).destroyed == 2);
+}
+
+void a_block_that_is_left_on_another_thread_goes_on_its_own() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  auto contexts = two_contexts(runtime);
+  const CurrentToken block = push_current(contexts[0]);
+  std::string said;
+  std::thread([&] { said = message_of<Error>([&] { pop_current(block); }); }).join();
+  CHECK(said.find("was entered on another thread") != std::string::npos);
+  CHECK(current_of(runtime) == contexts[0]->handle());
+  const CurrentToken next = push_current(contexts[1]);  // the first thing that this thread does ends it
+  pop_current(next);
+  CHECK(current_of(runtime) == nullptr);
+  contexts[0]->close();
+}
+
+void what_was_current_before_a_block_is_current_after_it() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const Driver& driver = runtime.driver();
+  const auto contexts = two_contexts(runtime);
+  const CUcontext a = contexts[0]->handle();
+  const CUcontext b = contexts[1]->handle();
+  CUcontext popped = nullptr;
+  const std::vector<std::vector<CUcontext>> pushed = {{}, {a}, {b}, {a, a}, {b, b}, {a, b}, {b, a}, {b, b, a, a, b}};
+  for (const CUcontext before : {CUcontext{nullptr}, runtime.primary(0)->handle(), a, b}) {
+    for (const auto& inner : pushed) {
+      driver.cuCtxSetCurrent(before);
+      const CurrentToken block = push_current(contexts[0]);
+      for (const CUcontext context : inner) {
+        driver.cuCtxPushCurrent(context);
+      }
+      pop_current(block);
+      CHECK(current_of(runtime) == before);
+      while (current_of(runtime) != nullptr) {
+        driver.cuCtxPopCurrent(&popped);
+      }
+    }
+  }
+}
+
+void two_tasks_of_a_thread_cannot_have_a_block_each() {
+  Machine machine("sim:h200@13.0");
+  const auto contexts = two_contexts(machine.runtime());
+  const CurrentToken outside = push_current(contexts[0]);  // of the thread, around the tasks
+  const CurrentToken first = push_current(contexts[0], {1, "first.py:7"});
+  const std::string said = message_of<Error>([&] { push_current(contexts[1], {2, "second.py:9"}); });
+  CHECK(said.find("(entered at first.py:7) is still open on this thread, and belongs to another task") !=
+        std::string::npos);
+  pop_current(push_current(contexts[1], {1, "first.py:8"}));
+  pop_current(first);
+  pop_current(push_current(contexts[1], {2, "second.py:9"}));
+  pop_current(outside);
+}
+
+void objects_of_a_driver_that_is_set_aside_wait() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  auto contexts = two_contexts(runtime);
+  auto stream = create_stream(contexts[0], std::nullopt, true);
+  auto event = create_event(contexts[0], 0);
+  kept_stream(contexts[1], std::nullopt, 0);
+  Runtime::set_aside_active();
+  CHECK(message_of<Error>([&] { synchronize_stream(stream); }).find("set aside") != std::string::npos);
+  stream.reset();
+  event.reset();
+  contexts.clear();
+  CHECK(runtime.context_counts(0).destroyed == 0);
+  Runtime::resume();
+  CHECK(runtime.context_counts(0).destroyed == 2);
+}
+
+void contexts_are_not_made_and_not_waited_for_during_a_capture() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
+  const auto context = green_context(runtime, split.groups[0]);
+  const auto stream = create_stream(context, std::nullopt, true);
+  const auto event = create_event(context, 0);
+  void* const library = dlopen(runtime.driver().path().c_str(), RTLD_NOW | RTLD_NOLOAD);
+  const auto begin =
+      reinterpret_cast<CUresult (*)(CUstream, CUstreamCaptureMode)>(dlsym(library, "cuStreamBeginCapture_v2"));
+  const auto end = reinterpret_cast<CUresult (*)(CUstream, CUgraph*)>(dlsym(library, "cuStreamEndCapture"));
+  CHECK(begin(stream->handle(), CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+  CHECK(!message_of<Error>([&] { record_context_event(context, event); }).empty());
+  CHECK(!message_of<Error>([&] { wait_context_event(context, event); }).empty());
+  CHECK(!message_of<Error>([&] { synchronize_context(context); }).empty());
+  CHECK(!message_of<Error>([&] { synchronize_stream(stream); }).empty());
+  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[1]); }).find("contexts cannot be made") !=
+        std::string::npos);
+  CUgraph graph = nullptr;
+  CHECK(end(stream->handle(), &graph) == CUDA_SUCCESS);
+  record_context_event(context, event);
 }
 
 void exclusive_contexts_do_not_share() {
@@ -181,6 +312,12 @@ int main() {
   a_stream_keeps_its_closed_context_alive();
   the_streams_of_a_context_are_the_same_for_all_and_go_with_it();
   a_context_that_is_current_elsewhere_cannot_be_closed();
+  a_block_that_is_left_too_early_keeps_its_context_and_goes_with_the_inner_one();
+  a_block_that_is_left_on_another_thread_goes_on_its_own();
+  what_was_current_before_a_block_is_current_after_it();
+  two_tasks_of_a_thread_cannot_have_a_block_each();
+  objects_of_a_driver_that_is_set_aside_wait();
+  contexts_are_not_made_and_not_waited_for_during_a_capture();
   exclusive_contexts_do_not_share();
   objects_of_a_closed_driver_do_nothing();
   a_forked_child_is_told();

@@ -244,6 +244,8 @@ CUresult CUDAAPI cuCtxSetFlags(unsigned flags) {
 
 CUresult CUDAAPI cuCtxGetId(CUcontext handle, unsigned long long* id) {
   return call<Fn::cuCtxGetId>([&](Call& c) {
+    // The one question that a dead context may be asked (seen on an H100, driver 13.0, after a reset and a destroy).
+    if (c.machine.contexts.is_stale(handle)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     CUresult result = CUDA_SUCCESS;
     const Context* context = find_context(c, handle, result, true);
     return context == nullptr ? result : give(id, static_cast<unsigned long long>(context->id));

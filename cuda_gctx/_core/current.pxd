@@ -1,0 +1,18 @@
+from libcpp.vector cimport vector
+
+from cuda_gctx._core.cpp cimport ContextHandle, CurrentToken
+
+
+cdef int watch_thread() except -1
+
+
+cdef class CurrentBlock:
+    cdef ContextHandle _box
+    cdef object _context
+    cdef CurrentToken _token
+    cdef bint _is_entered
+    cdef vector[CurrentToken] _more  # of one that is entered again before it is left
+    cdef dict _waits
+
+
+cdef CurrentBlock new_block(const ContextHandle& box, object context)

@@ -1,0 +1,162 @@
+"""Blocks that make a context current on a thread: who enters them, and what ends with the thread."""
+
+import sys
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport uintptr_t
+
+from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
+from cuda_gctx._core.cpp cimport (
+    BlockOwner,
+    ContextHandle,
+    CurrentToken,
+    end_this_thread,
+    is_new_thread,
+    pop_current,
+    push_current,
+    take_token,
+)
+
+
+cdef extern from "Python.h":
+    PyObject* PyThreadState_GetDict()
+
+
+cdef class _ThreadEnd:
+    """Goes with the state of a thread, and then leaves nothing current there: before join() returns."""
+
+    def __dealloc__(self):
+        with nogil:
+            end_this_thread()
+
+
+cdef int watch_thread() except -1:
+    """Lets what the calling thread makes current end with it; the system would report its end after join()."""
+    if not is_new_thread():
+        return 0
+    threading = sys.modules.get("threading")
+    if threading is None:
+        return 0  # no thread can be joined that way
+    thread = threading.current_thread()
+    # The state of a thread that Python did not start goes with each call into Python, and that of the main thread with
+    # the interpreter.
+    if thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread):
+        state = PyThreadState_GetDict()
+        if state != NULL:
+            (<dict>state)["cuda_gctx"] = _ThreadEnd()
+    return 0
+
+
+cdef class _LoopTurn:
+    """Whether an event loop has run since a block was entered: then the block contained an await."""
+
+    cdef object loop
+    cdef bint is_over
+
+    def __call__(self):
+        self.is_over = True
+        self.loop = None
+
+
+# The turn that is waited for last, so that many blocks of one turn ask the loop once.
+cdef dict latest = {"turn": None}
+
+
+cdef _LoopTurn turn_of(loop):
+    cdef _LoopTurn turn = latest["turn"]
+    if turn is None or turn.is_over or turn.loop is not loop:
+        turn = _LoopTurn()
+        turn.loop = loop
+        loop.call_soon(turn)
+        latest["turn"] = turn
+    return turn
+
+
+cdef dict modules = sys.modules
+cdef object get_running_loop = None  # asyncio's, once that is loaded
+
+
+cdef object running_task():
+    """The asyncio task that runs on the calling thread and its loop; None if there is none. Loads nothing."""
+    global get_running_loop
+    if get_running_loop is None:
+        asyncio = modules.get("asyncio")
+        get_running_loop = getattr(asyncio, "_get_running_loop", None)
+        if get_running_loop is None:
+            return None
+    loop = get_running_loop()
+    task = modules["asyncio"].current_task(loop) if loop is not None else None
+    return None if task is None else (task, loop)
+
+
+cdef str place_of_caller():
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.endswith("contextlib.py"):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@cython.freelist(8)
+cdef class CurrentBlock:
+    """Makes a context current on the calling thread for the length of a ``with`` block."""
+
+    def __enter__(self):
+        cdef BlockOwner owner
+        cdef CurrentToken token
+        watch_thread()
+        found = running_task()
+        if found is not None:
+            owner.task = <uintptr_t><PyObject*>found[0]
+            place = place_of_caller()
+            owner.place = place.encode("utf-8", "replace")
+        token = push_current(self._box, owner)
+        with cython.critical_section(self):
+            if self._is_entered or not self._more.empty():
+                self._more.push_back(token)
+            else:
+                self._token = token
+                self._is_entered = True
+            if found is not None:
+                if self._waits is None:
+                    self._waits = {}
+                # The task is held, so that its address stays its own.
+                self._waits[token.thread, token.entry] = (turn_of(found[1]), place, found[0])
+        return self._context
+
+    def __exit__(self, kind, error, traceback):
+        cdef CurrentToken token
+        cdef _LoopTurn turn
+        waited = None
+        with cython.critical_section(self):
+            if self._is_entered and self._more.empty():
+                token = self._token
+            else:
+                if self._is_entered:
+                    self._more.insert(self._more.begin(), self._token)
+                token = take_token(self._more)
+            self._is_entered = False
+            if self._waits is not None:
+                waited = self._waits.pop((token.thread, token.entry), None)
+        pop_current(token)
+        if waited is not None and kind is None:
+            turn, place, _ = waited
+            if turn.is_over:
+                raise RuntimeError(
+                    f"the block of {self._context!r}, entered at {place}, contained an await: other tasks ran on this "
+                    "thread inside it, in its context; end the block before the await, or give the work of coroutines "
+                    "explicit streams"
+                )
+
+    def __reduce__(self):
+        refuse_copy(self, "call current() in the other process")
+
+
+make_only_here(CurrentBlock, "a block comes from Context.current()")
+
+
+cdef CurrentBlock new_block(const ContextHandle& box, object context):
+    cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
+    block._box = box
+    block._context = context
+    return block

@@ -1,0 +1,108 @@
+#include "handles/claim.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "handles/capture.hpp"
+#include "handles/context.hpp"
+#include "handles/runtime.hpp"
+
+namespace gctx {
+
+Reservation::Reservation(Runtime& runtime, int device, std::vector<SmResourcePtr> sms,
+                         std::optional<CUdevResource> workqueue, std::string name, bool exclusive, bool overlap_matters)
+    : runtime_(runtime), device_(device), sms_(std::move(sms)), workqueue_(workqueue), name_(std::move(name)) {
+  runtime.driver().require(Feature::green_contexts);
+  for (const auto& sm : sms_) {
+    if (sm->driver != &runtime.driver()) {
+      fail_value("an SMResource belongs to a driver that has been closed");
+    }
+    if (sm->device != device) {
+      fail_value("an SMResource of device " + std::to_string(sm->device) + " cannot be part of a context on device " +
+                 std::to_string(device));
+    }
+    if (sm->dry_run) {
+      fail_value("an SMResource is the result of a dry run: repeat the split without dry_run to use it");
+    }
+    if (sm->sm_count == 0) {
+      fail_value("an SMResource has no SMs: the split that made it left nothing over");
+    }
+  }
+  for (auto a = sms_.begin(); a != sms_.end(); ++a) {
+    for (auto b = std::next(a); b != sms_.end(); ++b) {
+      if (overlaps(**a, **b).value_or(false)) {
+        fail_value("two of the SMResources name the same SMs: the driver would count them twice and use them once");
+      }
+      if (!(*a)->origin || (*a)->origin != (*b)->origin) {
+        fail_value("the SMResources of a context must be groups of one split");
+      }
+    }
+  }
+  given_ = sms_.empty() ? runtime.device_sm(device) : merged(sms_);
+  if (overlap_matters) {
+    live_entry_ = runtime.enlist(device, given_, name_, exclusive, 0, overlap_report_);
+  }
+}
+
+Reservation::~Reservation() {
+  if (live_entry_ != 0) {
+    runtime_.delist(device_, live_entry_);
+  }
+}
+
+ContextHandle Reservation::create_context() {
+  demand_no_capture_on(runtime_, device_);
+  const Driver& driver = runtime_.driver();
+  const ContextHandle primary = runtime_.primary(device_);
+  std::vector<CUdevResource> parts;
+  for (const auto& sm : sms_) {
+    parts.insert(parts.end(), sm->units.begin(), sm->units.end());
+  }
+  if (workqueue_) {
+    parts.push_back(*workqueue_);
+  }
+  CUdevResourceDesc description{};
+  GCTX_CALL(driver, cuDevResourceGenerateDesc, &description, parts.data(), static_cast<unsigned>(parts.size()));
+  auto box = std::make_shared<ContextBox>(runtime_, device_, ContextKind::green, name_, given_);
+  auto green = std::make_unique<GreenCtxBox>(primary);
+  CUgreenCtx raw = nullptr;
+  GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime_.device(device_), CU_GREEN_CTX_DEFAULT_STREAM);
+  green->take(raw, std::exchange(live_entry_, 0));
+  runtime_.count_made(device_);
+  CUcontext handle = nullptr;
+  GCTX_CALL(driver, cuCtxFromGreenCtx, &handle, raw);
+  box->take(handle, raw, std::move(green));
+  box->ask_id();
+  runtime_.contexts().put(handle, *box);
+  return box;
+}
+
+Claim::Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
+             bool exclusive, std::uint64_t group)
+    : runtime_(runtime), device_(device) {
+  entries_.reserve(sms.size());
+  try {
+    for (std::size_t i = 0; i < sms.size(); ++i) {
+      std::string report;
+      entries_.push_back(runtime.enlist(device, sms[i], names[i], exclusive, group, report));
+      overlap_report_ += (overlap_report_.empty() || report.empty() ? "" : "; ") + report;
+    }
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+Claim::~Claim() { release(); }
+
+void Claim::release() noexcept {
+  if (is_released_.exchange(true)) {
+    return;
+  }
+  for (const std::uint64_t entry : entries_) {
+    runtime_.delist(device_, entry);
+  }
+}
+
+}  // namespace gctx

@@ -1,0 +1,67 @@
+// Places among the live contexts of a device: who has which SMs.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "handles/types.hpp"
+#include "resources/sm_resource.hpp"
+
+namespace gctx {
+
+// Resources set aside for a context that is about to be made, so that two threads cannot both find the same SMs free.
+class Reservation {
+ public:
+  // Checks that the resources can be one context. `overlap_matters`: compare with the live contexts of the device.
+  Reservation(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::optional<CUdevResource> workqueue,
+              std::string name, bool exclusive, bool overlap_matters);
+  ~Reservation();
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+
+  // Live contexts that share SMs with these, or may: a sentence, empty if there are none.
+  const std::string& overlap_report() const noexcept { return overlap_report_; }
+
+  ContextHandle create_context();
+
+ private:
+  Runtime& runtime_;
+  int device_;
+  std::vector<SmResourcePtr> sms_;
+  std::optional<CUdevResource> workqueue_;
+  std::string name_;
+  SmResourcePtr given_;
+  std::string overlap_report_;
+  std::uint64_t live_entry_ = 0;
+};
+
+// A place for as long as it exists or until it is released, for contexts that were made without one.
+class Claim {
+ public:
+  // `names` go with `sms`. Claims of one group (0: of none) may share SMs. Throws if it is exclusive and others have
+  // them.
+  Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
+        bool exclusive, std::uint64_t group);
+  ~Claim();
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+  // Live contexts that share SMs with these, or may: sentences, empty if there are none.
+  const std::string& overlap_report() const noexcept { return overlap_report_; }
+
+  void release() noexcept;  // from any thread, and twice does nothing
+
+ private:
+  Runtime& runtime_;
+  int device_;
+  std::vector<std::uint64_t> entries_;
+  std::string overlap_report_;
+  std::atomic<bool> is_released_{false};
+};
+
+}  // namespace gctx

@@ -1,0 +1,152 @@
+// Contexts: primary ones, green ones, and those of others.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "handles/green_context.hpp"
+#include "handles/registry.hpp"
+#include "handles/state.hpp"
+#include "handles/types.hpp"
+#include "resources/sm_resource.hpp"
+
+namespace gctx {
+
+class Driver;
+
+enum class ContextKind : int { primary, green, foreign };
+
+inline std::string context_label(const std::string& name) {
+  return name.empty() ? "an unnamed context" : "context '" + name + "'";
+}
+
+class ContextBox : public Registered<CUcontext, ContextBox> {
+ public:
+  // The box is made before what it will own, so that nothing is lost if memory runs out in between.
+  ContextBox(Runtime& runtime, int device, ContextKind kind, std::string name = {}, SmResourcePtr given = nullptr)
+      : runtime_(runtime), device_(device), kind_(kind), name_(std::move(name)), given_(std::move(given)) {}
+  ~ContextBox();
+  ContextBox(const ContextBox&) = delete;
+  ContextBox& operator=(const ContextBox&) = delete;
+
+  // What it stands for: a primary context that was retained for it, or one that somebody else owns.
+  void take(CUcontext handle, CUgreenCtx raw_green = nullptr) noexcept {
+    handle_ = handle;
+    green_handle_ = raw_green;
+  }
+  void take(CUcontext handle, CUgreenCtx raw_green, std::unique_ptr<GreenCtxBox> green) noexcept {
+    take(handle, raw_green);
+    green_ = std::move(green);
+  }
+  void ask_id();
+
+  Runtime& runtime() const noexcept { return runtime_; }
+  int device() const noexcept { return device_; }
+  CUcontext handle() const noexcept { return handle_; }
+  ContextKind kind() const noexcept { return kind_; }
+  bool is_green() const noexcept { return green_handle_ != nullptr; }
+  CUgreenCtx green_handle() const noexcept { return green_handle_; }
+  std::uint64_t id() const noexcept { return id_; }
+  const std::string& name() const noexcept { return name_; }
+  std::string label() const { return context_label(name_); }  // for messages
+
+  ContextState& state() noexcept { return state_; }
+  bool is_closed() const noexcept { return !state_.is_open(); }
+  // No more use of a green context of ours; it is destroyed with its last stream and event. Throws while it is current.
+  void close();
+  void demand_open() const;
+  void demand_not_current() const;
+  [[noreturn]] void fail_closed() const;
+
+  // Whether the driver's object is still there. A primary context goes with a reset of its device, one of others when
+  // they destroy it. A green one of ours stays: while there is one, the driver (13.0) refuses the reset.
+  bool is_there() const noexcept;
+  void demand_there() const;  // and that the driver may be used
+
+  bool is_current() const;  // on the calling thread
+
+  // What it was given, asked of the driver once, in a form that can be split.
+  SmResourcePtr sm_resource();
+  CUdevResource workqueue_resource();
+
+  // Streams of the context itself, by priority and number. Who has only the handle of one can use it as long as this
+  // box exists, which of our own contexts is as long as the context does.
+  CUstream kept_stream(int priority, std::size_t number);
+  void destroy_kept_streams() noexcept;
+
+  // The streams that this package made on it, so that it can be asked which of them capture.
+  void add(StreamBox& stream) noexcept;
+  void remove(StreamBox& stream) noexcept;
+  bool has_capture();
+  void demand_no_capture(const char* what);
+
+  // Called by whoever ended the last use after close().
+  void let_go() noexcept;
+
+ private:
+  using KeptStreams = std::map<int, std::vector<CUstream>>;  // by priority
+
+  KeptStreams take_kept_streams() noexcept;
+  void destroy(const KeptStreams& kept) const noexcept;
+  CUresult ask_whether_there() const noexcept;
+  [[noreturn]] void fail_current(bool here) const;
+
+  Runtime& runtime_;
+  int device_;
+  CUcontext handle_ = nullptr;
+  ContextKind kind_;
+  std::unique_ptr<GreenCtxBox> green_;  // set if we own it
+  CUgreenCtx green_handle_ = nullptr;   // set if it is green
+  std::uint64_t id_ = 0;
+  std::string name_;
+  SmResourcePtr given_;  // what our own green contexts were made of
+  std::mutex query_mutex_;
+  SmResourcePtr queried_;
+  std::mutex streams_mutex_;
+  KeptStreams kept_;
+  StreamBox* first_stream_ = nullptr;
+  ContextState state_;
+};
+
+// What a stream or event holds: while there is one, a closed context lives on.
+class ContextUse {
+ public:
+  explicit ContextUse(ContextHandle context);    // throws if the context is closed
+  ContextUse(const ContextUse& other) noexcept;  // never does: what is in use stays usable
+  ContextUse(ContextUse&& other) noexcept = default;
+  ContextUse& operator=(const ContextUse&) = delete;
+  ContextUse& operator=(ContextUse&&) = delete;
+  ~ContextUse();
+  const ContextHandle& context() const noexcept { return context_; }
+
+ private:
+  ContextHandle context_;
+};
+
+// A use for the length of a call, so that close() on another thread destroys nothing under it.
+class CallUse {
+ public:
+  enum class Of { open, alive };  // alive: or closed, and kept by what was made on it
+  explicit CallUse(ContextBox& context, Of state = Of::open);
+  ~CallUse();
+  CallUse(const CallUse&) = delete;
+  CallUse& operator=(const CallUse&) = delete;
+
+ private:
+  ContextBox& context_;
+};
+
+// The context of a raw handle: ours if we made it, else a view that never destroys it.
+ContextHandle adopt_context(Runtime& runtime, CUcontext handle);
+ContextHandle current_context(Runtime& runtime);  // null if nothing is current on this thread
+
+void synchronize_context(const ContextHandle& context);
+
+}  // namespace gctx

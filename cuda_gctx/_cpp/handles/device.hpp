@@ -1,0 +1,24 @@
+// Answers of a device that need no object.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <string>
+
+#include "handles/types.hpp"
+
+namespace gctx {
+
+std::string device_name(Runtime& runtime, int ordinal);
+std::string device_pci_bus_id(Runtime& runtime, int ordinal);
+CUuuid device_uuid(Runtime& runtime, int ordinal);
+int device_attribute(Runtime& runtime, int ordinal, CUdevice_attribute attribute);
+
+struct DeviceMemory {
+  std::size_t free = 0;
+  std::size_t total = 0;
+};
+DeviceMemory device_memory(Runtime& runtime, int ordinal);
+
+}  // namespace gctx

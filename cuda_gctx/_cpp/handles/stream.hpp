@@ -1,0 +1,72 @@
+// Streams: made on any context without anything being current, or adopted from others.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "handles/context.hpp"
+#include "handles/registry.hpp"
+#include "handles/types.hpp"
+
+namespace gctx {
+
+class StreamBox : public Registered<CUstream, StreamBox> {
+ public:
+  // The box is made before what it will own, so that nothing is lost if memory runs out in between.
+  StreamBox(ContextUse use, bool owned, std::optional<bool> nonblocking = std::nullopt) noexcept
+      : use_(std::move(use)), owned_(owned), nonblocking_(nonblocking) {}
+  ~StreamBox();
+  StreamBox(const StreamBox&) = delete;
+  StreamBox& operator=(const StreamBox&) = delete;
+
+  void take(CUstream handle) noexcept;
+  const ContextUse& use() const noexcept { return use_; }
+  std::optional<bool> nonblocking() const noexcept { return nonblocking_; }  // as it was made, if it was made here
+  bool is_made_here() const noexcept { return nonblocking_.has_value(); }
+  const ContextHandle& context() const noexcept { return use_.context(); }
+  CUstream handle() const noexcept { return handle_; }
+  bool is_owned() const noexcept { return owned_; }
+  // The default streams are words for a stream of whichever context is current.
+  bool is_default() const noexcept { return is_default_handle(handle_); }
+  static bool is_default_handle(CUstream handle) noexcept {
+    return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
+  }
+  // The driver's number, asked once; 0 as long as it cannot be asked, because asking would invalidate a capture.
+  std::uint64_t id();
+
+  // Its place in the list of its context, under the lock of that list.
+  void link(StreamBox*& first) noexcept;
+  void unlink(StreamBox*& first) noexcept;
+  const StreamBox* next_of_context() const noexcept { return next_; }
+
+ private:
+  ContextUse use_;
+  CUstream handle_ = nullptr;
+  bool owned_;
+  std::optional<bool> nonblocking_;
+  std::atomic<std::uint64_t> id_{0};
+  StreamBox* next_ = nullptr;
+  StreamBox* previous_ = nullptr;
+};
+
+// A stream of the driver on a context, which somebody has to destroy.
+CUstream make_raw_stream(const ContextBox& context, unsigned flags, int priority);
+
+StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking);
+StreamHandle kept_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number);
+StreamHandle adopt_stream(Runtime& runtime, CUstream handle);
+int stream_priority(const StreamHandle& stream);
+bool stream_is_nonblocking(const StreamHandle& stream);
+bool stream_is_capturing(const StreamHandle& stream);
+bool is_same_stream(const StreamHandle& a, const StreamHandle& b);
+bool stream_is_done(const StreamHandle& stream);
+void synchronize_stream(const StreamHandle& stream);
+void record_event(const StreamHandle& stream, const EventHandle& event);
+void wait_event(const StreamHandle& stream, const EventHandle& event);
+
+}  // namespace gctx

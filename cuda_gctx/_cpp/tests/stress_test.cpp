@@ -1,0 +1,157 @@
+// Many threads at one context: closers that are refused, makers of streams, threads that make it current. Built with
+// the sanitizers, too (make sanitize), where it runs longer.
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "handles/claim.hpp"
+#include "handles/current.hpp"
+#include "handles/runtime.hpp"
+#include "handles/stream.hpp"
+#include "tests/check.hpp"
+
+using namespace gctx;
+using gctx::test::message_of;
+
+namespace {
+
+#ifdef CUDA_GCTX_LONG_STRESS
+constexpr int streams_made = 20000;
+constexpr int rounds = 300;
+#else
+constexpr int streams_made = 3000;
+constexpr int rounds = 40;
+#endif
+constexpr int closers = 48;
+
+class Machine {
+ public:
+  Machine() : runtime_(Runtime::open("sim:h200@13.0")) {
+    GroupRequest request;
+    request.count = 16;
+    group_ = split_resource(runtime_, runtime_.device_sm(0), {request}, false).groups[0];
+  }
+  ~Machine() { Runtime::close(runtime_); }
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  Runtime& runtime() { return runtime_; }
+  ContextHandle context() {
+    Reservation reservation(runtime_, 0, {group_}, std::nullopt, "busy", true, true);
+    return reservation.create_context();
+  }
+
+ private:
+  Runtime& runtime_;
+  SmResourcePtr group_;
+};
+
+void a_refused_close_shows_to_nobody() {
+  Machine machine;
+  const ContextHandle context = machine.context();
+  const CurrentToken block = push_current(context);  // for the whole test
+  std::atomic<bool> is_over{false};
+  std::atomic<int> closed{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < closers; ++i) {
+    threads.emplace_back([&] {
+      while (!is_over) {
+        const std::string said = message_of<Error>([&] { context->close(); });
+        closed += said.empty() ? 1 : 0;
+        std::this_thread::yield();
+      }
+    });
+  }
+  std::atomic<int> refused{0};
+  std::thread pusher([&] {
+    while (!is_over) {
+      refused += message_of<Error>([&] { pop_current(push_current(context)); }).empty() ? 0 : 1;
+      std::this_thread::yield();
+    }
+  });
+  for (int i = 0; i < streams_made; ++i) {
+    refused += message_of<Error>([&] { create_stream(context, std::nullopt, true); }).empty() ? 0 : 1;
+  }
+  is_over = true;
+  pusher.join();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(closed == 0);
+  CHECK(refused == 0);
+  CHECK(!context->is_closed());
+  CHECK(machine.runtime().context_counts(0).destroyed == 0);
+  pop_current(block);
+  context->close();
+  CHECK(machine.runtime().context_counts(0).destroyed == 1);
+}
+
+// Whoever comes first: it is closed once, and destroyed once, with the last stream.
+void closing_making_and_pushing_are_one_after_the_other() {
+  Machine machine;
+  for (int round = 0; round < rounds; ++round) {
+    const ContextHandle context = machine.context();
+    std::atomic<int> ready{0};
+    std::vector<std::thread> threads;
+    const auto start = [&](auto work) {
+      threads.emplace_back([&ready, work] {
+        ++ready;
+        while (ready < 6) {
+          std::this_thread::yield();
+        }
+        for (int i = 0; i < 20; ++i) {
+          message_of<Error>(work);
+        }
+      });
+    };
+    start([&] { context->close(); });
+    start([&] { context->close(); });
+    start([&] { pop_current(push_current(context)); });
+    start([&] { synchronize_stream(create_stream(context, std::nullopt, true)); });
+    start([&] { adopt_stream(machine.runtime(), create_stream(context, std::nullopt, true)->handle()); });
+    start([&] { context->sm_resource(); });
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    context->close();
+    CHECK(context->state().is_gone());
+    CHECK(machine.runtime().context_counts(0).destroyed == static_cast<std::uint64_t>(round) + 1);
+  }
+}
+
+// Streams of many threads in one registry, found while others come and go.
+void the_registry_finds_the_living_and_only_them() {
+  Machine machine;
+  const ContextHandle context = machine.context();
+  const StreamHandle mine = create_stream(context, std::nullopt, true);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (int n = 0; n < rounds * 10; ++n) {
+        std::vector<StreamHandle> made;
+        for (int k = 0; k < 12; ++k) {
+          made.push_back(create_stream(context, std::nullopt, true));
+        }
+        for (const StreamHandle& stream : made) {
+          wrong += adopt_stream(machine.runtime(), stream->handle()) == stream ? 0 : 1;
+        }
+        wrong += adopt_stream(machine.runtime(), mine->handle()) == mine ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(wrong == 0);
+}
+
+}  // namespace
+
+int main() {
+  a_refused_close_shows_to_nobody();
+  closing_making_and_pushing_are_one_after_the_other();
+  the_registry_finds_the_living_and_only_them();
+  return gctx::test::summary("stress_test");
+}

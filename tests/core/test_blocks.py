@@ -1,0 +1,262 @@
+"""Blocks that do not nest: generators, tasks, other threads; and what other code pushes inside a block."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from cuda_gctx import Context, ContextCurrentError, CUDAError, Device
+
+from ..common import on_another_thread, refusal, small_contexts
+from ..raw import Raw
+
+
+@pytest.fixture
+def raw(dev: Device) -> Iterator[Raw]:
+    """Raw calls, and nothing current on this thread before and after."""
+    raw = Raw()
+    raw.set_current(0)
+    yield raw
+    while raw.current():
+        raw.pop()
+
+
+@pytest.fixture
+def two(dev: Device) -> Iterator[list[Context]]:
+    contexts = small_contexts(dev, 2)
+    yield contexts
+    for ctx in contexts:
+        ctx.close()
+
+
+def in_a_block(ctx: Context) -> Iterator[bool]:
+    with ctx.current():
+        yield ctx.is_current
+
+
+PUSHED = [list(pushed) for length in range(4) for pushed in itertools.product("ab", repeat=length)]
+
+
+@pytest.mark.parametrize("before", ["nothing", "primary", "a", "b"])
+@pytest.mark.parametrize("pushed", PUSHED, ids="".join)
+def test_contexts_that_inner_code_pushed_and_left_are_gone_after_the_block(
+    dev: Device, raw: Raw, two: list[Context], before: str, pushed: list[str]
+) -> None:
+    handles = {"nothing": 0, "primary": dev.context.handle, "a": two[0].handle, "b": two[1].handle}
+    raw.set_current(handles[before])
+    with two[0].current():
+        for name in pushed:
+            raw.push(handles[name])
+    assert raw.current() == handles[before]
+    while raw.current():
+        raw.pop()
+
+
+def test_generators_that_are_closed_in_the_wrong_order_raise_and_use_nothing_that_is_gone(
+    sim: Callable[..., Any],
+) -> None:
+    machine = sim()
+    raw = Raw()
+    first, second = small_contexts(Device(0), 2)
+    alive = weakref.ref(first)
+    generators = [in_a_block(first), in_a_block(second)]
+    assert [next(generator) for generator in generators] == [True, True]
+    message = str(refusal(RuntimeError, generators[0].close))
+    assert "was left before the block of" in message
+    assert "entered inside it" in message
+    assert raw.current() == second.handle
+    del first
+    gc.collect()
+    assert alive() is None
+    assert len(machine.ledger().live_of("green context")) == 2  # the block that was left keeps it
+    generators[1].close()
+    assert raw.current() == 0
+    assert len(machine.ledger().live_of("green context")) == 1
+    assert not machine.ledger().misuse
+
+
+def test_a_block_that_another_thread_leaves_keeps_its_context_until_its_own_thread_goes_on(
+    sim: Callable[..., Any],
+) -> None:
+    machine = sim()
+    (ctx,) = small_contexts(Device(0), 1)
+    raw = Raw()
+    block = ctx.current()
+    block.__enter__()
+    leave = [block.__exit__]
+    message = str(refusal(RuntimeError, lambda: on_another_thread(lambda: leave[0](None, None, None))))
+    assert "entered on another thread" in message
+    leave.clear()
+    del block, ctx
+    gc.collect()
+    assert len(machine.ledger().live_of("green context")) == 1
+    assert raw.current() != 0
+    with Device(0).context.current():
+        pass
+    assert raw.current() == 0
+    assert not machine.ledger().live_of("green context")
+    assert not machine.ledger().misuse
+
+
+def test_a_block_that_is_left_twice_raises(raw: Raw, two: list[Context]) -> None:
+    block = two[0].current()
+    with block:
+        pass
+    with pytest.raises(RuntimeError, match="not open"):
+        block.__exit__(None, None, None)
+
+
+def test_one_block_entered_on_two_threads_is_left_by_each_on_its_own(raw: Raw, two: list[Context]) -> None:
+    block = two[0].current()
+    entered, left = threading.Event(), threading.Event()
+
+    def other() -> int:
+        with block:
+            entered.set()
+            left.wait(60)
+        return Raw().current()
+
+    answers: list[int] = []
+    with block:
+        thread = threading.Thread(target=lambda: answers.append(other()))
+        thread.start()
+        entered.wait(60)
+    assert raw.current() == 0
+    left.set()
+    thread.join()
+    assert answers == [0]
+
+
+def test_tasks_cannot_have_a_block_each_and_the_message_names_the_line(raw: Raw, two: list[Context]) -> None:
+    a, b = two
+    seen: list[Any] = []
+
+    async def first() -> None:
+        with a.current():
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    async def second() -> None:
+        with b.current():
+            seen.append((a.is_current, b.is_current))
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(first(), second(), return_exceptions=True)
+
+    outcome = asyncio.run(main())
+    assert seen == []
+    assert "contained an await" in str(outcome[0])
+    assert "belongs to another task" in str(outcome[1])
+    for error in outcome:
+        assert f"{__file__}:{first.__code__.co_firstlineno + 1}" in str(error)
+    assert raw.current() == 0
+
+
+def test_blocks_of_tasks_without_an_await_are_free(raw: Raw, two: list[Context]) -> None:
+    async def work(ctx: Context) -> bool:
+        await asyncio.sleep(0)
+        for _ in range(3):
+            with ctx.current(), ctx.current():
+                assert ctx.is_current
+        await asyncio.sleep(0)
+        with ctx.current():
+            return ctx.is_current
+
+    async def main() -> list[bool]:
+        return await asyncio.gather(*map(work, two))
+
+    with two[0].current():  # around the loop: of the thread itself
+        assert asyncio.run(main()) == [True, True]
+        assert raw.current() == two[0].handle
+    assert raw.current() == 0
+
+
+def test_an_error_inside_a_block_with_an_await_is_not_hidden(raw: Raw, two: list[Context]) -> None:
+    async def fail() -> None:
+        with two[0].current():
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(fail())
+    assert raw.current() == 0
+
+
+@pytest.mark.parametrize("function", ["cuCtxPopCurrent", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_what_was_current_is_current_again_whichever_call_fails(
+    sim: Callable[..., Any], function: str, nth: int
+) -> None:
+    machine = sim()
+    dev = Device(0)
+    raw = Raw()
+    first, second = small_contexts(dev, 2)
+    raw.set_current(dev.context.handle)
+    before = raw.current()
+    block = first.current()
+    block.__enter__()
+    raw.push(second.handle)
+    machine.fail(function, nth=nth, code="CUDA_ERROR_UNKNOWN")
+    with suppress(CUDAError):
+        block.__exit__(None, None, None)
+    machine.clear_faults()
+    assert raw.current() == before
+    raw.set_current(0)
+    first.close()
+    second.close()
+
+
+def test_a_failing_restore_names_what_is_current(sim: Callable[..., Any]) -> None:
+    machine = sim(check=False)
+    (ctx,) = small_contexts(Device(0), 1)
+    block = ctx.current()
+    block.__enter__()
+    machine.fail("cuCtxPopCurrent", code="CUDA_ERROR_UNKNOWN")
+    machine.fail("cuCtxSetCurrent", code="CUDA_ERROR_UNKNOWN")
+    message = str(refusal(RuntimeError, lambda: block.__exit__(None, None, None)))
+    assert f"{ctx.handle:#x}" in message
+    assert "not what was current before the block" in message
+
+
+def test_what_a_thread_made_current_ends_before_join_returns(sim: Callable[..., Any]) -> None:
+    machine = sim()
+    dev = Device(0)
+    for _ in range(200):
+        ctx, other = small_contexts(dev, 2)
+
+        def work(ctx: Context = ctx, other: Context = other) -> None:
+            dev.set_current(ctx)
+            other.current().__enter__()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        ctx.close()
+        other.close()
+    assert not machine.ledger().live_of("green context")
+    assert not machine.ledger().misuse
+
+
+def test_the_message_names_the_thread_on_which_it_is_current(dev: Device, two: list[Context]) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with two[0].current():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait(60)
+    message = str(refusal(ContextCurrentError, two[0].close))
+    leave.set()
+    thread.join()
+    assert f"another thread (native id {thread.native_id})" in message

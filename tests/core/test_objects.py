@@ -1,0 +1,286 @@
+"""Objects of the core as Python objects: made without their constructors, twice, copied, hashed and compared."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import ctypes
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import cuda_gctx
+from cuda_gctx import (
+    CapturingError,
+    ClosedError,
+    Context,
+    ContextCurrentError,
+    ContextOptions,
+    Device,
+    DeviceResources,
+    Event,
+    ForkedError,
+    ResourceOverlapWarning,
+    SMResource,
+    Stream,
+    StreamOptions,
+    WorkqueueResource,
+)
+from cuda_gctx._core.lease import Claim, kept_stream
+from cuda_gctx._core.probe import Stamps, run_probe
+from cuda_gctx.sim import session
+
+from ..common import green, refusal, small_contexts, split
+from ..raw import Raw
+
+MADE_ELSEWHERE = [Context, Event, SMResource, DeviceResources, WorkqueueResource, Claim]
+
+
+@pytest.mark.parametrize("kind", MADE_ELSEWHERE, ids=lambda kind: kind.__name__)
+def test_objects_without_content_cannot_be_made(dev: Device, kind: Any) -> None:
+    class Child(kind):  # type: ignore[misc]
+        pass
+
+    for make in (kind, lambda: kind.__new__(kind), Child, lambda: kind.__new__(Child)):
+        assert "from" in str(refusal(TypeError, make))
+
+
+class Careless(Stream):
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("make", [Careless, lambda: Stream.__new__(Stream)], ids=["subclass", "__new__"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda stream: stream.handle,
+        lambda stream: stream.context,
+        lambda stream: stream.is_done,
+        lambda stream: stream.sync(),
+        lambda stream: stream.record(),
+        lambda stream: stream.__cuda_stream__(),
+        hash,
+        lambda stream: run_probe([stream], [1], 0, 10**9),
+    ],
+)
+def test_a_stream_that_was_never_initialized_raises(dev: Device, make: Any, use: Callable[[Any], Any]) -> None:
+    stream = make()
+    assert "never initialized" in str(refusal(RuntimeError, lambda: use(stream)))
+    assert repr(stream) == "<Stream: never initialized>"
+    stream.close()
+
+
+def test_a_stream_is_initialized_once(dev: Device) -> None:
+    with dev.create_stream() as stream, dev.create_stream() as other:
+        handle = stream.handle
+        assert "already" in str(refusal(RuntimeError, lambda: stream.__init__(other)))  # type: ignore[misc]
+        assert stream.handle == handle
+        stream.sync()
+
+
+def test_stamps_are_initialized_once_and_first(dev: Device) -> None:
+    assert "never initialized" in str(refusal(RuntimeError, lambda: Stamps.__new__(Stamps, dev, 1).read()))
+    stamps = Stamps(dev, 2)
+    assert "already" in str(refusal(RuntimeError, lambda: stamps.__init__(dev, 3)))  # type: ignore[misc]
+    assert len(stamps.read()) == 2
+
+
+@pytest.mark.parametrize("copying", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda function: function.__name__)
+def test_copies_are_refused_with_what_to_do(dev: Device, copying: Callable[[Any], Any]) -> None:
+    whole = dev.resources.sm
+    with dev.create_stream() as stream, stream.record() as event:
+        for thing in (dev.context, stream, event, whole, dev.resources, ContextOptions([whole]), dev.context.current()):
+            assert "cannot be pickled or copied" in str(refusal(TypeError, lambda thing=thing: copying(thing)))
+
+
+def test_a_closed_object_is_still_found_by_its_hash(dev: Device) -> None:
+    (ctx,) = small_contexts(dev, 1)
+    stream = ctx.create_stream()
+    event = stream.record()
+    things: list[Any] = [ctx, stream, event]
+    numbers = [hash(thing) for thing in things]
+    table = dict.fromkeys(things, 1)
+    weak = weakref.WeakSet(things)
+    for thing in reversed(things):
+        thing.close()
+    assert [hash(thing) for thing in things] == numbers
+    for thing in things:
+        assert thing in weak
+        assert table.pop(thing) == 1
+    assert not table
+
+
+def test_options_are_values(dev: Device) -> None:
+    groups, _ = split(dev.resources.sm, [8, 16])
+    assert ContextOptions(groups, name="a") == ContextOptions(collections.UserList(groups), name="a")
+    assert hash(ContextOptions(groups)) == hash(ContextOptions(tuple(groups)))
+    assert ContextOptions(groups) != ContextOptions(groups, exclusive=True)
+    assert dev.resources.sm == Device(0).resources.sm
+    assert groups[0] != groups[1]
+    assert groups == split(dev.resources.sm, [8, 16])[0]
+
+
+def test_options_can_be_dicts(dev: Device) -> None:
+    (group,), _ = split(dev.resources.sm, 8)
+    _, highest = dev.priority_range
+    with dev.create_context({"resources": [group], "name": "a"}) as ctx:
+        assert ctx.name == "a"
+        with ctx.create_stream({"priority": highest}) as stream:
+            assert stream.priority == highest
+            with stream.record(options={"timing_enabled": True}) as event:
+                assert event.is_timing_enabled
+        with dev.create_event({"blocking_sync": True}) as event:
+            assert event.is_blocking_sync
+    assert "unexpected" in str(refusal(TypeError, lambda: dev.create_stream({"prio": 1})))
+    assert "StreamOptions or a dict" in str(refusal(TypeError, lambda: dev.create_stream(3)))  # type: ignore[arg-type]
+
+
+def test_a_device_takes_the_stream_of_others(dev: Device) -> None:
+    class Foreign:
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, self.handle)
+
+    with dev.create_stream(StreamOptions()) as stream:
+        assert dev.create_stream(Foreign(stream.handle)) == stream
+
+
+def test_compute_capability_has_names(dev: Device) -> None:
+    capability = dev.compute_capability
+    assert capability == (capability.major, capability.minor)
+
+
+@pytest.mark.parametrize("error", [CapturingError, ClosedError, ContextCurrentError, ForkedError])
+def test_errors_have_their_public_names_and_are_runtime_errors(error: type[Exception]) -> None:
+    assert issubclass(error, RuntimeError)
+    assert f"{error.__module__}.{error.__name__}" == f"cuda_gctx.{error.__name__}"
+    assert str(pickle.loads(pickle.dumps(error("why")))) == "why"
+
+
+def test_every_public_error_of_the_core_names_the_package() -> None:
+    for name in cuda_gctx._NAMES_OF_MODULE["cuda_gctx._core.errors"]:
+        assert getattr(cuda_gctx, name).__module__ == "cuda_gctx"
+
+
+def test_a_warning_says_who_has_the_sms_exclusively(dev: Device) -> None:
+    (group,), _ = split(dev.resources.sm, 8)
+    told = pytest.warns(ResourceOverlapWarning, match="'mine' has its SMs exclusively")
+    with green(dev, group, exclusive=True, name="mine"), told:
+        green(dev, group).close()
+
+
+def test_our_own_streams_are_adopted_without_a_question(sim: Callable[..., Any]) -> None:
+    machine = sim()
+    (ctx,) = small_contexts(Device(0), 1)
+    with ctx, ctx.create_stream() as stream:
+        kept = kept_stream(ctx)
+        before = dict(machine.calls())
+        assert Stream.from_handle(stream.handle) == stream
+        assert Stream.from_handle(kept.handle) == kept
+        assert machine.calls() == before
+        kept.close()
+
+
+def test_streams_are_closed_while_the_probe_runs_on_them(dev: Device) -> None:
+    """The probe works on its own copy of the handle: a crash within seconds where it does not."""
+    (ctx,) = small_contexts(dev, 1)
+    cell: list[Stream | None] = [None]
+    is_over = threading.Event()
+
+    def close() -> None:
+        while not is_over.is_set():
+            stream = cell[0]
+            if stream is not None:
+                stream.close()
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        cell[0] = stream = ctx.create_stream()
+        with suppress(ClosedError):
+            run_probe([stream], [1], 1000, 10**10)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    ctx.close()
+
+
+# ---- captures
+
+CAPTURE_BREAKERS: dict[str, Callable[[Device, Context, Stream, Event, SMResource], Any]] = {
+    "ctx.record_event": lambda dev, ctx, stream, event, group: ctx.record_event(),
+    "ctx.wait_event": lambda dev, ctx, stream, event, group: ctx.wait_event(event),
+    "ctx.sync": lambda dev, ctx, stream, event, group: ctx.sync(),
+    "stream.sync": lambda dev, ctx, stream, event, group: stream.sync(),
+    "stream.is_done": lambda dev, ctx, stream, event, group: stream.is_done,
+    "dev.create_context": lambda dev, ctx, stream, event, group: green(dev, group),
+    "dev.partition": lambda dev, ctx, stream, event, group: dev.partition(8),
+}
+
+
+@pytest.mark.parametrize("driver", ["12.4", "13.0", "13.4"])
+@pytest.mark.parametrize("kept", [False, True], ids=["own stream", "kept stream"])
+@pytest.mark.parametrize("name", CAPTURE_BREAKERS)
+def test_what_would_spoil_a_capture_is_refused(sim: Callable[..., Any], name: str, kept: bool, driver: str) -> None:
+    sim("h200", driver=driver)
+    dev, raw = Device(0), Raw()
+    groups, _ = split(dev.resources.sm, [8, 8])
+    ctx = green(dev, groups[0])
+    stream = kept_stream(ctx) if kept else ctx.create_stream()
+    with ctx.create_event() as event:
+        raw.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream.handle), 0)
+        refusal(CapturingError, lambda: CAPTURE_BREAKERS[name](dev, ctx, stream, event, groups[1]))
+        graph = raw.handle_of_capture(stream.handle)
+        raw.call("cuGraphDestroy", ctypes.c_void_p(graph))
+        CAPTURE_BREAKERS["ctx.record_event"](dev, ctx, stream, event, groups[1]).close()
+    stream.close()
+    ctx.close()
+
+
+# ---- contexts that others destroy
+
+
+def test_kept_streams_of_a_context_that_its_owner_destroyed_are_left_alone(sim: Callable[..., Any]) -> None:
+    machine = sim(check=False)
+    raw = Raw()
+    with raw.ordinary_context() as handle:
+        ctx = Context.from_handle(handle)
+        stream = kept_stream(ctx)
+        own = ctx.create_stream()
+    noted = len(machine.ledger().misuse)  # of whoever destroyed it under its streams
+    assert "destroyed by its owner" in str(refusal(ClosedError, stream.sync))
+    own.close()
+    stream.close()
+    ctx.close()
+    assert len(machine.ledger().misuse) == noted
+
+
+# ---- machines that take each other's place
+
+
+def test_objects_of_one_machine_never_reach_another(sim: Callable[..., Any]) -> None:
+    outer = sim()
+    (ctx,) = small_contexts(Device(0), 1)
+    stream, event = ctx.create_stream(), ctx.create_event()
+    kept = kept_stream(ctx)
+    with session("h200", driver="13.1") as inner:
+        assert "set aside" in str(refusal(RuntimeError, stream.sync))
+        assert "set aside" in str(refusal(RuntimeError, ctx.create_stream))
+        with Device(0).create_stream() as other:
+            other.sync()
+        del stream, event, kept, ctx
+        gc.collect()
+        assert not inner.ledger().misuse
+    ledger = outer.ledger()
+    assert not ledger.misuse
+    assert {found.kind for found in ledger.live} <= {"primary context retain"}
