@@ -61,8 +61,8 @@ cdef tuple SM_FIELDS = (
 cdef class SMResourceOptions:
     """What to split off. ``count`` alone sets the number of groups; the other fields broadcast over it. Immutable.
 
-    Equal by value. ``SMResourceOptions(8)`` and ``SMResourceOptions([8])`` ask for the same split and give a list of one
-    group each, but they are not equal, as in cuda.core: the fields differ. ``copy.replace`` (Python 3.13) and
+    Equal by value. ``SMResourceOptions(8)`` and ``SMResourceOptions([8])`` request the same split and give a list of
+    one group each, but they are not equal, as in cuda.core: the fields differ. ``copy.replace`` (Python 3.13) and
     `replace` make a copy with other fields.
 
     count: SMs of each group, rounded up to the grain of the device; None for everything left, once at most.

@@ -11,7 +11,7 @@ import pytest
 from cuda_gctx import Device, SMResourceOptions, SplitError, system
 from cuda_gctx.partitions import Layout, plan, store
 
-from ..common import DRIVERS, finish, refusal, split
+from ..common import DRIVERS, refusal, split
 
 Machines = Callable[..., Any]
 
@@ -87,6 +87,6 @@ def test_threads_that_split_the_same_group_share_a_context(sim: Machines) -> Non
     for thread in threads:
         thread.start()
     for thread in threads:
-        finish(thread)
+        thread.join()
     assert found == [40] * 80
     assert machine.ledger().green_contexts_made == 1
