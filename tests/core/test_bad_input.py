@@ -241,8 +241,8 @@ class Limit:
 Call = Callable[[Machine], object]
 BAD_CALLS: dict[str, tuple[type[Exception], str, Call]] = {
     "split of None": (TypeError, "", lambda m: m.dev.resources.sm.split(None)),  # type: ignore[arg-type]
-    "split of an int": (TypeError, "", lambda m: m.dev.resources.sm.split(8)),  # type: ignore[arg-type]
-    "split of a dict": (TypeError, "", lambda m: m.dev.resources.sm.split({"count": 8})),  # type: ignore[arg-type]
+    "split of a str": (TypeError, "", lambda m: m.dev.resources.sm.split("8")),
+    "split of a dict of other fields": (TypeError, "", lambda m: m.dev.resources.sm.split({"counts": 8})),
     "split with dry_run by position": (
         TypeError,
         "",

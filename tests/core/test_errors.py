@@ -137,7 +137,7 @@ def difference(dev: Device) -> object:
 # What is done, and what the message tells to do about it.
 ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
     "split too much": (lambda dev: split(dev.resources.sm, 133), "nearest request that fits is"),
-    "split too many": (lambda dev: split(dev.resources.sm, [8] * 16), "backfill=True"),
+    "split too many": (lambda dev: split(dev.resources.sm, [8] * 17), "16 of the smallest size"),
     "split an odd count": (
         lambda dev: split(dev.resources.sm, 11, backfill=True),
         r"nearest request that fits is \[1[02]\]$",

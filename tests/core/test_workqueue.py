@@ -126,7 +126,7 @@ def test_options_are_values(sim: Machines) -> None:
         options.concurrency_limit = 5  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("wrong", [None, {}, "device_ctx", 4])
+@pytest.mark.parametrize("wrong", [None, {"scope": "device_ctx"}, "device_ctx", 4])
 def test_configure_takes_options_alone(sim: Machines, wrong: Any) -> None:
     sim("h200", driver="13.1")
     queue = Device(0).resources.workqueue
