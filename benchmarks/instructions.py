@@ -36,7 +36,7 @@ CALLS = 200
 # A function of the C library that nothing else here calls: callgrind writes what it has counted whenever it is entered.
 mark = os.getppid
 MARK = "getppid"
-SOFTWARE_DRIVER = "libcuda.so.1"
+SOFTWARE_DRIVER = "libcuda_gctx_sim.so"
 
 
 def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:

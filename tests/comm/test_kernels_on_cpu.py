@@ -130,7 +130,7 @@ def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
     library = build(folder, info, op, geometry_of(info), is_bfloat16=True, replace=[(old, new)])
 
     def is_found() -> bool:
-        for seed in range(40):
+        for seed in range(400):
             # A deadlock ends by the time limit, as a fault.
             ranks = Ranks(info, op, library, geometry_of(info), limit=20_000)
             if run_calls(ranks, seed, 6, is_bfloat16=True, modes=(mode,)):
@@ -143,7 +143,7 @@ def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
         faulthandler.disable()
         os._exit(not is_found())
     _, status = os.waitpid(child, 0)
-    assert status == 0 or os.WIFSIGNALED(status), "the broken kernels gave the right bits 40 times"
+    assert status == 0 or os.WIFSIGNALED(status), "the broken kernels gave the right bits 400 times"
 
 
 def call_once(ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing: int | None = None) -> None:
