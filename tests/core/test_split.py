@@ -65,6 +65,73 @@ def test_the_same_request_means_the_same_on_every_driver(
     assert sizes(*split(Device(0).resources.sm, count, **options)) == (groups, remainder)
 
 
+ROWS_OF_OTHER_CARDS: list[tuple[str, Counts, dict[str, Any], list[int]]] = [
+    ("h200", [30, 30, None], {}, [32, 32, 64]),
+    ("h200", [118, 1, 1], {"coscheduled_sm_count": [8, 2, None]}, [120, 2, 8]),
+    ("rtx5080", None, {}, [80]),
+    ("rtx5080", [None, 40], {}, [40, 40]),
+    ("b200", [88, None, 48], {"backfill": [True, False, True]}, [88, 8, 48]),
+    ("b200", [109, 8, 24], {}, [112, 8, 24]),
+    ("a100", [98, 10], {}, [98, 10]),
+]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(("card", "count", "options", "groups"), ROWS_OF_OTHER_CARDS)
+def test_a_request_means_the_same_on_every_card(
+    sim: Machines, driver: str, card: str, count: Counts, options: dict[str, Any], groups: list[int]
+) -> None:
+    sim(card, driver=driver)
+    assert sizes(*split(Device(0).resources.sm, count, **options))[0] == groups
+
+
+NEAREST: list[tuple[str, list[int | None], dict[str, Any], tuple[int | None, ...]]] = [
+    ("h200", [130, 1, 1], {"backfill": [True, False, False]}, (116, 8, 8)),
+    ("h200", [57, 24, 24, 24], {}, (56, 24, 24, 24)),
+    ("h200", [64, 64, None], {}, (64, 48, None)),
+    ("b200", [123, 8, None, 8, 2], {"backfill": [False, False, False, False, True]}, (104, 8, None, 8, 2)),
+    ("a100", [100, 10], {}, (98, 10)),
+    ("a100", [106, 2], {}, (104, 4)),
+    ("a100", [100, 1, 4, 2, 1], {"backfill": [False, False, False, True, False]}, (94, 4, 4, 2, 4)),
+]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(("card", "counts", "options", "nearest"), NEAREST)
+def test_a_suggestion_keeps_every_group_and_is_the_nearest(
+    sim: Machines,
+    driver: str,
+    card: str,
+    counts: list[int | None],
+    options: dict[str, Any],
+    nearest: tuple[int | None, ...],
+) -> None:
+    sim(card, driver=driver)
+    error = refusal(SplitError, lambda: split(Device(0).resources.sm, counts, **options))
+    assert error.suggestion is not None
+    assert error.suggestion.count == nearest
+
+
+PROMISES = [("remainder", 8), ("remainder", 16), ("exact group", 8)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(("source", "coscheduled"), PROMISES)
+def test_a_co_scheduling_is_kept_or_refused(sim: Machines, driver: str, source: str, coscheduled: int) -> None:
+    sim("h200", driver=driver)
+    whole = Device(0).resources.sm
+    if source == "remainder":
+        _, outer = split(whole, [64])
+    else:
+        (outer,), _ = split(whole, [20], backfill=True)
+    try:
+        (group,), _ = split(outer, [16], coscheduled_sm_count=coscheduled)
+    except SplitError:
+        assert driver in OLD_DRIVERS or source == "exact group"
+    else:
+        assert group.coscheduled_alignment >= coscheduled
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_mixed_grains_are_served_on_every_driver(sim: Machines, driver: str) -> None:
     sim("h200", driver=driver)
