@@ -15,6 +15,7 @@ cdef class Context:
     cdef uint64_t _number
     cdef DeviceResources _resources
     cdef object _owner
+    cdef str _name
     cdef object __weakref__
 
 

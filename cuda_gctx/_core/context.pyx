@@ -16,7 +16,7 @@ from cuda_gctx._core.cpp cimport (
     CUcontext,
     CUdevResource,
     EventHandle,
-    Reservation,
+    NewContext,
     Runtime,
     SmResourcePtr,
     adopt_context,
@@ -118,7 +118,7 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
     cdef optional[CUdevResource] workqueue
     cdef WorkqueueResource queue
     cdef string name = (options.name or "").encode()
-    cdef unique_ptr[Reservation] reservation
+    cdef unique_ptr[NewContext] fresh
     cdef ContextHandle box
     for resource in options.resources:
         if isinstance(resource, SMResource):
@@ -130,12 +130,12 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
                     f"a WorkqueueResource of device {queue._device} cannot be part of a context on device {device}"
                 )
             workqueue = queue._resource
-    reservation.reset(new Reservation(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters))
+    fresh.reset(new NewContext(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters))
     # Before anything is made: a warning that is turned into an error then leaves nothing behind.
-    if not reservation.get().overlap_report().empty():
-        warnings.warn(reservation.get().overlap_report().decode(), ResourceOverlapWarning, stacklevel=2)
+    if not fresh.get().overlap_report().empty():
+        warnings.warn(fresh.get().overlap_report().decode(), ResourceOverlapWarning, stacklevel=2)
     with nogil:
-        box = reservation.get().create_context()
+        box = fresh.get().create()
     return wrap_context(box)
 
 
@@ -192,8 +192,9 @@ cdef class Context:
 
     @property
     def name(self):
-        """The name it was given, or None."""
-        return live(self).get().name().decode() or None
+        """The name from its ContextOptions, or that of the partition; None if there is none."""
+        cdef string name = live(self).get().name()
+        return self._name or name.decode() or None
 
     @property
     def device(self):
@@ -319,7 +320,8 @@ cdef class Context:
         kind = "green" if box.get().is_green() else "primary"
         if box.get().kind() == ContextKind.foreign:
             kind = "adopted " + ("green" if box.get().is_green() else "ordinary")
-        name = box.get().name().decode()
+        cdef string own_name = box.get().name()
+        name = self._name or own_name.decode()
         name = f" '{name}'" if name else ""
         try:
             size = f"{self.sm_count} SMs of "

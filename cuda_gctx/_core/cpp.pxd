@@ -124,7 +124,8 @@ cdef extern from "handles/context.hpp" namespace "gctx" nogil:
         cbool is_current() except +raise_error
         SmResourcePtr sm_resource() except +raise_error
         CUdevResource workqueue_resource() except +raise_error
-        const string& name() noexcept
+        string name() except +raise_error
+        void rename(string) except +raise_error
 
     ctypedef shared_ptr[ContextBox] ContextHandle
 
@@ -134,12 +135,12 @@ cdef extern from "handles/context.hpp" namespace "gctx" nogil:
 
 
 cdef extern from "handles/claim.hpp" namespace "gctx" nogil:
-    cdef cppclass Reservation:
-        Reservation(
+    cdef cppclass NewContext:
+        NewContext(
             Runtime&, int, vector[SmResourcePtr], optional[CUdevResource], string, cbool, cbool
         ) except +raise_error
         const string& overlap_report() noexcept
-        ContextHandle create_context() except +raise_error
+        ContextHandle create() except +raise_error
 
 
 cdef extern from "handles/current.hpp" namespace "gctx" nogil:
@@ -179,7 +180,7 @@ cdef extern from "handles/stream.hpp" namespace "gctx" nogil:
     ctypedef shared_ptr[StreamBox] StreamHandle
 
     StreamHandle create_stream(const ContextHandle&, optional[int], cbool) except +raise_error
-    StreamHandle kept_stream(const ContextHandle&, optional[int], size_t) except +raise_error
+    StreamHandle context_stream(const ContextHandle&, optional[int], size_t) except +raise_error
     StreamHandle adopt_stream(Runtime&, CUstream) except +raise_error
     int stream_priority(const StreamHandle&) except +raise_error
     cbool stream_is_nonblocking(const StreamHandle&) except +raise_error

@@ -71,7 +71,7 @@ cdef list kept_above = []
 
 
 def before_driver_closes(forget):
-    """Lets `forget` be called with the number of a driver (see _lease.driver_key) before that driver is closed."""
+    """Lets `forget` be called with the number of a driver (see _core.loan.driver_key) before that driver is closed."""
     kept_above.append(forget)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cuda_gctx import CUDAError, Device, FeatureNotSupported, system
-from cuda_gctx._core.lease import device_memory
+from cuda_gctx._core.loan import device_memory
 from cuda_gctx.cli._options import device_number, device_of, on_driver
 from cuda_gctx.cli._output import console, driver_version, table, write_json
 

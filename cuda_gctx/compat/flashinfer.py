@@ -13,7 +13,7 @@ from typing import Any
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import SplitError
-from cuda_gctx._core.lease import kept_stream, lend
+from cuda_gctx._core.loan import context_stream, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
@@ -104,9 +104,9 @@ def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[lis
     wanted = [Wanted(name, [group]) for name, group in zip(names, groups, strict=True)]
     loan = open_contexts(device, wanted, stacklevel=3)
     # Each stream keeps the contexts of the whole split: nothing else refers to them from here on.
-    contexts = [lend(stored.context, loan) for stored in loan.contexts]
+    contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
     return (
-        [torch_stream(kept_stream(context)) for context in contexts],
+        [torch_stream(context_stream(context)) for context in contexts],
         [_split_resource(context.resources.sm) for context in contexts],
     )
 

@@ -16,7 +16,7 @@ from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import ResourceOverlapError, SplitError
-from cuda_gctx._core.lease import claim, demand_not_current, kept_stream, lend, retire
+from cuda_gctx._core.loan import claim, close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.compat._common import torch_device
@@ -33,6 +33,7 @@ _SCOPES = {"device_ctx": "device_ctx", "balanced": "green_ctx_balanced"}
 # As many as torch's class has: further ones are the first ones again.
 _STREAMS = 32
 _NAME = "GreenContext"
+_ADVICE = "close the others first, or pass exclusive=True to refuse shared SMs"
 
 # ---- the SMs
 
@@ -101,7 +102,7 @@ def _free(units: list[SMResource]) -> tuple[list[SMResource], list[SMResource], 
     free, taken, refusal = [], [], None
     for unit in units:
         try:
-            claim([unit], [_NAME], True, 0).release()
+            claim([unit], [_NAME], True, 0, _ADVICE).release()
             free.append(unit)
         except ResourceOverlapError as error:
             refusal = error
@@ -118,8 +119,7 @@ def _open(
     with _choosing:
         groups = _choose(device, num_sms, exclusive=exclusive)
         wanted = [Wanted(_NAME, groups, workqueue)]
-        advice = "; or create it with exclusive=True"
-        return open_contexts(device, wanted, exclusive=exclusive, advice=advice, stacklevel=stacklevel + 1)
+        return open_contexts(device, wanted, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
 
 
 # ---- what is active on a thread
@@ -202,10 +202,10 @@ class GreenContext:
                 stacklevel=3,
             )
         self._loan = _open(device, num_sms, workqueue, exclusive=exclusive, stacklevel=3)
-        self._context = lend(self._loan.contexts[0].context, self._loan)
+        self._context = loaned(self._loan.contexts[0].context, self._loan, _NAME)
         self._sm_count = self._context.sm_count
         self._lock = threading.Lock()
-        self._own_stream = kept_stream(self._context)
+        self._own_stream = context_stream(self._context)
         self._streams: list[Stream] = []
         self._given = 0
 
@@ -271,7 +271,7 @@ class GreenContext:
         with self._lock:
             self._demand_open()
             if len(self._streams) < _STREAMS:
-                self._streams.append(kept_stream(self._context, 1 + len(self._streams)))
+                self._streams.append(context_stream(self._context, 1 + len(self._streams)))
             stream = self._streams[self._given % _STREAMS]
             self._given += 1
             return torch_stream(stream)
@@ -293,7 +293,7 @@ class GreenContext:
                 ) from None
             for stream in [*self._streams, self._own_stream]:
                 stream.close()
-            retire(self._context)
+            close_loaned(self._context)
             self._loan.release()
 
     def _demand_open(self) -> None:

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from cuda_gctx._core.context import Context
-from cuda_gctx._core.lease import kept_stream
+from cuda_gctx._core.loan import context_stream
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions import Partition
 
@@ -79,7 +79,7 @@ def own_stream(target: Target) -> Stream:
     if isinstance(target, Partition):
         stream = target.stream
     elif isinstance(target, Context):
-        stream = kept_stream(target)
+        stream = context_stream(target)
     else:
         stream = target if isinstance(target, Stream) else Stream(target)
     refuse_default_of_green(stream)

@@ -10,7 +10,14 @@ from cuda_gctx._core.context import ContextOptions
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import CapturingError, ResourceOverlapWarning
-from cuda_gctx._core.lease import capturing_stream, claim, create_kept_context, is_capturing, sm_identity
+from cuda_gctx._core.loan import (
+    capturing_stream,
+    claim,
+    create_unclaimed_context,
+    is_capturing,
+    rename,
+    sm_identity,
+)
 from cuda_gctx._core.resources import SMResource, WorkqueueResourceOptions
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions.layout import Layout
@@ -19,6 +26,9 @@ from cuda_gctx.partitions.store import Key, Loan, StoredContext, driver_and_devi
 
 # Splits that are remembered for each driver and device.
 MOST_SPLITS = 4096
+
+# The end of messages about SMs that live contexts have.
+ADVICE = "close the others first, or open one layout with all partitions"
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ def _make(device: Device, key: Key, wanted: Wanted) -> StoredContext:
         queues = [device.resources.workqueue]  # refuses where the driver has none
         queues[0].configure(wanted.workqueue)
     options = ContextOptions([*wanted.groups, *queues], name=wanted.name)
-    return StoredContext(key, create_kept_context(device.device_id, options))
+    return StoredContext(key, create_unclaimed_context(device.device_id, options))
 
 
 class Opening:
@@ -56,18 +66,17 @@ class Opening:
     """
 
     def __init__(
-        self, device: Device, wanted: Sequence[Wanted], *, exclusive: bool = False, group: int = 0, advice: str = ""
+        self, device: Device, wanted: Sequence[Wanted], *, exclusive: bool = False, group: int = 0, advice: str = ADVICE
     ) -> None:
         self._device = device
         self._wanted = wanted
-        self._advice = advice
         names = [one.name for one in wanted for _ in one.groups]
-        self._claim = claim([sms for one in wanted for sms in one.groups], names, exclusive, group)
+        self._claim = claim([sms for one in wanted for sms in one.groups], names, exclusive, group, advice)
 
     def warn(self, stacklevel: int) -> None:
         """Warns if live contexts have the SMs; stacklevel: as warnings.warn() would take it in the caller."""
         if self._claim.overlap_report:
-            warnings.warn(self._claim.overlap_report + self._advice, ResourceOverlapWarning, stacklevel + 1)
+            warnings.warn(self._claim.overlap_report, ResourceOverlapWarning, stacklevel + 1)
 
     def abandon(self) -> None:
         self._claim.release()
@@ -97,13 +106,17 @@ class Opening:
                 stored.close()
             store._put([stored for stored in own.values() if stored is not None])
             raise
+        for key, one in zip(keys, self._wanted, strict=True):
+            stored = own.get(key)
+            if stored is not None:
+                rename(stored.context, one.name)
         lent = {key: stored for key, stored in {**own, **made}.items() if stored is not None}
         contexts = [shared[key][0] if key in shared else lent[key] for key in keys]
         return Loan(contexts, list(lent.values()), self._claim, [loan for _, loan in shared.values()])
 
 
 def open_contexts(
-    device: Device, wanted: Sequence[Wanted], *, exclusive: bool = False, advice: str = "", stacklevel: int
+    device: Device, wanted: Sequence[Wanted], *, exclusive: bool = False, advice: str = ADVICE, stacklevel: int
 ) -> Loan:
     """A loan of a context for each that is wanted: all of them, or an error that leaves nothing behind.
 

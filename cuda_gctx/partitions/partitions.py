@@ -12,7 +12,7 @@ from cuda_gctx._core.above import above
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.lease import capturing_stream, demand_not_current, kept_stream, lend, retire
+from cuda_gctx._core.loan import capturing_stream, close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.probe import blocks_per_sm, max_cluster_size, max_clusters
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx._core.stream import Stream
@@ -83,12 +83,12 @@ class _LentStream:
     def __init__(self, context: Context, number: int, priority: int | None) -> None:
         self._number = number
         self._priority = priority
-        self.stream = kept_stream(context, number, priority)
+        self.stream = context_stream(context, number, priority)
 
     def reopened(self, context: Context) -> Stream:
         """The stream, as another object if somebody has closed this one."""
         if self.stream.is_closed:
-            self.stream = kept_stream(context, self._number, self._priority)
+            self.stream = context_stream(context, self._number, self._priority)
         return self.stream
 
 
@@ -120,7 +120,7 @@ class Partition:
         self._group = group
         self._stored = stored
         self._loan = loan
-        self._context = lend(stored.context, loan)
+        self._context = loaned(stored.context, loan, name)
         # Reentrant: the garbage collector may run the code of others in the middle of a call.
         self._lock = threading.RLock()
         self._default: _LentStream | None = None
@@ -254,7 +254,7 @@ class Partition:
         with self._lock:
             for stream in reversed(self._streams()):
                 stream.close()
-            retire(self._context)
+            close_loaned(self._context)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.lease import is_capturing
+from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, spellings
 from cuda_gctx.partitions.opening import Opening, Wanted, wanted_by

@@ -12,7 +12,7 @@ from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.lease import Claim, context_counts, device_memory, driver_key, keeps_capture
+from cuda_gctx._core.loan import Claim, context_counts, device_memory, driver_key, keeps_capture
 from cuda_gctx._core.resources import SMResource, drop_split_contexts, split_context_count
 
 __all__ = ["ContextStore", "Loan", "MemoryUse", "StoredContext", "driver_and_device", "memory_use", "store"]

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.driver import system
-from cuda_gctx._core.lease import capturing_stream
+from cuda_gctx._core.loan import capturing_stream
 from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.sm_map import SMMap

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cuda_gctx._core.driver import system
-from cuda_gctx._core.lease import is_capturing
+from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.probe import Stamps, run_probe, spin
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.durations import in_words

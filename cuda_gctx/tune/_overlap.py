@@ -14,7 +14,7 @@ from typing import Literal
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.lease import capturing_stream
+from cuda_gctx._core.loan import capturing_stream
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.statistics import Latency, Spread, median
 from cuda_gctx.tune._measure import Intervals

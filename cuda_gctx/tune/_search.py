@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CapturingError, CUDAError, FeatureNotSupported, ResourceOverlapWarning
-from cuda_gctx._core.lease import is_capturing
+from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import in_rounds

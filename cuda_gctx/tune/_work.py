@@ -16,7 +16,7 @@ from typing import Any
 
 from cuda_gctx._core.errors import CUDAError
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.lease import is_capturing
+from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.measure import clock

@@ -22,7 +22,7 @@ from cuda_gctx import (
     StreamOptions,
     WorkqueueResourceOptions,
 )
-from cuda_gctx._core.lease import kept_stream
+from cuda_gctx._core.loan import context_stream
 from cuda_gctx.sim import LedgerError, Session, session
 
 from ..common import green, small_contexts, split
@@ -171,7 +171,7 @@ OPERATIONS: dict[str, Callable[[], Any]] = {
     "stream": lambda: on_a_context(lambda ctx: ctx.create_stream()),
     "stream with a priority": lambda: on_a_context(lambda ctx: ctx.create_stream(StreamOptions(priority=-1))),
     "stream of the primary context": stream_of_the_primary_context,
-    "stream that its context keeps": lambda: on_a_context(lambda ctx: kept_stream(ctx, 0, -1)),
+    "stream that its context keeps": lambda: on_a_context(lambda ctx: context_stream(ctx, 0, -1)),
     "event": lambda: on_a_context(lambda ctx: ctx.create_event(EventOptions(timing_enabled=True))),
     "event of a whole context": lambda: on_a_context(lambda ctx: ctx.record_event()),
     "event of a stream": lambda: on_a_stream(lambda stream, other: stream.record()),

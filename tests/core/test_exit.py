@@ -44,9 +44,9 @@ del contexts, streams, event, holder
 """,
     "streams that their contexts keep": """
 import warnings
-from cuda_gctx._core.lease import kept_stream
+from cuda_gctx._core.loan import context_stream
 warnings.simplefilter("ignore")
-kept = [kept_stream(context, 1) for context in [dev.context, *contexts]]
+kept = [context_stream(context, 1) for context in [dev.context, *contexts]]
 parts = dev.partition(8, 16)
 streams += [part.stream for part in parts]
 """,

@@ -32,7 +32,7 @@ from cuda_gctx import (
     StreamOptions,
     WorkqueueResource,
 )
-from cuda_gctx._core.lease import Claim, kept_stream
+from cuda_gctx._core.loan import Claim, context_stream
 from cuda_gctx._core.probe import Stamps, run_probe
 from cuda_gctx.sim import session
 
@@ -173,8 +173,8 @@ def test_every_public_error_of_the_core_names_the_package() -> None:
 
 def test_a_warning_says_who_has_the_sms_exclusively(dev: Device) -> None:
     (group,), _ = split(dev.resources.sm, 8)
-    told = pytest.warns(ResourceOverlapWarning, match="'mine' has its SMs exclusively")
-    with green(dev, group, exclusive=True, name="mine"), told:
+    warned = pytest.warns(ResourceOverlapWarning, match="'mine' has its SMs exclusively")
+    with green(dev, group, exclusive=True, name="mine"), warned:
         green(dev, group).close()
 
 
@@ -182,7 +182,7 @@ def test_our_own_streams_are_adopted_without_a_question(sim: Callable[..., Any])
     machine = sim()
     (ctx,) = small_contexts(Device(0), 1)
     with ctx, ctx.create_stream() as stream:
-        kept = kept_stream(ctx)
+        kept = context_stream(ctx)
         before = dict(machine.calls())
         assert Stream.from_handle(stream.handle) == stream
         assert Stream.from_handle(kept.handle) == kept
@@ -236,7 +236,7 @@ def test_what_would_spoil_a_capture_is_refused(sim: Callable[..., Any], name: st
     dev, raw = Device(0), Raw()
     groups, _ = split(dev.resources.sm, [8, 8])
     ctx = green(dev, groups[0])
-    stream = kept_stream(ctx) if kept else ctx.create_stream()
+    stream = context_stream(ctx) if kept else ctx.create_stream()
     with ctx.create_event() as event:
         raw.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream.handle), 0)
         refusal(CapturingError, lambda: CAPTURE_BREAKERS[name](dev, ctx, stream, event, groups[1]))
@@ -255,7 +255,7 @@ def test_kept_streams_of_a_context_that_its_owner_destroyed_are_left_alone(sim: 
     raw = Raw()
     with raw.ordinary_context() as handle:
         ctx = Context.from_handle(handle)
-        stream = kept_stream(ctx)
+        stream = context_stream(ctx)
         own = ctx.create_stream()
     noted = len(machine.ledger().misuse)  # of whoever destroyed it under its streams
     assert "destroyed by its owner" in str(refusal(ClosedError, stream.sync))
@@ -272,7 +272,7 @@ def test_objects_of_one_machine_never_reach_another(sim: Callable[..., Any]) -> 
     outer = sim()
     (ctx,) = small_contexts(Device(0), 1)
     stream, event = ctx.create_stream(), ctx.create_event()
-    kept = kept_stream(ctx)
+    kept = context_stream(ctx)
     with session("h200", driver="13.1") as inner:
         assert "set aside" in str(refusal(RuntimeError, stream.sync))
         assert "set aside" in str(refusal(RuntimeError, ctx.create_stream))

@@ -1,4 +1,5 @@
-"""Who shares SMs with whom: told where known, never denied where it is not, and refused or warned of in contexts."""
+"""Who shares SMs with whom: reported where it is known, never denied where it is not, and refused or warned of in
+contexts."""
 
 from __future__ import annotations
 
@@ -139,12 +140,44 @@ def test_a_context_over_sms_of_a_live_one_warns_and_names_both(dev: Device) -> N
     (group,), _ = split(dev.resources.sm, 16)
     (larger,), _ = split(dev.resources.sm, 24)
     with green(dev, group, name="decode"):
-        with pytest.warns(ResourceOverlapWarning, match="'prefill'.*24 SMs.*'decode'.*16 SMs.*one split"):
+        with pytest.warns(ResourceOverlapWarning) as caught:
             over = green(dev, larger, name="prefill")
-        with pytest.warns(ResourceOverlapWarning, match="shares SMs"):
+        assert str(caught[0].message) == (
+            "'prefill' (24 SMs) may share SMs with 'decode' (16 SMs): "
+            "close the other one first, or take all groups from one split"
+        )
+        with pytest.warns(ResourceOverlapWarning) as caught:
             again = green(dev, group)
+        assert str(caught[0].message).startswith(
+            "an unnamed context (16 SMs) shares SMs with 'decode' (16 SMs) and 'prefill' (24 SMs): "
+        )
         again.close()
         over.close()
+
+
+def test_a_warning_names_three_contexts_and_the_number_of_others(dev: Device) -> None:
+    groups, _ = split(dev.resources.sm, [8] * 6)
+    contexts = [green(dev, group, name=f"part {number}") for number, group in enumerate(groups)]
+    with pytest.warns(ResourceOverlapWarning) as caught:
+        whole = green(dev, dev.resources.sm, name="all")
+    assert (
+        f"'all' ({dev.sm_count} SMs) shares SMs with 'part 0' (8 SMs), 'part 1' (8 SMs), 'part 2' (8 SMs) and 3 more: "
+        in str(caught[0].message)
+    )
+    for ctx in [*contexts, whole]:
+        ctx.close()
+
+
+def test_a_warning_says_that_a_closed_context_is_kept_alive(dev: Device) -> None:
+    (group,), _ = split(dev.resources.sm, 16)
+    ctx = green(dev, group, name="decode")
+    with ctx.create_event():
+        ctx.close()
+        with pytest.warns(
+            ResourceOverlapWarning, match=r"'decode' \(16 SMs, closed, kept alive by a stream or event\)"
+        ):
+            green(dev, group).close()
+    green(dev, group, exclusive=True).close()
 
 
 def test_exclusive_raises_instead_and_makes_nothing(dev: Device) -> None:

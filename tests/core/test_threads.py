@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, Device, ResourceOverlapError, ResourceOverlapWarning, Stream
-from cuda_gctx._core.lease import kept_stream
+from cuda_gctx._core.loan import context_stream
 
 from ..common import green, small_contexts, split
 from ..raw import Raw
@@ -160,7 +160,7 @@ def test_a_context_may_be_closed_while_others_ask_for_its_streams(sim: Callable[
                 if number == 0:
                     ctx.close()
                 else:
-                    kept_stream(ctx, number % 2).close()
+                    context_stream(ctx, number % 2).close()
             except RuntimeError as error:
                 return str(error)
             return ""

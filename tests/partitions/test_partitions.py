@@ -30,7 +30,7 @@ from cuda_gctx import (
     WorkqueueResourceOptions,
     system,
 )
-from cuda_gctx._core.lease import kept_stream
+from cuda_gctx._core.loan import context_stream
 from cuda_gctx._core.probe import spin
 from cuda_gctx.partitions import Partitions, partitions, plan, store, with_background
 from cuda_gctx.sim import session
@@ -369,10 +369,10 @@ def test_code_that_runs_in_the_middle_of_a_call_may_use_the_partition(
     def interrupted(context: Context, number: int = 0, priority: int | None = None) -> Stream:
         monkeypatch.undo()
         inside.extend((parts.decode.stream, *parts.decode.stream_pool(2)))
-        return kept_stream(context, number, priority)
+        return context_stream(context, number, priority)
 
     with dev.partition(decode=8) as parts:
-        monkeypatch.setattr(partitions, "kept_stream", interrupted)
+        monkeypatch.setattr(partitions, "context_stream", interrupted)
         on_another_thread(lambda: parts.decode.stream)
         assert len(set(inside)) == 3
 
@@ -587,11 +587,21 @@ def test_a_stored_context_that_somebody_closed_is_not_lent(dev: Device) -> None:
 def test_two_open_partitions_over_the_same_sms_warn_or_raise(dev: Device) -> None:
     with dev.partition(decode=8):
         refusal(ResourceOverlapError, lambda: dev.partition(decode=8, exclusive=True))
-        with pytest.warns(ResourceOverlapWarning, match="shares SMs with context 'decode'") as caught:
+        with pytest.warns(ResourceOverlapWarning, match=r"shares? SMs with 'decode' \(8 SMs\)") as caught:
             dev.partition(decode=8).close()
         assert caught[0].filename == __file__
     with dev.partition(decode=8, exclusive=True):
         pass
+
+
+def test_partitions_over_others_give_one_short_warning(dev: Device) -> None:
+    with dev.partition(decode=16, prefill=24), pytest.warns(ResourceOverlapWarning) as caught:
+        dev.partition({"a": 16, "b": 8, "c": 40}).close()
+    assert len(caught) == 1
+    message = str(caught[0].message)
+    assert message.endswith(": close the others first, or open one layout with all partitions")
+    assert all(name in message for name in ("'a'", "'decode'", "'prefill'", "'background'"))
+    assert len(message) < 250
 
 
 def test_contexts_in_the_store_are_in_nobodys_way(dev: Device) -> None:
@@ -620,6 +630,15 @@ def test_the_same_sms_are_given_out_again(sim: Machines) -> None:
     assert machine.calls("cuGreenCtxCreate") == made
     assert machine.memory()["free"] == free
     assert len(machine.ledger().live_of("stream")) == 1
+
+
+def test_a_context_that_is_lent_again_has_the_name_of_its_partition(dev: Device) -> None:
+    with dev.partition(decode=16) as parts:
+        assert "'decode'" in repr(parts.decode.context)
+    with dev.partition(critical=16) as parts, parts.critical.context.current():
+        assert parts.critical.context.name == "critical"
+        assert "'critical'" in repr(parts.critical.context)
+        assert "context 'critical' is current on this thread" in str(refusal(RuntimeError, parts.close))
 
 
 def test_the_streams_of_a_context_are_lent_again_and_go_with_it(sim: Machines) -> None:

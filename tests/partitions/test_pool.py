@@ -241,7 +241,7 @@ def test_layouts_of_one_pool_may_overlap_and_others_are_told(dev: Device) -> Non
         pool.get({"decode": 8})  # warnings are errors in the tests
         with pytest.warns(ResourceOverlapWarning, match="decode"):
             dev.partition(mine=8).close()
-        with PartitionPool(dev) as other, pytest.warns(ResourceOverlapWarning, match="shares SMs") as caught:
+        with PartitionPool(dev) as other, pytest.warns(ResourceOverlapWarning, match="shares? SMs") as caught:
             other.get((8, None))
         assert caught[0].filename == __file__
     [group], _ = split(dev.resources.sm, [8])
@@ -249,6 +249,13 @@ def test_layouts_of_one_pool_may_overlap_and_others_are_told(dev: Device) -> Non
         with pytest.warns(ResourceOverlapWarning):
             pool.get((8,))
         pool.get((8,))  # told once
+
+
+def test_partitions_of_two_layouts_name_the_context_that_they_share_each_by_its_own_name(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        first, second = pool.get({"a": 16}), pool.get({"b": 16})
+        assert first.a.context == second.b.context
+        assert (first.a.context.name, second.b.context.name) == ("a", "b")
 
 
 def test_contexts_of_a_closed_pool_are_used_again(sim: Machines) -> None:

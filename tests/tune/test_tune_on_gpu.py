@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Stream, tune
-from cuda_gctx._core.lease import device_memory
+from cuda_gctx._core.loan import device_memory
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import TIMED, seconds_between
 from cuda_gctx.tune import Report, TailLatency, Throughput, spin

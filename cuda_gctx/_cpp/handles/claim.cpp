@@ -10,8 +10,8 @@
 
 namespace gctx {
 
-Reservation::Reservation(Runtime& runtime, int device, std::vector<SmResourcePtr> sms,
-                         std::optional<CUdevResource> workqueue, std::string name, bool exclusive, bool overlap_matters)
+NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> sms,
+                       std::optional<CUdevResource> workqueue, std::string name, bool exclusive, bool overlap_matters)
     : runtime_(runtime), device_(device), sms_(std::move(sms)), workqueue_(workqueue), name_(std::move(name)) {
   runtime.driver().require(Feature::green_contexts);
   for (const auto& sm : sms_) {
@@ -41,17 +41,18 @@ Reservation::Reservation(Runtime& runtime, int device, std::vector<SmResourcePtr
   }
   given_ = sms_.empty() ? runtime.device_sm(device) : merged(sms_);
   if (overlap_matters) {
-    live_entry_ = runtime.enlist(device, given_, name_, exclusive, 0, overlap_report_);
+    const std::string advice = "close the other one first, or take all groups from one split";
+    live_entry_ = runtime.enlist(device, {given_}, {name_}, exclusive, 0, advice, overlap_report_).front();
   }
 }
 
-Reservation::~Reservation() {
+NewContext::~NewContext() {
   if (live_entry_ != 0) {
     runtime_.delist(device_, live_entry_);
   }
 }
 
-ContextHandle Reservation::create_context() {
+ContextHandle NewContext::create() {
   demand_no_capture_on(runtime_, device_);
   const Driver& driver = runtime_.driver();
   const ContextHandle primary = runtime_.primary(device_);
@@ -68,6 +69,7 @@ ContextHandle Reservation::create_context() {
   auto green = std::make_unique<GreenCtxBox>(primary);
   CUgreenCtx raw = nullptr;
   GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime_.device(device_), CU_GREEN_CTX_DEFAULT_STREAM);
+  box->note_entry(live_entry_);
   green->take(raw, std::exchange(live_entry_, 0));
   runtime_.count_made(device_);
   CUcontext handle = nullptr;
@@ -79,19 +81,9 @@ ContextHandle Reservation::create_context() {
 }
 
 Claim::Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
-             bool exclusive, std::uint64_t group)
+             bool exclusive, std::uint64_t group, const std::string& advice)
     : runtime_(runtime), device_(device) {
-  entries_.reserve(sms.size());
-  try {
-    for (std::size_t i = 0; i < sms.size(); ++i) {
-      std::string report;
-      entries_.push_back(runtime.enlist(device, sms[i], names[i], exclusive, group, report));
-      overlap_report_ += (overlap_report_.empty() || report.empty() ? "" : "; ") + report;
-    }
-  } catch (...) {
-    release();
-    throw;
-  }
+  entries_ = runtime.enlist(device, sms, names, exclusive, group, advice, overlap_report_);
 }
 
 Claim::~Claim() { release(); }

@@ -14,20 +14,20 @@
 
 namespace gctx {
 
-// Resources set aside for a context that is about to be made, so that two threads cannot both find the same SMs free.
-class Reservation {
+// A green context that is about to be made: its SMs are claimed first, so that two threads cannot both find them free.
+class NewContext {
  public:
   // Checks that the resources can be one context. `overlap_matters`: compare with the live contexts of the device.
-  Reservation(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::optional<CUdevResource> workqueue,
-              std::string name, bool exclusive, bool overlap_matters);
-  ~Reservation();
-  Reservation(const Reservation&) = delete;
-  Reservation& operator=(const Reservation&) = delete;
+  NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::optional<CUdevResource> workqueue,
+             std::string name, bool exclusive, bool overlap_matters);
+  ~NewContext();
+  NewContext(const NewContext&) = delete;
+  NewContext& operator=(const NewContext&) = delete;
 
-  // Live contexts that share SMs with these, or may: a sentence, empty if there are none.
+  // The live contexts that share SMs with it, or may, in one sentence; empty if there are none.
   const std::string& overlap_report() const noexcept { return overlap_report_; }
 
-  ContextHandle create_context();
+  ContextHandle create();
 
  private:
   Runtime& runtime_;
@@ -44,14 +44,14 @@ class Reservation {
 class Claim {
  public:
   // `names` go with `sms`. Claims of one group (0: of none) may share SMs. Throws if it is exclusive and others have
-  // them.
+  // them. `advice` ends the report of those.
   Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
-        bool exclusive, std::uint64_t group);
+        bool exclusive, std::uint64_t group, const std::string& advice);
   ~Claim();
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
 
-  // Live contexts that share SMs with these, or may: sentences, empty if there are none.
+  // The live contexts that share SMs with these, or may, in one sentence; empty if there are none.
   const std::string& overlap_report() const noexcept { return overlap_report_; }
 
   void release() noexcept;  // from any thread, and twice does nothing

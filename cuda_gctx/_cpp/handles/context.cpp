@@ -28,12 +28,12 @@ void ContextBox::let_go() noexcept {
     return;
   }
   runtime_.contexts().drop(*this);
-  KeptStreams kept = take_kept_streams();
+  OwnStreams kept = take_own_streams();
   const bool is_kept = (green_ || !kept.empty()) && runtime_.keep_for_later([&] {
     auto later = std::make_shared<ContextBox>(runtime_, device_, ContextKind::foreign);
     later->take(handle_, nullptr, std::move(green_));
     later->id_ = id_;
-    later->kept_ = std::move(kept);
+    later->own_streams_ = std::move(kept);
     return later;
   });
   if (!is_kept) {
@@ -76,6 +76,16 @@ void ContextBox::demand_there() const {
   runtime_.driver().check(answer, "cuCtxGetId");
 }
 
+std::string ContextBox::name() const {
+  const std::lock_guard lock(name_mutex_);
+  return name_;
+}
+
+void ContextBox::rename(std::string name) {
+  const std::lock_guard lock(name_mutex_);
+  name_.swap(name);
+}
+
 void ContextBox::fail_closed() const { fail(ErrorKind::closed, label() + " has been closed"); }
 
 void ContextBox::demand_open() const {
@@ -107,6 +117,8 @@ void ContextBox::close() {
       let_go();
       break;
     case ContextState::Closing::done:
+      runtime_.note_closed(device_, live_entry_);
+      break;
     case ContextState::Closing::was_closed:
       break;
   }
@@ -161,9 +173,9 @@ CUdevResource ContextBox::workqueue_resource() {
 
 // ---- the streams of a context
 
-CUstream ContextBox::kept_stream(int priority, std::size_t number) {
+CUstream ContextBox::context_stream(int priority, std::size_t number) {
   const std::lock_guard lock(streams_mutex_);
-  std::vector<CUstream>& streams = kept_[priority];
+  std::vector<CUstream>& streams = own_streams_[priority];
   while (streams.size() <= number) {
     streams.reserve(streams.size() + 1);  // so that nothing is lost if memory runs out
     streams.push_back(make_raw_stream(*this, CU_STREAM_NON_BLOCKING, priority));
@@ -171,12 +183,12 @@ CUstream ContextBox::kept_stream(int priority, std::size_t number) {
   return streams[number];
 }
 
-ContextBox::KeptStreams ContextBox::take_kept_streams() noexcept {
+ContextBox::OwnStreams ContextBox::take_own_streams() noexcept {
   const std::lock_guard lock(streams_mutex_);
-  return std::exchange(kept_, {});
+  return std::exchange(own_streams_, {});
 }
 
-void ContextBox::destroy(const KeptStreams& kept) const noexcept {
+void ContextBox::destroy(const OwnStreams& kept) const noexcept {
   if (kept.empty() || !runtime_.is_usable() || !is_there()) {
     return;
   }
@@ -188,9 +200,9 @@ void ContextBox::destroy(const KeptStreams& kept) const noexcept {
   }
 }
 
-void ContextBox::destroy_kept_streams() noexcept {
+void ContextBox::destroy_own_streams() noexcept {
   if (!is_forked()) {
-    destroy(take_kept_streams());
+    destroy(take_own_streams());
   }
 }
 
@@ -214,7 +226,7 @@ bool ContextBox::has_capture() {
       return true;
     }
   }
-  return std::any_of(kept_.begin(), kept_.end(), [&](const auto& level) {
+  return std::any_of(own_streams_.begin(), own_streams_.end(), [&](const auto& level) {
     return std::any_of(level.second.begin(), level.second.end(),
                        [&](CUstream stream) { return is_capturing(driver, stream); });
   });

@@ -46,6 +46,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
     green_ = std::move(green);
   }
   void ask_id();
+  void note_entry(std::uint64_t entry) noexcept { live_entry_ = entry; }  // in the list of live contexts
 
   Runtime& runtime() const noexcept { return runtime_; }
   int device() const noexcept { return device_; }
@@ -54,8 +55,9 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   bool is_green() const noexcept { return green_handle_ != nullptr; }
   CUgreenCtx green_handle() const noexcept { return green_handle_; }
   std::uint64_t id() const noexcept { return id_; }
-  const std::string& name() const noexcept { return name_; }
-  std::string label() const { return context_label(name_); }  // for messages
+  std::string name() const;
+  void rename(std::string name);
+  std::string label() const { return context_label(name()); }  // for messages
 
   ContextState& state() noexcept { return state_; }
   bool is_closed() const noexcept { return !state_.is_open(); }
@@ -78,8 +80,8 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
 
   // Streams of the context itself, by priority and number. Who has only the handle of one can use it as long as this
   // box exists, which of our own contexts is as long as the context does.
-  CUstream kept_stream(int priority, std::size_t number);
-  void destroy_kept_streams() noexcept;
+  CUstream context_stream(int priority, std::size_t number);
+  void destroy_own_streams() noexcept;
 
   // The streams that this package made on it, so that it can be asked which of them capture.
   void add(StreamBox& stream) noexcept;
@@ -91,10 +93,10 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   void let_go() noexcept;
 
  private:
-  using KeptStreams = std::map<int, std::vector<CUstream>>;  // by priority
+  using OwnStreams = std::map<int, std::vector<CUstream>>;  // by priority
 
-  KeptStreams take_kept_streams() noexcept;
-  void destroy(const KeptStreams& kept) const noexcept;
+  OwnStreams take_own_streams() noexcept;
+  void destroy(const OwnStreams& kept) const noexcept;
   CUresult ask_whether_there() const noexcept;
   [[noreturn]] void fail_current(bool here) const;
 
@@ -105,12 +107,14 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   std::unique_ptr<GreenCtxBox> green_;  // set if we own it
   CUgreenCtx green_handle_ = nullptr;   // set if it is green
   std::uint64_t id_ = 0;
+  std::uint64_t live_entry_ = 0;
+  mutable std::mutex name_mutex_;
   std::string name_;
   SmResourcePtr given_;  // what our own green contexts were made of
   std::mutex query_mutex_;
   SmResourcePtr queried_;
   std::mutex streams_mutex_;
-  KeptStreams kept_;
+  OwnStreams own_streams_;
   StreamBox* first_stream_ = nullptr;
   ContextState state_;
 };

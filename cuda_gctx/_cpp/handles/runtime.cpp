@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 
 #include "handles/claim.hpp"
 #include "handles/current.hpp"
@@ -131,7 +132,7 @@ void Runtime::drop_caches() {
     }
     probe.reset();  // it needs the primary context
     if (primary) {
-      primary->destroy_kept_streams();  // others may hold it
+      primary->destroy_own_streams();  // others may hold it
     }
   }
 }
@@ -225,38 +226,88 @@ ContextCounts Runtime::context_counts(int ordinal) const {
   return {state.made.load(), state.destroyed.load()};
 }
 
-std::uint64_t Runtime::enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive,
-                              std::uint64_t group, std::string& report) {
+namespace {
+
+// At most this many are named in one message.
+constexpr std::size_t most_named = 3;
+
+std::string joined(const std::vector<std::string>& labels) {
+  std::string text;
+  const std::size_t named = std::min(labels.size(), most_named);
+  for (std::size_t i = 0; i < named; ++i) {
+    text += (i == 0 ? "" : i + 1 == labels.size() ? " and " : ", ") + labels[i];
+  }
+  return text + (labels.size() > named ? " and " + std::to_string(labels.size() - named) + " more" : "");
+}
+
+std::string label_of(const std::string& name, const SmResource& sms, bool closed) {
+  return (name.empty() ? "an unnamed context" : "'" + name + "'") + " (" + std::to_string(sms.sm_count) + " SMs" +
+         (closed ? ", closed, kept alive by a stream or event" : "") + ")";
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> Runtime::enlist(int ordinal, const std::vector<SmResourcePtr>& sms,
+                                           const std::vector<std::string>& names, bool exclusive, std::uint64_t group,
+                                           const std::string& advice, std::string& report) {
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
   const std::lock_guard lock(state.live_mutex);
   bool certain = false;
+  std::vector<char> shares(sms.size());
+  std::vector<std::string> others;
   const LiveContext* owner = nullptr;
-  std::string others;
   for (const LiveContext& live : state.live) {
     if (group != 0 && live.group == group) {
       continue;
     }
-    const auto shared = overlaps(*sms, *live.sms);
-    if (shared.has_value() && !*shared) {
-      continue;
+    bool is_other = false;
+    for (std::size_t i = 0; i < sms.size(); ++i) {
+      const auto shared = overlaps(*sms[i], *live.sms);
+      if (shared.value_or(true)) {
+        certain = certain || shared.has_value();
+        shares[i] = 1;
+        is_other = true;
+      }
     }
-    certain = certain || shared.has_value();
-    owner = live.exclusive ? &live : owner;
-    others +=
-        (others.empty() ? "" : ", ") + (context_label(live.name) + " (" + std::to_string(live.sms->sm_count) + " SMs)");
+    if (is_other) {
+      others.push_back(label_of(live.name, *live.sms, live.closed));
+      owner = live.exclusive ? &live : owner;
+    }
   }
   if (!others.empty()) {
-    report = context_label(name) + " (" + std::to_string(sms->sm_count) + " SMs) " +
-             (certain ? "shares" : "may share") + " SMs with " + others +
-             (owner != nullptr ? ", of which " + context_label(owner->name) + " has its SMs exclusively" : "") +
-             ": take all groups from one split to keep them apart";
+    std::vector<std::string> mine;
+    for (std::size_t i = 0; i < sms.size(); ++i) {
+      if (shares[i] != 0) {
+        mine.push_back(label_of(names[i], *sms[i], false));
+      }
+    }
+    report = joined(mine) +
+             (!certain           ? " may share"
+              : mine.size() == 1 ? " shares"
+                                 : " share") +
+             " SMs with " + joined(others) +
+             (owner != nullptr ? "; " + context_label(owner->name) + " has its SMs exclusively" : "") + ": " + advice;
     if (exclusive) {
       fail(ErrorKind::overlap, report);
     }
   }
-  const std::uint64_t entry = next_entry_.fetch_add(1);
-  state.live.push_back({entry, group, exclusive, std::move(sms), name});
-  return entry;
+  std::vector<std::uint64_t> entries;
+  std::vector<LiveContext> entered;
+  for (std::size_t i = 0; i < sms.size(); ++i) {
+    entries.push_back(next_entry_.fetch_add(1));
+    entered.push_back({entries[i], group, exclusive, false, sms[i], names[i]});
+  }
+  state.live.reserve(state.live.size() + entered.size());  // all of them are entered, or none
+  std::move(entered.begin(), entered.end(), std::back_inserter(state.live));
+  return entries;
+}
+
+void Runtime::note_closed(int ordinal, std::uint64_t entry) noexcept {
+  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  const std::lock_guard lock(state.live_mutex);
+  for (LiveContext& live : state.live) {
+    live.closed = live.closed || live.entry == entry;
+  }
 }
 
 void Runtime::delist(int ordinal, std::uint64_t entry) noexcept {

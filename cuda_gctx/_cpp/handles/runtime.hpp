@@ -37,6 +37,7 @@ struct LiveContext {
   std::uint64_t entry = 0;
   std::uint64_t group = 0;  // those of one group (0: of none) may share SMs: they are used one at a time
   bool exclusive = false;
+  bool closed = false;  // closed by its user, and kept alive by a stream or event
   SmResourcePtr sms;
   std::string name;
 };
@@ -105,9 +106,13 @@ class Runtime {
   Registry<CUcontext, ContextBox>& contexts() noexcept { return contexts_; }
   Registry<CUstream, StreamBox>& streams() noexcept { return streams_; }
 
-  // The list of live green contexts of a device. Comparing and entering are one step. Entry 0 is nobody's.
-  std::uint64_t enlist(int ordinal, SmResourcePtr sms, const std::string& name, bool exclusive, std::uint64_t group,
-                       std::string& report);
+  // The list of live green contexts of a device. Entry 0 is nobody's. Comparing several with the list and entering them
+  // are one step; they are not compared with each other. `report` names those that share SMs or may, and ends with the
+  // advice; it is empty if there are none. Throws it if one of them is to be exclusive.
+  std::vector<std::uint64_t> enlist(int ordinal, const std::vector<SmResourcePtr>& sms,
+                                    const std::vector<std::string>& names, bool exclusive, std::uint64_t group,
+                                    const std::string& advice, std::string& report);
+  void note_closed(int ordinal, std::uint64_t entry) noexcept;
   void delist(int ordinal, std::uint64_t entry) noexcept;
 
  private:

@@ -43,8 +43,8 @@ SmResourcePtr SplitContexts::splittable(const SmResourcePtr& group) {
   if (!slot->context) {
     auto usable = std::make_shared<SmResource>(*group);
     usable->dry_run = false;
-    Reservation reservation(runtime_, group->device, {usable}, std::nullopt, "", false, false);
-    slot->context = reservation.create_context();
+    NewContext fresh(runtime_, group->device, {usable}, std::nullopt, "", false, false);
+    slot->context = fresh.create();
     slot->is_made = true;
   }
   // The same SMs, but as a part of the split that this group came from.

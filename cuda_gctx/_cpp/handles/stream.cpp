@@ -169,9 +169,9 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
   return box;
 }
 
-StreamHandle kept_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number) {
+StreamHandle context_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number) {
   ContextUse use(context);
-  const CUstream handle = context->kept_stream(checked_priority(context, priority), number);
+  const CUstream handle = context->context_stream(checked_priority(context, priority), number);
   auto box = std::make_shared<StreamBox>(std::move(use), false, true);
   box->take(handle);
   return context->runtime().streams().settle(handle, std::move(box), std::mem_fn(&StreamBox::is_made_here));

@@ -58,7 +58,7 @@ class StreamBox : public Registered<CUstream, StreamBox> {
 CUstream make_raw_stream(const ContextBox& context, unsigned flags, int priority);
 
 StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking);
-StreamHandle kept_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number);
+StreamHandle context_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number);
 StreamHandle adopt_stream(Runtime& runtime, CUstream handle);
 int stream_priority(const StreamHandle& stream);
 bool stream_is_nonblocking(const StreamHandle& stream);

@@ -29,8 +29,8 @@ std::vector<GroupRequest> groups_of(std::vector<unsigned> counts) {
 }
 
 ContextHandle green_context(Runtime& runtime, const SmResourcePtr& sms, bool exclusive = false) {
-  Reservation reservation(runtime, 0, {sms}, std::nullopt, "test", exclusive, true);
-  return reservation.create_context();
+  NewContext fresh(runtime, 0, {sms}, std::nullopt, "test", exclusive, true);
+  return fresh.create();
 }
 
 // Every machine that a test opens is closed again, whatever happens.
@@ -108,25 +108,25 @@ void the_streams_of_a_context_are_the_same_for_all_and_go_with_it() {
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
   auto context = green_context(runtime, split.groups[0]);
-  auto first = kept_stream(context, std::nullopt, 0);
-  CHECK(kept_stream(context, 0, 0) == first);
-  CHECK(kept_stream(context, std::nullopt, 1)->handle() != first->handle());
-  CHECK(kept_stream(context, -1, 0)->handle() != first->handle());
+  auto first = context_stream(context, std::nullopt, 0);
+  CHECK(context_stream(context, 0, 0) == first);
+  CHECK(context_stream(context, std::nullopt, 1)->handle() != first->handle());
+  CHECK(context_stream(context, -1, 0)->handle() != first->handle());
   CHECK(!first->is_owned());
   const CUstream handle = first->handle();
   first.reset();
   CHECK(adopt_stream(runtime, handle)->context() == context);
-  auto again = kept_stream(context, std::nullopt, 0);
+  auto again = context_stream(context, std::nullopt, 0);
   CHECK(again->handle() == handle);
   // In use, the context outlives its being closed; without users its streams keep nothing.
   context->close();
   synchronize_stream(again);
-  CHECK(!message_of<Error>([&] { kept_stream(context, std::nullopt, 0); }).empty());
+  CHECK(!message_of<Error>([&] { context_stream(context, std::nullopt, 0); }).empty());
   again.reset();
   CHECK(message_of<Error>([&] { green_context(runtime, split.groups[0], true); }).empty());
   // Closing the driver takes those of the primary context along, whoever refers to it.
   auto primary = runtime.primary(0);
-  kept_stream(primary, std::nullopt, 0);
+  context_stream(primary, std::nullopt, 0);
 }
 
 void a_context_that_is_current_elsewhere_cannot_be_closed() {
@@ -234,7 +234,7 @@ void objects_of_a_driver_that_is_set_aside_wait() {
   auto contexts = two_contexts(runtime);
   auto stream = create_stream(contexts[0], std::nullopt, true);
   auto event = create_event(contexts[0], 0);
-  kept_stream(contexts[1], std::nullopt, 0);
+  context_stream(contexts[1], std::nullopt, 0);
   Runtime::set_aside_active();
   CHECK(message_of<Error>([&] { synchronize_stream(stream); }).find("set aside") != std::string::npos);
   stream.reset();

@@ -38,8 +38,8 @@ class Machine {
 
   Runtime& runtime() { return runtime_; }
   ContextHandle context() {
-    Reservation reservation(runtime_, 0, {group_}, std::nullopt, "busy", true, true);
-    return reservation.create_context();
+    NewContext fresh(runtime_, 0, {group_}, std::nullopt, "busy", true, true);
+    return fresh.create();
   }
 
  private:

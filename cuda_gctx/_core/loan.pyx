@@ -1,4 +1,4 @@
-"""What partitions need of the core: contexts that are kept while nobody uses them, and what to ask before new ones."""
+"""What loans of contexts need of the core: claims on SMs, contexts that partitions share, and what to ask first."""
 
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.memory cimport unique_ptr
@@ -19,13 +19,13 @@ from cuda_gctx._core.cpp cimport (
 )
 from cuda_gctx._core.cpp cimport capturing_stream as c_capturing_stream
 from cuda_gctx._core.cpp cimport device_memory as c_device_memory
-from cuda_gctx._core.cpp cimport kept_stream as c_kept_stream
+from cuda_gctx._core.cpp cimport context_stream as c_context_stream
 from cuda_gctx._core.resources cimport SMResource
 from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream
 
 
 cdef class Claim:
-    """A place among the live contexts of a device, for contexts made by create_kept_context()."""
+    """The SMs that one user has of a device, for contexts made by create_unclaimed_context()."""
 
     cdef unique_ptr[CClaim] _claim
 
@@ -35,11 +35,11 @@ cdef class Claim:
 
     @property
     def overlap_report(self):
-        """Which live contexts shared its SMs or might, when it was made; empty if none did."""
+        """The live contexts that shared its SMs or might, when it was made; empty if none did."""
         return self._claim.get().overlap_report().decode()
 
     def release(self):
-        """Gives the place up. Twice does nothing."""
+        """Ends the claim. Ending it twice does nothing."""
         with nogil:
             self._claim.get().release()
 
@@ -50,8 +50,11 @@ cdef class Claim:
 make_only_here(Claim, "a Claim comes from claim()")
 
 
-def claim(resources, names, bint exclusive, uint64_t group):
-    """Claims the SMs of some resources of one device. Claims of one group (0: of none) may share SMs."""
+def claim(resources, names, bint exclusive, uint64_t group, str advice):
+    """Claim the SMs of resources of one device. Claims of one group (0: of none) may share SMs.
+
+    advice: the end of the message about live contexts that have them.
+    """
     cdef vector[SmResourcePtr] sms
     cdef vector[string] labels
     cdef SMResource resource
@@ -61,29 +64,35 @@ def claim(resources, names, bint exclusive, uint64_t group):
     for name in names:
         labels.push_back(name.encode())
     resource = resources[0]
-    made._claim.reset(new CClaim(resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, group))
+    made._claim.reset(new CClaim(resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, group, advice.encode()))
     return made
 
 
-def create_kept_context(int device_id, ContextOptions options not None):
-    """A green context without a place among the live ones."""
+def create_unclaimed_context(int device_id, ContextOptions options not None):
+    """A green context whose SMs are not claimed: partitions claim them for as long as they use it."""
     return new_green_context(device_id, options, False)
 
 
-def lend(Context context not None, owner):
-    """The same context as another object, which keeps `owner` alive."""
+def loaned(Context context not None, owner, name):
+    """The same context as another object with a name of its own, which keeps `owner` alive."""
     cdef Context lent = wrap_context(live(context))
     lent._owner = owner
+    lent._name = name
     return lent
 
 
-def retire(Context context not None):
-    """Makes a lent object behave as closed; the context itself stays."""
+def rename(Context context not None, str name not None):
+    """Give a context another name for messages."""
+    live(context).get().rename(name.encode())
+
+
+def close_loaned(Context context not None):
+    """Close an object that loaned() made; the context itself stays open."""
     let_go(context)
 
 
-def kept_stream(Context context not None, size_t number=0, priority=None):
-    """A stream of the context itself: the same one for all who ask for this number and priority.
+def context_stream(Context context not None, size_t number=0, priority=None):
+    """A stream that belongs to the context: the same one for each call with this number and priority.
 
     The driver's stream lives as long as the context (an adopted one: as long as this package refers to it): code that
     has only its handle can go on using it.
@@ -91,14 +100,14 @@ def kept_stream(Context context not None, size_t number=0, priority=None):
     cdef StreamOptions options = StreamOptions(priority=priority)
     cdef Stream stream = Stream.__new__(Stream)
     cdef ContextHandle box = context._slot.demand(b"context")
-    cdef StreamHandle kept
+    cdef StreamHandle found
     cdef optional[int] level
     if options.priority is not None:
         level = <int>options.priority
     stream._context = context
     with nogil:
-        kept = c_kept_stream(box, level, number)
-    return made_stream(stream, kept)
+        found = c_context_stream(box, level, number)
+    return made_stream(stream, found)
 
 
 def keeps_capture(Context context not None):
@@ -111,29 +120,29 @@ def keeps_capture(Context context not None):
 
 
 def demand_not_current(Context context not None):
-    """Raises RuntimeError while the context is current here, or on a thread that made it so through this package."""
+    """Raise ContextCurrentError while the context is current on this thread, or on another one through this package."""
     cdef ContextHandle box = live(context)
     with nogil:
         box.get().demand_not_current()
 
 
 def driver_key(SMResource resource not None):
-    """A number for the driver that a resource belongs to, never used twice in a process."""
+    """The number of the driver that a resource belongs to; no two drivers of a process have the same."""
     return <uintptr_t>resource._runtime
 
 
 def sm_identity(SMResource resource not None):
-    """Bytes that are equal for two resources of one driver only if they have the same SMs."""
+    """The bytes that identify the SMs: equal for two resources of one driver only if these have the same SMs."""
     return (<const char*>resource._sm.get().units.data())[:resource._sm.get().units.size() * sizeof(CUdevResource)]
 
 
 def capturing_stream(SMResource resource not None):
-    """What is capturing on the device of a resource, as far as can be known; None if nothing is."""
-    cdef string told
+    """The stream that is capturing on the device of a resource, as far as can be known; None if there is none."""
+    cdef string label
     resource._runtime.demand_usable()
     with nogil:
-        told = c_capturing_stream(resource._runtime[0], resource._sm.get().device)
-    return told.decode() or None
+        label = c_capturing_stream(resource._runtime[0], resource._sm.get().device)
+    return label.decode() or None
 
 
 def is_capturing(Stream stream not None):
@@ -142,7 +151,7 @@ def is_capturing(Stream stream not None):
 
 
 def device_memory(SMResource resource not None):
-    """Of the device of a resource: bytes free, and bytes in all."""
+    """The free and the total memory of the device of a resource, in bytes."""
     cdef DeviceMemory memory
     resource._runtime.demand_usable()
     with nogil:
@@ -151,6 +160,6 @@ def device_memory(SMResource resource not None):
 
 
 def context_counts(SMResource resource not None):
-    """Green contexts that this package made, and those that it destroyed, on the device of a resource."""
+    """The numbers of green contexts that this package has made and destroyed on the device of a resource."""
     cdef ContextCounts counts = resource._runtime.context_counts(resource._sm.get().device)
     return counts.made, counts.destroyed
