@@ -47,7 +47,7 @@ class Plan:
     """Streams for GEMM and all-reduce, the communicator, and the SM count hint for cuBLAS (None: no hint)."""
 
     name: str
-    product: Any
+    gemm: Any
     comm: Any
     group: Any
     hint: int | None = None
@@ -55,13 +55,13 @@ class Plan:
 
 def joined(plan: Plan, torch: Any, dist: Any, multiply: Callable[[], object], message: Any) -> None:
     """One step on the streams of a plan, in an order of its own where both are the same stream."""
-    with torch.cuda.stream(plan.product):
+    with torch.cuda.stream(plan.gemm):
         multiply()
     with torch.cuda.stream(plan.comm):
         dist.all_reduce(message, group=plan.group)
-    if plan.comm is not plan.product:
-        plan.product.wait_stream(plan.comm)
-        plan.comm.wait_stream(plan.product)
+    if plan.comm is not plan.gemm:
+        plan.gemm.wait_stream(plan.comm)
+        plan.comm.wait_stream(plan.gemm)
 
 
 def alone(stream: Any, torch: Any, work: Callable[[], object]) -> Callable[[], None]:
@@ -95,10 +95,10 @@ def measure(rank: int, out: Path) -> None:
     slowest = dist.new_group(backend="gloo")
     device = Device(rank)
     a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product = torch.empty_like(a)
+    gemm = torch.empty_like(a)
 
     def multiply() -> None:
-        torch.mm(a, b, out=product)
+        torch.mm(a, b, out=gemm)
 
     multiply()  # makes the handle of cuBLAS
 
@@ -125,7 +125,7 @@ def measure(rank: int, out: Path) -> None:
         pool = closing.enter_context(PartitionPool(device))
         groups = {sms: new_group(pool.get({"comm": sms}).comm) for sms in COMM_SMS}
         plans = list(plans_of(torch, pool, dist.group.WORLD, groups))
-        one = plans[0].product
+        one = plans[0].gemm
         order = random.Random(0)
         for mebibytes in MEBIBYTES:
             message = torch.randn(mebibytes * 2**19, device="cuda", dtype=torch.bfloat16)
@@ -135,7 +135,7 @@ def measure(rank: int, out: Path) -> None:
             }
             for plan in plans:
                 step = lambda plan=plan, m=message: joined(plan, torch, dist, multiply, m)  # noqa: E731
-                steps[plan.name] = plan.product, step, plan.hint
+                steps[plan.name] = plan.gemm, step, plan.hint
             times: dict[str, list[float]] = {name: [] for name in steps}
             # The first round only warms up. The random order is the same on both GPUs.
             for number, (name, (stream, step, sms)) in in_rounds(steps.items(), ROUNDS + 1, order):

@@ -233,7 +233,7 @@ class ShortKernel:
         self.torch = torch
         self.a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
         self.b = torch.randn_like(self.a)
-        self.product = torch.empty_like(self.a)
+        self.out = torch.empty_like(self.a)
         self.x = torch.randn(256, 4096, device="cuda", dtype=torch.bfloat16)
         self.y = torch.empty_like(self.x)
         torch.cuda.synchronize()
@@ -245,7 +245,7 @@ class ShortKernel:
         def multiply() -> None:
             assert load_stream is not None
             with torch.cuda.stream(torch.cuda.ExternalStream(load_stream.handle)):
-                torch.matmul(self.a, self.b, out=self.product)
+                torch.matmul(self.a, self.b, out=self.out)
 
         def short() -> None:
             torch.sigmoid(self.x, out=self.y)

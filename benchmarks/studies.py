@@ -2,9 +2,9 @@
 
     python benchmarks/studies.py [--out DIR] [--only NAME] [--budget SECONDS]
 
-- product-sigmoid: an 8192 x 8192 x 8192 bf16 GEMM and an 8192 x 8192 sigmoid.
+- gemm-sigmoid: an 8192 x 8192 x 8192 bf16 GEMM and an 8192 x 8192 sigmoid.
 - prefill-decode: large GEMMs, as in a prefill, and GEMMs of 16 rows, which read weights, as in a decode.
-- critical-hog: a short kernel whose slowest calls matter, and a background load of GEMMs without end.
+- critical-load: a short kernel whose slowest calls matter, and a background load of GEMMs without end.
 - gemms: what an SM count hint does to single GEMMs in partitions of several sizes.
 
 Needs torch and a GPU. The study of two GPUs is benchmarks/allreduce.py.
@@ -33,7 +33,7 @@ def gemm_and_sigmoid(torch: Any) -> tuple[dict[str, Callable[[Any], object]], An
     a, b, x = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     out, y = torch.empty_like(a), torch.empty_like(x)
     return {
-        "product": lambda stream: torch.mm(a, b, out=out),
+        "gemm": lambda stream: torch.mm(a, b, out=out),
         "sigmoid": lambda stream: torch.sigmoid(x, out=y),
     }, "makespan"
 
@@ -62,17 +62,17 @@ def critical_and_load(torch: Any) -> tuple[dict[str, Callable[[Any], object]], A
     out, y = torch.empty_like(a), torch.empty_like(x)
     return {
         "critical": lambda stream: torch.sigmoid(x, out=y),
-        "hog": lambda stream: torch.mm(a, b, out=out),
+        "load": lambda stream: torch.mm(a, b, out=out),
     }, tune.TailLatency("critical", quantile=0.99, others=0.75)
 
 
 STUDIES: dict[str, tuple[str, Callable[[Any], tuple[dict[str, Callable[[Any], object]], Any]]]] = {
-    "product-sigmoid": ("8192 x 8192 x 8192 bf16 GEMM, and sigmoid of 8192 x 8192 bf16", gemm_and_sigmoid),
+    "gemm-sigmoid": ("8192 x 8192 x 8192 bf16 GEMM, and sigmoid of 8192 x 8192 bf16", gemm_and_sigmoid),
     "prefill-decode": (
-        "4096 x 8192 x 8192 bf16 product, and four times 16 x 8192 x 8192, four such calls for each product",
+        "4096 x 8192 x 8192 bf16 GEMM, and four times 16 x 8192 x 8192, four such calls for each GEMM",
         prefill_and_decode,
     ),
-    "critical-hog": (
+    "critical-load": (
         "sigmoid of 256 x 4096 bf16, one call at a time, next to 8192 x 8192 x 8192 bf16 GEMMs without end, which "
         "have to keep 75% of their rate",
         critical_and_load,
@@ -120,7 +120,7 @@ def measure_gemms(torch: Any, device: Device) -> list[dict[str, Any]]:
                     if number >= 2:
                         taken.append(found)
                 us = {choice: summary(taken, 1e-6) for choice, taken in samples.items()}
-                rows.append({"sm_count": sms, "product": name, "us": us})
+                rows.append({"sm_count": sms, "gemm": name, "us": us})
     return rows
 
 
@@ -146,10 +146,10 @@ def main() -> int:
             del work
             torch.cuda.empty_cache()
     if arguments.only in (None, "gemms"):
-        result["products"] = measure_gemms(torch, device)
-        for row in result["products"]:
+        result["gemms"] = measure_gemms(torch, device)
+        for row in result["gemms"]:
             times = ", ".join(f"{choice} {us['median']:.1f} us" for choice, us in row["us"].items())
-            print(f"{row['sm_count']:4} SMs  {row['product']:40} {times}")
+            print(f"{row['sm_count']:4} SMs  {row['gemm']:40} {times}")
     path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "studies")
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\n{path}")

@@ -217,11 +217,11 @@ def in_us(us: dict[str, float]) -> str:
 def gemms_section(result: Result) -> str:
     """What an SM count hint does to single GEMMs; on the whole device there is no hint to set."""
     rows = [["SMs", "GEMM", "without hint, us", "with hint, us", "ratio"]]
-    for row in result["products"]:
+    for row in result["gemms"]:
         off, on = row["us"]["off"], row["us"]["on"]
         hinted = row["sm_count"] < result["sm_count"]
         change = f"{on['median'] / off['median']:.2f}" if hinted else ""
-        rows.append([str(row["sm_count"]), row["product"], in_us(off), in_us(on) if hinted else "", change])
+        rows.append([str(row["sm_count"]), row["gemm"], in_us(off), in_us(on) if hinted else "", change])
     return f"{machine(result)} Medians, and the smallest and largest of {off['samples']}.\n\n{markdown(rows)}"
 
 

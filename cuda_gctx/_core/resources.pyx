@@ -150,16 +150,16 @@ cdef class SMResourceOptions:
         return hash(self._fields())
 
     def __repr__(self):
-        told = [f"count={self.count}"]
+        parts = [f"count={self.count}"]
         if self.coscheduled_sm_count is not None:
-            told.append(f"coscheduled_sm_count={self.coscheduled_sm_count}")
+            parts.append(f"coscheduled_sm_count={self.coscheduled_sm_count}")
         if self.preferred_coscheduled_sm_count is not None:
-            told.append(f"preferred_coscheduled_sm_count={self.preferred_coscheduled_sm_count}")
+            parts.append(f"preferred_coscheduled_sm_count={self.preferred_coscheduled_sm_count}")
         if self.backfill:
-            told.append(f"backfill={self.backfill}")
+            parts.append(f"backfill={self.backfill}")
         if self.locality_domain is not None:
-            told.append(f"locality_domain={self.locality_domain}")
-        return f"SMResourceOptions({', '.join(told)})"
+            parts.append(f"locality_domain={self.locality_domain}")
+        return f"SMResourceOptions({', '.join(parts)})"
 
 
 cdef SMResourceOptions sm_options(value):
@@ -276,16 +276,16 @@ cdef class SMResource:
         return hash((self._sm.get().device, self._sm.get().sm_count, self._sm.get().dry_run))
 
     def __repr__(self):
-        told = [f"{self.sm_count} SMs of device {self._sm.get().device}"]
+        parts = [f"{self.sm_count} SMs of device {self._sm.get().device}"]
         if self.requested is not None:
-            told.append(f"asked {self.requested}")
+            parts.append(f"requested {self.requested}")
         if self.sm_count:
-            told.append(f"alignment {self.coscheduled_alignment}")
+            parts.append(f"alignment {self.coscheduled_alignment}")
         if self.strategy is not None:
-            told.append(self.strategy)
+            parts.append(self.strategy)
         if self.is_dry_run:
-            told.append("dry run")
-        return f"<SMResource: {', '.join(told)}>"
+            parts.append("dry run")
+        return f"<SMResource: {', '.join(parts)}>"
 
 
 make_only_here(SMResource, "an SMResource comes from Device.resources, Context.resources, Stream.resources or a split")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
+from textwrap import fill
 from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 from cuda_gctx.draw.bars import Bar, Piece, draw_bars
@@ -23,6 +24,7 @@ __all__ = ["PartTime", "Report", "Result", "title_of", "words"]
 SCHEMA = 2
 MOST_ROWS = 16
 WIDTH = 80  # of the table, if possible
+RANGE = "p10 to p90"
 LONGEST_NAME = 44  # of a plan; longer ones are shortened to the sizes
 LEAST_SAMPLES = 5
 
@@ -223,44 +225,56 @@ class Report:
         return f"best: {self.choice}; {gain}{'' if self.sure else '; another plan may be faster'}"
 
     def _table(self) -> str:
-        """One table, or two if it is too wide: the objective, and the parts."""
+        """One table that fits a terminal: beyond that, plans are shortened to their sizes, and columns are left out."""
         shown = self.foremost(MOST_ROWS)
-        plans, briefly = names_of_plans(self, shown)
-        names = [f"{'> ' if r.plan == self.choice else '  '}{name}" for r, name in zip(shown, plans, strict=True)]
+        columns = self._columns(shown)
+        expendable = [title for title in (RANGE, "p50", "largest", "overlap") if title in columns]
+        expendable += [title for name in reversed(self.alone) if (title := self._title(name)) in columns]
+        for number in range(len(expendable) + 1):
+            for briefly in (False, True):
+                names, is_brief = names_of_plans(self, shown, briefly=briefly)
+                left = {title: cells for title, cells in columns.items() if title not in expendable[:number]}
+                marked = [
+                    f"{'> ' if r.plan == self.choice else '  '}{name}" for r, name in zip(shown, names, strict=True)
+                ]
+                text = table(["plan", *left], list(zip(marked, *left.values(), strict=True)))
+                if max(map(len, text.splitlines())) <= WIDTH:
+                    return text + self._below_table(shown, expendable[:number], briefly=is_brief)
+        return text + self._below_table(shown, expendable, briefly=is_brief)
+
+    def _columns(self, shown: Sequence[Result]) -> dict[str, list[str | None]]:
+        """The columns behind that of the plans, by title."""
         sequence = next((r.seconds.median for r in self.results if r.plan.kind == "sequence"), None)
-        tail = isinstance(self.objective, TailLatency)
-        header = [title_of(self.objective), "p10 to p90", "/sequence"]
-        header += ["overlap"] if self.objective == "makespan" else []
-        first = len(header)
-        header += ["p50", "largest"] if tail else []
-        header += [f"{name}{'' if self.objective == 'makespan' else ', calls/s'}" for name in self._columns()]
-        rows: list[list[str | None]] = []
-        for result in shown:
-            seconds, latency = result.seconds, result.latency
-            row = [words(seconds.median), _range(seconds), f"{seconds.median / sequence:.3f}" if sequence else None]
-            if self.objective == "makespan":
-                row.append(None if result.overlap is None else f"{result.overlap:.2f}")
-            if tail:
-                row += [words(latency.p50), words(latency.largest)] if latency is not None else [None, None]
-            rows.append(row + [_cell(result.parts[name]) for name in self._columns()])
+        columns: dict[str, list[str | None]] = {
+            title_of(self.objective): [words(r.seconds.median) for r in shown],
+            RANGE: [_range(r.seconds) for r in shown],
+            "/sequence": [f"{r.seconds.median / sequence:.3f}" if sequence else None for r in shown],
+        }
+        if self.objective == "makespan":
+            columns["overlap"] = [None if r.overlap is None else f"{r.overlap:.2f}" for r in shown]
+        if isinstance(self.objective, TailLatency):
+            columns["p50"] = [words(r.latency.p50) if r.latency is not None else None for r in shown]
+            columns["largest"] = [words(r.latency.largest) if r.latency is not None else None for r in shown]
+        for name in self.alone:
+            if not (isinstance(self.objective, TailLatency) and name == self.objective.part):
+                columns[self._title(name)] = [_cell(r.parts[name]) for r in shown]
+        return columns
 
-        def columns(which: slice) -> str:
-            cells = [[name, *row[which]] for name, row in zip(names, rows, strict=True)]
-            return table(["plan", *header[which]], cells)
+    def _title(self, part: str) -> str:
+        return f"{part}{'' if self.objective == 'makespan' else ', calls/s'}"
 
-        text = columns(slice(None))
-        if max(map(len, text.splitlines())) > WIDTH:
-            text = f"{columns(slice(first))}\n\n{columns(slice(first, None))}"
+    def _below_table(self, shown: Sequence[Result], left_out: Sequence[str], *, briefly: bool) -> str:
+        notes = []
         if briefly:
-            text += "\n\n  with / between them: the SMs of the parts, in the order of the line above the table"
+            notes.append("with /: the SMs of the parts, in the order of the line above the table")
         if any(result.plan.library_sms for result in shown):
-            text += "\n\n  hint: libraries use the SM counts of their partitions"
-        hidden = len(self.results) - len(shown)
-        return text + (f"\n  and {hidden} slower plans" if hidden else "")
-
-    def _columns(self) -> list[str]:
-        critical = self.objective.part if isinstance(self.objective, TailLatency) else None
-        return [name for name in self.alone if name != critical]
+            notes.append("hint: libraries use the SM counts of their partitions")
+        if left_out:
+            notes.append(f"left out for width: {', '.join(left_out)}; to_json() has all columns")
+        if hidden := len(self.results) - len(shown):
+            notes.append(f"and {hidden} slower plans")
+        lines = [fill(note, WIDTH, initial_indent="  ", subsequent_indent="  ") for note in notes]
+        return "\n".join(["", "", *lines] if lines else [])
 
     # ---- pictures
 
@@ -322,9 +336,12 @@ def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def names_of_plans(report: Report, results: Sequence[Result]) -> tuple[list[str], bool]:
-    """The names of plans in a table, and whether they are shortened to the sizes, in the order of the parts."""
-    briefly = max(len(str(result.plan)) for result in results) > LONGEST_NAME
+def names_of_plans(report: Report, results: Sequence[Result], *, briefly: bool = False) -> tuple[list[str], bool]:
+    """The names of plans, and whether they are shortened to the sizes, in the order of the parts: on request, or if
+    they are long.
+    """
+    briefly = briefly or max(len(str(result.plan)) for result in results) > LONGEST_NAME
+    briefly = briefly and any(result.plan.layout is not None for result in results)
 
     def name(plan: Plan) -> str:
         if not briefly or plan.layout is None:

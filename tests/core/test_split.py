@@ -227,7 +227,7 @@ def test_a_device_and_its_groups_describe_themselves(sim: Machines) -> None:
     (exact,), _ = split(whole, 10, backfill=True)
     assert (aligned.coscheduled_alignment, exact.coscheduled_alignment) == (8, 2)
     assert "16 SMs" in repr(aligned)
-    assert "asked 10" in repr(exact)
+    assert "requested 10" in repr(exact)
 
 
 def test_a_larger_preferred_size_keeps_the_count(dev: Device) -> None:

@@ -96,16 +96,16 @@ def test_the_studies_that_the_read_me_quotes_are_those_of_the_results() -> None:
     sms = {
         name: [part.sm_count for part in report.result(report.plan).parts.values()] for name, report in reports.items()
     }
-    plain, prefill, critical = (reports[name] for name in ("product-sigmoid", "prefill-decode", "critical-hog"))
+    plain, prefill, critical = (reports[name] for name in ("gemm-sigmoid", "prefill-decode", "critical-load"))
     [sequence] = [result for result in plain.results if result.plan.kind == "sequence"]
-    assert plain.plan.first == "product"
+    assert plain.plan.first == "gemm"
     steps = json.loads((results / "h200-driver-13.0-allreduce.json").read_text())["rows"]
     us = {row["plan"]: row["us"]["median"] for row in steps if row["mebibytes"] == 256}
     text = (BENCHMARKS.parent / "README.md").read_text()
     quoted = [
         f"{plain.gain:.2f} x as fast; at most {sequence.seconds.median / plain.bound:.2f} x can be won",
         "| {} + {} SMs | {:.2f} x as fast |".format(*sms["prefill-decode"], prefill.gain),
-        "| {} + {} SMs | {:.0f} x as fast |".format(*sms["critical-hog"], critical.gain),
+        "| {} + {} SMs | {:.0f} x as fast |".format(*sms["critical-load"], critical.gain),
         f"{us['in sequence'] / us['16 + 116 SMs']:.2f} x as fast; "
         f"plain streams {us['in sequence'] / us['plain streams']:.2f} x",
     ]

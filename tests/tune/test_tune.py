@@ -952,7 +952,7 @@ def test_a_report_is_the_same_after_json(dev: Device, pair: str) -> None:
     assert Report.from_json(report.to_json()) == report
     assert str(Report.from_json(report.to_json())) == str(report)
     assert "simulated" in str(report)
-    assert f"> {report.choice}" in str(report)
+    assert sum(line.startswith("> ") for line in str(report).splitlines()) == 1
     for same in (copy.deepcopy(report), pickle.loads(pickle.dumps(report))):
         assert same == report
     assert dataclasses.asdict(report)["bound"] == report.bound
@@ -966,11 +966,22 @@ def test_the_table_fits_a_terminal(dev: Device, pair: str) -> None:
 def test_long_plans_are_told_by_their_sizes_in_the_table(dev: Device) -> None:
     names = [f"attention_block_{number}" for number in range(5)]
     report = tune.overlap(**dict.fromkeys(names, work(20, MS)), device=dev, sizes=[8])
-    first, second, *_ = table_of(report).split("\n\n")
-    assert max(map(len, first.splitlines())) <= 80
-    assert "  100/8/8/8/8 " in first
-    assert all(name in second for name in names)
-    assert "/ between them: the SMs of the parts" in str(report)
+    assert max(map(len, table_of(report).splitlines())) <= 80
+    assert "  100/8/8/8/8 " in table_of(report)
+    assert "with /: the SMs of the parts" in str(report)
+    assert "left out for width: p10 to p90" in str(report)
+    assert names[-1] in str(report).split("left out for width: ")[1].split("to_json")[0]
+    assert sum(line.startswith("plan ") for line in str(report).splitlines()) == 1
+
+
+def test_a_report_has_one_table_whatever_its_width(dev: Device) -> None:
+    # A pair whose columns do not fit beside the range of the times.
+    parts = {"tensor_parallel_gemm": work(80, MS), "sigmoid_of_activations": work(20, MS)}
+    for objective in ("makespan", tune.TailLatency("sigmoid_of_activations")):
+        text = str(tune.overlap(**parts, device=dev, sizes=[8], objective=objective))
+        assert sum(line.startswith("plan ") for line in text.splitlines()) == 1
+        assert max(map(len, text[text.index("plan ") :].split("\n\n")[0].splitlines())) <= 80
+        assert "/sequence" in text
 
 
 def test_a_spread_is_told_of_samples_enough_for_one(dev: Device) -> None:
