@@ -1,10 +1,10 @@
-"""The tables of measured results, as the terminal and the pages of docs show them.
+"""The tables and pictures of measured results, as the terminal and the documentation show them.
 
-    python benchmarks/tables.py            writes the tables into the pages
-    python benchmarks/tables.py --check    fails where a page differs from the results
+    python benchmarks/tables.py            writes the tables into the pages, and the pictures
+    python benchmarks/tables.py --check    fails where a page or a picture differs from the results
 
-Every number of a table there comes from a JSON file of benchmarks/results, through this file. On a page, a table stands
-between two markers, of which the first names it.
+Every number in them comes from a JSON file of benchmarks/results, through this file. On a page, a table stands between
+two markers, of which the first names it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from math import log10
 from pathlib import Path
 from typing import Any
 
 from cuda_gctx.draw.durations import duration, spread
+from cuda_gctx.draw.svg import Drawing, Entry, legend
+from cuda_gctx.tune import Report
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -225,14 +228,16 @@ def gemms_section(result: Result) -> str:
     return f"{machine(result)} Medians, and the smallest and largest of {off['samples']}.\n\n{markdown(rows)}"
 
 
+def report_of(study: Result) -> Report:
+    return Report.from_json(json.dumps(study["report"]))
+
+
 def studies_section(result: Result) -> str:
     """The tuner's own reports."""
-    from cuda_gctx.tune import Report
-
     parts = [machine(result)]
     for study in result["studies"]:
         parts.append(f"### {study['title']}")
-        parts.append(f"```text\n{Report.from_json(json.dumps(study['report']))}\n```")
+        parts.append(f"```text\n{report_of(study)}\n```")
     return "\n\n".join(parts)
 
 
@@ -263,12 +268,79 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
 }
 
 
-def table(name: str) -> str:
-    kind, section = TABLES[name]
+def results_of(kind: str) -> list[Result]:
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"*-{kind}.json"))]
     simulated = [result["card"] for result in results if result["simulated"]]
     if simulated:
         raise SystemExit(f"{RESULTS} holds simulated results ({', '.join(simulated)}): remove them")
+    return results
+
+
+# The rows of the picture of latencies: where the short kernel and the GEMMs run, and how that is called there.
+LATENCY_ROWS = {
+    ("plain stream", "(none)"): ("kernel alone", "bar"),
+    ("plain stream", "plain stream"): ("next to GEMMs: plain streams", "bar"),
+    ("highest-priority stream", "plain stream"): ("kernel on the highest priority", "bar"),
+    ("16-SM partition only", "plain stream"): ("kernel in a partition of 16 SMs", "bar"),
+    ("16-SM partition", "background partition"): ("and GEMMs in the background partition", "best"),
+}
+LATENCY_AXIS_US = (5, 5000)
+
+
+def latency_picture() -> str:
+    """The p99 of a short kernel next to GEMMs, and what isolation costs, as an SVG picture."""
+    [result] = results_of("partitions")
+    [critical] = [report_of(study) for study in results_of("studies")[0]["studies"] if study["name"] == "critical-load"]
+    margin, left, plot, height = 20, 300, 350, 26
+    width = left + plot + 170
+    drawing = Drawing("p99 latency of a short kernel next to GEMMs")
+    drawing.text(margin, 32, "p99 latency of a short kernel next to GEMMs", size=17, bold=True)
+    origin = f"{result['card']}, driver {result['driver']} (CUDA {result['cuda']}), {result['date']}"
+    samples = result["background"][0]["us"]["samples"]
+    drawing.text(margin, 51, f"{origin}; {samples} launches each, logarithmic", kind="faint")
+    entries = [Entry(None, "", "p99", "", "bar"), Entry(None, "", "p50", "", "spread")]
+    y = 66 + legend(drawing, margin, 66, entries, width - margin) + 24
+    us = {(row["short_kernel_on"], row["load_on"]): row["us"] for row in result["background"]}
+
+    def x(time: float) -> float:
+        low, high = (log10(limit) for limit in LATENCY_AXIS_US)
+        return left + plot * (log10(time) - low) / (high - low)
+
+    bottom = y + height * len(LATENCY_ROWS)
+    for tick, words in ((10, "10 us"), (100, "100 us"), (1000, "1 ms")):
+        drawing.line(x(tick), y - 8, x(tick), bottom)
+        drawing.text(x(tick), y - 14, words, size=11, kind="faint", anchor="middle")
+    for key, (name, kind) in LATENCY_ROWS.items():
+        times = us[key]
+        drawing.text(left - 10, y + 13, name, bold=kind == "best", anchor="end")
+        drawing.rectangle(left, y, x(times["p99"]) - left, 18, kind=kind, corner=2)
+        drawing.rectangle(x(times["p50"]) - 2, y + 2, 4, 14, kind="spread")
+        words = f"{duration(times['p99'] * 1e3)} (p50 {duration(times['p50'] * 1e3)})"
+        drawing.text(x(times["p99"]) + 8, y + 13, words, bold=kind == "best")
+        y += height
+    best = critical.result(critical.plan)
+    load = best.parts["load"]
+    assert load.calls_per_second is not None
+    rate = load.calls_per_second * critical.alone["load"].median
+    cost = (
+        f"What it costs: a higher p50, and SMs. With {best.parts['critical'].sm_count} SMs for the kernel and "
+        f"{load.sm_count} for the GEMMs (another run), the GEMMs kept {rate:.0%} of their rate."
+    )
+    drawing.text(margin, bottom + 22, cost, kind="faint")
+    return drawing.svg(width, bottom + 38)
+
+
+def study_picture() -> str:
+    """The first study, as the tuner draws it."""
+    return report_of(results_of("studies")[0]["studies"][0]).svg()
+
+
+PICTURES: dict[str, Callable[[], str]] = {"latency.svg": latency_picture, "study.svg": study_picture}
+
+
+def table(name: str) -> str:
+    kind, section = TABLES[name]
+    results = results_of(kind)
     return "\n\n".join(map(section, results)) or NOTHING_MEASURED
 
 
@@ -277,15 +349,19 @@ def page_with_tables(page: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes the tables of the pages from benchmarks/results.")
+    parser = argparse.ArgumentParser(
+        description="Write the tables and pictures of the documentation from benchmarks/results."
+    )
     parser.add_argument("--check", action="store_true", help="change nothing, and fail where a page differs")
     arguments = parser.parse_args()
     pages = {path: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    pictures = {DOCS / "images" / name: draw() for name, draw in PICTURES.items()}
     found = [marked[2] for page in pages.values() for marked in MARKED.finditer(page)]
     if sorted(found) != sorted(TABLES):
         raise SystemExit(f"{DOCS} should have each of these tables once: {', '.join(TABLES)}; found {', '.join(found)}")
-    due = {path: page_with_tables(page) for path, page in pages.items()}
-    differing = [path for path in pages if pages[path] != due[path]]
+    due = {path: page_with_tables(page) for path, page in pages.items()} | pictures
+    pages |= {path: path.read_text() if path.exists() else "" for path in pictures}
+    differing = [path for path in due if pages[path] != due[path]]
     if not arguments.check:
         for path in differing:
             path.write_text(due[path])

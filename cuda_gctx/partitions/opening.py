@@ -107,9 +107,9 @@ class Opening:
             store._put([stored for stored in own.values() if stored is not None])
             raise
         for key, one in zip(keys, self._wanted, strict=True):
-            stored = own.get(key)
-            if stored is not None:
-                rename(stored.context, one.name)
+            taken = own.get(key)
+            if taken is not None:
+                rename(taken.context, one.name)
         lent = {key: stored for key, stored in {**own, **made}.items() if stored is not None}
         contexts = [shared[key][0] if key in shared else lent[key] for key in keys]
         return Loan(contexts, list(lent.values()), self._claim, [loan for _, loan in shared.values()])

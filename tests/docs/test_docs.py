@@ -26,7 +26,11 @@ import pytest
 
 from ..conftest import REPOSITORY
 
-PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
+PAGES = [
+    *sorted(REPOSITORY.glob("*.md")),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+    *sorted((REPOSITORY / "examples").glob("*.md")),
+]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 DRIVERS = ["12.4", "13.0", "13.1", "13.4"]
 CHILD_LIMIT_S = 120

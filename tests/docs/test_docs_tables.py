@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cuda_gctx.draw.durations import duration
 from cuda_gctx.tune import Report
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -80,8 +81,10 @@ def test_the_background_partition_is_quoted_as_it_was_measured() -> None:
     result = json.loads(path.read_text())
     p99 = {(row["short_kernel_on"], row["load_on"]): row["us"]["p99"] for row in result["background"]}
     text = (BENCHMARKS.parent / "README.md").read_text()
+    switching = duration(result["switching"]["switch_ns"]["median"])
     quoted = [
         f"{p99['highest-priority stream', 'plain stream']:.0f} us",
+        f"looking up a known layout takes {switching}",
         f"{p99['16-SM partition', 'background partition']:.1f} us",
         f"{p99['16-SM partition', '(none)']:.1f} us",
         f"{result['card']}, driver {result['driver']}, {result['date']}",
@@ -89,28 +92,30 @@ def test_the_background_partition_is_quoted_as_it_was_measured() -> None:
     assert [words for words in quoted if words not in text] == []
 
 
-def test_the_studies_that_the_read_me_quotes_are_those_of_the_results() -> None:
+def test_a_picture_that_was_changed_is_found_and_put_right(copy: Path) -> None:
+    picture = copy.parent / "docs" / "images" / "latency.svg"
+    before = picture.read_text()
+    changed(picture, "32.3 us", "3.3 us")
+    check = run_program(copy / "tables.py", "--check")
+    assert check.returncode != 0
+    assert "latency.svg" in check.stderr
+    assert run_program(copy / "tables.py").returncode == 0
+    assert picture.read_text() == before
+
+
+def test_the_picture_of_latencies_names_its_card_and_what_isolation_costs() -> None:
+    picture = (BENCHMARKS.parent / "docs" / "images" / "latency.svg").read_text()
+    for words in ("NVIDIA H200, driver 580.159.04", "2026-11-21", "32.3 us (p50 22.4 us)", "75% of their rate"):
+        assert words in picture
+
+
+def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
     results = BENCHMARKS / "results"
     studies = json.loads((results / "h200-driver-13.0-studies.json").read_text())["studies"]
     reports = {study["name"]: Report.from_json(json.dumps(study["report"])) for study in studies}
-    sms = {
-        name: [part.sm_count for part in report.result(report.plan).parts.values()] for name, report in reports.items()
-    }
-    plain, prefill, critical = (reports[name] for name in ("gemm-sigmoid", "prefill-decode", "critical-load"))
+    plain, critical = (reports[name] for name in ("gemm-sigmoid", "critical-load"))
     [sequence] = [result for result in plain.results if result.plan.kind == "sequence"]
     assert plain.plan.first == "gemm"
-    steps = json.loads((results / "h200-driver-13.0-allreduce.json").read_text())["rows"]
-    us = {row["plan"]: row["us"]["median"] for row in steps if row["mebibytes"] == 256}
-    text = (BENCHMARKS.parent / "README.md").read_text()
-    quoted = [
-        f"{plain.gain:.2f} x as fast; at most {sequence.seconds.median / plain.bound:.2f} x can be won",
-        "| {} + {} SMs | {:.2f} x as fast |".format(*sms["prefill-decode"], prefill.gain),
-        "| {} + {} SMs | {:.0f} x as fast |".format(*sms["critical-load"], critical.gain),
-        f"{us['in sequence'] / us['16 + 116 SMs']:.2f} x as fast; "
-        f"plain streams {us['in sequence'] / us['plain streams']:.2f} x",
-    ]
-    assert [words for words in quoted if words not in text] == []
-
     best = next(result for result in plain.results if result.parts["sigmoid"].alone)
     slower = best.parts["sigmoid"].alone.median / plain.alone["sigmoid"].median
     halves = [r.seconds.median for r in plain.results if {64, 68} == {part.sm_count for part in r.parts.values()}]
@@ -118,6 +123,7 @@ def test_the_studies_that_the_read_me_quotes_are_those_of_the_results() -> None:
     [priority] = [result for result in critical.results if result.plan.first == "critical"]
     text = (BENCHMARKS.parent / "docs" / "tuning.md").read_text()
     quoted = [
+        f"the speedup is at most {sequence.seconds.median / plain.bound:.2f} x",
         f"(alone in 8 SMs it takes\n  {slower:.0f} times as long",
         f"take {min(halves) / sequence.seconds.median:.2f} to {max(halves) / sequence.seconds.median:.2f}",
         f"the p99 is {chosen.seconds.median / chosen.parts['critical'].alone.median:.2f} times",

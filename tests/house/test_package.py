@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -128,6 +129,15 @@ def test_sources_without_an_installed_package_name_the_command_that_builds(clone
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     assert f"{clone / 'cuda_gctx'} contains the sources of cuda_gctx without compiled modules" in done.stderr
     assert "make develop" in done.stderr
+
+
+def test_links_of_the_description_work_on_a_package_index() -> None:
+    text = importlib.metadata.metadata("cuda-gctx").get_payload()
+    assert isinstance(text, str)
+    assert "partitions the SMs of an NVIDIA GPU" in text
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert "[" not in re.sub(r"```.*?```|`[^`]*`|\[[^]]*\]\((https://|#)[^)]*\)", "", text, flags=re.DOTALL)
 
 
 def test_every_extension_module_has_a_stub() -> None:
