@@ -134,6 +134,12 @@ def _memory_use() -> Any:
     return memory_use
 
 
+def _context_was_pinned() -> Any:
+    from cuda_gctx.partitions.store import store
+
+    return store._warn_of_pinned
+
+
 def _verify() -> Any:
     from cuda_gctx.partitions.verification import verify
 
@@ -159,6 +165,7 @@ above.register(
     partition=_partition,
     partition_sizes=_partition_sizes,
     memory_use=_memory_use,
+    context_was_pinned=_context_was_pinned,
     verify=_verify,
     torch_block=_torch_block,
     cupy_block=_cupy_block,

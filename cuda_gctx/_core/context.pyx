@@ -269,7 +269,10 @@ cdef class Context:
         return above.cupy_block(self, library_sms)
 
     def close(self):
-        """Ends the use of the context. A green one is destroyed with the last stream and event made on it.
+        """Ends the use of the context. A green one goes with the last stream and event made on it.
+
+        It is destroyed then, unless a framework has seen one of its streams: such a context gives its SMs back, and
+        waits for the next request for them.
 
         ContextCurrentError if it is current on this thread, or on another that made it current through this package.
         """

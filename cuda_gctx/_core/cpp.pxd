@@ -121,6 +121,8 @@ cdef extern from "handles/context.hpp" namespace "gctx" nogil:
         void demand_open() except +raise_error
         void demand_not_current() except +raise_error
         cbool has_capture() except +raise_error
+        cbool pin() except +raise_error
+        cbool is_pinned() noexcept
         cbool is_current() except +raise_error
         SmResourcePtr sm_resource() except +raise_error
         CUdevResource workqueue_resource() except +raise_error
@@ -175,6 +177,7 @@ cdef extern from "handles/stream.hpp" namespace "gctx" nogil:
         cbool is_owned() noexcept
         cbool is_made_here() noexcept
         cbool is_default() noexcept
+        cbool pin() noexcept
         uint64_t id() except +raise_error
 
     ctypedef shared_ptr[StreamBox] StreamHandle
@@ -245,8 +248,17 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         uint64_t made
         uint64_t destroyed
 
+    struct PinnedCounts:
+        uint64_t pinned
+        uint64_t waiting
+
+    cdef cppclass PinnedContexts:
+        PinnedCounts counts(int) except +raise_error
+        uint64_t total() except +raise_error
+
     cdef cppclass Runtime:
         SplitContexts& split_contexts() noexcept
+        PinnedContexts& pinned() noexcept
 
         @staticmethod
         Runtime& active() except +raise_error

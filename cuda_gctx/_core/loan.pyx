@@ -13,6 +13,7 @@ from cuda_gctx._core.cpp cimport (
     ContextHandle,
     CUdevResource,
     DeviceMemory,
+    PinnedCounts,
     SmResourcePtr,
     StreamHandle,
     stream_is_capturing,
@@ -21,7 +22,7 @@ from cuda_gctx._core.cpp cimport capturing_stream as c_capturing_stream
 from cuda_gctx._core.cpp cimport device_memory as c_device_memory
 from cuda_gctx._core.cpp cimport context_stream as c_context_stream
 from cuda_gctx._core.resources cimport SMResource
-from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream
+from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream, note_pinned, pin_stream
 
 
 cdef class Claim:
@@ -117,6 +118,28 @@ def keeps_capture(Context context not None):
     with nogil:
         answer = box.get().has_capture()
     return answer
+
+
+def pin(Stream stream not None):
+    """Notes that a framework gets the handle of a stream: it and its context live until the driver is closed."""
+    pin_stream(stream._slot.demand(b"stream"))
+
+
+def pin_context(Context context not None):
+    """The same for a context of which one stream or another may be known outside."""
+    note_pinned(context._slot.demand(b"context"))
+
+
+def is_pinned(Context context not None):
+    """Whether a framework has seen one of its streams, so that it is never destroyed."""
+    cdef ContextHandle box = context._slot.get()
+    return not not box and box.get().is_pinned()
+
+
+def pinned_counts(SMResource resource not None):
+    """Of the device of a resource: contexts that frameworks have seen, and those of them that are closed and wait."""
+    cdef PinnedCounts counts = resource._runtime.pinned().counts(resource._sm.get().device)
+    return counts.pinned, counts.waiting
 
 
 def demand_not_current(Context context not None):

@@ -20,3 +20,5 @@ cdef class Stream:
 
 cdef Stream new_stream(const ContextHandle& context, object context_object, StreamOptions options)
 cdef Stream made_stream(Stream stream, const StreamHandle& box)
+cdef int pin_stream(const StreamHandle& box) except -1
+cdef int note_pinned(const ContextHandle& context) except -1

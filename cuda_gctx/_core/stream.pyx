@@ -95,6 +95,22 @@ cdef Stream stream_of(object obj):
     return obj if isinstance(obj, Stream) else Stream(obj)
 
 
+cdef int note_pinned(const ContextHandle& context) except -1:
+    """Notes that a framework has seen a context, if that is new."""
+    cdef Runtime* runtime
+    if context.get().pin():
+        runtime = &context.get().runtime()
+        above.context_was_pinned(<uintptr_t>runtime, runtime.pinned().total())
+    return 0
+
+
+cdef int pin_stream(const StreamHandle& box) except -1:
+    """Notes that code outside of this package gets the handle: it and its context are never destroyed from here on."""
+    if not box.get().is_default() and not box.get().pin():
+        note_pinned(box.get().context())
+    return 0
+
+
 cdef StreamHandle usable(Stream stream) except *:
     """Its handle, for what is answered without a call of the core that would ask whether the driver is still there."""
     cdef StreamHandle box = stream._slot.demand(b"stream")
@@ -106,9 +122,15 @@ cdef class Stream:
     """A queue of GPU work in one context, which it keeps alive.
 
     ``Stream(obj)`` adopts the stream of anything with ``__cuda_stream__``, and keeps `obj` alive.
+
+    A stream whose handle a framework was given by ``__cuda_stream__`` or cuda_gctx.interop is not destroyed: closed, it
+    waits for the next one of its context that is made with the same options.
     """
 
     def __init__(self, obj):
+        if isinstance(obj, Stream):
+            adopted(self, obj.handle, obj)
+            return
         ask = getattr(obj, "__cuda_stream__", None)
         if not callable(ask):
             raise TypeError(f"{type(obj).__name__} has no __cuda_stream__ method: it is not a stream")
@@ -176,7 +198,7 @@ cdef class Stream:
 
     @property
     def is_owned(self):
-        """Whether closing it destroys the stream; False for an adopted one, and for one that its context keeps."""
+        """Whether it was made for this object alone; False for an adopted one, and for one that its context keeps."""
         return usable(self).get().is_owned()
 
     @property
@@ -232,7 +254,7 @@ cdef class Stream:
         return above.cupy_block(self, library_sms)
 
     def close(self):
-        """Destroys the stream if it is owned, else lets it go. Closing twice does nothing."""
+        """Destroys the stream if it is owned and no framework has seen it, else lets it go. Twice does nothing."""
         cdef StreamHandle box = self._slot.take()
         with nogil:
             box.reset()
@@ -243,7 +265,10 @@ cdef class Stream:
         warn_of_failures()
 
     def __cuda_stream__(self):
-        return (0, <uintptr_t>usable(self).get().handle())
+        """Gives its handle to a framework; neither it nor its context is destroyed from then on."""
+        cdef StreamHandle box = usable(self)
+        pin_stream(box)
+        return (0, <uintptr_t>box.get().handle())
 
     def __reduce__(self):
         refuse_copy(self, "make one there with create_stream(); Stream(stream) is a second object for the same stream")

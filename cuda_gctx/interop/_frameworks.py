@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from cuda_gctx._core.context import Context
-from cuda_gctx._core.loan import context_stream
+from cuda_gctx._core.loan import context_stream, pin
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions import Partition
 
@@ -73,8 +73,8 @@ def refuse_default_of_green(stream: Stream) -> None:
 def own_stream(target: Target) -> Stream:
     """The stream of a partition, a context or a stream, as a separate object.
 
-    The driver's stream then lives as long as this object, even if the partition or the stream is closed: a framework
-    that holds its handle cannot notice that.
+    It counts as seen by a framework, which keeps handles in caches that nobody can empty: the driver's stream and its
+    context are not destroyed any more. As long as this object lives, its SMs are in use, too.
     """
     if isinstance(target, Partition):
         stream = target.stream
@@ -84,4 +84,7 @@ def own_stream(target: Target) -> Stream:
         stream = target if isinstance(target, Stream) else Stream(target)
     refuse_default_of_green(stream)
     # The default stream is shared by all, and always exists.
-    return stream if stream.handle in LEGACY_DEFAULT else Stream.from_handle(stream.handle, owner=(stream, target))
+    if stream.handle in LEGACY_DEFAULT:
+        return stream
+    pin(stream)
+    return Stream.from_handle(stream.handle, owner=(stream, target))

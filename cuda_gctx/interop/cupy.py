@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+from cuda_gctx._core.loan import pin
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._frameworks import Target, load, own_stream, refuse_default_of_green
@@ -19,7 +20,7 @@ __all__ = ["cupy_stream", "current", "use"]
 # The first one with Stream.from_external.
 MINIMUM = "14.0"
 
-# CuPy's objects for streams, which do not keep them alive: each lives as long as ours.
+# CuPy's objects for streams, which do not keep ours alive.
 _seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
 
@@ -46,7 +47,7 @@ class _Handle:
 
 
 def cupy_stream(target: Target) -> Any:
-    """The stream of a partition, a context or a stream as a cupy.cuda.Stream, which keeps it and its context alive."""
+    """The stream of a partition, a context or a stream as a cupy.cuda.Stream, which keeps its SMs in use."""
     return _as_cupys(load("cupy", "cupy", MINIMUM), own_stream(target))
 
 
@@ -103,6 +104,7 @@ def current(stream: Stream) -> Iterator[None]:
             return
         load("cupy", "cupy", MINIMUM)
         refuse_default_of_green(stream)
+        pin(stream)
         with device(stream.device.device_id):
             known = _seen[stream] = _stream_class(cupy).from_external(_Handle(stream.handle))
     # CuPy's object for a stream of others does not know its device.

@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from cuda_gctx._core.loan import pin
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green
@@ -19,7 +20,7 @@ __all__ = ["current", "torch_stream", "use"]
 # The first one that is built for CUDA 12.4, where green contexts begin.
 MINIMUM = "2.4"
 
-# torch's objects for streams, which do not keep them alive: each lives as long as ours.
+# torch's objects for streams, which do not keep ours alive.
 _seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
 
@@ -46,9 +47,9 @@ def _stream_class(torch: Any) -> Any:
 
 
 def torch_stream(target: Target) -> Any:
-    """The stream of a partition, a context or a stream as a torch.cuda.Stream, which keeps it and its context alive.
+    """The stream of a partition, a context or a stream as a torch.cuda.Stream, which keeps its SMs in use.
 
-    Tensors that were passed to record_stream with it must be freed before it: the allocator uses it to free them.
+    The handle stays valid when it is gone, as the allocator needs it: for record_stream, pinned memory and others.
     """
     return _as_torchs(load_torch(), own_stream(target))
 
@@ -103,6 +104,7 @@ def current(stream: Stream) -> AbstractContextManager[Any]:
             return nullcontext()
         load_torch()
         refuse_default_of_green(stream)
+        pin(stream)
         known = _default_stream(torch, stream) or torch.cuda.ExternalStream(
             stream.handle, device=stream.device.device_id
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,8 +12,17 @@ from dataclasses import dataclass
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.loan import Claim, context_counts, device_memory, driver_key, keeps_capture
+from cuda_gctx._core.errors import CUDAWarning, FeatureNotSupported
+from cuda_gctx._core.loan import (
+    Claim,
+    context_counts,
+    device_memory,
+    driver_key,
+    is_pinned,
+    keeps_capture,
+    pin_context,
+    pinned_counts,
+)
 from cuda_gctx._core.resources import SMResource, drop_split_contexts, split_context_count
 
 __all__ = ["ContextStore", "Loan", "MemoryUse", "StoredContext", "driver_and_device", "memory_use", "store"]
@@ -41,13 +51,23 @@ class StoredContext:
         with suppress(RuntimeError):
             self.context.close()
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether a framework has seen it, so that it is not destroyed before its driver is closed."""
+        return is_pinned(self.context)
+
     def can_be_lent(self) -> bool:
         """Whether others can use it: not after its user has closed it or left a capture open in it."""
         try:
-            # During a capture, whole contexts refuse events and waits.
-            return not self.context.is_closed and not keeps_capture(self.context)
+            if self.context.is_closed:
+                return False
+            # During a capture, whole contexts refuse events and waits. Whoever captures has the handle of a stream.
+            if keeps_capture(self.context):
+                pin_context(self.context)
+                return False
         except RuntimeError:  # the device has failed, or this is a forked child
             return False
+        return True
 
 
 class ContextStore:
@@ -55,6 +75,8 @@ class ContextStore:
 
     Making a context takes about a millisecond, and destroying it does not give its device memory back. Therefore the
     contexts of closed partitions come here. Beyond `limit` contexts, those that have been here longest are destroyed.
+    Contexts that a framework has seen are never destroyed, and do not count: neither the limit nor drop() concerns
+    them.
     """
 
     def __init__(self, limit: int = 256) -> None:
@@ -62,11 +84,12 @@ class ContextStore:
         self._lock = threading.RLock()
         self._stored: list[StoredContext] = []
         self._closed_drivers: set[object] = set()
+        self._warned_of: set[int] = set()
         self.limit = limit
 
     @property
     def limit(self) -> int:
-        """The largest number of contexts that are kept."""
+        """The largest number of contexts that are kept, without those that frameworks have seen."""
         return self._limit
 
     @limit.setter
@@ -89,9 +112,9 @@ class ContextStore:
     def drop(self) -> None:
         """Destroys all contexts in the store, and those that splits needed for themselves.
 
-        The device memory that they lost stays lost (see system.memory()).
+        Those that a framework has seen stay. The device memory that the others took stays lost (see system.memory()).
         """
-        self._drop(lambda stored: True)
+        self._drop(lambda stored: not stored.is_pinned)
         drop_split_contexts()
 
     def _drop(self, chosen: Callable[[StoredContext], bool]) -> None:
@@ -104,6 +127,18 @@ class ContextStore:
     def _forget_driver(self, key: int) -> None:
         self._closed_drivers.add(key)
         self._drop(lambda stored: stored.key[0] == key)
+
+    def _warn_of_pinned(self, driver: int, count: int) -> None:
+        """Warns once for each driver when frameworks have seen more contexts than the limit."""
+        if count > self._limit and driver not in self._warned_of:
+            self._warned_of.add(driver)
+            warnings.warn(
+                f"frameworks have seen {count} green contexts, more than the limit of the store ({self._limit}). They "
+                "are never destroyed, and each takes 4 MiB of device memory: use the same layouts again, in a "
+                "PartitionPool for instance, instead of ever new ones",
+                CUDAWarning,
+                stacklevel=3,
+            )
 
     def _take(self, keys: Sequence[Key]) -> list[StoredContext | None]:
         """For each key a context that can be lent, or None."""
@@ -120,7 +155,10 @@ class ContextStore:
         return None
 
     def _put(self, contexts: Sequence[StoredContext]) -> None:
-        """Takes contexts back; destroys those that nobody else should get."""
+        """Takes contexts back; closes those that nobody else should get.
+
+        One in which a capture was left open is pinned: the core serves requests with it once the capture has ended.
+        """
         for stored in contexts:
             if stored.key[0] in self._closed_drivers:
                 continue  # it was destroyed with its driver
@@ -134,10 +172,13 @@ class ContextStore:
     def _trim(self) -> None:
         while True:
             with self._lock:
-                if len(self) <= self._limit:
+                if len(self._stored) <= self._limit:
                     return
-                oldest = self._stored.pop(0)
-            oldest.close()
+                ours = [stored for stored in self._stored if not stored.is_pinned]
+                if len(ours) <= self._limit:
+                    return
+                self._stored.remove(ours[0])
+            ours[0].close()
 
     def __repr__(self) -> str:
         return f"<ContextStore: {len(self)} contexts, {self.limit} at most>"
@@ -182,8 +223,9 @@ def _end(own: Sequence[StoredContext], claim: Claim) -> None:
 class MemoryUse:
     """Device memory and the green contexts that this package made on a device.
 
-    contexts: alive, of which `stored` are in the store and `splitting` exist because a split needed them; destroyed:
-    the number of destroyed ones.
+    contexts: alive, of which `stored` are in use by nobody, `splitting` exist because a split needed them, and `pinned`
+    have been seen by a framework, which keeps them alive until the process ends; destroyed: the number of destroyed
+    ones.
     held_bytes, lost_bytes: the device memory that the live ones take, and that the driver did not give back for the
     destroyed ones. The driver does not report these two: they are the numbers of contexts times 4 MiB, as measured on
     an H200 with driver 13.0.
@@ -195,6 +237,7 @@ class MemoryUse:
     stored: int
     destroyed: int
     splitting: int
+    pinned: int
 
     @property
     def held_bytes(self) -> int:
@@ -219,8 +262,10 @@ def memory_use() -> dict[int, MemoryUse]:
         made, destroyed = context_counts(whole)
         if made:
             free, total = device_memory(whole)
+            pinned, waiting = pinned_counts(whole)
+            stored = store.count(device) + waiting
             splitting = split_context_count(whole)
-            uses[device_id] = MemoryUse(free, total, made - destroyed, store.count(device), destroyed, splitting)
+            uses[device_id] = MemoryUse(free, total, made - destroyed, stored, destroyed, splitting, pinned)
     return uses
 
 

@@ -53,6 +53,14 @@ NewContext::~NewContext() {
 }
 
 ContextHandle NewContext::create() {
+  if (const ContextHandle kept = runtime_.pinned().take(device_, *given_, workqueue_)) {
+    auto again = std::make_shared<ContextBox>(runtime_, device_, ContextKind::green, name_, given_);
+    again->take_over_pinned(*kept);
+    again->note_entry(live_entry_);
+    again->enlist_as(std::exchange(live_entry_, 0));
+    runtime_.contexts().put(again->handle(), *again);
+    return again;
+  }
   demand_no_capture_on(runtime_, device_);
   const Driver& driver = runtime_.driver();
   const ContextHandle primary = runtime_.primary(device_);
@@ -74,7 +82,7 @@ ContextHandle NewContext::create() {
   runtime_.count_made(device_);
   CUcontext handle = nullptr;
   GCTX_CALL(driver, cuCtxFromGreenCtx, &handle, raw);
-  box->take(handle, raw, std::move(green));
+  box->take(handle, raw, std::move(green), workqueue_);
   box->ask_id();
   runtime_.contexts().put(handle, *box);
   return box;

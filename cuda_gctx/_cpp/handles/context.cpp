@@ -28,10 +28,13 @@ void ContextBox::let_go() noexcept {
     return;
   }
   runtime_.contexts().drop(*this);
+  if (is_pinned() && keep_pinned()) {
+    return;
+  }
   OwnStreams kept = take_own_streams();
   const bool is_kept = (green_ || !kept.empty()) && runtime_.keep_for_later([&] {
     auto later = std::make_shared<ContextBox>(runtime_, device_, ContextKind::foreign);
-    later->take(handle_, nullptr, std::move(green_));
+    later->take(handle_, nullptr, std::move(green_), std::nullopt);
     later->id_ = id_;
     later->own_streams_ = std::move(kept);
     return later;
@@ -40,6 +43,54 @@ void ContextBox::let_go() noexcept {
     destroy(kept);
     green_.reset();
   }
+}
+
+// True if nothing of it has to be destroyed. Its SMs are free from here on.
+bool ContextBox::keep_pinned() noexcept {
+  if (kind_ == ContextKind::primary) {
+    return false;  // its streams stay with it
+  }
+  if (green_) {
+    green_->enlist_as(0);
+  }
+  try {
+    auto remains = std::make_shared<ContextBox>(runtime_, device_, ContextKind::foreign, std::string(), given_);
+    remains->take_over(*this);
+    if (!remains->green_ && remains->own_streams_.empty()) {
+      return true;
+    }
+    if (runtime_.pinned().keep(remains)) {
+      return true;
+    }
+    take_over(*remains);  // the driver is being closed
+    return false;
+  } catch (const std::bad_alloc&) {  // lost rather than destroyed under a framework
+    static_cast<void>(green_.release());
+    static_cast<void>(take_own_streams());
+    return true;
+  }
+}
+
+void ContextBox::take_over(ContextBox& other) noexcept {
+  take(other.handle_, other.green_handle_, std::move(other.green_), other.given_workqueue_);
+  id_ = other.id_;
+  OwnStreams kept = other.take_own_streams();
+  const std::lock_guard lock(streams_mutex_);
+  own_streams_ = std::move(kept);
+}
+
+bool ContextBox::pin() {
+  if (is_pinned() || pinned_.exchange(true) || kind_ != ContextKind::green) {
+    return false;
+  }
+  runtime_.pinned().count(device_);
+  return true;
+}
+
+bool ContextBox::is_made_of(const SmResource& sms, const std::optional<CUdevResource>& workqueue) const noexcept {
+  const bool same_queues = given_workqueue_.has_value() == workqueue.has_value() &&
+                           (!workqueue || byte_equal(*given_workqueue_, *workqueue));
+  return green_ && given_ && same_queues && same_sms(*given_, sms);
 }
 
 void ContextBox::ask_id() {
@@ -175,7 +226,7 @@ CUdevResource ContextBox::workqueue_resource() {
 
 CUstream ContextBox::context_stream(int priority, std::size_t number) {
   const std::lock_guard lock(streams_mutex_);
-  std::vector<CUstream>& streams = own_streams_[priority];
+  std::vector<CUstream>& streams = own_streams_.lent[priority];
   while (streams.size() <= number) {
     streams.reserve(streams.size() + 1);  // so that nothing is lost if memory runs out
     streams.push_back(make_raw_stream(*this, CU_STREAM_NON_BLOCKING, priority));
@@ -193,11 +244,42 @@ void ContextBox::destroy(const OwnStreams& kept) const noexcept {
     return;
   }
   const Driver& driver = runtime_.driver();
-  for (const auto& [priority, streams] : kept) {
+  for (const SpareStream& stream : kept.spare) {
+    driver.note(driver.cuStreamDestroy(stream.handle), "cuStreamDestroy");
+  }
+  for (const auto& [priority, streams] : kept.lent) {
     for (const CUstream stream : streams) {
       driver.note(driver.cuStreamDestroy(stream), "cuStreamDestroy");
     }
   }
+}
+
+void ContextBox::keep_spare(CUstream stream, bool nonblocking) noexcept {
+  const std::lock_guard lock(streams_mutex_);
+  try {
+    own_streams_.spare.push_back({stream, nonblocking});
+  } catch (const std::bad_alloc&) {  // lost rather than destroyed under a framework
+  }
+}
+
+CUstream ContextBox::take_spare(bool nonblocking, int priority) {
+  const std::lock_guard lock(streams_mutex_);
+  if (own_streams_.spare.empty()) [[likely]] {
+    return nullptr;
+  }
+  demand_there();
+  const Driver& driver = runtime_.driver();
+  for (auto spare = own_streams_.spare.begin(); spare != own_streams_.spare.end(); ++spare) {
+    int found = 0;
+    if (spare->nonblocking == nonblocking && !is_capturing(driver, spare->handle) &&
+        driver.cuStreamQuery(spare->handle) == CUDA_SUCCESS &&
+        driver.cuStreamGetPriority(spare->handle, &found) == CUDA_SUCCESS && found == priority) {
+      const CUstream handle = spare->handle;
+      own_streams_.spare.erase(spare);
+      return handle;
+    }
+  }
+  return nullptr;
 }
 
 void ContextBox::destroy_own_streams() noexcept {
@@ -226,10 +308,13 @@ bool ContextBox::has_capture() {
       return true;
     }
   }
-  return std::any_of(own_streams_.begin(), own_streams_.end(), [&](const auto& level) {
-    return std::any_of(level.second.begin(), level.second.end(),
-                       [&](CUstream stream) { return is_capturing(driver, stream); });
-  });
+  const auto captures = [&](CUstream stream) { return is_capturing(driver, stream); };
+  return std::any_of(own_streams_.lent.begin(), own_streams_.lent.end(),
+                     [&](const auto& level) {
+                       return std::any_of(level.second.begin(), level.second.end(), captures);
+                     }) ||
+         std::any_of(own_streams_.spare.begin(), own_streams_.spare.end(),
+                     [&](const SpareStream& spare) { return captures(spare.handle); });
 }
 
 void ContextBox::demand_no_capture(const char* what) {

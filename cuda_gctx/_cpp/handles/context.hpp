@@ -3,10 +3,12 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,9 +43,17 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
     handle_ = handle;
     green_handle_ = raw_green;
   }
-  void take(CUcontext handle, CUgreenCtx raw_green, std::unique_ptr<GreenCtxBox> green) noexcept {
+  void take(CUcontext handle, CUgreenCtx raw_green, std::unique_ptr<GreenCtxBox> green,
+            const std::optional<CUdevResource>& workqueue) noexcept {
     take(handle, raw_green);
     green_ = std::move(green);
+    given_workqueue_ = workqueue;
+  }
+  // What another box has owned, which is left without it.
+  void take_over(ContextBox& other) noexcept;
+  void take_over_pinned(ContextBox& other) noexcept {
+    take_over(other);
+    pinned_.store(true);
   }
   void ask_id();
   void note_entry(std::uint64_t entry) noexcept { live_entry_ = entry; }  // in the list of live contexts
@@ -89,13 +99,34 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   bool has_capture();
   void demand_no_capture(const char* what);
 
+  // A framework has its handle, or that of one of its streams: from now on neither is destroyed before the driver is
+  // closed. True the first time for a green context of ours.
+  bool pin();
+  bool is_pinned() const noexcept { return pinned_.load(std::memory_order_relaxed); }
+  bool is_made_of(const SmResource& sms, const std::optional<CUdevResource>& workqueue) const noexcept;
+  // Its place among the live contexts of the device, for one that is used again.
+  void enlist_as(std::uint64_t live_entry) noexcept { green_->enlist_as(live_entry); }
+
+  // Streams that a framework has seen and whose owner has closed them. The ones that are idle are used again.
+  void keep_spare(CUstream stream, bool nonblocking) noexcept;
+  CUstream take_spare(bool nonblocking, int priority);  // null if there is none
+
   // Called by whoever ended the last use after close().
   void let_go() noexcept;
 
  private:
-  using OwnStreams = std::map<int, std::vector<CUstream>>;  // by priority
+  struct SpareStream {
+    CUstream handle;
+    bool nonblocking;
+  };
+  struct OwnStreams {
+    std::map<int, std::vector<CUstream>> lent;  // by priority
+    std::vector<SpareStream> spare;
+    bool empty() const noexcept { return lent.empty() && spare.empty(); }
+  };
 
   OwnStreams take_own_streams() noexcept;
+  bool keep_pinned() noexcept;
   void destroy(const OwnStreams& kept) const noexcept;
   CUresult ask_whether_there() const noexcept;
   [[noreturn]] void fail_current(bool here) const;
@@ -111,6 +142,8 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   mutable std::mutex name_mutex_;
   std::string name_;
   SmResourcePtr given_;  // what our own green contexts were made of
+  std::optional<CUdevResource> given_workqueue_;
+  std::atomic<bool> pinned_{false};
   std::mutex query_mutex_;
   SmResourcePtr queried_;
   std::mutex streams_mutex_;

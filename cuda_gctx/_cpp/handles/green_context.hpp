@@ -26,6 +26,9 @@ class GreenCtxBox {
     live_entry_ = live_entry;
   }
 
+  // Gives up its place in that list for another one.
+  void enlist_as(std::uint64_t live_entry) noexcept;
+
  private:
   ContextHandle primary_;
   CUgreenCtx handle_ = nullptr;

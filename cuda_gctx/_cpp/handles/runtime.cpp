@@ -122,6 +122,7 @@ void Runtime::fail_unusable() const {
 
 void Runtime::drop_caches() {
   split_contexts_.drop();
+  pinned_.drop();
   for (DeviceState& state : devices_) {
     std::shared_ptr<Probe> probe;
     ContextHandle primary;

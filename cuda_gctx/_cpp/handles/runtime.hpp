@@ -13,6 +13,7 @@
 #include "driver/driver.hpp"
 #include "driver/process.hpp"
 #include "handles/context.hpp"
+#include "handles/pinned.hpp"
 #include "handles/registry.hpp"
 #include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"
@@ -94,6 +95,7 @@ class Runtime {
   ContextHandle primary(int ordinal);
   PriorityRange priorities(int ordinal);
   SplitContexts& split_contexts() noexcept { return split_contexts_; }
+  PinnedContexts& pinned() noexcept { return pinned_; }
 
   // The probe kernel of a device, loaded at first use.
   std::shared_ptr<Probe> probe(int ordinal);
@@ -140,6 +142,7 @@ class Runtime {
   Registry<CUcontext, ContextBox> contexts_;
   Registry<CUstream, StreamBox> streams_;
   SplitContexts split_contexts_{*this};
+  PinnedContexts pinned_;
   std::atomic<std::uint64_t> next_entry_{1};
   std::atomic<Standing> standing_{Standing::open};
   std::mutex later_mutex_;

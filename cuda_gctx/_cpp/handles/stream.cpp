@@ -136,6 +136,10 @@ StreamBox::~StreamBox() {
     return;
   }
   context()->remove(*this);
+  if (pinned_.load()) {
+    context()->keep_spare(handle_, nonblocking_.value_or(true));
+    return;
+  }
   const bool is_kept = runtime.keep_for_later([this] {
     auto later = std::make_shared<StreamBox>(use_, true, nonblocking_);
     later->take(handle_);
@@ -164,7 +168,11 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
   const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
   const int level = checked_priority(context, priority);
   auto box = std::make_shared<StreamBox>(std::move(use), true, nonblocking);
-  box->take(make_raw_stream(*context, flags, level));
+  const CUstream spare = context->take_spare(nonblocking, level);
+  box->take(spare != nullptr ? spare : make_raw_stream(*context, flags, level));
+  if (spare != nullptr) {
+    box->pin();
+  }
   context->runtime().streams().put(box->handle(), *box);
   return box;
 }

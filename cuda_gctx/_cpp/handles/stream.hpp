@@ -36,6 +36,9 @@ class StreamBox : public Registered<CUstream, StreamBox> {
   static bool is_default_handle(CUstream handle) noexcept {
     return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
   }
+  // A framework has its handle: it is not destroyed before its context is. Whether that was known; who pins a stream
+  // pins its context as well.
+  bool pin() noexcept { return pinned_.load(std::memory_order_relaxed) || pinned_.exchange(true); }
   // The driver's number, asked once; 0 as long as it cannot be asked, because asking would invalidate a capture.
   std::uint64_t id();
 
@@ -49,6 +52,7 @@ class StreamBox : public Registered<CUstream, StreamBox> {
   CUstream handle_ = nullptr;
   bool owned_;
   std::optional<bool> nonblocking_;
+  std::atomic<bool> pinned_{false};
   std::atomic<std::uint64_t> id_{0};
   StreamBox* next_ = nullptr;
   StreamBox* previous_ = nullptr;

@@ -1,0 +1,299 @@
+"""What a framework has seen is not destroyed before the driver is closed: not by closing, the store, or the collector."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cuda_gctx import Context, ContextOptions, CUDAWarning, Device, Stream, StreamOptions, system
+from cuda_gctx.interop._current import current_stream_of_frameworks
+from cuda_gctx.interop._frameworks import own_stream
+from cuda_gctx.partitions import store
+from cuda_gctx.sim import LedgerError, session
+
+from ..common import green, refusal, run_python, split
+from ..raw import Raw, RawError
+
+Machines = Callable[..., Any]
+
+
+@pytest.fixture
+def machine(sim: Machines) -> Iterator[Any]:
+    yield sim("h200")
+    gc.collect()
+
+
+def works(stream: int) -> bool:
+    """Whether the driver still knows a stream, by its handle alone."""
+    try:
+        Raw().call("cuStreamQuery", ctypes.c_void_p(stream))
+    except RawError:
+        return False
+    return True
+
+
+def capture(stream: int, *, begin: bool) -> None:
+    if begin:
+        Raw().call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 2)
+        return
+    graph = ctypes.c_void_p()
+    Raw().call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+    Raw().call("cuGraphDestroy", graph)
+
+
+def small(dev: Device, **options: Any) -> Context:
+    [group], _ = split(dev.resources.sm, [8])
+    return green(dev, group, **options)
+
+
+HAND_OVER: list[Callable[[Stream], Any]] = [
+    lambda stream: stream.__cuda_stream__(),
+    own_stream,
+]
+
+
+@pytest.mark.parametrize("hand_over", HAND_OVER)
+def test_a_stream_that_was_handed_over_outlives_everything_here(
+    machine: Any, hand_over: Callable[[Stream], Any]
+) -> None:
+    ctx = small(Device(0))
+    stream = ctx.create_stream()
+    handle = stream.handle
+    hand_over(stream)
+    stream.close()
+    ctx.close()
+    del stream, ctx
+    gc.collect()
+    store.drop()
+    store.limit = store.limit
+    assert works(handle)
+    assert machine.calls("cuGreenCtxDestroy") == machine.calls("cuStreamDestroy_v2") == 0
+
+
+def test_reading_a_handle_or_naming_a_stream_again_is_not_handing_it_over(machine: Any) -> None:
+    ctx = small(Device(0))
+    stream = ctx.create_stream()
+    assert stream.handle
+    assert Stream(stream) == stream
+    stream.close()
+    ctx.close()
+    assert machine.ledger().live_of("green context") == machine.ledger().live_of("stream") == ()
+
+
+def test_partitions_that_a_framework_has_seen_stay_in_the_store(machine: Any) -> None:
+    dev = Device(0)
+    with dev.partition(decode=16) as parts:
+        handle = own_stream(parts.decode).handle
+    assert len(store) == 2
+    store.drop()
+    assert len(store) == 1
+    assert works(handle)
+    with dev.partition(other=16) as parts:
+        assert parts.other.stream.handle == handle
+
+
+def test_neither_the_limit_of_the_store_concerns_them(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "limit", 1)
+    dev = Device(0)
+    with dev.partition(decode=16) as parts:
+        handle = own_stream(parts.decode).handle
+    for size in (24, 32):
+        dev.partition(size).close()
+    assert len(store) == 2  # the pinned one, and one within the limit
+    assert works(handle)
+
+
+def test_closing_gives_the_sms_back(machine: Any) -> None:
+    dev = Device(0)
+    ctx = small(dev, exclusive=True)
+    stream = ctx.create_stream()
+    own_stream(stream)
+    ctx.close()
+    stream.close()
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dev.partition(8, exclusive=True).close()
+
+
+def test_a_closed_context_of_the_user_serves_the_next_request_for_its_sms(machine: Any) -> None:
+    dev = Device(0)
+    handles = []
+    for _ in range(3):
+        ctx = small(dev, name="mine")
+        stream = ctx.create_stream(StreamOptions(priority=-1))
+        own_stream(stream)
+        handles.append((ctx.handle, stream.handle))
+        stream.close()
+        ctx.close()
+        gc.collect()
+        memory = system.memory()[0]
+        assert (memory.contexts, memory.stored, memory.pinned, memory.destroyed) == (1, 1, 1, 0)
+    assert len(set(handles)) == 1
+    with dev.partition(8) as parts:
+        assert parts[0].context.handle == handles[0][0]
+        assert system.memory()[0].stored == 0
+    other, _ = split(dev.resources.sm, [16])
+    with green(dev, *other) as ctx:  # other SMs: another context
+        assert ctx.handle != handles[0][0]
+
+
+def test_a_closed_stream_serves_the_next_one_with_the_same_options(machine: Any) -> None:
+    dev = Device(0)
+    first = dev.create_stream()
+    handle = first.handle
+    own_stream(first)
+    first.close()
+    gc.collect()
+    with dev.create_stream(StreamOptions(priority=-1)) as other, dev.create_stream({"nonblocking": False}) as third:
+        assert handle not in (other.handle, third.handle)
+    capture(handle, begin=True)
+    with dev.create_stream() as meanwhile:
+        assert meanwhile.handle != handle
+    capture(handle, begin=False)
+    with dev.create_stream() as again:
+        assert again.handle == handle
+
+
+def test_memory_reports_what_frameworks_have_seen(machine: Any) -> None:
+    with Device(0).partition(a=8, b=8) as parts:
+        assert system.memory()[0].pinned == 0
+        own_stream(parts.a)
+        own_stream(parts.a)
+        assert system.memory()[0].pinned == 1
+    assert system.memory()[0].pinned == 1
+
+
+def test_one_warning_comes_when_they_are_more_than_the_limit(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "limit", 1)
+    with Device(0).partition(a=8, b=8, c=8) as parts:
+        own_stream(parts.a)
+        with pytest.warns(CUDAWarning, match="frameworks have seen 2 green contexts, more than the limit"):
+            own_stream(parts.b)
+        own_stream(parts.c)  # warnings are errors in the tests: there is no second one
+
+
+def test_a_context_with_an_open_capture_is_lent_again_when_it_has_ended(machine: Any) -> None:
+    dev = Device(0)
+    with dev.partition(decode=16) as parts:
+        context, handle = parts.decode.context.handle, parts.decode.stream.handle
+        capture(handle, begin=True)
+    assert (len(store), system.memory()[0].stored) == (1, 2)
+    capture(handle, begin=False)
+    with dev.partition(decode=16) as parts:
+        assert parts.decode.context.handle == context
+        parts.decode.record().sync()
+
+
+def test_a_context_with_an_open_capture_is_set_aside(machine: Any) -> None:
+    dev = Device(0)
+    with dev.partition(decode=16) as parts:
+        context, handle = parts.decode.context.handle, parts.decode.stream.handle
+        own_stream(parts.decode)
+    with dev.partition(decode=16) as parts:
+        capture(handle, begin=True)
+    for _ in range(2):
+        with dev.partition(decode=16) as parts:
+            assert parts.decode.context.handle != context
+            parts.decode.record().sync()
+    capture(handle, begin=False)
+
+
+def test_a_context_of_the_user_with_an_open_capture_is_set_aside(machine: Any) -> None:
+    dev = Device(0)
+    ctx = small(dev)
+    stream = ctx.create_stream()
+    context, handle = ctx.handle, stream.handle
+    own_stream(stream)
+    capture(handle, begin=True)
+    stream.close()
+    ctx.close()
+    gc.collect()
+    with small(dev) as other:
+        assert other.handle != context
+    capture(handle, begin=False)
+    with small(dev) as again:
+        assert again.handle == context
+
+
+@pytest.mark.sim_only
+def test_a_session_destroys_them_last_and_in_order() -> None:
+    with session("h200") as machine:  # checks the ledger at its end
+        dev = Device(0)
+        ctx = small(dev)
+        for owner in (ctx, dev):
+            stream = owner.create_stream()
+            own_stream(stream)
+            stream.close()
+        ctx.close()
+        with dev.partition(16) as parts:
+            own_stream(parts[0])
+        gc.collect()
+    assert machine.ledger().misuse == ()
+
+
+@pytest.mark.sim_only
+def test_a_session_still_reports_what_the_user_left() -> None:
+    kept = []
+
+    def leave() -> None:
+        with session("h200"):
+            ctx = small(Device(0))
+            stream = ctx.create_stream()
+            own_stream(stream)
+            kept.extend([ctx, stream])
+
+    error = str(refusal(LedgerError, leave))
+    assert "alive: green context" in error
+    assert "alive: stream" in error
+    kept.clear()
+    gc.collect()
+
+
+@pytest.mark.sim_only
+def test_what_a_machine_that_is_set_aside_has_shown_is_not_destroyed_afterwards() -> None:
+    with session("h200") as outer:
+        ctx = small(Device(0))
+        stream = ctx.create_stream()
+        handle = stream.handle
+        own_stream(stream)
+        gc.collect()
+        with session("h200"):
+            del stream, ctx
+            gc.collect()
+        assert works(handle)
+        assert outer.calls("cuGreenCtxDestroy") == 0
+
+
+def test_what_is_made_current_for_the_frameworks_is_seen(torch: Any, dev: Device) -> None:
+    with dev.partition(8) as parts:
+        pinned = system.memory()[0].pinned
+        with current_stream_of_frameworks(parts[0].stream):
+            pass
+        assert system.memory()[0].pinned >= max(pinned, 1)
+
+
+@pytest.mark.sim_only
+def test_nothing_is_called_in_a_forked_child() -> None:
+    done = run_python(
+        "import gc, os, warnings\n"
+        "from cuda_gctx import Device\n"
+        "from cuda_gctx.interop._frameworks import own_stream\n"
+        "from cuda_gctx.sim import session\n"
+        "with session('h200', check=False) as machine:\n"
+        "    with Device(0).partition(8) as parts:\n"
+        "        kept = own_stream(parts[0])\n"
+        "    calls = sum(machine.calls().values())\n"
+        "    if os.fork() == 0:\n"
+        "        del kept, parts\n"
+        "        gc.collect()\n"
+        "        print(sum(machine.calls().values()) - calls, flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+    )
+    assert done.stdout.strip() == "0", done.stderr
