@@ -1,4 +1,4 @@
-"""What a framework has seen is not destroyed before the driver is closed: not by closing, the store, or the collector."""
+"""What a framework has seen is not destroyed before the driver is closed: by no close(), not by the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, ContextOptions, CUDAWarning, Device, Stream, StreamOptions, system
+from cuda_gctx import Context, CUDAWarning, Device, Stream, StreamOptions, system
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop._frameworks import own_stream
 from cuda_gctx.partitions import store

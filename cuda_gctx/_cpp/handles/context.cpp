@@ -309,10 +309,9 @@ bool ContextBox::has_capture() {
     }
   }
   const auto captures = [&](CUstream stream) { return is_capturing(driver, stream); };
-  return std::any_of(own_streams_.lent.begin(), own_streams_.lent.end(),
-                     [&](const auto& level) {
-                       return std::any_of(level.second.begin(), level.second.end(), captures);
-                     }) ||
+  return std::any_of(
+             own_streams_.lent.begin(), own_streams_.lent.end(),
+             [&](const auto& level) { return std::any_of(level.second.begin(), level.second.end(), captures); }) ||
          std::any_of(own_streams_.spare.begin(), own_streams_.spare.end(),
                      [&](const SpareStream& spare) { return captures(spare.handle); });
 }
