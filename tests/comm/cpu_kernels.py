@@ -1,4 +1,4 @@
-"""The kernels' own sources, compiled for the CPU, where threads of the host play the threads of all ranks."""
+"""The kernels' own sources, compiled for the CPU, where fibers of one host thread play the threads of all ranks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ THREADS_OF_TWO = 9  # one moves; as many as there can be other ranks wait for th
 STAGES = 3
 TILE = 256
 LIMIT = 1 << 62
+# What a run may take before it counts as a deadlock. One of the longest here takes a twentieth of it.
+STEPS = 20_000_000
 
 u32, u64 = ctypes.c_uint32, ctypes.c_uint64
 
@@ -69,8 +71,14 @@ def build(
     library = folder / f"{name}.so"
     if not library.exists():
         (folder / f"{name}.cpp").write_text(text)
-        options = ["-std=c++20", "-O0", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
-        subprocess.run(["g++", *options, str(folder / f"{name}.cpp"), "-o", str(library)], check=True)
+        options = ["-std=c++20", "-O0", "-fPIC", "-Wno-unknown-pragmas"]
+        standard = folder / "standard.hpp"
+        if not standard.exists():
+            # Most of the time of a compilation, done once.
+            standard.write_text("\n".join(line for line in text.splitlines() if line.startswith("#include <")))
+            subprocess.run(["g++", *options, "-x", "c++-header", str(standard)], check=True)
+        command = ["g++", *options, "-shared", "-include", str(standard), str(folder / f"{name}.cpp"), "-o", str(library)]
+        subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))
 
 
@@ -142,12 +150,12 @@ class Ranks:
         copies = (inner[0], addresses[0], x_in.nbytes, addresses[1], inner[1], x_out.nbytes)
         return HostCall(1, blocks, THREADS_OF_TWO, 1, ctypes.addressof(calls.two), *copies)
 
-    def run(self, calls: Sequence[Sequence[HostCall]], seed: int) -> None:
-        """Runs the calls of every rank, each rank's in order, the ranks at the same time."""
+    def run(self, calls: Sequence[Sequence[HostCall]], seed: int) -> bool:
+        """Runs the calls of every rank, each rank's in order, the ranks at the same time. Returns whether they end."""
         count = len(calls[0])
         table = (HostCall * (len(calls) * count))(*[one for rank in calls for one in rank])
         shared = TILES_OFFSET + STAGES * len(self.info.plan(self.op).sources) * TILE
-        self.library.run_ranks(table, len(calls), count, ctypes.c_size_t(shared), u32(seed))
+        return bool(self.library.run_ranks(table, len(calls), count, ctypes.c_size_t(shared), u32(seed), u64(STEPS)))
 
 
 def bfloat16_of(numbers: Any) -> Any:

@@ -1,19 +1,17 @@
-// The kernels' primitives for the CPU: threads of the host play the threads of the blocks of all ranks. Accesses to memory
-// that ranks share are delayed at random; bulk copies happen as late as the protocol allows, and in any order. The clock
-// is a counter of how often it was read, so that time limits do not depend on the machine.
-#include <sched.h>
-
-#include <atomic>
-#include <condition_variable>
+// The kernels' primitives for the CPU: fibers of one host thread play the threads of the blocks of all ranks, and a seed
+// decides which of them goes on at every access to shared memory. So a run can be repeated, every order that was tried is
+// known, and a deadlock is a fact that is found after a number of steps. Bulk copies happen as late as the protocol
+// allows, and in any order. The clock is a counter of how often it was read: time limits do not depend on the machine.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <random>
-#include <thread>
 #include <vector>
+
+#include <ucontext.h>
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -60,9 +58,83 @@ struct BulkStore {
   }
 };
 
+// Runs fibers one at a time. Now and then it leaves one rank out for a while, so that ranks also run far apart.
+class Fibers {
+ public:
+  Fibers(u32 seed, u32 ranks, u64 steps) : random_(seed), ranks_(ranks), steps_(steps) {}
+
+  void add(u32 rank, std::function<void()> work) {
+    auto fiber = std::make_unique<Fiber>();
+    fiber->rank = rank;
+    fiber->work = std::move(work);
+    fiber->stack = stack();
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = fiber->stack.get();
+    fiber->context.uc_stack.ss_size = STACK_BYTES;
+    fiber->context.uc_link = nullptr;
+    makecontext(&fiber->context, reinterpret_cast<void (*)()>(&Fibers::enter), 0);
+    fibers_.push_back(std::move(fiber));
+  }
+
+  // Whether all fibers came to their ends within the steps.
+  bool run() {
+    now_ = this;
+    while (!fibers_.empty()) {
+      if (steps_-- == 0) return false;
+      if (left_ == 0) {
+        left_ = 1 + random_() % 4096;
+        without_ = random_() % 2 ? random_() % ranks_ : ranks_;
+      }
+      --left_;
+      size_t at = random_() % fibers_.size();
+      if (fibers_[at]->rank == without_) continue;
+      current_ = fibers_[at].get();
+      swapcontext(&own_, &current_->context);
+      if (current_->is_over) {
+        free_.push_back(std::move(current_->stack));
+        std::swap(fibers_[at], fibers_.back());
+        fibers_.pop_back();
+      }
+    }
+    return true;
+  }
+
+  static void yield() { swapcontext(&now_->current_->context, &now_->own_); }
+
+ private:
+  static constexpr size_t STACK_BYTES = 64 * 1024;
+  struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    std::function<void()> work;
+    u32 rank = 0;
+    bool is_over = false;
+  };
+
+  std::unique_ptr<char[]> stack() {
+    if (free_.empty()) return std::unique_ptr<char[]>(new char[STACK_BYTES]);
+    auto one = std::move(free_.back());
+    free_.pop_back();
+    return one;
+  }
+  static void enter() {
+    Fiber* own = now_->current_;
+    own->work();
+    own->is_over = true;
+    yield();
+  }
+
+  static inline Fibers* now_ = nullptr;
+  std::mt19937 random_;
+  u32 ranks_, without_ = 0;
+  u64 steps_, left_ = 0;
+  ucontext_t own_;
+  Fiber* current_ = nullptr;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<std::unique_ptr<char[]>> free_;
+};
+
 struct BlockState {
-  std::mutex mutex;
-  std::condition_variable changed;
   u32 alive, arrived = 0;
   u64 generation = 0;
   bool all = true, last_all = true;
@@ -80,21 +152,16 @@ struct BlockState {
     last_all = all;
     all = true;
     ++generation;
-    changed.notify_all();
   }
   bool meet(bool mine) {
-    std::unique_lock lock(mutex);
     all = all && mine;
     u64 seen = generation;
-    if (++arrived == alive)
-      release();
-    else
-      changed.wait(lock, [&] { return generation != seen; });
+    if (++arrived == alive) release();
+    while (generation == seen) Fibers::yield();
     return last_all;
   }
   // A thread that has ended is not waited for, as on the hardware.
   void leave() {
-    std::unique_lock lock(mutex);
     --alive;
     if (alive != 0 && arrived == alive) release();
   }
@@ -113,19 +180,30 @@ struct Here {
   std::mt19937 random;
 };
 
-static thread_local Here* here;
-static std::atomic<u64> clock_reads{0};
+// Set by every fiber after it was let run.
+static Here* here;
+static u64 clock_reads = 0;
 
+inline void yield() {
+  Here* mine = here;
+  Fibers::yield();
+  here = mine;
+}
 inline void pause_at_random() {
-  if (here->random() % 4 == 0) sched_yield();
+  if (here->random() % 4 == 0) yield();
 }
 
 DEVICE u32 thread_index() { return here->thread; }
 DEVICE u32 thread_count() { return here->threads; }
 DEVICE u32 block_index() { return here->block; }
 DEVICE u32 block_count() { return here->blocks; }
-DEVICE void sync_block() { here->state->meet(true); }
-DEVICE bool all_of_block(bool mine) { return here->state->meet(mine); }
+DEVICE bool all_of_block(bool mine) {
+  Here* own = here;
+  bool all = own->state->meet(mine);
+  here = own;
+  return all;
+}
+DEVICE void sync_block() { all_of_block(true); }
 DEVICE u64 nanoseconds() { return ++clock_reads; }
 
 inline u64* at(u64 address) { return reinterpret_cast<u64*>(address); }
@@ -133,11 +211,11 @@ inline u32* at32(u64 address) { return reinterpret_cast<u32*>(address); }
 
 DEVICE void store_relaxed(u64 address, u64 value) {
   pause_at_random();
-  __atomic_store_n(at(address), value, __ATOMIC_RELAXED);
+  *at(address) = value;
 }
 DEVICE u64 load_relaxed(u64 address) {
   pause_at_random();
-  return __atomic_load_n(at(address), __ATOMIC_RELAXED);
+  return *at(address);
 }
 DEVICE void store_relaxed_pair(u64 address, u64 first, u64 second) {
   bool second_first = here->random() % 2;
@@ -150,22 +228,25 @@ DEVICE void load_relaxed_pair(u64 address, u64& first, u64& second) {
 }
 DEVICE void store_release(u64 address, u64 value) {
   pause_at_random();
-  __atomic_store_n(at(address), value, __ATOMIC_RELEASE);
+  *at(address) = value;
 }
 DEVICE u64 load_acquire(u64 address) {
   pause_at_random();
-  return __atomic_load_n(at(address), __ATOMIC_ACQUIRE);
+  return *at(address);
 }
-DEVICE void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-DEVICE u32 load_own(u64 address) { return __atomic_load_n(at32(address), __ATOMIC_RELAXED); }
-DEVICE void store_own(u64 address, u32 value) { __atomic_store_n(at32(address), value, __ATOMIC_RELAXED); }
+DEVICE void fence_system() {}
+DEVICE u32 load_own(u64 address) { return *at32(address); }
+DEVICE void store_own(u64 address, u32 value) { *at32(address) = value; }
 DEVICE u32 add_own(u64 address, u32 value) {
   pause_at_random();
-  return __atomic_fetch_add(at32(address), value, __ATOMIC_RELAXED);
+  u32 old = *at32(address);
+  *at32(address) = old + value;
+  return old;
 }
 DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
-  __atomic_compare_exchange_n(at32(address), &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-  return expected;
+  u32 old = *at32(address);
+  if (old == expected) *at32(address) = value;
+  return old;
 }
 
 DEVICE u64 load_tensor(u64 address) { return *at(address); }
@@ -177,19 +258,16 @@ DEVICE unsigned char* dynamic_shared() {
 }
 
 DEVICE void barrier_init(u64* barrier, u32 arrivals) {
-  std::unique_lock lock(here->state->mutex);
   here->state->barriers[barrier] = {arrivals, arrivals};
 }
 DEVICE void barrier_init_done() {}
 DEVICE void barrier_arrive(u64* barrier) {
   pause_at_random();
-  std::unique_lock lock(here->state->mutex);
   Barrier& one = here->state->barriers.at(barrier);
   --one.pending;
   one.settle();
 }
 DEVICE void barrier_arrive_and_expect(u64* barrier, u32 bytes) {
-  std::unique_lock lock(here->state->mutex);
   Barrier& one = here->state->barriers.at(barrier);
   one.bytes += bytes;
   --one.pending;
@@ -197,13 +275,11 @@ DEVICE void barrier_arrive_and_expect(u64* barrier, u32 bytes) {
 }
 DEVICE bool barrier_try_wait(u64* barrier, u32 parity) {
   pause_at_random();
-  std::unique_lock lock(here->state->mutex);
   here->state->some_load(here->random);
   return (here->state->barriers.at(barrier).phase & 1) != parity;
 }
 DEVICE void bulk_load(void* to, u64 from, u32 bytes, u64* barrier) {
   BlockState* state = here->state;
-  std::unique_lock lock(state->mutex);
   state->loads.push_back([=] {
     std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
     Barrier& one = state->barriers.at(barrier);

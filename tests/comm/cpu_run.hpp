@@ -1,4 +1,4 @@
-// Runs the kernels of all ranks on the CPU: each rank does its calls one after the other, as a stream does.
+// Runs the kernels of all ranks on the CPU: each rank's calls one after the other, as on a stream.
 struct HostCall {
   u32 is_two_exchange, blocks, threads, present;
   const void* arguments;
@@ -6,43 +6,51 @@ struct HostCall {
   u64 result_to, result_from, result_bytes;  // after it
 };
 
+struct World {
+  Fibers fibers;
+  size_t shared;
+};
+
 template <typename Arguments>
-static void run_kernel(void (*kernel)(const Arguments), const HostCall& call, size_t shared, u32 seed) {
+static void run_kernel(World& world, u32 rank, void (*kernel)(const Arguments), const HostCall& call, u32 seed) {
   const Arguments& arguments = *static_cast<const Arguments*>(call.arguments);
   std::vector<std::unique_ptr<BlockState>> states;
-  std::vector<std::thread> threads;
+  u32 running = call.blocks * call.threads;
   for (u32 block = 0; block < call.blocks; ++block) {
-    states.push_back(std::make_unique<BlockState>(call.threads, shared));
+    states.push_back(std::make_unique<BlockState>(call.threads, world.shared));
     for (u32 thread = 0; thread < call.threads; ++thread)
-      threads.emplace_back([&, block, thread, state = states.back().get()] {
+      world.fibers.add(rank, [&, block, thread, state = states.back().get()] {
         Here mine{thread, call.threads, block, call.blocks, state, std::mt19937(seed + block * 1000 + thread)};
         here = &mine;
         kernel(arguments);
         state->leave();
+        --running;
       });
   }
-  for (std::thread& thread : threads) thread.join();
+  while (running != 0) Fibers::yield();
 }
 
-extern "C" void run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed) {
-  std::vector<std::thread> streams;
+// Whether all ranks came to the ends of their calls within the steps; if not, they wait for each other for ever.
+extern "C" int run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed, u64 steps) {
+  World world{{seed, ranks, steps}, shared};
   for (u32 rank = 0; rank < ranks; ++rank)
-    streams.emplace_back([=] {
+    world.fibers.add(rank, [=, &world] {
       for (u32 at = 0; at < count; ++at) {
         const HostCall& call = calls[rank * count + at];
         if (!call.present) continue;
         if (call.copy_bytes)
           std::memcpy(reinterpret_cast<void*>(call.copy_to), reinterpret_cast<void*>(call.copy_from), call.copy_bytes);
+        u32 own_seed = seed + 7919 * (rank * count + at);
         if (call.is_two_exchange)
-          run_kernel<TwoExchange>(two_exchange, call, shared, seed + 7919 * (rank * count + at));
+          run_kernel<TwoExchange>(world, rank, two_exchange, call, own_seed);
         else
-          run_kernel<OneExchange>(one_exchange, call, shared, seed + 7919 * (rank * count + at));
+          run_kernel<OneExchange>(world, rank, one_exchange, call, own_seed);
         if (call.result_bytes)
           std::memcpy(reinterpret_cast<void*>(call.result_to), reinterpret_cast<void*>(call.result_from),
                       call.result_bytes);
       }
     });
-  for (std::thread& stream : streams) stream.join();
+  return world.fibers.run();
 }
 
 extern "C" u64 size_of_one_exchange() { return sizeof(OneExchange); }

@@ -75,7 +75,8 @@ def run_calls(ranks: Ranks, seed: int, count: int, *, is_bfloat16: bool, modes: 
             wanted.append(expected_bits(info.at(rank), op, inputs, is_bfloat16))
             found.append(out)
             ranks._kept.append(inputs)
-    ranks.run(calls, seed)
+    if not ranks.run(calls, seed):
+        return ["a deadlock"]
     wrong = [f"fault {ranks.fault(rank)} at rank {rank}" for rank in range(world) if ranks.fault(rank)[0]]
     wrong += [f"output {at}" for at, (one, other) in enumerate(zip(wanted, found, strict=True)) if (one != other).any()]
     return wrong
@@ -94,10 +95,10 @@ def test_every_operation_gives_the_exact_bits(info: ParallelInfo, op: MixedCommO
     is_bfloat16 = (info.world_size + op) % 2 == 0
     library = build(folder, info, op, geometry_of(info), is_bfloat16=is_bfloat16)
     check_structs(info, op, library)
-    for seed in range(2):
+    for seed in range(4):
         ranks = Ranks(info, op, library, geometry_of(info))
         # Near the end of the epochs, where they wrap.
-        ranks.set_epochs([0, 0xFFFFFFFD][seed])
+        ranks.set_epochs([0, 0xFFFFFFFD][seed % 2])
         assert run_calls(ranks, seed, 5, is_bfloat16=is_bfloat16, modes=(ONE, TWO)) == []
 
 
@@ -130,8 +131,7 @@ def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
     library = build(folder, info, op, geometry_of(info), is_bfloat16=True, replace=[(old, new)])
 
     def is_found() -> bool:
-        for seed in range(400):
-            # A deadlock ends by the time limit, as a fault.
+        for seed in range(100):
             ranks = Ranks(info, op, library, geometry_of(info), limit=20_000)
             if run_calls(ranks, seed, 6, is_bfloat16=True, modes=(mode,)):
                 return True
@@ -143,7 +143,7 @@ def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
         faulthandler.disable()
         os._exit(not is_found())
     _, status = os.waitpid(child, 0)
-    assert status == 0 or os.WIFSIGNALED(status), "the broken kernels gave the right bits 400 times"
+    assert status == 0 or os.WIFSIGNALED(status), "the broken kernels gave the right bits 100 times"
 
 
 def call_once(ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing: int | None = None) -> None:
@@ -155,7 +155,7 @@ def call_once(ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing
         call = ranks.call(rank, mode, x_in, x_out, grid=2)
         call.present = rank != missing
         calls.append([call])
-    ranks.run(calls, 1)
+    assert ranks.run(calls, 1)
 
 
 @pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)

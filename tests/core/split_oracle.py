@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 from cuda_gctx import SMResource, SMResourceOptions, system
 
@@ -92,7 +93,7 @@ class Card:
         """Whether one split by count gives so many groups of exactly this size."""
         key = (size, number)
         if key not in self._known:
-            groups = (ctypes.c_byte * (RESOURCE_BYTES * number))()
+            groups = (ctypes.c_ubyte * (RESOURCE_BYTES * number))()
             got = ctypes.c_uint(number)
             try:
                 Raw().call(
@@ -222,35 +223,73 @@ class Card:
             if group.count is not None and size is not None
         )
 
+    def _kind(self, group: Group) -> tuple[Any, ...]:
+        """Equal for groups that may have the same sizes, in the same places."""
+        return self.is_promise(group), self.is_loose(group), self.grain(group), self.least(group), group.count is None
+
     def nearer(self, groups: Sequence[Group], limit: int) -> list[int | None] | None:
         """The sizes of a request that fits and is less than `limit` away from what was asked; None if there is none."""
+        # Of groups that may have the same sizes only the sizes matter, not who has which, and they are nearest in the order
+        # of what was asked: the larger ones first.
+        order = sorted(range(len(groups)), key=lambda i: (self._kind(groups[i]), -(groups[i].count or 0)))
+        groups = [groups[i] for i in order]
         asked = [None if g.count is None else min(g.count, self.sms) for g in groups]
         largest = [
             0 if n is None else max(rounded_up(n, self.grain(g)), self.least(g))
             for g, n in zip(groups, asked, strict=True)
         ]
+        choices = [
+            [None] if n is None else range(most, self.least(g) - 1, -self.grain(g))
+            for g, n, most in zip(groups, asked, largest, strict=True)
+        ]
+        choices = [
+            [size for size in sizes if self.can_promise(Group(size, g.coscheduled, g.backfill))]
+            for g, sizes in zip(groups, choices, strict=True)
+        ]
+        if not all(choices):
+            return None
         # Giving up n SMs of a group moves it at least n minus this away from what was asked.
         slack = [size - (n or 0) for size, n in zip(largest, asked, strict=True)]
+        # Whatever the layout, groups need so many SMs together: (who, at most how many).
+        bounds = [([True] * len(groups), self.sms - sum(self.grain(g) for g in groups if g.count is None))]
+        if self.is_structured:
+            levels = {self.grain(g) for g in groups if self.is_promise(g)}
+            bounds += [([self.is_promise(g) and self.grain(g) >= n for g in groups], self.together(n)) for n in levels]
+        else:
+            bounds.append((list(map(self.is_promise, groups)), self.together(self.alignment)))
 
-        def search(at: int, taken: int, distance: int) -> Iterator[list[int | None]]:
-            if distance + max(0, taken + sum(largest[at:]) - self.sms - sum(slack[at:])) >= limit:
+        def least_distance(sizes: Sequence[int | None], distance: int) -> int:
+            """How far every request that begins with these sizes is from what was asked."""
+            at, more = len(sizes), 0
+            for counts, room in bounds:
+                taken = sum(size or 0 for size, is_in in zip(sizes, counts, strict=False) if is_in)
+                if taken + sum(self.least(g) for g, is_in in zip(groups[at:], counts[at:], strict=True)
+                               if is_in and g.count is not None) > room:
+                    return limit
+                wanted = sum(size for size, is_in in zip(largest[at:], counts[at:], strict=True) if is_in)
+                spare = sum(size for size, is_in in zip(slack[at:], counts[at:], strict=True) if is_in)
+                more = max(more, taken + wanted - room - spare)
+            return distance + more
+
+        def search(sizes: list[int | None], distance: int) -> Iterator[list[int | None]]:
+            if least_distance(sizes, distance) >= limit:
                 return
+            at = len(sizes)
             if at == len(groups):
-                yield []
+                yield sizes
                 return
             count = asked[at]
-            if count is None:
-                yield from ([None, *rest] for rest in search(at + 1, taken, distance))
-                return
-            least, grain = self.least(groups[at]), self.grain(groups[at])
-            for size in range(largest[at], least - 1, -grain):
-                for rest in search(at + 1, taken + size, distance + abs(count - size)):
-                    yield [size, *rest]
+            is_like_last = at > 0 and self._kind(groups[at - 1]) == self._kind(groups[at])
+            for size in choices[at]:
+                if count is None:
+                    yield from search([*sizes, None], distance)
+                elif not is_like_last or size <= sizes[-1]:
+                    yield from search([*sizes, size], distance + abs(count - size))
 
-        for sizes in search(0, 0, 0):
+        for sizes in search([], 0):
             request = [Group(n, g.coscheduled, g.backfill) for g, n in zip(groups, sizes, strict=True)]
             if self.expected(request) is not None:
-                return sizes
+                return [sizes[order.index(i)] for i in range(len(groups))]
         return None
 
 

@@ -157,10 +157,10 @@ def check_request(
     assert not isinstance(dry, SplitError), dry
     pieces, rest = answer
     assert [piece.sm_count for piece in pieces] == expected
-    told = [
+    foreseen = [
         (piece.sm_count, piece.strategy, piece.requested, piece.coscheduled_alignment) for piece in [*dry[0], dry[1]]
     ]
-    assert told == [
+    assert foreseen == [
         (piece.sm_count, piece.strategy, piece.requested, piece.coscheduled_alignment) for piece in [*pieces, rest]
     ]
     check_pieces(card, groups, pieces, rest)
@@ -192,10 +192,17 @@ def test_random_splits_agree_with_the_oracle_on_every_driver(sim: Machines, prof
                 except AssertionError as failure:
                     failures.append(f"{profile}@{version} {options_of(groups)}: {failure}")
         assert not failures, f"{len(failures)} of {len(requests)}\n" + "\n".join(failures[:8])
-    for groups, told in zip(requests, answers, strict=True):
-        sizes = [answer for _, answer, _ in told if answer is not None]
-        assert all(answer == sizes[0] for answer in sizes), f"{profile} {options_of(groups)}: {told}"
-        for version, answer, message in told:
+    for groups, answered in zip(requests, answers, strict=True):
+        request = f"{profile} {options_of(groups)}: {answered}"
+        sizes = [answer for _, answer, _ in answered if answer is not None]
+        if any(group.coscheduled in (4, 8, 16) for group in groups):
+            # Only structured drivers seat sets that are smaller than the alignment; they may have more left for None.
+            finite = [[n for n, group in zip(answer, groups, strict=True) if group.count] for answer in sizes]
+            assert all(answer == finite[0] for answer in finite), request
+            assert [sum(answer) for answer in sizes] == sorted(sum(answer) for answer in sizes), request
+        else:
+            assert all(answer == sizes[0] for answer in sizes), request
+        for version, answer, message in answered:
             if answer is None and sizes:
                 assert "13.1" in message, f"{profile}@{version} {options_of(groups)}: {message}"
 
@@ -215,19 +222,19 @@ def test_random_splits_of_groups_and_remainders_give_what_there_is(sim: Machines
             card = Card(outer, (outer.sm_count,), (12, 4))
             asked = [group for group in random_request(chance, outer.sm_count, 8) if not card.is_promise(group)]
             asked = [group for group in asked if group.count is not None] or [Group(2, None, True)]
-            told = f"{profile}@{version} {outer!r} into {options_of(asked)}"
+            request = f"{profile}@{version} {outer!r} into {options_of(asked)}"
             answer = answer_of(outer, asked)
             dry = answer_of(outer, asked, dry_run=True)
             expected = card.expected(asked)
             if isinstance(answer, SplitError) or isinstance(dry, SplitError):
-                assert expected is None, f"{told}: {answer}"
-                assert str(answer) == str(dry), told
+                assert expected is None, f"{request}: {answer}"
+                assert str(answer) == str(dry), request
                 continue
-            assert [piece.sm_count for piece in answer[0]] == expected, told
+            assert [piece.sm_count for piece in answer[0]] == expected, request
             shown = [(piece.sm_count, piece.strategy) for piece in [*answer[0], answer[1]]]
-            assert shown == [(piece.sm_count, piece.strategy) for piece in [*dry[0], dry[1]]], told
+            assert shown == [(piece.sm_count, piece.strategy) for piece in [*dry[0], dry[1]]], request
             for a, b in combinations([*answer[0], answer[1]], 2):
-                assert a.overlaps(b) is False, told
+                assert a.overlaps(b) is False, request
 
 
 def test_the_oracle_counts_sets_as_a_search_does() -> None:

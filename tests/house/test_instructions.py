@@ -55,7 +55,7 @@ fl=(1) stream.cpp
 fn=(1) record
 10 5
 +3 2
-cob=(2) /somewhere/sim/lib/libcuda.so.1
+cob=(2) /somewhere/sim/lib/libcuda_gctx_sim.so
 cfn=(2) cuEventRecord
 calls=1 0
 * 1000

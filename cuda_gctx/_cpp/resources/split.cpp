@@ -44,9 +44,9 @@ bool pieces_are_known(const Needs& needs, const SmResource& input, bool has_stru
   return of_pairs && (input.alignment <= pair_size || (no_units && !has_structured));
 }
 
-SplitResult split_source(const Driver& driver, const SmResourcePtr& source, const std::vector<GroupRequest>& requests,
-                         bool dry_run, const Requery& requery) {
-  Splitter splitter(driver, source, grain_of(*source), dry_run, requery);
+SplitResult split_source(const Driver& driver, const SmResourcePtr& source, Grain grain,
+                         const std::vector<GroupRequest>& requests, bool dry_run, const Requery& requery) {
+  Splitter splitter(driver, source, grain, dry_run, requery);
   if (!any_odd(requests)) {
     if (auto result = splitter.as_asked(needs_of(requests, splitter.grain()))) {
       return std::move(*result);
@@ -84,7 +84,7 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
     driver.require(Feature::locality_domains);
   }
   if (input->splittable) {
-    return split_source(driver, input, requests, dry_run, requery);
+    return split_source(driver, input, grain_of(*input), requests, dry_run, requery);
   }
 
   // A context is asked only where nothing else can answer: it costs a millisecond, and memory that does not come back.
@@ -103,7 +103,11 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
       return *splitter.known_pieces(needs, has_structured ? Strategy::structured : Strategy::fine);
     }
   }
-  return split_source(driver, requery(input), requests, dry_run, requery);
+  // What a context holds has a smaller minimum than the group that was given to it. A request means the same in both.
+  const SmResourcePtr source = requery(input);
+  Grain finer = grain_of(*source);
+  finer.minimum = std::max(finer.minimum, grain.minimum);
+  return split_source(driver, source, finer, requests, dry_run, requery);
 }
 
 std::optional<std::vector<GroupRequest>> caught_suggestion() {

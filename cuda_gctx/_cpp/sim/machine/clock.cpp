@@ -174,19 +174,21 @@ void Clock::place_blocks(DeviceLoad& device) {
   for (auto it = device.grids.begin(); it != device.grids.end();) {
     const WorkPtr work = *it;
     Grid& grid = *work->grid;
-    while (grid.placed < grid.total) {
-      std::vector<std::size_t> sms;
-      if (grid.cluster > 1) {
-        sms = device.sms.room_together(grid.parts, grid.needs, grid.cluster);
-      } else if (const auto sm = device.sms.room(grid.sms, grid.needs)) {
-        sms = {*sm};
-      }
-      if (sms.empty()) break;
+    const auto place = [&](const std::vector<std::size_t>& sms) {
       const std::uint64_t length = run_length(grid);
       for (const std::size_t sm : sms) {
         device.sms.place(sm, {work, grid.placed, length, grid.needs, grid.cost}, time_);
         grid.placed += length;
       }
+      return grid.placed < grid.total;
+    };
+    if (grid.cluster > 1) {
+      std::vector<std::size_t> sms;
+      do {
+        sms = device.sms.room_together(grid.parts, grid.needs, grid.cluster);
+      } while (!sms.empty() && place(sms));
+    } else {
+      device.sms.deal(grid.sms, grid.needs, [&](std::size_t sm) { return place({sm}); });
     }
     it = grid.placed == grid.total ? device.grids.erase(it) : it + 1;
   }

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <queue>
+#include <utility>
 
 namespace gctx::sim {
 namespace {
@@ -46,14 +49,19 @@ bool Sms::fits(const Sm& sm, const BlockNeeds& needs) const {
          sm.shared_bytes + needs.shared_bytes <= card.shared_bytes_per_sm;
 }
 
-std::optional<std::size_t> Sms::room(const SmSet& among, const BlockNeeds& needs) const {
-  std::optional<std::size_t> best;
+void Sms::deal(const SmSet& among, const BlockNeeds& needs, const std::function<bool(std::size_t)>& take) const {
+  using Place = std::pair<unsigned, std::size_t>;  // how many blocks are there, and the SM
+  std::vector<Place> places;
   for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!among.test(i) || !fits(sms_[i], needs)) continue;
-    if (!best || sms_[i].blocks < sms_[*best].blocks) best = i;
-    if (sms_[*best].blocks == 0) break;
+    if (among.test(i) && fits(sms_[i], needs)) places.emplace_back(sms_[i].blocks, i);
   }
-  return best;
+  std::priority_queue<Place, std::vector<Place>, std::greater<>> least(std::greater<>(), std::move(places));
+  while (!least.empty()) {
+    const std::size_t i = least.top().second;
+    least.pop();
+    if (!take(i)) return;
+    if (fits(sms_[i], needs)) least.emplace(sms_[i].blocks, i);
+  }
 }
 
 std::vector<std::size_t> Sms::room_together(const std::vector<SmSet>& parts, const BlockNeeds& needs,

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "sim/chip/chip.hpp"
@@ -52,9 +51,10 @@ class Sms {
   // The time of a block that has the device to itself.
   double alone_ns(const BlockCost& cost) const;
 
-  // The SM of `among` with the fewest blocks where one more fits. Blocks go breadth first: assumed; recordings show
-  // only that every SM of a partition is used by a grid that fills it.
-  std::optional<std::size_t> room(const SmSet& among, const BlockNeeds& needs) const;
+  // Offers the SMs of `among` on which one more such block fits, each time the one with the fewest blocks, as long as
+  // `take` places one there and wants more. Blocks go breadth first: assumed; recordings show only that every SM of a
+  // partition is used by a grid that fills it.
+  void deal(const SmSet& among, const BlockNeeds& needs, const std::function<bool(std::size_t sm)>& take) const;
   // SMs for `count` blocks at once, all in one of `parts`; empty if there is no room.
   std::vector<std::size_t> room_together(const std::vector<SmSet>& parts, const BlockNeeds& needs,
                                          unsigned count) const;
