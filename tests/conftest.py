@@ -6,6 +6,7 @@ driver. Tests that need the software driver or a real GPU say so by a marker and
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import random
@@ -23,6 +24,9 @@ import cuda_gctx
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEFAULT_DRIVER = "sim:h200@13.0"
+# A test that hangs ends the run with the stacks of all threads. None takes a hundredth of it on an idle machine.
+HANGS_AFTER_S = 600
+uncaptured = pytest.StashKey[int]()
 
 
 def has_real_driver() -> bool:
@@ -52,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sim_only: needs the software driver; skipped on a real one")
     config.addinivalue_line("markers", "gpu_only: needs a real GPU; skipped on the software driver")
+    config.stash[uncaptured] = os.dup(2)
     if config.getoption("--real-gpu"):
         if is_simulated():
             raise pytest.UsageError("--real-gpu and CUDA_GCTX_DRIVER=sim exclude each other")
@@ -59,6 +64,19 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_GCTX_DRIVER"] = DEFAULT_DRIVER
     if config.option.order == "random":
         config.option.order = str(random.randrange(1_000_000))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.close(config.stash[uncaptured])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True, file=item.config.stash[uncaptured])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -1,6 +1,6 @@
 """Random splits against an oracle that knows the documented rules and nothing of the planner.
 
-CUDA_GCTX_SPLIT_REQUESTS sets how many requests are drawn, each tried on every driver (20000 take some minutes), and
+CUDA_GCTX_SPLIT_REQUESTS sets how many requests are drawn, each tried on every driver (20000 take two minutes), and
 CUDA_GCTX_SPLIT_SEED the seed. A failure names the request, the card and the driver: no seed is needed to repeat it.
 """
 
