@@ -65,7 +65,8 @@ def claim(resources, names, bint exclusive, uint64_t group, str advice):
     for name in names:
         labels.push_back(name.encode())
     resource = resources[0]
-    made._claim.reset(new CClaim(resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, group, advice.encode()))
+    made._claim.reset(
+        new CClaim(resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, group, advice.encode()))
     return made
 
 

@@ -77,7 +77,16 @@ def build(
             # Most of the time of a compilation, done once.
             standard.write_text("\n".join(line for line in text.splitlines() if line.startswith("#include <")))
             subprocess.run(["g++", *options, "-x", "c++-header", str(standard)], check=True)
-        command = ["g++", *options, "-shared", "-include", str(standard), str(folder / f"{name}.cpp"), "-o", str(library)]
+        command = [
+            "g++",
+            *options,
+            "-shared",
+            "-include",
+            str(standard),
+            str(folder / f"{name}.cpp"),
+            "-o",
+            str(library),
+        ]
         subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))
 

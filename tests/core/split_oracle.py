@@ -263,8 +263,15 @@ class Card:
             at, more = len(sizes), 0
             for counts, room in bounds:
                 taken = sum(size or 0 for size, is_in in zip(sizes, counts, strict=False) if is_in)
-                if taken + sum(self.least(g) for g, is_in in zip(groups[at:], counts[at:], strict=True)
-                               if is_in and g.count is not None) > room:
+                if (
+                    taken
+                    + sum(
+                        self.least(g)
+                        for g, is_in in zip(groups[at:], counts[at:], strict=True)
+                        if is_in and g.count is not None
+                    )
+                    > room
+                ):
                     return limit
                 wanted = sum(size for size, is_in in zip(largest[at:], counts[at:], strict=True) if is_in)
                 spare = sum(size for size, is_in in zip(slack[at:], counts[at:], strict=True) if is_in)
