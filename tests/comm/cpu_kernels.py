@@ -70,24 +70,15 @@ def build(
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     library = folder / f"{name}.so"
     if not library.exists():
-        (folder / f"{name}.cpp").write_text(text)
+        made = folder / f"{name}.cpp"
+        made.write_text(text)
         options = ["-std=c++20", "-O0", "-fPIC", "-Wno-unknown-pragmas"]
         standard = folder / "standard.hpp"
         if not standard.exists():
             # Most of the time of a compilation, done once.
             standard.write_text("\n".join(line for line in text.splitlines() if line.startswith("#include <")))
-            subprocess.run(["g++", *options, "-x", "c++-header", str(standard)], check=True)
-        command = [
-            "g++",
-            *options,
-            "-shared",
-            "-include",
-            str(standard),
-            str(folder / f"{name}.cpp"),
-            "-o",
-            str(library),
-        ]
-        subprocess.run(command, check=True)
+            subprocess.run(["g++", *options, "-x", "c++-header", standard], check=True)
+        subprocess.run(["g++", *options, "-shared", "-include", standard, made, "-o", library], check=True)
     return ctypes.CDLL(str(library))
 
 

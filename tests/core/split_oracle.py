@@ -229,8 +229,8 @@ class Card:
 
     def nearer(self, groups: Sequence[Group], limit: int) -> list[int | None] | None:
         """The sizes of a request that fits and is less than `limit` away from what was asked; None if there is none."""
-        # Of groups that may have the same sizes only the sizes matter, not who has which, and they are nearest in the order
-        # of what was asked: the larger ones first.
+        # Of groups that may have the same sizes only the sizes matter, not who has which, and they are nearest in the
+        # order of what was asked: the larger ones first.
         order = sorted(range(len(groups)), key=lambda i: (self._kind(groups[i]), -(groups[i].count or 0)))
         groups = [groups[i] for i in order]
         asked = [None if g.count is None else min(g.count, self.sms) for g in groups]
