@@ -160,12 +160,13 @@ def test_a_torch_whose_collectives_leave_the_partition_is_refused(
 # ---- on a GPU
 
 START = """
-import sys, time
+import sys
 import torch
 import torch.distributed as dist
 from cuda_gctx import Device
 from cuda_gctx._core.probe import spin
 from cuda_gctx.interop.nccl import new_group
+from cuda_gctx.measure.loop import TIMED, seconds_between
 
 rank, world, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.cuda.set_device(rank)
@@ -206,27 +207,26 @@ with parts.comm.torch():
     dist.all_reduce(x, group=group)
 assert x.eq(sum(range(1, world + 1))).all()
 
-def seconds_beside(part):
-    # A kernel that fills all SMs of a part, and an all_reduce in comm beside it.
+def seconds_before(part):
+    # How long before a kernel that fills all SMs of a part an all_reduce in comm ends.
     side = part.stream_pool(1)[0]
     parts.comm.stream.sync()
     dist.barrier()
     torch.cuda.synchronize()
-    begin = time.perf_counter()
     spin(side, 2 * part.sm_count, int(SPIN_S * 1e9))
-    with parts.comm.torch() as stream:
+    spun = side.record(options=TIMED)
+    with parts.comm.torch():
         dist.all_reduce(x, group=group)
-    stream.synchronize()
-    spent = time.perf_counter() - begin
-    side.sync()
-    return spent
+    reduced = parts.comm.stream.record(options=TIMED)
+    spun.sync()
+    reduced.sync()
+    return seconds_between(reduced, spun)
 
-seconds_beside(parts.background)
-beside_rest, beside_itself = seconds_beside(parts.background), seconds_beside(parts.comm)
-print(f"rank {rank}: {beside_rest:.4f} s while the rest is busy, {beside_itself:.4f} s while comm itself is")
+seconds_before(parts.background)
+beside_rest, beside_itself = seconds_before(parts.background), seconds_before(parts.comm)
+print(f"rank {rank}: {beside_rest:.4f} s before the rest is idle, {beside_itself:.4f} s before comm itself is")
 # It needs SMs of comm, and no others.
-assert beside_itself > 0.8 * SPIN_S
-assert beside_rest < 0.8 * SPIN_S
+assert beside_rest > 0 > beside_itself
 torch.cuda.synchronize()
 dist.destroy_process_group()
 del group

@@ -6,21 +6,16 @@ Work is the kernel that spins, or torch where it is installed.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from statistics import median
 from typing import Any
 
 import pytest
 
 from cuda_gctx import Device, Stream, tune
 from cuda_gctx._core.loan import device_memory
-from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import TIMED, seconds_between
 from cuda_gctx.tune import Report, TailLatency, Throughput, spin
-from cuda_gctx.tune._measure import Runner, Trial
-from cuda_gctx.tune._work import Part
 
 from ..common import refusal
 
@@ -62,23 +57,6 @@ def test_events_of_two_contexts_can_be_subtracted(dev: Device) -> None:
             end = closing.enter_context(part.stream.record(options=TIMED))
             end.sync()
             assert 1e-3 < seconds_between(start, end) < 5e-3
-
-
-def test_a_latency_is_what_a_clock_of_the_host_sees(dev: Device) -> None:
-    critical = Part("critical", work(16, 50 * US))
-    with ExitStack() as closing:
-        runner = Runner(TailLatency("critical", 0.5), clock.now() + 30)
-        stream = closing.enter_context(dev.create_stream())
-        trial = Trial("alone", (critical,), {"critical": stream}, stream)
-        runner.warm(trial)
-        by_events = median(runner.batch(trial, runner.shape([trial])).seconds for _ in range(5))
-        taken = []
-        for _ in range(500):
-            began = time.perf_counter()
-            critical.function(stream)
-            stream.sync()
-            taken.append(time.perf_counter() - began)
-    assert abs(by_events - median(taken)) < 20e-6
 
 
 def test_halves_go_side_by_side(dev: Device, shown: Any) -> None:
