@@ -1,4 +1,4 @@
-"""Split a GPU's SMs, give each piece its own context and streams, and know what you got.
+"""Partition the SMs of a GPU into green contexts with their own streams, and verify where they run.
 
 Importing this package loads no driver and no framework: each public name is imported from its module at first use.
 """

@@ -1,4 +1,4 @@
-"""Arguments of the public classes, checked with one set of words."""
+"""Checks of the arguments of the public classes."""
 
 from collections.abc import Mapping
 from operator import index
@@ -7,7 +7,7 @@ from cpython.object cimport PyObject
 
 
 cdef object as_int(str name, object value):
-    """`value` as an int; a bool is none."""
+    """`value` as an int; TypeError for a bool."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not a bool")
     try:
@@ -23,15 +23,15 @@ cdef object as_bool(str name, object value):
 
 
 cdef object as_handle(object value):
-    """`value` as the address that a driver's handle is."""
+    """`value` as the address of a driver object."""
     number = as_int("handle", value)
     if not 0 <= number < 2**64:
-        raise ValueError(f"handle {number} is no address")
+        raise ValueError(f"{number} is not a valid handle")
     return number
 
 
 cdef object as_options(type kind, object value):
-    """Options of a kind, given as such or as a mapping of their fields; None stays None."""
+    """Options of a kind, from an object of that kind or a mapping of its fields; None stays None."""
     if value is None or isinstance(value, kind):
         return value
     if isinstance(value, Mapping):
@@ -57,16 +57,16 @@ cdef object refuse_new(type kind, PyObject* args, PyObject* keywords):
     for base in kind.__mro__:
         if base in advice_of_class:
             raise TypeError(advice_of_class[base])
-    raise TypeError(f"{kind.__name__} cannot be made so")
+    raise TypeError(f"{kind.__name__} cannot be constructed directly")
 
 
 cdef int make_only_here(type kind, str advice) except -1:
-    """Refuses the class and its __new__ to everybody but its own module: an object without content never exists."""
+    """Refuse the class and its __new__ outside of its own module, so that no empty object exists."""
     advice_of_class[kind] = advice
     gctx_set_new(kind, refuse_new)
     return 0
 
 
 cdef object refuse_copy(object thing, str advice):
-    """For __reduce__: neither pickle nor copy can make another one."""
-    raise TypeError(f"a {type(thing).__name__} cannot be pickled or copied, it belongs to this process: {advice}")
+    """Raise TypeError for pickle and copy: a body for __reduce__."""
+    raise TypeError(f"a {type(thing).__name__} cannot be pickled or copied: {advice}")

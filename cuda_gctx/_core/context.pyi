@@ -11,7 +11,7 @@ from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx.partitions.verification import VerifyReport
 
 class ContextOptions:
-    """What a green context is made of. Immutable."""
+    """The options of a green context. Immutable."""
 
     def __new__(
         cls,

@@ -1,4 +1,4 @@
-"""Contexts: the primary one of a device, green ones with a part of its resources, and those of others."""
+"""Contexts: the primary one of a device, green ones with a part of its resources, and adopted ones."""
 
 import warnings
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ from cuda_gctx._core.errors import ResourceOverlapWarning
 
 
 cdef class ContextOptions:
-    """What a green context is made of. Immutable.
+    """The options of a green context. Immutable.
 
     resources: SM resources of one split, and at most one workqueue resource.
     exclusive: refuse to share SMs with a live context instead of warning.
-    name: for messages and tables.
+    name: shown in messages and tables.
     """
 
     def __cinit__(self, resources, exclusive=False, name=None):
@@ -73,7 +73,7 @@ cdef class ContextOptions:
         return hash(self._fields())
 
     def __reduce__(self):
-        refuse_copy(self, "split the device there, and make the options anew")
+        refuse_copy(self, "split the device in the other process, and make the options there")
 
     def __repr__(self):
         return f"ContextOptions(resources={list(self.resources)}, exclusive={self.exclusive}, name={self.name!r})"
@@ -87,21 +87,21 @@ cdef Context wrap_context(const ContextHandle& box):
 
 
 def context_of(child):
-    """The context of a stream or event: asked for from below, where this module cannot be named."""
+    """The context of a stream or event, for modules that cannot import this one."""
     if isinstance(child, Stream):
         return wrap_context((<Stream>child)._slot.demand(b"stream").get().context())
     return wrap_context((<Event>child)._slot.demand(b"event").get().context())
 
 
 cdef ContextHandle live(Context context) except *:
-    """Its handle, of a context that is neither closed nor of a driver that is gone."""
+    """The handle of a context; an error if it is closed or its driver is gone."""
     cdef ContextHandle box = context._slot.demand(b"context")
     box.get().demand_open()
     return box
 
 
 cdef int let_go(Context context) except -1:
-    """What close() does with the object; the context itself may stay."""
+    """Close the object; the context itself may stay open."""
     cdef ContextHandle box = context._slot.take()
     # Destroying may wait in the driver; nobody else should wait with it.
     with nogil:
@@ -144,13 +144,13 @@ cdef class Context:
 
     @staticmethod
     def from_handle(handle, owner=None):
-        """The context of a raw CUcontext, which `owner` (if given) is kept alive for."""
+        """Adopt a raw CUcontext. The object keeps `owner` alive, if one is given, and never destroys the context."""
         cdef Runtime* runtime = active_runtime()
         cdef Context context
         cdef ContextHandle box
         cdef uintptr_t address = as_handle(handle)
         if address == 0:
-            raise ValueError("handle 0 is no address of a context")
+            raise ValueError("0 is not a valid handle of a context")
         with nogil:
             box = adopt_context(runtime[0], <CUcontext>address)
         context = wrap_context(box)
@@ -166,18 +166,18 @@ cdef class Context:
 
     @property
     def is_green(self):
-        """Whether it is a green context; the driver's answer, not ours, for adopted ones."""
+        """Whether it is a green context. For adopted contexts, this is the driver's answer."""
         return live(self).get().is_green()
 
     @property
     def is_closed(self):
-        """Whether it was closed here; streams made before may still use it."""
+        """Whether the context has been closed. Streams that were made before may still use it."""
         cdef ContextHandle box = self._slot.get()
         return not box or box.get().is_closed()
 
     @property
     def is_current(self):
-        """Whether it is current on the calling thread."""
+        """Whether the context is current on the calling thread."""
         return live(self).get().is_current()
 
     @property
@@ -187,7 +187,7 @@ cdef class Context:
 
     @property
     def id(self):
-        """The driver's number of the context, never used twice."""
+        """The driver's id of the context, which is never reused."""
         return live(self).get().id()
 
     @property
@@ -198,12 +198,12 @@ cdef class Context:
 
     @property
     def device(self):
-        """The device that it is on."""
+        """The device of the context."""
         return above.Device(live(self).get().device())
 
     @property
     def resources(self):
-        """What the context was given."""
+        """The resources of the context."""
         cdef ContextHandle box = live(self)
         with cython.critical_section(self):
             if self._resources is None:
@@ -212,19 +212,19 @@ cdef class Context:
 
     @property
     def sm_count(self):
-        """How many SMs its work can use."""
+        """The number of SMs available to the context."""
         return self.resources.sm.sm_count
 
     def create_stream(self, options=None):
-        """A new stream; works on any thread, whatever is current there."""
+        """Create a stream. The current context of the thread does not matter."""
         return new_stream(self._slot.demand(b"context"), self, as_options(StreamOptions, options))
 
     def create_event(self, options=None):
-        """A new event."""
+        """Create an event."""
         return new_event(self._slot.demand(b"context"), as_options(EventOptions, options))
 
     def record_event(self, Event event=None):
-        """Records `event`, or a new one, behind all work of all its streams; returns it."""
+        """Record `event`, or a new one, behind all work of all streams of the context, and return it."""
         cdef ContextHandle box = self._slot.demand(b"context")
         cdef EventHandle event_box
         if event is None:
@@ -235,26 +235,26 @@ cdef class Context:
         return event
 
     def wait_event(self, Event event not None):
-        """Lets all later work of all its streams wait for the event."""
+        """Make all later work of all streams of the context wait for the event."""
         cdef ContextHandle box = self._slot.demand(b"context")
         cdef EventHandle event_box = event._slot.demand(b"event")
         with nogil:
             wait_context_event(box, event_box)
 
     def sync(self):
-        """Waits until all its work has finished."""
+        """Wait on the host until all work of the context has finished."""
         cdef ContextHandle box = self._slot.demand(b"context")
         with nogil:
             synchronize_context(box)
 
     def verify(self):
-        """Proves with a probe kernel that its work runs on its SMs alone; raises IsolationError if not."""
+        """Verify with a probe kernel that the context runs on its own SMs only; raises IsolationError if not."""
         return above.verify({self.name or "context": self})
 
     def current(self):
-        """A ``with`` block in which it is current on the calling thread; what was current before is restored.
+        """A ``with`` block in which the context is current on the calling thread. It restores the previous one.
 
-        Blocks of a thread end in the reverse order of their beginning, and contain no await.
+        Blocks of a thread must end in the reverse order of their beginning, and must not contain an await.
         """
         return new_block(live(self), self)
 
@@ -269,12 +269,12 @@ cdef class Context:
         return above.cupy_block(self, library_sms)
 
     def close(self):
-        """Ends the use of the context. A green one goes with the last stream and event made on it.
+        """Close the context. A green context ends with the last stream and event that was made on it.
 
-        It is destroyed then, unless a framework has seen one of its streams: such a context gives its SMs back, and
-        waits for the next request for them.
+        It is then destroyed, unless a framework has seen one of its streams: such a context releases its SMs, and
+        is kept for the next request for them.
 
-        ContextCurrentError if it is current on this thread, or on another that made it current through this package.
+        Raises ContextCurrentError if it is current on this thread, or on another one through this package.
         """
         cdef ContextHandle box = self._slot.get()
         if not box:
@@ -290,7 +290,7 @@ cdef class Context:
         warn_of_failures()
 
     def __reduce__(self):
-        refuse_copy(self, "give the other process what was asked for, and make a context there")
+        refuse_copy(self, "send the request, and make a context in the other process")
 
     def __eq__(self, other):
         if not isinstance(other, Context):
@@ -328,7 +328,7 @@ cdef class Context:
         name = f" '{name}'" if name else ""
         try:
             size = f"{self.sm_count} SMs of "
-        except Exception:  # a repr is for looking at broken things too
+        except Exception:  # broken objects have a repr too
             size = ""
         return f"<Context{name}: {kind}, id {self._number}, {size}device {box.get().device()}>"
 

@@ -14,7 +14,7 @@ class ComputeCapability(NamedTuple):
     minor: int
 
 class Device:
-    """A GPU. A cheap value: equal to every other of the same id, usable from any thread."""
+    """A GPU, as a value: objects of the same id are equal, cheap, and usable on any thread."""
 
     def __new__(cls, device_id: int | None = None) -> Self: ...
     @staticmethod

@@ -1,4 +1,4 @@
-"""A GPU as a value: what it is, what it has, and what can be made on it."""
+"""GPUs: their properties and resources, and what can be made on them."""
 
 from collections import namedtuple
 
@@ -36,9 +36,9 @@ ComputeCapability = namedtuple("ComputeCapability", ("major", "minor"))
 
 
 cdef class Device:
-    """A GPU. A cheap value: equal to every other of the same id, usable from any thread.
+    """A GPU, as a value: objects of the same id are equal, cheap, and usable on any thread.
 
-    Without a number it is the device of the context that is current, or device 0.
+    Without an id, it is the device of the current context, or device 0.
     """
 
     cdef Runtime* _runtime
@@ -49,7 +49,7 @@ cdef class Device:
         cdef ContextHandle current
         self._runtime = active_runtime()
         if device_id is None:
-            # To know the context of somebody else may take as long as making the primary one does.
+            # Looking up a foreign context may take as long as making the primary one.
             with nogil:
                 current = current_context(self._runtime[0])
             self.device_id = current.get().device() if current else 0
@@ -61,7 +61,7 @@ cdef class Device:
 
     @staticmethod
     def count():
-        """How many GPUs there are."""
+        """The number of GPUs."""
         return active_runtime().device_count()
 
     cdef int attribute(self, CUdevice_attribute which) except? -1:
@@ -83,7 +83,7 @@ cdef class Device:
 
     @property
     def uuid(self):
-        """The number of the card, as the tools print it."""
+        """The UUID, as nvidia-smi prints it."""
         self._runtime.demand_usable()
         cdef CUuuid uuid = device_uuid(self._runtime[0], self.device_id)
         digits = (<bytes>uuid.bytes[:16]).hex()
@@ -91,13 +91,13 @@ cdef class Device:
 
     @property
     def pci_bus_id(self):
-        """Its place on the PCI bus, as domain:bus:device.function."""
+        """The PCI bus ID, as domain:bus:device.function."""
         self._runtime.demand_usable()
         return device_pci_bus_id(self._runtime[0], self.device_id).decode()
 
     @property
     def compute_capability(self):
-        """As (major, minor), also by these names."""
+        """The compute capability as (major, minor), with attributes of these names."""
         return ComputeCapability(
             self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
             self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
@@ -105,12 +105,12 @@ cdef class Device:
 
     @property
     def sm_count(self):
-        """All SMs of the device."""
+        """The number of SMs of the device."""
         return self.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
 
     @property
     def priority_range(self):
-        """The lowest and the highest priority of its streams, as (0, -5): the smaller number goes first."""
+        """The lowest and the highest priority of streams, such as (0, -5). Smaller numbers have a higher priority."""
         cdef PriorityRange priorities
         self._runtime.demand_usable()
         with nogil:
@@ -119,7 +119,7 @@ cdef class Device:
 
     @property
     def resources(self):
-        """All of its resources."""
+        """The resources of the whole device."""
         self._runtime.demand_usable()
         with cython.critical_section(self):
             if self._resources is None:
@@ -128,13 +128,13 @@ cdef class Device:
 
     @property
     def context(self):
-        """Its primary context, the one that the CUDA runtime uses."""
+        """The primary context, which the CUDA runtime uses."""
         return wrap_context(self.primary())
 
     def set_current(self, Context ctx=None):
-        """Makes a context of this device (its primary one by default) current on the calling thread.
+        """Make a context of this device (by default its primary one) current on the calling thread.
 
-        Returns what was current until then, or None.
+        Returns the previous one, or None.
         """
         cdef ContextHandle context
         cdef ContextHandle previous
@@ -150,38 +150,39 @@ cdef class Device:
         return wrap_context(previous) if previous else None
 
     def create_context(self, options):
-        """A green context with the resources of the options, ContextOptions or a dict of their fields.
+        """Create a green context; `options` are ContextOptions or a dict of their fields.
 
-        Warns (ResourceOverlapWarning) if live contexts share its SMs or may; with `exclusive`, raises instead.
+        Warns (ResourceOverlapWarning) if live contexts use its SMs or may; with `exclusive`, raises
+        ResourceOverlapError instead.
         """
         if options is None:
-            raise TypeError("options are needed: ContextOptions with the resources of the context")
+            raise TypeError("create_context needs options: ContextOptions with the resources of the context")
         self._runtime.demand_usable()
         return new_green_context(self.device_id, as_options(ContextOptions, options), True)
 
     def create_stream(self, options=None):
-        """A new stream of the primary context; of an object with ``__cuda_stream__``, the stream that it stands for."""
+        """Create a stream of the primary context, or adopt the stream of an object with ``__cuda_stream__``."""
         if hasattr(options, "__cuda_stream__"):
             return Stream(options)
         return new_stream(self.primary(), None, as_options(StreamOptions, options))
 
     def create_event(self, options=None):
-        """A new event of the primary context."""
+        """Create an event of the primary context."""
         return new_event(self.primary(), as_options(EventOptions, options))
 
     def partition(self, *requests, exclusive=False, **named):
-        """Splits the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
+        """Split the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
 
-        See cuda_gctx.partitions.partition for what can be asked for.
+        cuda_gctx.partitions.partition documents the requests.
         """
         return above.partition(self, *requests, exclusive=exclusive, **named)
 
     def partition_sizes(self):
-        """The sizes that one partition can have, asked of the driver."""
+        """The sizes that one partition can have, according to the driver."""
         return above.partition_sizes(self)
 
     def sync(self):
-        """Waits until all work of the device's primary context, and of the green contexts under it, has finished."""
+        """Wait on the host until all work of the primary context and all green contexts has finished."""
         cdef ContextHandle context = self.primary()
         with nogil:
             synchronize_context(context)
@@ -200,5 +201,5 @@ cdef class Device:
     def __repr__(self):
         try:
             return f"<Device {self.device_id}: {self.name}, {self.sm_count} SMs>"
-        except Exception:  # a repr is for looking at broken things too
+        except Exception:  # broken objects have a repr too
             return f"<Device {self.device_id}>"

@@ -14,7 +14,7 @@ def close_driver(token: OpenDriver) -> None: ...
 def before_driver_closes(forget: Callable[[int], None]) -> None: ...
 
 class Feature:
-    """Whether the driver in use offers something: true or false as a condition, with the reason why not."""
+    """Whether the driver in use offers a feature, as a truth value, with the reason if it does not."""
 
     def __new__(cls, *args: Never, **kwargs: Never) -> Self: ...
     @property
@@ -28,7 +28,7 @@ class Feature:
     def __bool__(self) -> bool: ...
 
 class System:
-    """What is true of the driver as a whole."""
+    """Properties of the driver."""
 
     @property
     def driver_version(self) -> tuple[int, int]: ...

@@ -1,4 +1,4 @@
-"""The driver in use: opened at first need, told by ``system``, and exchanged for tests."""
+"""The driver in use: opened at the first use, described by ``system``, and exchanged by tests."""
 
 import atexit
 
@@ -42,22 +42,22 @@ make_only_here(OpenDriver, "an OpenDriver comes from open_driver()")
 
 
 def set_driver_aside():
-    """Sets the driver in use aside until resume_driver(), so that another machine can take its place.
+    """Set the driver in use aside until resume_driver(), so that another machine can take its place.
 
-    Its objects raise when they are used meanwhile; those that are dropped are destroyed afterwards.
+    Until then, uses of its objects raise; objects that are dropped are destroyed afterwards.
     """
     with nogil:
         Runtime.set_aside_active()
 
 
 def resume_driver():
-    """Brings back the driver that was set aside last, once no other has its place."""
+    """Resume the driver that was set aside last, if no other driver is in its place."""
     with nogil:
         Runtime.resume()
 
 
 def open_driver(choice):
-    """Opens a driver, in the words of CUDA_GCTX_DRIVER, and makes it the active one until it is closed."""
+    """Open a driver, named as in CUDA_GCTX_DRIVER, and make it the active one until it is closed."""
     cdef bytes words = choice.encode()
     cdef const char* text = words
     cdef OpenDriver token = OpenDriver.__new__(OpenDriver)
@@ -66,17 +66,17 @@ def open_driver(choice):
     return token
 
 
-# What layers above keep of a driver, each as a function that drops it, given the address of the core's Runtime.
+# Functions that drop what higher rooms keep of a driver, given the address of the core's Runtime.
 cdef list kept_above = []
 
 
 def before_driver_closes(forget):
-    """Lets `forget` be called with the number of a driver (see _core.loan.driver_key) before that driver is closed."""
+    """Call `forget` with the number of a driver (see _core.loan.driver_key) before that driver is closed."""
     kept_above.append(forget)
 
 
 def close_driver(OpenDriver token not None):
-    """Drops what the package keeps of a driver; its objects then raise when used and do nothing when destroyed."""
+    """Close a driver. Its objects then raise when they are used, and do nothing when they are destroyed."""
     for forget in kept_above:
         forget(<uintptr_t>token.runtime)
     with nogil:
@@ -84,7 +84,7 @@ def close_driver(OpenDriver token not None):
 
 
 cdef class Feature:
-    """Whether the driver in use offers something: true or false as a condition, with the reason why not."""
+    """Whether the driver in use offers a feature, as a truth value, with the reason if it does not."""
 
     cdef readonly str name
     cdef readonly bint available
@@ -98,7 +98,7 @@ cdef class Feature:
         return f"<Feature {self.name}: {'available' if self.available else self.reason}>"
 
 
-make_only_here(Feature, "a Feature is an answer of system.features()")
+make_only_here(Feature, "a Feature comes from system.features()")
 
 
 cdef Feature make_feature(const Driver& driver, int number):
@@ -116,7 +116,7 @@ cdef Feature make_feature(const Driver& driver, int number):
 
 
 cdef class System:
-    """What is true of the driver as a whole."""
+    """Properties of the driver."""
 
     @property
     def driver_version(self):
@@ -126,25 +126,25 @@ cdef class System:
 
     @property
     def driver_path(self):
-        """The library that was opened."""
+        """The path of the opened library."""
         return active_runtime().driver().path().decode()
 
     def features(self):
-        """For each feature that drivers differ in: available, or the reason why not."""
+        """The features in which drivers differ, by name, each with the reason if it is not available."""
         cdef Runtime* runtime = active_runtime()
         cdef int number
         features = [make_feature(runtime.driver(), number) for number in range(<int>feature_count)]
         return {feature.name: feature for feature in features}
 
     def memory(self):
-        """Device memory in use for green contexts, per device: what is held, and what the driver has lost."""
+        """The device memory of green contexts, by device: held by live ones, lost to destroyed ones."""
         return above.memory_use()
 
     def __repr__(self):
         try:
             major, minor = self.driver_version
             return f"<System: CUDA driver {major}.{minor}, {self.driver_path}>"
-        except Exception:  # a repr is for looking at broken things too
+        except Exception:  # broken objects have a repr too
             return "<System: no CUDA driver>"
 
 

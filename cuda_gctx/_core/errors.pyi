@@ -12,7 +12,7 @@ class DriverNotFound(CUDAError):
     """No CUDA driver library could be opened."""
 
 class FeatureNotSupported(CUDAError, NotImplementedError):
-    """The driver in use lacks what was asked for."""
+    """The driver in use lacks a feature."""
 
     needs: str
     found: str
@@ -21,16 +21,16 @@ class FeatureNotSupported(CUDAError, NotImplementedError):
     ) -> None: ...
 
 class SplitError(ValueError):
-    """A split that the resource cannot give. ``suggestion`` holds the nearest options that fit, or None."""
+    """A split does not fit the resource. ``suggestion`` contains the nearest options that fit, or is None."""
 
     @property
     def suggestion(self) -> SMResourceOptions | None: ...
 
 class ResourceOverlapError(ValueError):
-    """An exclusive context was asked for over SMs that a live context has or may have."""
+    """An exclusive context was requested over SMs that a live context uses or may use."""
 
 class ClosedError(RuntimeError):
-    """What was used has been closed, or its driver has been, or its device has been reset."""
+    """An object was used after it or its driver was closed, or after its device was reset."""
 
 class ContextCurrentError(RuntimeError):
     """A context cannot be closed, because it is current on a thread."""
@@ -45,4 +45,4 @@ class ResourceOverlapWarning(UserWarning):
     """A new context shares, or may share, SMs with a live context."""
 
 class CUDAWarning(UserWarning):
-    """Something failed where no exception can be raised, as in a destructor."""
+    """A failure in a place where no exception can be raised, such as a destructor."""

@@ -1,4 +1,4 @@
-"""The exceptions of the package, and the one place where the core's errors become Python's."""
+"""The exceptions of the package, and the translation of the core's errors into them."""
 
 import warnings
 
@@ -23,7 +23,7 @@ class DriverNotFound(CUDAError):
 
 
 class FeatureNotSupported(CUDAError, NotImplementedError):
-    """The driver in use lacks what was asked for."""
+    """The driver in use lacks a feature."""
 
     def __init__(self, message, *, needs="", found="", code=0, name="", call=""):
         super().__init__(message, code=code, name=name, call=call)
@@ -32,27 +32,27 @@ class FeatureNotSupported(CUDAError, NotImplementedError):
 
 
 class SplitError(ValueError):
-    """A split that the resource cannot give. ``suggestion`` holds the nearest options that fit, or None."""
+    """A split does not fit the resource. ``suggestion`` contains the nearest options that fit, or is None."""
 
     # One tuple of (count, coscheduled, preferred, backfill, locality domain) for each group.
     _groups = None
 
     @property
     def suggestion(self):
-        """A request that fits, as SMResourceOptions; None if there is none."""
+        """The nearest request that fits, as SMResourceOptions; None if there is none."""
         if self._groups is None:
             return None
         counts, *others = zip(*self._groups)
-        # A field that is the same for all groups is told once.
+        # A field that is the same for all groups is given once.
         return above.SMResourceOptions(counts, *(field[0] if len(set(field)) == 1 else field for field in others))
 
 
 class ResourceOverlapError(ValueError):
-    """An exclusive context was asked for over SMs that a live context has or may have."""
+    """An exclusive context was requested over SMs that a live context uses or may use."""
 
 
 class ClosedError(RuntimeError):
-    """What was used has been closed, or its driver has been, or its device has been reset."""
+    """An object was used after it or its driver was closed, or after its device was reset."""
 
 
 class ContextCurrentError(RuntimeError):
@@ -72,10 +72,10 @@ class ResourceOverlapWarning(UserWarning):
 
 
 class CUDAWarning(UserWarning):
-    """Something failed where no exception can be raised, as in a destructor."""
+    """A failure in a place where no exception can be raised, such as a destructor."""
 
 
-# Shown, pickled and documented under the name by which users import them.
+# Shown, pickled and documented under their public names.
 for _error in (
     CUDAError,
     DriverNotFound,
@@ -125,13 +125,13 @@ cdef int raise_error() except *:
     if error.kind == ErrorKind.out_of_memory:
         raise MemoryError()
     message = error.message.decode("utf-8", "replace")
-    told = {"code": error.code, "name": error.code_name.decode(), "call": error.call.decode()}
+    fields = {"code": error.code, "name": error.code_name.decode(), "call": error.call.decode()}
     if error.kind == ErrorKind.driver:
-        raise CUDAError(message, **told)
+        raise CUDAError(message, **fields)
     if error.kind == ErrorKind.not_found:
-        raise DriverNotFound(message, **told)
+        raise DriverNotFound(message, **fields)
     if error.kind == ErrorKind.not_supported:
-        raise FeatureNotSupported(message, needs=error.needs.decode(), found=error.found.decode(), **told)
+        raise FeatureNotSupported(message, needs=error.needs.decode(), found=error.found.decode(), **fields)
     if error.kind == ErrorKind.bad_value:
         raise ValueError(message)
     if error.kind == ErrorKind.overlap:
@@ -154,16 +154,16 @@ cdef int raise_error() except *:
 
 
 cdef int warn_of_failures() except -1:
-    """Tells once what destructors could not."""
+    """Warn once of failures in destructors."""
     cdef char text[320]
     if take_failure(text, sizeof(text)):
-        told = text.decode("utf-8", "replace")
-        warnings.warn(f"a CUDA call failed where nothing could be raised: {told}", CUDAWarning, stacklevel=2)
+        failures = text.decode("utf-8", "replace")
+        warnings.warn(f"a CUDA call failed where nothing could be raised: {failures}", CUDAWarning, stacklevel=2)
     return 0
 
 
 cdef void report_failures() noexcept:
-    """The same where nothing can be raised: an error made of the warning is printed as unraisable."""
+    """The same in places that cannot raise: if the warning is an error, it is printed as unraisable."""
     warn_of_failures()
 
 

@@ -4,7 +4,7 @@ from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 
 class EventOptions:
-    """How an event is made. Immutable."""
+    """The options of an event. Immutable."""
 
     def __new__(cls, timing_enabled: bool = False, blocking_sync: bool = False) -> Self: ...
     @property

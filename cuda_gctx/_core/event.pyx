@@ -19,10 +19,10 @@ from cuda_gctx._core.above import above
 
 
 cdef class EventOptions:
-    """How an event is made. Immutable.
+    """The options of an event. Immutable.
 
-    timing_enabled: it takes the time, so that two of them can be subtracted.
-    blocking_sync: `sync` sleeps instead of spinning.
+    timing_enabled: whether the event records a timestamp, so that two events can be subtracted.
+    blocking_sync: whether `sync` sleeps instead of spinning.
     """
 
     def __cinit__(self, timing_enabled=False, blocking_sync=False):
@@ -48,7 +48,7 @@ cdef EventOptions DEFAULT_OPTIONS = EventOptions()
 
 
 cdef Event unmade_event(EventOptions options, unsigned int* flags):
-    """An event whose handle is still to be filled, and the driver's flags for it."""
+    """An event without a handle yet, and the driver's flags for it."""
     cdef Event event = Event.__new__(Event)
     event._options = options if options is not None else DEFAULT_OPTIONS
     flags[0] = CU_EVENT_DEFAULT
@@ -100,18 +100,18 @@ cdef class Event:
 
     @property
     def context(self):
-        """The context that it belongs to."""
+        """The context of the event."""
         usable(self)
         return above.context_of(self)
 
     @property
     def device(self):
-        """The device that it is on."""
+        """The device of the event."""
         return above.Device(usable(self).get().context().get().device())
 
     @property
     def is_timing_enabled(self):
-        """Whether it takes the time."""
+        """Whether the event records timestamps."""
         usable(self)
         return self._options.timing_enabled
 
@@ -123,29 +123,29 @@ cdef class Event:
 
     @property
     def is_done(self):
-        """Whether all work before it has finished."""
+        """Whether all work before the event has finished."""
         return event_is_done(self._slot.demand(b"event"))
 
     @property
     def is_closed(self):
-        """Whether it has been closed."""
+        """Whether the event has been closed."""
         return not self._slot.get()
 
     def sync(self):
-        """Waits until all work before it has finished."""
+        """Wait on the host until all work before the event has finished."""
         cdef EventHandle box = self._slot.demand(b"event")
         with nogil:
             synchronize_event(box)
 
     def close(self):
-        """Destroys the event. Closing twice does nothing."""
+        """Destroy the event. Closing twice does nothing."""
         cdef EventHandle box = self._slot.take()
         with nogil:
             box.reset()
         warn_of_failures()
 
     def __sub__(self, other):
-        """Milliseconds from `other` to this event."""
+        """The milliseconds from `other` to this event."""
         if not isinstance(self, Event) or not isinstance(other, Event):
             return NotImplemented
         cdef Event end = self
@@ -157,7 +157,7 @@ cdef class Event:
         return elapsed_ms(start_box, end_box)
 
     def __reduce__(self):
-        refuse_copy(self, "make one there with create_event()")
+        refuse_copy(self, "create one in the other process with create_event()")
 
     def __eq__(self, other):
         if not isinstance(other, Event):
@@ -187,7 +187,7 @@ make_only_here(Event, "an Event comes from create_event() or record() of a devic
 
 
 cdef EventHandle usable(Event event) except *:
-    """Its handle, for what is answered without a call of the core that would ask whether the driver is still there."""
+    """Its handle, for queries that make no call of the core, which would check whether the driver is still open."""
     cdef EventHandle box = event._slot.demand(b"event")
     box.get().context().get().runtime().demand_usable()
     return box

@@ -66,7 +66,8 @@ def claim(resources, names, bint exclusive, uint64_t group, str advice):
         labels.push_back(name.encode())
     resource = resources[0]
     made._claim.reset(
-        new CClaim(resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, group, advice.encode()))
+        new CClaim(resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, group, advice.encode())
+    )
     return made
 
 

@@ -10,7 +10,7 @@ def run_probe(
 def spin(stream: Stream, blocks: int, spin_ns: int) -> None: ...
 
 class Stamps:
-    """Places on a device for timestamps, which streams write in their order: when an SM took up work there, and which.
+    """Slots on a device for timestamps that streams write in their order: when and on which SM work started.
 
     A stamp is a kernel of one warp. It runs when its stream gets to it and an SM of the stream's context has room.
     """

@@ -17,9 +17,9 @@ cdef uint64_t MOST_BLOCKS = 2**31 - 1
 
 
 def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned int cluster=1):
-    """Runs the probe on all streams at once. For each: the blocks that ran, as (SM id, start, end), times in ns.
+    """Run the probe on all streams at once. Returns for each the blocks that ran, as (SM id, start, end), times in ns.
 
-    cluster: how many blocks in a row make a thread-block cluster.
+    cluster: the number of consecutive blocks in a thread-block cluster.
     """
     cdef vector[StreamHandle] handles
     cdef vector[unsigned int] counts
@@ -38,7 +38,7 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned i
 
 
 def spin(Stream stream not None, blocks, spin_ns):
-    """Keeps SMs busy: starts so many blocks, two of which fill an SM, each of them for `spin_ns`. Does not wait."""
+    """Keep SMs busy: launch `blocks` blocks, two of which fill an SM, each for `spin_ns`. Does not wait."""
     cdef StreamHandle box = stream._slot.demand(b"stream")
     cdef shared_ptr[Probe] probe
     cdef unsigned int count
@@ -55,7 +55,7 @@ def spin(Stream stream not None, blocks, spin_ns):
 
 
 cdef class Stamps:
-    """Places on a device for timestamps, which streams write in their order: when an SM took up work there, and which.
+    """Slots on a device for timestamps that streams write in their order: when and on which SM work started.
 
     A stamp is a kernel of one warp. It runs when its stream gets to it and an SM of the stream's context has room.
     """
@@ -64,7 +64,7 @@ cdef class Stamps:
     cdef readonly int capacity
 
     def __init__(self, device, capacity):
-        """device: a Device; capacity: how many places."""
+        """device: a Device; capacity: the number of slots."""
         cdef StreamHandle own
         cdef shared_ptr[Probe] probe
         cdef shared_ptr[CStamps] made
@@ -74,7 +74,7 @@ cdef class Stamps:
         if places < 1:
             raise ValueError(f"capacity must be positive, not {places}")
         if self._slot.was_filled():
-            raise RuntimeError("these Stamps have their places already: make another object")
+            raise RuntimeError("these Stamps have been initialised already: make another object")
         self.capacity = places
         own = (<Stream>device.create_stream())._slot.demand(b"stream")
         with nogil:
@@ -89,18 +89,18 @@ cdef class Stamps:
             stamps.reset()
 
     def write(self, Stream stream not None, int place):
-        """Puts a stamp into the order of a stream. Does not wait."""
+        """Enqueue a stamp on a stream. Does not wait."""
         cdef shared_ptr[CStamps] stamps = self._slot.demand(b"place for stamps")
         cdef StreamHandle box = stream._slot.demand(b"stream")
         if not 0 <= place < self.capacity:
-            raise IndexError(f"there are places from 0 to {self.capacity - 1}, and no {place}")
+            raise IndexError(f"place must be from 0 to {self.capacity - 1}, not {place}")
         with nogil:
             stamps.get().write(box, place)
 
     def read(self):
-        """For each place the SM id and the nanoseconds of the device's timer, None where no stamp was written yet.
+        """For each slot, the SM id and the nanoseconds of the device's timer; None if no stamp has been written.
 
-        The streams must have come to their stamps: synchronise them first.
+        Synchronise the streams first.
         """
         cdef vector[ProbeBlock] seen
         cdef shared_ptr[CStamps] stamps = self._slot.demand(b"place for stamps")
@@ -119,12 +119,12 @@ cdef LaunchShape launch_shape(uintptr_t function, unsigned int threads, unsigned
 
 
 def probe_blocks_per_sm(Context context not None):
-    """How many blocks of the probe fill an SM."""
+    """The number of blocks of the probe that fill an SM."""
     return blocks_per_sm(context, 0, probe_threads, 0)
 
 
 def blocks_per_sm(Context context not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
-    """How many blocks of a kernel (0: of the probe) an SM of the context holds at once."""
+    """The number of blocks of a kernel (0: of the probe) that fit on an SM of the context at once."""
     cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
     cdef ContextHandle box = context._slot.demand(b"context")
     cdef unsigned int blocks
@@ -150,7 +150,7 @@ def max_clusters(
     unsigned int shared_bytes,
     unsigned int cluster_size,
 ):
-    """How many clusters of a kernel (0: of the probe) a stream can run at once."""
+    """The number of clusters of a kernel (0: of the probe) that a stream can run at once."""
     cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
     cdef StreamHandle box = stream._slot.demand(b"stream")
     cdef unsigned int clusters

@@ -6,7 +6,7 @@ from typing_extensions import Never, Self
 from cuda_gctx._core.device import Device
 
 class SMResourceOptions:
-    """What to split off. ``count`` alone sets the number of groups; the other fields broadcast over it. Immutable."""
+    """The groups of a split. Only ``count`` sets their number; the other fields broadcast over it. Immutable."""
 
     def __new__(
         cls,
@@ -67,7 +67,7 @@ def split_context_count(resource: SMResource) -> int: ...
 def drop_split_contexts() -> None: ...
 
 class WorkqueueResourceOptions:
-    """How the hardware queues of a context are provisioned. Immutable."""
+    """The options of the hardware queues of a context. Immutable."""
 
     def __new__(cls, sharing_scope: str | None = None, concurrency_limit: int | None = None) -> Self: ...
     @property
@@ -94,7 +94,7 @@ class WorkqueueResource:
     def configure(self, options: WorkqueueResourceOptions | Mapping[str, Any]) -> None: ...
 
 class DeviceResources:
-    """The resources of a device, or of what a context or stream was given."""
+    """The resources of a device, a context or a stream."""
 
     def __new__(cls, *args: Never, **kwargs: Never) -> Self: ...
     @property

@@ -39,7 +39,7 @@ cdef bint is_sequence(value):
 
 
 cdef object checked_field(name, value, count, check):
-    """A scalar, or a tuple as long as the sequence in `count`, each entry checked."""
+    """A scalar, or a tuple of the same length as `count`, with each entry checked."""
     if not is_sequence(value):
         return check(value)
     if not isinstance(count, tuple):
@@ -59,17 +59,17 @@ cdef tuple SM_FIELDS = (
 
 
 cdef class SMResourceOptions:
-    """What to split off. ``count`` alone sets the number of groups; the other fields broadcast over it. Immutable.
+    """The groups of a split. Only ``count`` sets their number; the other fields broadcast over it. Immutable.
 
     Equal by value. ``SMResourceOptions(8)`` and ``SMResourceOptions([8])`` request the same split and give a list of
     one group each, but they are not equal, as in cuda.core: the fields differ. ``copy.replace`` (Python 3.13) and
     `replace` make a copy with other fields.
 
-    count: SMs of each group, rounded up to the grain of the device; None for everything left, once at most.
-    coscheduled_sm_count: SMs that must sit together, which then is the grain; 2 asks for none.
-    preferred_coscheduled_sm_count: SMs that should sit together, for larger thread-block clusters.
-    backfill: exactly `count` SMs (even), wherever they are.
-    locality_domain: the domain that the SMs come from (driver 13.4 and newer).
+    count: SMs of each group, rounded up to the grain of the device; None for all remaining ones, at most once.
+    coscheduled_sm_count: the number of SMs that must be in one GPC, which is then the grain; 2 requests none.
+    preferred_coscheduled_sm_count: the number of SMs that should be in one GPC, for larger thread-block clusters.
+    backfill: exactly `count` SMs (even), anywhere on the chip.
+    locality_domain: the domain of the SMs (driver 13.4 and newer).
     """
 
     def __cinit__(
@@ -82,10 +82,10 @@ cdef class SMResourceOptions:
     ):
         if is_sequence(count):
             if not count:
-                raise ValueError("count is empty: name at least one group")
+                raise ValueError("count is empty: request at least one group")
             self.count = tuple(checked_int("count", entry, 1) for entry in count)
             if self.count.count(None) > 1:
-                raise ValueError("count has more than one None: everything left can be given once")
+                raise ValueError("count has more than one None: only one group can have all remaining SMs")
         else:
             self.count = checked_int("count", count, 1)
         self.coscheduled_sm_count = checked_field(
@@ -123,7 +123,7 @@ cdef class SMResourceOptions:
         return 0
 
     def replace(self, **changes):
-        """A copy with some fields changed."""
+        """A copy with other values for some fields."""
         return SMResourceOptions(**(dict(zip(SM_FIELDS, self._fields())) | changes))
 
     def __replace__(self, **changes):
@@ -181,7 +181,7 @@ cdef class SMResource:
     """A set of SMs: a device's, a context's, or one group of a split."""
 
     def __reduce__(self):
-        refuse_copy(self, "ask a Device there")
+        refuse_copy(self, "query a Device in the other process")
 
     @staticmethod
     cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm):
@@ -192,24 +192,24 @@ cdef class SMResource:
 
     @property
     def sm_count(self):
-        """How many SMs there are in it."""
+        """The number of SMs."""
         return self._sm.get().sm_count
 
     @property
     def requested(self):
-        """What the split was asked for, which rounding may have raised; None if it was not asked for a number."""
+        """The requested number of SMs, before rounding; None if no number was requested."""
         if self._sm.get().requested.has_value():
             return self._sm.get().requested.value()
         return None
 
     @property
     def min_partition_size(self):
-        """The smallest group that can be split off it."""
+        """The size of the smallest group that can be split off."""
         return self._sm.get().min_partition_size
 
     @property
     def coscheduled_alignment(self):
-        """How many SMs sit together in it, room for a thread-block cluster."""
+        """The number of SMs that are guaranteed to be in one GPC, which bounds thread-block clusters."""
         return self._sm.get().alignment
 
     @property
@@ -219,37 +219,37 @@ cdef class SMResource:
 
     @property
     def handle(self):
-        """The address of the driver's CUdevResource, the first of `unit_count` in a row; 0 if there are no SMs."""
+        """The address of the first of the `unit_count` consecutive CUdevResources; 0 if there are no SMs."""
         return <uintptr_t>self._sm.get().units.data() if self._sm.get().units.size() else 0
 
     @property
     def unit_count(self):
-        """How many of the driver's resources make it up: they go together into one context."""
+        """The number of driver resources that it consists of; all of them go into one context."""
         return self._sm.get().units.size()
 
     @property
     def device(self):
-        """The device that it is of."""
+        """The device of the resource."""
         return above.Device(self._sm.get().device)
 
     @property
     def strategy(self):
-        """How the split made it: 'structured', 'by-count', 'composed', 'fine' or 'bisected'; None if no split did."""
+        """How the split formed it: 'structured', 'by-count', 'composed', 'fine' or 'bisected'; None if no split did."""
         cdef const char* name = strategy_name(self._sm.get().strategy)
         return name.decode() if name != NULL else None
 
     @property
     def is_dry_run(self):
-        """Whether it only tells what a split would give."""
+        """Whether it is the result of a dry run, which cannot be used."""
         return self._sm.get().dry_run
 
     def overlaps(self, SMResource other not None):
-        """Whether the two share SMs; None if that cannot be known."""
+        """Whether the two resources share SMs; None if this cannot be known."""
         answer = overlaps(dereference(self._sm), dereference(other._sm))
         return answer.value() if answer.has_value() else None
 
     def split(self, options, *, bint dry_run=False):
-        """Splits groups off: ``(groups, remainder)``, disjoint and complete. With `dry_run`, nothing is given out.
+        """Split groups off. Returns ``(groups, remainder)``, which are disjoint and complete.
 
         options: SMResourceOptions, a dict of their fields, or their `count` alone, as in ``split(8)``.
         The driver splits only what a device or a context holds. Splitting a group or a remainder therefore needs a
@@ -292,12 +292,12 @@ make_only_here(SMResource, "an SMResource comes from Device.resources, Context.r
 
 
 def split_context_count(SMResource resource not None):
-    """How many contexts exist on the device of a resource because splits needed them (see SMResource.split)."""
+    """The number of contexts on the device of a resource that splits needed (see SMResource.split)."""
     return resource._runtime.split_contexts().count(resource._sm.get().device)
 
 
 def drop_split_contexts():
-    """Destroys the contexts that splits needed, on all devices of the driver in use."""
+    """Destroy the contexts that splits needed, on all devices of the driver in use."""
     cdef Runtime* runtime
     if Runtime.is_any_open():
         runtime = &Runtime.active()
@@ -313,10 +313,10 @@ cdef dict NAME_OF_SCOPE = {scope: name for name, scope in SCOPE_OF_NAME.items()}
 
 
 cdef class WorkqueueResourceOptions:
-    """How the hardware queues of a context are provisioned. Immutable.
+    """The options of the hardware queues of a context. Immutable.
 
-    sharing_scope: 'device_ctx', all contexts share all queues, or 'green_ctx_balanced', apart where possible.
-    concurrency_limit: how many streams of work are expected to run at once.
+    sharing_scope: 'device_ctx' (all contexts share all queues) or 'green_ctx_balanced' (separate where possible).
+    concurrency_limit: the number of streams that are expected to run at once.
     """
 
     def __cinit__(self, sharing_scope=None, concurrency_limit=None):
@@ -329,7 +329,7 @@ cdef class WorkqueueResourceOptions:
         self.concurrency_limit = checked_int("concurrency_limit", concurrency_limit, 1)
 
     def replace(self, **changes):
-        """A copy with some fields changed."""
+        """A copy with other values for some fields."""
         fields = {"sharing_scope": self.sharing_scope, "concurrency_limit": self.concurrency_limit}
         return WorkqueueResourceOptions(**(fields | changes))
 
@@ -358,7 +358,7 @@ cdef class WorkqueueResource:
     """The workqueue configuration of a device or context (driver 13.1 and newer)."""
 
     def __reduce__(self):
-        refuse_copy(self, "ask a Device there")
+        refuse_copy(self, "query a Device in the other process")
 
     @property
     def sharing_scope(self):
@@ -367,12 +367,12 @@ cdef class WorkqueueResource:
 
     @property
     def concurrency_limit(self):
-        """How many streams of work are expected to run at once."""
+        """The number of streams that are expected to run at once."""
         return self._resource.wqConfig.wqConcurrencyLimit
 
     @property
     def device(self):
-        """The device that it is of."""
+        """The device of the resource."""
         return above.Device(self._device)
 
     @property
@@ -381,7 +381,7 @@ cdef class WorkqueueResource:
         return <uintptr_t>&self._resource
 
     def configure(self, options):
-        """Changes what the options name (WorkqueueResourceOptions, or a dict of their fields).
+        """Change the fields that the options set (WorkqueueResourceOptions, or a dict of their fields).
 
         A context made with this resource gets the changed configuration.
         """
@@ -412,10 +412,10 @@ make_only_here(WorkqueueResource, "a WorkqueueResource comes from Device.resourc
 
 
 cdef class DeviceResources:
-    """The resources of a device, or of what a context or stream was given."""
+    """The resources of a device, a context or a stream."""
 
     def __reduce__(self):
-        refuse_copy(self, "ask a Device there")
+        refuse_copy(self, "query a Device in the other process")
 
     @staticmethod
     cdef DeviceResources of_device(Runtime* runtime, int device):
@@ -434,11 +434,11 @@ cdef class DeviceResources:
 
     @property
     def sm(self):
-        """The SMs. What a device has and what a context was given does not change: it is asked once."""
+        """The SMs. They do not change, and are therefore queried once."""
         cdef SmResourcePtr sm
         if self._sm is None:
             self._runtime.demand_usable()
-            # Others may hold the lock that this waits for over a call of the driver.
+            # Another thread may hold the lock during a driver call.
             with nogil:
                 if self._context:
                     sm = self._context.get().sm_resource()
@@ -449,7 +449,7 @@ cdef class DeviceResources:
 
     @property
     def workqueue(self):
-        """The workqueue configuration, a copy to be configured and given to a context (driver 13.1 and newer)."""
+        """The workqueue configuration: a copy, to be configured and passed to a context (driver 13.1 and newer)."""
         cdef WorkqueueResource resource = WorkqueueResource.__new__(WorkqueueResource)
         self._runtime.demand_usable()
         with nogil:

@@ -14,7 +14,7 @@ class SupportsCudaStream(Protocol):
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 class StreamOptions:
-    """How a stream is made. Immutable."""
+    """The options of a stream. Immutable."""
 
     def __new__(cls, nonblocking: bool = True, priority: int | None = None) -> Self: ...
     @property

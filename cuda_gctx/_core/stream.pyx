@@ -27,17 +27,17 @@ from cuda_gctx._core.above import above
 
 
 cdef class StreamOptions:
-    """How a stream is made. Immutable.
+    """The options of a stream. Immutable.
 
-    nonblocking: it does not wait for the legacy default stream; streams of green contexts never do.
-    priority: lower numbers come first; None for the lowest priority.
+    nonblocking: whether it does not wait for the legacy default stream; streams of green contexts never wait for it.
+    priority: smaller numbers have a higher priority; None is the lowest priority.
     """
 
     def __cinit__(self, nonblocking=True, priority=None):
         if priority is not None:
             priority = as_int("priority", priority)
             if abs(priority) > 1_000_000:
-                raise ValueError(f"priority {priority} is out of any range")
+                raise ValueError(f"priority {priority} is out of range on every device")
         self.nonblocking = as_bool("nonblocking", nonblocking)
         self.priority = priority
 
@@ -84,19 +84,19 @@ cdef Stream adopted(Stream stream, uintptr_t handle, object owner):
         box = adopt_stream(runtime[0], <CUstream>handle)
     with cython.critical_section(stream):
         if stream._slot.was_filled():
-            raise RuntimeError("this Stream is a stream already: make another object for another stream")
+            raise RuntimeError("this Stream has been initialised already: make another object for another stream")
         stream._owner = owner
         made_stream(stream, box)
     return stream
 
 
 cdef Stream stream_of(object obj):
-    """`obj` itself, or the stream that it stands for."""
+    """`obj` itself if it is a Stream, or its stream."""
     return obj if isinstance(obj, Stream) else Stream(obj)
 
 
 cdef int note_pinned(const ContextHandle& context) except -1:
-    """Notes that a framework has seen a context, if that is new."""
+    """Note that a framework has seen a context, if that is new."""
     cdef Runtime* runtime
     if context.get().pin():
         runtime = &context.get().runtime()
@@ -105,14 +105,14 @@ cdef int note_pinned(const ContextHandle& context) except -1:
 
 
 cdef int pin_stream(const StreamHandle& box) except -1:
-    """Notes that code outside of this package gets the handle: it and its context are never destroyed from here on."""
+    """Note that foreign code gets the handle: from then on, the stream and its context are never destroyed."""
     if not box.get().is_default() and not box.get().pin():
         note_pinned(box.get().context())
     return 0
 
 
 cdef StreamHandle usable(Stream stream) except *:
-    """Its handle, for what is answered without a call of the core that would ask whether the driver is still there."""
+    """Its handle, for queries that make no call of the core, which would check whether the driver is still open."""
     cdef StreamHandle box = stream._slot.demand(b"stream")
     box.get().context().get().runtime().demand_usable()
     return box
@@ -121,10 +121,10 @@ cdef StreamHandle usable(Stream stream) except *:
 cdef class Stream:
     """A queue of GPU work in one context, which it keeps alive.
 
-    ``Stream(obj)`` adopts the stream of anything with ``__cuda_stream__``, and keeps `obj` alive.
+    ``Stream(obj)`` adopts the stream of any object with ``__cuda_stream__``, and keeps `obj` alive.
 
-    A stream whose handle a framework was given by ``__cuda_stream__`` or cuda_gctx.interop is not destroyed: closed, it
-    waits for the next one of its context that is made with the same options.
+    A stream whose handle a framework received through ``__cuda_stream__`` or cuda_gctx.interop is not destroyed: once
+    closed, it is kept for the next stream of its context with the same options.
     """
 
     def __init__(self, obj):
@@ -138,15 +138,17 @@ cdef class Stream:
         if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(part, int) for part in answer):
             raise TypeError(f"__cuda_stream__ must return two ints, a version and a handle, not {answer!r}")
         if answer[0] != 0:
-            raise ValueError(f"version {answer[0]} of the __cuda_stream__ protocol is not known, only 0")
+            raise ValueError(f"version {answer[0]} of the __cuda_stream__ protocol is not supported, only 0")
         adopted(self, as_handle(answer[1]), obj)
 
     @staticmethod
     def from_handle(handle, owner=None):
-        """The stream of a raw handle, which `owner` (if given) is kept alive for."""
+        """Adopt a raw CUstream. The object keeps `owner` alive, if one is given, and never destroys the stream."""
         number = as_handle(handle)
         if number == 0:
-            raise ValueError("handle 0 is no stream: use 1 for the legacy default stream, 2 for the per-thread one")
+            raise ValueError(
+                "0 is not a valid handle of a stream: use 1 for the legacy default stream, 2 for the per-thread one"
+            )
         return adopted(Stream.__new__(Stream), number, owner)
 
     def __dealloc__(self):
@@ -163,7 +165,7 @@ cdef class Stream:
 
     @property
     def context(self):
-        """The context that it belongs to."""
+        """The context of the stream."""
         usable(self)
         context = self._context
         if context is None:
@@ -174,12 +176,12 @@ cdef class Stream:
 
     @property
     def device(self):
-        """The device that it is on."""
+        """The device of the stream."""
         return above.Device(usable(self).get().context().get().device())
 
     @property
     def resources(self):
-        """The resources of its context."""
+        """The resources of the context."""
         cdef StreamHandle box = usable(self)
         with cython.critical_section(self):
             if self._resources is None:
@@ -188,44 +190,44 @@ cdef class Stream:
 
     @property
     def priority(self):
-        """Lower numbers come first."""
+        """The priority. Smaller numbers have a higher priority."""
         return stream_priority(self._slot.demand(b"stream"))
 
     @property
     def is_nonblocking(self):
-        """Whether it never waits for the legacy default stream."""
+        """Whether the stream never waits for the legacy default stream."""
         return stream_is_nonblocking(self._slot.demand(b"stream"))
 
     @property
     def is_owned(self):
-        """Whether it was made for this object alone; False for an adopted one, and for one that its context keeps."""
+        """Whether it was made for this object; False for adopted streams, and for those that belong to a context."""
         return usable(self).get().is_owned()
 
     @property
     def is_done(self):
-        """Whether all its work has finished."""
+        """Whether all work of the stream has finished."""
         return stream_is_done(self._slot.demand(b"stream"))
 
     @property
     def is_closed(self):
-        """Whether it has been closed."""
+        """Whether the stream has been closed."""
         return not self._slot.get()
 
     def record(self, Event event=None, options=None):
-        """Records `event`, or a new one made with `options`, behind all work given so far; returns it."""
+        """Record `event`, or a new one made with `options`, behind all work enqueued so far, and return it."""
         cdef StreamHandle box = self._slot.demand(b"stream")
         cdef EventHandle event_box
         if event is None:
             event = new_event_for(box, as_options(EventOptions, options))
         elif options is not None:
-            raise ValueError("options are for a new event: leave them out, or leave the event out")
+            raise ValueError("options are only for a new event: omit either the options or the event")
         event_box = event._slot.demand(b"event")
         with nogil:
             record_event(box, event_box)
         return event
 
     def wait(self, event_or_stream):
-        """Lets all later work wait for an event, or for what another stream was given so far."""
+        """Make all later work wait for an event, or for the work enqueued so far on another stream."""
         cdef StreamHandle box = self._slot.demand(b"stream")
         cdef EventHandle event_box
         cdef Event event
@@ -238,7 +240,7 @@ cdef class Stream:
             wait_event(box, event_box)
 
     def sync(self):
-        """Waits until all its work has finished."""
+        """Wait on the host until all work of the stream has finished."""
         cdef StreamHandle box = self._slot.demand(b"stream")
         with nogil:
             synchronize_stream(box)
@@ -254,7 +256,7 @@ cdef class Stream:
         return above.cupy_block(self, library_sms)
 
     def close(self):
-        """Destroys the stream if it is owned and no framework has seen it, else lets it go. Twice does nothing."""
+        """Close the stream; destroy it if it is owned and no framework has seen it. Closing twice does nothing."""
         cdef StreamHandle box = self._slot.take()
         with nogil:
             box.reset()
@@ -265,13 +267,13 @@ cdef class Stream:
         warn_of_failures()
 
     def __cuda_stream__(self):
-        """Gives its handle to a framework; neither it nor its context is destroyed from then on."""
+        """The handle, for a framework. From then on, neither the stream nor its context is destroyed."""
         cdef StreamHandle box = usable(self)
         pin_stream(box)
         return (0, <uintptr_t>box.get().handle())
 
     def __reduce__(self):
-        refuse_copy(self, "make one there with create_stream(); Stream(stream) is a second object for the same stream")
+        refuse_copy(self, "create one in the other process; Stream(stream) is a second object for the same stream")
 
     def __eq__(self, other):
         if not isinstance(other, Stream):

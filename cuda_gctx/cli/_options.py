@@ -29,7 +29,7 @@ def profiles() -> dict[str, str]:
     """The names of the cards that can be simulated, by their keys."""
     from cuda_gctx.sim._session import library
 
-    return {card["key"]: card["name"] for card in library().tell("Profiles")}
+    return {card["key"]: card["name"] for card in library().answer("Profiles")}
 
 
 def _known_profile(ctx: click.Context, param: click.Parameter, word: str | None) -> str | None:

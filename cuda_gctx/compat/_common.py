@@ -1,4 +1,4 @@
-"""What the drop-ins share: the device that torch means."""
+"""The device of torch, for all drop-ins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["torch_device"]
 
 
 def torch_device(index: int | None) -> Device:
-    """The device with torch's number, None for torch's current one. RuntimeError if there is none, as in torch."""
+    """The device of torch's index; None is torch's current device. RuntimeError if there is none, as in torch."""
     try:
         return Device(load_torch().cuda.current_device() if index is None else index)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """The two functions of flashinfer.green_ctx that split a device, without their leaks.
 
-The same arguments, results and exceptions, with one more warning: ResourceOverlapWarning where the SMs are in use by
-contexts that are still alive. The contexts live as long as a stream of their split, and are then kept for the next one.
+The same arguments, results and exceptions, with one more warning: ResourceOverlapWarning if live contexts use the SMs.
+The contexts live as long as a stream of their split, and are then stored for the next one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
 def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[SMResource]:
     """The groups and the remainder."""
     grain = whole.coscheduled_alignment
-    # Rounded for the device, because what is left over has a finer grain; and what is too many is made no larger.
+    # Rounded for the device, because the remainder has a finer grain; counts that are too large stay as they are.
     least, most = whole.min_partition_size, whole.sm_count + 1
     rounded = SMResourceOptions([-(-min(max(count, least), most) // grain) * grain for count in counts])
     try:
@@ -97,7 +97,7 @@ def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[
 
 
 def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[list[Any], list[SplitResource]]:
-    """chained: groups may come out of what others left, as in FlashInfer's chain; equal groups come aligned."""
+    """chained: groups may be split off the remainder of others, as in FlashInfer; equal groups are aligned."""
     whole = device.resources.sm
     groups = known_split(device, (__name__, chained, *counts), lambda: _groups(whole, counts, chained=chained))
     names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]

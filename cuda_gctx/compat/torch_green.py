@@ -1,6 +1,6 @@
-"""torch.cuda.green_contexts.GreenContext: the same methods, on contexts of which overlap is known and nothing is lost.
+"""torch.cuda.green_contexts.GreenContext: the same methods, on contexts that detect overlap and lose no memory.
 
-Each has a stream of its own, which is torch's current one between set_context() and pop_context(). A context that is
+Each has its own stream, which is torch's current one between set_context() and pop_context(). A context that is
 not used any more waits in the store for its next use.
 """
 
@@ -26,11 +26,11 @@ from cuda_gctx.partitions.store import Loan, driver_and_device
 
 __all__ = ["SUPPORTED", "GreenContext"]
 
-# As in torch: whether the class exists. create() reports what a driver lacks.
+# As in torch: the class exists. create() raises an error that names what the driver lacks.
 SUPPORTED = True
 
 _SCOPES = {"device_ctx": "device_ctx", "balanced": "green_ctx_balanced"}
-# As many as torch's class has: further ones are the first ones again.
+# The number of streams in torch's class, after which they repeat.
 _STREAMS = 32
 _NAME = "GreenContext"
 _ADVICE = "close the others first, or pass exclusive=True to refuse shared SMs"
@@ -38,7 +38,7 @@ _ADVICE = "close the others first, or pass exclusive=True to refuse shared SMs"
 # ---- the SMs
 
 
-# The device in its smallest aligned groups, split once: what is made of one split is known to be disjoint.
+# The device in its smallest aligned groups, split once: groups of one split are known to be disjoint.
 _units_of_device: dict[tuple[int, int], list[SMResource]] = {}
 _choosing = threading.Lock()
 
@@ -55,13 +55,13 @@ def _units(device: Device, whole: SMResource) -> list[SMResource]:
     key = driver_and_device(whole, device)
     if key not in _units_of_device:
         size = max(whole.coscheduled_alignment, whole.min_partition_size)
-        # SMs outside of the chip's clusters can leave room for fewer units than there are SMs for.
+        # SMs outside of the GPCs can make the number of units smaller than the number of SMs suggests.
         for number in range(whole.sm_count // size, 0, -1):
             try:
                 units, _ = whole.split(SMResourceOptions([size] * number))
             except SplitError:
                 continue
-            # Units of a lower alignment come out of another split, and cannot be in one context with the others.
+            # Units of a lower alignment come from another split, and cannot be in one context with the others.
             if all(unit.coscheduled_alignment >= whole.coscheduled_alignment for unit in units):
                 _units_of_device[key] = units
                 break
@@ -81,7 +81,7 @@ def _choose(device: Device, num_sms: int | None, *, exclusive: bool) -> list[SMR
     try:
         [group], _ = whole.split(SMResourceOptions([asked]))
     except SplitError:
-        # More than the aligned groups hold. torch's class gets the whole device then.
+        # More than the aligned groups contain. torch's class then gets the whole device.
         return [whole]
     units = _units(device, whole)
     number = -(-group.sm_count // units[0].sm_count)
@@ -91,14 +91,14 @@ def _choose(device: Device, num_sms: int | None, *, exclusive: bool) -> list[SMR
     if exclusive and len(free) < number:
         size = units[0].sm_count
         raise ResourceOverlapError(
-            f"{number * size} SMs that no live context has were requested, and {len(free) * size} are known to be "
+            f"{number * size} SMs that no live context uses were requested, and {len(free) * size} are known to be "
             f"free: close contexts, or request fewer ({refusal})"
         )
     return [*free, *taken][:number]
 
 
 def _free(units: list[SMResource]) -> tuple[list[SMResource], list[SMResource], ResourceOverlapError | None]:
-    """The units that no live context has, the others, and what refuses these."""
+    """The units that no live context uses, the others, and the error for these."""
     free, taken, refusal = [], [], None
     for unit in units:
         try:
@@ -113,7 +113,7 @@ def _free(units: list[SMResource]) -> tuple[list[SMResource], list[SMResource], 
 def _open(
     device: Device, num_sms: int | None, workqueue: WorkqueueResourceOptions | None, *, exclusive: bool, stacklevel: int
 ) -> Loan:
-    """The loan of one context: over free SMs as long as there are enough."""
+    """Lend one context, over free SMs as long as there are enough."""
     if workqueue is not None:
         device.resources.workqueue  # noqa: B018  refuses where the driver has none
     with _choosing:
@@ -126,10 +126,10 @@ def _open(
 
 
 class _Active(threading.local):
-    """The contexts that the thread has set and not popped, last one last, each with what leaves it."""
+    """The contexts that the thread has set and not popped, in order, each with the stack that leaves it."""
 
     def __init__(self) -> None:
-        # This keeps them alive as well.
+        # The entries also keep the contexts alive.
         self.entries: list[tuple[GreenContext, ExitStack]] = []
 
 
@@ -198,7 +198,7 @@ class GreenContext:
         if not torch._C._cuda_hasPrimaryContext(device.device_id):
             warnings.warn(
                 f"device {device.device_id} has no primary context, which every green context needs, and now gets one: "
-                "let torch use the device before a GreenContext is made",
+                "use the device with torch before you make a GreenContext",
                 stacklevel=3,
             )
         self._loan = _open(device, num_sms, workqueue, exclusive=exclusive, stacklevel=3)
@@ -217,23 +217,23 @@ class GreenContext:
 
     @property
     def sm_count(self) -> int:
-        """How many SMs it has: `num_sms`, rounded up to what the device can give."""
+        """The number of SMs: `num_sms`, rounded up to what the device can give."""
         return self._sm_count
 
     @property
     def device_id(self) -> int:
-        """The number of its device."""
+        """The index of the device."""
         return self.context.device.device_id
 
     @property
     def is_closed(self) -> bool:
-        """Whether ``close()`` has ended its use."""
+        """Whether it has been closed."""
         return self._context.is_closed
 
     def set_context(self) -> None:
-        """Makes it the current context of the thread, and a stream of it torch's current stream, until pop_context().
+        """Make it the current context of the thread, and its stream torch's current stream, until pop_context().
 
-        What torch was given before on the stream that was current comes first. May be nested, and be called on several
+        Its work waits for earlier work on the previous stream. Calls can be nested, and made on several
         threads.
         """
         torch = load_torch()
@@ -253,12 +253,10 @@ class GreenContext:
             _active.entries.append((self, entering.pop_all()))
 
     def pop_context(self) -> None:
-        """Goes back to the context and the stream before set_context(), which waits for what torch was given since."""
+        """Restore the context and the stream before set_context(); that stream waits for the work since then."""
         entries = _active.entries
         if not any(active is self for active, _ in entries):
-            raise RuntimeError(
-                "pop_context() without set_context(): this GreenContext is not active on this thread, or not any more"
-            )
+            raise RuntimeError("pop_context() without set_context(): this GreenContext is not active on this thread")
         if entries[-1][0] is not self:
             raise RuntimeError(
                 "another GreenContext was set after this one: contexts are popped in the reverse order, that one first"
@@ -277,7 +275,8 @@ class GreenContext:
             return torch_stream(stream)
 
     def close(self) -> None:
-        """Gives its SMs back; twice does nothing. Streams that it gave go on working as long as they are kept.
+        """Close the context and release its SMs. Closing twice does nothing. Its streams continue to work as long as
+        they are kept.
 
         RuntimeError while it is active on any thread.
         """
@@ -314,7 +313,7 @@ class GreenContext:
 
 
 def _record(torch: Any, inner: Any, passed: list[Any]) -> None:
-    """Events behind the stream of a context and, as torch's class does, behind what has become torch's current one."""
+    """Events behind the stream of a context and, as in torch's class, behind torch's current stream."""
     current = torch.cuda.current_stream(inner.device)
     passed += [stream.record_event() for stream in ([inner] if current == inner else [inner, current])]
 

@@ -1,6 +1,6 @@
-"""A block in which a framework works in a target: used as often as wanted, nested, and on several threads.
+"""A block in which a framework works in a target. It can be reused, nested, and entered on several threads.
 
-What is current belongs to a thread, so that the blocks of a thread end in the reverse order of their beginning.
+The current stream belongs to a thread, so the blocks of a thread must end in the reverse order of their beginning.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["Block", "Enter"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Makes a stream current, puts what takes that back on the stack, and gives the framework's stream and what lets the
-# stream outside wait for the work of the block.
+# Makes a stream current, and puts a function on the stack that restores the previous one. Returns the framework's
+# stream and a function that makes the outer stream wait for the work of the block.
 Enter = Callable[[Stream, ExitStack], tuple[Any, Callable[[], None]]]
 
 
 class _Opened:
-    """A block between being entered and being left."""
+    """A block that has been entered and not left."""
 
     def __init__(self, block: Block, stream: Stream) -> None:
         self.block = block
@@ -49,16 +49,16 @@ class _Here(threading.local):
         self.opened: list[_Opened] = []
 
     def settle(self, *error: Any) -> None:
-        """Leaves the first block that has ended and those inside it, of which the others are entered again.
+        """Leave the first block that has ended and those inside it, and enter those again that have not ended.
 
-        All of this is tried, whatever one of them raises. error: what the block that has ended raises, as in __exit__.
+        All of them are left and entered, even if one raises. error: the exception of the ended block, as in __exit__.
         """
         first = next((at for at, one in enumerate(self.opened) if one.is_left), None)
         if first is None:
             return
         ended = self.opened[first:]
         del self.opened[first:]
-        in_turn = ExitStack()  # the last one is the first to go
+        in_turn = ExitStack()  # called in the reverse order
         for one in reversed(ended):
             if not one.is_left:
                 in_turn.callback(self.enter, one)
@@ -76,7 +76,7 @@ _here = _Here()
 
 
 class Block(ContextDecorator, AbstractContextManager[Any]):
-    """A framework at work in a target, for the length of a ``with`` or of a function that it decorates."""
+    """A framework works in a target for the length of a ``with`` block or of a decorated function."""
 
     def __init__(self, target: Target, enter: Enter) -> None:
         self.enter = enter
@@ -86,8 +86,8 @@ class Block(ContextDecorator, AbstractContextManager[Any]):
     def __call__(self, function: Function) -> Function:
         if iscoroutinefunction(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
             raise TypeError(
-                f"{function.__name__} runs after the call of it has returned, outside of the block: decorate functions "
-                "without await and yield"
+                f"{function.__name__} is a coroutine function or a generator, which would run outside of the block: "
+                "decorate functions without await and yield"
             )
         return super().__call__(function)
 
@@ -110,13 +110,13 @@ class Block(ContextDecorator, AbstractContextManager[Any]):
             wrong = f"before that of {innermost.block._target!r}, which was entered inside it"
         else:
             if self._opened:
-                # The other thread works on in it up to its next block; there is no way to tell it now.
+                # The other thread continues in the block until its next one; it cannot be notified.
                 elsewhere = self._opened.pop()
                 elsewhere.is_left = True
                 elsewhere.join()
             wrong = "on a thread on which it was not entered"
         if kind is None:
             raise RuntimeError(
-                f"the block of {self._target!r} was left {wrong}: blocks cannot be interleaved on a thread, so have no "
+                f"the block of {self._target!r} was left {wrong}: blocks cannot be interleaved on a thread: do not "
                 "await or yield inside a block"
             )

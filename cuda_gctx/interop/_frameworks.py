@@ -1,4 +1,4 @@
-"""What the modules of this folder share: loading a framework that is new enough, and the stream of a target."""
+"""Loading a framework that is new enough, and the stream of a target: shared by the modules of this folder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
 
 LEGACY_DEFAULT = (0, 1)  # the handles of the legacy default stream
 
-# Anything with __cuda_stream__ will do as well.
+# Or any object with __cuda_stream__.
 Target = Partition | Context | Stream | Any
 
 _checked: dict[tuple[str, str], object] = {}
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers at the beginning of a version, for comparison."""
+    """The leading numbers of a version, for comparison."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 
@@ -38,7 +38,7 @@ def release(version: str) -> tuple[int, ...]:
 def load(module: str, package: str, minimum: str, versioned: str | None = None) -> Any:
     """Import the module; ImportError if its package is missing or older than `minimum`.
 
-    versioned: the module that has the version, if it is another one.
+    versioned: the module with the version, if it is another one.
     """
     known = sys.modules.get(module)
     if known is not None and _checked.get((module, minimum)) is known:
@@ -49,7 +49,7 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
     # OSError: one of its libraries does not load.
     except (ImportError, OSError) as error:
         raise ImportError(
-            f"this needs {package} {minimum} or newer, which cannot be imported: {error}", name=module
+            f"this needs {package} {minimum} or newer, but importing it failed: {error}", name=module
         ) from error
     version = getattr(with_version, "__version__", None)
     if version is None:
@@ -62,7 +62,7 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
 
 
 def refuse_default_of_green(stream: Stream) -> None:
-    """ValueError for the default stream of a green context: its handle means that of the current context."""
+    """Raise ValueError for the default stream of a green context: its handle means that of the current context."""
     if stream.handle in LEGACY_DEFAULT and stream.context.is_green:
         raise ValueError(
             "a framework would use the default stream of the device instead of that of the green context: pass another "
@@ -83,7 +83,7 @@ def own_stream(target: Target) -> Stream:
     else:
         stream = target if isinstance(target, Stream) else Stream(target)
     refuse_default_of_green(stream)
-    # The default stream is shared by all, and always exists.
+    # The default stream is shared, and always exists.
     if stream.handle in LEGACY_DEFAULT:
         return stream
     pin(stream)

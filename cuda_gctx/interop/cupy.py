@@ -17,7 +17,7 @@ from cuda_gctx.interop.library_sms import cupy_block, demand_choice
 
 __all__ = ["cupy_stream", "current", "use"]
 
-# The first one with Stream.from_external.
+# The first version with Stream.from_external.
 MINIMUM = "14.0"
 
 # CuPy's objects for streams, which do not keep ours alive.
@@ -27,7 +27,7 @@ _seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 @cache
 def _stream_class(cupy: Any) -> Any:
     class PartitionStream(cupy.cuda.Stream):  # type: ignore[misc]
-        """A stream of this package as CuPy's, which keeps the one that it stands for alive."""
+        """A stream of this package as a CuPy stream that keeps it alive."""
 
         def __del__(self) -> None:
             # CuPy 14 destroys the stream of any Stream object here. This object does not own its stream.
@@ -47,12 +47,12 @@ class _Handle:
 
 
 def cupy_stream(target: Target) -> Any:
-    """The stream of a partition, a context or a stream as a cupy.cuda.Stream, which keeps its SMs in use."""
+    """The stream of a partition, a context or a stream, as a cupy.cuda.Stream that keeps its SMs in use."""
     return _as_cupys(load("cupy", "cupy", MINIMUM), own_stream(target))
 
 
 def _as_cupys(cupy: Any, stream: Stream) -> Any:
-    # CuPy takes the current device for that of the stream.
+    # CuPy assumes that the stream is on the current device.
     with cupy.cuda.Device(stream.device.device_id):
         return _stream_class(cupy).from_external(stream)
 
@@ -107,6 +107,6 @@ def current(stream: Stream) -> Iterator[None]:
         pin(stream)
         with device(stream.device.device_id):
             known = _seen[stream] = _stream_class(cupy).from_external(_Handle(stream.handle))
-    # CuPy's object for a stream of others does not know its device.
+    # An external stream of CuPy does not know its device.
     with device(stream.device.device_id), known:
         yield

@@ -43,11 +43,11 @@ LibrarySMs = Literal["off", "on", "auto"]
 
 @cache
 def _loaded(name: str) -> Any:
-    """A library that is loaded: another copy would not know the handles of this one."""
+    """A loaded library: another copy would not know its handles."""
     try:
         return ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
     except OSError:
-        raise RuntimeError(f"{name} is not loaded: give the name of the cuBLAS library that made the handle") from None
+        raise RuntimeError(f"{name} is not loaded: pass the name of the cuBLAS library that made the handle") from None
 
 
 def _function(library: Any, name: str) -> Any:
@@ -60,14 +60,14 @@ def _function(library: Any, name: str) -> Any:
 def _call(library: Any, name: str, handle: int, argument: Any) -> None:
     status = _function(library, name)(ctypes.c_void_p(handle), argument)
     if status != 0:
-        raise RuntimeError(f"{name} of cuBLAS answered {status}: is {handle:#x} a handle of this library?")
+        raise RuntimeError(f"{name} of cuBLAS returned {status}: check that {handle:#x} is a handle of this library")
 
 
 @contextmanager
 def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[None]:
-    """Gives a cuBLAS handle an SM count target for the length of a block (0: none), and restores what it had.
+    """Set the SM count target of a cuBLAS handle for the length of a block (0: none), and restore the previous one.
 
-    library: the cuBLAS that made the handle, by its file name ("libcublas.so.13") or as ctypes has it.
+    library: the cuBLAS that made the handle, as a file name ("libcublas.so.13") or a ctypes library.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"count must be a number of SMs, or 0 for no target, not {count!r}")
@@ -87,8 +87,8 @@ def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[
 class _CarveOut:
     """The number of SMs that torch's GEMMs through cuBLASLt leave free: one number for the whole process.
 
-    Blocks of several threads end in any order: the latest one that is open holds, and what there was before the first
-    one comes back with the end of the last.
+    Blocks of several threads end in any order: the latest open block determines the value, and the end of the last one
+    restores the original value.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class _CarveOut:
 
     @contextmanager
     def leave(self, torch: Any, free: int | None) -> Iterator[None]:
-        # Private and experimental in torch, and not there in each torch.
+        # Private and experimental in torch, and missing in some versions.
         write = getattr(torch._C, "_set_sm_carveout_experimental", None)
         if write is None:
             yield
@@ -121,7 +121,7 @@ _carve_out = _CarveOut()
 
 
 def demand_choice(library_sms: object, choices: tuple[str, ...]) -> None:
-    """Refuses what `library_sms` cannot be."""
+    """Raise ValueError for an invalid `library_sms`."""
     if library_sms == "auto" and "auto" not in choices:
         raise ValueError('library_sms="auto" needs torch, which reports each GEMM: use "on" or "off" here')
     if library_sms not in choices:
@@ -129,13 +129,13 @@ def demand_choice(library_sms: object, choices: tuple[str, ...]) -> None:
 
 
 def _sm_count(stream: Stream) -> int:
-    """The target for a stream; 0, which is none, outside of partitions."""
+    """The target for a stream; 0 (none) outside of partitions."""
     return stream.resources.sm.sm_count if stream.context.is_green else 0
 
 
 @contextmanager
 def _torch_target(torch: Any, stream: Stream, count: int) -> Iterator[None]:
-    # torch makes a handle for each thread at its first use, and complains if no context is current then.
+    # torch makes a handle for each thread at its first use, which fails if no context is current.
     with stream.device.context.current():
         handle = torch.cuda.current_blas_handle()
     library = f"libcublas.so.{torch.version.cuda.split('.')[0]}"
@@ -145,7 +145,7 @@ def _torch_target(torch: Any, stream: Stream, count: int) -> Iterator[None]:
 
 
 def torch_block(torch: Any, stream: Stream, choice: LibrarySMs) -> AbstractContextManager[Any]:
-    """What `library_sms` means for torch in a block in which `stream` is its current stream."""
+    """Apply `library_sms` to torch in a block in which `stream` is its current stream."""
     if choice == "off":
         return nullcontext()
     count = _sm_count(stream)
@@ -156,7 +156,7 @@ def torch_block(torch: Any, stream: Stream, choice: LibrarySMs) -> AbstractConte
 
 @contextmanager
 def _measured(torch: Any, stream: Stream, count: int) -> Iterator[None]:
-    # Without a target around it, so that a decision does not depend on what is set outside.
+    # Without an outer target, so that a decision does not depend on it.
     with _torch_target(torch, stream, 0), _mode_class(torch)(stream, count):
         yield
 
@@ -170,7 +170,7 @@ def _cupy_target(cupy: Any, count: int) -> Iterator[None]:
 
 
 def cupy_block(cupy: Any, stream: Stream, choice: Literal["off", "on"]) -> AbstractContextManager[Any]:
-    """What `library_sms` means for CuPy in a block in which `stream` is its current stream."""
+    """Apply `library_sms` to CuPy in a block in which `stream` is its current stream."""
     return nullcontext() if choice == "off" else _cupy_target(cupy, _sm_count(stream))
 
 
@@ -178,7 +178,7 @@ def cupy_block(cupy: Any, stream: Stream, choice: Literal["off", "on"]) -> Abstr
 
 ROUNDS = 7
 CALLS = 2
-# A target is set only if it gains more than what two measurements of the same thing differ by.
+# A target is set only if it gains more than two measurements of the same call differ.
 MARGIN = 0.02
 
 
@@ -214,7 +214,7 @@ def _shown(argument: Any) -> str:
 
 
 class Decisions:
-    """What "auto" has found out, for all blocks of the process. Usable from any thread.
+    """The decisions of "auto", for all blocks of the process. Usable on any thread.
 
     A decision holds for one version of torch and one kind of device, and for the settings (such as TF32) that there
     were when it was measured: clear() after changing those.
@@ -255,9 +255,9 @@ class Decisions:
         return self._known.get(gemm)
 
     def measure(self, gemm: Gemm, measured: Callable[[], tuple[float, float] | None]) -> Decision | None:
-        """Decides by the seconds without and with a target; None while another thread is measuring.
+        """Decide by the seconds without and with a target; None while another thread is measuring.
 
-        Two that measure at once would measure each other, and one that waits may be what the other one waits for.
+        Concurrent measurements would disturb each other, and waiting for the other one could deadlock.
         """
         if not self._measuring.acquire(blocking=False):
             return None
@@ -294,13 +294,13 @@ class Decisions:
 
 decisions = Decisions()
 
-# Those that torch gives to cuBLAS or cuBLASLt; linear and matmul are seen as such in inference mode.
+# The operations that torch passes to cuBLAS or cuBLASLt; linear and matmul appear as such in inference mode.
 _GEMMS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation", "linear", "matmul")
 
 
 @cache
 def _gemms(torch: Any) -> dict[Any, Any]:
-    """Each form of a GEMM, with the form that writes to new memory alone: that one can be called to measure."""
+    """Each form of a GEMM, and the form that only writes to new memory, which can be called to measure."""
     found = {}
     for name in _GEMMS:
         packet = getattr(torch.ops.aten, name, None)
@@ -320,7 +320,7 @@ def _gemms(torch: Any) -> dict[Any, Any]:
 def _seconds(
     torch: Any, stream: Stream, call: Callable[[], Any], target: Callable[[], AbstractContextManager[None]]
 ) -> tuple[float, float] | None:
-    """How long a call takes without and with the target, as medians; None if memory does not suffice."""
+    """The median times of a call without and with the target; None if memory does not suffice."""
     ways: tuple[Callable[[], AbstractContextManager[None]], ...] = (nullcontext, target)
     samples: list[list[float]] = [[], []]
     with ExitStack() as closing:
@@ -329,7 +329,7 @@ def _seconds(
             for way in ways:
                 with way():
                     call()
-            # The host does not wait in between, so that the device always has the next call at hand.
+            # The host does not wait in between, so that the next call is always enqueued.
             for _, which in in_rounds(range(len(ways)), ROUNDS):
                 with ways[which]():
                     begin = closing.enter_context(stream.record(options=TIMED))
@@ -356,13 +356,13 @@ def _mode_class(torch: Any) -> Any:
         return repr(value)
 
     class ChosenTargets(dispatch.TorchDispatchMode):  # type: ignore[misc]
-        """Sees the GEMMs of a block, on any thread that works for it, and sets the target for some."""
+        """Intercepts the GEMMs of a block, on any thread that works for it, and sets the target for some."""
 
         supports_higher_order_operators = True
 
         @classmethod
         def ignore_compile_internals(cls) -> bool:
-            # Else torch does not compile what runs in the block, and some versions never again.
+            # Otherwise torch compiles nothing in the block, and some versions nothing ever after.
             return True
 
         def __init__(self, stream: Stream, count: int) -> None:
@@ -374,8 +374,8 @@ def _mode_class(torch: Any) -> Any:
             self._device_name = stream.device.name
 
         def _is_ours(self, types: Any, args: Any) -> bool:
-            # Subclasses of tensors define their own GEMM; another stream has other SMs. What is measured and set is the
-            # handle of the current device.
+            # Tensor subclasses define their own GEMMs, and other streams have other SMs. The measured handle is that of
+            # the current device.
             return (
                 not types
                 and args[0].is_cuda
@@ -396,7 +396,7 @@ def _mode_class(torch: Any) -> Any:
                 library,
             )
             known = decisions.find(gemm)
-            # What is captured must not be waited for.
+            # Waiting would invalidate the capture.
             if known is None and not torch.cuda.is_current_stream_capturing():
                 call = partial(gemms[function], *args, **inputs)
                 known = decisions.measure(gemm, lambda: _seconds(torch, self._stream, call, self._target))

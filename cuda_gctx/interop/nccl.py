@@ -1,6 +1,6 @@
 """NCCL in a partition: groups of torch.distributed whose communicators are no larger than the partition.
 
-A communicator belongs to one partition: collectives of the same one from two partitions wait for each other for ever.
+Use a communicator in one partition only: collectives of the same communicator in two partitions deadlock.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from cuda_gctx.interop.torch import load_torch, use
 
 __all__ = ["nccl_options", "new_group"]
 
-# The first one whose collectives run on the current stream, and not on one of their own.
+# The first version whose collectives run on the current stream, not on a separate one.
 MINIMUM = "2.8"
-# What NCCL takes by itself where there are clusters, from compute capability 9.0 on.
+# The default of NCCL on devices with clusters, from compute capability 9.0 on.
 USUAL_CLUSTER = 4
 
 
 def _load() -> Any:
     torch = load_torch(MINIMUM)
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
-        raise ImportError(f"this needs a torch that is built with NCCL, and found {torch.__version__} without")
+        raise ImportError(f"this needs a build of torch with NCCL, and found {torch.__version__} without")
     return torch
 
 
@@ -37,9 +37,9 @@ def _fitting(torch: Any, stream: Stream) -> Any:
 
 
 def nccl_options(target: Target) -> Any:
-    """ProcessGroupNCCL.Options for a partition, a context or a stream: for those who call torch.distributed themselves.
+    """ProcessGroupNCCL.Options for a partition, a context or a stream, for code that calls torch.distributed itself.
 
-    At most one block for each SM, and clusters that fit.
+    At most one block per SM, and clusters that fit.
     """
     return _fitting(_load(), own_stream(target))
 
@@ -53,18 +53,18 @@ def new_group(
     *others: Any,
     **options: Any,
 ) -> Any:
-    """A torch.distributed group whose communicator fits a partition, a context or a stream, and is connected already.
+    """Make a torch.distributed group whose communicator fits a partition, a context or a stream, and connect it.
 
     Every rank calls it, as with torch.distributed.new_group, whose arguments follow the target in the same order; the
-    backend is nccl. What is current on the thread stays so. Use the group on this partition alone, inside
-    ``with partition.torch():``, and without async_op: torch runs asynchronous collectives on a stream of its own, on
+    backend is nccl. The current context of the thread is restored. Use the group in this partition only, inside
+    ``with partition.torch():``, and without async_op: torch runs asynchronous collectives on a separate stream, on
     all SMs.
     """
     torch = _load()
     distributed = torch.distributed
     stream = own_stream(target)
     fitting = _fitting(torch, stream) if pg_options is None else pg_options
-    # NCCL makes the primary context current and leaves it so.
+    # NCCL makes the primary context current and does not restore the previous one.
     with stream.device.context.current():
         group = distributed.new_group(ranks, timeout, backend or "nccl", fitting, *others, **options)
         if group is not None and group is not distributed.GroupMember.NON_GROUP_MEMBER:

@@ -17,7 +17,7 @@ from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
 
 __all__ = ["current", "torch_stream", "use"]
 
-# The first one that is built for CUDA 12.4, where green contexts begin.
+# The first version that is built for CUDA 12.4, the first with green contexts.
 MINIMUM = "2.4"
 
 # torch's objects for streams, which do not keep ours alive.
@@ -34,7 +34,7 @@ def load_torch(minimum: str = MINIMUM) -> Any:
 @cache
 def _stream_class(torch: Any) -> Any:
     class PartitionStream(torch.cuda.ExternalStream):  # type: ignore[misc]
-        """A stream of this package as torch's; ``stream`` is the one that it stands for, and lives as long."""
+        """A torch stream over a stream of this package, ``stream``, which it keeps alive."""
 
         stream: Stream
 
@@ -47,7 +47,7 @@ def _stream_class(torch: Any) -> Any:
 
 
 def torch_stream(target: Target) -> Any:
-    """The stream of a partition, a context or a stream as a torch.cuda.Stream, which keeps its SMs in use.
+    """The stream of a partition, a context or a stream, as a torch.cuda.Stream that keeps its SMs in use.
 
     The handle stays valid when it is gone, as the allocator needs it: for record_stream, pinned memory and others.
     """
@@ -61,7 +61,7 @@ def _as_torchs(torch: Any, stream: Stream) -> Any:
 def _default_stream(torch: Any, stream: Stream) -> Any:
     """torch's own object for the default stream of a device; None for other streams.
 
-    Of a handle of 0 torch makes a new stream, and of 1 one of its pool.
+    For the handle 0, torch would make a new stream, and for 1 one of its pool.
     """
     return torch.cuda.default_stream(stream.device.device_id) if stream.handle in LEGACY_DEFAULT else None
 

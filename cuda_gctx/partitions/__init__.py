@@ -1,4 +1,4 @@
-"""Partitions of a device: layouts, named partitions, pools, the store of contexts, and proof of isolation.
+"""Partitions of a device: layouts, named partitions, pools, the store of contexts, and verification.
 
 May use: ``measure``, ``draw``, ``_core``, ``_lazy``.
 """

@@ -54,7 +54,7 @@ def _sightings(stream: Stream, blocks: int, size: int, timeout_ns: int) -> Itera
 
 
 def _look(device: Device, timeout_ns: int) -> Clusters:
-    """Launches thread-block clusters on the whole device until further ones join no further SMs."""
+    """Launch thread-block clusters on the whole device until further ones join no further SMs."""
     found: Clusters = ()
     with device.create_stream() as stream:
         largest = max_cluster_size(stream, 0, PROBE_THREADS, 0)
@@ -71,7 +71,7 @@ def _look(device: Device, timeout_ns: int) -> Clusters:
 
 
 def known_clusters(device: Device) -> Clusters:
-    """What `chip_clusters` found before; empty if it has not been called, or found nothing."""
+    """The previous result of `chip_clusters`; empty if it has not been called, or found nothing."""
     return _known.get((driver_key(device.resources.sm), device.device_id), ())
 
 

@@ -1,4 +1,4 @@
-"""Layouts: what a set of partitions requests, as values."""
+"""Layouts: the requests of a set of partitions, as values."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ OPTION_FIELDS = ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_coun
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """What one partition requests.
+    """The request of one partition.
 
     sms: a number of SMs; a share of the device (a float below 1), rounded down to whole units; None for all remaining
     SMs; or SMResourceOptions for one group.
-    workqueue: how its hardware queues are provisioned (driver 13.1 and newer).
+    workqueue: the options of its hardware queues (driver 13.1 and newer).
     aligned: with None, only those remaining SMs that fill whole units of the device's alignment; the others go to the
     background partition.
 
@@ -242,7 +242,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """The layout that to_json() wrote. ValueError for anything else."""
+        """Read what to_json() wrote. Anything else raises ValueError."""
         document = json.loads(text)
         if not isinstance(document, Mapping) or not isinstance(document.get("partitions"), list):
             raise ValueError('this JSON is not a layout: it must be an object with a list "partitions"')
@@ -306,7 +306,7 @@ def _layout_of(requests: Mapping[str, Any] | Sequence[Any]) -> Layout:
 
 
 def layout_of(requests: Sequence[Any], named: Mapping[str, Any]) -> Layout:
-    """What Layout.of() returns, given its arguments: quick for a layout that was asked for before.
+    """The layout of these arguments, as from Layout.of(): quick for a layout that was requested before.
 
     The order of the names and the types of the requests belong to a spelling: 1, 1.0 and True are equal, and different
     requests.

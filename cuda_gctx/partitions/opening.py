@@ -1,4 +1,4 @@
-"""Opening: contexts for groups of SMs, out of the store or new, and the claim on their SMs."""
+"""Opening: contexts for groups of SMs, from the store or new, and the claim on their SMs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Wanted:
 
 
 def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
-    """RuntimeError while a stream is capturing, as far as that is known: contexts cannot be made meanwhile."""
+    """Raise CapturingError while a stream is known to be capturing: contexts cannot be made then."""
     capturing = next((f"{stream!r}" for stream in streams if is_capturing(stream)), None) or capturing_stream(whole)
     if capturing is not None:
         raise CapturingError(
@@ -60,9 +60,9 @@ def _make(device: Device, key: Key, wanted: Wanted) -> StoredContext:
 
 
 class Opening:
-    """Contexts that are being opened: their SMs are claimed, and nothing is made yet.
+    """Contexts that are being opened: their SMs are claimed, and no context is made yet.
 
-    Ends with loan() or abandon(). Between the steps a caller can run the code of others, such as a warning's.
+    Ends with loan() or abandon(). Between the steps, callers may run foreign code, such as that of a warning.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Opening:
         self._claim = claim([sms for one in wanted for sms in one.groups], names, exclusive, group, advice)
 
     def warn(self, stacklevel: int) -> None:
-        """Warns if live contexts have the SMs; stacklevel: as warnings.warn() would take it in the caller."""
+        """Warn if live contexts use the SMs; stacklevel: as for warnings.warn() in the caller."""
         if self._claim.overlap_report:
             warnings.warn(self._claim.overlap_report, ResourceOverlapWarning, stacklevel + 1)
 
@@ -84,7 +84,7 @@ class Opening:
     def loan(
         self, streams: Sequence[Stream] = (), in_use: Mapping[Key, tuple[StoredContext, Loan]] | None = None
     ) -> Loan:
-        """The loan of a context for each that is wanted: all of them, or an error that leaves nothing behind.
+        """Lend a context for each that is wanted: all of them, or raise an error that leaves nothing behind.
 
         streams: more streams that may be capturing. in_use: contexts that can be shared, with their loans.
         """
@@ -118,10 +118,10 @@ class Opening:
 def open_contexts(
     device: Device, wanted: Sequence[Wanted], *, exclusive: bool = False, advice: str = ADVICE, stacklevel: int
 ) -> Loan:
-    """A loan of a context for each that is wanted: all of them, or an error that leaves nothing behind.
+    """Lend a context for each that is wanted: all of them, or raise an error that leaves nothing behind.
 
-    exclusive: refuse SMs that a live context has, instead of warning. advice: the end of that warning; stacklevel: as
-    warnings.warn() would take it in the caller.
+    exclusive: refuse SMs that a live context uses, instead of warning. advice: the end of that warning; stacklevel: as
+    for warnings.warn() in the caller.
     """
     opening = Opening(device, wanted, exclusive=exclusive, advice=advice)
     try:
@@ -146,7 +146,7 @@ before_driver_closes(_forget_driver)
 def known_split(
     device: Device, request: object, split: Callable[[], list[SMResource]], streams: Sequence[Stream] = ()
 ) -> list[SMResource]:
-    """The groups that `split` makes for a request, asked once for each driver and device: the answer never changes."""
+    """The groups that `split` makes for a request, called once for each driver and device: they never change."""
     whole = device.resources.sm
     known = _splits.setdefault(driver_and_device(whole, device), {})
     groups = known.get(request)
@@ -159,7 +159,7 @@ def known_split(
 
 
 def wanted_by(device: Device, layout: Layout, streams: Sequence[Stream] = ()) -> list[Wanted]:
-    """The contexts of a layout, that of the background partition last, if there is one."""
+    """The contexts to open for a layout, that of the background partition last, if there is one."""
     refuse_missing_workqueues(device, layout)
     groups = known_split(device, layout, lambda: split_layout(layout, device.resources.sm), streams)
     queues = [*(spec.workqueue for spec in layout.specs), None]

@@ -1,4 +1,4 @@
-"""Partitions of a device: named, disjoint, and opened again at no cost."""
+"""Partitions of a device: named, disjoint, and reopened without making contexts."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def in_words(request: Any) -> str:
 
 
 def refuse_pickling(self: object) -> NoReturn:
-    """For classes whose objects hold contexts."""
+    """Raise TypeError for pickle and copy: a body for __reduce__."""
     raise TypeError(
         f"{type(self).__name__} holds contexts of this process and cannot be copied or pickled: send its layout, and "
-        "open that where it is needed"
+        "open that in the other process"
     )
 
 
 def _function(kernel: object) -> int:
-    """The handle of a kernel: an int, or what has one; 0 for None, which means the probe."""
+    """The handle of a kernel: an int, or the handle of an object; 0 for None, which means the probe."""
     if kernel is None:
         return 0
     handle: Any = getattr(kernel, "handle", kernel)
@@ -76,7 +76,7 @@ def _positive(name: str, value: int, least: int = 1) -> int:
 
 
 class _LentStream:
-    """A stream of a context: the same one of the driver for each loan of the context, by priority and number."""
+    """A stream of a context, by priority and number: the same driver stream for each loan of the context."""
 
     __slots__ = ("_number", "_priority", "stream")
 
@@ -86,7 +86,7 @@ class _LentStream:
         self.stream = context_stream(context, number, priority)
 
     def reopened(self, context: Context) -> Stream:
-        """The stream, as another object if somebody has closed this one."""
+        """The stream, as a new object if the last one has been closed."""
         if self.stream.is_closed:
             self.stream = context_stream(context, self._number, self._priority)
         return self.stream
@@ -96,8 +96,8 @@ class Partition:
     """One part of a device: its context, and the streams that it lends.
 
     Its occupancy methods take a kernel (a CUfunction or CUkernel as an int, or an object with a ``handle`` such as
-    cuda.core's Kernel), and how it is launched. Without a kernel they answer for one that needs few registers and no
-    static shared memory: an upper bound for others.
+    cuda.core's Kernel), and its launch configuration. Without a kernel, the result is that of one with few registers
+    and no static shared memory: an upper bound for others.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class Partition:
         self._stored = stored
         self._loan = loan
         self._context = loaned(stored.context, loan, name)
-        # Reentrant: the garbage collector may run the code of others in the middle of a call.
+        # Reentrant: the garbage collector may run foreign code in the middle of a call.
         self._lock = threading.RLock()
         self._default: _LentStream | None = None
         self._stream: Stream | None = None  # that of the default, found without a lock
@@ -130,24 +130,24 @@ class Partition:
 
     @property
     def context(self) -> Context:
-        """Its green context. It closes with the partitions; the driver's context goes back to the store."""
+        """The green context. It closes with the partitions; the driver's context returns to the store."""
         if self._context.is_closed:
             raise ClosedPartitionsError(f"partition {self.name} has been closed")
         return self._context
 
     @property
     def sm_count(self) -> int:
-        """The number of its SMs."""
+        """The number of SMs."""
         return self._group.sm_count
 
     @property
     def requested(self) -> Any:
-        """Its request: a number of SMs, a share, None for all remaining SMs, SMResourceOptions or a PartitionSpec."""
+        """The request: a number of SMs, a share, None for all remaining SMs, SMResourceOptions or a PartitionSpec."""
         return self._requested
 
     @property
     def strategy(self) -> str | None:
-        """How the split made it (see SMResource.strategy); None for the whole device."""
+        """How the split formed it (see SMResource.strategy); None for the whole device."""
         return self._group.strategy
 
     @property
@@ -157,13 +157,13 @@ class Partition:
 
     @property
     def sm_ids(self) -> tuple[int, ...] | None:
-        """The ids of its SMs; None until verify() has seen them."""
+        """The ids of the SMs; None until verify() has seen them."""
         return self._stored.sm_ids
 
     @property
     def stream(self) -> Stream:
-        """Its stream. The driver's stream belongs to the context: its handle is valid as long as the context exists,
-        in the store as well.
+        """The stream of the partition. It belongs to the context: its handle is valid as long as the context exists,
+        even in the store.
         """
         stream = self._stream
         if stream is not None and not stream.is_closed:
@@ -175,7 +175,7 @@ class Partition:
             return self._stream
 
     def stream_pool(self, number: int, priority: int | None = None) -> tuple[Stream, ...]:
-        """This many streams of a priority (None: the lowest), the same ones each time."""
+        """`number` streams of a priority (None: the lowest); the same ones each time."""
         _positive("number", number)
         with self._lock:
             pool = self._pools.setdefault(priority, [])
@@ -189,31 +189,31 @@ class Partition:
         return _LentStream(context, number, priority)
 
     def record(self, event: Event | None = None) -> Event:
-        """Records `event`, or a new one, behind all work of all streams of the partition; returns it."""
+        """Record `event`, or a new one, behind all work of all streams of the partition, and return it."""
         return self.context.record_event(event)
 
     def wait(self, other: Partition | Event) -> None:
-        """Makes all later work of the partition wait for an event, or for all work enqueued in another partition."""
+        """Make all later work of the partition wait for an event, or for all work enqueued in another partition."""
         if not isinstance(other, (Partition, Event)):
             raise TypeError(f"a partition waits for a Partition or an Event, not for {type(other).__name__}")
         self.context.wait_event(other.record() if isinstance(other, Partition) else other)
 
     def sync(self) -> None:
-        """Waits on the host until all work of all streams of the partition has finished."""
+        """Wait on the host until all work of all streams of the partition has finished."""
         self.context.sync()
 
     def torch(self, library_sms: Literal["off", "on", "auto"] = "off") -> AbstractContextManager[Any]:
-        """Makes torch work in the partition for the length of a ``with`` block (see cuda_gctx.interop.torch.use)."""
+        """A ``with`` block in which torch works in the partition (see cuda_gctx.interop.torch.use)."""
         block: AbstractContextManager[Any] = above.torch_block(self, library_sms)
         return block
 
     def cupy(self, library_sms: Literal["off", "on"] = "off") -> AbstractContextManager[Any]:
-        """Makes CuPy work in the partition for the length of a ``with`` block (see cuda_gctx.interop.cupy.use)."""
+        """A ``with`` block in which CuPy works in the partition (see cuda_gctx.interop.cupy.use)."""
         block: AbstractContextManager[Any] = above.cupy_block(self, library_sms)
         return block
 
     def max_blocks(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
-        """How many blocks run at once in the partition, by the driver: also the largest grid of a cooperative launch.
+        """The number of blocks that run at once in the partition: also the largest grid of a cooperative launch.
 
         threads: per block; shared_memory: dynamic, bytes per block.
         """
@@ -221,11 +221,11 @@ class Partition:
         return per_sm * self.sm_count
 
     def max_cluster_size(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
-        """The largest thread-block cluster that fits in the partition, by the driver; 1 where there are no clusters."""
+        """The largest thread-block cluster that fits in the partition; 1 on devices without clusters."""
         return max_cluster_size(self.stream, *self._shape(kernel, threads, shared_memory))
 
     def max_clusters(self, cluster_size: int, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
-        """How many clusters of a size run at once in the partition, by the driver."""
+        """The number of clusters of a size that run at once in the partition."""
         size = _positive("cluster_size", cluster_size)
         return max_clusters(self.stream, *self._shape(kernel, threads, shared_memory), size)
 
@@ -298,7 +298,7 @@ class Partitions:
         loan: Loan,
         others_in_use: OthersInUse | None = None,
     ) -> Partitions:
-        """others_in_use: what verify() asks the pool that they belong to."""
+        """others_in_use: a function of their pool that verify() calls."""
         self = cls.__new__(cls)
         requests = [*(spec.request for spec in layout.specs), None]
         self._all = tuple(
@@ -326,7 +326,7 @@ class Partitions:
 
     @property
     def layout(self) -> Layout:
-        """The request that they were opened for."""
+        """The layout for which they were opened."""
         return self._layout
 
     @property
@@ -377,13 +377,13 @@ class Partitions:
         return item in self._by_name if isinstance(item, str) else item in self._all
 
     def sync(self) -> None:
-        """Waits on the host until all work of all partitions, the background partition included, has finished."""
+        """Wait on the host until all work of all partitions, the background partition included, has finished."""
         self._demand_open()
         for part in self._all:
             part.sync()
 
     def verify(self, timeout: float = 10.0) -> VerifyReport:
-        """Proves with a probe kernel that each partition runs on its own SMs, on all of them, and on no others.
+        """Verify with a probe kernel that each partition runs on all of its own SMs, and on no others.
 
         Raises IsolationError if not. The report also says whether they ran at the same time.
         """
@@ -397,9 +397,9 @@ class Partitions:
         return report
 
     def close(self) -> None:
-        """Closes the streams that were lent, and gives the contexts back to the store. Closing twice does nothing.
+        """Close the lent streams, and return the contexts to the store. Closing twice does nothing.
 
-        RuntimeError while one of the contexts is current, and for partitions of a pool, which closes with the pool.
+        Raises RuntimeError while one of the contexts is current, and for partitions of a pool, which close with it.
         """
         if self._others_in_use is not None:
             raise RuntimeError("these partitions belong to a pool and stay open until it is closed: close the pool")
@@ -453,10 +453,10 @@ class Partitions:
         return f"{self._device.name}\n{table(header, rows)}"
 
     def _clusters(self) -> list[int | None]:
-        """The largest cluster of each, as the driver answers; None where it cannot be asked."""
+        """The largest cluster of each partition; None if the driver cannot be queried."""
         clusters: list[int | None] = [part._stored.largest_cluster for part in self._all]
-        with suppress(RuntimeError):  # a table is printed about broken things too
-            # The question loads a kernel, which a capture may not allow.
+        with suppress(RuntimeError):  # broken partitions have a table too
+            # The query loads a kernel, which a capture may not allow.
             if None in clusters and capturing_stream(self._device.resources.sm) is None:
                 clusters = [part._largest_cluster() for part in self._all]
         return clusters
@@ -483,11 +483,11 @@ def partition(
     exclusive: bool = False,
     **named: Request,
 ) -> Partitions:
-    """Splits a device: ``decode=16, prefill=None`` by name, ``8, 8, 16`` by position, or one mapping or Layout.
+    """Split a device: ``decode=16, prefill=None`` by name, ``8, 8, 16`` by position, or one mapping or Layout.
 
     An int is a number of SMs, rounded up to what the device can give; a float is a share of the device below 1, rounded
     down; None is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further conditions. SMs
-    that no partition requests become the background partition. exclusive: refuse SMs that a live context has, instead
+    that no partition requests become the background partition. exclusive: refuse SMs that a live context uses, instead
     of warning.
     """
     if not isinstance(exclusive, bool):

@@ -20,7 +20,7 @@ _pool_numbers = count(1)
 
 
 class PartitionPool:
-    """Layouts of one device, built at their first use and kept open: a known one is found without a driver call.
+    """Layouts of one device, built at their first use and kept open: a known one is looked up without a driver call.
 
     The layouts may overlap each other, because one is in use at a time; those that the same split serves share their
     contexts. Usable from any thread.
@@ -31,7 +31,7 @@ class PartitionPool:
             raise TypeError(f"a PartitionPool is made for a Device, not for {type(device).__name__}")
         self._device = device
         self._group = next(_pool_numbers)
-        # Reentrant: warnings, signals and the garbage collector run the code of others in the middle of a call.
+        # Reentrant: warnings, signals and the garbage collector run foreign code in the middle of a call.
         self._lock = threading.RLock()
         self._closed = False
         self._built: dict[Layout, Partitions] = {}
@@ -64,11 +64,11 @@ class PartitionPool:
     ) -> Partitions:
         """The partitions of a layout, which takes the same forms as in Device.partition(); built at its first use.
 
-        A known layout is looked up, and nothing else: work in the partitions of another layout goes on (see switch()).
+        A known layout is only looked up: work in the partitions of another layout continues (see switch()).
 
         Building is refused while a stream of this package, or a blocking one of the primary context, is capturing a
         graph. The driver does not report the streams of other libraries: pass the one that may be capturing as `stream`
-        (anything with ``__cuda_stream__``).
+        (any object with ``__cuda_stream__``).
         """
         asked: Any = named if named and not requests else requests[0] if len(requests) == 1 and not named else None
         try:
@@ -77,7 +77,7 @@ class PartitionPool:
                 spelling = (*asked, *values, *map(type, values))
                 return self._built[spellings[spelling]]
             return self._built[layout_of(requests, named)]
-        except (KeyError, TypeError):  # not built, not spelled so before, or with something unhashable in it
+        except (KeyError, TypeError):  # not built, not requested in these words before, or with an unhashable value
             pass
         return self._build(layout_of(requests, named), stream)
 
@@ -93,13 +93,13 @@ class PartitionPool:
         stream: object = None,
         **named: Request,
     ) -> Partitions:
-        """Make a layout the current one, behind the work of the layouts before it; returns its partitions.
+        """Make a layout the current one, behind the work of earlier layouts, and return its partitions.
 
         On the device, all later work of each partition of the new layout waits for the work that is enqueued so far in
         those partitions of earlier layouts whose SMs it shares or may share. The host does not wait. Partitions with
         the same SMs in both layouts go on without waiting. Switching to the current layout does nothing.
 
-        The arguments are those of get(). RuntimeError while a stream of the pool is capturing a graph.
+        The arguments are those of get(). Raises RuntimeError while a stream of the pool is capturing a graph.
         """
         parts = self.get(*requests, stream=stream, **named)
         with self._lock:
@@ -170,7 +170,7 @@ class PartitionPool:
         ]
 
     def close(self) -> None:
-        """Closes all partitions of the pool. RuntimeError while one of their contexts is current."""
+        """Close all partitions of the pool. Raises RuntimeError while one of their contexts is current."""
         with self._lock:
             for parts in self._built.values():
                 for part in parts._all:

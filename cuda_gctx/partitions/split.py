@@ -1,4 +1,4 @@
-"""What a layout becomes on a device: its groups of SMs, a dry run, and the sizes that one partition can have."""
+"""The groups of a layout on a device, dry runs of layouts, and the sizes that one partition can have."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) ->
 
 
 def names_of_groups(layout: Layout, groups: Sequence[SMResource]) -> list[str]:
-    """The names of the groups that a layout became, that of the background partition included."""
+    """The names of the groups of a layout, including that of the background partition."""
     return [*layout.names, BACKGROUND][: len(groups)]
 
 
@@ -86,7 +86,7 @@ def refuse_missing_workqueues(device: Device, layout: Layout) -> None:
 
 @dataclass(frozen=True)
 class PlannedPartition:
-    """What one partition of a layout would be; the words are those of Partition."""
+    """One partition of a layout that is not open; the attributes are those of Partition."""
 
     name: str
     requested: Any
@@ -96,9 +96,9 @@ class PlannedPartition:
 
 
 def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
-    """What opening a layout would give, in its order and the background partition last; makes no context.
+    """The partitions that opening a layout would give, the background partition last. Makes no context.
 
-    Raises what opening it would raise: SplitError for a layout that does not fit.
+    Raises what opening it would raise, such as SplitError for a layout that does not fit.
     """
     refuse_missing_workqueues(device, layout)
     groups = split_layout(layout, device.resources.sm, dry_run=True)
@@ -125,7 +125,7 @@ class PartitionSize:
 
 
 def partition_sizes(device: Device) -> list[PartitionSize]:
-    """Every size that one partition of the device can have. The driver is asked about each."""
+    """Every size that one partition of the device can have, according to the driver."""
     whole = device.resources.sm
     sizes = []
     for wanted in range(2, whole.sm_count + 1, 2):

@@ -1,4 +1,4 @@
-"""The store of green contexts that nobody uses, loans of them, and the device memory that they hold."""
+"""The store of unused green contexts, loans of them, and the device memory that they hold."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Key = tuple[object, ...]
 
 @dataclass(eq=False)
 class StoredContext:
-    """A green context that is stored or on loan, and what has been found out about it.
+    """A green context that is stored or on loan, and what is known of it.
 
     key: equal for contexts that can replace each other: driver, device, SMs and workqueue options.
     """
@@ -57,7 +57,7 @@ class StoredContext:
         return is_pinned(self.context)
 
     def can_be_lent(self) -> bool:
-        """Whether others can use it: not after its user has closed it or left a capture open in it."""
+        """Whether it can be lent: not after its user has closed it or left a capture open in it."""
         try:
             if self.context.is_closed:
                 return False
@@ -71,7 +71,7 @@ class StoredContext:
 
 
 class ContextStore:
-    """Green contexts that nobody uses at the moment, kept for the next request for the same SMs.
+    """Unused green contexts, kept for the next request for the same SMs.
 
     Making a context takes about a millisecond, and destroying it does not give its device memory back. Therefore the
     contexts of closed partitions come here. Beyond `limit` contexts, those that have been here longest are destroyed.
@@ -110,7 +110,7 @@ class ContextStore:
         return sum(stored.key[:2] == mine for stored in list(self._stored))
 
     def drop(self) -> None:
-        """Destroys all contexts in the store, and those that splits needed for themselves.
+        """Destroy all contexts in the store, and those that splits needed.
 
         Those that a framework has seen stay. The device memory that the others took stays lost (see system.memory()).
         """
@@ -149,7 +149,7 @@ class ContextStore:
         for position in range(len(self._stored) - 1, -1, -1):
             if self._stored[position].key == key:
                 found = self._stored.pop(position)
-                # Whoever has its handle can have closed it meanwhile.
+                # Code that has its handle may have closed it.
                 if not found.context.is_closed:
                     return found
         return None
@@ -192,9 +192,9 @@ before_driver_closes(store._forget_driver)
 
 
 class Loan:
-    """The use of contexts of the store: they go back when it ends, or when nothing refers to it any more.
+    """The use of stored contexts: they return to the store when it ends, or when nothing refers to it any more.
 
-    contexts: those that it gives the use of. Some of them can be on loan already, to the `sources`, which it keeps.
+    contexts: those that it lends. Some of them can be on loan already, by the `sources`, which it keeps alive.
     """
 
     __slots__ = ("__weakref__", "contexts", "release", "sources")
@@ -209,7 +209,7 @@ class Loan:
         self.contexts = contexts
         self.sources = sources
         self.release = weakref.finalize(self, _end, own, claim)
-        # At exit the process takes everything along; the driver may be gone by then.
+        # At exit the process ends anyway, and the driver may be gone by then.
         self.release.atexit = False
 
 
@@ -251,7 +251,7 @@ class MemoryUse:
 
 
 def memory_use() -> dict[int, MemoryUse]:
-    """What green contexts hold and have lost, for each device on which this package has made any."""
+    """The memory of green contexts, for each device on which this package has made any."""
     uses = {}
     for device_id in range(Device.count()):
         device = Device(device_id)

@@ -143,7 +143,7 @@ class _Sightings:
         self.apart = set(combinations(counts, 2))  # pairs that never ran at the same time
 
     def look(self, streams: Mapping[str, Stream], per_sm: int, timeout_ns: int) -> None:
-        """Runs the probe until each context was seen on all of its SMs, and each two of them at the same time."""
+        """Run the probe until each context was seen on all of its SMs, and each two of them at the same time."""
         for _ in range(ROUNDS):
             blocks = [self.counts[name] * per_sm for name in streams]
             seen = run_probe(list(streams.values()), blocks, SPIN_NS, timeout_ns)
@@ -164,7 +164,7 @@ class _Sightings:
 def verify(
     contexts: Mapping[str, Context], *, covers_device: bool = False, in_use: Sequence[str] = (), timeout: float = 10.0
 ) -> VerifyReport:
-    """Fills several contexts of one device with a probe kernel at once, and compares where it ran with their SMs.
+    """Fill several contexts of one device with a probe kernel at once, and compare where it ran with their SMs.
 
     contexts: by the names that the report shows. covers_device: every SM should belong to one of them. in_use: other
     known work, for the report. Raises IsolationError if they differ, and RuntimeError if the probe does not finish
@@ -182,7 +182,7 @@ def verify(
         if not isinstance(name, str) or not isinstance(context, Context):
             raise TypeError(
                 "contexts must be a mapping of names to contexts, and has "
-                f"{type(name).__name__}: {type(context).__name__}; a partition and a stream have their context"
+                f"{type(name).__name__}: {type(context).__name__}; partitions and streams have a .context"
             )
     devices = {context.device for context in contexts.values()}
     if len(devices) > 1:
@@ -222,7 +222,7 @@ def verify(
         concurrent=concurrent,
         cause=lack_of_concurrency(device, len(proofs)) if concurrent is False else None,
         in_use=tuple(in_use),
-        # Only the verification of a whole device runs on all of it, and may look at all of it.
+        # Only the verification of a whole device may occupy all of it.
         clusters=chip_clusters(device, timeout_ns) if covers_device else known_clusters(device),
     )
     if report.problems:

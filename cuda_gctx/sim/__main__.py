@@ -71,7 +71,7 @@ def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> i
 
 def explain(as_json: bool) -> None:
     """Print what is modelled, and where it is known from."""
-    behaviours = library().tell("Explain")
+    behaviours = library().answer("Explain")
     if as_json:
         print(json.dumps({"simulated": True, "behaviours": behaviours}, indent=2))
         return
@@ -87,7 +87,7 @@ def explain(as_json: bool) -> None:
 
 def profiles(as_json: bool) -> None:
     """Print the cards that can be simulated."""
-    cards = library().tell("Profiles")
+    cards = library().answer("Profiles")
     if as_json:
         print(json.dumps({"simulated": True, "profiles": cards}, indent=2))
         return

@@ -104,8 +104,8 @@ class Library:
         lib.gctxSimAdvance.restype = None
         lib.gctxSimErrorCode.argtypes = [ctypes.c_char_p]
 
-    def tell(self, what: str) -> Any:
-        """One of the JSON answers: ``tell("Ledger")`` calls ``gctxSimLedger``."""
+    def answer(self, what: str) -> Any:
+        """One of the JSON answers: ``answer("Ledger")`` calls ``gctxSimLedger``."""
         text: bytes = getattr(self._lib, f"gctxSim{what}")()
         return json.loads(text)
 
@@ -120,7 +120,7 @@ class Library:
         self._lib.gctxSimPush()
 
     def pop(self) -> None:
-        """Bring back the machine last set aside."""
+        """Restore the machine that was set aside last."""
         self._lib.gctxSimPop()
 
     def error_code(self, code: str | int) -> int:

@@ -1,4 +1,4 @@
-"""A simulated machine for the length of a ``with`` block, and what can be asked of it."""
+"""A simulated machine for the length of a ``with`` block, and its control interface."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cuda_gctx.sim._library import Block, KernelCost, Library, RecordFunction
 
 __all__ = ["Ledger", "LedgerError", "LiveObject", "Misuse", "Session", "library", "make_spec", "session"]
 
-# A handle that no object of the machine ever had: the call is refused with an error that the program sees, and nothing
-# is lost by it, so it is listed and fails nobody. Programs under test for bad input do it on purpose.
+# A handle that no object of the machine ever had: the call returns an error to the program, and nothing is lost. It is
+# listed, but does not fail a test, because programs do this on purpose when they are tested with bad input.
 _HARMLESS = frozenset({"unknown handle"})
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -86,7 +86,7 @@ class LiveObject:
 
 @dataclass(frozen=True)
 class Misuse:
-    """A call that used an object as no program should."""
+    """A call that misused an object."""
 
     kind: str
     function: str
@@ -101,7 +101,7 @@ class Misuse:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What is alive and what went wrong on a simulated machine."""
+    """The live objects and the misuse of a simulated machine."""
 
     live: tuple[LiveObject, ...]
     misuse: tuple[Misuse, ...]
@@ -117,7 +117,7 @@ class Ledger:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing alive, nothing misused."""
+        """Whether nothing is alive and nothing was misused."""
         return not self.live and not self.faults
 
     def live_of(self, kind: str) -> tuple[LiveObject, ...]:
@@ -150,7 +150,7 @@ class Ledger:
 
 
 class Session:
-    """The simulated machine that is the package's driver at the moment."""
+    """The simulated machine that is the driver of this package during a session."""
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
@@ -162,12 +162,12 @@ class Session:
         return f"<Session {self.spec} (simulated)>"
 
     def ledger(self) -> Ledger:
-        """What is alive, and what was misused so far; after the session's end, as it was then."""
-        return self._final or Ledger.read(self._lib.tell("Ledger"))
+        """The live objects and the misuse so far; after the session, those at its end."""
+        return self._final or Ledger.read(self._lib.answer("Ledger"))
 
     def calls(self, function: str | None = None) -> Any:
-        """How often each driver function was called, or how often one was."""
-        counts: dict[str, int] = self._lib.tell("Calls")
+        """The number of calls of each driver function, or of one."""
+        counts: dict[str, int] = self._lib.answer("Calls")
         return counts if function is None else counts.get(function, 0)
 
     def fail(
@@ -189,21 +189,21 @@ class Session:
         self._lib.limit_contexts(count)
 
     def clear_faults(self) -> None:
-        """Let every call succeed again."""
+        """Remove all fault rules, so that every call succeeds again."""
         self._lib.clear_faults()
 
     def faults(self) -> Any:
-        """The fault rules in force, and how often each has fired."""
-        return self._lib.tell("Faults")
+        """The active fault rules, and how often each has fired."""
+        return self._lib.answer("Faults")
 
     def memory(self, device: int = 0) -> dict[str, int]:
         """Bytes of a device: total, free, allocated, taken by live green contexts, lost to destroyed ones."""
-        found: dict[str, int] = self._lib.tell("Memory")["devices"][device]
+        found: dict[str, int] = self._lib.answer("Memory")["devices"][device]
         return found
 
     def machine(self) -> Any:
-        """What is simulated: profile, name, driver version, number of devices."""
-        return self._lib.tell("Machine")
+        """The simulated machine: profile, name, driver version, number of devices."""
+        return self._lib.answer("Machine")
 
     def time_ns(self) -> int:
         """Virtual nanoseconds since the machine started."""
@@ -227,9 +227,9 @@ class Session:
         """Set what a block of the kernel of this name costs, and a function that is called at the end of each block.
 
         ``block_ns`` is the time of a block alone on an SM if it waits for no memory, ``block_bytes`` what it moves to
-        and from device memory. ``throughput`` is the part of the SM's throughput that it uses meanwhile: None means
-        all of it from four warps on, 0 a kernel that only waits. ``registers`` are those of a thread: None means those
-        that its image says, else 32. The function runs on the thread that waits, and must not wait for the driver.
+        and from device memory. ``throughput`` is the share of the SM's throughput that it uses: None means all of it
+        from four warps on, 0 a kernel that only waits. ``registers`` is the number per thread: None means that of its
+        image, or else 32. The function runs on the thread that waits, and must not wait for the driver.
         """
         if throughput is not None and not 0 <= throughput <= 1:
             raise ValueError(f"throughput is {throughput}; it must be 0 to 1")
@@ -244,7 +244,7 @@ class Session:
 
 
 def make_spec(profile: str = "h200", driver: str | None = None, devices: int = 1, **options: int) -> str:
-    """The one line that describes a machine: ``h200@13.1,devices=2``."""
+    """The description of a machine in one line: ``h200@13.1,devices=2``."""
     spec = profile if driver is None else f"{profile}@{driver}"
     return ",".join([spec, f"devices={devices}", *(f"{key}={value}" for key, value in options.items())])
 
@@ -262,16 +262,16 @@ def session(
     """A fresh simulated machine as the driver of this package.
 
     Other keys of the machine's description (``connections``, ``max_contexts``, ``memory``) are given by name. At the
-    end, with ``check``, anything left alive or misused raises LedgerError; an exception of the block itself goes first.
-    With ``trace``, on the main thread, the ledger also tells the line that made each object; objects that other threads
-    make are told by their thread alone.
+    end, with ``check``, live objects and misuse raise LedgerError; an exception of the block takes precedence.
+    With ``trace``, on the main thread, the ledger also reports the line that made each object; for objects of other
+    threads it reports only the thread.
     """
     global _tracing
     from cuda_gctx._core.driver import close_driver, open_driver, resume_driver, set_driver_aside
 
     spec = make_spec(profile, driver, devices, **options)
     lib = library()
-    # What is left of the machine below is not destroyed on this one.
+    # Objects of the outer machine are not destroyed on this one.
     set_driver_aside()
     lib.push()
     try:

@@ -136,7 +136,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, value: Any) -> Plan:
-        """The plan that to_dict() gave."""
+        """The plan of a dictionary that to_dict() returned."""
         if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
             raise ValueError(
                 f"this is not a plan of schema {SCHEMA}: in schema 1, a partition without a count took the aligned "

@@ -57,7 +57,7 @@ class Sizes:
             raise ValueError("sizes must name at least one number of SMs, or be None for all aligned ones")
         for count in given:
             if isinstance(count, bool) or not isinstance(count, SupportsIndex):
-                raise TypeError(f"sizes must be numbers of SMs, like [8, 16], and {count!r} is none")
+                raise TypeError(f"sizes must be numbers of SMs, like [8, 16], and {count!r} is not one")
         counts = sorted(set(map(index, given)))
         for count in counts:
             if count not in offered:

@@ -62,7 +62,7 @@ class Part:
 
 
 def _takes_a_stream(function: Callable[..., object]) -> bool:
-    """Whether it can be called with one argument, as far as Python can tell."""
+    """Whether it can be called with one argument, as far as its signature shows."""
     try:
         signature(function).bind(None)
     except TypeError:
