@@ -38,6 +38,8 @@ class CommFault(RuntimeError):
     kind: "timeout" or "mismatch"; peer_rank: the world rank that was waited for.
     """
 
+    __module__ = "cuda_gctx.comm"
+
     def __init__(self, message: str, kind: str, peer_rank: int) -> None:
         super().__init__(message)
         self.kind = kind

@@ -29,6 +29,8 @@ CLUSTER_THREADS = 128
 class ClosedPartitionsError(RuntimeError, AttributeError):
     """Partitions, one of them, or a pool were used after they were closed."""
 
+    __module__ = "cuda_gctx.partitions"
+
 
 def in_words(request: Any) -> str:
     """A request as tables show it."""

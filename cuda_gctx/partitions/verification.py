@@ -118,6 +118,8 @@ class VerifyReport:
 class IsolationError(RuntimeError):
     """A context did not run on its own SMs only. ``report`` is the VerifyReport."""
 
+    __module__ = "cuda_gctx"
+
     def __init__(self, report: VerifyReport) -> None:
         super().__init__(report)
         self.report = report

@@ -54,6 +54,8 @@ def library() -> Library:
 class LedgerError(AssertionError):
     """Objects of the simulated driver were left alive or misused."""
 
+    __module__ = "cuda_gctx.sim"
+
 
 @dataclass(frozen=True)
 class LiveObject:
@@ -238,6 +240,7 @@ class Session:
 
     def check(self) -> None:
         """Raise LedgerError unless nothing is alive and nothing was misused."""
+        __tracebackhide__ = True
         ledger = self.ledger()
         if not ledger.is_clean:
             raise LedgerError(str(ledger))

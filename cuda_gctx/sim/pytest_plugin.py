@@ -46,6 +46,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 @pytest.fixture
 def gpu_sim(request: pytest.FixtureRequest) -> Iterator[Session]:
     """A fresh simulated machine as the driver of cuda_gctx; the test fails if it leaks."""
+    __tracebackhide__ = True  # the ledger names the lines that matter
     # Imported here: the plugin is loaded in every pytest run where the package is installed.
     from cuda_gctx.sim import session
 

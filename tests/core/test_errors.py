@@ -146,7 +146,7 @@ ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
         lambda dev: split(dev.resources.sm, 32, coscheduled_sm_count=16),
         "needs the structured split of CUDA driver 13.1",
     ),
-    "two Nones": (lambda dev: SMResourceOptions([None, None]), "once"),
+    "two Nones": (lambda dev: SMResourceOptions([None, None]), "only one group"),
     "dry run": (
         lambda dev: green(dev, *dev.resources.sm.split(SMResourceOptions([8]), dry_run=True)[0]),
         "repeat the split without dry_run",

@@ -142,7 +142,7 @@ def test_record_returns_the_event_it_was_given(dev: Device, ctx: Context) -> Non
         with stream.record(options=EventOptions(timing_enabled=True)) as timed:
             assert timed.is_timing_enabled
             assert timed.context == ctx
-        with pytest.raises(ValueError, match="options are for a new event"):
+        with pytest.raises(ValueError, match="options are only for a new event"):
             stream.record(event, EventOptions())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import io
 import json
@@ -45,6 +46,17 @@ def test_public_name_is_the_one_of_its_module(name: str) -> None:
     value = getattr(cuda_gctx, name)
     assert getattr(sys.modules[MODULE_OF_NAME[name]], name) is value
     assert name in dir(cuda_gctx)
+
+
+@pytest.mark.parametrize("package", ["cuda_gctx", "cuda_gctx.partitions", "cuda_gctx.sim", "cuda_gctx.comm"])
+def test_errors_are_shown_under_the_names_by_which_they_are_imported(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        found = getattr(module, name)
+        if isinstance(found, type) and issubclass(found, Exception):
+            assert getattr(sys.modules[found.__module__], found.__name__) is found
+            assert "._" not in found.__module__
+            assert found.__module__ in ("cuda_gctx", package)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

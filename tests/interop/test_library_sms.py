@@ -216,9 +216,9 @@ def test_a_cublas_that_is_not_loaded_is_refused() -> None:
         pass
 
 
-def test_what_cublas_refuses_is_told() -> None:
+def test_what_cublas_refuses_is_reported() -> None:
     stand_in: Any = StandInCuBLAS()
-    with pytest.raises(RuntimeError, match=r"cublasSetSmCountTarget of cuBLAS answered 1"), cublas_sms(13, 8, stand_in):
+    with pytest.raises(RuntimeError, match=r"cublasSetSmCountTarget of cuBLAS returned 1"), cublas_sms(13, 8, stand_in):
         pass
 
 

@@ -157,7 +157,7 @@ def test_tasks_that_wait_inside_their_blocks_are_refused_and_leave_torch_where_i
         first, second = asyncio.run(both())
         assert str(first) == (
             f"the block of {parts.a!r} was left before that of {parts.b!r}, which was entered inside it: blocks cannot "
-            "be interleaved on a thread, so have no await or yield inside a block"
+            "be interleaved on a thread: do not await or yield inside a block"
         )
         assert isinstance(first, RuntimeError)
         assert second == 16

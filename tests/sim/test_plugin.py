@@ -71,6 +71,7 @@ def test_after_it():
     result.stdout.fnmatch_lines(
         ["*LedgerError: ledger (simulated): not clean*", "*alive: stream*made at *:* in test_leak*"]
     )
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
 
 
 def test_misuse_fails_the_test(pytester: pytest.Pytester) -> None:
