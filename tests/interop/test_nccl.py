@@ -144,7 +144,10 @@ def test_a_torch_without_nccl_is_named(
     distributed: StandInDistributed, dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "is_nccl_available", lambda: False, raising=False)
-    with dev.partition(16) as parts, pytest.raises(ImportError, match=r"build of torch with NCCL, and found 2\.11\.0 without"):
+    with (
+        dev.partition(16) as parts,
+        pytest.raises(ImportError, match=r"build of torch with NCCL, and found 2\.11\.0 without"),
+    ):
         new_group(parts[0])
 
 
