@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import ClosedError, Context, ContextOptions, Device, Event, SMResourceOptions, Stream, StreamOptions
+from cuda_gctx import (
+    ClosedError,
+    Context,
+    ContextOptions,
+    CUDAError,
+    Device,
+    Event,
+    SMResourceOptions,
+    Stream,
+    StreamOptions,
+)
 
 from ..common import DRIVERS, green, on_another_thread, refusal, small_contexts, split
 from ..raw import Raw
@@ -205,6 +215,22 @@ def test_close_while_current_here_is_refused(dev: Device, ctx: Context) -> None:
         assert not ctx.is_closed
         assert ctx.is_current
         ctx.create_stream().close()
+
+
+def test_close_inside_a_block_names_the_block_even_if_another_context_is_current(dev: Device, ctx: Context) -> None:
+    with ctx.current():
+        previous = dev.set_current()
+        with pytest.raises(RuntimeError, match="'decode' has an open 'with' block on this thread"):
+            ctx.close()
+        dev.set_current(previous)
+    ctx.close()
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(("kind", "noun"), [(Context, "CUcontext"), (Stream, "CUstream")])
+def test_a_handle_of_nothing_is_named(dev: Device, kind: type[Context] | type[Stream], noun: str) -> None:
+    with pytest.raises(CUDAError, match=f"^0x3039 is not a live {noun}: cu.* answered CUDA_ERROR_INVALID_"):
+        kind.from_handle(12345)
 
 
 def test_close_while_set_current_here_is_refused(dev: Device, ctx: Context) -> None:

@@ -501,7 +501,7 @@ def test_a_function_that_enqueues_nothing_is_refused(dev: Device) -> None:
     with dev.create_stream() as other:
         for function in (nothing, lambda stream: spin(other, WHOLE, MS)):
             error = refusal(ValueError, lambda f=function: tune.overlap(a=work(1, MS), b=f, device=dev))  # type: ignore[misc]
-            assert str(error).startswith("b enqueued no work on the stream")
+            assert str(error).startswith("part 'b' enqueued no work on the stream")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 #include "driver/error.hpp"
 
 #include <new>
+#include <sstream>
 
 #include "driver/process.hpp"
 
@@ -19,6 +20,15 @@ void fail(ErrorKind kind, std::string message) { throw Error(kind, std::move(mes
 void fail_value(std::string message) { fail(ErrorKind::bad_value, std::move(message)); }
 
 void fail_state(std::string message) { fail(ErrorKind::bad_state, std::move(message)); }
+
+void name_dead_handle(Error& error, const char* kind, const void* handle) {
+  if (error.code == CUDA_ERROR_INVALID_HANDLE || error.code == CUDA_ERROR_INVALID_CONTEXT ||
+      error.code == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+    std::ostringstream text;
+    text << handle << " is not a live " << kind << ": " << error.message;
+    error.message = text.str();
+  }
+}
 
 std::unique_ptr<Error> caught_error() {
   try {

@@ -47,6 +47,9 @@ std::string version_text(int version);  // 13010 -> "13.1"
 [[noreturn]] void fail_state(std::string message);
 [[noreturn]] void fail(ErrorKind kind, std::string message);
 
+// If the driver refused a handle, says so in front of its answer.
+void name_dead_handle(Error& error, const char* kind, const void* handle);
+
 // The exception in flight, whatever it is, as a value: for a language binding, inside its catch block.
 std::unique_ptr<Error> caught_error();
 

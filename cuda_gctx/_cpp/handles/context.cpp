@@ -1,5 +1,8 @@
 #include "handles/context.hpp"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "handles/capture.hpp"
@@ -186,6 +189,11 @@ void ContextBox::demand_not_current() const {
 
 void ContextBox::fail_current(bool here) const {
   const long thread = here ? 0 : thread_of_current(*this);
+  if (thread != 0 && thread == ::syscall(SYS_gettid)) {
+    fail(ErrorKind::current, label() +
+                                 " has an open 'with' block on this thread, in which another context is current "
+                                 "now: leave the block first");
+  }
   fail(ErrorKind::current, label() + " is current on " + (here ? "this thread" : "another thread") +
                                (thread != 0 ? " (native id " + std::to_string(thread) + ")" : "") +
                                ": leave its 'with' block or make another context current first");
@@ -376,11 +384,14 @@ ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   }
   CUdevice device = 0;
   CUgreenCtx green = nullptr;
-  {
+  try {
     CurrentScope scope(driver, handle);
     GCTX_CALL(driver, cuCtxGetDevice, &device);
     green = green_context_of_current(driver);
     scope.leave();
+  } catch (Error& error) {
+    name_dead_handle(error, "CUcontext", handle);
+    throw;
   }
   int ordinal = 0;
   while (ordinal < runtime.device_count() && runtime.device(ordinal) != device) {

@@ -185,22 +185,10 @@ StreamHandle context_stream(const ContextHandle& context, std::optional<int> pri
   return context->runtime().streams().settle(handle, std::move(box), std::mem_fn(&StreamBox::is_made_here));
 }
 
-StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
+namespace {
+
+StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
   const Driver& driver = runtime.driver();
-  if (StreamBox::is_default_handle(handle)) {
-    auto context = current_context(runtime);
-    if (!context) {
-      fail_state("a default stream belongs to the current context, and nothing is current on this thread");
-    }
-    int priority = 0;
-    if (driver.cuStreamGetPriority(handle, &priority) == CUDA_ERROR_INVALID_HANDLE) {
-      // Seen with the per-thread stream while a green context is current (driver 13.0): every use of it is refused.
-      fail_state("the driver knows no such default stream in " + context->label() + ": use one of its own streams");
-    }
-    auto box = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
-    box->take(handle);
-    return box;
-  }
   // One of our own is known by its handle alone, and nothing is asked.
   std::optional<std::uint64_t> id;
   const auto is_same = [&](StreamBox& box) {
@@ -218,6 +206,32 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
   made->take(handle);
   made->id();
   return runtime.streams().settle(handle, std::move(made), is_same);
+}
+
+}  // namespace
+
+StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
+  const Driver& driver = runtime.driver();
+  if (StreamBox::is_default_handle(handle)) {
+    auto context = current_context(runtime);
+    if (!context) {
+      fail_state("a default stream belongs to the current context, and nothing is current on this thread");
+    }
+    int priority = 0;
+    if (driver.cuStreamGetPriority(handle, &priority) == CUDA_ERROR_INVALID_HANDLE) {
+      // Seen with the per-thread stream while a green context is current (driver 13.0): every use of it is refused.
+      fail_state("the driver knows no such default stream in " + context->label() + ": use one of its own streams");
+    }
+    auto box = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
+    box->take(handle);
+    return box;
+  }
+  try {
+    return adopt_ordinary_stream(runtime, handle);
+  } catch (Error& error) {
+    name_dead_handle(error, "CUstream", handle);
+    throw;
+  }
 }
 
 int stream_priority(const StreamHandle& stream) {
