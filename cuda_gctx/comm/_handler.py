@@ -38,7 +38,7 @@ class CommFault(RuntimeError):
     kind: "timeout" or "mismatch"; peer_rank: the world rank that was waited for.
     """
 
-    __module__ = "cuda_gctx.comm"
+    __module__ = __name__.rpartition(".")[0]  # the public name
 
     def __init__(self, message: str, kind: str, peer_rank: int) -> None:
         super().__init__(message)

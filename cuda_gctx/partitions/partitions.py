@@ -29,7 +29,7 @@ CLUSTER_THREADS = 128
 class ClosedPartitionsError(RuntimeError, AttributeError):
     """Partitions, one of them, or a pool were used after they were closed."""
 
-    __module__ = "cuda_gctx.partitions"
+    __module__ = __name__.rpartition(".")[0]  # the public name
 
 
 def in_words(request: Any) -> str:

@@ -54,7 +54,7 @@ def library() -> Library:
 class LedgerError(AssertionError):
     """Objects of the simulated driver were left alive or misused."""
 
-    __module__ = "cuda_gctx.sim"
+    __module__ = __name__.rpartition(".")[0]  # the public name
 
 
 @dataclass(frozen=True)
