@@ -1,0 +1,117 @@
+"""Where the software driver answers otherwise than a recording of a real one.
+
+    python tests/hardware/compare.py CARD-driver-MAJOR.MINOR.json
+
+Runs the recorder on the software driver, with the card and the driver that the name of the file says, and prints every
+answer that differs, section by section. Needs the package and cuda-bindings. The exit code is 0 if the answers are the
+same, 1 if some differ, beside the known differences. Times and amounts of memory are not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cuda_gctx import sim
+from cuda_gctx.sim._session import library
+
+FOLDER = Path(__file__).resolve().parent
+# What says when and with what was recorded, and not what the driver answers.
+ASIDE = {"_what", "format", "recorded", "absent"}
+# Answers that the software driver does not give, and why.
+KNOWN_DIFFERENCES = {
+    "events/a graph whose context is destroyed before the replay": "the real driver ends the process with SIGSEGV; "
+    "the software driver answers CONTEXT_IS_DESTROYED",
+    "events/!ended": "how that process ended",
+    "events/!output": "how that process ended",
+}
+
+
+@functools.cache
+def recorded(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def sections(path: Path) -> list[str]:
+    found = []
+    for name, answers in recorded(path).items():
+        if name not in ASIDE:
+            found += [f"misuse.{item}" for item in answers] if name == "misuse" else [name]
+    return sorted(found)
+
+
+@functools.cache
+def simulated(path: Path, folder: Path) -> Any:
+    """What the recorder writes on the software driver, with the card and the driver of a recording."""
+    major, minor = divmod(recorded(path)["device"]["driver_version"] // 10, 100)
+    card = path.stem.partition("-")[0]
+    out = folder / path.name
+    subprocess.run(
+        [sys.executable, str(FOLDER / "record.py"), "--out", str(out), *(f"--only={name}" for name in sections(path))],
+        env={**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_GCTX_SIM": f"{card}@{major}.{minor}"},
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=300,
+    )
+    return json.loads(out.read_text())
+
+
+def differences(real: Any, model: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+    """Every place where two answers differ; what was measured is not compared."""
+    if isinstance(real, dict) and isinstance(model, dict):
+        for key in [*real, *(key for key in model if key not in real)]:
+            if key != "measured":
+                yield from differences(real.get(key, "-"), model.get(key, "-"), f"{place}/{key}")
+    elif isinstance(real, list) and isinstance(model, list) and len(real) == len(model):
+        for index, (one, other) in enumerate(zip(real, model, strict=True)):
+            yield from differences(one, other, f"{place}/{index}")
+    elif real != model:
+        yield place, real, model
+
+
+def answers_of(recording: Any, section: str) -> Any:
+    for name in section.split("."):
+        recording = recording[name]
+    if section != "device":
+        return recording
+    return {key: value for key, value in recording.items() if key != "name"}
+
+
+def differences_of(path: Path, section: str, folder: Path) -> list[str]:
+    """What differs in a section, in words; `folder` keeps what the software driver answers."""
+    found = differences(answers_of(recorded(path), section), answers_of(simulated(path, folder), section), section)
+    return [
+        f"{place}\n  recorded  {real}\n  simulated {model}"
+        for place, real, model in found
+        if place not in KNOWN_DIFFERENCES
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recording", type=Path)
+    path = parser.parse_args().recording
+    card = path.stem.partition("-")[0]
+    known = [profile["key"] for profile in library().tell("Profiles")]
+    if card not in known:
+        parser.error(f"the name of the file begins with the card, one of {', '.join(known)}; not {card}")
+    total = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for section in sections(path):
+            if section != "measured" and (found := differences_of(path, section, Path(folder))):
+                print(f"{section}:", *found, sep="\n")
+                total += len(found)
+    print(f"{total} answers differ" if total else "the answers are the same")
+    return int(total > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
