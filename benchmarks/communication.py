@@ -1,82 +1,120 @@
-"""Collectives of cuda_gctx.comm and of NCCL on two GPUs: time over size, and next to matrix products.
+"""Collectives of cuda_gctx.comm and of NCCL on the GPUs of one host: time over size, and next to matrix products.
 
-    python benchmarks/communication.py [--out DIR] [--part sweep|overlap]
+    python benchmarks/communication.py [--out DIR] [--gpus N] [--part PART] [--limit SECONDS] [--skip WORDS]
 
 One process per GPU, NVLink multicast off. Times are of CUDA graphs of many calls, the median of several replays, the
-slower GPU of the two; all variants are measured in turns. Needs torch and two GPUs, and takes about two minutes.
+slowest GPU; all variants are measured in turns. Needs torch and at least two GPUs, and takes about two minutes. Rows
+are written to DIR/communication-PART.rows.jsonl as they come: a run that is stopped keeps what it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import itertools
 import json
+import math
 import os
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tables
 
 from cuda_gctx import Device, PartitionPool
-from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, expected, run_mixed_comm
+from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, ParallelInfo, expected, run_mixed_comm
+from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.interop.torch import torch_stream
 from cuda_gctx.measure.machine import described, file_name, folder_of_results
 
-SIZES = [1 << shift for shift in (10, 13, 15, 17, 19, 21, 23, 26, 28)]
+SIZES = [1 << shift for shift in (10, 13, 14, 15, 17, 19, 21, 23, 26, 28)]
 LARGEST = max(SIZES)
 # Bits are compared up to this size.
 COMPARED = 8 << 20
 ROUNDS = 7
 PRODUCT = 8192
 STEPS = 20
-LIMIT_S = 110
+LIMIT_S = 60
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-NCCL, ONE, TWO = MixedCommMode.NCCL_ONE, MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE
+NCCL, NCCL_TWO, ONE, TWO = (
+    MixedCommMode.NCCL_ONE,
+    MixedCommMode.NCCL_TP_DP,
+    MixedCommMode.ONE_EXCHANGE,
+    MixedCommMode.TWO_EXCHANGE,
+)
+Work = Callable[[], object]
+Keep = Callable[[dict[str, Any]], None]
 
 
 class Ranks:
-    """This process as one of two ranks: its GPU, and the larger of two times."""
+    """This process as one of several ranks: its GPU, plain groups of NCCL, and the largest of all ranks' times."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, size: int, skipped: Sequence[str]) -> None:
         import torch
         import torch.distributed as dist
 
-        self.torch, self.dist, self.rank = torch, dist, rank
+        self.torch, self.dist, self.rank, self.size, self.skipped = torch, dist, rank, size, skipped
         torch.cuda.set_device(rank)
-        dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=2)
+        dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=size)
         self.device = Device(rank)
         self.host = dist.new_group(backend="gloo")
 
-    def handler(self, partition: Any, dp: int) -> MixedCommHandler:
-        numbers = self.rank, 2, self.rank, 2, 0, 1, 2 // dp, dp, 1, 1
+    def info(self, dp: int) -> ParallelInfo:
+        return ParallelInfo.of(self.rank, self.size, self.rank, self.size, 0, 1, self.size // dp, dp, 1, 1)
+
+    def handler(self, partition: Any, dp: int, **options: Any) -> MixedCommHandler:
         return MixedCommHandler(
-            *numbers,
+            *(self.rank, self.size, self.rank, self.size, 0, 1),
+            *(self.size // dp, dp, 1, 1),
             self.torch.bfloat16,
             f"cuda:{self.rank}",
             partition=partition,
             max_message_bytes=LARGEST,
             timeout_s=20,
+            **options,
         )
+
+    def groups(self, dp: int) -> tuple[Any, Any]:
+        """Groups of NCCL on all SMs, of this rank's tp and dp group. Every rank makes all of them."""
+        info = self.info(dp)
+        own: list[Any] = []
+        for every, mine in (
+            ([info.tp_ranks(one) for one in range(info.dp_size)], info.tp_ranks()),
+            ([info.dp_ranks(one) for one in range(info.tp_size)], info.dp_ranks()),
+        ):
+            made = {ranks: self.dist.new_group(list(ranks), backend="nccl") for ranks in every}
+            own.append(made[mine])
+        return own[0], own[1]
 
     def meet(self) -> None:
         self.torch.cuda.synchronize()
         self.dist.barrier(group=self.host)
 
-    def slower(self, microseconds: float) -> float:
+    def slowest(self, microseconds: float) -> float:
         taken = self.torch.tensor([microseconds])
         self.dist.all_reduce(taken, op=self.dist.ReduceOp.MAX, group=self.host)
         return float(taken)
 
-    def timed(self, stream: Any, work: Callable[[], object], calls: int) -> float:
-        """Microseconds of a call, of the slower GPU."""
+    def problem_of(self, step: Callable[[], str]) -> str:
+        """What went wrong in a step, on any rank: the same on all of them, so that they leave the same things out."""
+        try:
+            problem = step()
+        except Exception as error:
+            problem = f"rank {self.rank}: {error}"
+        problems: list[str] = [""] * self.size
+        self.dist.all_gather_object(problems, problem, group=self.host)
+        return next(filter(None, problems), "")
+
+    def timed(self, stream: Any, work: Work, calls: int) -> float:
+        """Microseconds of a call, of the slowest GPU."""
         begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.meet()
         with self.torch.cuda.stream(stream):
@@ -85,107 +123,204 @@ class Ranks:
             work()
             end.record()
         end.synchronize()
-        return self.slower(begin.elapsed_time(end) * 1000 / calls)
+        return self.slowest(begin.elapsed_time(end) * 1000 / calls)
+
+    def close(self) -> None:
+        self.meet()
+        self.dist.destroy_process_group()
 
 
-def nccl_call(ranks: Ranks, op: MixedCommOp, x_in: Any, x_out: Any) -> None:
-    """The collective of torch.distributed itself, on all SMs; the all-reduce in place, as it is usually called."""
+def nccl_calls(ranks: Ranks, op: MixedCommOp, x_in: Any, x_out: Any, groups: tuple[Any, Any]) -> None:
+    """The collectives of torch.distributed on all SMs, as they are usually called: all-reduces in place."""
+    tp_group, dp_group = groups
     if op is MixedCommOp.ALLREDUCE:
-        ranks.dist.all_reduce(x_out)
+        ranks.dist.all_reduce(x_out, group=tp_group)
     elif op is MixedCommOp.ALLGATHER:
-        ranks.dist.all_gather_into_tensor(x_out, x_in)
+        ranks.dist.all_gather_into_tensor(x_out, x_in, group=dp_group)
+    elif op is MixedCommOp.REDUCESCATTER:
+        ranks.dist.reduce_scatter_tensor(x_out, x_in, group=dp_group)
+    elif op is MixedCommOp.ALLREDUCE_ALLGATHER:
+        ranks.dist.all_reduce(x_in, group=tp_group)
+        ranks.dist.all_gather_into_tensor(x_out, x_in, group=dp_group)
     else:
-        ranks.dist.reduce_scatter_tensor(x_out, x_in)
+        ranks.dist.reduce_scatter_tensor(x_out, x_in, group=dp_group)
+        ranks.dist.all_reduce(x_out, group=tp_group)
 
 
-def sweep(rank: int) -> list[dict[str, Any]]:
-    ranks = Ranks(rank)
+class Buffers:
+    """Where inputs and outputs are: those that all ranks have mapped, others, and one that may be overwritten."""
+
+    def __init__(self, torch: Any) -> None:
+        self._all = {
+            name: torch.zeros(LARGEST // 2, device="cuda", dtype=torch.bfloat16)
+            for name in ("in", "out", "mapped in", "mapped out", "scratch")
+        }
+
+    def mapped(self) -> tuple[Any, Any]:
+        return self._all["mapped in"], self._all["mapped out"]
+
+    def of(self, name: str, shape: Sequence[int]) -> Any:
+        return self._all[name][: math.prod(shape)].view(*shape)
+
+
+def sweep(ranks: Ranks, keep: Keep) -> None:
+    """Every operation of every topology at each size; those over both axes first."""
     torch = ranks.torch
-    rows = []
+    divisors = [dp for dp in range(1, ranks.size + 1) if ranks.size % dp == 0]
+    buffers = Buffers(torch)
+    plain = torch.cuda.Stream()
     with ExitStack() as closing:
         parts = closing.enter_context(ranks.device.partition(small=8, large=16))
-        plain = torch.cuda.Stream()
-        for dp in (1, 2):
+        streams = {part.sm_count: torch_stream(part) for part in (parts.small, parts.large)}
+        for dp in sorted(divisors, key=lambda dp: dp in (1, ranks.size)):
+            groups = ranks.groups(dp)
             handlers = {}
             for part in (parts.small, parts.large):
                 with part.torch():
                     handlers[part.sm_count] = ranks.handler(part, dp)
-            streams = {part.sm_count: torch_stream(part) for part in (parts.small, parts.large)}
-            for op in handlers[8].valid_op_list:
-                for size in SIZES:
-                    rows += measure_size(ranks, op, size, dp, handlers, streams, plain)
+            with parts.small.torch():
+                programmatic = ranks.handler(parts.small, dp, programmatic_launch=True)
             for handler in handlers.values():
+                map_tensors(ranks, keep, handler, *buffers.mapped())
+            for op, size in itertools.product(handlers[8].valid_op_list, SIZES):
+                variants = variants_of(ranks, op, size, handlers, programmatic, groups, buffers)
+                where = {"topology": f"{ranks.size // dp} x {dp}", "op": op.name, "bytes": size}
+                for name, outcome in measured(ranks, variants, streams, plain, size).items():
+                    keep(where | {"variant": name} | outcome)
+            for handler in (*handlers.values(), programmatic):
                 handler.check()
                 handler.shutdown()
-    ranks.meet()
-    ranks.dist.destroy_process_group()
-    return rows
 
 
-def measure_size(
+def map_tensors(ranks: Ranks, keep: Keep, handler: MixedCommHandler, *tensors: Any) -> None:
+    """Where it cannot be done, that is a result, and variants that need it are left out."""
+    if "mapped" in ranks.skipped:
+        return
+    try:
+        handler.map_tensors(*tensors)
+    except RuntimeError as error:  # the same one on all ranks
+        ranks.skipped = [*ranks.skipped, "mapped"]
+        keep({"variant": "mapped", "problem": str(error)})
+
+
+def summary(samples: Sequence[float], digits: int) -> dict[str, Any]:
+    return {"us": round(statistics.median(samples), digits), "samples": [round(one, digits) for one in samples]}
+
+
+@dataclass
+class Variant:
+    """One way to compute something: on the partition of so many SMs (0: a plain stream), and what must come out."""
+
+    sms: int
+    call: Work
+    out: Any
+    wanted: Any
+
+
+def variants_of(
     ranks: Ranks,
     op: MixedCommOp,
     size: int,
-    dp: int,
     handlers: dict[int, MixedCommHandler],
-    streams: dict[int, Any],
-    plain: Any,
-) -> list[dict[str, Any]]:
+    programmatic: MixedCommHandler,
+    groups: tuple[Any, Any],
+    buffers: Buffers,
+) -> dict[str, Variant]:
     """Every variant at one size, which is that of the larger of input and output."""
     torch = ranks.torch
-    elements = size // 2 // (dp if op.gathers else 1)
-    inputs = [
-        torch.randn(2, elements // 2, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").bfloat16()
-        for seed in range(2)
-    ]
-    x_in = inputs[ranks.rank]
     info = handlers[8].para_info
-    wanted = expected(info, op, inputs)
-    out = torch.empty_like(wanted)
-    calls = 50 if size <= 1 << 20 else 10 if size <= 1 << 24 else 4
-    variants: dict[str, tuple[Any, Callable[[], object], bool]] = {
-        "NCCL, all SMs": (plain, lambda: nccl_call(ranks, op, x_in, out), False),
-    }
+    rows = max(info.dp_size, 2)
+    shape = rows, size // 2 // (info.dp_size if op.gathers else 1) // rows
+    out_shape = info.output_shape(op, shape)
+    x_in, out = buffers.of("in", shape), buffers.of("out", out_shape)
+    mapped_in, mapped_out = buffers.of("mapped in", shape), buffers.of("mapped out", out_shape)
+    # What all-reduces in place may overwrite: zeros stay zeros.
+    scratch = buffers.of("scratch", out_shape if op is MixedCommOp.ALLREDUCE else shape)
+    wanted = None
+    inputs = [
+        torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").bfloat16()
+        for seed in (range(info.world_size) if size <= COMPARED else [ranks.rank])
+    ]
+    if size <= COMPARED:
+        wanted = expected(info, op, inputs)
+    x_in.copy_(inputs[ranks.rank if size <= COMPARED else 0])
+    mapped_in.copy_(x_in)
+    block_bytes = info.block_size(op, x_in.numel() * 2)
+
+    def through(handler: MixedCommHandler, mode: MixedCommMode, source: Any, target: Any) -> Work:
+        return lambda: run_mixed_comm(op, handler, source, target, mode)
+
+    def nccl() -> None:
+        if op is MixedCommOp.ALLREDUCE:
+            nccl_calls(ranks, op, None, scratch, groups)
+        else:
+            in_place = op is MixedCommOp.ALLREDUCE_ALLGATHER
+            nccl_calls(ranks, op, scratch if in_place else x_in, out, groups)
+
+    calls = "two NCCL calls" if info.use_mixed else "NCCL"
+    variants = {f"{calls}, all SMs": Variant(0, nccl, out, None)}
     for sms, handler in handlers.items():
-        for mode in (NCCL, ONE, TWO):
-            if mode is ONE and info.block_size(op, x_in.numel() * 2) > 512 * 1024:
-                continue
-            call = lambda handler=handler, mode=mode: run_mixed_comm(op, handler, x_in, out, mode)  # noqa: E731
-            variants[f"{mode.name}, {sms} SMs"] = streams[sms], call, mode is not NCCL
+        for mode in (NCCL, NCCL_TWO):
+            if mode in handler.valid_mode_list:
+                variants[f"{mode.name}, {sms} SMs"] = Variant(sms, through(handler, mode, x_in, out), out, None)
+        if block_bytes <= 512 * 1024:
+            variants[f"ONE_EXCHANGE, {sms} SMs"] = Variant(sms, through(handler, ONE, x_in, out), out, wanted)
+        variants[f"TWO_EXCHANGE, {sms} SMs, staged"] = Variant(sms, through(handler, TWO, x_in, out), out, wanted)
+        work = through(handler, TWO, mapped_in, mapped_out)
+        variants[f"TWO_EXCHANGE, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
+    if block_bytes <= 512 * 1024:
+        work = through(programmatic, ONE, x_in, out)
+        variants["ONE_EXCHANGE, 8 SMs, programmatic"] = Variant(8, work, out, wanted)
+    return {name: variant for name, variant in variants.items() if not any(word in name for word in ranks.skipped)}
+
+
+def measured(
+    ranks: Ranks, variants: dict[str, Variant], streams: dict[int, Any], plain: Any, size: int
+) -> dict[str, dict[str, Any]]:
+    """Microseconds of a call of each variant, in graphs of several calls, which take turns; or why it has none."""
+    torch = ranks.torch
+    calls = 50 if size <= 1 << 20 else 10 if size <= 1 << 24 else 4
+    found: dict[str, dict[str, Any]] = {}
     graphs = {}
-    for name, (stream, call, is_exact) in variants.items():
-        ranks.meet()
-        with torch.cuda.stream(stream):
-            out.zero_()
+    for name, variant in variants.items():
+        stream = streams.get(variant.sms, plain)
+
+        def try_out(variant: Variant = variant, stream: Any = stream) -> str:
+            variant.out.zero_()
             for _ in range(2):
-                call()
+                variant.call()
             stream.synchronize()
-            if is_exact and size <= COMPARED and not torch.equal(out.view(torch.int16), wanted.view(torch.int16)):
-                raise AssertionError(f"{name}, {op.name} of {size} bytes: rank {ranks.rank} has wrong bits")
-            ranks.meet()
-            graph = torch.cuda.CUDAGraph()
+            wanted = variant.wanted
+            right = wanted is None or torch.equal(variant.out.view(torch.int16), wanted.view(torch.int16))
+            return "" if right else f"rank {ranks.rank} has wrong bits"
+
+        def capture(variant: Variant = variant, name: str = name) -> str:
+            graph = graphs[name] = torch.cuda.CUDAGraph()
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for _ in range(calls):
-                    call()
+                    variant.call()
             finally:
                 graph.capture_end()
-            graphs[name] = graph
-    times: dict[str, list[float]] = {name: [] for name in variants}
+            return ""
+
+        for step in (try_out, capture):
+            ranks.meet()
+            with torch.cuda.stream(stream):
+                problem = ranks.problem_of(step)
+            if problem:
+                found[name] = {"problem": problem}
+                graphs.pop(name, None)
+                break
+    times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
-        for name, (stream, _, _) in variants.items():
-            times[name].append(ranks.timed(stream, graphs[name].replay, calls))
-    rows = []
-    for name, samples in times.items():
-        rows.append({"op": op.name, "bytes": size, "variant": name, "us": round(statistics.median(samples), 2)})
-        rows[-1]["samples"] = [round(one, 2) for one in samples]
-    ranks.meet()
-    return rows
+        for name, graph in graphs.items():
+            times[name].append(ranks.timed(streams.get(variants[name].sms, plain), graph.replay, calls))
+    return found | {name: summary(samples, 2) for name, samples in times.items()}
 
 
-def overlap(rank: int) -> list[dict[str, Any]]:
-    """A matrix product next to an all-reduce of 256 MiB, joined after each step; sustained, and after a rest."""
-    ranks = Ranks(rank)
+def overlap(ranks: Ranks, keep: Keep) -> None:
+    """A matrix product next to an all-reduce of 256 MiB, joined after each step, sustained."""
     torch = ranks.torch
     a, b = (torch.randn(PRODUCT, PRODUCT, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(a)
@@ -203,9 +338,10 @@ def overlap(rank: int) -> list[dict[str, Any]]:
     plain = torch.cuda.Stream()
     times: dict[str, list[float]] = {}
     with ExitStack() as closing:
-        plans: dict[str, tuple[Any, Any, Callable[[], object], int | None]] = {
-            "product alone": (plain, plain, lambda: None, None),
-            "in sequence, NCCL": (plain, plain, lambda: ranks.dist.all_reduce(reduced), None),
+        # Streams of the product and of the communication, the communication, SMs of the product, whether there is one.
+        plans: dict[str, tuple[Any, Any, Work, int | None, bool]] = {
+            "product alone": (plain, plain, lambda: None, None, True),
+            "in sequence, NCCL": (plain, plain, lambda: ranks.dist.all_reduce(reduced), None, True),
         }
         opened = []
         pool = closing.enter_context(PartitionPool(ranks.device))
@@ -214,16 +350,18 @@ def overlap(rank: int) -> list[dict[str, Any]]:
             with parts.comm.torch():
                 handler = ranks.handler(parts.comm, 1)
             opened.append(handler)
+            if mode is TWO:
+                map_tensors(ranks, keep, handler, message, reduced)
             left = parts.compute.sm_count
             call = lambda handler=handler, mode=mode: run_mixed_comm(  # noqa: E731
                 MixedCommOp.ALLREDUCE, handler, message, reduced, mode
             )
             name = f"{sms} + {left} SMs, {mode.name}"
             comm_stream, compute_stream = torch_stream(parts.comm), torch_stream(parts.compute)
-            plans[f"{name} alone"] = comm_stream, comm_stream, call, -1
-            plans[f"{name}, told of {left}"] = compute_stream, comm_stream, call, left
+            plans[f"{name} alone"] = comm_stream, comm_stream, call, None, False
+            plans[f"{name}, told of {left}"] = compute_stream, comm_stream, call, left, True
 
-        def steps(first: Any, second: Any, call: Callable[[], object], with_product: bool) -> None:
+        def steps(first: Any, second: Any, call: Work, with_product: bool) -> None:
             for _ in range(STEPS):
                 if with_product:
                     with torch.cuda.stream(first):
@@ -236,9 +374,9 @@ def overlap(rank: int) -> list[dict[str, Any]]:
 
         times = {name: [] for name in plans}
         for number in range(ROUNDS):
-            for name, (first, second, call, sms) in plans.items():
-                with told(sms if sms and sms > 0 else None):
-                    work = lambda: steps(first, second, call, sms != -1)  # noqa: B023, E731
+            for name, (first, second, call, sms, with_product) in plans.items():
+                with told(sms):
+                    work = lambda: steps(first, second, call, with_product)  # noqa: B023, E731
                     taken = ranks.timed(first, work, STEPS)
                 reduced.normal_()  # sums of sums grow
                 if number:
@@ -246,29 +384,109 @@ def overlap(rank: int) -> list[dict[str, Any]]:
         for handler in opened:
             handler.check()
             handler.shutdown()
-    ranks.meet()
-    ranks.dist.destroy_process_group()
-    return [
-        {"plan": name, "us": round(statistics.median(samples), 1), "samples": [round(one, 1) for one in samples]}
-        for name, samples in times.items()
-    ]
+    for name, samples in times.items():
+        keep({"plan": name} | summary(samples, 1))
 
 
-PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {"sweep": sweep, "overlap": overlap}
+def copies(ranks: Ranks, keep: Keep) -> None:
+    """Copies within a GPU from a partition's stream: a copy engine takes as long there as elsewhere, SMs longer."""
+    if ranks.rank:
+        return
+    torch = ranks.torch
+    source, target = (torch.zeros(LARGEST, device="cuda", dtype=torch.uint8) for _ in range(2))
+    to, of = target.data_ptr(), source.data_ptr()
+    attributes = driver().CUmemcpyAttributes()
+    attributes.srcAccessOrder = driver().CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    attributes.flags = driver().CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+    primary, pointer = ranks.device.context.handle, driver().CUdeviceptr
+
+    def plane(handle: int, size: int) -> None:
+        kind = driver().CUmemorytype.CU_MEMORYTYPE_DEVICE
+        one = driver().CUDA_MEMCPY2D()
+        one.srcMemoryType = one.dstMemoryType = kind
+        one.srcDevice, one.dstDevice = of, to
+        one.WidthInBytes = one.srcPitch = one.dstPitch = 512
+        one.Height = size // 512
+        call("cuMemcpy2DAsync", one, handle)
+
+    ways: dict[str, Callable[[int, int], object]] = {
+        "cuMemcpyDtoDAsync": lambda handle, size: call("cuMemcpyDtoDAsync", to, of, size, handle),
+        "cuMemcpyPeerAsync": lambda handle, size: call("cuMemcpyPeerAsync", to, primary, of, primary, size, handle),
+        "cuMemcpy2DAsync": plane,
+        "cuMemcpyBatchAsync, overlap": lambda handle, size: call(
+            "cuMemcpyBatchAsync", [pointer(to)], [pointer(of)], [size], 1, [attributes], [0], 1, handle
+        ),
+    }
+    with ranks.device.partition(comm=8) as parts:
+        streams = {"8 SMs": torch_stream(parts.comm), "all SMs": torch.cuda.Stream()}
+        for (where, stream), (way, copy), size, in_graph in itertools.product(
+            streams.items(), ways.items(), (1 << 20, 64 << 20), (False, True)
+        ):
+            row: dict[str, Any] = {"copy": way, "bytes": size, "where": where, "in a graph": in_graph}
+            try:
+                with torch.cuda.stream(stream):
+                    work: Work = lambda: copy(int(stream.cuda_stream), size)  # noqa: B023, E731
+                    if in_graph:
+                        graph = torch.cuda.CUDAGraph()
+                        graph.capture_begin(capture_error_mode="thread_local")
+                        try:
+                            work()
+                        finally:
+                            graph.capture_end()
+                        work = graph.replay
+                    samples = []
+                    for _ in range(ROUNDS):
+                        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                        work()
+                        begin.record()
+                        for _ in range(10):
+                            work()
+                        end.record()
+                        end.synchronize()
+                        samples.append(begin.elapsed_time(end) * 100)
+                row |= summary(samples, 2)
+            except Exception as error:  # a way that this driver refuses, here or in a graph
+                row["problem"] = str(error).splitlines()[0]
+            keep(row)
 
 
-def run_part(name: str, folder: Path) -> list[dict[str, Any]] | None:
-    """Both ranks of a part, under a time limit; None if one failed. A rank that is gone takes the other one along."""
+PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
+    "sweep": sweep,
+    "overlap": overlap,
+    "copies": copies,
+}
+
+
+def run_rank(name: str, ranks: Ranks, file: Path) -> None:
+    """One rank of a part; the first one writes the rows as they come."""
+
+    def keep(row: dict[str, Any]) -> None:
+        if ranks.rank == 0:
+            with file.open("a") as rows:
+                rows.write(json.dumps(row) + "\n")
+
+    PARTS[name](ranks, keep)
+    ranks.close()
+
+
+def run_part(
+    name: str, folder: Path, gpus: int, limit: float, skipped: Sequence[str]
+) -> tuple[list[dict[str, Any]], bool]:
+    """All ranks of a part, under a time limit: its rows, and whether it came to its end.
+
+    A rank that is gone takes the others along.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = os.environ | NO_MULTICAST | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    file = folder / f"communication-{name}.rows.json"
+    file = rows_of(name, folder)
     file.unlink(missing_ok=True)
-    program = [sys.executable, __file__, "--part", name, "--out", str(folder)]
+    program = [sys.executable, __file__, "--part", name, "--out", str(folder), "--gpus", str(gpus)]
+    program += ["--limit", str(limit), "--skip", *skipped]
     workers = [
-        subprocess.Popen(["timeout", "-s", "KILL", str(LIMIT_S), *program, "--rank", str(rank)], env=environment)
-        for rank in range(2)
+        subprocess.Popen(["timeout", "-s", "KILL", str(limit), *program, "--rank", str(rank)], env=environment)
+        for rank in range(gpus)
     ]
     while all(worker.poll() is None for worker in workers):
         time.sleep(0.2)
@@ -276,41 +494,54 @@ def run_part(name: str, folder: Path) -> list[dict[str, Any]] | None:
     while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
         time.sleep(0.2)
     for worker in workers:
-        worker.kill()
-    if any(worker.wait() for worker in workers):
-        return None
-    rows: list[dict[str, Any]] = json.loads(file.read_text())
-    file.unlink()
-    return rows
+        worker.terminate()  # which timeout passes on
+    codes = [worker.wait() for worker in workers]
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [], not any(codes)
+
+
+def rows_of(name: str, folder: Path) -> Path:
+    return folder / f"communication-{name}.rows.jsonl"
+
+
+def line_of(row: dict[str, Any]) -> str:
+    values = [f"{value >> 10} KiB" if key == "bytes" else str(value) for key, value in row.items() if key != "samples"]
+    return "  ".join(f"{value:>10}" for value in values)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
     parser.add_argument("--part", choices=PARTS, help="one part of it (default: all)")
+    parser.add_argument("--gpus", type=int, help="how many GPUs (default: all)")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that a part may take")
+    parser.add_argument("--skip", nargs="*", default=[], help="leave out variants with one of these words")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder = folder_of_results(arguments.out, tables.RESULTS).resolve()
+    gpus = arguments.gpus or Device.count()
     if arguments.rank is not None:
-        faulthandler.dump_traceback_later(LIMIT_S - 10, exit=True)
-        rows = PARTS[arguments.part](arguments.rank)
+        faulthandler.dump_traceback_later(arguments.limit - 5, exit=True)
+        ranks = Ranks(arguments.rank, gpus, arguments.skip)
+        run_rank(arguments.part, ranks, rows_of(arguments.part, folder))
         faulthandler.cancel_dump_traceback_later()
-        if arguments.rank == 0:
-            (folder / f"communication-{arguments.part}.rows.json").write_text(json.dumps(rows))
         return 0
-    result = described(Device(0), "Collectives on two GPUs, written by benchmarks/communication.py", tables.REPOSITORY)
+    what = f"Collectives on {gpus} GPUs, written by benchmarks/communication.py"
+    result = described(Device(0), what, tables.REPOSITORY)
+    path = folder / file_name(result, f"communication-{gpus}-gpus")
+    if arguments.part and path.exists():
+        # Parts that were run one by one make up one result.
+        result |= {name: rows for name, rows in json.loads(path.read_text()).items() if name in PARTS}
     failed = []
     for name in [arguments.part] if arguments.part else PARTS:
-        rows = run_part(name, folder)
-        if rows is None:
-            failed.append(name)
-            continue
+        rows, complete = run_part(name, folder, gpus, arguments.limit, arguments.skip)
         result[name] = rows
         for row in rows:
-            what = f"{row['op']:16} {row['bytes'] >> 10:7} KiB  {row['variant']}" if "op" in row else row["plan"]
-            print(f"{what:60} {row['us']:9.1f} us", flush=True)
-        path = folder / file_name(result, "communication-2-gpus")
+            print(line_of(row), flush=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
+        if complete:
+            rows_of(name, folder).unlink(missing_ok=True)
+        else:
+            failed.append(name)
     if failed:
         print(f"failed: {', '.join(failed)}")
     return len(failed)

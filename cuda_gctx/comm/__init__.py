@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cuda_gctx.comm._topology import MixedCommMode as MixedCommMode
     from cuda_gctx.comm._topology import MixedCommOp as MixedCommOp
     from cuda_gctx.comm._topology import ParallelInfo as ParallelInfo
+    from cuda_gctx.comm._tuning import TuningTable as TuningTable
 
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
@@ -32,6 +33,7 @@ _NAMES_OF_MODULE = {
     "cuda_gctx.comm._local_world": ("LocalRank", "LocalWorld", "local_world"),
     "cuda_gctx.comm._reference": ("expected",),
     "cuda_gctx.comm._topology": ("MixedCommMode", "MixedCommOp", "ParallelInfo"),
+    "cuda_gctx.comm._tuning": ("TuningTable",),
 }
 
 # Type checkers, which would take __getattr__ as leave for any name, read the list above alone.

@@ -8,16 +8,21 @@ from contextlib import suppress
 from enum import Enum
 from functools import cache
 from importlib import import_module
+from math import prod
 from typing import Any
 
 from cuda_gctx import Context, CUDAError, Device, Partition, Stream
 from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, demand_equal
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._launch import Calls, Kernels
+from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import FaultRecord, Workspaces
 from cuda_gctx.comm._protocol import ALIGNMENT, ONE_EXCHANGE_THREADS, Fault, Geometry, signature
 from cuda_gctx.comm._reference import exchange_on_cpu, exchange_with_nccl
+from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.comm._tuning import TuningTable, description_of, tune
+from cuda_gctx.measure.progress import Progress
 
 __all__ = ["CommFault", "MixedCommHandler", "run_mixed_comm"]
 
@@ -30,6 +35,8 @@ PACKET_BYTES = 512 * 1024
 SMALL_BYTES = 128 * 1024
 # How much is staged where tensors cannot be reached by the other ranks, if nothing else is asked for.
 STAGED_BYTES = 64 * 1024 * 1024
+# What run_autotune() measures.
+TUNED_BYTES = tuple(1 << shift for shift in range(10, 27, 2))
 
 
 class CommFault(RuntimeError):
@@ -72,13 +79,18 @@ class MixedCommHandler:
     belongs to one partition (or to the whole device) and its calls are in one order.
 
     grid_size: how many blocks the kernels have; None: one for each SM of the partition.
-    max_block_size, min_block_size: the most and the fewest threads of a block of the kernel for small messages.
+    max_block_size, min_block_size: the most and the fewest threads that an SM has in the kernel for small messages,
+    which divides them among several blocks.
     min_num_steps: into how many tiles a block of the kernel for large messages divides its work, if they stay large.
+    use_autotune: whether calls without a mode follow run_autotune(), once that has been called.
     partition: where the kernels run.
     timeout_s: how long a kernel waits for another rank.
-    max_message_bytes: the largest input or output of TWO_EXCHANGE, for which memory is reserved; None: 64 MiB, and
-    where all ranks are threads on one device, no limit and no memory, because they reach each other's tensors.
+    max_message_bytes: the largest input or output of TWO_EXCHANGE that is staged, for which memory is reserved; None:
+    64 MiB, and where all ranks are threads on one device, no limit and no memory, because they reach each other's
+    tensors. What map_tensors() was called with is not staged.
     comm_backend: what connects the ranks on the host; None: torch.distributed.
+    programmatic_launch: launch the kernel for small messages while the kernel before it in the stream still runs; it
+    waits for the end of that one on the device (programmatic dependent launch).
     """
 
     def __init__(
@@ -99,14 +111,19 @@ class MixedCommHandler:
         max_block_size: int | None = None,
         min_block_size: int = 256,
         min_num_steps: int = 4,
+        use_autotune: bool = True,
         *,
         partition: Partition | None = None,
         timeout_s: float = 30.0,
         max_message_bytes: int | None = None,
         comm_backend: CommBackend | None = None,
+        programmatic_launch: bool = False,
     ) -> None:
         self._state = _State.BUILDING
         self._workspaces: Workspaces | None = None
+        self._mapped: MappedTensors | None = None
+        self._mapped_storages: list[Any] = []
+        self._staged_bytes = 0
         self._fault: FaultRecord | None = None
         self._kernels: dict[MixedCommOp, Kernels] = {}
         self._stream: Stream | None = None
@@ -135,13 +152,20 @@ class MixedCommHandler:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
         self._timeout_s = float(timeout_s)
+        self._use_autotune = use_autotune
+        self.tuning_table: TuningTable | None = None
         self._backend = self._connect(comm_backend)
         self._demand_agreement(max_message_bytes)
         self._make_groups(partition)
         try:
             if self.device.type == "cuda":
                 self._build_kernels(
-                    partition, grid_size, (min_block_size, max_block_size), min_num_steps, max_message_bytes
+                    partition,
+                    grid_size,
+                    (min_block_size, max_block_size),
+                    min_num_steps,
+                    max_message_bytes,
+                    programmatic_launch,
                 )
             elif self.device.type != "cpu":
                 raise ValueError(f"device must be a CUDA device or the CPU, not {self.device}")
@@ -234,6 +258,7 @@ class MixedCommHandler:
         block_sizes: tuple[int, int | None],
         min_num_steps: int,
         max_message_bytes: int | None,
+        programmatic_launch: bool,
     ) -> None:
         torch = _torch()
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
@@ -268,22 +293,30 @@ class MixedCommHandler:
         geometry = Geometry(self.para_info.world_size, PACKET_BYTES, self._staged_bytes)
         self._geometry = geometry
         self._workspaces = Workspaces(self._backend, device, geometry.total_bytes, self._timeout_s)
+        self._mapped = MappedTensors(device, self._workspaces.ranks, self.para_info.world_rank)
         for op in self.valid_op_list:
             calls = Calls(self.para_info, op, grid=self.grid_size, block_sizes=(fewest, most), fewest_steps=steps)
             calls.connect(self._workspaces.addresses, self._fault.address, round(self._timeout_s * 1_000_000_000))
             self._kernels[op] = Kernels(
-                self.para_info, op, geometry, self._context, device, calls, is_bfloat16=self.dtype is torch.bfloat16
+                self.para_info,
+                op,
+                geometry,
+                self._context,
+                device,
+                calls,
+                is_bfloat16=self.dtype is torch.bfloat16,
+                is_programmatic=programmatic_launch,
             )
         # No rank launches while another one is still loading its kernels: loading may wait for what runs.
         self._backend.barrier()
 
     def _valid_modes(self) -> list[MixedCommMode]:
         if self.device.type == "cpu":
-            return [MixedCommMode.GLOO] if self.tp_comm_group is not None else []
+            return [MixedCommMode.GLOO, MixedCommMode.AUTOTUNE] if self.tp_comm_group is not None else []
         modes = list(KERNEL_MODES)
         if self._has_nccl():
             modes += NCCL_MODES if self.para_info.use_mixed else NCCL_MODES[:1]
-        return modes
+        return [*modes, MixedCommMode.AUTOTUNE]
 
     def get_valid_op_list(self) -> list[MixedCommOp]:
         """The operations of this topology."""
@@ -333,7 +366,12 @@ class MixedCommHandler:
             self._demand_tensor("x_out", x_out)
             if tuple(x_out.shape) != shape:
                 raise ValueError(f"x_out must have the shape {list(shape)}, not {list(x_out.shape)}")
-        chosen = self._mode(op, x_in, mode)
+        chosen, grid = self._mode(op, x_in, x_out, mode)
+        self._run_mode(op, x_in, x_out, chosen, grid)
+        return x_out
+
+    def _run_mode(self, op: MixedCommOp, x_in: Any, x_out: Any, chosen: MixedCommMode, grid: int) -> None:
+        """grid: how many SMs a kernel uses; 0: all of them."""
         if chosen is MixedCommMode.GLOO:
             x_out.copy_(
                 exchange_on_cpu(
@@ -345,8 +383,8 @@ class MixedCommHandler:
                 self.para_info, op, chosen, x_in, x_out, self._world_group, self.tp_comm_group, self.dp_comm_group
             )
         elif x_in.numel():
+            self._kernels[op].calls.grid = grid or self.grid_size
             self._launch(op, x_in, x_out, chosen)
-        return x_out
 
     def _demand_tensor(self, name: str, tensor: Any) -> None:
         if tensor.device != self.device:
@@ -356,17 +394,96 @@ class MixedCommHandler:
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous: call {name}.contiguous()")
 
-    def _mode(self, op: MixedCommOp, x_in: Any, mode: MixedCommMode | None) -> MixedCommMode:
+    def _mode(self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None) -> tuple[MixedCommMode, int]:
+        """The mode of a call, and how many SMs a kernel uses; 0: all of them."""
         if mode is not None:
             mode = MixedCommMode(mode)
             if mode not in self.valid_mode_list:
                 valid = ", ".join(one.name for one in self.valid_mode_list)
                 raise ValueError(f"mode {mode.name} is not valid for this handler; valid: {valid}")
-            return mode
+            if mode is not MixedCommMode.AUTOTUNE:
+                return mode, 0
+        table = self.tuning_table if self._use_autotune or mode is MixedCommMode.AUTOTUNE else None
+        return self._choose(op, _span(x_in)[1], _span(x_out)[1], table, is_reached=self._is_reached(x_in, x_out))
+
+    def _choose(
+        self, op: MixedCommOp, in_bytes: int, out_bytes: int, table: TuningTable | None, *, is_reached: bool
+    ) -> tuple[MixedCommMode, int]:
+        largest = max(in_bytes, out_bytes)
+        block_bytes = self.para_info.block_size(op, in_bytes)
+
+        possible = self._possible_modes(op, in_bytes, out_bytes, is_reached=is_reached)
+        choice = table.select(op, largest, is_reached, possible) if table is not None else None
+        if choice is not None:
+            return choice.mode, choice.grid
         if self.device.type == "cpu":
-            return MixedCommMode.GLOO
-        block_bytes = self.para_info.block_size(op, x_in.numel()) * x_in.element_size()
-        return MixedCommMode.ONE_EXCHANGE if block_bytes <= SMALL_BYTES else MixedCommMode.TWO_EXCHANGE
+            return MixedCommMode.GLOO, 0
+        return (MixedCommMode.ONE_EXCHANGE if block_bytes <= SMALL_BYTES else MixedCommMode.TWO_EXCHANGE), 0
+
+    def _possible_modes(
+        self, op: MixedCommOp, in_bytes: int, out_bytes: int, *, is_reached: bool
+    ) -> list[MixedCommMode]:
+        """The modes that can carry out a call of these sizes."""
+        too_large = set()
+        if self.para_info.block_size(op, in_bytes) > PACKET_BYTES:
+            too_large.add(MixedCommMode.ONE_EXCHANGE)
+        if not is_reached and max(in_bytes, out_bytes) > self._staged_bytes:
+            too_large.add(MixedCommMode.TWO_EXCHANGE)
+        return [mode for mode in self.valid_mode_list if mode not in {*too_large, MixedCommMode.AUTOTUNE}]
+
+    def _is_reached(self, *tensors: Any) -> bool:
+        """Whether the kernels of all ranks reach the tensors of a call, so that TWO_EXCHANGE does not stage them."""
+        if self._mapped is None:
+            return False
+        return self._staged_bytes == 0 or all(self._mapped.find(*_span(one)) is not None for one in tensors)
+
+    def select_autotune_mode(self, op: MixedCommOp, x_in: Any) -> MixedCommMode:
+        """The mode that AUTOTUNE takes for an input, with an output that is mapped if the input is.
+
+        By the table of run_autotune(), or without one by the size.
+        """
+        self._demand_open()
+        op = MixedCommOp(op)
+        self._demand_tensor("x_in", x_in)
+        shape = self.para_info.output_shape(op, x_in.shape)
+        out_bytes = prod(shape) * x_in.element_size()
+        return self._choose(op, _span(x_in)[1], out_bytes, self.tuning_table, is_reached=self._is_reached(x_in))[0]
+
+    def run_autotune(
+        self, *, message_bytes: Sequence[int] = TUNED_BYTES, rounds: int = 3, progress: bool | None = None
+    ) -> TuningTable:
+        """Measures every mode and several grids at these sizes, and takes the fastest from then on. Collective.
+
+        message_bytes: sizes of the larger of input and output. progress: whether to show a bar on standard error; None:
+        on the first rank, if that is a terminal. Call it inside ``with partition.torch():``, while nothing else runs
+        there. Returns the table, which can be saved.
+        """
+        self._demand_open()
+        demand_equal(self._backend, "message_bytes", tuple(message_bytes))
+        demand_equal(self._backend, "rounds", rounds)
+        measured = Measured(self, message_bytes, rounds)
+        try:
+            with Progress(progress if self.para_info.world_rank == 0 else False) as bar:
+                self.tuning_table = tune(
+                    self._backend, self._description(), measured.cases, measured.candidates, measured.microseconds, bar
+                )
+        finally:
+            measured.close()
+        return self.tuning_table
+
+    def use_tuning_table(self, table: TuningTable) -> None:
+        """Takes the choices of a table that was saved. Collective: ValueError unless all ranks have the same one.
+
+        ValueError also for a table that was made for another topology, type, device or number of SMs.
+        """
+        self._demand_open()
+        demand_equal(self._backend, "the tuning table", table)
+        table.demand_made_for(self._description())
+        self.tuning_table = table
+
+    def _description(self) -> tuple[tuple[str, str], ...]:
+        device = "CPU" if self.device.type == "cpu" else Device(self.device.index).name
+        return description_of(self.para_info, str(self.dtype), device, self.grid_size)
 
     def _launch(self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode) -> None:
         assert self._workspaces is not None
@@ -377,17 +494,21 @@ class MixedCommHandler:
                 f"{op.name} of {list(x_in.shape)} moves blocks of {block_bytes} bytes: the kernels need a multiple of "
                 f"{ALIGNMENT}"
             )
-        addresses = x_in.data_ptr(), x_out.data_ptr()
+        (in_address, in_bytes), (out_address, out_bytes) = spans = _span(x_in), _span(x_out)
+        addresses = in_address, out_address
         for name, address in zip(("x_in", "x_out"), addresses, strict=True):
             if address % ALIGNMENT:
                 raise ValueError(f"{name} begins at {address:#x}: the kernels need an address that {ALIGNMENT} divides")
-        in_bytes, out_bytes = x_in.numel() * size, x_out.numel() * size
-        overlap = addresses[0] < addresses[1] + out_bytes and addresses[1] < addresses[0] + in_bytes
-        if overlap and not (op is MixedCommOp.ALLREDUCE and addresses[0] == addresses[1]):
+        overlap = in_address < out_address + out_bytes and out_address < in_address + in_bytes
+        if overlap and not (op is MixedCommOp.ALLREDUCE and in_address == out_address):
             raise ValueError("x_in and x_out share memory: only ALLREDUCE works in place, with both the same tensor")
         stream = self._ordered_stream()
         kernels = self._kernels[op]
+        seen = None
         is_staged = mode is MixedCommMode.TWO_EXCHANGE and self._staged_bytes > 0
+        if is_staged:
+            seen = self._seen_by_all(*spans)
+            is_staged = seen is None
         agreed = signature(op, mode, str(self.dtype), block_bytes, is_staged=is_staged)
         if mode is MixedCommMode.ONE_EXCHANGE:
             if block_bytes > PACKET_BYTES:
@@ -397,19 +518,59 @@ class MixedCommHandler:
             kernels.one_exchange(*addresses, block_bytes, agreed, stream)
             return
         if not is_staged:
-            kernels.two_exchange(*addresses, block_bytes, agreed, stream, is_staged=False)
+            kernels.two_exchange(*addresses, block_bytes, agreed, stream, is_staged=False, seen=seen)
             return
         largest = max(in_bytes, out_bytes)
         if largest > self._staged_bytes:
             raise ValueError(
                 f"a message of {largest} bytes is larger than max_message_bytes={self._staged_bytes}: make the handler "
-                "with a larger one"
+                "with a larger one, or call map_tensors() with the input and the output"
             )
         own = self._workspaces.addresses[self.para_info.world_rank]
         staged = own + self._geometry.staged_input, own + self._geometry.staged_output
-        _copy(staged[0], addresses[0], in_bytes, stream)
+        _copy(staged[0], in_address, in_bytes, stream)
         kernels.two_exchange(*staged, block_bytes, agreed, stream, is_staged=True)
-        _copy(addresses[1], staged[1], out_bytes, stream)
+        _copy(out_address, staged[1], out_bytes, stream)
+
+    def _seen_by_all(self, *spans: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The addresses of input and output in the process of each rank; None unless both are mapped."""
+        assert self._mapped is not None
+        x_in, x_out = (self._mapped.find(*span) for span in spans)
+        return None if x_in is None or x_out is None else (x_in, x_out)
+
+    def _can_map(self) -> bool:
+        """Whether mapping makes a difference."""
+        return self._mapped is not None and self._staged_bytes > 0
+
+    def map_tensors(self, *tensors: Any) -> None:
+        """Lets the kernels of all ranks reach these tensors, so that TWO_EXCHANGE does not stage them. Collective.
+
+        Every rank gives as many tensors, in one order. Views of them are reached too. A call is not staged if its input
+        and its output have been mapped on every rank; if they were on some only, CommFault says "mismatch". The handler
+        keeps the tensors alive. They must come from torch's allocator in its default setting.
+        """
+        self._demand_open()
+        if self._mapped is None:
+            raise RuntimeError("a handler of the CPU maps no tensors: its ranks exchange them through the host")
+        for number, tensor in enumerate(tensors):
+            self._demand_tensor(f"tensor {number}", tensor)
+        self._mapped.add(self._backend, [_span(one) for one in tensors])
+        self._mapped_storages += [one.untyped_storage() for one in tensors]
+
+    def unmap_tensors(self, *tensors: Any) -> None:
+        """Ends what map_tensors() of the same tensors began. Collective; waits for the calls of all ranks."""
+        self._demand_open()
+        if self._mapped is None:
+            raise RuntimeError("a handler of the CPU maps no tensors")
+        self._context.sync()
+        self._backend.barrier()
+        for tensor in tensors:
+            self._mapped.remove(_span(tensor)[0])
+            self._mapped_storages = [
+                one for one in self._mapped_storages if one.data_ptr() != tensor.untyped_storage().data_ptr()
+            ]
+        # Nobody frees a tensor that another rank still has mapped.
+        self._backend.barrier()
 
     def _ordered_stream(self) -> Stream:
         """torch's current stream, behind the stream of the call before if that was another one."""
@@ -483,6 +644,7 @@ class MixedCommHandler:
             failed = True
         # Another rank may still write to the memory of this one if not all have come here: it is kept, not unmapped.
         if failed:
+            self._mapped = None
             self._workspaces = None
             self._fault = None
             return
@@ -501,6 +663,9 @@ class MixedCommHandler:
         for kernels in self._kernels.values():
             kernels.close()
         self._kernels.clear()
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None
         if self._workspaces is not None:
             self._workspaces.close()
             self._workspaces = None
@@ -530,6 +695,11 @@ class MixedCommHandler:
 
 def _as_backend(group: Any) -> CommBackend:
     return group if isinstance(group, LocalBackend) else TorchBackend(group)
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    """Address and size in bytes."""
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
 def _within(name: str, value: int, least: int, most: int, what: str = "the largest value") -> int:

@@ -18,10 +18,10 @@ from cuda_gctx.comm._backends import CommBackend, gather
 from cuda_gctx.comm._descriptors import exchange_descriptors
 from cuda_gctx.comm._driver_calls import call, driver
 
-__all__ = ["FaultRecord", "Workspaces"]
+__all__ = ["FaultRecord", "Identity", "Workspaces"]
 
 
-class _Identity(NamedTuple):
+class Identity(NamedTuple):
     """What a rank says of itself to the others."""
 
     host: str
@@ -110,7 +110,7 @@ class Workspaces:
 
     def _meet(self, backend: CommBackend) -> None:
         """Finds the memory of all ranks. Each rank maps that of the others at the addresses that it has reserved."""
-        mine = _Identity(
+        mine = Identity(
             _boot_id(), os.getpid(), self._device.device_id, self._device.pci_bus_id, self._reserved[self._rank]
         )
         ranks = gather(backend, mine)
@@ -121,18 +121,17 @@ class Workspaces:
             )
         self._demand_peer_access(ranks)
         here = {one.device_id for one in ranks if one.process == mine.process}
-        self.share_process = all(one.process == mine.process for one in ranks)
-        self.share_device = len({one.pci_bus_id for one in ranks}) == 1
+        self.ranks = tuple(ranks)
         with self._device.context.current():
             self._allow(mine.address, here)
             others: dict[int, int] = {}
-            if not self.share_process:
+            if any(one.process != mine.process for one in ranks):
                 others = self._import_from_others(backend, ranks)
         self.addresses = tuple(others.get(rank, one.address) for rank, one in enumerate(ranks))
         # Nobody uses a mapping that its owner has not opened for all devices yet.
         backend.barrier()
 
-    def _demand_peer_access(self, ranks: list[_Identity]) -> None:
+    def _demand_peer_access(self, ranks: list[Identity]) -> None:
         by_bus = {one.pci_bus_id for one in ranks} - {self._device.pci_bus_id}
         for number in range(Device.count()):
             other = Device(number)
@@ -144,7 +143,7 @@ class Workspaces:
                         "cuda_gctx.comm need peer access between all devices of a node"
                     )
 
-    def _import_from_others(self, backend: CommBackend, ranks: list[_Identity]) -> dict[int, int]:
+    def _import_from_others(self, backend: CommBackend, ranks: list[Identity]) -> dict[int, int]:
         cu = driver()
         kind = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         descriptor = int(call("cuMemExportToShareableHandle", self._handle, kind, 0))

@@ -47,6 +47,7 @@ class MixedCommMode(IntEnum):
     NCCL_ONE: one collective of NCCL, with a local operation before or after it.
     NCCL_TP_DP: two collectives of NCCL, one for each axis.
     GLOO: tensors on the CPU, exchanged through gloo or through the ranks' own backend.
+    AUTOTUNE: the one of these that ``run_autotune()`` has measured to be the fastest; before that, one by the size.
     """
 
     ONE_EXCHANGE = 0
@@ -54,6 +55,7 @@ class MixedCommMode(IntEnum):
     NCCL_ONE = 2
     NCCL_TP_DP = 3
     GLOO = 4
+    AUTOTUNE = 5
 
 
 @dataclass(frozen=True)

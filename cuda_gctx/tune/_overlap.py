@@ -16,10 +16,10 @@ from cuda_gctx._core.driver import system
 from cuda_gctx._core.errors import FeatureNotSupported
 from cuda_gctx._core.loan import capturing_stream
 from cuda_gctx._core.stream import Stream
+from cuda_gctx.measure.progress import Progress
 from cuda_gctx.measure.statistics import Latency, Spread, median
 from cuda_gctx.tune._measure import Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
-from cuda_gctx.tune._progress import Progress
 from cuda_gctx.tune._reasons import reasons
 from cuda_gctx.tune._report import PartTime, Report, Result
 from cuda_gctx.tune._search import Candidate, Search

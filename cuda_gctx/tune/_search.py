@@ -19,12 +19,12 @@ from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import in_rounds
+from cuda_gctx.measure.progress import Progress
 from cuda_gctx.measure.statistics import LEAST_PAIRS, Ratio, median, ratio_of_rounds
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._measure import Intervals, OutOfTime, Runner, Sample, Trial
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import KINDS, Plan
-from cuda_gctx.tune._progress import Progress
 from cuda_gctx.tune._sizes import Allocation, Sizes
 from cuda_gctx.tune._work import Part, PartFacts, PartFailed, examine, libraries_loaded, naming, why_not
 

@@ -1,6 +1,6 @@
 """Runs the kernels of cuda_gctx.comm on a GPU: ranks as partitions of one GPU, as processes on one GPU and on several.
 
-    python tests/comm/gpu_suite.py --out FOLDER [--build] [CASE ...]
+    python tests/comm/gpu_suite.py --out FOLDER [--build] [--jobs N] [--limit SECONDS] [CASE ...]
 
 Each case is a program of its own under a time limit, because its kernels wait for each other. FOLDER receives
 results.json and a log for each case. The exit code is 0 if every case passed. --build installs the package into
@@ -17,13 +17,15 @@ import itertools
 import json
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +111,15 @@ def shapes_for(mode_name: str, dp: int, largest: int) -> list[tuple[int, int]]:
 
 
 def every_op(
-    size: int, topologies: list[dict[str, int]], sms: int, largest: int, gpus: int = 1, **options: Any
+    size: int,
+    topologies: list[dict[str, int]],
+    sms: int,
+    largest: int,
+    gpus: int = 1,
+    both_types: Sequence[int] = (0,),
+    **options: Any,
 ) -> dict[str, Any]:
+    """Every operation, mode and a spread of sizes. both_types: the topologies that are run with both types."""
     torch, comm = modules()
     from cuda_gctx import Device
 
@@ -120,7 +129,7 @@ def every_op(
         torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch():
             for number, topology in enumerate(topologies):
-                for dtype in (torch.bfloat16, torch.float16) if number == 0 else (torch.bfloat16,):
+                for dtype in (torch.bfloat16, torch.float16) if number in both_types else (torch.bfloat16,):
                     with rank.handler(dtype, timeout_s=TIMEOUT_S, **topology, **options) as handler:
                         for op, mode in itertools.product(handler.valid_op_list, handler.valid_mode_list):
                             dp = handler.para_info.dp_size if op.scatters else 1
@@ -238,11 +247,12 @@ def back_to_back(size: int, topology: dict[str, int], sms: int, calls: int, *, w
             rank.backend.barrier()
             # The same choices on all ranks; the grids are each rank's own.
             together, alone = random.Random(7), random.Random(rank.rank)
+            most = handler.grid_size
             for number in range(calls):
                 at = together.randrange(len(kinds))
                 mode = together.choice(handler.valid_mode_list)
                 op, x_in, wanted = kinds[at]
-                handler._kernels[op]._calls._grid = alone.randint(1, handler.grid_size)
+                handler.grid_size = alone.randint(1, most)
                 outs[at].fill_(float("nan"))
                 comm.run_mixed_comm(op, handler, x_in, outs[at], mode)
                 wrong += (outs[at].view(torch.int16) != wanted.view(torch.int16)).sum()
@@ -381,12 +391,18 @@ def expect_fault(torch: Any, handler: Any, kind: str, within_s: float) -> float:
 @case
 def faults() -> dict[str, Any]:
     """Ranks that do not come, or that are called with something else: errors in time, and the GPU works after."""
+    return faults_of(3, 1)
+
+
+def faults_of(size: int, gpus: int) -> dict[str, Any]:
     torch, comm = modules()
     from cuda_gctx import Device
 
+    devices = [Device(number) for number in range(gpus)]
     results: dict[str, Any] = {}
 
     def missing(rank: Any, mode: Any) -> float:
+        torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0) as handler:
             x = torch.ones(64, 1024, dtype=torch.bfloat16, device=handler.device)
             comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
@@ -399,27 +415,30 @@ def faults() -> dict[str, Any]:
                 raised(RuntimeError, lambda: comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode))
             return took
 
-    def different(rank: Any, mode: Any, rows: tuple[int, ...]) -> float:
+    def different(rank: Any, mode: Any) -> float:
+        torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=5.0) as handler:
-            x = torch.ones(rows[rank.rank], 1024, dtype=torch.bfloat16, device=handler.device)
+            rows = 16 if rank.rank == rank.size - 1 else 8
+            x = torch.ones(rows, 1024, dtype=torch.bfloat16, device=handler.device)
             torch.cuda.synchronize()
             rank.backend.barrier()
             comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
             return expect_fault(torch, handler, "mismatch", 2.0)
 
     def right(rank: Any) -> None:
+        torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S) as handler:
             for mode in handler.valid_mode_list:
                 compare(rank, handler, handler.valid_op_list[0], mode, (16, 1024), 3)
 
     kernels = (comm.MixedCommMode.ONE_EXCHANGE, comm.MixedCommMode.TWO_EXCHANGE)
     for mode in kernels:
-        with comm.local_world(3, Device(0), sms=16, timeout_s=5) as world:
+        with comm.local_world(size, devices, sms=16, timeout_s=5) as world:
             results[f"{mode.name} a rank does not come, s"] = [round(one, 2) for one in world.run(missing, mode)]
-        with comm.local_world(3, Device(0), sms=16) as world:
-            took = world.run(different, mode, (8, 8, 16))
+        with comm.local_world(size, devices, sms=16) as world:
+            took = world.run(different, mode)
             results[f"{mode.name} another size, s"] = [round(one, 3) for one in took]
-        with comm.local_world(3, Device(0), sms=16) as world:
+        with comm.local_world(size, devices, sms=16) as world:
             world.run(right)
     return results
 
@@ -495,104 +514,245 @@ def misuse() -> dict[str, Any]:
     return {}
 
 
-def process_rank(rank: int, size: int, port: int, devices: int, topology: dict[str, int], slow: bool) -> None:
+def process_rank(rank: int, size: int, port: int, what: str, options: dict[str, Any]) -> None:
     """One rank as a process: memory through file descriptors, bootstrap through gloo."""
-    torch, comm = modules()
+    torch, _ = modules()
     import torch.distributed as dist
 
     from cuda_gctx import Device
 
-    index = rank % devices
+    index = rank % Device.count()
     torch.cuda.set_device(index)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    backend = "cpu:gloo,cuda:nccl" if devices >= size else "gloo"
-    dist.init_process_group(backend, rank=rank, world_size=size)
+    # Survivors of a killed rank do not meet any more: what NCCL would do about that is not tested here.
+    with_nccl = options.get("nccl", Device.count() >= size) and what == "compare"
+    dist.init_process_group("cpu:gloo,cuda:nccl" if with_nccl else "gloo", rank=rank, world_size=size)
     with Device(index).partition(comm=16) as parts, parts.comm.torch():
-        handler = comm.MixedCommHandler(
-            rank,
-            size,
-            rank,
-            size,
-            0,
-            1,
-            topology.get("local_tp_size"),
-            topology.get("local_dp_size"),
-            None,
-            None,
-            torch.bfloat16,
-            f"cuda:{index}",
-            partition=parts.comm,
-            timeout_s=60.0,
-            max_message_bytes=16 << 20,
-        )
-        device = handler.device
-        compared = 0
-        for op, mode in itertools.product(handler.valid_op_list, handler.valid_mode_list):
-            dp = handler.para_info.dp_size if op.scatters else 1
-            for seed, rows in enumerate((1, 16) if slow else (1, 16, 200)):
-                if mode.name == "ONE_EXCHANGE" and rows * 8192 * 2 > 512 * 1024:
-                    continue
-                inputs = inputs_of(torch, (rows * dp, 8192), torch.bfloat16, size, seed, device)
-                wanted = comm.expected(handler.para_info, op, inputs)
-                torch.cuda.synchronize()
-                dist.barrier()
-                out = comm.run_mixed_comm(op, handler, inputs[rank], None, mode)
-                torch.cuda.current_stream().synchronize()
-                handler.check()
-                if mode.name in ("ONE_EXCHANGE", "TWO_EXCHANGE"):
-                    assert bits_equal(torch, out, wanted), f"{op.name} {mode.name} {rows} rows at rank {rank}"
-                else:
-                    torch.testing.assert_close(out, wanted, rtol=0.05, atol=0.05)
-                compared += 1
-        handler.shutdown()
-        print(json.dumps({"compared": compared, "modes": [mode.name for mode in handler.valid_mode_list]}))
+        result = PROGRAMS_OF_PROCESSES[what](rank, size, parts.comm, options)
+        print(json.dumps(result), flush=True)
+        if what == "killed":
+            # Without the others there is nothing to be torn down together.
+            os._exit(0)
     dist.destroy_process_group()
 
 
-def spawn(size: int, devices: int, topology: dict[str, int], slow: bool) -> Any:
+def handler_of_process(rank: int, size: int, partition: Any, dtype: Any, topology: dict[str, int], **more: Any) -> Any:
+    _, comm = modules()
+    nodes = topology.get("nodes", 1)
+    inter_rank, local_rank = divmod(rank, size // nodes)
+    names = "local_tp_size", "local_dp_size", "inter_tp_size", "inter_dp_size"
+    return comm.MixedCommHandler(
+        *(rank, size, local_rank, size // nodes, inter_rank, nodes),
+        *(topology.get(name) for name in names),
+        dtype,
+        f"cuda:{partition.context.device.device_id}",
+        partition=partition,
+        **more,
+    )
+
+
+def compare_processes(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """Every operation and mode of some topologies, with tensors that are staged and with such that are mapped."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    compared = 0
+    modes: set[str] = set()
+    for topology, dtype_name in itertools.product(options["topologies"], options["dtypes"]):
+        dtype = getattr(torch, dtype_name)
+        handler = handler_of_process(rank, size, partition, dtype, topology, timeout_s=40.0, max_message_bytes=16 << 20)
+        reachable = [torch.zeros(8 << 20, dtype=dtype, device=handler.device) for _ in range(2)]
+        handler.map_tensors(*reachable)
+        modes |= {mode.name for mode in handler.valid_mode_list}
+        for op, mode in itertools.product(handler.valid_op_list, handler.valid_mode_list):
+            dp = handler.para_info.dp_size if op.scatters else 1
+            for seed, rows in enumerate(options["rows"]):
+                if mode.name == "ONE_EXCHANGE" and rows * 8192 * 2 > 512 * 1024:
+                    continue
+                inputs = inputs_of(torch, (rows * dp, 8192), dtype, size, seed, handler.device)
+                wanted = comm.expected(handler.para_info, op, inputs)
+                calls = [(inputs[rank], torch.empty_like(wanted))]
+                if mode.name == "TWO_EXCHANGE":
+                    x_in, x_out = (
+                        # Not at the beginning: what a rank reaches is the same place, not the same allocation.
+                        buffer[64 * (rank + 1) :][: like.numel()].view(like.shape)
+                        for buffer, like in zip(reachable, (inputs[rank], wanted), strict=True)
+                    )
+                    calls.append((x_in.copy_(inputs[rank]), x_out))
+                for number, (x_in, x_out) in enumerate(calls):
+                    torch.cuda.synchronize()
+                    dist.barrier()
+                    comm.run_mixed_comm(op, handler, x_in, x_out, mode)
+                    torch.cuda.current_stream().synchronize()
+                    handler.check()
+                    where = f"{op.name} {mode.name} {rows} rows {dtype} at {handler.para_info}, {'mapped' * number}"
+                    if mode.name in ("ONE_EXCHANGE", "TWO_EXCHANGE"):
+                        assert bits_equal(torch, x_out, wanted), where
+                    else:
+                        torch.testing.assert_close(x_out, wanted, rtol=0.05, atol=0.05, msg=where)
+                    compared += 1
+        handler.shutdown()
+    return {"compared": compared, "modes": sorted(modes)}
+
+
+def killed_process(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """A rank dies before the first call, while its kernel waits for the others, or after a call."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    when, limit = options["when"], options["timeout_s"]
+    handler = handler_of_process(rank, size, partition, torch.bfloat16, {}, timeout_s=limit, max_message_bytes=1 << 20)
+    mode = comm.MixedCommMode[options["mode"]]
+    x = torch.ones(8, 1024, dtype=torch.bfloat16, device=handler.device)
+    op = handler.valid_op_list[0]
+    out = torch.empty_like(x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if when == "after":
+        comm.run_mixed_comm(op, handler, x, out, mode)
+        torch.cuda.synchronize()
+        dist.barrier()
+    if rank == 1:
+        if when == "during":
+            comm.run_mixed_comm(op, handler, x, out, mode)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1)  # so that the other one is gone
+    error = None
+    # What it sent before it died is still received: the first call may be complete.
+    for _ in range(2):
+        start = time.monotonic()
+        comm.run_mixed_comm(op, handler, x, out, mode)
+        torch.cuda.current_stream().synchronize()
+        took = time.monotonic() - start
+        try:
+            handler.check()
+        except comm.CommFault as fault:
+            error = fault
+            break
+    assert error is not None, "no fault was reported"
+    assert error.kind == "timeout", error
+    raised(RuntimeError, lambda: comm.run_mixed_comm(op, handler, x, out, mode))
+    handler.shutdown()
+    handler.shutdown()
+    assert float(torch.ones(1000, device=handler.device).sum()) == 1000.0
+    return {"took_s": round(took, 2), "peer": error.peer_rank}
+
+
+PROGRAMS_OF_PROCESSES = {"compare": compare_processes, "killed": killed_process}
+
+
+def spawn(size: int, what: str, **options: Any) -> list[subprocess.Popen[str]]:
+    """The ranks of a world as processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = [
+    return [
         subprocess.Popen(
             [
                 *("timeout", "-s", "KILL", str(LIMIT_S - 10)),
                 *(sys.executable, __file__),
-                *("--process", json.dumps([rank, size, port, devices, topology, slow])),
+                *("--process", json.dumps([rank, size, port, what, options])),
             ],
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(size)
     ]
+
+
+def results_of(ranks: list[subprocess.Popen[str]], killed: Sequence[int] = ()) -> list[Any]:
+    """What each rank that was not killed has reported."""
     outputs = [rank.communicate()[0] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), [rank.returncode for rank in ranks]
-    return json.loads(outputs[0].splitlines()[-1])
+    codes = [rank.returncode for rank in ranks]
+    assert all((code != 0) == (rank in killed) for rank, code in enumerate(codes)), codes
+    return [json.loads(text.splitlines()[-1]) for rank, text in enumerate(outputs) if rank not in killed]
+
+
+def compared_by_processes(
+    size: int,
+    topologies: list[dict[str, int]],
+    rows: tuple[int, ...] = (1, 16),
+    dtypes: tuple[str, ...] = ("bfloat16",),
+    **options: Any,
+) -> Any:
+    return results_of(spawn(size, "compare", topologies=topologies, rows=rows, dtypes=dtypes, **options))[0]
 
 
 @case
 def processes_on_one_gpu() -> dict[str, Any]:
-    return {"2 ranks": spawn(2, 1, {}, True), "4 ranks": spawn(4, 1, {"local_tp_size": 2}, True)}
+    """As many ranks as processes; on a machine of several GPUs they take turns on those."""
+    return {"2 ranks": compared_by_processes(2, [{}]), "4 ranks": compared_by_processes(4, [{"local_tp_size": 2}])}
+
+
+@case
+def killed_ranks() -> dict[str, Any]:
+    """A rank that dies is an error on every other rank within the time limit and 2 s; the GPUs stay usable."""
+    limit = 3.0
+    worlds = {
+        (mode, when): spawn(4, "killed", when=when, mode=mode, timeout_s=limit)
+        for mode in ("ONE_EXCHANGE", "TWO_EXCHANGE")
+        for when in ("before", "during", "after")
+    }
+    found = {}
+    for (mode, when), ranks in worlds.items():
+        results = results_of(ranks, killed=[1])
+        assert all(one["peer"] == 1 for one in results), results
+        assert all(one["took_s"] < limit + 2 for one in results), results
+        found[f"{mode} {when}"] = [one["took_s"] for one in results]
+    return found | {"afterwards": compared_by_processes(2, [{}])}
+
+
+OF_FOUR = [
+    {"local_tp_size": 2},
+    {},
+    {"local_dp_size": 4},
+    {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2},
+    {"nodes": 2, "local_dp_size": 2, "inter_tp_size": 2},
+    {"nodes": 2, "local_tp_size": 2, "inter_tp_size": 2},
+    {"nodes": 2, "local_dp_size": 2, "inter_dp_size": 2},
+]
 
 
 @case
 def processes_on_two_gpus() -> dict[str, Any]:
+    return few_gpus(2) or compared_by_processes(2, [{}, {"local_dp_size": 2}], (1, 16, 200), ("bfloat16", "float16"))
+
+
+@case
+def processes_on_four_gpus() -> dict[str, Any]:
+    """Every topology in one type, and in the other those whose groups of NCCL are different ones."""
+    return few_gpus(4) or {
+        "float16": compared_by_processes(4, OF_FOUR, (1, 16, 100), ("float16",), nccl=False),
+        "bfloat16": compared_by_processes(4, OF_FOUR[:4], (1, 16, 100)),
+    }
+
+
+@case
+def threads_on_four_gpus() -> dict[str, Any]:
+    """Every topology of four ranks in both types, and of eight, two a GPU."""
+    return few_gpus(4) or {
+        "4 ranks": every_op(4, OF_FOUR, 16, 16 << 20, gpus=4, both_types=range(len(OF_FOUR))),
+        "8 ranks": every_op(8, [{"local_tp_size": 4}], 16, 4 << 20, gpus=4),
+    }
+
+
+@case
+def faults_on_four_gpus() -> dict[str, Any]:
+    return few_gpus(4) or faults_of(4, 4)
+
+
+def few_gpus(needed: int) -> dict[str, Any]:
     from cuda_gctx import Device
 
-    if Device.count() < 2:
-        return {"skipped": "there is one GPU"}
-    return {"2 ranks": spawn(2, 2, {}, False), "2 ranks dp": spawn(2, 2, {"local_dp_size": 2}, False)}
+    count = Device.count()
+    return {"skipped": f"needs {needed} GPUs and there is {count}"} if count < needed else {}
 
 
 @case
 def threads_on_two_gpus() -> dict[str, Any]:
     """Ranks as partitions of two GPUs, in one process: 1, 2 and 4 ranks a GPU."""
-    from cuda_gctx import Device
-
-    if Device.count() < 2:
-        return {"skipped": "there is one GPU"}
     two_nodes = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
-    return {
+    return few_gpus(2) or {
         "2 ranks": every_op(2, [{}, {"local_dp_size": 2}], 16, 16 << 20, gpus=2),
         "4 ranks": every_op(4, [{"local_tp_size": 2}, two_nodes], 16, 16 << 20, gpus=2),
         "8 ranks": every_op(8, [{"local_tp_size": 4}], 16, 4 << 20, gpus=2),
@@ -667,10 +827,32 @@ def build(folder: Path) -> None:
     subprocess.run([*pip, "--upgrade", "--target", str(folder), *options, str(REPOSITORY)], check=True)
 
 
+def run_case(name: str, out: Path, environment: dict[str, str], end: float) -> tuple[dict[str, Any], str]:
+    """One case as a program, under a time limit: its result, and the end of what it printed."""
+    begin = time.monotonic()
+    limit = min(LIMIT_S, end - begin)
+    if limit < 5:
+        return {"passed": False, "exit_code": None, "seconds": 0.0}, "not run: the limit of all cases is reached"
+    command = ["timeout", "-s", "KILL", f"{limit:.0f}", sys.executable, __file__, "--case", name]
+    with open(out / f"{name}.log", "w+") as log:
+        code = subprocess.run(
+            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, cwd=out
+        ).returncode
+        log.seek(0)
+        text = log.read()
+    result = {"passed": code == 0, "exit_code": code, "seconds": round(time.monotonic() - begin, 1)}
+    reported = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
+    if reported:
+        result["result"] = json.loads(reported[-1])
+    return result, text[-3000:]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("comm-gpu-results"))
     parser.add_argument("--build", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="how many cases run at a time: not for timings")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds; cases that do not begin in time fail")
     parser.add_argument("--case", choices=CASES, help="run this case in this process")
     parser.add_argument("--process", help=argparse.SUPPRESS)
     parser.add_argument("cases", nargs="*", default=list(CASES))
@@ -692,23 +874,16 @@ def main() -> int:
         build(out / "site")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(out / "site"), os.environ.get("PYTHONPATH")]))
     results: dict[str, Any] = {}
-    for name in options.cases:
-        begin = time.monotonic()
-        command = ["timeout", "-s", "KILL", str(LIMIT_S), sys.executable, __file__, "--case", name]
-        with open(out / f"{name}.log", "w+") as log:
-            code = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, cwd=out
-            ).returncode
-            log.seek(0)
-            text = log.read()
-        told = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
-        took = round(time.monotonic() - begin, 1)
-        results[name] = {"passed": code == 0, "exit_code": code, "seconds": took}
-        if told:
-            results[name]["result"] = json.loads(told[-1])
-        print(f"{name:32} {took:6.1f} s  {'passed' if code == 0 else f'FAILED: exit code {code}'}", flush=True)
-        print(json.dumps(results[name]["result"], indent=1) if told else text[-3000:], flush=True)
-        (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    end = time.monotonic() + options.limit
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = {pool.submit(run_case, name, out, environment, end): name for name in options.cases}
+        for done in as_completed(running):
+            name = running[done]
+            results[name], text = done.result()
+            took, code = results[name]["seconds"], results[name]["exit_code"]
+            print(f"{name:32} {took:6.1f} s  {'passed' if code == 0 else f'FAILED: exit code {code}'}", flush=True)
+            print(json.dumps(results[name]["result"], indent=1) if "result" in results[name] else text, flush=True)
+            (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     failed = [name for name, result in results.items() if not result["passed"]]
     print(f"{len(results) - len(failed)} passed, {len(failed)} failed" + (f": {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0

@@ -215,6 +215,42 @@ def refusals(rank: int, size: int, folder: Path) -> dict[str, str]:
 
 
 @program
+def autotune(rank: int, size: int, folder: Path) -> dict[str, Any]:
+    """A table is measured, is the same on all ranks, is followed, and comes back from its file."""
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, TuningTable, run_mixed_comm
+
+    dist = initialise_gloo(rank, size, folder)
+    place = rank, size, rank, size, 0, 1
+    handler = MixedCommHandler(*place, None, size, None, None, torch.float16, "cpu", use_autotune=True)
+    op, auto = MixedCommOp.ALLGATHER, MixedCommMode.AUTOTUNE
+    x = torch.full((2, 8), float(rank), dtype=torch.float16)
+    wanted = torch.arange(size).half().repeat_interleave(2).view(-1, 1).expand(-1, 8)
+    before = handler.select_autotune_mode(op, x).name
+    assert torch.equal(run_mixed_comm(op, handler, x, None, auto), wanted)
+    table = handler.run_autotune(message_bytes=[1024, 4096], rounds=1)
+    assert torch.equal(run_mixed_comm(op, handler, x, None, auto), wanted)
+    table.save(folder / f"table-{rank}.json")
+    other = MixedCommHandler(*place, None, size, None, None, torch.float16, "cpu")
+    other.use_tuning_table(TuningTable.load(folder / f"table-{rank}.json"))
+    assert other.tuning_table == table
+    assert torch.equal(run_mixed_comm(op, other, x), wanted)
+    lone = TuningTable(table.description, table.rankings[: 1 + rank])
+    found = {
+        "before": before,
+        "after": handler.select_autotune_mode(op, x).name,
+        "table": table.to_json(),
+        "different": message_of(ValueError, lambda: other.use_tuning_table(lone)),
+        "sizes": message_of(ValueError, lambda: other.run_autotune(message_bytes=[8])),
+    }
+    handler.shutdown()
+    other.shutdown()
+    dist.destroy_process_group()
+    return found
+
+
+@program
 def importing(rank: int, size: int, folder: Path) -> list[str]:
     """Which frameworks are loaded by importing the package and by looking at all that needs none."""
     import cuda_gctx

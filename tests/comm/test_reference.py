@@ -83,6 +83,17 @@ def test_misuse_is_refused_by_name_on_every_rank(tmp_path: Path) -> None:
             assert words in found[what], what
 
 
+@needs_torch
+def test_every_rank_follows_one_tuning_table(tmp_path: Path) -> None:
+    found = run_ranks("autotune", 2, tmp_path)
+    assert found[0]["table"] == found[1]["table"]
+    assert len(json.loads(found[0]["table"])["cases"]) == 4  # two operations, two sizes
+    for told in found:
+        assert (told["before"], told["after"]) == ("GLOO", "GLOO")
+        assert "the tuning table must be the same on all ranks" in told["different"]
+        assert "message_bytes has no multiple of 64" in told["sizes"]
+
+
 def test_importing_loads_no_framework(tmp_path: Path) -> None:
     assert run_ranks("importing", 1, tmp_path) == [[]]
 

@@ -43,6 +43,9 @@ DEVICE bool check_header(const Call& call, u32 source, u32 epoch) {
 }
 
 KERNEL(one_exchange, ONE_EXCHANGE_THREADS)(const __grid_constant__ OneExchange a) {
+  // Everything below comes after the kernel before it, epochs and inputs included; only the launch overlaps with that.
+  wait_for_previous_kernel();
+  let_next_kernel_begin();
   const Call& call = a.call;
   const u64 own = call.peer[call.rank];
   const bool failed = has_fault(call);

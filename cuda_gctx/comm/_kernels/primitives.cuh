@@ -16,6 +16,11 @@ DEVICE u32 thread_count() { return blockDim.x; }
 DEVICE u32 block_index() { return blockIdx.x; }
 DEVICE u32 block_count() { return gridDim.x; }
 
+// Programmatic dependent launch: the kernel may begin before the one before it in the stream has ended, if it was launched
+// so. The first waits until that one has ended and what it wrote can be seen; the second lets the next kernel begin.
+DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 DEVICE void sync_block() { __syncthreads(); }
 // A barrier of the block; whether `mine` is true for all of its threads.
 DEVICE bool all_of_block(bool mine) { return __syncthreads_and(mine); }
@@ -56,6 +61,8 @@ DEVICE u64 load_acquire(u64 address) {
   asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 }
+
+DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 

@@ -14,11 +14,13 @@ struct TwoExchange {
   Call call;
   u64 input;          // of this rank: of its tensor, or of its staging buffer
   u64 output;
+  u64 input_at[WORLD];   // the same tensors as each rank has them mapped, unless they are staged
+  u64 output_at[WORLD];
   u64 input_offset;   // bytes into the input of each source where this rank's share begins
   u64 output_offset;  // bytes into the output of each target where it goes
   u64 share_bytes;    // a multiple of 16
   u32 tile_bytes;     // a multiple of 16, at most TILE_BYTES
-  u32 is_staged;      // input and output of every rank are its staging buffers; else they are tensors at any address
+  u32 is_staged;      // input and output of every rank are its staging buffers; else tensors that all ranks reach
   u32 source[SOURCES];
   u32 target[TARGETS];
 };
@@ -178,8 +180,8 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
   if (thread < WORLD && thread != call.rank) {
     if (block_index() == 0) {
       u64 theirs = mailbox_of(call.peer[thread], call.rank);
-      store_relaxed(theirs + MAILBOX_INPUT, a.input);
-      store_relaxed(theirs + MAILBOX_OUTPUT, a.output);
+      store_relaxed(theirs + MAILBOX_INPUT, a.input_at[thread]);
+      store_relaxed(theirs + MAILBOX_OUTPUT, a.output_at[thread]);
       // Released at system scope: the addresses above, and the input, which was complete when the kernel began.
       store_release(theirs + MAILBOX_START, packet(call.signature, epoch));
     }
@@ -198,11 +200,12 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
     if (done) {
       // The copies of this block are complete. They become part of what the last block releases: copies before ordinary
       // accesses (first fence), and this thread's before the arrival that the last block sees (second fence), which
-      // orders what follows behind the arrivals before it (third fence).
+      // orders what follows behind the arrivals before it (third fence). The blocks are of one device; END, which is
+      // released at system scope, hands on to other devices what was ordered before it.
       fence_bulk();
-      fence_system();
+      fence_device();
       is_last = add_own(own + CONTROL_FLAG_ARRIVED, 1) == block_count() - 1;
-      fence_system();
+      fence_device();
     }
   }
   if (!done) report(call, FAULT_TIMEOUT, call.rank, epoch);

@@ -1,0 +1,128 @@
+"""The calls of a handler, timed: every mode and several grids, on tensors of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from math import prod
+from statistics import median
+from typing import Any
+
+from cuda_gctx.comm._protocol import ALIGNMENT
+from cuda_gctx.comm._topology import MixedCommMode
+from cuda_gctx.comm._tuning import Case
+from cuda_gctx.measure import clock
+
+__all__ = ["Measured"]
+
+# How many calls a graph has, for messages of up to so many bytes.
+CALLS_OF_A_GRAPH = ((1 << 20, 50), (1 << 24, 10), (1 << 62, 4))
+MOST_GRIDS = 3
+KERNELS = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE)
+
+
+class Measured:
+    """What run_autotune() measures of a handler (a MixedCommHandler). Every rank makes one at the same time."""
+
+    def __init__(self, handler: Any, message_bytes: Sequence[int], rounds: int) -> None:
+        self._handler = handler
+        self._info = handler.para_info
+        self._rounds = rounds
+        self._torch: Any = import_module("torch")
+        grain = self._info.dp_size**2 * ALIGNMENT
+        sizes = [size for size in message_bytes if size > 0 and size % grain == 0]
+        if not sizes:
+            raise ValueError(f"message_bytes has no multiple of {grain}, as this topology needs: {list(message_bytes)}")
+        self._buffers = {is_mapped: self._two(max(sizes)) for is_mapped in (False, True)}
+        self._must_unmap = False
+        if handler._can_map():
+            try:
+                handler.map_tensors(*self._buffers[True])
+                self._must_unmap = True
+            except RuntimeError:  # on all ranks
+                del self._buffers[True]
+        else:
+            del self._buffers[not handler._is_reached()]
+        self.cases = [
+            Case(op, size, is_mapped) for op in handler.valid_op_list for size in sizes for is_mapped in self._buffers
+        ]
+
+    def _two(self, size: int) -> list[Any]:
+        handler = self._handler
+        return [self._torch.zeros(size // 2, dtype=handler.dtype, device=handler.device) for _ in range(2)]
+
+    def _tensors(self, case: Case) -> tuple[Any, Any]:
+        rows = self._info.dp_size
+        in_bytes = case.message_bytes // (rows if case.op.gathers else 1)
+        shape = rows, in_bytes // 2 // rows
+        x_in, x_out = (
+            buffer[: prod(one)].view(one)
+            for buffer, one in zip(
+                self._buffers[case.is_mapped], (shape, self._info.output_shape(case.op, shape)), strict=True
+            )
+        )
+        return x_in, x_out
+
+    def candidates(self, case: Case) -> list[tuple[MixedCommMode, int]]:
+        """Modes, and the grids of those that are kernels of this package: all SMs, and halves of them."""
+        x_in, x_out = (one.numel() * one.element_size() for one in self._tensors(case))
+        grids = [self._handler.grid_size]
+        while grids[-1] > 1 and len(grids) < MOST_GRIDS:
+            grids.append(grids[-1] // 2)
+        modes: list[MixedCommMode] = self._handler._possible_modes(case.op, x_in, x_out, is_reached=case.is_mapped)
+        return [(mode, grid) for mode in modes for grid in (grids if mode in KERNELS else [0])]
+
+    def microseconds(self, case: Case, mode: MixedCommMode, grid: int) -> float:
+        """Of a call on this rank, the median of several rounds."""
+        x_in, x_out = self._tensors(case)
+        calls = next(count for most, count in CALLS_OF_A_GRAPH if case.message_bytes <= most)
+
+        def work() -> None:
+            self._handler._run_mode(case.op, x_in, x_out, mode, grid)
+
+        if self._handler.device.type == "cpu":
+            return self._on_the_host(work)
+        return self._in_graphs(work, calls)
+
+    def _on_the_host(self, work: Callable[[], None]) -> float:
+        taken = []
+        for _ in range(1 + self._rounds):
+            self._handler._backend.barrier()
+            begin = clock.now()
+            work()
+            taken.append((clock.now() - begin) * 1e6)
+        return median(taken[1:])
+
+    def _in_graphs(self, work: Callable[[], None], calls: int) -> float:
+        # One by one, small calls would take as long as Python needs to make them.
+        handler, cuda = self._handler, self._torch.cuda
+        stream = cuda.current_stream(handler.device)
+        for _ in range(2):
+            work()
+        stream.synchronize()
+        handler.check()
+        handler._backend.barrier()
+        graph = cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(calls):
+                work()
+        finally:
+            graph.capture_end()
+        taken: list[float] = []
+        for _ in range(self._rounds):
+            begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+            stream.synchronize()
+            handler._backend.barrier()
+            graph.replay()  # in which the ranks meet
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            taken.append(begin.elapsed_time(end) * 1000 / calls)
+        handler.check()
+        return median(taken)
+
+    def close(self) -> None:
+        if self._must_unmap:
+            self._handler.unmap_tensors(*self._buffers[True])

@@ -1,0 +1,140 @@
+"""Tensors that the kernels of other ranks reach: allocations of a framework, mapped into the processes of all ranks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from cuda_gctx import CUDAError, Device
+from cuda_gctx.comm._backends import CommBackend, demand_equal, gather
+from cuda_gctx.comm._driver_calls import call, driver
+from cuda_gctx.comm._memory import Identity
+
+__all__ = ["MappedTensors"]
+
+HANDLE_BYTES = 64
+
+
+class _Exported(NamedTuple):
+    """A tensor as its rank describes it to the others: its address, and the allocation that it is in."""
+
+    address: int
+    base: int
+    handle: bytes
+
+
+class _Mapped(NamedTuple):
+    """A tensor of this rank: where it is, and by how much its address differs in the process of each rank."""
+
+    begin: int
+    end: int
+    shifts: tuple[int, ...]
+    opened: tuple[tuple[int, bytes], ...]  # what this rank has opened of others for it
+
+
+class MappedTensors:
+    """The tensors of this rank that all ranks have mapped, and the mappings of those of the others.
+
+    The memory belongs to the framework: whoever maps a tensor keeps it alive as long as this object.
+    """
+
+    def __init__(self, device: Device, ranks: Sequence[Identity], rank: int) -> None:
+        self._device = device
+        self._ranks = ranks
+        self._rank = rank
+        self._tensors: list[_Mapped] = []
+        self._opened: dict[tuple[int, bytes], int] = {}
+
+    def add(self, backend: CommBackend, spans: Sequence[tuple[int, int]]) -> None:
+        """Maps tensors, given by address and size. Collective: all ranks raise if it fails on one."""
+        demand_equal(backend, "the number of tensors", len(spans))
+        exported = self._agreed(backend, lambda: [self._export(address) for address, _ in spans])
+        seen = self._agreed(backend, lambda: [self._open(rank, theirs) for rank, theirs in enumerate(exported)])
+        for number, (address, size) in enumerate(spans):
+            shifts = tuple(of_rank[self._rank][number] - address for of_rank in seen)
+            opened = tuple((rank, theirs[number].handle) for rank, theirs in enumerate(exported))
+            self._tensors.append(_Mapped(address, address + size, shifts, opened))
+
+    def remove(self, address: int) -> None:
+        """Unmaps the tensors of the others that came with the one of this rank at an address; ValueError if none is."""
+        removed = next((one for one in self._tensors if one.begin == address), None)
+        if removed is None:
+            raise ValueError(f"no tensor at {address:#x} has been mapped")
+        self._tensors.remove(removed)
+        kept = {key for one in self._tensors for key in one.opened}
+        with suppress(CUDAError), self._device.context.current():
+            for key in set(removed.opened) - kept:
+                if key in self._opened:
+                    call("cuIpcCloseMemHandle", self._opened.pop(key))
+
+    def find(self, address: int, size: int) -> tuple[int, ...] | None:
+        """The address in the process of each rank; None if it is not part of a mapped tensor."""
+        for tensor in self._tensors:
+            if tensor.begin <= address and address + size <= tensor.end:
+                return tuple(address + shift for shift in tensor.shifts)
+        return None
+
+    def _agreed(self, backend: CommBackend, work: Any) -> list[Any]:
+        """What every rank has got; RuntimeError on all of them if one has failed."""
+        mine: Any
+        try:
+            mine = work()
+        except (CUDAError, RuntimeError) as error:
+            mine = str(error)
+        found = gather(backend, mine)
+        failed = [f"rank {rank}: {one}" for rank, one in enumerate(found) if isinstance(one, str)]
+        if failed:
+            raise RuntimeError(f"tensors cannot be mapped: {'; '.join(failed)}")
+        return found
+
+    def _export(self, address: int) -> _Exported:
+        if all(one.process == os.getpid() for one in self._ranks):
+            return _Exported(address, address, b"")
+        with self._device.context.current():
+            base, _ = call("cuMemGetAddressRange", address)
+            try:
+                handle = call("cuIpcGetMemHandle", base)
+            except CUDAError as error:
+                raise RuntimeError(
+                    f"{error}: only memory of cuMemAlloc can be mapped, which torch's allocator uses without "
+                    "expandable_segments"
+                ) from error
+        return _Exported(address, int(base), ctypes.string_at(handle.getPtr(), HANDLE_BYTES))
+
+    def _open(self, rank: int, theirs: Sequence[_Exported]) -> list[int]:
+        """The addresses of the tensors of a rank, as this rank reaches them."""
+        if self._ranks[rank].process == os.getpid():
+            self._enable_access(self._ranks[rank].device_id)
+            return [one.address for one in theirs]
+        found = []
+        for one in theirs:
+            key = rank, one.handle
+            if key not in self._opened:
+                handle = driver().CUipcMemHandle()
+                ctypes.memmove(handle.getPtr(), one.handle, HANDLE_BYTES)
+                lazily = int(driver().CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+                with self._device.context.current():
+                    self._opened[key] = int(call("cuIpcOpenMemHandle", handle, lazily))
+            found.append(self._opened[key] + one.address - one.base)
+        return found
+
+    def _enable_access(self, device_id: int) -> None:
+        """To the ordinary memory of another device, in this process."""
+        if device_id == self._device.device_id:
+            return
+        with self._device.context.current():
+            try:
+                call("cuCtxEnablePeerAccess", Device(device_id).context.handle, 0)
+            except CUDAError as error:
+                if error.name != "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED":
+                    raise
+
+    def close(self) -> None:
+        """Unmaps the tensors of the others. No kernel may be using them."""
+        self._tensors.clear()
+        with suppress(CUDAError), self._device.context.current():
+            while self._opened:
+                call("cuIpcCloseMemHandle", self._opened.popitem()[1])

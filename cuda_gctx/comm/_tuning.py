@@ -1,0 +1,176 @@
+"""Which mode and grid is fastest for an operation and a size: measured once, with the same choice on every rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from math import log2
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from cuda_gctx.comm._backends import CommBackend, gather
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.measure.progress import Progress
+
+__all__ = ["Case", "Choice", "TuningTable", "tune"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A mode, how many SMs its kernel uses (0 where that is up to a library), and the time of a call, in microseconds.
+
+    The time is that of the slowest rank.
+    """
+
+    mode: MixedCommMode
+    grid: int
+    us: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was measured: an operation, the bytes of the larger of input and output, whether all ranks reach both."""
+
+    op: MixedCommOp
+    message_bytes: int
+    is_mapped: bool
+
+
+@dataclass(frozen=True)
+class TuningTable:
+    """The choices for the cases that were measured, the fastest first.
+
+    Taken for what is described: topology, data type, device, and SMs.
+    """
+
+    description: tuple[tuple[str, str], ...]
+    rankings: tuple[tuple[Case, tuple[Choice, ...]], ...]
+
+    def select(
+        self, op: MixedCommOp, message_bytes: int, is_mapped: bool, possible: Collection[MixedCommMode]
+    ) -> Choice | None:
+        """The fastest choice of the measured size that is nearest, of those that are possible; None if there is none.
+
+        Sizes are compared by their ratio. Where mapped tensors were not measured, others stand for them.
+        """
+        cases = [(case, ranking) for case, ranking in self.rankings if case.op is op]
+        alike = [one for one in cases if one[0].is_mapped == is_mapped] or cases
+        wanted = log2(max(message_bytes, 1))
+        for _, ranking in sorted(alike, key=lambda one: abs(log2(one[0].message_bytes) - wanted))[:1]:
+            return next((choice for choice in ranking if choice.mode in possible), None)
+        return None
+
+    def demand_made_for(self, description: tuple[tuple[str, str], ...]) -> None:
+        """ValueError that names what differs."""
+        own = dict(self.description)
+        different = [
+            f"{what}: {own.get(what)} there, {value} here" for what, value in description if own.get(what) != value
+        ]
+        if different:
+            raise ValueError(
+                f"the tuning table was made for something else: {'; '.join(different)}; call run_autotune()"
+            )
+
+    def to_json(self) -> str:
+        """The table as a JSON document."""
+        return json.dumps(
+            {
+                "schema": SCHEMA,
+                "made for": dict(self.description),
+                "cases": [
+                    {
+                        "op": case.op.name,
+                        "bytes": case.message_bytes,
+                        "mapped": case.is_mapped,
+                        "choices": [{"mode": one.mode.name, "grid": one.grid, "us": one.us} for one in ranking],
+                    }
+                    for case, ranking in self.rankings
+                ],
+            },
+            indent=1,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> TuningTable:
+        """ValueError for a text that is not a table of this schema."""
+        try:
+            found: Any = json.loads(text)
+            if found["schema"] != SCHEMA:
+                raise ValueError(f"schema {found['schema']} is not supported: {SCHEMA} is")
+            return cls(
+                tuple(found["made for"].items()),
+                tuple(
+                    (
+                        Case(MixedCommOp[case["op"]], int(case["bytes"]), bool(case["mapped"])),
+                        tuple(
+                            Choice(MixedCommMode[one["mode"]], int(one["grid"]), float(one["us"]))
+                            for one in case["choices"]
+                        ),
+                    )
+                    for case in found["cases"]
+                ),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a tuning table: {type(error).__name__}: {error}") from error
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes it as JSON."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> TuningTable:
+        """Reads a file that save() has written; ValueError for another one."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def description_of(info: ParallelInfo, dtype: str, device: str, grid_size: int) -> tuple[tuple[str, str], ...]:
+    """What a table is made for; the same on all ranks."""
+    topology = {
+        "local tp x dp": f"{info.local_tp_size} x {info.local_dp_size}",
+        "inter tp x dp": f"{info.inter_tp_size} x {info.inter_dp_size}",
+        "dtype": dtype,
+        "device": device,
+        "SMs": str(grid_size),
+    }
+    return tuple(topology.items())
+
+
+def tune(
+    backend: CommBackend,
+    description: tuple[tuple[str, str], ...],
+    cases: Sequence[Case],
+    candidates: Callable[[Case], Sequence[tuple[MixedCommMode, int]]],
+    measure: Callable[[Case, MixedCommMode, int], float],
+    progress: Progress,
+) -> TuningTable:
+    """Measures every candidate of every case. Collective: all ranks get the table of the first one.
+
+    candidates: modes and grids. measure: microseconds of a call on this rank; every rank calls it for the same
+    candidates in the same order. An error of one rank is raised on all.
+    """
+    rankings = []
+    for number, case in enumerate(cases):
+        ranking = []
+        for mode, grid in candidates(case):
+            progress.show(number / len(cases), f"{case.op.name}, {case.message_bytes} bytes: {mode.name}")
+            ranking.append(Choice(mode, grid, _slowest(backend, case, mode, lambda: measure(case, mode, grid))))  # noqa: B023
+        rankings.append((case, tuple(sorted(ranking, key=lambda choice: choice.us))))
+    table = TuningTable(description, tuple(rankings))
+    return TuningTable.from_json(backend.bcast(table.to_json(), 0))
+
+
+def _slowest(backend: CommBackend, case: Case, mode: MixedCommMode, measure: Callable[[], float]) -> float:
+    mine: float | str
+    try:
+        mine = measure()
+    except (RuntimeError, ValueError) as error:
+        mine = str(error)
+    found = gather(backend, mine)
+    problems = [f"rank {rank}: {one}" for rank, one in enumerate(found) if isinstance(one, str)]
+    if problems:
+        raise RuntimeError(f"{mode.name} of {case.op.name} could not be measured: {'; '.join(problems)}")
+    return round(max(float(one) for one in found), 3)

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Runs what cuda_gctx.comm has for several GPUs on a machine that has them: the benchmark and the cases of the suite.
+#
+#   tests/comm/several_gpus.sh [--limit SECONDS] [--site DIR] OUTPUT
+#
+# OUTPUT receives the logs and results, as they come: a run that is stopped keeps what it has. Every program is under a
+# time limit of its own. --site: a folder with the installed package; without it, the package is built into OUTPUT/site.
+# The exit code is 0 if every step passed.
+set -u
+
+limit=150 site='' output=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --limit) limit=$2 && shift 2 ;;
+    --site) site=$2 && shift 2 ;;
+    *) output=$1 && shift ;;
+  esac
+done
+[ -n "$output" ] || { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
+mkdir -p "$output" && output=$(cd "$output" && pwd) || exit 2
+here=$(cd "$(dirname "$0")" && pwd)
+python=$(command -v "${PYTHON:-python3}") || exit 2
+# Multicast over NVLink can put the GPUs of a whole server out of service.
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+failed=0
+
+# step NAME SECONDS COMMAND...
+step() {
+  local name=$1 most=$2 left=$((limit - SECONDS)) begin=$SECONDS code
+  shift 2
+  [ "$most" -le "$left" ] || most=$left
+  if [ "$most" -lt 10 ]; then
+    echo "== $name: not run, the limit of $limit s is reached"
+    failed=1
+    return 1
+  fi
+  timeout -s KILL "$most" "$@" >"$output/$name.log" 2>&1 </dev/null
+  code=$?
+  echo "== $name: $([ $code = 0 ] && echo passed || echo "FAILED, exit code $code") in $((SECONDS - begin)) s"
+  [ $code = 0 ] && return
+  failed=1
+  tail -n 30 "$output/$name.log"
+  return 1
+}
+
+if [ -z "$site" ]; then
+  site=$output/site
+  step build 100 "$python" "$here/gpu_suite.py" --out "$output" --build machine || exit 1
+fi
+site=$(cd "$site" && pwd)
+export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
+cd "$output" || exit 2  # not the sources
+
+benchmark() { # NAME SECONDS OPTIONS...
+  local name=$1 most=$2
+  shift 2
+  [ "$most" -le $((limit - SECONDS - 5)) ] || most=$((limit - SECONDS - 5))
+  [ "$most" -ge 10 ] || most=10
+  step "$name" $((most + 4)) "$python" "$here/../../benchmarks/communication.py" --out "$output" --limit "$most" "$@"
+}
+
+benchmark sweep 70 --part sweep ||
+  benchmark sweep-again 40 --part sweep --skip mapped programmatic --out "$output/sweep-again"
+step suite 65 "$python" "$here/gpu_suite.py" --out "$output/suite" --jobs 3 --limit 60 \
+  processes_on_four_gpus threads_on_four_gpus killed_ranks faults_on_four_gpus
+benchmark overlap 30 --part overlap
+benchmark copies 20 --part copies
+rm -rf "${output:?}/site"
+exit $failed
