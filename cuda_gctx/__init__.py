@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from cuda_gctx._core.errors import SplitError as SplitError
     from cuda_gctx._core.event import Event as Event
     from cuda_gctx._core.event import EventOptions as EventOptions
+    from cuda_gctx._core.graph import Graph as Graph
+    from cuda_gctx._core.graph import GraphExec as GraphExec
     from cuda_gctx._core.resources import DeviceResources as DeviceResources
     from cuda_gctx._core.resources import SMResource as SMResource
     from cuda_gctx._core.resources import SMResourceOptions as SMResourceOptions
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from cuda_gctx._core.resources import WorkqueueResourceOptions as WorkqueueResourceOptions
     from cuda_gctx._core.stream import Stream as Stream
     from cuda_gctx._core.stream import StreamOptions as StreamOptions
+    from cuda_gctx.partitions import GraphSet as GraphSet
     from cuda_gctx.partitions import IsolationError as IsolationError
     from cuda_gctx.partitions import Layout as Layout
     from cuda_gctx.partitions import Partition as Partition
@@ -71,6 +74,7 @@ _NAMES_OF_MODULE = {
         "SplitError",
     ),
     "cuda_gctx._core.event": ("Event", "EventOptions"),
+    "cuda_gctx._core.graph": ("Graph", "GraphExec"),
     "cuda_gctx._core.resources": (
         "DeviceResources",
         "SMResource",
@@ -80,6 +84,7 @@ _NAMES_OF_MODULE = {
     ),
     "cuda_gctx._core.stream": ("Stream", "StreamOptions"),
     "cuda_gctx.partitions": (
+        "GraphSet",
         "IsolationError",
         "Layout",
         "Partition",
@@ -110,6 +115,12 @@ def _context_of() -> Any:
     return context_of
 
 
+def _capture() -> Any:
+    from cuda_gctx._core.graph import capture
+
+    return capture
+
+
 def _split_options() -> Any:
     from cuda_gctx._core.resources import SMResourceOptions
 
@@ -126,6 +137,12 @@ def _partition_sizes() -> Any:
     from cuda_gctx.partitions import partition_sizes
 
     return partition_sizes
+
+
+def _free_sms() -> Any:
+    from cuda_gctx.partitions.free import free_sms
+
+    return free_sms
 
 
 def _memory_use() -> Any:
@@ -152,6 +169,12 @@ def _torch_block() -> Any:
     return use
 
 
+def _torch_graph() -> Any:
+    from cuda_gctx.interop.torch import capture_graph
+
+    return capture_graph
+
+
 def _cupy_block() -> Any:
     from cuda_gctx.interop.cupy import use
 
@@ -161,12 +184,15 @@ def _cupy_block() -> Any:
 above.register(
     Device=_device,
     context_of=_context_of,
+    capture=_capture,
     SMResourceOptions=_split_options,
     partition=_partition,
     partition_sizes=_partition_sizes,
+    free_sms=_free_sms,
     memory_use=_memory_use,
     context_was_pinned=_context_was_pinned,
     verify=_verify,
     torch_block=_torch_block,
+    torch_graph=_torch_graph,
     cupy_block=_cupy_block,
 )

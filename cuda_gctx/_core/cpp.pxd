@@ -15,6 +15,12 @@ cdef extern from "cuda.h" nogil:
     ctypedef void* CUgreenCtx
     ctypedef void* CUstream
     ctypedef void* CUevent
+    ctypedef void* CUgraph
+    ctypedef void* CUgraphExec
+    ctypedef enum CUstreamCaptureMode:
+        CU_STREAM_CAPTURE_MODE_GLOBAL
+        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        CU_STREAM_CAPTURE_MODE_RELAXED
     ctypedef struct CUuuid:
         char bytes[16]
     ctypedef enum CUdevice_attribute:
@@ -80,6 +86,8 @@ cdef extern from "resources/sm_resource.hpp" namespace "gctx" nogil:
     ctypedef shared_ptr[const SmResource] SmResourcePtr
 
     cbool same_sms(const SmResource&, const SmResource&) noexcept
+    SmResourcePtr merged(const vector[SmResourcePtr]&) except +raise_error
+    SmResourcePtr none_of(const SmResource&) except +raise_error
     optional[cbool] overlaps(const SmResource&, const SmResource&) except +raise_error
 
 
@@ -205,7 +213,28 @@ cdef extern from "handles/event.hpp" namespace "gctx" nogil:
     void wait_context_event(const ContextHandle&, const EventHandle&) except +raise_error
 
 
+cdef extern from "handles/graph.hpp" namespace "gctx" nogil:
+    cdef cppclass GraphBox:
+        const ContextHandle& context() noexcept
+        CUgraph handle() noexcept
+        size_t node_count() except +raise_error
+
+    cdef cppclass GraphExecBox:
+        const ContextHandle& context() noexcept
+        CUgraphExec handle() noexcept
+
+    ctypedef shared_ptr[GraphBox] GraphHandle
+    ctypedef shared_ptr[GraphExecBox] GraphExecHandle
+
+    void begin_capture(const StreamHandle&, CUstreamCaptureMode) except +raise_error
+    GraphHandle end_capture(const StreamHandle&) except +raise_error
+    GraphExecHandle instantiate(const GraphHandle&) except +raise_error
+    void upload(const GraphExecHandle&, const StreamHandle&) except +raise_error
+    void launch(const GraphExecHandle&, const StreamHandle&) except +raise_error
+
+
 cdef extern from "handles/capture.hpp" namespace "gctx" nogil:
+    uint64_t capture_of(const Driver&, CUstream) except +raise_error
     string capturing_stream(Runtime&, int) except +raise_error
 
 
@@ -287,5 +316,6 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         PriorityRange priorities(int) except +raise_error
         shared_ptr[Probe] probe(int) except +raise_error
         ContextCounts context_counts(int) except +raise_error
+        vector[int] are_free(int, const vector[SmResourcePtr]&) except +raise_error
 
     SplitResult split_resource(Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool) except +raise_error

@@ -170,12 +170,12 @@ cdef class Device:
         """Create an event of the primary context."""
         return new_event(self.primary(), as_options(EventOptions, options))
 
-    def partition(self, *requests, exclusive=False, **named):
+    def partition(self, *requests, exclusive=False, among="all", **named):
         """Split the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
 
         cuda_gctx.partitions.partition documents the requests.
         """
-        return above.partition(self, *requests, exclusive=exclusive, **named)
+        return above.partition(self, *requests, exclusive=exclusive, among=among, **named)
 
     def partition_sizes(self):
         """The sizes that one partition can have, according to the driver."""

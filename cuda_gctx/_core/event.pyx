@@ -16,6 +16,7 @@ from cuda_gctx._core.cpp cimport (
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 
 from cuda_gctx._core.above import above
+from cuda_gctx._core.polling import until_done
 
 
 cdef class EventOptions:
@@ -136,6 +137,10 @@ cdef class Event:
         cdef EventHandle box = self._slot.demand(b"event")
         with nogil:
             synchronize_event(box)
+
+    def __await__(self):
+        """Waits in a coroutine until all work before it has finished, by asking now and then: the loop goes on."""
+        return until_done(self).__await__()
 
     def close(self):
         """Destroy the event. Closing twice does nothing."""

@@ -10,7 +10,7 @@ from cuda_gctx._core.errors cimport raise_error
 cdef extern from "handles/claim.hpp" namespace "gctx" nogil:
     cdef cppclass CClaim "gctx::Claim":
         CClaim(
-            Runtime&, int, const vector[SmResourcePtr]&, const vector[string]&, cbool, uint64_t,
+            Runtime&, int, const vector[SmResourcePtr]&, const vector[string]&, cbool, cbool, uint64_t,
             const string&
         ) except +raise_error
         const string& overlap_report() noexcept

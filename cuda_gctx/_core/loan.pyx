@@ -16,8 +16,11 @@ from cuda_gctx._core.cpp cimport (
     PinnedCounts,
     SmResourcePtr,
     StreamHandle,
+    merged,
+    none_of,
     stream_is_capturing,
 )
+from cuda_gctx._core.cpp cimport capture_of as c_capture_of
 from cuda_gctx._core.cpp cimport capturing_stream as c_capturing_stream
 from cuda_gctx._core.cpp cimport device_memory as c_device_memory
 from cuda_gctx._core.cpp cimport context_stream as c_context_stream
@@ -51,10 +54,11 @@ cdef class Claim:
 make_only_here(Claim, "a Claim comes from claim()")
 
 
-def claim(resources, names, bint exclusive, uint64_t group, str advice):
+def claim(resources, names, bint exclusive, uint64_t group, str advice, *, bint only_free=False):
     """Claim the SMs of resources of one device. Claims of one group (0: of none) may share SMs.
 
-    advice: the end of the message about live contexts that have them.
+    only_free: ResourceOverlapError if live contexts have them or may, as with `exclusive`. advice: the end of the
+    message about these.
     """
     cdef vector[SmResourcePtr] sms
     cdef vector[string] labels
@@ -66,9 +70,34 @@ def claim(resources, names, bint exclusive, uint64_t group, str advice):
         labels.push_back(name.encode())
     resource = resources[0]
     made._claim.reset(
-        new CClaim(resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, group, advice.encode())
+        new CClaim(
+            resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, only_free, group, advice.encode()
+        )
     )
     return made
+
+
+def are_free(resources):
+    """For each of some resources of one device whether no live context is known to have its SMs, or may have them."""
+    cdef vector[SmResourcePtr] sms
+    cdef SMResource resource
+    for resource in resources:
+        sms.push_back(resource._sm)
+    if sms.empty():
+        return []
+    resource = resources[0]
+    return [bool(answer) for answer in resource._runtime.are_free(resource._sm.get().device, sms)]
+
+
+def together(SMResource whole not None, resources):
+    """Groups of one split as one resource; of no groups, one without SMs. whole: the device's own resource."""
+    cdef vector[SmResourcePtr] sms
+    cdef SMResource resource
+    cdef SmResourcePtr found
+    for resource in resources:
+        sms.push_back(resource._sm)
+    found = none_of(whole._sm.get()[0]) if sms.empty() else merged(sms)
+    return SMResource.taking(whole._runtime, found)
 
 
 def create_unclaimed_context(int device_id, ContextOptions options not None):
@@ -168,6 +197,12 @@ def capturing_stream(SMResource resource not None):
     with nogil:
         label = c_capturing_stream(resource._runtime[0], resource._sm.get().device)
     return label.decode() or None
+
+
+def capture_of(Stream stream not None):
+    """A number for the capture that a stream is part of, the same for all of its streams; 0 if it is in none."""
+    cdef StreamHandle box = stream._slot.demand(b"stream")
+    return c_capture_of(box.get().context().get().runtime().driver(), box.get().handle())
 
 
 def is_capturing(Stream stream not None):

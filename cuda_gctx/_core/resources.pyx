@@ -243,6 +243,15 @@ cdef class SMResource:
         """Whether it is the result of a dry run, which cannot be used."""
         return self._sm.get().dry_run
 
+    @property
+    def free(self):
+        """Those SMs of a device that no open context of this process has, or may have: a snapshot.
+
+        Known to be free are SMs of the same units that this property and ``Device.partition(among="free")`` use. Where
+        it is not known which SMs a context has, all count as taken that it may have.
+        """
+        return above.free_sms(self)
+
     def overlaps(self, SMResource other not None):
         """Whether the two resources share SMs; None if this cannot be known."""
         answer = overlaps(dereference(self._sm), dereference(other._sm))

@@ -239,6 +239,15 @@ cdef class Stream:
         with nogil:
             wait_event(box, event_box)
 
+    def capture(self, mode="thread_local"):
+        """A ``with`` block in which the stream captures a graph instead of running its work: ``capture.graph``.
+
+        mode: whether calls that could disturb a capture are refused on all threads ("global"), on the calling one
+        ("thread_local"), or nowhere ("relaxed").
+        """
+        self._slot.demand(b"stream")
+        return above.capture(self, mode)
+
     def sync(self):
         """Wait on the host until all work of the stream has finished."""
         cdef StreamHandle box = self._slot.demand(b"stream")

@@ -7,7 +7,7 @@ The contexts live as long as a stream of their split, and are then stored for th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
@@ -17,7 +17,10 @@ from cuda_gctx._core.loan import context_stream, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
+from cuda_gctx.partitions.free import FreeSMs, open_free, wanted_among_free
+from cuda_gctx.partitions.layout import layout_of
 from cuda_gctx.partitions.opening import Wanted, known_split, open_contexts
+from cuda_gctx.partitions.store import Loan
 
 __all__ = [
     "SMCounts",
@@ -96,13 +99,31 @@ def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[
     return split
 
 
+def _of_free_sms(device: Device, counts: Sequence[int], names: Sequence[str]) -> Loan | None:
+    """The contexts over free SMs, of which the remainder gets the rest; None where all are free, or too few."""
+    layout = layout_of([*(max(count, 1) for count in counts), None], {})
+
+    def find() -> list[Wanted]:
+        if FreeSMs(device).is_whole:
+            raise SplitError("all SMs are free")
+        wanted = wanted_among_free(device, layout)
+        return [replace(one, name=name) for one, name in zip(wanted, names, strict=True)]
+
+    try:
+        return open_free(device, find)[1]
+    except SplitError:
+        return None
+
+
 def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[list[Any], list[SplitResource]]:
     """chained: groups may be split off the remainder of others, as in FlashInfer; equal groups are aligned."""
     whole = device.resources.sm
     groups = known_split(device, (__name__, chained, *counts), lambda: _groups(whole, counts, chained=chained))
     names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
-    wanted = [Wanted(name, [group]) for name, group in zip(names, groups, strict=True)]
-    loan = open_contexts(device, wanted, stacklevel=3)
+    loan = _of_free_sms(device, counts, names)
+    if loan is None:
+        wanted = [Wanted(name, [group]) for name, group in zip(names, groups, strict=True)]
+        loan = open_contexts(device, wanted, stacklevel=3)
     # Each stream keeps the contexts of the whole split: nothing else refers to them from here on.
     contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
     return (

@@ -14,15 +14,15 @@ from typing import Any
 
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import ResourceOverlapError, SplitError
-from cuda_gctx._core.loan import claim, close_loaned, context_stream, demand_not_current, loaned
+from cuda_gctx._core.errors import SplitError
+from cuda_gctx._core.loan import close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
+from cuda_gctx.partitions.free import open_one, pieces_of
 from cuda_gctx.partitions.opening import Wanted, open_contexts
-from cuda_gctx.partitions.store import Loan, driver_and_device
+from cuda_gctx.partitions.store import Loan
 
 __all__ = ["SUPPORTED", "GreenContext"]
 
@@ -38,76 +38,29 @@ _ADVICE = "close the others first, or pass exclusive=True to refuse shared SMs"
 # ---- the SMs
 
 
-# The device in its smallest aligned groups, split once: groups of one split are known to be disjoint.
-_units_of_device: dict[tuple[int, int], list[SMResource]] = {}
-_choosing = threading.Lock()
-
-
-def _forget_driver(driver: int) -> None:
-    for key in [key for key in _units_of_device if key[0] == driver]:
-        del _units_of_device[key]
-
-
-before_driver_closes(_forget_driver)
-
-
-def _units(device: Device, whole: SMResource) -> list[SMResource]:
-    key = driver_and_device(whole, device)
-    if key not in _units_of_device:
-        size = max(whole.coscheduled_alignment, whole.min_partition_size)
-        # SMs outside of the GPCs can make the number of units smaller than the number of SMs suggests.
-        for number in range(whole.sm_count // size, 0, -1):
-            try:
-                units, _ = whole.split(SMResourceOptions([size] * number))
-            except SplitError:
-                continue
-            # Units of a lower alignment come from another split, and cannot be in one context with the others.
-            if all(unit.coscheduled_alignment >= whole.coscheduled_alignment for unit in units):
-                _units_of_device[key] = units
-                break
-    return _units_of_device[key]
-
-
-def _choose(device: Device, num_sms: int | None, *, exclusive: bool) -> list[SMResource]:
-    """The groups of SMs for a context."""
-    whole = device.resources.sm
-    if num_sms is None:
-        return [whole]
+def _checked_count(whole: SMResource, num_sms: int) -> int:
     asked = index(num_sms)
     if not 0 < asked <= whole.sm_count:
         raise RuntimeError(
             f"a green context cannot have {asked} SMs: request 1 to {whole.sm_count}, which is the whole device"
         )
+    return asked
+
+
+def _of_all_sms(device: Device, count: int | None) -> SMResource | None:
+    """The SMs of a context that needs more of the device than its units; None for others."""
+    whole = device.resources.sm
+    if count is None:
+        return whole
+    units, _ = pieces_of(device)
+    if count <= sum(unit.sm_count for unit in units):
+        return None
     try:
-        [group], _ = whole.split(SMResourceOptions([asked]))
+        [group], _ = whole.split(SMResourceOptions([count]))
     except SplitError:
-        # More than the aligned groups contain. torch's class then gets the whole device.
-        return [whole]
-    units = _units(device, whole)
-    number = -(-group.sm_count // units[0].sm_count)
-    if number > len(units) or (not exclusive and group.sm_count != number * units[0].sm_count):
-        return [group]
-    free, taken, refusal = _free(units)
-    if exclusive and len(free) < number:
-        size = units[0].sm_count
-        raise ResourceOverlapError(
-            f"{number * size} SMs that no live context uses were requested, and {len(free) * size} are known to be "
-            f"free: close contexts, or request fewer ({refusal})"
-        )
-    return [*free, *taken][:number]
-
-
-def _free(units: list[SMResource]) -> tuple[list[SMResource], list[SMResource], ResourceOverlapError | None]:
-    """The units that no live context uses, the others, and the error for these."""
-    free, taken, refusal = [], [], None
-    for unit in units:
-        try:
-            claim([unit], [_NAME], True, 0, _ADVICE).release()
-            free.append(unit)
-        except ResourceOverlapError as error:
-            refusal = error
-            taken.append(unit)
-    return free, taken, refusal
+        # More than the aligned groups hold. torch's class gets the whole device then.
+        return whole
+    return group
 
 
 def _open(
@@ -116,10 +69,12 @@ def _open(
     """Lend one context, over free SMs as long as there are enough."""
     if workqueue is not None:
         device.resources.workqueue  # noqa: B018  refuses where the driver has none
-    with _choosing:
-        groups = _choose(device, num_sms, exclusive=exclusive)
-        wanted = [Wanted(_NAME, groups, workqueue)]
+    count = None if num_sms is None else _checked_count(device.resources.sm, num_sms)
+    group = _of_all_sms(device, count)
+    if group is not None or count is None:
+        wanted = [Wanted(_NAME, [group or device.resources.sm], workqueue)]
         return open_contexts(device, wanted, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
+    return open_one(device, _NAME, count, workqueue, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
 
 
 # ---- what is active on a thread

@@ -14,8 +14,9 @@ from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green
 from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
+from cuda_gctx.partitions import Partition
 
-__all__ = ["current", "torch_stream", "use"]
+__all__ = ["capture_graph", "current", "torch_stream", "use"]
 
 # The first version that is built for CUDA 12.4, the first with green contexts.
 MINIMUM = "2.4"
@@ -90,6 +91,36 @@ def use(target: Target, library_sms: LibrarySMs = "off") -> Block:
         return inner, partial(outer.wait_stream, inner)
 
     return Block(target, enter)
+
+
+class _TorchGraph:
+    """A graph of torch that was captured in a partition (see cuda_gctx.partitions.graphs.Replayable)."""
+
+    def __init__(self, torch: Any, stream: Any, graph: Any, output: Any) -> None:
+        self.output = output
+        self._torch = torch
+        self._stream = stream
+        self._graph = graph
+
+    def launch(self, part: Partition) -> None:
+        with self._torch.cuda.stream(self._stream):
+            self._graph.replay()
+
+    def close(self) -> None:
+        self._graph.reset()
+
+
+def capture_graph(part: Partition, function: Callable[[Partition], Any]) -> _TorchGraph:
+    """Captures a function of torch on the stream of a partition, after one call outside of the capture."""
+    torch = load_torch()
+    stream = torch_stream(part)
+    with use(part):
+        function(part)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        output = function(part)
+    return _TorchGraph(torch, stream, graph, output)
 
 
 def current(stream: Stream) -> AbstractContextManager[Any]:

@@ -3,6 +3,7 @@
 May use: ``measure``, ``draw``, ``_core``, ``_lazy``.
 """
 
+from cuda_gctx.partitions.graphs import GraphSet
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request
 from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partition, Partitions, partition, with_background
 from cuda_gctx.partitions.pool import PartitionPool
@@ -15,6 +16,7 @@ __all__ = [
     "ClosedPartitionsError",
     "ContextProof",
     "ContextStore",
+    "GraphSet",
     "IsolationError",
     "Layout",
     "MemoryUse",

@@ -66,12 +66,20 @@ class Opening:
     """
 
     def __init__(
-        self, device: Device, wanted: Sequence[Wanted], *, exclusive: bool = False, group: int = 0, advice: str = ADVICE
+        self,
+        device: Device,
+        wanted: Sequence[Wanted],
+        *,
+        exclusive: bool = False,
+        only_free: bool = False,
+        group: int = 0,
+        advice: str = ADVICE,
     ) -> None:
         self._device = device
         self._wanted = wanted
         names = [one.name for one in wanted for _ in one.groups]
-        self._claim = claim([sms for one in wanted for sms in one.groups], names, exclusive, group, advice)
+        groups = [sms for one in wanted for sms in one.groups]
+        self._claim = claim(groups, names, exclusive, group, advice, only_free=only_free)
 
     def warn(self, stacklevel: int) -> None:
         """Warn if live contexts use the SMs; stacklevel: as for warnings.warn() in the caller."""

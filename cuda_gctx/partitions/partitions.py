@@ -17,8 +17,10 @@ from cuda_gctx._core.probe import blocks_per_sm, max_cluster_size, max_clusters
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.table import ranges, table
+from cuda_gctx.partitions.free import open_free, wanted_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
 from cuda_gctx.partitions.opening import Wanted, open_contexts, wanted_by
+from cuda_gctx.partitions.split import refuse_missing_workqueues
 from cuda_gctx.partitions.store import Loan, StoredContext
 from cuda_gctx.partitions.verification import VerifyReport, verify
 
@@ -203,6 +205,10 @@ class Partition:
     def sync(self) -> None:
         """Wait on the host until all work of all streams of the partition has finished."""
         self.context.sync()
+
+    async def done(self) -> None:
+        """Waits in a coroutine until all work that it was given so far has finished; the event loop goes on."""
+        await self.record()
 
     def torch(self, library_sms: Literal["off", "on", "auto"] = "off") -> AbstractContextManager[Any]:
         """A ``with`` block in which torch works in the partition (see cuda_gctx.interop.torch.use)."""
@@ -391,8 +397,12 @@ class Partitions:
         """
         self._demand_open()
         in_use = self._others_in_use(self) if self._others_in_use is not None else []
+        covers_device = sum(part.sm_count for part in self._all) == self._device.sm_count
         report = verify(
-            {part.name: part.context for part in self._all}, covers_device=True, in_use=in_use, timeout=timeout
+            {part.name: part.context for part in self._all},
+            covers_device=covers_device,
+            in_use=in_use,
+            timeout=timeout,
         )
         for stored, proof in zip(self._loan.contexts, report.contexts, strict=True):
             stored.sm_ids = proof.sm_ids
@@ -483,6 +493,7 @@ def partition(
     /,
     *requests: Request | Layout | Mapping[str, Request] | Sequence[Request],
     exclusive: bool = False,
+    among: Literal["all", "free"] = "all",
     **named: Request,
 ) -> Partitions:
     """Split a device: ``decode=16, prefill=None`` by name, ``8, 8, 16`` by position, or one mapping or Layout.
@@ -491,12 +502,23 @@ def partition(
     down; None is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further conditions. SMs
     that no partition requests become the background partition. exclusive: refuse SMs that a live context uses, instead
     of warning.
+
+    among: "free" splits only SMs that no live context of the process is known to have (device.resources.sm.free), in
+    one step with claiming them, so that several libraries can share a device without knowing of each other. None is
+    then all that are free, and there is no background partition. The SMs of a context count as taken, too, where it is
+    not known which they are. SplitError if too few are free.
     """
     if not isinstance(exclusive, bool):
         raise TypeError(
             f"exclusive must be a bool, and cannot be the name of a partition, not {type(exclusive).__name__}"
         )
+    if among not in ("all", "free"):
+        raise ValueError(f"among must be 'all' or 'free', and cannot be the name of a partition, not {among!r}")
     layout = layout_of(requests, named)
+    if among == "free":
+        refuse_missing_workqueues(device, layout)
+        chosen, loan = open_free(device, lambda: wanted_among_free(device, layout), exclusive=exclusive)
+        return Partitions._make(device, layout, chosen, loan)
     wanted = wanted_by(device, layout)
     loan = open_contexts(device, wanted, exclusive=exclusive, stacklevel=2)
     return Partitions._make(device, layout, wanted, loan)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.loan import is_capturing
+from cuda_gctx._core.loan import capture_of
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, spellings
 from cuda_gctx.partitions.opening import Opening, Wanted, wanted_by
@@ -39,6 +39,8 @@ class PartitionPool:
         self._current: Partitions | None = None
         # The work that was enqueued in partitions of other layouts when switch() left them.
         self._behind: dict[Partition, tuple[Partitions, Event]] = {}
+        # Layouts that were left during a capture, which could not record that work.
+        self._left_in_capture: list[Partitions] = []
 
     @property
     def device(self) -> Device:
@@ -99,27 +101,68 @@ class PartitionPool:
         those partitions of earlier layouts whose SMs it shares or may share. The host does not wait. Partitions with
         the same SMs in both layouts go on without waiting. Switching to the current layout does nothing.
 
-        The arguments are those of get(). Raises RuntimeError while a stream of the pool is capturing a graph.
+        While streams of the current layout capture a graph, it orders the graph: the streams that the new layout has
+        lent so far wait for the capturing ones, and so become part of the capture, which has to end on the stream on
+        which it began: switch back before that. The work outside of the capture is ordered by the first switch after
+        it. RuntimeError if streams of the pool are in a capture that the current layout is not part of.
+
+        The arguments are those of get().
         """
         parts = self.get(*requests, stream=stream, **named)
         with self._lock:
             self._demand_open()
             old = self._current
-            if parts is not old:
+            if parts is not old or self._left_in_capture:
                 if old is not None:
-                    self._order(old, parts)
+                    self._switch(old, parts)
                 self._current = parts
         return parts
 
+    def _switch(self, old: Partitions, new: Partitions) -> None:
+        captures = {
+            stream: capture
+            for layout in dict.fromkeys((old, new, *self._left_in_capture))
+            for part in layout._all
+            for stream in part._streams()
+            if not stream.is_closed and (capture := capture_of(stream))
+        }
+        if not captures:
+            left, self._left_in_capture = self._left_in_capture, []
+            for layout in dict.fromkeys((*left, old)):
+                if layout is not new:
+                    self._order(layout, new)
+            return
+        if old is new:
+            return
+        mine = {captures[stream] for part in old._all for stream in part._streams() if stream in captures}
+        if set(captures.values()) != mine or len(mine) > 1:
+            raise RuntimeError(
+                f"captures of graphs that use streams of the pool: {len(set(captures.values()))}, of which the current "
+                f"layout is part of {len(mine)}. A switch orders one capture, which the current layout is part of: "
+                "switch before or after the others"
+            )
+        self._order_capture(old, new, captures)
+        if old not in self._left_in_capture:
+            self._left_in_capture.append(old)
+
+    @staticmethod
+    def _order_capture(old: Partitions, new: Partitions, captures: Mapping[Stream, int]) -> None:
+        both = {part.context for part in old._all} & {part.context for part in new._all}
+        for part in old._all:
+            followers = {
+                stream
+                for later in new._all
+                if later.context not in both and part._group.overlaps(later._group) is not False
+                for stream in (later.stream, *later._streams())
+                if not stream.is_closed
+            }
+            for stream in part._streams():
+                if stream in captures and followers:
+                    event = stream.record()
+                    for follower in followers:
+                        follower.wait(event)
+
     def _order(self, old: Partitions, new: Partitions) -> None:
-        for layout in (old, new):
-            for part in layout._all:
-                for stream in part._streams():
-                    if not stream.is_closed and is_capturing(stream):
-                        raise RuntimeError(
-                            f"a stream of partition {part.name} is capturing a graph, and waits of whole partitions "
-                            "would invalidate the capture: switch before or after it"
-                        )
         for part in old._all:
             _, event = self._behind.get(part, (old, None))
             self._behind[part] = old, part.record(event)
@@ -180,6 +223,7 @@ class PartitionPool:
             self._built.clear()
             self._loans.clear()
             self._behind.clear()
+            self._left_in_capture.clear()
             self._current = None
             for parts in built:
                 parts._close()

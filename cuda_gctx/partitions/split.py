@@ -16,7 +16,7 @@ from cuda_gctx.partitions.layout import BACKGROUND, OPTION_FIELDS, Layout, Parti
 SHARE_SLACK = 1e-6
 
 
-def _count(name: str, spec: PartitionSpec, whole: SMResource) -> int | None:
+def count_of(name: str, spec: PartitionSpec, whole: SMResource) -> int | None:
     if not isinstance(spec.sms, float):
         return spec.sms if isinstance(spec.sms, int) else None
     grain = whole.coscheduled_alignment
@@ -36,7 +36,7 @@ def _split_options(requests: Sequence[tuple[str, PartitionSpec]], whole: SMResou
         if isinstance(spec.sms, SMResourceOptions):
             groups.append(tuple(getattr(spec.sms, field) for field in OPTION_FIELDS))
         else:
-            groups.append((_count(name, spec, whole), None, None, False, None))
+            groups.append((count_of(name, spec, whole), None, None, False, None))
     return SMResourceOptions(*zip(*groups, strict=True))
 
 

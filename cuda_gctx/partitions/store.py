@@ -154,6 +154,15 @@ class ContextStore:
                     return found
         return None
 
+    def _identities(self, driver: int, device: Device) -> list[bytes]:
+        """What the stored contexts of a device are made of (see sm_identity()), the newest first."""
+        where = (driver, device.device_id)
+        return [
+            b"".join(part for part in stored.key[2:-1] if isinstance(part, bytes))
+            for stored in reversed(list(self._stored))
+            if stored.key[:2] == where
+        ]
+
     def _put(self, contexts: Sequence[StoredContext]) -> None:
         """Takes contexts back; closes those that nobody else should get.
 

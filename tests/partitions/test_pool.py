@@ -186,20 +186,94 @@ def test_switching_to_the_current_layout_and_get_change_nothing(sim: Machines) -
         pool.switch(decode=16)
 
 
-def test_a_switch_is_refused_while_a_stream_of_the_pool_captures(dev: Device) -> None:
+NARROW, WIDE = Layout(decode=16, prefill=None), Layout(decode=64, prefill=None)
+
+
+def test_a_switch_inside_a_capture_orders_the_graph(dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
     with PartitionPool(dev) as pool:
-        parts = pool.switch(decode=8)
-        pool.get(decode=24)
-        graph, handle = ctypes.c_void_p(), ctypes.c_void_p(parts.decode.stream.handle)
-        Raw().call("cuStreamBeginCapture_v2", handle, 0)
-        try:
-            error = refusal(RuntimeError, lambda: pool.switch(decode=24))
-            assert pool.current is parts
-        finally:
-            Raw().call("cuStreamEndCapture", handle, ctypes.byref(graph))  # an error if the switch has spoiled it
-            Raw().call("cuGraphDestroy", graph)
-        assert "a stream of partition decode is capturing a graph" in str(error)
-        assert pool.switch(decode=24) is pool.current
+        pool.get(WIDE)
+        narrow = pool.switch(NARROW)
+        stream = narrow.prefill.stream
+        spin(stream, 1, 10_000)  # what is loaded at the first launch cannot be loaded during a capture
+        spin(pool.get(WIDE).decode.stream, 1, 10_000)
+        dev.sync()
+        with stream.capture() as capture:
+            spin(stream, 1, 3_000_000)
+            wide = pool.switch(WIDE)
+            assert pool.current is wide
+            spin(wide.decode.stream, 1, 3_000_000)
+            assert pool.switch(NARROW) is narrow
+        with capture.graph as graph, graph.instantiate() as executable:
+            begin = stream.record(narrow.prefill.context.create_event(timed))
+            executable.launch(stream)
+            end = stream.record(narrow.prefill.context.create_event(timed))
+            dev.sync()
+            assert end - begin >= 6  # one after the other
+        dev.sync()
+
+
+def test_work_outside_of_a_capture_is_ordered_by_the_next_switch(dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
+    with PartitionPool(dev) as pool:
+        pool.get(WIDE)
+        narrow = pool.switch(NARROW)
+        busy, capturing = narrow.prefill.stream_pool(2)
+        spin(busy, 1, 10_000)
+        dev.sync()
+        begin = busy.record(narrow.prefill.context.create_event(timed))
+        spin(busy, narrow.prefill.sm_count, 5_000_000)
+        with capturing.capture() as capture:
+            pool.switch(WIDE)
+            pool.switch(NARROW)
+        capture.graph.close()
+        wide = pool.switch(WIDE)
+        spin(wide.decode.stream, 1, 10_000)
+        end = wide.decode.stream.record(wide.decode.context.create_event(timed))
+        dev.sync()
+        assert end - begin >= 5
+
+
+def test_a_switch_that_ended_in_a_capture_is_ordered_when_it_is_repeated(dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
+    with PartitionPool(dev) as pool:
+        wide = pool.get(WIDE)
+        narrow = pool.switch(NARROW)
+        busy, capturing = narrow.prefill.stream_pool(2)
+        spin(busy, 1, 10_000)
+        dev.sync()
+        begin = busy.record(narrow.prefill.context.create_event(timed))
+        spin(busy, narrow.prefill.sm_count, 5_000_000)
+        with capturing.capture() as capture:
+            pool.switch(WIDE)
+            for part in wide:  # what a switch back would do
+                if not part.stream.is_closed:
+                    capturing.wait(part.stream)
+        capture.graph.close()
+        assert pool.switch(WIDE) is wide
+        spin(wide.decode.stream, 1, 10_000)
+        end = wide.decode.stream.record(wide.decode.context.create_event(timed))
+        dev.sync()
+        assert end - begin >= 5
+
+
+def test_a_switch_is_refused_while_the_old_layout_is_not_part_of_the_capture(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        narrow, wide = pool.switch(NARROW), pool.get(WIDE)
+        for streams in ([wide.decode.stream], [narrow.decode.stream, narrow.prefill.stream]):
+            captures = [stream.capture() for stream in streams]
+            for capture in captures:
+                capture.__enter__()
+            try:
+                error = refusal(RuntimeError, lambda: pool.switch(WIDE))
+                assert pool.current is narrow
+            finally:
+                for capture in captures:
+                    capture.__exit__(None, None, None)  # an error if the switch has spoiled it
+            assert "A switch orders one capture" in str(error)
+            for capture in captures:
+                capture.graph.close()
+        assert pool.switch(WIDE) is pool.current
 
 
 def test_options_are_part_of_a_layout(dev: Device) -> None:

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <cstdint>
 #include <string>
 
 #include "handles/types.hpp"
@@ -12,6 +13,9 @@ namespace gctx {
 class Driver;
 
 bool is_capturing(const Driver& driver, CUstream handle);
+
+// The driver's number of the capture that a stream is part of; 0 if it is in none.
+std::uint64_t capture_of(const Driver& driver, CUstream handle);
 
 // What is capturing on a device, in words; empty if nothing is as far as can be known: the streams made by this package
 // and those that wait for the legacy default stream. The driver does not report the non-blocking streams of others.

@@ -42,7 +42,7 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
   given_ = sms_.empty() ? runtime.device_sm(device) : merged(sms_);
   if (overlap_matters) {
     const std::string advice = "close the other one first, or take all groups from one split";
-    live_entry_ = runtime.enlist(device, {given_}, {name_}, exclusive, 0, advice, overlap_report_).front();
+    live_entry_ = runtime.enlist(device, {given_}, {name_}, exclusive, false, 0, advice, overlap_report_).front();
   }
 }
 
@@ -89,9 +89,9 @@ ContextHandle NewContext::create() {
 }
 
 Claim::Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
-             bool exclusive, std::uint64_t group, const std::string& advice)
+             bool exclusive, bool only_free, std::uint64_t group, const std::string& advice)
     : runtime_(runtime), device_(device) {
-  entries_ = runtime.enlist(device, sms, names, exclusive, group, advice, overlap_report_);
+  entries_ = runtime.enlist(device, sms, names, exclusive, only_free, group, advice, overlap_report_);
 }
 
 Claim::~Claim() { release(); }

@@ -43,10 +43,10 @@ class NewContext {
 // A place for as long as it exists or until it is released, for contexts that were made without one.
 class Claim {
  public:
-  // `names` go with `sms`. Claims of one group (0: of none) may share SMs. Throws if it is exclusive and others have
-  // them. `advice` ends the report of those.
+  // `names` go with `sms`. Claims of one group (0: of none) may share SMs. Throws if others have them and it is
+  // exclusive, or `only_free` is set. `advice` ends the report of those.
   Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
-        bool exclusive, std::uint64_t group, const std::string& advice);
+        bool exclusive, bool only_free, std::uint64_t group, const std::string& advice);
   ~Claim();
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;

@@ -249,8 +249,8 @@ std::string label_of(const std::string& name, const SmResource& sms, bool closed
 }  // namespace
 
 std::vector<std::uint64_t> Runtime::enlist(int ordinal, const std::vector<SmResourcePtr>& sms,
-                                           const std::vector<std::string>& names, bool exclusive, std::uint64_t group,
-                                           const std::string& advice, std::string& report) {
+                                           const std::vector<std::string>& names, bool exclusive, bool only_free,
+                                           std::uint64_t group, const std::string& advice, std::string& report) {
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
   const std::lock_guard lock(state.live_mutex);
   bool certain = false;
@@ -288,7 +288,7 @@ std::vector<std::uint64_t> Runtime::enlist(int ordinal, const std::vector<SmReso
                                  : " share") +
              " SMs with " + joined(others) +
              (owner != nullptr ? "; " + context_label(owner->name) + " has its SMs exclusively" : "") + ": " + advice;
-    if (exclusive) {
+    if (exclusive || only_free) {
       fail(ErrorKind::overlap, report);
     }
   }
@@ -301,6 +301,17 @@ std::vector<std::uint64_t> Runtime::enlist(int ordinal, const std::vector<SmReso
   state.live.reserve(state.live.size() + entered.size());  // all of them are entered, or none
   std::move(entered.begin(), entered.end(), std::back_inserter(state.live));
   return entries;
+}
+
+std::vector<int> Runtime::are_free(int ordinal, const std::vector<SmResourcePtr>& sms) {
+  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  std::vector<int> answers;
+  const std::lock_guard lock(state.live_mutex);
+  for (const SmResourcePtr& one : sms) {
+    answers.push_back(std::none_of(state.live.begin(), state.live.end(),
+                                   [&](const LiveContext& live) { return overlaps(*one, *live.sms).value_or(true); }));
+  }
+  return answers;
 }
 
 void Runtime::note_closed(int ordinal, std::uint64_t entry) noexcept {

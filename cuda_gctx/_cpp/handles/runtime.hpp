@@ -110,10 +110,12 @@ class Runtime {
 
   // The list of live green contexts of a device. Entry 0 is nobody's. Comparing several with the list and entering them
   // are one step; they are not compared with each other. `report` names those that share SMs or may, and ends with the
-  // advice; it is empty if there are none. Throws it if one of them is to be exclusive.
+  // advice; it is empty if there are none. Throws it if one of them is to be exclusive, or `only_free` is set.
   std::vector<std::uint64_t> enlist(int ordinal, const std::vector<SmResourcePtr>& sms,
-                                    const std::vector<std::string>& names, bool exclusive, std::uint64_t group,
-                                    const std::string& advice, std::string& report);
+                                    const std::vector<std::string>& names, bool exclusive, bool only_free,
+                                    std::uint64_t group, const std::string& advice, std::string& report);
+  // Of each, whether no live context is known to have its SMs, or may: true or false.
+  std::vector<int> are_free(int ordinal, const std::vector<SmResourcePtr>& sms);
   void note_closed(int ordinal, std::uint64_t entry) noexcept;
   void delist(int ordinal, std::uint64_t entry) noexcept;
 

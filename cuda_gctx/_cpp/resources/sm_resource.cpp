@@ -122,4 +122,11 @@ SmResourcePtr merged(const std::vector<SmResourcePtr>& resources) {
   return result;
 }
 
+SmResourcePtr none_of(const SmResource& whole) {
+  auto result = std::make_shared<SmResource>();
+  result->driver = whole.driver;
+  result->device = whole.device;
+  return result;
+}
+
 }  // namespace gctx

@@ -65,4 +65,7 @@ std::optional<bool> overlaps(const SmResource& a, const SmResource& b);
 // What a context made of these resources names: the pieces of one split together.
 SmResourcePtr merged(const std::vector<SmResourcePtr>& resources);
 
+// No SMs of a device, as a remainder is where a split leaves nothing over.
+SmResourcePtr none_of(const SmResource& whole);
+
 }  // namespace gctx

@@ -1,0 +1,239 @@
+"""CUDA graphs: work that was captured on a stream once, and is launched again as a whole."""
+
+from libc.stdint cimport uintptr_t
+
+from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
+from cuda_gctx._core.context cimport wrap_context
+from cuda_gctx._core.cpp cimport (
+    CU_STREAM_CAPTURE_MODE_GLOBAL,
+    CU_STREAM_CAPTURE_MODE_RELAXED,
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    CUstreamCaptureMode,
+    GraphBox,
+    GraphExecBox,
+    GraphExecHandle,
+    GraphHandle,
+    Slot,
+    StreamHandle,
+    begin_capture,
+    end_capture,
+    instantiate,
+    launch,
+    upload,
+)
+from cuda_gctx._core.errors cimport report_failures, warn_of_failures
+from cuda_gctx._core.stream cimport Stream
+
+from cuda_gctx._core.above import above
+
+cdef dict MODE_OF_NAME = {
+    "global": <int>CU_STREAM_CAPTURE_MODE_GLOBAL,
+    "thread_local": <int>CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    "relaxed": <int>CU_STREAM_CAPTURE_MODE_RELAXED,
+}
+
+
+cdef class Graph:
+    """What a stream was given while it captured. Its kernels run in the contexts in which they were captured."""
+
+    cdef Slot[GraphBox] _slot
+    cdef object __weakref__
+
+    def __dealloc__(self):
+        cdef GraphHandle box = self._slot.take()
+        with nogil:
+            box.reset()
+        report_failures()
+
+    @property
+    def handle(self):
+        """The CUgraph, as an int."""
+        return <uintptr_t>self._slot.demand(b"graph").get().handle()
+
+    @property
+    def context(self):
+        """The context of the stream that captured it, which it keeps alive."""
+        return wrap_context(self._slot.demand(b"graph").get().context())
+
+    @property
+    def device(self):
+        """The device that it is on."""
+        return above.Device(self._slot.demand(b"graph").get().context().get().device())
+
+    @property
+    def node_count(self):
+        """The number of its nodes: kernels, copies and others."""
+        return self._slot.demand(b"graph").get().node_count()
+
+    @property
+    def is_closed(self):
+        """Whether it has been closed."""
+        return not self._slot.get()
+
+    def instantiate(self):
+        """The executable form of the graph. It needs device memory, and the graph is not needed for it any more."""
+        cdef GraphHandle box = self._slot.demand(b"graph")
+        cdef GraphExec made = GraphExec.__new__(GraphExec)
+        cdef GraphExecHandle exec_box
+        with nogil:
+            exec_box = instantiate(box)
+        made._slot.put(exec_box)
+        return made
+
+    def close(self):
+        """Destroys the graph, and not its executable form. Closing twice does nothing."""
+        cdef GraphHandle box = self._slot.take()
+        with nogil:
+            box.reset()
+        warn_of_failures()
+
+    def __enter__(self):
+        self._slot.demand(b"graph")
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def __reduce__(self):
+        refuse_copy(self, "capture it there")
+
+    def __repr__(self):
+        cdef GraphHandle box = self._slot.get()
+        if not box:
+            return "<Graph: closed>"
+        return f"<Graph {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
+
+
+make_only_here(Graph, "a Graph comes from Stream.capture()")
+
+
+cdef class GraphExec:
+    """A graph that can be launched, on streams of the context in which it was captured."""
+
+    cdef Slot[GraphExecBox] _slot
+    cdef object __weakref__
+
+    def __dealloc__(self):
+        cdef GraphExecHandle box = self._slot.take()
+        with nogil:
+            box.reset()
+        report_failures()
+
+    @property
+    def handle(self):
+        """The CUgraphExec, as an int."""
+        return <uintptr_t>self._slot.demand(b"executable graph").get().handle()
+
+    @property
+    def context(self):
+        """The context of the stream that captured it, which it keeps alive."""
+        return wrap_context(self._slot.demand(b"executable graph").get().context())
+
+    @property
+    def device(self):
+        """The device that it is on."""
+        return above.Device(self._slot.demand(b"executable graph").get().context().get().device())
+
+    @property
+    def is_closed(self):
+        """Whether it has been closed."""
+        return not self._slot.get()
+
+    def upload(self, Stream stream not None):
+        """Brings it to the device ahead of the first launch."""
+        cdef GraphExecHandle box = self._slot.demand(b"executable graph")
+        cdef StreamHandle on = stream._slot.demand(b"stream")
+        with nogil:
+            upload(box, on)
+
+    def launch(self, Stream stream not None):
+        """Runs it behind what the stream was given so far.
+
+        ValueError for a stream of another context: the kernels would run on the SMs of the one that captured them, in
+        the order of the other one.
+        """
+        cdef GraphExecHandle box = self._slot.demand(b"executable graph")
+        cdef StreamHandle on = stream._slot.demand(b"stream")
+        with nogil:
+            launch(box, on)
+
+    def close(self):
+        """Destroys the executable graph, which must not be running. Closing twice does nothing."""
+        cdef GraphExecHandle box = self._slot.take()
+        with nogil:
+            box.reset()
+        warn_of_failures()
+
+    def __enter__(self):
+        self._slot.demand(b"executable graph")
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def __reduce__(self):
+        refuse_copy(self, "capture it there")
+
+    def __repr__(self):
+        cdef GraphExecHandle box = self._slot.get()
+        if not box:
+            return "<GraphExec: closed>"
+        return f"<GraphExec {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
+
+
+make_only_here(GraphExec, "a GraphExec comes from Graph.instantiate()")
+
+
+cdef class Capture:
+    """A ``with`` block in which a stream captures; its graph is there afterwards."""
+
+    cdef Stream _stream
+    cdef int _mode
+    cdef Graph _graph
+
+    @property
+    def graph(self):
+        """The graph, once the block has been left without an error."""
+        if self._graph is None:
+            raise RuntimeError("the graph is there when the block of Stream.capture() has been left")
+        return self._graph
+
+    def __enter__(self):
+        cdef StreamHandle box = self._stream._slot.demand(b"stream")
+        cdef CUstreamCaptureMode mode = <CUstreamCaptureMode>self._mode
+        self._graph = None
+        with nogil:
+            begin_capture(box, mode)
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        cdef StreamHandle box = self._stream._slot.demand(b"stream")
+        cdef Graph graph = Graph.__new__(Graph)
+        cdef GraphHandle made
+        try:
+            with nogil:
+                made = end_capture(box)
+        except RuntimeError:
+            # Of a block that raised, the capture is often invalid: its own error is the one to see.
+            if kind is None:
+                raise
+            return
+        if kind is None:
+            graph._slot.put(made)
+            self._graph = graph
+
+    def __reduce__(self):
+        refuse_copy(self, "capture there")
+
+
+make_only_here(Capture, "a Capture comes from Stream.capture()")
+
+
+def capture(Stream stream not None, str mode):
+    """What Stream.capture() returns."""
+    if mode not in MODE_OF_NAME:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODE_OF_NAME))}, not {mode!r}")
+    cdef Capture made = Capture.__new__(Capture)
+    made._stream = stream
+    made._mode = MODE_OF_NAME[mode]
+    return made

@@ -1,0 +1,253 @@
+"""Free SMs: those that no live context of the process has, or may have.
+
+The driver hides which SMs a resource names, so that the SMs of two splits cannot be told apart. What asks for free SMs
+is therefore made of the pieces of one split for each device: its smallest aligned groups, the units, and the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.errors import CUDAError, ResourceOverlapError, SplitError
+from cuda_gctx._core.loan import are_free, sm_identity, together
+from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx.partitions.layout import Layout, PartitionSpec
+from cuda_gctx.partitions.opening import Opening, Wanted, known_split, open_contexts
+from cuda_gctx.partitions.split import count_of
+from cuda_gctx.partitions.store import Loan, driver_and_device, store
+
+__all__ = ["FreeSMs", "free_sms", "open_free", "open_one", "pieces_of", "wanted_among_free"]
+
+# Other threads may take the SMs that were found: so many times in a row that something else is wrong.
+MOST_TRIES = 1000
+
+# Drivers that refuse a context out of units and the rest together: their alignments differ.
+_keeps_rest_apart: set[int] = set()
+
+
+def _split_into_units(whole: SMResource) -> list[SMResource]:
+    size = max(whole.coscheduled_alignment, whole.min_partition_size)
+    # SMs outside of the chip's clusters can leave room for fewer units than there are SMs for.
+    for number in range(whole.sm_count // size, 0, -1):
+        # With the promise of their alignment, all of them come out of one call of the driver.
+        options = SMResourceOptions([size] * number, coscheduled_sm_count=whole.coscheduled_alignment)
+        with suppress(SplitError):
+            units, rest = whole.split(options)
+            return [*units, rest]
+    return [whole]
+
+
+def pieces_of(device: Device) -> tuple[list[SMResource], SMResource]:
+    """The device in units, split once, and the rest, which may have no SMs."""
+    whole = device.resources.sm
+    *units, rest = known_split(device, "units", lambda: _split_into_units(whole))
+    return units, rest
+
+
+class FreeSMs:
+    """The free units of a device and, if it is free, the rest: a snapshot, from which SMs are taken."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.whole = device.resources.sm
+        self.all_units, self.rest = pieces_of(device)
+        *units, rest = are_free([*self.all_units, self.rest])
+        self.units = [unit for unit, free in zip(self.all_units, units, strict=True) if free]
+        self.has_rest = bool(rest and self.rest.sm_count)
+        self.driver, _ = driver_and_device(self.whole, device)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the device is taken."""
+        return len(self.units) == len(self.all_units) and (self.has_rest or not self.rest.sm_count)
+
+    @property
+    def sm_count(self) -> int:
+        """The number of free SMs."""
+        return sum(piece.sm_count for piece in self._pieces())
+
+    def _pieces(self) -> list[SMResource]:
+        return [*self.units, *([self.rest] if self.has_rest else [])]
+
+    def all_of_one_context(self, *, aligned: bool = False) -> list[SMResource]:
+        """All free pieces that can be in one context; aligned: without the rest."""
+        if aligned or (self.units and self.has_rest and self.driver in _keeps_rest_apart):
+            return list(self.units)
+        return self._pieces()
+
+    def take(self, pieces: Sequence[SMResource]) -> SMResource:
+        """Takes pieces out; returns them as one resource, which is the device's own if they are all that it has."""
+        was_whole = self.is_whole
+        self.units = [unit for unit in self.units if unit not in pieces]
+        self.has_rest = self.has_rest and self.rest not in pieces
+        if was_whole and not self.units and not self.has_rest:
+            return self.whole
+        return together(self.whole, pieces)
+
+    def fitting(self, count: int) -> list[SMResource] | None:
+        """The pieces for a number of SMs; None if there are too few.
+
+        Whole units; where these are too few, all that is free, if that is enough. Units of which a stored context
+        exists come first.
+        """
+        size = self.all_units[0].sm_count if self.all_units else 1
+        number = -(-count // size)
+        if number <= len(self.units):
+            return self._stored_units(number) or self.units[:number]
+        pieces = self.all_of_one_context()
+        return pieces if sum(piece.sm_count for piece in pieces) >= count else None
+
+    def _stored_units(self, number: int) -> list[SMResource] | None:
+        free = {sm_identity(unit): unit for unit in self.units}
+        size = len(next(iter(free)))
+        for stored in store._identities(self.driver, self.device):
+            if len(stored) == number * size:
+                units = [free.get(stored[at : at + size]) for at in range(0, len(stored), size)]
+                if None not in units:
+                    return [unit for unit in units if unit is not None]
+        return None
+
+    def words(self) -> str:
+        return f"{self.sm_count} of {self.whole.sm_count} SMs are known to be free"
+
+
+def free_sms(whole: SMResource) -> SMResource:
+    """What SMResource.free returns."""
+    device = whole.device
+    if whole != device.resources.sm:
+        raise ValueError("free is known of a whole device: read device.resources.sm.free")
+    found = FreeSMs(device)
+    return found.take(found._pieces())
+
+
+def _group(free: FreeSMs, name: str, spec: PartitionSpec, layout: Layout) -> SMResource:
+    """The SMs of a partition that requests a number of them."""
+    options = spec.sms if isinstance(spec.sms, SMResourceOptions) else None
+    count: Any = options.count if options is not None else count_of(name, spec, free.whole)
+    if isinstance(count, tuple):
+        [count] = count
+    pieces = free.fitting(count)
+    if pieces is None:
+        raise SplitError(
+            f"{layout} does not fit: {free.words()} when {name} requests {count}: close other contexts, or request "
+            "fewer. The SMs of a context count as taken, too, where it is not known which they are"
+        )
+    if options is None:
+        return free.take(pieces)
+    # Special conditions are for the driver: it splits the units that are enough, or else all that are free.
+    for candidates in (pieces, free.all_of_one_context()):
+        try:
+            [group], _ = together(free.whole, candidates).split(options)
+        except SplitError as error:
+            refusal = error
+        else:
+            free.take(candidates)
+            return group
+    raise SplitError(f"{layout} does not fit among the free SMs: {refusal}") from None
+
+
+def wanted_among_free(device: Device, layout: Layout) -> list[Wanted]:
+    """The contexts of a layout out of free SMs only; SplitError if these are too few."""
+    free = FreeSMs(device)
+    groups: dict[str, SMResource] = {}
+    requests = list(zip(layout.names, layout.specs, strict=True))
+    for name, spec in requests:
+        if not spec.takes_the_remainder:
+            groups[name] = _group(free, name, spec, layout)
+    for name, spec in requests:
+        if spec.takes_the_remainder:
+            if spec.sms is not None:
+                raise ValueError(
+                    f"partition {name}: among free SMs, request all that remain with None, not {spec.sms!r}"
+                )
+            pieces = free.all_of_one_context(aligned=spec.aligned)
+            if not pieces:
+                raise SplitError(f"{layout} does not fit: no SMs are known to be free for {name}")
+            groups[name] = free.take(pieces)
+    return [Wanted(name, [groups[name]], spec.workqueue) for name, spec in requests]
+
+
+def open_free(
+    device: Device, find: Callable[[], Sequence[Wanted]], *, exclusive: bool = False
+) -> tuple[Sequence[Wanted], Loan]:
+    """What `find` chooses of free SMs, and the loan of contexts over them.
+
+    Finding and claiming are one step for others: if they claim one of the SMs in between, SMs are found again.
+    """
+    driver, _ = driver_and_device(device.resources.sm, device)
+    for _ in _tries():
+        wanted = find()
+        try:
+            opening = Opening(device, wanted, exclusive=exclusive, only_free=True)
+        except ResourceOverlapError:
+            continue
+        try:
+            return wanted, opening.loan()
+        except BaseException as error:
+            opening.abandon()
+            if not _refuses_mixture(error) or driver in _keeps_rest_apart:
+                raise
+        _keeps_rest_apart.add(driver)
+    raise AssertionError("unreachable")
+
+
+def _refuses_mixture(error: BaseException) -> bool:
+    return isinstance(error, CUDAError) and error.call == "cuDevResourceGenerateDesc"
+
+
+def _tries() -> Iterator[int]:
+    yield from range(MOST_TRIES)
+    raise ResourceOverlapError("the free SMs were claimed by others again and again: close contexts, or try again")
+
+
+class _TooFewError(Exception):
+    """There are too few free SMs."""
+
+
+def open_one(
+    device: Device,
+    name: str,
+    count: int,
+    workqueue: WorkqueueResourceOptions | None,
+    *,
+    exclusive: bool,
+    advice: str,
+    stacklevel: int,
+) -> Loan:
+    """The loan of one context over at least this many SMs: free ones, and others only where these are too few.
+
+    exclusive: ResourceOverlapError where they are too few, instead of a warning.
+    """
+
+    def find() -> list[Wanted]:
+        free = FreeSMs(device)
+        pieces = free.fitting(count)
+        if pieces is None:
+            if exclusive:
+                raise ResourceOverlapError(
+                    f"{free.words()}, and {count} were requested: close other contexts, or request fewer"
+                )
+            raise _TooFewError
+        return [Wanted(name, [free.take(pieces)], workqueue)]
+
+    try:
+        return open_free(device, find, exclusive=exclusive)[1]
+    except _TooFewError:
+        shared = Wanted(name, [_with_shared(FreeSMs(device), count)], workqueue)
+    return open_contexts(device, [shared], advice=advice, stacklevel=stacklevel + 1)
+
+
+def _with_shared(free: FreeSMs, count: int) -> SMResource:
+    """All that is free, and as few others as are needed; the whole device if that is not enough."""
+    pieces = free.all_of_one_context()
+    for unit in free.all_units:
+        if sum(piece.sm_count for piece in pieces) >= count:
+            break
+        if unit not in pieces:
+            pieces.append(unit)
+    if sum(piece.sm_count for piece in pieces) < count:
+        return free.whole
+    return together(free.whole, pieces)

@@ -1,0 +1,247 @@
+"""Graphs: captured on a stream, launched on streams of its context, and one for each partition."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from cuda_gctx import CUDAError, Device, EventOptions, Graph, GraphSet, Layout, Partition, PartitionPool, Partitions
+from cuda_gctx._core.probe import spin
+from cuda_gctx.partitions import store
+
+from ..common import on_another_thread, refusal
+from ..raw import Raw, RawError
+
+Machines = Callable[..., Any]
+
+
+@pytest.fixture
+def parts(dev: Device) -> Iterator[Partitions]:
+    with dev.partition(a=16, b=32) as made:
+        for part in made:
+            spin(part.stream, 1, 10_000)  # loads the kernel, which a capture does not allow
+        dev.sync()
+        yield made
+        gc.collect()
+
+
+def captured(part: Partition, ns: int = 10_000) -> Graph:
+    with part.stream.capture() as capture:
+        spin(part.stream, 1, ns)
+    return capture.graph
+
+
+def milliseconds(part: Partition, action: Callable[[], object]) -> float:
+    timed = EventOptions(timing_enabled=True)
+    begin = part.stream.record(part.context.create_event(timed))
+    action()
+    end = part.stream.record(part.context.create_event(timed))
+    end.sync()
+    return end - begin
+
+
+# ---- graphs
+
+
+def test_what_a_stream_captures_runs_when_the_graph_is_launched(parts: Partitions) -> None:
+    graph = captured(parts.a, 2_000_000)
+    assert graph.node_count >= 1
+    assert graph.context == parts.a.context
+    assert graph.device == parts.device
+    with graph, graph.instantiate() as executable:
+        graph.close()  # it is not needed any more
+        executable.upload(parts.a.stream)
+        assert executable.context == parts.a.context
+        for _ in range(2):
+            assert milliseconds(parts.a, lambda: executable.launch(parts.a.stream)) >= 2
+    assert graph.is_closed
+    assert executable.is_closed
+    assert "closed" in repr(graph)
+    assert "closed" in repr(executable)
+    refusal(RuntimeError, lambda: executable.launch(parts.a.stream))
+
+
+def test_a_graph_is_launched_on_any_stream_of_its_context_and_on_no_other(parts: Partitions) -> None:
+    with captured(parts.a) as graph, graph.instantiate() as executable:
+        executable.launch(parts.a.stream_pool(1)[0])
+        message = str(refusal(ValueError, lambda: executable.launch(parts.b.stream)))
+        assert "captured in context 'a', and the stream is one of context 'b'" in message
+        refusal(ValueError, lambda: executable.upload(parts.b.stream))
+        parts.sync()
+
+
+def test_there_is_a_graph_only_after_the_block(parts: Partitions) -> None:
+    capture = parts.a.stream.capture()
+    refusal(RuntimeError, lambda: capture.graph)
+    with pytest.raises(KeyError), capture:
+        raise KeyError
+    refusal(RuntimeError, lambda: capture.graph)
+    assert parts.a.stream.is_done  # it captures no more
+    with capture:
+        pass
+    assert capture.graph.node_count == 0
+    capture.graph.close()
+
+
+def test_a_stream_captures_once_at_a_time(parts: Partitions) -> None:
+    stream = parts.a.stream
+    with stream.capture("relaxed"):
+        assert "end that capture first" in str(refusal(RuntimeError, lambda: stream.capture().__enter__()))
+    with pytest.raises(ValueError, match="mode must be one of 'global'"):
+        stream.capture("loose")  # type: ignore[arg-type]
+
+
+def test_a_capture_that_was_invalidated_raises(parts: Partitions) -> None:
+    def spoil() -> None:
+        with parts.a.stream.capture("relaxed"):
+            spin(parts.a.stream, 1, 10_000)
+            with suppress(RawError):
+                Raw().call("cuStreamSynchronize", ctypes.c_void_p(parts.a.stream.handle))
+
+    error = refusal(CUDAError, spoil)
+    assert error.call == "cuStreamEndCapture"
+    assert parts.a.stream.is_done
+
+
+def test_graphs_keep_their_context(sim: Machines) -> None:
+    machine = sim("h200")
+    parts = Device(0).partition(16)
+    spin(parts[0].stream, 1, 10_000)
+    parts.sync()
+    graph = captured(parts[0])
+    executable = graph.instantiate()
+    parts.close()
+    store.drop()
+    assert len(machine.ledger().live_of("green context")) == 1
+    graph.close()
+    executable.close()
+    gc.collect()
+    assert machine.ledger().live_of("green context") == ()
+
+
+def test_graphs_cannot_be_copied(parts: Partitions) -> None:
+    with captured(parts.a) as graph, graph.instantiate() as executable:
+        for thing in (graph, executable, parts.a.stream.capture()):
+            with pytest.raises(TypeError, match="cannot be pickled or copied"):
+                copy.copy(thing)
+
+
+# ---- sets of graphs
+
+
+def test_a_function_is_captured_once_in_each_partition(parts: Partitions) -> None:
+    calls: list[str] = []
+
+    def work(part: Partition) -> str:
+        calls.append(part.name)
+        spin(part.stream, 1, 1_000_000)
+        return f"of {part.name}"
+
+    with GraphSet() as graphs:
+        for _ in range(2):
+            for part in parts:
+                assert graphs.capture(part, 8, work) == f"of {part.name}"
+        assert calls == ["a", "b"]
+        assert len(graphs) == 2
+        assert (parts.a, 8) in graphs
+        assert (parts.a, 9) not in graphs
+        for part in parts:
+            assert milliseconds(part, lambda part=part: graphs.replay(part, 8)) >= 1  # type: ignore[misc]
+            assert graphs.replay(part, 8) == f"of {part.name}"
+        parts.sync()
+        assert "a " in str(graphs)
+        assert "2 graphs" in repr(graphs)
+        assert graphs.memory_bytes >= 0
+        graphs.drop(parts.a)
+        assert len(graphs) == 1
+    assert len(graphs) == 0
+
+
+def test_a_graph_of_another_partition_is_refused(parts: Partitions) -> None:
+    with GraphSet() as graphs:
+        graphs.capture(parts.a, "step", lambda part: spin(part.stream, 1, 10_000))
+        message = str(refusal(ValueError, lambda: graphs.replay(parts.b, "step")))
+        assert "captured in a (16 SMs) and not in b (32 SMs)" in message
+        assert "there is no graph 'other'" in str(refusal(ValueError, lambda: graphs.replay(parts.a, "other")))
+        with captured(parts.a) as graph:
+            assert "was not captured in partition b" in str(refusal(ValueError, lambda: graphs.add(parts.b, 1, graph)))
+            graphs.add(parts.a, 1, graph)
+            assert "drop that first" in str(refusal(ValueError, lambda: graphs.add(parts.a, 1, graph)))
+        graphs.replay(parts.a, 1)
+        parts.sync()
+
+
+def test_names_stand_for_partitions_of_the_current_layout(dev: Device) -> None:
+    narrow, wide = Layout(decode=16, prefill=None), Layout(decode=64, prefill=None)
+    calls: list[int] = []
+
+    def step(part: Partition) -> int:
+        calls.append(part.sm_count)
+        spin(part.stream, 1, 10_000)
+        return part.sm_count
+
+    with PartitionPool(dev) as pool, GraphSet(pool) as graphs:
+        assert "pool.switch() first" in str(refusal(RuntimeError, lambda: graphs.replay("decode", 1)))
+        for layout in (narrow, wide):
+            spin(pool.get(layout).decode.stream, 1, 10_000)
+        dev.sync()
+        for layout in (narrow, wide, narrow):
+            pool.switch(layout)
+            graphs.capture("decode", 1, step)
+            assert graphs.replay("decode", 1) == pool.current.decode.sm_count  # type: ignore[union-attr]
+        assert len(calls) == 2
+        dev.sync()
+    with GraphSet() as graphs:
+        assert "needs a pool" in str(refusal(ValueError, lambda: graphs.replay("decode", 1)))
+        refusal(TypeError, lambda: graphs.replay(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="framework must be"):
+        GraphSet(framework="jax")  # type: ignore[arg-type]
+
+
+def test_layouts_that_share_a_context_share_its_graphs(sim: Machines) -> None:
+    sim("h200")
+    with PartitionPool(Device(0)) as pool, GraphSet(pool) as graphs:
+        first = pool.switch(decode=16)
+        spin(first.decode.stream, 1, 10_000)
+        first.sync()
+        graphs.capture("decode", 1, lambda part: spin(part.stream, 1, 10_000))
+        pool.switch(decode=16, prefill=None)
+        graphs.replay("decode", 1)
+        assert len(graphs) == 1
+        first.sync()
+
+
+def test_a_failing_function_leaves_no_graph(parts: Partitions) -> None:
+    def fail(part: Partition) -> None:
+        raise LookupError("of the user")
+
+    with GraphSet() as graphs:
+        assert str(refusal(LookupError, lambda: graphs.capture(parts.a, 1, fail))) == "of the user"
+        assert len(graphs) == 0
+        assert graphs.capture(parts.a, 1, lambda part: 3) == 3
+        on_another_thread(lambda: graphs.replay(parts.a, 1))
+        parts.sync()
+
+
+@pytest.mark.gpu_only
+def test_functions_of_torch_are_captured_in_their_partition(torch: Any, parts: Partitions) -> None:
+    x = torch.ones(1 << 16, device="cuda:0")
+    y = torch.zeros(1 << 16, device="cuda:0")
+    with GraphSet(framework="torch") as graphs:
+        for part in parts:
+            graphs.capture(part, 1, lambda part: y.add_(x))
+        torch.cuda.synchronize()
+        y.zero_()
+        torch.cuda.synchronize()
+        for part in parts:
+            for _ in range(3):
+                graphs.replay(part, 1)
+            part.sync()
+        assert y.eq(6).all()
+        assert graphs.memory_bytes >= 0
