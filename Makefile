@@ -112,7 +112,7 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# What builds the package is installed beside it, so that a second build compiles only what has changed.
+# The build requirements are installed in the environment, so that a second build compiles only what has changed.
 $(VENV)/builders: pyproject.toml | $(BIN)/python
 	sed -n '/^requires = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml > $(VENV)/build-requirements.txt
 	$(BIN)/python -m pip install -q 'pip>=23.1' -r $(VENV)/build-requirements.txt 'cmake>=3.20' ninja

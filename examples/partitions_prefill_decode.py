@@ -8,7 +8,7 @@ from cuda_gctx import Device
 def main() -> None:
     dev = Device(0)
     with dev.partition(decode=16, prefill=None) as parts:
-        # What a kernel on these streams can use; the library that launches it should be told the number.
+        # What a kernel on these streams can use; pass the number to the library that launches it.
         decode, prefill = parts.decode.stream, parts.prefill.stream
         print(f"decode has {decode.resources.sm.sm_count} SMs, prefill {prefill.resources.sm.sm_count}")
 

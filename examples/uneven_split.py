@@ -7,11 +7,11 @@ from cuda_gctx import Device, SMResource, SMResourceOptions, SplitError, system
 
 def show(whole: SMResource, title: str, options: SMResourceOptions) -> None:
     groups, remainder = whole.split(options)
-    told = ", ".join(
+    sizes = ", ".join(
         f"{group.sm_count}" + (f" (asked {group.requested})" if group.requested not in (None, group.sm_count) else "")
         for group in groups
     )
-    print(f"{title:28} {told}; remainder {remainder.sm_count}; {groups[0].strategy}")
+    print(f"{title:28} {sizes}; remainder {remainder.sm_count}; {groups[0].strategy}")
     # The groups and the remainder are disjoint and complete, whatever the strategy.
     assert sum(group.sm_count for group in groups) + remainder.sm_count == whole.sm_count
     assert not any(group.overlaps(remainder) for group in groups)

@@ -464,8 +464,8 @@ class _Diagnosis:
         if first.context != second.context and self.sms[0] and self.sms[1] and not self.shared:
             return None
         repeats = min(max(1, round(ROOM_NS / max(self.alone_ns[0], 1))), MOST_REPEATS)
-        with second.context.create_stream() as beside:
-            if self.runs.finds_room(beside, repeats):
+        with second.context.create_stream() as other:
+            if self.runs.finds_room(other, repeats):
                 return None
         a, b = self.names
         text = (

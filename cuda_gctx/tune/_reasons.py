@@ -115,15 +115,15 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
         slower = part.alone.median / report.alone[name].median
         if slower > SLOWDOWN:
             found.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
-        here, beside = best.alone_here[name].spent(name, search.final), best.spent(name, search.final)
+        here, together = best.alone_here[name].spent(name, search.final), best.spent(name, search.final)
         if isinstance(report.objective, TailLatency) and name == report.objective.part:
             ratio = result.seconds.median / part.alone.median
             found.append(
                 f"in {part.sm_count} SMs the {title_of(report.objective)} is {words(part.alone.median)} alone, and "
                 f"{ratio:.2f}x that next to the others"
             )
-        elif here and beside:
-            stretched[name] = median(beside) / median(here)
+        elif here and together:
+            stretched[name] = median(together) / median(here)
         elif part.seconds is not None:
             stretched[name] = part.seconds.median / part.alone.median
     slowed = {name: slower for name, slower in stretched.items() if slower > SLOWDOWN}

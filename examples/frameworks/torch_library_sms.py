@@ -1,4 +1,4 @@
-"""Matrix products of torch in a partition, with cuBLAS told how many SMs it has where that was measured to help."""
+"""GEMMs of torch in a partition, with an SM count hint for cuBLAS where it was measured to help."""
 
 from __future__ import annotations
 

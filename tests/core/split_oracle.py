@@ -54,7 +54,7 @@ def options_of(groups: Sequence[Group]) -> SMResourceOptions:
 
 @cache
 def layouts() -> dict[str, tuple[int, ...]]:
-    """SMs in each cluster of the chip, by profile."""
+    """SMs in each GPC, by profile."""
     tell = ctypes.CDLL(system.driver_path).gctxSimProfiles
     tell.restype = ctypes.c_char_p
     told = json.loads(tell())
@@ -82,7 +82,7 @@ class Card:
         return self.driver >= STRUCTURED_SINCE
 
     def together(self, size: int) -> int:
-        """How many SMs sit in sets of `size` inside one cluster of the chip."""
+        """How many SMs sit in sets of `size` inside one GPC."""
         return sum(gpc // size * size for gpc in self.gpcs)
 
     @cached_property
@@ -156,7 +156,7 @@ class Card:
     # ---- several groups
 
     def sets_fit(self, sets: Sequence[tuple[int, int]]) -> bool:
-        """Whether groups of (co-scheduling, SMs) fit into the clusters of the chip.
+        """Whether groups of (co-scheduling, SMs) fit into the GPCs.
 
         A set of 16 takes two places for sets of 8 wherever it sits, so that counting places is enough as long as each
         size divides the next.

@@ -201,7 +201,7 @@ def test_a_library_that_is_no_driver_is_told_from_one() -> None:
     library = ctypes.util.find_library("c")
     assert library is not None
     assert run(TRY.format(use="cuda_gctx.Device(0)"), library).startswith(
-        "DriverNotFound True libc.so.6 is no CUDA driver"
+        "DriverNotFound True libc.so.6 is not a CUDA driver"
     )
 
 

@@ -47,7 +47,7 @@ def distance(one: str, other: str) -> float:
     return float(((2 + mean) * (r - red) ** 2 + 4 * (g - green) ** 2 + (3 - mean) * (b - blue) ** 2) ** 0.5)
 
 
-# ---- clusters of the chip
+# ---- GPCs
 
 
 def test_clusters_of_the_chip_are_those_that_were_recorded(sim: Machines) -> None:

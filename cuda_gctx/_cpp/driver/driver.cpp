@@ -55,7 +55,7 @@ void Driver::fill_table() {
   // The form with a query result came with 12.0; nothing below it can do anything of use here.
   const auto get_proc_address = lookup<GetProcAddress>(library_, "cuGetProcAddress_v2");
   if (get_version == nullptr || get_proc_address == nullptr || get_version(&version_) != CUDA_SUCCESS) {
-    fail_not_found(path_ + " is no CUDA driver of version 12.0 or newer: " + advice);
+    fail_not_found(path_ + " is not a CUDA driver of version 12.0 or newer: " + advice);
   }
   const auto find = [&](const char* symbol, int since) -> void* {
     void* address = nullptr;

@@ -1,4 +1,4 @@
-// The driver as seen from here: one table of functions, what it offers, and how its errors are told.
+// The driver: one table of its functions, its features, and the translation of its errors.
 #pragma once
 
 #include <cuda.h>

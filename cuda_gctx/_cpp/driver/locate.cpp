@@ -5,7 +5,7 @@
 namespace gctx {
 namespace {
 
-// The software driver lies in a fixed place beside this library, wherever the package is installed.
+// The software driver is in a fixed place relative to this library, wherever the package is installed.
 std::string beside_this_library(std::string_view relative) {
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(&locate_driver), &info);

@@ -25,10 +25,10 @@ void begin_exit() noexcept;
 void let_errors_wait_for_the_end() noexcept;
 void wait_for_the_end_if_over() noexcept;  // called for each error before it is thrown
 
-// Called once a driver is in use: from then on a forked child is told from its parent.
+// Called once a driver is in use: from then on a forked child is distinguished from its parent.
 void watch_forks();
 
-// What failed where nothing can be thrown. Counted, and told by whoever asks next.
+// What failed where nothing can be thrown. Counted, and reported at the next opportunity.
 void note_failure(const char* what) noexcept;
 bool take_failure(char* text, unsigned long size) noexcept;  // false if nothing failed since the last time
 

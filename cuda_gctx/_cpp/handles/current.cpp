@@ -226,7 +226,7 @@ void restore(const Driver& driver, CUcontext pushed, CUcontext before) {
   CUcontext popped = nullptr;
   CUresult failed = CUDA_SUCCESS;
   CUresult answer = driver.cuCtxPopCurrent(&popped);
-  // Nothing there to be popped: inner code has popped it, and that is no failure.
+  // Nothing there to be popped: inner code has popped it, which is not a failure.
   const auto keep_failure = [&] {
     if (answer != CUDA_SUCCESS && answer != CUDA_ERROR_INVALID_CONTEXT && failed == CUDA_SUCCESS) {
       failed = answer;

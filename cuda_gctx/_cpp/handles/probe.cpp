@@ -88,7 +88,7 @@ class Deadline {
   std::chrono::steady_clock::time_point end_;
 };
 
-// One warp, so that it fits beside anything that leaves a little room on an SM.
+// One warp, so that it fits wherever other work leaves a little room on an SM.
 constexpr unsigned stamp_threads = 32;
 
 CUlaunchAttribute cluster_of(unsigned blocks) {

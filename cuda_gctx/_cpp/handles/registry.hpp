@@ -22,8 +22,8 @@ class Registered : public std::enable_shared_from_this<Box> {
   bool is_registered_ = false;
 };
 
-// An entry is told from a newer object at the same address by asking the box (`is_same`), so that recycled addresses
-// neither resurrect nor erase the wrong object.
+// An entry is distinguished from a newer object at the same address by asking the box (`is_same`), so that recycled
+// addresses neither resurrect nor erase the wrong object.
 template <typename Raw, typename Box>
 class Registry {
  public:

@@ -75,10 +75,10 @@ class Splitter::Pieces {
   void describe(SmResource& piece, bool is_loose) const {
     const Grain grain = splitter_.grain_;
     const CUdevResource* only = piece.units.size() == 1 ? &piece.units.front() : nullptr;
-    const bool told = only != nullptr && only->sm.minSmPartitionSize != 0 && only->sm.smCoscheduledAlignment != 0;
+    const bool is_known = only != nullptr && only->sm.minSmPartitionSize != 0 && only->sm.smCoscheduledAlignment != 0;
     const unsigned alignment = is_loose ? std::min(pair_size, grain.alignment) : grain.alignment;
-    piece.alignment = told ? only->sm.smCoscheduledAlignment : alignment;
-    piece.min_partition_size = told ? only->sm.minSmPartitionSize : is_loose ? alignment : grain.minimum;
+    piece.alignment = is_known ? only->sm.smCoscheduledAlignment : alignment;
+    piece.min_partition_size = is_known ? only->sm.minSmPartitionSize : is_loose ? alignment : grain.minimum;
     // Before 13.1 the driver has no such field and may leave anything in its place.
     piece.flags = only != nullptr && splitter_.driver_->has(Feature::structured_split) ? only->sm.flags : 0;
   }
@@ -352,9 +352,9 @@ std::optional<Splitter::Cut> Splitter::by_count(unsigned groups, unsigned size, 
 }
 
 std::optional<Grain> Splitter::real_grain() const {
-  const unsigned told = std::max(grain_.alignment, grain_.minimum);
-  const auto cut = grain_.alignment > pair_size ? by_count(1, told, 0) : std::nullopt;
-  if (!cut || cut->unit_size <= told) {
+  const unsigned nominal = std::max(grain_.alignment, grain_.minimum);
+  const auto cut = grain_.alignment > pair_size ? by_count(1, nominal, 0) : std::nullopt;
+  if (!cut || cut->unit_size <= nominal) {
     return std::nullopt;
   }
   return Grain{cut->unit_size, cut->unit_size};
@@ -387,7 +387,7 @@ bool Splitter::units_suffice(const Needs& needs) const {
 }
 
 // One by-count split into equal units, out of which the groups are put together. Smallest units first: a unit of the
-// alignment lies inside one cluster of the chip, while the driver pieces larger ones together, so that only the
+// alignment lies inside one GPC, while the driver pieces larger ones together, so that only the
 // smallest keep a promise. (H200: a group of 16 made of two units of 8 holds 16 clusters of 8 blocks of 128 threads,
 // the driver's own group of 16 holds 8.) Where pairs of SMs are all there is, large units do.
 std::optional<SplitResult> Splitter::composed(const Needs& needs) const {

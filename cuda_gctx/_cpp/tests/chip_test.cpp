@@ -302,7 +302,7 @@ void test_structured_agrees_with_by_count() {
   const Chip chip = chip_of("h200");
   check_counts(structured(chip, {group(16, 8), group(0, 8)}, 13010), {16, 104}, 12);
   check_counts(structured(chip, {group(8, 8), group(16, 8), group(24, 8)}, 13010), {8, 16, 24}, 84);
-  // Seven groups of 16 are whole sets of 8 in one cluster of the chip each; an eighth would have to be pieced together.
+  // Seven groups of 16 are whole sets of 8 in one GPC each; an eighth would have to be pieced together.
   const std::vector<Params> seven(7, group(16));
   check_counts(structured(chip, seven, 13010), {16, 16, 16, 16, 16, 16, 16}, 20);
   const std::vector<Params> eight(8, group(16));
@@ -343,12 +343,12 @@ void test_structured_refusals() {
                                group(8, 16), group(16, 8, 12), group(4, 8, 0, backfill), group(4, 0, 0, backfill)}) {
     CHECK_EQUAL(result(params), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   }
-  // No cluster of the chip holds 32 SMs.
+  // No GPC holds 32 SMs.
   CHECK_EQUAL(result(group(32, 32)), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   CHECK_EQUAL(result(group(0, 32)), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   CHECK_EQUAL(result(group(0, 32), 13010, true), CUDA_SUCCESS);
   CHECK_EQUAL(result(group(64, 32, 0, backfill)), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-  // Seven clusters of the chip hold 16.
+  // Seven GPCs hold 16.
   CHECK_EQUAL(result(group(112, 16)), CUDA_SUCCESS);
   CHECK_EQUAL(result(group(128, 16)), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   CHECK_EQUAL(result(group(128, 16, 0, backfill)), CUDA_SUCCESS);

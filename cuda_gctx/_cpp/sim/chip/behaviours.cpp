@@ -14,19 +14,18 @@ constexpr std::array behaviours{
     Behaviour{"chip.layout.others", "all", "Other cards have their public number of SMs in a plausible layout",
               Known::assumed, ""},
     Behaviour{"chip.sm_ids", "all",
-              "SM ids count across the clusters of the chip, a pair at a time; pairs outside of clusters come last",
-              Known::recorded, "smids"},
+              "SM ids count across the GPCs, a pair at a time; pairs outside of clusters come last", Known::recorded,
+              "smids"},
     Behaviour{"by_count.grain", "all", "Minimum and grain are 8 on 9.0 and later; 0 counts as 1", Known::recorded,
               "split_by_count"},
     Behaviour{"by_count.grain_before_9", "all",
               "The minimum is 4 and the grain 2 on 8.x; minimum and grain are 2 on Tegra chips", Known::assumed, ""},
     Behaviour{"by_count.dealing", "all",
-              "Groups are dealt the same parts in turn: units of 8 inside one cluster of the chip as far as they go, "
+              "Groups are dealt the same parts in turn: units of 8 inside one GPC as far as they go, "
               "then smaller parts; which SMs a group gets depends on how many groups are asked for",
               Known::recorded, "layout"},
-    Behaviour{"by_count.compact", "all",
-              "MAX_POTENTIAL_CLUSTER_SIZE deals the largest parts of the clusters of the chip first", Known::recorded,
-              "layout"},
+    Behaviour{"by_count.compact", "all", "MAX_POTENTIAL_CLUSTER_SIZE deals the largest parts of the GPCs first",
+              Known::recorded, "layout"},
     Behaviour{"by_count.of_contexts", "all",
               "What a context holds is split by the parts it was made of; groups can then be smaller than asked",
               Known::recorded, "two_step"},
@@ -36,10 +35,9 @@ constexpr std::array behaviours{
     Behaviour{"by_count.too_many", "all", "A minimum above the input is INVALID_RESOURCE_CONFIGURATION",
               Known::recorded, "split_by_count"},
     Behaviour{"by_count.fine", "all", "IGNORE_SM_COSCHEDULING has a grain of 2", Known::recorded, "split_by_count"},
-    Behaviour{
-        "by_count.fine_order", "all",
-        "IGNORE_SM_COSCHEDULING deals pairs in turn: one of every cluster of the chip, then the next of every one",
-        Known::recorded, "layout"},
+    Behaviour{"by_count.fine_order", "all",
+              "IGNORE_SM_COSCHEDULING deals pairs in turn: one of every GPC, then the next of every one",
+              Known::recorded, "layout"},
     Behaviour{"by_count.fine_runs", "all",
               "In a context of such groups, a run of neighbouring pairs is two parts: its last pair, and the others",
               Known::recorded, "two_step"},
@@ -73,10 +71,9 @@ constexpr std::array behaviours{
               "BACKFILL fills the count up with other SMs, once at least one co-scheduled set is there",
               Known::documented,
               "Treats constraints as a hint, ignoring them if necessary to reach the requested smCount."},
-    Behaviour{
-        "structured.placement", "13.1 and newer",
-        "A group goes into one cluster of the chip if one can hold it, then preferred sets first, clusters in order",
-        Known::assumed, ""},
+    Behaviour{"structured.placement", "13.1 and newer",
+              "A group goes into one GPC if one can hold it, then preferred sets first, clusters in order",
+              Known::assumed, ""},
     Behaviour{"structured.locality", "13.4 and newer",
               "From 13.4 a group may be bound to one locality domain; BACKFILL goes on to SMs of no domain, then to "
               "other domains; from 13.5 supplemental SMs",
@@ -84,7 +81,7 @@ constexpr std::array behaviours{
               "backfill fills up to the requested smCount using the target locality domain first, then SMs not "
               "attributed to any locality domain, then SMs from other locality domains."},
     Behaviour{"structured.locality_layout", "13.1 and newer",
-              "Domains are runs of clusters of the chip; the SMs of a domain beyond what every domain has, in whole "
+              "Domains are runs of GPCs; the SMs of a domain beyond what every domain has, in whole "
               "grains, are its supplemental ones",
               Known::assumed, ""},
     Behaviour{"clusters.capacity", "all",
@@ -92,7 +89,7 @@ constexpr std::array behaviours{
               "packs without loss",
               Known::recorded, "limits"},
     Behaviour{"clusters.parts", "all",
-              "The parts are units of 8 for plain groups, whole clusters of the chip for the device, remainders and "
+              "The parts are units of 8 for plain groups, whole GPCs for the device, remainders and "
               "MAX_POTENTIAL_CLUSTER_SIZE, and runs of pairs less one for IGNORE_SM_COSCHEDULING",
               Known::recorded, "limits"},
     Behaviour{"clusters.limit", "all", "Clusters have at most 16 blocks on 9.x and 10.x and 8 on later cards",

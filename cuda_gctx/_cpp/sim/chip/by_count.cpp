@@ -16,7 +16,7 @@ unsigned rounded_up(unsigned count, unsigned grain) { return (count + grain - 1)
 
 }  // namespace
 
-// SMs of one cluster of the chip, taken from the front.
+// SMs of one GPC, taken from the front.
 struct Chip::Part {
   unsigned gpc = 0;
   unsigned begin = 0;
@@ -29,9 +29,9 @@ struct Chip::Parts {
   std::vector<Part> parts;
 };
 
-// Parts of the clusters of the chip, cluster by cluster. Recorded, from the largest thread block clusters of contexts
+// Parts of the GPCs, cluster by cluster. Recorded, from the largest thread block clusters of contexts
 // and from splits of what contexts hold:
-// - units: neighbouring pairs are one part, but the units of a cluster of the chip stay apart (what is beyond the last
+// - units: neighbouring pairs are one part, but the units of a GPC stay apart (what is beyond the last
 //   whole unit belongs to it);
 // - pairs: of a run of neighbouring pairs, the last is a part of its own and the others are one part.
 Chip::Parts Chip::parts_of(const SmSet& input, Bond bond) const {
@@ -97,7 +97,7 @@ unsigned Chip::max_active_clusters(const SmSet& sms, unsigned cluster_size, unsi
   return clusters;
 }
 
-// Pairs one by one: the first of every cluster of the chip, then the second of every one, and so on, to the groups in
+// Pairs one by one: the first of every GPC, then the second of every one, and so on, to the groups in
 // turn.
 void Chip::deal_pairs(const SmSet& input, unsigned size, SplitAnswer& answer) const {
   const Parts all = parts_of(input, Bond::gpc);
@@ -149,7 +149,7 @@ void Chip::deal_parts(const SmSet& input, unsigned size, unsigned grain, unsigne
       for (unsigned i = 0; i < set; ++i) group.set(all.sms[part.begin++]);
     };
     if (rounds == 0) continue;
-    // One set of every cluster of the chip, then the next of every one.
+    // One set of every GPC, then the next of every one.
     while (dealt < due) {
       unsigned last_gpc = ~0U;
       for (Part& part : all.parts) {

@@ -11,7 +11,7 @@ constexpr unsigned pair_size = 2;  // two SMs make a TPC, which no split takes a
 
 }  // namespace
 
-// SM ids count across the clusters of the chip, a pair at a time, as long as a cluster has pairs; pairs that belong to
+// SM ids count across the GPCs, a pair at a time, as long as a cluster has pairs; pairs that belong to
 // no large cluster come last (recorded: %smid on the H200).
 Chip::Chip(const Profile& profile) : profile_(profile), gpc_sms_(profile.sms_per_gpc.size()) {
   for (const int sms : profile.sms_per_gpc) sm_count_ += static_cast<unsigned>(sms);

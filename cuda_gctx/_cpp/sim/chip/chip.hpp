@@ -32,7 +32,7 @@ struct Behaviour {
 
 std::span<const Behaviour> chip_behaviours();
 
-// One kind of card. `sms_per_gpc` is the layout: SMs in each cluster of the chip, in the order in which SM ids count
+// One kind of card. `sms_per_gpc` is the layout: SMs in each GPC, in the order in which SM ids count
 // across them. A cluster of 2 SMs is a pair that the chip keeps apart from its large clusters.
 struct Profile {
   std::string key;   // "h200"
@@ -67,8 +67,8 @@ const Profile* find_profile(std::string_view key);  // null if there is none of 
 // How the SMs of a set hold together. The driver does not only know which SMs a resource names, but keeps them in
 // parts, and counts clusters and splits again by these parts (recorded: two sets of the same SMs answer differently).
 enum class Bond : std::uint8_t {
-  gpc,   // all SMs of one cluster of the chip are one part: the device, remainders, maximal clusters
-  unit,  // parts of the device's grain inside a cluster of the chip: groups of a plain split
+  gpc,   // all SMs of one GPC are one part: the device, remainders, maximal clusters
+  unit,  // parts of the device's grain inside a GPC: groups of a plain split
   pair,  // groups of a split that ignores co-scheduling
 };
 
@@ -128,10 +128,10 @@ class Chip {
   void deal_parts(const SmSet& input, unsigned size, unsigned grain, unsigned flags, Bond bond, unsigned max_groups,
                   SplitAnswer& answer) const;
 
-  // `count` SMs of `from`, lowest numbers first: of one cluster of the chip, or of all.
+  // `count` SMs of `from`, lowest numbers first: of one GPC, or of all.
   SmSet take(const SmSet& from, std::size_t gpc, unsigned count) const;
   SmSet take(const SmSet& from, unsigned count) const;
-  // SMs of `from` that are left over when every cluster of the chip gives whole sets of `size`.
+  // SMs of `from` that are left over when every GPC gives whole sets of `size`.
   SmSet leftovers(const SmSet& from, unsigned size) const;
   SmSet place_sets(const SmSet& from, unsigned count, unsigned coscheduled, unsigned preferred) const;
   SmSet locality_domain(unsigned id) const;
