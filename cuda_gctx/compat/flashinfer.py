@@ -6,13 +6,14 @@ The contexts live as long as a stream of their split, and are then stored for th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import index
-from typing import Any
+from typing import Any, NoReturn
 
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import SplitError
+from cuda_gctx._core.errors import CUDAError, SplitError
 from cuda_gctx._core.loan import context_stream, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx.compat._common import torch_device
@@ -25,11 +26,20 @@ from cuda_gctx.partitions.store import Loan
 __all__ = [
     "SMCounts",
     "SplitResource",
+    "create_green_ctx_streams",
     "get_compute_capability",
+    "get_cudevice",
+    "get_device_resource",
     "get_sm_count_constraint",
     "split_device_green_ctx",
     "split_device_green_ctx_by_sm_count",
+    "split_resource",
+    "split_resource_by_sm_count",
 ]
+
+# What the driver answers to a split that does not fit, in the words of FlashInfer, by which its own tests skip.
+_NO_FIT = "CUDA error code=915(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)"
+_NOTHING_LEFT = "CUDA error code=914(CUDA_ERROR_INVALID_RESOURCE_TYPE)"
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,38 @@ def get_compute_capability(device: Any) -> tuple[int, int]:
     return _device(device).compute_capability
 
 
+def get_cudevice(dev: Any) -> int:
+    """The driver's device of a torch.device: a CUdevice, as an int."""
+    return _device(dev).device_id
+
+
+def get_device_resource(cu_dev: int) -> SplitResource:
+    """All SMs of a device of get_cudevice()."""
+    return _split_resource(Device(int(cu_dev)).resources.sm)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{name}() passes structures of the driver on, which would lose the owner of the contexts: use "
+        "split_device_green_ctx() or split_device_green_ctx_by_sm_count(), or Device.partition() for new code"
+    )
+
+
+def split_resource(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises NotImplementedError, which names the functions to use."""
+    _refuse("split_resource")
+
+
+def split_resource_by_sm_count(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises NotImplementedError, which names the functions to use."""
+    _refuse("split_resource_by_sm_count")
+
+
+def create_green_ctx_streams(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises NotImplementedError, which names the functions to use."""
+    _refuse("create_green_ctx_streams")
+
+
 def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
     """The smallest number of SMs of a group and its alignment, from a device with this compute capability."""
     for device in map(Device, range(Device.count())):
@@ -86,15 +128,15 @@ def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[
             planned, _ = whole.split(rounded, dry_run=True)
             aligned = sum(group.coscheduled_alignment >= grain for group in planned)
             if aligned < len(planned):
-                raise RuntimeError(f"Insufficient SMs: {aligned} of {len(planned)} groups can be aligned")
+                raise RuntimeError(f"Insufficient SMs: {aligned} of {len(planned)} groups can be aligned ({_NO_FIT})")
         groups, remainder = whole.split(rounded)
     except SplitError as refusal:
-        raise RuntimeError(f"Insufficient SMs: {refusal}") from refusal
+        raise RuntimeError(f"Insufficient SMs: {refusal} ({_NO_FIT})") from refusal
     split = [*groups, remainder]
     if split[-1].sm_count == 0:
         raise RuntimeError(
             f"Insufficient SMs: groups of {[group.sm_count for group in split[:-1]]} leave none of {whole.sm_count} "
-            "for the remainder, which is a group as well: request fewer"
+            f"for the remainder, which is a group as well: request fewer ({_NOTHING_LEFT})"
         )
     return split
 
@@ -115,21 +157,33 @@ def _of_free_sms(device: Device, counts: Sequence[int], names: Sequence[str]) ->
         return None
 
 
+@contextmanager
+def _in_their_words() -> Iterator[None]:
+    """Errors of the driver with its code and name as FlashInfer writes them."""
+    try:
+        yield
+    except CUDAError as error:
+        if error.code:
+            error.args = (f"CUDA error code={error.code}({error.name}): {error}",)
+        raise
+
+
 def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[list[Any], list[SplitResource]]:
     """chained: groups may be split off the remainder of others, as in FlashInfer; equal groups are aligned."""
-    whole = device.resources.sm
-    groups = known_split(device, (__name__, chained, *counts), lambda: _groups(whole, counts, chained=chained))
-    names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
-    loan = _of_free_sms(device, counts, names)
-    if loan is None:
-        wanted = [Wanted(name, [group]) for name, group in zip(names, groups, strict=True)]
-        loan = open_contexts(device, wanted, stacklevel=3)
-    # Each stream keeps the contexts of the whole split: nothing else refers to them from here on.
-    contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
-    return (
-        [torch_stream(context_stream(context)) for context in contexts],
-        [_split_resource(context.resources.sm) for context in contexts],
-    )
+    with _in_their_words():
+        whole = device.resources.sm
+        groups = known_split(device, (__name__, chained, *counts), lambda: _groups(whole, counts, chained=chained))
+        names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
+        loan = _of_free_sms(device, counts, names)
+        if loan is None:
+            wanted = [Wanted(name, [group]) for name, group in zip(names, groups, strict=True)]
+            loan = open_contexts(device, wanted, stacklevel=3)
+        # Each stream keeps the contexts of the whole split: nothing else refers to them from here on.
+        contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
+        return (
+            [torch_stream(context_stream(context)) for context in contexts],
+            [_split_resource(context.resources.sm) for context in contexts],
+        )
 
 
 def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[list[Any], list[SplitResource]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from operator import index
 from typing import Any
@@ -24,7 +25,7 @@ from cuda_gctx.partitions.free import open_one, pieces_of
 from cuda_gctx.partitions.opening import Wanted, open_contexts
 from cuda_gctx.partitions.store import Loan
 
-__all__ = ["SUPPORTED", "GreenContext"]
+__all__ = ["SUPPORTED", "GreenContext", "SMPartition"]
 
 # As in torch: the class exists. create() raises an error that names what the driver lacks.
 SUPPORTED = True
@@ -64,17 +65,104 @@ def _of_all_sms(device: Device, count: int | None) -> SMResource | None:
 
 
 def _open(
-    device: Device, num_sms: int | None, workqueue: WorkqueueResourceOptions | None, *, exclusive: bool, stacklevel: int
+    device: Device,
+    num_sms: int | None,
+    workqueue: WorkqueueResourceOptions | None,
+    resource: SMResource | None,
+    *,
+    exclusive: bool,
+    stacklevel: int,
 ) -> Loan:
     """Lend one context, over free SMs as long as there are enough."""
     if workqueue is not None:
         device.resources.workqueue  # noqa: B018  refuses where the driver has none
     count = None if num_sms is None else _checked_count(device.resources.sm, num_sms)
-    group = _of_all_sms(device, count)
+    group = resource or _of_all_sms(device, count)
     if group is not None or count is None:
         wanted = [Wanted(_NAME, [group or device.resources.sm], workqueue)]
         return open_contexts(device, wanted, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
     return open_one(device, _NAME, count, workqueue, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
+
+
+class SMPartition:
+    """A set of SMs, with the names of torch.cuda.green_contexts.SMPartition. It reserves nothing.
+
+    It comes from from_device(), split(), or GreenContext.sm_partition; ``resource`` is the SMResource. What is split
+    again may be any of these, on every driver that has green contexts.
+    """
+
+    def __init__(self, resource: SMResource) -> None:
+        if not isinstance(resource, SMResource):
+            raise TypeError(f"resource must be an SMResource, not {type(resource).__name__}: use from_device()")
+        self.resource = resource
+
+    @classmethod
+    def from_device(cls, device_id: int | None = None) -> SMPartition:
+        """All SMs of a device, by default torch's current one."""
+        return cls(torch_device(device_id).resources.sm)
+
+    @property
+    def device_id(self) -> int:
+        """The number of its device."""
+        return self.resource.device.device_id
+
+    @property
+    def sm_count(self) -> int:
+        """The number of its SMs."""
+        return self.resource.sm_count
+
+    @property
+    def coscheduled_sm_count(self) -> int:
+        """The number of SMs that the driver guarantees to be co-scheduled."""
+        return self.resource.coscheduled_alignment
+
+    def split(
+        self,
+        *,
+        num_sms: int | Sequence[int] = 0,
+        coscheduled_sm_count: int | Sequence[int] = 0,
+        preferred_coscheduled_sm_count: int | Sequence[int] = 0,
+        backfill: bool | Sequence[bool] = False,
+    ) -> tuple[tuple[SMPartition, ...], SMPartition | None]:
+        """Split off disjoint groups: ``(partitions, remainder)``, with None for an empty remainder.
+
+        num_sms: of each group, rounded up unless `backfill` is set; 0: all that the other groups leave, for one group
+        at most. The other options are those of SMResourceOptions, with 0 for None. An option is a value for all
+        groups or a sequence. SplitError (a ValueError) for what does not fit.
+        """
+        options: dict[str, Any] = {
+            "num_sms": num_sms,
+            "coscheduled_sm_count": coscheduled_sm_count,
+            "preferred_coscheduled_sm_count": preferred_coscheduled_sm_count,
+            "backfill": backfill,
+        }
+        lengths = {len(value) for value in options.values() if isinstance(value, Sequence)}
+        if len(lengths) > 1:
+            raise ValueError(f"all options that are sequences must have the same length, not {sorted(lengths)}")
+        number = lengths.pop() if lengths else 1
+        if number == 0:
+            raise ValueError("a split needs at least one group")
+        rows = {
+            name: list(value) if isinstance(value, Sequence) else [value] * number for name, value in options.items()
+        }
+        for name, row in rows.items():
+            for value in row:
+                if name == "backfill" and not isinstance(value, bool):
+                    raise ValueError(f"backfill must be bools, not {value!r}")
+                if name != "backfill" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                    raise ValueError(f"{name} must be integers of 0 or more, not {value!r}")
+        groups, remainder = self.resource.split(
+            SMResourceOptions(
+                [count or None for count in rows["num_sms"]],
+                [count or None for count in rows["coscheduled_sm_count"]],
+                [count or None for count in rows["preferred_coscheduled_sm_count"]],
+                rows["backfill"],
+            )
+        )
+        return tuple(map(SMPartition, groups)), SMPartition(remainder) if remainder.sm_count else None
+
+    def __repr__(self) -> str:
+        return f"<SMPartition: {self.sm_count} SMs of device {self.device_id}>"
 
 
 # ---- what is active on a thread
@@ -104,10 +192,11 @@ class GreenContext:
         num_sms: int | None = None,
         workqueue_scope: str | None = None,
         workqueue_concurrency_limit: int | None = None,
+        sm_partition: SMPartition | None = None,
         device_id: int | None = None,
         exclusive: bool = False,
     ) -> None:
-        self._make(num_sms, workqueue_scope, workqueue_concurrency_limit, device_id, exclusive=exclusive)
+        self._make(num_sms, workqueue_scope, workqueue_concurrency_limit, device_id, sm_partition, exclusive=exclusive)
 
     @staticmethod
     def create(
@@ -116,6 +205,7 @@ class GreenContext:
         *,
         workqueue_scope: str | None = None,
         workqueue_concurrency_limit: int | None = None,
+        sm_partition: SMPartition | None = None,
         exclusive: bool = False,
     ) -> GreenContext:
         """A context with at least `num_sms` SMs (None: all of them) of a device, by default torch's current one.
@@ -126,8 +216,38 @@ class GreenContext:
         instead.
         """
         self = GreenContext.__new__(GreenContext)
-        self._make(num_sms, workqueue_scope, workqueue_concurrency_limit, device_id, exclusive=exclusive)
+        self._make(num_sms, workqueue_scope, workqueue_concurrency_limit, device_id, sm_partition, exclusive=exclusive)
         return self
+
+    @staticmethod
+    def split(
+        *,
+        num_sms: int | Sequence[int] = 0,
+        coscheduled_sm_count: int | Sequence[int] = 0,
+        preferred_coscheduled_sm_count: int | Sequence[int] = 0,
+        backfill: bool | Sequence[bool] = False,
+        workqueue_scope: str | None = None,
+        workqueue_concurrency_limit: int | None = None,
+        device_id: int | None = None,
+    ) -> tuple[GreenContext, ...]:
+        """Contexts over disjoint parts of a device; the options are those of SMPartition.split()."""
+        partitions, _ = SMPartition.from_device(device_id).split(
+            num_sms=num_sms,
+            coscheduled_sm_count=coscheduled_sm_count,
+            preferred_coscheduled_sm_count=preferred_coscheduled_sm_count,
+            backfill=backfill,
+        )
+        made: list[GreenContext] = []
+        try:
+            for partition in partitions:
+                self = GreenContext.__new__(GreenContext)
+                self._make(None, workqueue_scope, workqueue_concurrency_limit, None, partition, exclusive=False)
+                made.append(self)
+        except BaseException:
+            for context in made:
+                context.close()
+            raise
+        return tuple(made)
 
     @staticmethod
     def max_workqueue_concurrency(device_id: int | None = None) -> int:
@@ -135,7 +255,14 @@ class GreenContext:
         return torch_device(device_id).resources.workqueue.concurrency_limit
 
     def _make(
-        self, num_sms: int | None, scope: str | None, limit: int | None, device_id: int | None, *, exclusive: bool
+        self,
+        num_sms: int | None,
+        scope: str | None,
+        limit: int | None,
+        device_id: int | None,
+        sm_partition: SMPartition | None,
+        *,
+        exclusive: bool,
     ) -> None:
         torch = load_torch()
         workqueue = None
@@ -145,8 +272,18 @@ class GreenContext:
             workqueue = WorkqueueResourceOptions(_SCOPES[scope], limit)
         elif limit is not None:
             raise RuntimeError("workqueue_concurrency_limit belongs to a workqueue_scope: give that as well")
-        elif num_sms is None:
-            raise RuntimeError("num_sms and workqueue_scope are both missing: give one of them, or both")
+        elif num_sms is None and sm_partition is None:
+            raise RuntimeError("num_sms, sm_partition and workqueue_scope are all missing: give one of them, or both")
+        if sm_partition is not None:
+            if not isinstance(sm_partition, SMPartition):
+                raise TypeError(f"sm_partition must be an SMPartition, not {type(sm_partition).__name__}")
+            if num_sms is not None:
+                raise RuntimeError("num_sms and sm_partition exclude each other: give one of them")
+            if device_id is not None and device_id != sm_partition.device_id:
+                raise ValueError(
+                    f"device_id is {device_id}, and sm_partition belongs to device {sm_partition.device_id}"
+                )
+            device_id = sm_partition.device_id
         if not isinstance(exclusive, bool):
             raise TypeError(f"exclusive must be a bool, not {type(exclusive).__name__}")
         device = torch_device(device_id)
@@ -156,7 +293,8 @@ class GreenContext:
                 "use the device with torch before you make a GreenContext",
                 stacklevel=3,
             )
-        self._loan = _open(device, num_sms, workqueue, exclusive=exclusive, stacklevel=3)
+        resource = sm_partition.resource if sm_partition is not None else None
+        self._loan = _open(device, num_sms, workqueue, resource, exclusive=exclusive, stacklevel=3)
         self._context = loaned(self._loan.contexts[0].context, self._loan, _NAME)
         self._sm_count = self._context.sm_count
         self._lock = threading.Lock()
@@ -174,6 +312,11 @@ class GreenContext:
     def sm_count(self) -> int:
         """The number of SMs: `num_sms`, rounded up to what the device can give."""
         return self._sm_count
+
+    @property
+    def sm_partition(self) -> SMPartition:
+        """Its SMs, which can be split."""
+        return SMPartition(self.context.resources.sm)
 
     @property
     def device_id(self) -> int:

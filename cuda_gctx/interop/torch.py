@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache, partial
@@ -16,7 +17,7 @@ from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stre
 from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
 from cuda_gctx.partitions import Partition
 
-__all__ = ["capture_graph", "current", "torch_stream", "use"]
+__all__ = ["Fork", "capture_graph", "current", "fork", "torch_stream", "use"]
 
 # The first version that is built for CUDA 12.4, the first with green contexts.
 MINIMUM = "2.4"
@@ -67,7 +68,64 @@ def _default_stream(torch: Any, stream: Stream) -> Any:
     return torch.cuda.default_stream(stream.device.device_id) if stream.handle in LEGACY_DEFAULT else None
 
 
-def use(target: Target, library_sms: LibrarySMs = "off") -> Block:
+class Fork:
+    """A point in torch's work after which blocks run side by side, until it joins them (see fork())."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outer: Any = None
+        self._begin: Any = None
+        self._open = 0
+        # The end of the last block on each stream, by the handle of the stream.
+        self._ends: dict[int, Any] = {}
+
+    def __enter__(self) -> Fork:
+        if self._outer is not None:
+            raise RuntimeError("this fork has been entered already: make another one")
+        self._outer = load_torch().cuda.current_stream()
+        self._begin = self._outer.record_event()
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        with self._lock:
+            begin, self._begin = self._begin, None
+            still_open = self._open
+            for end in self._ends.values():
+                self._outer.wait_event(end)
+        if still_open and begin is not None and kind is None:
+            raise RuntimeError(
+                f"{still_open} blocks of the fork are still open, on this thread or another one, and their work is not "
+                "joined: leave them, and join the threads, before the fork ends"
+            )
+
+    def _start(self, inner: Any) -> None:
+        with self._lock:
+            if self._begin is None:
+                raise RuntimeError(
+                    "the fork is not open: enter it first, as in 'with fork() as start: with part.torch(after=start): "
+                    "...', and leave its blocks before it"
+                )
+            inner.wait_event(self._begin)
+            self._open += 1
+
+    def _end(self, inner: Any) -> None:
+        with self._lock:
+            self._open -= 1
+            self._ends[inner.cuda_stream] = inner.record_event()
+
+
+def fork() -> Fork:
+    """A ``with`` block whose blocks run side by side: ``with fork() as start: with part.torch(after=start): ...``.
+
+    A block with ``after=start`` starts after what torch was given before the fork on the stream that is current there,
+    and waits for nothing else: not for the other blocks of the fork, on whichever thread. At the end of the fork, the
+    stream that was current at its beginning waits for all of them. Keep the tensors that the blocks read until then,
+    and let a partition that needs what another one computes wait for it (``part.wait(other)``).
+    """
+    return Fork()
+
+
+def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = None) -> Block:
     """Run torch in a partition, a context or a stream for the length of a block, which returns its torch stream.
 
     The block starts after earlier work of torch on the stream that is current outside, and later work on that stream
@@ -77,18 +135,26 @@ def use(target: Target, library_sms: LibrarySMs = "off") -> Block:
     inside, the blocks of a thread may end in the wrong order, which is a RuntimeError.
 
     library_sms: whether cuBLAS and cuBLASLt get the SM count of the partition as a hint: "on", or "auto" for the GEMMs
-    that were measured to be faster with it.
+    that were measured to be faster with it. after: a fork(), after whose beginning the block starts, next to its other
+    blocks; the end of the fork waits for the block.
     """
     demand_choice(library_sms, ("off", "on", "auto"))
+    if after is not None and not isinstance(after, Fork):
+        raise TypeError(f"after must be a fork(), not {type(after).__name__}")
 
     def enter(stream: Stream, undo: ExitStack) -> tuple[Any, Callable[[], None]]:
         torch = load_torch()
         inner = _as_torchs(torch, stream)
         outer = torch.cuda.current_stream(inner.device)
-        inner.wait_stream(outer)
+        if after is None:
+            inner.wait_stream(outer)
+            join = partial(outer.wait_stream, inner)
+        else:
+            after._start(inner)
+            join = partial(after._end, inner)
         undo.enter_context(torch.cuda.stream(inner))
         undo.enter_context(torch_block(torch, stream, library_sms))
-        return inner, partial(outer.wait_stream, inner)
+        return inner, join
 
     return Block(target, enter)
 

@@ -210,9 +210,14 @@ class Partition:
         """Waits in a coroutine until all work that it was given so far has finished; the event loop goes on."""
         await self.record()
 
-    def torch(self, library_sms: Literal["off", "on", "auto"] = "off") -> AbstractContextManager[Any]:
-        """A ``with`` block in which torch works in the partition (see cuda_gctx.interop.torch.use)."""
-        block: AbstractContextManager[Any] = above.torch_block(self, library_sms)
+    def torch(
+        self, library_sms: Literal["off", "on", "auto"] = "off", after: Any = None
+    ) -> AbstractContextManager[Any]:
+        """Makes torch work in the partition for the length of a ``with`` block (see cuda_gctx.interop.torch.use).
+
+        after: a fork of cuda_gctx.interop.torch, for blocks that run side by side.
+        """
+        block: AbstractContextManager[Any] = above.torch_block(self, library_sms, after)
         return block
 
     def cupy(self, library_sms: Literal["off", "on"] = "off") -> AbstractContextManager[Any]:

@@ -17,15 +17,20 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Device, ResourceOverlapWarning, Stream
+from cuda_gctx import CUDAError, Device, ResourceOverlapWarning, Stream
 from cuda_gctx import sim as software_driver
 from cuda_gctx._core.loan import context_counts
 from cuda_gctx._core.probe import run_probe
 from cuda_gctx.compat.flashinfer import (
+    create_green_ctx_streams,
     get_compute_capability,
+    get_cudevice,
+    get_device_resource,
     get_sm_count_constraint,
     split_device_green_ctx,
     split_device_green_ctx_by_sm_count,
+    split_resource,
+    split_resource_by_sm_count,
 )
 from cuda_gctx.partitions import store
 
@@ -302,13 +307,37 @@ def test_more_than_the_device_has_is_a_runtime_error(torch: Any, dev: Device) ->
         lambda: split_device_green_ctx("cuda:0", 1 << 40, 8),
         lambda: split_device_green_ctx_by_sm_count("cuda:0", [5_000_000_000]),
     ):
-        assert str(refusal(RuntimeError, split)).startswith("Insufficient SMs: ")
+        message = str(refusal(RuntimeError, split))
+        assert message.startswith("Insufficient SMs: ")
+        # By these words FlashInfer's own tests skip on small devices.
+        assert "CUDA error code=915(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)" in message
+
+
+def test_errors_of_the_driver_have_its_code_and_name(torch: Any, sim: Any) -> None:
+    sim("h200").fail("cuGreenCtxCreate", nth=1)
+    error = refusal(CUDAError, lambda: split_device_green_ctx("cuda:0", 1, 8))
+    assert str(error).startswith("CUDA error code=2(CUDA_ERROR_OUT_OF_MEMORY): ")
+    assert error.code == 2
+
+
+def test_the_device_and_its_resource_are_there(torch: Any, dev: Device) -> None:
+    resource = get_device_resource(get_cudevice(torch.device("cuda:0")))
+    assert resource.sm.smCount == dev.sm_count
+    assert resource.sm.minSmPartitionSize == dev.resources.sm.min_partition_size
+    assert resource.resource == dev.resources.sm
+
+
+@pytest.mark.parametrize("helper", [create_green_ctx_streams, split_resource, split_resource_by_sm_count])
+def test_helpers_for_raw_structures_name_what_to_use(helper: Any) -> None:
+    with pytest.raises(NotImplementedError, match="use split_device_green_ctx"):
+        helper(1, 2)
 
 
 def test_a_split_that_leaves_nothing_for_the_remainder_is_a_runtime_error(torch: Any, sim: Any) -> None:
     sim("a100")
     error = refusal(RuntimeError, lambda: split_device_green_ctx_by_sm_count("cuda:0", [54, 54]))
     assert "leave none of 108 for the remainder" in str(error)
+    assert "CUDA error code=914(CUDA_ERROR_INVALID_RESOURCE_TYPE)" in str(error)
     assert context_counts(Device(0).resources.sm) == (0, 0)
 
 

@@ -30,7 +30,7 @@ from cuda_gctx import (
 )
 from cuda_gctx._core.loan import context_counts
 from cuda_gctx._core.probe import run_probe
-from cuda_gctx.compat.torch_green import GreenContext
+from cuda_gctx.compat.torch_green import GreenContext, SMPartition
 from cuda_gctx.partitions import store
 
 from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, on_another_thread, refusal, run_python
@@ -184,6 +184,69 @@ def test_a_device_that_torch_has_not_used_is_a_warning() -> None:
         "with ctx: print(torch.ones(8, device='cuda').sum().item())\n"
     )
     assert done.stdout == "['device 0 has no primary context, ']\n8.0\n", done.stderr
+
+
+# ---- SM partitions
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_partitions_are_split_and_become_contexts(torch: Any, sim: Any, driver: str) -> None:
+    sim("h200", driver=driver)
+    whole = SMPartition.from_device(0)
+    assert (whole.sm_count, whole.device_id, whole.coscheduled_sm_count) == (132, 0, 8)
+    (first, second), rest = whole.split(num_sms=(16, 24))
+    assert rest is not None
+    assert [part.sm_count for part in (first, second, rest)] == [16, 24, 92]
+    contexts = [GreenContext(sm_partition=part) for part in (first, second, rest)]  # warnings are errors in the tests
+    seen = [sm_ids(ctx.Stream()) for ctx in contexts]
+    assert sum(map(len, seen)) == len(set.union(*map(set, seen))) == 132
+    assert [ctx.sm_partition.sm_count for ctx in contexts] == [16, 24, 92]
+    # What a context has is split again; on every driver, so is a group.
+    for part in (contexts[1].sm_partition, second):
+        (inner,), outer = part.split(num_sms=8)
+        assert outer is not None
+        assert (inner.sm_count, outer.sm_count) == (8, 16)
+    with pytest.warns(ResourceOverlapWarning):
+        GreenContext.create(sm_partition=first).close()
+    for ctx in contexts:
+        ctx.close()
+
+
+def test_a_split_without_a_number_takes_all(torch: Any, dev: Device) -> None:
+    (whole,), rest = SMPartition.from_device().split()
+    assert whole.sm_count + (rest.sm_count if rest is not None else 0) == dev.sm_count
+    assert str(whole.sm_count) in repr(whole)
+
+
+def test_contexts_come_out_of_one_split(torch: Any, fresh: Device) -> None:
+    first, second = GreenContext.split(num_sms=(8, 16), device_id=0)
+    assert (first.sm_count, second.sm_count) == (8, 16)
+    assert not set(sm_ids(first.Stream())) & set(sm_ids(second.Stream()))
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_sms": (8, 8), "backfill": (True,)}, "the same length"),
+        ({"num_sms": ()}, "at least one group"),
+        ({"num_sms": -8}, "num_sms must be integers of 0 or more"),
+        ({"num_sms": True}, "num_sms must be integers of 0 or more"),
+        ({"num_sms": 8, "backfill": 1}, "backfill must be bools"),
+        ({"num_sms": 10_000}, "10000"),
+    ],
+)
+def test_a_split_that_cannot_be_is_a_value_error(torch: Any, dev: Device, options: Any, message: str) -> None:
+    assert message in str(refusal(ValueError, lambda: SMPartition.from_device(0).split(**options)))
+
+
+def test_arguments_that_exclude_each_other_are_refused(torch: Any, dev: Device) -> None:
+    part = SMPartition.from_device(0)
+    assert "exclude" in str(refusal(RuntimeError, lambda: GreenContext(num_sms=8, sm_partition=part)))
+    assert "device 0" in str(refusal(ValueError, lambda: GreenContext(sm_partition=part, device_id=1)))
+    refusal(TypeError, lambda: GreenContext(sm_partition=part.resource))  # type: ignore[arg-type]
+    refusal(TypeError, lambda: SMPartition(8))  # type: ignore[arg-type]
 
 
 # ---- workqueues

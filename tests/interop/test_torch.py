@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, ContextOptions, Device, Partition, SMResourceOptions, Stream
-from cuda_gctx._core.probe import run_probe
+from cuda_gctx import Context, ContextOptions, Device, EventOptions, Partition, SMResourceOptions, Stream
+from cuda_gctx._core.probe import run_probe, spin
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop._frameworks import own_stream
-from cuda_gctx.interop.torch import torch_stream, use
+from cuda_gctx.interop.torch import fork, torch_stream, use
 from cuda_gctx.partitions import store
 
 from ..common import on_another_thread, refusal, run_python
@@ -74,6 +74,79 @@ def test_the_block_waits_for_what_was_before_and_what_follows_waits_for_the_bloc
             inside = stream.cuda_stream
             assert torch.waits == [(inside, outside)]
         assert torch.waits == [(inside, outside), (outside, inside)]
+
+
+@pytest.mark.sim_only
+def test_blocks_of_a_fork_wait_for_its_beginning_and_its_end_waits_for_them(torch: Any, dev: Device) -> None:
+    with dev.partition(16, 16) as parts:
+        outside = torch.cuda.current_stream().cuda_stream
+        first, second = (part.stream.handle for part in parts)
+        with fork() as start:
+            for part in (*parts, *parts):
+                with part.torch(after=start) as stream:
+                    assert torch.cuda.current_stream() == stream
+            # Nobody waits for the other partition, nor anything outside for either of them.
+            assert torch.waits == [(first, outside), (second, outside)] * 2
+            torch.waits.clear()
+        assert torch.waits == [(outside, first), (outside, second)]
+
+
+def test_blocks_of_a_fork_run_at_the_same_time(torch: Any, dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
+    with dev.partition(8, 8) as parts:
+        for part in parts:
+            spin(part.stream, 8, 10_000)
+        dev.sync()
+        begin = parts[0].stream.record(parts[0].context.create_event(timed))
+        parts[1].stream.wait(begin)
+        with fork() as start:
+            for part in parts:
+                with part.torch(after=start):
+                    spin(part.stream, 8, 5_000_000)
+        ends = [part.stream.record(part.context.create_event(timed)) for part in parts]
+        dev.sync()
+        assert max(end - begin for end in ends) < 9
+
+
+def test_a_block_of_a_fork_never_waits_for_that_of_another_thread(torch: Any, dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
+    with dev.partition(8, 8) as parts:
+        for part in parts:
+            spin(part.stream, 8, 10_000)
+        dev.sync()
+
+        def work(part: Partition, ns: int) -> None:
+            for _ in range(3):
+                with part.torch(after=start):
+                    spin(part.stream, 8, ns)
+
+        with fork() as start:
+            begin = parts[1].stream.record(parts[1].context.create_event(timed))
+            on_another_thread(lambda: work(parts[0], 5_000_000))
+            on_another_thread(lambda: work(parts[1], 100_000))
+            end = parts[1].stream.record(parts[1].context.create_event(timed))
+        dev.sync()
+        assert end - begin < 5
+
+
+def test_a_fork_that_is_not_open_is_refused(torch: Any, dev: Device) -> None:
+    with dev.partition(16) as parts:
+        start = fork()
+        with pytest.raises(RuntimeError, match="the fork is not open"), parts[0].torch(after=start):
+            pass
+        with start:
+            pass
+        with pytest.raises(RuntimeError, match="the fork is not open"), parts[0].torch(after=start):
+            pass
+        with pytest.raises(RuntimeError, match="make another one"):
+            start.__enter__()
+        with pytest.raises(TypeError, match="after must be a fork"):
+            parts[0].torch(after=1)
+        left = parts[0].torch(after=(late := fork().__enter__()))
+        left.__enter__()
+        with pytest.raises(RuntimeError, match="1 blocks of the fork are still open"):
+            late.__exit__(None, None, None)
+        left.__exit__(None, None, None)
 
 
 @pytest.mark.sim_only
