@@ -7,7 +7,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream
 
 class Graph:
-    """What a stream was given while it captured. Its kernels run in the contexts in which they were captured."""
+    """The work that a stream captured. Its kernels run in the contexts in which they were captured."""
 
     def __new__(cls, *args: Never, **kwargs: Never) -> Self: ...
     @property
@@ -44,7 +44,7 @@ class GraphExec:
     def __exit__(self, *exc: object) -> None: ...
 
 class Capture:
-    """A ``with`` block in which a stream captures; its graph is there afterwards."""
+    """A ``with`` block in which a stream captures. Afterwards it has the graph."""
 
     def __new__(cls, *args: Never, **kwargs: Never) -> Self: ...
     @property

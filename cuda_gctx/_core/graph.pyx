@@ -1,4 +1,4 @@
-"""CUDA graphs: work that was captured on a stream once, and is launched again as a whole."""
+"""CUDA graphs: work that is captured on a stream once, and then launched as a whole."""
 
 from libc.stdint cimport uintptr_t
 
@@ -34,7 +34,7 @@ cdef dict MODE_OF_NAME = {
 
 
 cdef class Graph:
-    """What a stream was given while it captured. Its kernels run in the contexts in which they were captured."""
+    """The work that a stream captured. Its kernels run in the contexts in which they were captured."""
 
     cdef Slot[GraphBox] _slot
     cdef object __weakref__
@@ -57,21 +57,21 @@ cdef class Graph:
 
     @property
     def device(self):
-        """The device that it is on."""
+        """The device of the graph."""
         return above.Device(self._slot.demand(b"graph").get().context().get().device())
 
     @property
     def node_count(self):
-        """The number of its nodes: kernels, copies and others."""
+        """The number of nodes: kernels, copies and others."""
         return self._slot.demand(b"graph").get().node_count()
 
     @property
     def is_closed(self):
-        """Whether it has been closed."""
+        """Whether the graph has been closed."""
         return not self._slot.get()
 
     def instantiate(self):
-        """The executable form of the graph. It needs device memory, and the graph is not needed for it any more."""
+        """Make the executable graph. It takes device memory, and does not need this graph any more."""
         cdef GraphHandle box = self._slot.demand(b"graph")
         cdef GraphExec made = GraphExec.__new__(GraphExec)
         cdef GraphExecHandle exec_box
@@ -81,7 +81,7 @@ cdef class Graph:
         return made
 
     def close(self):
-        """Destroys the graph, and not its executable form. Closing twice does nothing."""
+        """Destroy the graph, but not its executable form. Closing twice does nothing."""
         cdef GraphHandle box = self._slot.take()
         with nogil:
             box.reset()
@@ -131,16 +131,16 @@ cdef class GraphExec:
 
     @property
     def device(self):
-        """The device that it is on."""
+        """The device of the graph."""
         return above.Device(self._slot.demand(b"executable graph").get().context().get().device())
 
     @property
     def is_closed(self):
-        """Whether it has been closed."""
+        """Whether the graph has been closed."""
         return not self._slot.get()
 
     def upload(self, Stream stream not None):
-        """Brings it to the device ahead of the first launch."""
+        """Upload the graph to the device before the first launch."""
         cdef GraphExecHandle box = self._slot.demand(b"executable graph")
         cdef StreamHandle on = stream._slot.demand(b"stream")
         with nogil:
@@ -158,7 +158,7 @@ cdef class GraphExec:
             launch(box, on)
 
     def close(self):
-        """Destroys the executable graph, which must not be running. Closing twice does nothing."""
+        """Destroy the executable graph, which must not be running. Closing twice does nothing."""
         cdef GraphExecHandle box = self._slot.take()
         with nogil:
             box.reset()
@@ -185,7 +185,7 @@ make_only_here(GraphExec, "a GraphExec comes from Graph.instantiate()")
 
 
 cdef class Capture:
-    """A ``with`` block in which a stream captures; its graph is there afterwards."""
+    """A ``with`` block in which a stream captures. Afterwards it has the graph."""
 
     cdef Stream _stream
     cdef int _mode
@@ -195,7 +195,7 @@ cdef class Capture:
     def graph(self):
         """The graph, once the block has been left without an error."""
         if self._graph is None:
-            raise RuntimeError("the graph is there when the block of Stream.capture() has been left")
+            raise RuntimeError("the graph exists only after the block of Stream.capture() has ended")
         return self._graph
 
     def __enter__(self):
@@ -214,7 +214,7 @@ cdef class Capture:
             with nogil:
                 made = end_capture(box)
         except RuntimeError:
-            # Of a block that raised, the capture is often invalid: its own error is the one to see.
+            # After an exception the capture is often invalid: the exception of the block takes precedence.
             if kind is None:
                 raise
             return
@@ -230,7 +230,7 @@ make_only_here(Capture, "a Capture comes from Stream.capture()")
 
 
 def capture(Stream stream not None, str mode):
-    """What Stream.capture() returns."""
+    """The block of Stream.capture()."""
     if mode not in MODE_OF_NAME:
         raise ValueError(f"mode must be one of {', '.join(map(repr, MODE_OF_NAME))}, not {mode!r}")
     cdef Capture made = Capture.__new__(Capture)

@@ -1,4 +1,4 @@
-"""Completion in coroutines: an event is asked now and then, and the event loop runs in between."""
+"""Completion in coroutines: an event is polled, and the event loop runs in between."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Protocol
 
 __all__ = ["until_done"]
 
-# The pauses grow from none to the longest, so that what is short ends soon and what is long costs little.
+# The pauses grow, so that short waits end soon and long ones cost little.
 FIRST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
 
 
 class Completing(Protocol):
-    """What can be asked whether it is done."""
+    """An object that can be polled."""
 
     @property
     def is_done(self) -> bool: ...
 
 
 async def until_done(event: Completing) -> None:
-    """Returns when the event is done. Cancelling it cancels nothing on the device."""
+    """Return when the event is done. Cancelling the wait cancels nothing on the device."""
     import asyncio
 
     pause = 0.0

@@ -1,7 +1,7 @@
-"""Free SMs: those that no live context of the process has, or may have.
+"""Free SMs: those that no live context of the process uses or may use.
 
-The driver hides which SMs a resource names, so that the SMs of two splits cannot be told apart. What asks for free SMs
-is therefore made of the pieces of one split for each device: its smallest aligned groups, the units, and the rest.
+The driver does not show which SMs a resource identifies, so the SMs of two splits cannot be compared. Requests for free
+SMs are therefore served from one split of each device: its smallest aligned groups (the units), and the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cuda_gctx.partitions.store import Loan, driver_and_device, store
 
 __all__ = ["FreeSMs", "free_sms", "open_free", "open_one", "pieces_of", "wanted_among_free"]
 
-# Other threads may take the SMs that were found: so many times in a row that something else is wrong.
+# Other threads may take the SMs that were found. After so many times in a row, something else is wrong.
 MOST_TRIES = 1000
 
 # Drivers that refuse a context out of units and the rest together: their alignments differ.
@@ -30,7 +30,7 @@ _keeps_rest_apart: set[int] = set()
 
 def _split_into_units(whole: SMResource) -> list[SMResource]:
     size = max(whole.coscheduled_alignment, whole.min_partition_size)
-    # SMs outside of the chip's clusters can leave room for fewer units than there are SMs for.
+    # SMs outside of the GPCs can make the number of units smaller than the number of SMs suggests.
     for number in range(whole.sm_count // size, 0, -1):
         # With the promise of their alignment, all of them come out of one call of the driver.
         options = SMResourceOptions([size] * number, coscheduled_sm_count=whole.coscheduled_alignment)
@@ -115,10 +115,10 @@ class FreeSMs:
 
 
 def free_sms(whole: SMResource) -> SMResource:
-    """What SMResource.free returns."""
+    """The value of SMResource.free."""
     device = whole.device
     if whole != device.resources.sm:
-        raise ValueError("free is known of a whole device: read device.resources.sm.free")
+        raise ValueError("only a whole device knows its free SMs: read device.resources.sm.free")
     found = FreeSMs(device)
     return found.take(found._pieces())
 
@@ -200,7 +200,7 @@ def _refuses_mixture(error: BaseException) -> bool:
 
 def _tries() -> Iterator[int]:
     yield from range(MOST_TRIES)
-    raise ResourceOverlapError("the free SMs were claimed by others again and again: close contexts, or try again")
+    raise ResourceOverlapError("other threads repeatedly claimed the free SMs: close contexts, or try again")
 
 
 class _TooFewError(Exception):

@@ -1,4 +1,4 @@
-"""CUDA graphs by partition: captured once in each, and replayed in the one that is in force."""
+"""CUDA graphs by partition: captured once in each, and replayed in the current one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Replayable(Protocol):
     output: Any
 
     def launch(self, part: Partition) -> None:
-        """Enqueues it on the stream of the partition."""
+        """Enqueue it on the stream of the partition."""
 
     def close(self) -> None:
         """Destroys it."""
@@ -63,12 +63,12 @@ class _Entry:
 class GraphSet:
     """Graphs of functions, each captured once in every partition in which it is used.
 
-    A captured kernel belongs to the context in which it was captured, so that every partition needs a graph of its own.
+    A captured kernel belongs to the context in which it was captured, so every partition needs its own graph.
     Partitions of two layouts that share a context share its graphs.
 
-    pool: lets partitions be named: a name stands for that partition of the pool's current layout. framework: "torch"
-    for functions of torch, which get a memory pool of their own for each graph; None for functions that launch on
-    ``part.stream``. Usable from any thread; one graph is captured at a time.
+    pool: allows names of partitions, which refer to the pool's current layout. framework: "torch" for functions of
+    torch, with a separate memory pool for each graph; None for functions that launch on ``part.stream``. Usable on any
+    thread; one graph is captured at a time.
     """
 
     def __init__(self, pool: PartitionPool | None = None, *, framework: Literal["torch"] | None = None) -> None:
@@ -80,10 +80,10 @@ class GraphSet:
         self._entries: dict[tuple[int, Hashable], _Entry] = {}
 
     def capture(self, part: Partition | str, key: Hashable, function: Function) -> Any:
-        """Captures ``function(part)`` on the stream of a partition unless that was done; returns what it returned.
+        """Capture ``function(part)`` on the stream of a partition, unless it is captured already; returns its result.
 
         key: what distinguishes the graphs of one partition, such as a batch size. With torch, the function is called
-        once before the capture, which must find its kernels and workspaces there.
+        once before the capture, so that its kernels and workspaces exist.
         """
         part = self._partition(part)
         with self._lock:
@@ -101,7 +101,7 @@ class GraphSet:
             return known.graph.output
 
     def add(self, part: Partition | str, key: Hashable, graph: Graph) -> None:
-        """Adds a graph that was captured otherwise; ValueError if that was not in this partition."""
+        """Add a graph that was captured elsewhere. ValueError if it was captured in another context."""
         part = self._partition(part)
         if graph.context != part.context:
             raise ValueError(
@@ -115,7 +115,7 @@ class GraphSet:
             self._entries[part.context.id, key] = entry
 
     def replay(self, part: Partition | str, key: Hashable) -> Any:
-        """Enqueues the graph on the stream of the partition; returns what the function returned when it was captured.
+        """Enqueue the graph on the stream of the partition; returns the result of the function at its capture.
 
         ValueError if the graph was captured in other partitions only: it would run on their SMs.
         """
@@ -131,7 +131,7 @@ class GraphSet:
         if others:
             raise ValueError(
                 f"graph {key!r} was captured in {', '.join(others)} and not in {part.name} ({part.sm_count} SMs), and "
-                "would run on the SMs of the former: capture it in this partition, too"
+                "would run on the SMs of the former: capture it in this partition too"
             )
         raise ValueError(f"there is no graph {key!r}: capture it first")
 
@@ -149,11 +149,11 @@ class GraphSet:
 
     @property
     def memory_bytes(self) -> int:
-        """The device memory that was taken while the graphs were captured, by them or by others at the same time."""
+        """The device memory that was allocated during the captures, by the graphs or by concurrent work."""
         return sum(entry.bytes for entry in list(self._entries.values()))
 
     def drop(self, part: Partition | str | None = None) -> None:
-        """Destroys the graphs of a partition, or all of them. They must not be running."""
+        """Destroy the graphs of a partition, or all of them. They must not be running."""
         context = None if part is None else self._partition(part).context.id
         with self._lock:
             for known in [known for known in self._entries if context in (None, known[0])]:
