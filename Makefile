@@ -101,9 +101,9 @@ reproducible: $(VENV)/wheel-tools
 	cd build/first/dist && sha256sum * | (cd ../../second/dist && sha256sum --check)
 
 sbom: $(VENV)/wheel-tools
-	$(BIN)/python -m venv --clear build/sbom
-	build/sbom/bin/python -m pip install -q .
-	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --PEP-639 --output-reproducible \
+	$(BIN)/python -m venv --clear --without-pip build/sbom
+	$(BIN)/python -m pip --python build/sbom/bin/python install -q .
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
 	  --output-file build/sbom.cdx.json build/sbom/bin/python
 
 clean:
