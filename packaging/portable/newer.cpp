@@ -1,16 +1,38 @@
 // What the headers of newer GNU C++ libraries ask of a library that glibc 2.28's contemporaries do not have. Linked into
 // each library of the package and visible in none, as libstdc++_nonshared.a of manylinux_2_28 is.
 
+#include <cerrno>
 #include <condition_variable>
 #include <mutex>
 #include <new>
 
 #include <pthread.h>
+#include <time.h>
 
 // glibc 2.32. "Not known to have one thread" makes reference counts atomic, which is right for any number of threads.
 extern "C" {
 extern char __libc_single_threaded;
 char __libc_single_threaded = 0;
+
+// glibc 2.30. Conditions wait by the clock of the system here: a wait may end early or late if somebody sets it.
+int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* until) {
+  constexpr long second = 1'000'000'000;
+  timespec now{};
+  timespec by_system{};
+  if (clock_gettime(clock, &now) != 0 || clock_gettime(CLOCK_REALTIME, &by_system) != 0) {
+    return EINVAL;
+  }
+  by_system.tv_sec += until->tv_sec - now.tv_sec;
+  by_system.tv_nsec += until->tv_nsec - now.tv_nsec;
+  if (by_system.tv_nsec < 0) {
+    by_system.tv_nsec += second;
+    --by_system.tv_sec;
+  } else if (by_system.tv_nsec >= second) {
+    by_system.tv_nsec -= second;
+    ++by_system.tv_sec;
+  }
+  return pthread_cond_timedwait(condition, mutex, &by_system);
+}
 }
 
 namespace std {
