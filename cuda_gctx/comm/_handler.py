@@ -17,6 +17,7 @@ from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._launch import Calls, Kernels
 from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import FaultRecord, Workspaces
+from cuda_gctx.comm._nvshmem import initialise
 from cuda_gctx.comm._protocol import ALIGNMENT, ONE_EXCHANGE_THREADS, Fault, Geometry, signature
 from cuda_gctx.comm._reference import exchange_on_cpu, exchange_with_nccl
 from cuda_gctx.comm._tensors import MappedTensors
@@ -82,6 +83,9 @@ class MixedCommHandler:
     max_block_size, min_block_size: the most and the fewest threads that an SM has in the kernel for small messages,
     which divides them among several blocks.
     min_num_steps: into how many tiles a block of the kernel for large messages divides its work, if they stay large.
+    ib_enable_ibgda: whether NVSHMEM, if it is initialised here, lets GPUs drive InfiniBand adapters themselves.
+    should_init_nvshmem: whether NVSHMEM is initialised where the topology has several nodes. The modes of this version
+    do not need it: they reach all ranks by peer access, and refuse ranks on several hosts.
     use_autotune: whether calls without a mode follow run_autotune(), once that has been called.
     partition: where the kernels run.
     timeout_s: how long a kernel waits for another rank.
@@ -111,6 +115,8 @@ class MixedCommHandler:
         max_block_size: int | None = None,
         min_block_size: int = 256,
         min_num_steps: int = 4,
+        ib_enable_ibgda: bool = True,
+        should_init_nvshmem: bool = True,
         use_autotune: bool = True,
         *,
         partition: Partition | None = None,
@@ -153,6 +159,8 @@ class MixedCommHandler:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
         self._timeout_s = float(timeout_s)
         self._use_autotune = use_autotune
+        self._ib_enable_ibgda = ib_enable_ibgda
+        self._has_nvshmem = False
         self.tuning_table: TuningTable | None = None
         self._backend = self._connect(comm_backend)
         self._demand_agreement(max_message_bytes)
@@ -167,6 +175,8 @@ class MixedCommHandler:
                     max_message_bytes,
                     programmatic_launch,
                 )
+                if should_init_nvshmem and self.para_info.use_inter:
+                    self.init_nvshmem()
             elif self.device.type != "cpu":
                 raise ValueError(f"device must be a CUDA device or the CPU, not {self.device}")
             elif partition is not None or grid_size is not None:
@@ -292,7 +302,8 @@ class MixedCommHandler:
         self._staged_bytes = 0 if together and len(devices) == 1 else -(-staged // ALIGNMENT) * ALIGNMENT
         geometry = Geometry(self.para_info.world_size, PACKET_BYTES, self._staged_bytes)
         self._geometry = geometry
-        self._workspaces = Workspaces(self._backend, device, geometry.total_bytes, self._timeout_s)
+        self.init_virtual_memory()
+        assert self._workspaces is not None
         self._mapped = MappedTensors(device, self._workspaces.ranks, self.para_info.world_rank)
         for op in self.valid_op_list:
             calls = Calls(self.para_info, op, grid=self.grid_size, block_sizes=(fewest, most), fewest_steps=steps)
@@ -537,6 +548,26 @@ class MixedCommHandler:
         assert self._mapped is not None
         x_in, x_out = (self._mapped.find(*span) for span in spans)
         return None if x_in is None or x_out is None else (x_in, x_out)
+
+    def init_virtual_memory(self) -> None:
+        """Maps the workspaces of all ranks, once: the constructor has done it. Collective."""
+        if self._workspaces is None and self._state is _State.BUILDING:
+            device = Device(self.device.index)
+            self._workspaces = Workspaces(self._backend, device, self._geometry.total_bytes, self._timeout_s)
+
+    def init_nvshmem(self) -> None:
+        """Initialises NVSHMEM with the ranks of this handler, through nvshmem4py and without multicast. Collective.
+
+        RuntimeError, with the reason, where it cannot be initialised. Done once; whoever uses NVSHMEM finalises it.
+        """
+        if self._state is not _State.BUILDING:
+            self._demand_open()
+        if self._has_nvshmem:
+            return
+        if self.device.type != "cuda":
+            raise RuntimeError("NVSHMEM cannot be initialised: the handler is one of the CPU")
+        initialise(self._backend, Device(self.device.index), enable_ibgda=self._ib_enable_ibgda)
+        self._has_nvshmem = True
 
     def _can_map(self) -> bool:
         """Whether mapping makes a difference."""

@@ -43,7 +43,8 @@ class LocalRank:
     ) -> MixedCommHandler:
         """A handler of this rank; every rank of the world makes one at the same time.
 
-        nodes: into how many nodes of equal size the ranks are counted. options: those of MixedCommHandler.
+        nodes: into how many nodes of equal size the ranks are counted. options: those of MixedCommHandler;
+        should_init_nvshmem is False, because ranks that are threads cannot use NVSHMEM.
         """
         if nodes < 1 or self.size % nodes:
             raise ValueError(f"{self.size} ranks cannot be counted into {nodes} nodes of equal size")
@@ -65,6 +66,7 @@ class LocalRank:
             device,
             partition=self.partition,
             comm_backend=self.backend,
+            should_init_nvshmem=False,
             **options,
         )
 

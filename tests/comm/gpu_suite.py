@@ -377,6 +377,31 @@ def graphs_and_checkpoint() -> dict[str, Any]:
         return world.run(work)[0]
 
 
+@case
+def autotune() -> dict[str, Any]:
+    """Every rank has the same table and follows it; a table is taken up by another handler."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    def work(rank: Any) -> Any:
+        options = {"local_tp_size": 2, "timeout_s": TIMEOUT_S, "max_message_bytes": 4 << 20}
+        with rank.partition.torch(), rank.handler(torch.bfloat16, **options) as handler:
+            table = handler.run_autotune(message_bytes=[1 << 12, 1 << 16, 1 << 20])
+            for op, seed in itertools.product(handler.valid_op_list, range(2)):
+                shape = (2 * 8 ** (1 + seed), 1024)
+                compare(rank, handler, op, comm.MixedCommMode.AUTOTUNE, shape, seed)
+            with rank.handler(torch.bfloat16, **options) as other:
+                other.use_tuning_table(comm.TuningTable.from_json(table.to_json()))
+                assert other.tuning_table == table
+            return table.to_json()
+
+    with comm.local_world(4, Device(0), sms=16) as world:
+        tables = world.run(work)
+    assert len(set(tables)) == 1
+    choices = json.loads(tables[0])["cases"]
+    return {f"{one['op']} {one['bytes']} {'mapped' * one['mapped']}": one["choices"][0] for one in choices}
+
+
 def expect_fault(torch: Any, handler: Any, kind: str, within_s: float) -> float:
     _, comm = modules()
     start = time.monotonic()
@@ -547,6 +572,7 @@ def handler_of_process(rank: int, size: int, partition: Any, dtype: Any, topolog
         dtype,
         f"cuda:{partition.context.device.device_id}",
         partition=partition,
+        should_init_nvshmem=False,
         **more,
     )
 

@@ -191,6 +191,10 @@ def refusals(rank: int, size: int, folder: Path) -> dict[str, str]:
         "op": message_of(ValueError, lambda: call(MixedCommOp.ALLGATHER, handler, x)),
         "mode": message_of(ValueError, lambda: call(op, handler, x, None, MixedCommMode.ONE_EXCHANGE)),
     }
+    found |= {
+        "nvshmem": message_of(RuntimeError, handler.init_nvshmem),
+        "mapping": message_of(RuntimeError, lambda: handler.map_tensors(x)),
+    }
     # What was refused has left nothing behind: the ranks still meet.
     assert torch.equal(call(op, handler, x), x * size)
     handler.checkpoint_prepare()

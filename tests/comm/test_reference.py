@@ -72,6 +72,8 @@ def test_misuse_is_refused_by_name_on_every_rank(tmp_path: Path) -> None:
         "wrong output": "x_out must have the shape [4, 8], not [2, 8]",
         "op": "ALLGATHER is not valid for tp_size=2 and dp_size=1; valid: ALLREDUCE",
         "mode": "mode ONE_EXCHANGE is not valid for this handler; valid: GLOO",
+        "nvshmem": "NVSHMEM cannot be initialised: the handler is one of the CPU",
+        "mapping": "a handler of the CPU maps no tensors",
         "released": "call checkpoint_restore() first",
         "closed": "has been shut down",
     }

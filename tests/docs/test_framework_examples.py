@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("default")]
         ("torch_library_sms", "torch", "1 product measured"),
         ("triton_persistent", "triton", "decode has 16 SMs"),
         ("nccl_partition", "torch", "the sum over 1 ranks is 1"),
+        ("local_world_tensor_parallel", "torch", "the sum over 4 ranks is right: True"),
     ],
 )
 def test_an_example_with_a_framework_runs(example: str, module: str, said: str) -> None:

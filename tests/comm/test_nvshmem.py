@@ -1,0 +1,130 @@
+"""NVSHMEM: initialised once, with one identifier on all ranks and without multicast, or refused with the reason."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_gctx.comm import _nvshmem as nvshmem
+from cuda_gctx.comm._backends import LocalBackend
+
+DEVICE: Any = SimpleNamespace(device_id=0, context=SimpleNamespace(current=nullcontext))
+
+
+class Processes:
+    """A backend of threads that passes for one of processes."""
+
+    def __init__(self, local: LocalBackend) -> None:
+        self.Get_rank, self.Get_size = local.Get_rank, local.Get_size
+        self.bcast, self.barrier, self.gather_to_all = local.bcast, local.barrier, local.gather_to_all
+
+
+class Library(ModuleType):
+    """nvshmem.core, as far as it is called."""
+
+    def __init__(self) -> None:
+        super().__init__("nvshmem.core")
+        self.inits: list[dict[str, Any]] = []
+        self.fails_at: int | None = None
+
+    def get_unique_id(self, empty: bool) -> Any:
+        data = np.zeros(128, np.uint8) if empty else np.arange(128, dtype=np.uint8)
+        return SimpleNamespace(_data=data, ptr=data.ctypes.data)
+
+    def init(self, *, device: Any, uid: Any, rank: int, nranks: int, initializer_method: str) -> None:
+        if rank == self.fails_at:
+            raise ValueError("no symmetric heap")
+        switches = {name: os.environ[name] for name in (nvshmem.NO_MULTICAST, nvshmem.IBGDA)}
+        identifier = bytes(uid._data)
+        self.inits.append({"rank": rank, "size": nranks, "uid": identifier, "method": initializer_method, **switches})
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    fake = Library()
+    monkeypatch.setitem(sys.modules, "nvshmem", ModuleType("nvshmem"))
+    monkeypatch.setitem(sys.modules, "nvshmem.core", fake)
+    cuda = SimpleNamespace(Device=lambda number: SimpleNamespace(set_current=lambda: None))
+    monkeypatch.setitem(sys.modules, "cuda.core", cuda)
+    monkeypatch.setattr(nvshmem, "_initialised", [])
+    for name in (nvshmem.NO_MULTICAST, nvshmem.IBGDA):
+        monkeypatch.delenv(name, raising=False)
+        # So that what the code under test sets is taken back.
+        monkeypatch.setenv(name, "1")
+        monkeypatch.delenv(name)
+    return fake
+
+
+def on_all(size: int, work: Any, wrap: Any = Processes) -> list[str]:
+    """The message of what each of several ranks raises; empty where nothing is."""
+    found = [""] * size
+
+    def run(local: LocalBackend) -> None:
+        try:
+            work(wrap(local))
+        except RuntimeError as error:
+            found[local.Get_rank()] = str(error)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in LocalBackend.of(size, 60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_all_ranks_are_initialised_with_the_identifier_of_the_first_and_without_multicast(library: Library) -> None:
+    # One rank: a process can be one only.
+    assert on_all(1, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=False)) == [""]
+    [found] = library.inits
+    assert (found["rank"], found["size"], found["method"]) == (0, 1, "uid")
+    assert found["uid"] == bytes(range(128))
+    assert (found[nvshmem.NO_MULTICAST], found[nvshmem.IBGDA]) == ("1", "0")
+
+
+def test_it_is_initialised_once_and_for_one_world_only(library: Library) -> None:
+    def twice(backend: Any) -> None:
+        nvshmem.initialise(backend, DEVICE, enable_ibgda=True)
+        nvshmem.initialise(backend, DEVICE, enable_ibgda=True)
+
+    assert on_all(1, twice) == [""]
+    assert len(library.inits) == 1
+    messages = on_all(2, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True))
+    assert all("this process is rank 0 of 1 already, not 1 of 2" in message for message in messages)
+
+
+def test_the_identifier_reaches_every_rank(library: Library) -> None:
+    assert on_all(3, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True)) == [""] * 3
+    assert {one["uid"] for one in library.inits} == {bytes(range(128))}
+    assert sorted(one["rank"] for one in library.inits) == [0, 1, 2]
+
+
+def test_what_fails_on_one_rank_is_raised_on_all(library: Library) -> None:
+    library.fails_at = 1
+    messages = on_all(3, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True))
+    assert messages == ["NVSHMEM cannot be initialised: rank 1: ValueError: no symmetric heap"] * 3
+
+
+def test_multicast_is_refused(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(nvshmem.NO_MULTICAST, "0")
+    [message] = on_all(1, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True))
+    assert "NVSHMEM_DISABLE_NVLS must be 1, not 0" in message
+    assert library.inits == []
+
+
+def test_a_missing_library_is_named(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvshmem.core", None)
+    [message] = on_all(1, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True))
+    assert "nvshmem4py cannot be imported (pip install nvshmem4py-cu13" in message
+
+
+def test_threads_cannot_use_it(library: Library) -> None:
+    messages = on_all(2, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True), lambda local: local)
+    assert all("rank 0: its ranks are processes, and those of this world are threads of one" in one for one in messages)
