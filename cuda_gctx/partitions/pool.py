@@ -101,10 +101,11 @@ class PartitionPool:
         those partitions of earlier layouts whose SMs it shares or may share. The host does not wait. Partitions with
         the same SMs in both layouts go on without waiting. Switching to the current layout does nothing.
 
-        While streams of the current layout capture a graph, it orders the graph: the streams that the new layout has
-        lent so far wait for the capturing ones, and so become part of the capture, which has to end on the stream on
-        which it began: switch back before that. The work outside of the capture is ordered by the first switch after
-        it. RuntimeError if streams of the pool are in a capture that the current layout is not part of.
+        While streams of the current layout capture a graph, it orders the graph: those streams of the new layout wait
+        that are part of the capture, or else all that it has lent so far, which then become part of it. A capture ends
+        on the stream on which it began: switch back before that. The work outside of the capture is ordered by the
+        first switch after it. RuntimeError if streams of the pool are in a capture that the current layout is not part
+        of.
 
         The arguments are those of get().
         """
@@ -147,15 +148,21 @@ class PartitionPool:
 
     @staticmethod
     def _order_capture(old: Partitions, new: Partitions, captures: Mapping[Stream, int]) -> None:
+        lent = [
+            (part, stream)
+            for part in new._all
+            for stream in dict.fromkeys((part.stream, *part._streams()))
+            if not stream.is_closed
+        ]
+        # A stream that joins a capture has to be joined again: on the way back, no more of them join.
+        inside = [(part, stream) for part, stream in lent if stream in captures]
         both = {part.context for part in old._all} & {part.context for part in new._all}
         for part in old._all:
-            followers = {
+            followers = [
                 stream
-                for later in new._all
+                for later, stream in inside or lent
                 if later.context not in both and part._group.overlaps(later._group) is not False
-                for stream in (later.stream, *later._streams())
-                if not stream.is_closed
-            }
+            ]
             for stream in part._streams():
                 if stream in captures and followers:
                     event = stream.record()

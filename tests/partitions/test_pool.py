@@ -23,6 +23,7 @@ from cuda_gctx import (
     SMResourceOptions,
     SplitError,
 )
+from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.probe import run_probe, spin
 from cuda_gctx.partitions import Partitions, store
 
@@ -204,6 +205,8 @@ def test_a_switch_inside_a_capture_orders_the_graph(dev: Device) -> None:
             assert pool.current is wide
             spin(wide.decode.stream, 1, 3_000_000)
             assert pool.switch(NARROW) is narrow
+            # No more streams have joined than the switch back has joined again.
+            assert not is_capturing(narrow.decode.stream)
         with capture.graph as graph, graph.instantiate() as executable:
             begin = stream.record(narrow.prefill.context.create_event(timed))
             executable.launch(stream)
