@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cuda_gctx
-from cuda_gctx import ContextOptions, Device, PartitionPool, SMResourceOptions, Stream
+from cuda_gctx import ContextOptions, Device, Layout, PartitionPool, SMResourceOptions, Stream
 from cuda_gctx.sim import session
 
 RECORDS = Path(__file__).with_name("instructions.json")
@@ -48,9 +48,11 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
     stream, other, event = a.create_stream(), b.create_stream(), a.create_event()
     stream.record(event)
     same = Stream.from_handle(stream.handle)
-    layout = {"decode": 16, "prefill": None}
+    layout, positions, value = {"decode": 16, "prefill": 104}, (16, 104), Layout(decode=16, prefill=104)
     parts = pool.get(layout)
+    pool.get(positions)
     part = parts.decode
+    elsewhere = Device(1)
 
     def push_pop() -> None:
         with a.current():
@@ -68,6 +70,8 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
         "an empty function": lambda: None,
         "whole.split(8)": lambda: whole.split(one),
         "whole.split(8, 16, 24)": lambda: whole.split(three),
+        "ctx.is_green": lambda: a.is_green,
+        "ctx.handle": lambda: a.handle,
         "ctx.create_stream()": lambda: a.create_stream(),
         "ctx.create_event()": lambda: a.create_event(),
         "stream.resources.sm.sm_count": lambda: stream.resources.sm.sm_count,
@@ -76,7 +80,12 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
         "ctx.record_event, ctx.wait_event": record_wait_of_contexts,
         "stream.handle": lambda: stream.handle,
         "stream.__cuda_stream__()": lambda: stream.__cuda_stream__(),
-        "pool.get(layout)": lambda: pool.get(layout),
+        "pool.get(dict)": lambda: pool.get(layout),
+        "pool.get(name=...)": lambda: pool.get(decode=16, prefill=104),
+        "pool.get((16, 104))": lambda: pool.get(positions),
+        "pool.get(Layout)": lambda: pool.get(value),
+        "pool.get(dict).decode.stream": lambda: pool.get(layout).decode.stream,
+        "dev.partition(), close()": lambda: elsewhere.partition(value).close(),
         "parts.decode": lambda: parts.decode,
         "part.stream": lambda: part.stream,
         "stream.is_done": lambda: stream.is_done,
@@ -92,7 +101,7 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
 
 def run_cases(names_to: Path) -> None:
     """Runs each call some times between two marks; under valgrind, in a process of its own."""
-    with session("h200", driver="13.0", check=False):
+    with session("h200", driver="13.0", devices=2, check=False):
         calls = cases(Device(0), PartitionPool(Device(0)))
         names_to.write_text(json.dumps(list(calls)))
         gc.collect()

@@ -1,0 +1,3 @@
+from typing import Any
+
+def spelling(requests: tuple[Any, ...], named: dict[str, Any]) -> Any: ...

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from operator import index
 
+from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 
 
 cdef object as_int(str name, object value):
@@ -37,6 +40,59 @@ cdef object as_options(type kind, object value):
     if isinstance(value, Mapping):
         return kind(**value)
     raise TypeError(f"options must be {kind.__name__} or a dict of its fields, not {type(value).__name__}")
+
+
+cdef int fill(tuple made, Py_ssize_t at, object value) except -1:
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(made, at, value)
+    return 0
+
+
+cdef tuple spelling_by_name(dict named):
+    cdef Py_ssize_t count = len(named)
+    cdef Py_ssize_t position = 0
+    cdef Py_ssize_t at = 0
+    cdef PyObject* name
+    cdef PyObject* value
+    cdef tuple made = PyTuple_New(3 * count)
+    while PyDict_Next(named, &position, &name, &value):
+        fill(made, at, <object>name)
+        fill(made, count + at, <object>value)
+        fill(made, 2 * count + at, <object>type(<object>value))
+        at += 1
+    return made
+
+
+cdef tuple spelling_by_position(tuple values):
+    cdef Py_ssize_t count = len(values)
+    cdef Py_ssize_t at
+    cdef tuple made = PyTuple_New(2 * count)
+    for at in range(count):
+        fill(made, at, values[at])
+        fill(made, count + at, <object>type(values[at]))
+    return made
+
+
+def spelling(tuple requests, dict named):
+    """What a set of requests is remembered by, given as the arguments of a call: by name, by position, or as one dict,
+    tuple or list. What else is given alone is returned as it is; None if nothing can be remembered.
+
+    The order of the names and the types of the requests belong to it: 1, 1.0 and True are equal, but not the same
+    request.
+    """
+    if named:
+        return None if requests else spelling_by_name(named)
+    if len(requests) == 1:
+        asked = requests[0]
+        if type(asked) is dict:
+            return spelling_by_name(<dict>asked)
+        if type(asked) is tuple:
+            return spelling_by_position(<tuple>asked)
+        if type(asked) is list:
+            return spelling_by_position(tuple(<list>asked))
+        if type(asked) is not int:
+            return None if isinstance(asked, tuple) else asked
+    return spelling_by_position(requests)
 
 
 cdef extern from *:

@@ -19,7 +19,6 @@ cdef class Context:
     cdef object __weakref__
 
 
-cdef ContextHandle live(Context context) except *
 cdef int let_go(Context context) except -1
 cdef Context wrap_context(const ContextHandle& box)
 cdef Context new_green_context(int device, ContextOptions options, bint overlap_matters)

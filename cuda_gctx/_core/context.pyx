@@ -12,6 +12,8 @@ from libcpp.vector cimport vector
 
 from cuda_gctx._core.arguments cimport as_bool, as_handle, as_options, make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
+    Borrowed,
+    ContextBox,
     ContextKind,
     CUcontext,
     CUdevResource,
@@ -93,19 +95,20 @@ def context_of(child):
     return wrap_context((<Event>child)._slot.demand(b"event").get().context())
 
 
-cdef ContextHandle live(Context context) except *:
-    """The handle of a context; an error if it is closed or its driver is gone."""
-    cdef ContextHandle box = context._slot.demand(b"context")
-    box.get().demand_open()
-    return box
+cdef void drop(ContextHandle& box) noexcept:
+    """Lets a handle go."""
+    # Destroying may wait in the driver, and nobody else should wait with it.
+    if box.use_count() == 1:
+        with nogil:
+            box.reset()
+    else:
+        box.reset()
 
 
 cdef int let_go(Context context) except -1:
     """Close the object; the context itself may stay open."""
     cdef ContextHandle box = context._slot.take()
-    # Destroying may wait in the driver; nobody else should wait with it.
-    with nogil:
-        box.reset()
+    drop(box)
     with cython.critical_section(context):
         context._resources = None
         context._owner = None
@@ -159,55 +162,54 @@ cdef class Context:
 
     def __dealloc__(self):
         cdef ContextHandle box = self._slot.take()
-        # Destroying may wait in the driver; nobody else should wait with it.
-        with nogil:
-            box.reset()
-        report_failures()
+        if box:
+            drop(box)
+            report_failures()
 
     @property
     def is_green(self):
         """Whether it is a green context. For adopted contexts, this is the driver's answer."""
-        return live(self).get().is_green()
+        return self._slot.live(b"context").get().is_green()
 
     @property
     def is_closed(self):
         """Whether the context has been closed. Streams that were made before may still use it."""
-        cdef ContextHandle box = self._slot.get()
-        return not box or box.get().is_closed()
+        cdef Borrowed[ContextBox] box = self._slot.borrow()
+        return box.get() == NULL or box.get().is_closed()
 
     @property
     def is_current(self):
         """Whether the context is current on the calling thread."""
-        return live(self).get().is_current()
+        return self._slot.live(b"context").get().is_current()
 
     @property
     def handle(self):
         """The CUcontext, as an int."""
-        return <uintptr_t>live(self).get().handle()
+        return <uintptr_t>self._slot.live(b"context").get().handle()
 
     @property
     def id(self):
         """The driver's id of the context, which is never reused."""
-        return live(self).get().id()
+        return self._slot.live(b"context").get().id()
 
     @property
     def name(self):
         """The name from its ContextOptions, or that of the partition; None if there is none."""
-        cdef string name = live(self).get().name()
+        cdef string name = self._slot.live(b"context").get().name()
         return self._name or name.decode() or None
 
     @property
     def device(self):
         """The device of the context."""
-        return above.Device(live(self).get().device())
+        return above.Device(self._slot.live(b"context").get().device())
 
     @property
     def resources(self):
         """The resources of the context."""
-        cdef ContextHandle box = live(self)
+        self._slot.live(b"context")
         with cython.critical_section(self):
             if self._resources is None:
-                self._resources = DeviceResources.of_context(box)
+                self._resources = DeviceResources.of_context(self._slot.demand(b"context"))
             return self._resources
 
     @property
@@ -256,16 +258,17 @@ cdef class Context:
 
         Blocks of a thread must end in the reverse order of their beginning, and must not contain an await.
         """
-        return new_block(live(self), self)
+        cdef ContextHandle box = self._slot.demand_live(b"context")
+        return new_block(box, self)
 
     def torch(self, library_sms="off"):
         """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use)."""
-        live(self)
+        self._slot.live(b"context")
         return above.torch_block(self, library_sms)
 
     def cupy(self, library_sms="off"):
         """A ``with`` block in which CuPy works on a stream of the context (see cuda_gctx.interop.cupy.use)."""
-        live(self)
+        self._slot.live(b"context")
         return above.cupy_block(self, library_sms)
 
     def close(self):
@@ -310,7 +313,7 @@ cdef class Context:
         return hash(self._number)
 
     def __enter__(self):
-        live(self)
+        self._slot.live(b"context")
         return self
 
     def __exit__(self, *exc):

@@ -85,6 +85,7 @@ cdef extern from "resources/sm_resource.hpp" namespace "gctx" nogil:
 
     ctypedef shared_ptr[const SmResource] SmResourcePtr
 
+    SmResourcePtr merged(const vector[SmResourcePtr]&) except +raise_error
     cbool same_sms(const SmResource&, const SmResource&) noexcept
     SmResourcePtr merged(const vector[SmResourcePtr]&) except +raise_error
     SmResourcePtr none_of(const SmResource&) except +raise_error
@@ -101,14 +102,33 @@ cdef extern from "driver/process.hpp" namespace "gctx" nogil:
     void begin_exit() noexcept
 
 
-cdef extern from "handles/slot.hpp" namespace "gctx" nogil:
+cdef extern from *:
+    """
+    #include "handles/slot.hpp"
+    #ifdef Py_GIL_DISABLED
+    template <typename Box>
+    using gctx_slot = gctx::Slot<Box>;
+    #else
+    template <typename Box>
+    using gctx_slot = gctx::LockedSlot<Box>;
+    #endif
+    template <typename Box>
+    using gctx_borrowed = typename gctx_slot<Box>::Borrowed;
+    """
+    # For what is done before the GIL is given up or other code of Python runs.
+    cdef cppclass Borrowed "gctx_borrowed"[Box]:
+        Box* get() noexcept
+
     # Where an object keeps its handle: a call works on a copy, and closing takes the handle away.
-    cdef cppclass Slot[Box]:
+    cdef cppclass Slot "gctx_slot"[Box]:
         void put(shared_ptr[Box]) noexcept
         shared_ptr[Box] get() noexcept
         shared_ptr[Box] take() noexcept
         cbool was_filled() noexcept
+        Borrowed[Box] borrow() noexcept
         shared_ptr[Box] demand(const char*) except +raise_error
+        shared_ptr[Box] demand_live(const char*) except +raise_error
+        Borrowed[Box] live(const char*) except +raise_error
 
 
 cdef extern from "handles/context.hpp" namespace "gctx" nogil:
@@ -126,13 +146,13 @@ cdef extern from "handles/context.hpp" namespace "gctx" nogil:
         uint64_t id() noexcept
         cbool is_closed() noexcept
         void close() except +raise_error
-        void demand_open() except +raise_error
         void demand_not_current() except +raise_error
         cbool has_capture() except +raise_error
         cbool pin() except +raise_error
         cbool is_pinned() noexcept
         cbool is_current() except +raise_error
         SmResourcePtr sm_resource() except +raise_error
+        void serve_as(const SmResource&) except +raise_error
         CUdevResource workqueue_resource() except +raise_error
         string name() except +raise_error
         void rename(string) except +raise_error
@@ -163,7 +183,8 @@ cdef extern from "handles/current.hpp" namespace "gctx" nogil:
         string place
 
     ContextHandle set_current(Runtime&, const ContextHandle&) except +raise_error
-    CurrentToken push_current(const ContextHandle&, BlockOwner) except +raise_error
+    CurrentToken push_current(ContextBox&) except +raise_error
+    CurrentToken push_current(ContextBox&, BlockOwner) except +raise_error
     void pop_current(CurrentToken) except +raise_error
     CurrentToken take_token(vector[CurrentToken]&) except +raise_error
     cbool is_new_thread() except +raise_error

@@ -15,4 +15,4 @@ cdef class CurrentBlock:
     cdef dict _waits
 
 
-cdef CurrentBlock new_block(const ContextHandle& box, object context)
+cdef CurrentBlock new_block(ContextHandle& box, object context)

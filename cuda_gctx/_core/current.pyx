@@ -9,6 +9,7 @@ from libc.stdint cimport uintptr_t
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     BlockOwner,
+    ContextBox,
     ContextHandle,
     CurrentToken,
     end_this_thread,
@@ -82,11 +83,15 @@ cdef object running_task():
     global get_running_loop
     if get_running_loop is None:
         asyncio = modules.get("asyncio")
+        if asyncio is None:
+            return None
         get_running_loop = getattr(asyncio, "_get_running_loop", None)
         if get_running_loop is None:
             return None
     loop = get_running_loop()
-    task = modules["asyncio"].current_task(loop) if loop is not None else None
+    if loop is None:
+        return None
+    task = modules["asyncio"].current_task(loop)
     return None if task is None else (task, loop)
 
 
@@ -97,20 +102,28 @@ cdef str place_of_caller():
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+cdef CurrentToken push_for_task(ContextBox& box, object task, str place) except *:
+    cdef BlockOwner owner
+    owner.task = <uintptr_t><PyObject*>task
+    owner.place = place.encode("utf-8", "replace")
+    return push_current(box, owner)
+
+
+# Without binding, a ``with`` statement calls the two directly.
 @cython.freelist(8)
 cdef class CurrentBlock:
     """Makes a context current on the calling thread for the length of a ``with`` block."""
 
+    @cython.binding(False)
     def __enter__(self):
-        cdef BlockOwner owner
         cdef CurrentToken token
         watch_thread()
         found = running_task()
-        if found is not None:
-            owner.task = <uintptr_t><PyObject*>found[0]
+        if found is None:
+            token = push_current(self._box.get()[0])
+        else:
             place = place_of_caller()
-            owner.place = place.encode("utf-8", "replace")
-        token = push_current(self._box, owner)
+            token = push_for_task(self._box.get()[0], found[0], place)
         with cython.critical_section(self):
             if self._is_entered or not self._more.empty():
                 self._more.push_back(token)
@@ -124,6 +137,7 @@ cdef class CurrentBlock:
                 self._waits[token.thread, token.entry] = (turn_of(found[1]), place, found[0])
         return self._context
 
+    @cython.binding(False)
     def __exit__(self, kind, error, traceback):
         cdef CurrentToken token
         cdef _LoopTurn turn
@@ -155,8 +169,9 @@ cdef class CurrentBlock:
 make_only_here(CurrentBlock, "a block comes from Context.current()")
 
 
-cdef CurrentBlock new_block(const ContextHandle& box, object context):
+cdef CurrentBlock new_block(ContextHandle& box, object context):
+    """Takes the handle out of `box`."""
     cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
-    block._box = box
+    block._box.swap(box)
     block._context = context
     return block

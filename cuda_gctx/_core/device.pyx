@@ -5,7 +5,7 @@ from collections import namedtuple
 cimport cython
 
 from cuda_gctx._core.arguments cimport as_int, as_options
-from cuda_gctx._core.context cimport Context, ContextOptions, live, new_green_context, wrap_context
+from cuda_gctx._core.context cimport Context, ContextOptions, new_green_context, wrap_context
 from cuda_gctx._core.cpp cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -141,7 +141,7 @@ cdef class Device:
         if ctx is None:
             context = self.primary()
         else:
-            context = live(ctx)
+            context = ctx._slot.demand_live(b"context")
             if context.get().device() != self.device_id or &context.get().runtime() != self._runtime:
                 raise ValueError(f"the context belongs to device {context.get().device()}, not {self.device_id}")
         watch_thread()

@@ -89,37 +89,38 @@ cdef class Event:
 
     def __dealloc__(self):
         cdef EventHandle box = self._slot.take()
-        # Destroying may wait in the driver; nobody else should wait with it.
-        with nogil:
-            box.reset()
-        report_failures()
+        if box:
+            # Destroying may wait in the driver; nobody else should wait with it.
+            with nogil:
+                box.reset()
+            report_failures()
 
     @property
     def handle(self):
         """The CUevent, as an int."""
-        return <uintptr_t>usable(self).get().handle()
+        return <uintptr_t>self._slot.live(b"event").get().handle()
 
     @property
     def context(self):
         """The context of the event."""
-        usable(self)
+        self._slot.live(b"event")
         return above.context_of(self)
 
     @property
     def device(self):
         """The device of the event."""
-        return above.Device(usable(self).get().context().get().device())
+        return above.Device(self._slot.live(b"event").get().context().get().device())
 
     @property
     def is_timing_enabled(self):
         """Whether the event records timestamps."""
-        usable(self)
+        self._slot.live(b"event")
         return self._options.timing_enabled
 
     @property
     def is_blocking_sync(self):
         """Whether `sync` sleeps instead of spinning."""
-        usable(self)
+        self._slot.live(b"event")
         return self._options.blocking_sync
 
     @property
@@ -130,7 +131,7 @@ cdef class Event:
     @property
     def is_closed(self):
         """Whether the event has been closed."""
-        return not self._slot.get()
+        return self._slot.borrow().get() == NULL
 
     def sync(self):
         """Wait on the host until all work before the event has finished."""
@@ -174,7 +175,7 @@ cdef class Event:
         return hash(self._number)
 
     def __enter__(self):
-        usable(self)
+        self._slot.live(b"event")
         return self
 
     def __exit__(self, *exc):
@@ -189,10 +190,3 @@ cdef class Event:
 
 
 make_only_here(Event, "an Event comes from create_event() or record() of a device, context or stream")
-
-
-cdef EventHandle usable(Event event) except *:
-    """Its handle, for queries that make no call of the core, which would check whether the driver is still open."""
-    cdef EventHandle box = event._slot.demand(b"event")
-    box.get().context().get().runtime().demand_usable()
-    return box

@@ -1,5 +1,6 @@
 """What loans of contexts need of the core: claims on SMs, contexts that partitions share, and what to ask first."""
 
+from cython.operator cimport dereference
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
@@ -7,8 +8,10 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
-from cuda_gctx._core.context cimport Context, ContextOptions, let_go, live, new_green_context, wrap_context
+from cuda_gctx._core.context cimport Context, ContextOptions, let_go, new_green_context, wrap_context
 from cuda_gctx._core.cpp cimport (
+    Borrowed,
+    ContextBox,
     ContextCounts,
     ContextHandle,
     CUdevResource,
@@ -33,10 +36,6 @@ cdef class Claim:
 
     cdef unique_ptr[CClaim] _claim
 
-    def __dealloc__(self):
-        with nogil:
-            self._claim.reset()
-
     @property
     def overlap_report(self):
         """The live contexts that shared its SMs or might, when it was made; empty if none did."""
@@ -44,8 +43,7 @@ cdef class Claim:
 
     def release(self):
         """Ends the claim. Ending it twice does nothing."""
-        with nogil:
-            self._claim.get().release()
+        self._claim.get().release()
 
     def __reduce__(self):
         refuse_copy(self, "claim the SMs there")
@@ -107,7 +105,7 @@ def create_unclaimed_context(int device_id, ContextOptions options not None):
 
 def loaned(Context context not None, owner, name):
     """The same context as another object with a name of its own, which keeps `owner` alive."""
-    cdef Context lent = wrap_context(live(context))
+    cdef Context lent = wrap_context(context._slot.demand_live(b"context"))
     lent._owner = owner
     lent._name = name
     return lent
@@ -115,7 +113,7 @@ def loaned(Context context not None, owner, name):
 
 def rename(Context context not None, str name not None):
     """Give a context another name for messages."""
-    live(context).get().rename(name.encode())
+    context._slot.live(b"context").get().rename(name.encode())
 
 
 def close_loaned(Context context not None):
@@ -142,12 +140,28 @@ def context_stream(Context context not None, size_t number=0, priority=None):
     return made_stream(stream, found)
 
 
-def keeps_capture(Context context not None):
-    """Whether one of the streams that this package made on it is capturing a graph."""
-    cdef ContextHandle box = live(context)
-    cdef bint answer
+def serve_as(Context context not None, resources):
+    """Record that a context has the SMs of these groups, which another split than its own can have made."""
+    cdef vector[SmResourcePtr] sms
+    cdef SMResource resource
+    cdef ContextHandle box = context._slot.demand(b"context")
+    for resource in resources:
+        sms.push_back(resource._sm)
     with nogil:
-        answer = box.get().has_capture()
+        box.get().serve_as(dereference(merged(sms)))
+
+
+def any_keeps_capture(contexts):
+    """Whether one of the streams that this package made on these contexts is capturing a graph."""
+    cdef vector[ContextHandle] boxes
+    cdef Context context
+    cdef size_t position
+    cdef bint answer = False
+    for context in contexts:
+        boxes.push_back(context._slot.demand_live(b"context"))
+    with nogil:
+        for position in range(boxes.size()):
+            answer = answer or boxes[position].get().has_capture()
     return answer
 
 
@@ -163,8 +177,8 @@ def pin_context(Context context not None):
 
 def is_pinned(Context context not None):
     """Whether a framework has seen one of its streams, so that it is never destroyed."""
-    cdef ContextHandle box = context._slot.get()
-    return not not box and box.get().is_pinned()
+    cdef Borrowed[ContextBox] box = context._slot.borrow()
+    return box.get() != NULL and box.get().is_pinned()
 
 
 def pinned_counts(SMResource resource not None):
@@ -173,11 +187,14 @@ def pinned_counts(SMResource resource not None):
     return counts.pinned, counts.waiting
 
 
-def demand_not_current(Context context not None):
-    """Raise ContextCurrentError while the context is current on this thread, or on another one through this package."""
-    cdef ContextHandle box = live(context)
-    with nogil:
-        box.get().demand_not_current()
+def demand_not_current(contexts):
+    """Raise ContextCurrentError while an open one is current on this thread, or on another one through this package."""
+    cdef Context context
+    cdef Borrowed[ContextBox] box
+    for context in contexts:
+        box = context._slot.borrow()
+        if box.get() != NULL and not box.get().is_closed():
+            box.get().demand_not_current()
 
 
 def driver_key(SMResource resource not None):

@@ -6,6 +6,7 @@ from libcpp.optional cimport optional
 
 from cuda_gctx._core.arguments cimport as_bool, as_handle, as_int, as_options, refuse_copy
 from cuda_gctx._core.cpp cimport (
+    Borrowed,
     CUstream,
     EventHandle,
     Runtime,
@@ -111,13 +112,6 @@ cdef int pin_stream(const StreamHandle& box) except -1:
     return 0
 
 
-cdef StreamHandle usable(Stream stream) except *:
-    """Its handle, for queries that make no call of the core, which would check whether the driver is still open."""
-    cdef StreamHandle box = stream._slot.demand(b"stream")
-    box.get().context().get().runtime().demand_usable()
-    return box
-
-
 cdef class Stream:
     """A queue of GPU work in one context, which it keeps alive.
 
@@ -153,20 +147,21 @@ cdef class Stream:
 
     def __dealloc__(self):
         cdef StreamHandle box = self._slot.take()
-        # Destroying may wait in the driver; nobody else should wait with it.
-        with nogil:
-            box.reset()
-        report_failures()
+        if box:
+            # Destroying may wait in the driver; nobody else should wait with it.
+            with nogil:
+                box.reset()
+            report_failures()
 
     @property
     def handle(self):
         """The CUstream, as an int."""
-        return <uintptr_t>usable(self).get().handle()
+        return <uintptr_t>self._slot.live(b"stream").get().handle()
 
     @property
     def context(self):
         """The context of the stream."""
-        usable(self)
+        self._slot.live(b"stream")
         context = self._context
         if context is None:
             context = above.context_of(self)
@@ -177,12 +172,12 @@ cdef class Stream:
     @property
     def device(self):
         """The device of the stream."""
-        return above.Device(usable(self).get().context().get().device())
+        return above.Device(self._slot.live(b"stream").get().context().get().device())
 
     @property
     def resources(self):
         """The resources of the context."""
-        cdef StreamHandle box = usable(self)
+        cdef Borrowed[StreamBox] box = self._slot.live(b"stream")
         with cython.critical_section(self):
             if self._resources is None:
                 self._resources = DeviceResources.of_context(box.get().context())
@@ -201,7 +196,7 @@ cdef class Stream:
     @property
     def is_owned(self):
         """Whether it was made for this object; False for adopted streams, and for those that belong to a context."""
-        return usable(self).get().is_owned()
+        return self._slot.live(b"stream").get().is_owned()
 
     @property
     def is_done(self):
@@ -211,7 +206,7 @@ cdef class Stream:
     @property
     def is_closed(self):
         """Whether the stream has been closed."""
-        return not self._slot.get()
+        return self._slot.borrow().get() == NULL
 
     def record(self, Event event=None, options=None):
         """Record `event`, or a new one made with `options`, behind all work enqueued so far, and return it."""
@@ -277,9 +272,9 @@ cdef class Stream:
 
     def __cuda_stream__(self):
         """The handle, for a framework. From then on, neither the stream nor its context is destroyed."""
-        cdef StreamHandle box = usable(self)
-        pin_stream(box)
-        return (0, <uintptr_t>box.get().handle())
+        self._slot.live(b"stream")
+        pin_stream(self._slot.demand(b"stream"))
+        return (0, <uintptr_t>self._slot.live(b"stream").get().handle())
 
     def __reduce__(self):
         refuse_copy(self, "create one in the other process; Stream(stream) is a second object for the same stream")
@@ -304,7 +299,7 @@ cdef class Stream:
         return hash(self._number)
 
     def __enter__(self):
-        usable(self)
+        self._slot.live(b"stream")
         return self
 
     def __exit__(self, *exc):

@@ -11,6 +11,13 @@
 #include "handles/stream.hpp"
 
 namespace gctx {
+namespace {
+
+// That a context remembers to have served, besides the one that it was made for.
+constexpr std::size_t most_splits = 16;
+
+}  // namespace
+
 // ---- boxes
 
 ContextBox::~ContextBox() {
@@ -142,7 +149,7 @@ void ContextBox::rename(std::string name) {
 
 void ContextBox::fail_closed() const { fail(ErrorKind::closed, label() + " has been closed"); }
 
-void ContextBox::demand_open() const {
+void ContextBox::demand_live() const {
   runtime_.demand_usable();
   if (is_closed()) {
     fail_closed();
@@ -214,11 +221,34 @@ SmResourcePtr ContextBox::sm_resource() {
     if (given_) {
       resource->origin = given_->origin;
       resource->members = given_->members;
+      resource->also = given_->also;
     }
     resource->whole_device = resource->sm_count == runtime_.device_sm(device_)->sm_count;
     queried_ = std::move(resource);
   }
   return queried_;
+}
+
+void ContextBox::serve_as(const SmResource& group) {
+  const std::lock_guard lock(query_mutex_);
+  if (!given_ || !group.origin || given_->origin == group.origin || !same_sms(*given_, group)) {
+    return;
+  }
+  std::vector<Provenance> also = given_->also;
+  if (std::any_of(also.begin(), also.end(), [&](const Provenance& one) { return one.origin == group.origin; })) {
+    return;
+  }
+  if (also.size() == most_splits) {
+    also.erase(also.begin());
+  }
+  also.push_back({group.origin, group.members});
+  for (SmResourcePtr* known : {&given_, &queried_}) {
+    if (*known) {
+      auto resource = std::make_shared<SmResource>(**known);
+      resource->also = also;
+      *known = std::move(resource);
+    }
+  }
 }
 
 CUdevResource ContextBox::workqueue_resource() {

@@ -73,7 +73,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   bool is_closed() const noexcept { return !state_.is_open(); }
   // No more use of a green context of ours; it is destroyed with its last stream and event. Throws while it is current.
   void close();
-  void demand_open() const;
+  void demand_live() const;  // open, and of a driver that may be used
   void demand_not_current() const;
   [[noreturn]] void fail_closed() const;
 
@@ -86,6 +86,8 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
 
   // What it was given, asked of the driver once, in a form that can be split.
   SmResourcePtr sm_resource();
+  // That its SMs are those of a group of another split too, whose other groups are then known to be disjoint from it.
+  void serve_as(const SmResource& group);
   CUdevResource workqueue_resource();
 
   // Streams of the context itself, by priority and number. Who has only the handle of one can use it as long as this

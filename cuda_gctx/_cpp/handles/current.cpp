@@ -15,6 +15,7 @@
 
 #include "handles/context.hpp"
 #include "handles/runtime.hpp"
+#include "handles/short_lock.hpp"
 
 namespace gctx {
 namespace {
@@ -36,7 +37,7 @@ std::string address_text(const void* address) {
 class Entry {
  public:
   // Counted in the step that asks whether it is open: close() on another thread comes before or after, never between.
-  Entry(ContextHandle context, CUcontext before, std::uint64_t number, BlockOwner owner)
+  Entry(ContextHandle context, CUcontext before, std::uint64_t number, std::unique_ptr<const BlockOwner> owner)
       : context_(std::move(context)), before_(before), number_(number), owner_(std::move(owner)) {
     context_->runtime().demand_usable();
     if (!context_->state().make_current()) {
@@ -66,7 +67,7 @@ class Entry {
   ContextBox& context() const noexcept { return *context_; }
   CUcontext before() const noexcept { return before_; }
   std::uint64_t number() const noexcept { return number_; }
-  const BlockOwner& owner() const noexcept { return owner_; }
+  const BlockOwner* owner() const noexcept { return owner_.get(); }  // null: the thread itself
   bool is_block() const noexcept { return number_ != 0; }
   bool is_open_block() const noexcept { return is_block() && !is_left(); }
   bool is_left() const noexcept { return is_left_.load(std::memory_order_relaxed); }
@@ -76,7 +77,7 @@ class Entry {
   ContextHandle context_;
   CUcontext before_;      // what was current until then
   std::uint64_t number_;  // 0 for set_current
-  BlockOwner owner_;
+  std::unique_ptr<const BlockOwner> owner_;
   std::atomic<bool> is_left_{false};  // in the wrong order or on the wrong thread: it goes when it is the innermost
 };
 
@@ -89,7 +90,7 @@ class ThreadList {
   std::uint64_t number() const noexcept { return number_; }
   long system_id() const noexcept { return system_id_; }
 
-  std::uint64_t add_block(ContextHandle context, CUcontext before, BlockOwner owner) {
+  std::uint64_t add_block(ContextHandle context, CUcontext before, std::unique_ptr<const BlockOwner> owner) {
     const std::lock_guard lock(mutex_);
     entries_.emplace_back(std::move(context), before, ++last_block_, std::move(owner));
     return last_block_;
@@ -149,7 +150,7 @@ class ThreadList {
  private:
   std::uint64_t number_;
   long system_id_;
-  std::mutex mutex_;
+  ShortLock mutex_;
   std::vector<Entry> entries_;
   std::uint64_t last_block_ = 0;
   std::atomic<bool> has_left_blocks_{false};
@@ -181,6 +182,9 @@ std::shared_ptr<ThreadList> list_of(std::uint64_t number) {
   return found != all.lists.end() ? *found : nullptr;
 }
 
+// Found without the function call that other variables of a thread take in a shared library.
+[[gnu::tls_model("initial-exec")]] thread_local ThreadList* known_list_here = nullptr;
+
 // Takes the thread's list off the registry when the thread ends.
 class Here {
  public:
@@ -191,6 +195,7 @@ class Here {
     all.lists.push_back(list_);
   }
   ~Here() {
+    known_list_here = nullptr;
     if (is_forked()) {
       new std::shared_ptr<ThreadList>(std::move(list_));  // lost: its destructor would take locks
       return;
@@ -212,8 +217,11 @@ class Here {
 };
 
 ThreadList& list_here() {
-  thread_local Here here;
-  return here.list();
+  if (known_list_here == nullptr) [[unlikely]] {
+    thread_local Here here;
+    known_list_here = &here.list();
+  }
+  return *known_list_here;
 }
 
 // More than any program pushes: inner code that never stops is not waited for.
@@ -327,7 +335,7 @@ void leave_what_was_left(ThreadList& list) {
 
 std::string name_of_block(const Entry& entry) {
   return "the block of " + entry.context().label() +
-         (entry.owner().place.empty() ? "" : " (entered at " + entry.owner().place + ")");
+         (entry.owner() == nullptr ? "" : " (entered at " + entry.owner()->place + ")");
 }
 
 const Entry* innermost_open_block(const std::vector<Entry>& entries) {
@@ -336,14 +344,23 @@ const Entry* innermost_open_block(const std::vector<Entry>& entries) {
 }
 
 // Blocks of two tasks of one thread would each work in the other's context.
-void demand_same_task(ThreadList& list, const BlockOwner& owner) {
+void demand_same_task(ThreadList& list, const BlockOwner* owner) {
   const Entry* const inner = innermost_open_block(list.entries());
-  if (inner != nullptr && inner->owner().task != 0 && inner->owner().task != owner.task) {
+  if (inner != nullptr && inner->owner() != nullptr && (owner == nullptr || inner->owner()->task != owner->task)) {
     fail_state(
         name_of_block(*inner) +
         " is still open on this thread, and belongs to another task: a block must not contain an await; give the "
         "work of coroutines explicit streams");
   }
+}
+
+// Whether the block is on top of all, and nothing has to go but this.
+bool is_innermost(ThreadList& list, CurrentToken token) {
+  if (token.thread != list.number() || list.has_left_blocks() || list.entries().empty()) {
+    return false;
+  }
+  const Entry& last = list.entries().back();
+  return last.number() == token.entry && !last.context().runtime().is_set_aside();
 }
 
 // Why the block cannot be left now, as a sentence, after marking it; empty if it can.
@@ -416,15 +433,17 @@ CUresult CurrentScope::pop() noexcept {
 
 // ---- blocks
 
-CurrentToken push_current(const ContextHandle& context, BlockOwner owner) {
-  context->demand_there();
-  const Driver& driver = context->runtime().driver();
+namespace {
+
+CurrentToken push(ContextBox& context, std::unique_ptr<const BlockOwner> owner) {
+  context.demand_there();
+  const Driver& driver = context.runtime().driver();
   ThreadList& mine = list_here();
   leave_what_was_left(mine);
-  demand_same_task(mine, owner);
+  demand_same_task(mine, owner.get());
   const CUcontext before = current_raw(driver);
-  const std::uint64_t block = mine.add_block(context, before, std::move(owner));
-  const CUresult result = driver.cuCtxPushCurrent(context->handle());
+  const std::uint64_t block = mine.add_block(context.shared_from_this(), before, std::move(owner));
+  const CUresult result = driver.cuCtxPushCurrent(context.handle());
   if (result != CUDA_SUCCESS) [[unlikely]] {
     mine.take_last();
     driver.fail(result, "cuCtxPushCurrent");
@@ -432,11 +451,23 @@ CurrentToken push_current(const ContextHandle& context, BlockOwner owner) {
   return {mine.number(), block};
 }
 
+}  // namespace
+
+CurrentToken push_current(ContextBox& context) { return push(context, nullptr); }
+
+CurrentToken push_current(ContextBox& context, BlockOwner owner) {
+  return push(context, std::make_unique<const BlockOwner>(std::move(owner)));
+}
+
 void pop_current(CurrentToken token) {
   if (is_forked()) {
     return;  // its driver is gone, and so is what it made current
   }
   ThreadList& mine = list_here();
+  if (is_innermost(mine, token)) [[likely]] {
+    leave_last(mine);
+    return;
+  }
   std::string wrong;
   if (token.thread == mine.number()) {
     wrong = mark_if_out_of_order(mine, mine.entries(), token, true);
@@ -463,7 +494,7 @@ ContextHandle set_current(Runtime& runtime, const ContextHandle& context) {
   leave_what_was_left(mine);
   context->demand_there();
   ContextHandle previous = current_context(runtime);
-  Entry made(context, previous ? previous->handle() : nullptr, 0, {});
+  Entry made(context, previous ? previous->handle() : nullptr, 0, nullptr);
   mine.reserve();
   GCTX_CALL(runtime.driver(), cuCtxSetCurrent, context->handle());
   mine.add_set(std::move(made));

@@ -49,13 +49,14 @@ struct CurrentToken {
   std::uint64_t entry = 0;
 };
 
-// Who enters a block, where one thread runs several tasks in turns: blocks of two tasks cannot be open on one thread.
+// The task that enters a block, where a thread runs several in turns: blocks of two cannot be open on one thread.
 struct BlockOwner {
-  std::uint64_t task = 0;  // 0: no task, the thread itself
-  std::string place;       // where it enters, for messages
+  std::uint64_t task = 0;
+  std::string place;  // where it enters, for messages
 };
 
-CurrentToken push_current(const ContextHandle& context, BlockOwner owner = {});
+CurrentToken push_current(ContextBox& context);
+CurrentToken push_current(ContextBox& context, BlockOwner owner);
 
 // Left in order, what was current before is current afterwards, whatever ran inside and whichever call fails. Left
 // before a block that was entered inside it, or on another thread, it throws; the entry keeps its context then, and

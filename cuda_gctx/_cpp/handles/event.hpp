@@ -19,6 +19,7 @@ class EventBox {
 
   void take(CUevent handle) noexcept { handle_ = handle; }
   const ContextHandle& context() const noexcept { return use_.context(); }
+  void demand_live() const;  // of a driver that may be used
   CUevent handle() const noexcept { return handle_; }
 
  private:

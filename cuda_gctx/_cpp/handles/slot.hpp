@@ -5,29 +5,51 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "driver/error.hpp"
 
 namespace gctx {
 
-template <typename Box>
-class Slot {
+// `Place` holds the handle: SharedPlace or LockedPlace.
+template <typename Place>
+class BasicSlot {
  public:
-  void put(std::shared_ptr<Box> box) noexcept {
+  using Handle = typename Place::Handle;
+  using Borrowed = typename Place::Borrowed;
+
+  void put(Handle box) noexcept {
     was_filled_.store(true, std::memory_order_relaxed);
-    box_.store(std::move(box));
+    place_.put(std::move(box));
   }
 
-  std::shared_ptr<Box> get() const noexcept { return box_.load(); }  // null if it is closed, or was never filled
-  std::shared_ptr<Box> take() noexcept { return box_.exchange(nullptr); }
+  Handle get() const noexcept { return place_.get(); }  // null if it is closed, or was never filled
+  Handle take() noexcept { return place_.take(); }
   bool was_filled() const noexcept { return was_filled_.load(std::memory_order_relaxed); }
 
+  // For what ends before the box can go. Null as above.
+  Borrowed borrow() const noexcept { return place_.borrow(); }
+
   // `what` is the word for the object in messages.
-  std::shared_ptr<Box> demand(const char* what) const {
-    auto box = box_.load();
+  Handle demand(const char* what) const {
+    Handle box = get();
     if (!box) [[unlikely]] {
       fail_empty(what);
     }
+    return box;
+  }
+
+  // The same of what is still of use: of a driver that may be called, and of a context that is open.
+  Handle demand_live(const char* what) const {
+    live(what);
+    return demand(what);
+  }
+  Borrowed live(const char* what) const {
+    Borrowed box = borrow();
+    if (!box) [[unlikely]] {
+      fail_empty(what);
+    }
+    box.get()->demand_live();
     return box;
   }
 
@@ -41,8 +63,55 @@ class Slot {
                                    "makes nothing");
   }
 
-  std::atomic<std::shared_ptr<Box>> box_;
+  Place place_;
   std::atomic<bool> was_filled_{false};
 };
+
+// For threads that share nothing else.
+template <typename Box>
+class SharedPlace {
+ public:
+  using Handle = std::shared_ptr<Box>;
+  using Borrowed = Handle;
+
+  void put(Handle box) noexcept { box_.store(std::move(box)); }
+  Handle get() const noexcept { return box_.load(); }
+  Handle take() noexcept { return box_.exchange(nullptr); }
+  Borrowed borrow() const noexcept { return get(); }
+
+ private:
+  std::atomic<std::shared_ptr<Box>> box_;
+};
+
+// For threads that hold one and the same lock, such as the GIL, as long as they use the slot and what they borrow.
+template <typename Box>
+class LockedPlace {
+ public:
+  using Handle = std::shared_ptr<Box>;
+
+  class Borrowed {
+   public:
+    Borrowed() noexcept = default;
+    explicit Borrowed(Box* box) noexcept : box_(box) {}
+    Box* get() const noexcept { return box_; }
+    explicit operator bool() const noexcept { return box_ != nullptr; }
+
+   private:
+    Box* box_ = nullptr;
+  };
+
+  void put(Handle box) noexcept { box_.swap(box); }
+  const Handle& get() const noexcept { return box_; }
+  Handle take() noexcept { return std::exchange(box_, nullptr); }
+  Borrowed borrow() const noexcept { return Borrowed(box_.get()); }
+
+ private:
+  std::shared_ptr<Box> box_;
+};
+
+template <typename Box>
+using Slot = BasicSlot<SharedPlace<Box>>;
+template <typename Box>
+using LockedSlot = BasicSlot<LockedPlace<Box>>;
 
 }  // namespace gctx

@@ -150,6 +150,8 @@ StreamBox::~StreamBox() {
   }
 }
 
+void StreamBox::demand_live() const { context()->runtime().demand_usable(); }
+
 std::uint64_t StreamBox::id() {
   std::uint64_t id = id_.load(std::memory_order_relaxed);
   if (id == 0) {

@@ -47,25 +47,45 @@ const SmResource* container(const SmResource* resource) {
   return resource->origin ? resource->origin->parent.get() : nullptr;
 }
 
-// The answer where the two meet in one split; nothing if they never do, or meet without telling.
+// A split that gave a resource (`is_itself`), or something that holds it.
+struct Place {
+  const SplitCall* split;
+  const Members* members;
+  bool is_itself;
+};
+
+// Shows the splits from the resource upwards until `look` returns true.
+template <typename Look>
+bool any_place(const SmResource& resource, bool is_itself, const Look& look) {
+  const auto upwards = [&](const SplitCall& split, const Members& members) {
+    return look(Place{&split, &members, is_itself}) || any_place(*split.parent, false, look);
+  };
+  return (resource.origin && upwards(*resource.origin, resource.members)) ||
+         std::any_of(resource.also.begin(), resource.also.end(),
+                     [&](const Provenance& one) { return upwards(*one.origin, one.members); });
+}
+
+// The answer where the two meet in one split; nothing if they never do, or meet without showing it.
 std::optional<bool> overlap_by_origin(const SmResource& a, const SmResource& b) {
-  for (const SmResource* x = &a; x != nullptr && x->origin; x = container(x)) {
-    for (const SmResource* y = &b; y != nullptr && y->origin; y = container(y)) {
-      if (x->origin != y->origin) {
-        continue;
-      }
-      if (!share_a_member(x->members, y->members)) {
+  std::optional<bool> answer;
+  any_place(a, true, [&](const Place& x) {
+    return any_place(b, true, [&](const Place& y) {
+      if (x.split != y.split) {
         return false;
       }
-      const bool x_holds_y = std::includes(x->members.begin(), x->members.end(), y->members.begin(), y->members.end());
-      const bool y_holds_x = std::includes(y->members.begin(), y->members.end(), x->members.begin(), x->members.end());
-      if ((x == &a && y == &b) || (x == &a && x_holds_y) || (y == &b && y_holds_x)) {
-        return true;
+      const Members& mine = *x.members;
+      const Members& theirs = *y.members;
+      if (!share_a_member(mine, theirs)) {
+        answer = false;
+      } else if ((x.is_itself && y.is_itself) ||
+                 (x.is_itself && std::includes(mine.begin(), mine.end(), theirs.begin(), theirs.end())) ||
+                 (y.is_itself && std::includes(theirs.begin(), theirs.end(), mine.begin(), mine.end()))) {
+        answer = true;
       }
-      return std::nullopt;
-    }
-  }
-  return std::nullopt;
+      return answer.has_value();
+    });
+  });
+  return answer;
 }
 
 // Two sets that together are larger than something that holds both must meet.
@@ -110,6 +130,7 @@ SmResourcePtr merged(const std::vector<SmResourcePtr>& resources) {
   }
   auto result = std::make_shared<SmResource>(*resources.front());
   result->requested.reset();
+  result->also.clear();
   for (auto it = std::next(resources.begin()); it != resources.end(); ++it) {
     const SmResource& next = **it;
     result->units.append(next.units);

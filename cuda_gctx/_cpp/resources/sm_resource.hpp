@@ -30,6 +30,12 @@ struct SplitCall {
   SmResourcePtr parent;
 };
 
+// Which pieces of a split a resource is, ascending.
+struct Provenance {
+  std::shared_ptr<const SplitCall> origin;
+  Members members;
+};
+
 struct SmResource {
   const Driver* driver = nullptr;
   int device = 0;
@@ -52,6 +58,9 @@ struct SmResource {
 
   std::shared_ptr<const SplitCall> origin;  // null for a device's own resource and for foreign contexts
   Members members;                          // which pieces of `origin`, ascending
+
+  // Further splits that gave the same SMs: a context that is kept serves the groups of one split after the other.
+  std::vector<Provenance> also;
 };
 
 bool byte_equal(const CUdevResource& a, const CUdevResource& b) noexcept;

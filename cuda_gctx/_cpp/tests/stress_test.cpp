@@ -8,6 +8,7 @@
 #include "handles/claim.hpp"
 #include "handles/current.hpp"
 #include "handles/runtime.hpp"
+#include "handles/slot.hpp"
 #include "handles/stream.hpp"
 #include "tests/check.hpp"
 
@@ -50,7 +51,7 @@ class Machine {
 void a_refused_close_shows_to_nobody() {
   Machine machine;
   const ContextHandle context = machine.context();
-  const CurrentToken block = push_current(context);  // for the whole test
+  const CurrentToken block = push_current(*context);  // for the whole test
   std::atomic<bool> is_over{false};
   std::atomic<int> closed{0};
   std::vector<std::thread> threads;
@@ -66,7 +67,7 @@ void a_refused_close_shows_to_nobody() {
   std::atomic<int> refused{0};
   std::thread pusher([&] {
     while (!is_over) {
-      refused += message_of<Error>([&] { pop_current(push_current(context)); }).empty() ? 0 : 1;
+      refused += message_of<Error>([&] { pop_current(push_current(*context)); }).empty() ? 0 : 1;
       std::this_thread::yield();
     }
   });
@@ -107,10 +108,14 @@ void closing_making_and_pushing_are_one_after_the_other() {
     };
     start([&] { context->close(); });
     start([&] { context->close(); });
-    start([&] { pop_current(push_current(context)); });
+    start([&] { pop_current(push_current(*context)); });
     start([&] { synchronize_stream(create_stream(context, std::nullopt, true)); });
     start([&] { adopt_stream(machine.runtime(), create_stream(context, std::nullopt, true)->handle()); });
-    start([&] { context->sm_resource(); });
+    start([&] {
+      SmResource group = *context->sm_resource();
+      group.origin = std::make_shared<const SplitCall>();  // as another split gives it
+      context->serve_as(group);
+    });
     for (std::thread& thread : threads) {
       thread.join();
     }
@@ -147,11 +152,48 @@ void the_registry_finds_the_living_and_only_them() {
   CHECK(wrong == 0);
 }
 
+// One thread closes an object while others use it: each call has the stream whole, or is refused.
+void a_slot_is_emptied_under_its_users() {
+  Machine machine;
+  const ContextHandle context = machine.context();
+  for (int round = 0; round < rounds; ++round) {
+    Slot<StreamBox> slot;
+    slot.put(create_stream(context, std::nullopt, true));
+    const CUstream handle = slot.live("stream")->handle();
+    std::atomic<int> wrong{0};
+    std::atomic<int> used{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 6; ++i) {
+      threads.emplace_back([&] {
+        for (bool is_open = true; is_open;) {
+          const std::string said = message_of<Error>([&] {
+            wrong += slot.demand_live("stream")->handle() == handle ? 0 : 1;
+            synchronize_stream(slot.demand("stream"));
+          });
+          is_open = said.empty();
+          wrong += is_open || said == "the stream has been closed" ? 0 : 1;
+          ++used;
+        }
+      });
+    }
+    while (used < 20) {
+      std::this_thread::yield();
+    }
+    slot.take();
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    CHECK(wrong == 0);
+    CHECK(slot.was_filled() && !slot.borrow());
+  }
+}
+
 }  // namespace
 
 int main() {
   a_refused_close_shows_to_nobody();
   closing_making_and_pushing_are_one_after_the_other();
   the_registry_finds_the_living_and_only_them();
+  a_slot_is_emptied_under_its_users();
   return gctx::test::summary("stress_test");
 }
