@@ -18,9 +18,10 @@ from cuda_gctx._core.loan import context_stream, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
-from cuda_gctx.partitions.free import FreeSMs, open_free, wanted_among_free
+from cuda_gctx.partitions.free import FreeSMs, open_free, order_among_free
 from cuda_gctx.partitions.layout import layout_of
-from cuda_gctx.partitions.opening import Wanted, known_split, open_contexts
+from cuda_gctx.partitions.opening import known_split, open_contexts
+from cuda_gctx.partitions.order import Order, Wanted
 from cuda_gctx.partitions.store import Loan
 
 __all__ = [
@@ -143,13 +144,13 @@ def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[
 
 def _of_free_sms(device: Device, counts: Sequence[int], names: Sequence[str]) -> Loan | None:
     """The contexts over free SMs, of which the remainder gets the rest; None where all are free, or too few."""
-    layout = layout_of([*(max(count, 1) for count in counts), None], {})
+    layout = layout_of((*(max(count, 1) for count in counts), None), {})
 
-    def find() -> list[Wanted]:
+    def find() -> Order:
         if FreeSMs(device).is_whole:
             raise SplitError("all SMs are free")
-        wanted = wanted_among_free(device, layout)
-        return [replace(one, name=name) for one, name in zip(wanted, names, strict=True)]
+        found = order_among_free(device, layout)
+        return Order.of(replace(one, name=name) for one, name in zip(found.wanted, names, strict=True))
 
     try:
         return open_free(device, find)[1]
@@ -176,8 +177,8 @@ def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[lis
         names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
         loan = _of_free_sms(device, counts, names)
         if loan is None:
-            wanted = [Wanted(name, [group]) for name, group in zip(names, groups, strict=True)]
-            loan = open_contexts(device, wanted, stacklevel=3)
+            order = Order.of(Wanted(name, (group,)) for name, group in zip(names, groups, strict=True))
+            loan = open_contexts(device, order, stacklevel=3)
         # Each stream keeps the contexts of the whole split: nothing else refers to them from here on.
         contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
         return (

@@ -22,7 +22,8 @@ from cuda_gctx._core.stream import Stream
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
 from cuda_gctx.partitions.free import open_one, pieces_of
-from cuda_gctx.partitions.opening import Wanted, open_contexts
+from cuda_gctx.partitions.opening import open_contexts
+from cuda_gctx.partitions.order import Order, Wanted
 from cuda_gctx.partitions.store import Loan
 
 __all__ = ["SUPPORTED", "GreenContext", "SMPartition"]
@@ -79,8 +80,8 @@ def _open(
     count = None if num_sms is None else _checked_count(device.resources.sm, num_sms)
     group = resource or _of_all_sms(device, count)
     if group is not None or count is None:
-        wanted = [Wanted(_NAME, [group or device.resources.sm], workqueue)]
-        return open_contexts(device, wanted, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
+        order = Order.of([Wanted(_NAME, (group or device.resources.sm,), workqueue)])
+        return open_contexts(device, order, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
     return open_one(device, _NAME, count, workqueue, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
 
 
@@ -382,7 +383,7 @@ class GreenContext:
             if self.is_closed:
                 return
             try:
-                demand_not_current(self._context)
+                demand_not_current([self._context])
             except RuntimeError as error:
                 raise RuntimeError(
                     "an active GreenContext cannot be closed: call pop_context() as often as set_context() was, on the "

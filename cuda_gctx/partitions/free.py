@@ -15,11 +15,12 @@ from cuda_gctx._core.errors import CUDAError, ResourceOverlapError, SplitError
 from cuda_gctx._core.loan import are_free, sm_identity, together
 from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
 from cuda_gctx.partitions.layout import Layout, PartitionSpec
-from cuda_gctx.partitions.opening import Opening, Wanted, known_split, open_contexts
+from cuda_gctx.partitions.opening import Opening, known_split, open_contexts
+from cuda_gctx.partitions.order import Order, Wanted, driver_and_device
 from cuda_gctx.partitions.split import count_of
-from cuda_gctx.partitions.store import Loan, driver_and_device, store
+from cuda_gctx.partitions.store import Loan, store
 
-__all__ = ["FreeSMs", "free_sms", "open_free", "open_one", "pieces_of", "wanted_among_free"]
+__all__ = ["FreeSMs", "free_sms", "open_free", "open_one", "order_among_free", "pieces_of"]
 
 # Other threads may take the SMs that were found. After so many times in a row, something else is wrong.
 MOST_TRIES = 1000
@@ -149,7 +150,7 @@ def _group(free: FreeSMs, name: str, spec: PartitionSpec, layout: Layout) -> SMR
     raise SplitError(f"{layout} does not fit among the free SMs: {refusal}") from None
 
 
-def wanted_among_free(device: Device, layout: Layout) -> list[Wanted]:
+def order_among_free(device: Device, layout: Layout) -> Order:
     """The contexts of a layout out of free SMs only; SplitError if these are too few."""
     free = FreeSMs(device)
     groups: dict[str, SMResource] = {}
@@ -167,25 +168,23 @@ def wanted_among_free(device: Device, layout: Layout) -> list[Wanted]:
             if not pieces:
                 raise SplitError(f"{layout} does not fit: no SMs are known to be free for {name}")
             groups[name] = free.take(pieces)
-    return [Wanted(name, [groups[name]], spec.workqueue) for name, spec in requests]
+    return Order.of(Wanted(name, (groups[name],), spec.workqueue, spec.request) for name, spec in requests)
 
 
-def open_free(
-    device: Device, find: Callable[[], Sequence[Wanted]], *, exclusive: bool = False
-) -> tuple[Sequence[Wanted], Loan]:
+def open_free(device: Device, find: Callable[[], Order], *, exclusive: bool = False) -> tuple[Order, Loan]:
     """What `find` chooses of free SMs, and the loan of contexts over them.
 
     Finding and claiming are one step for others: if they claim one of the SMs in between, SMs are found again.
     """
     driver, _ = driver_and_device(device.resources.sm, device)
     for _ in _tries():
-        wanted = find()
+        order = find()
         try:
-            opening = Opening(device, wanted, exclusive=exclusive, only_free=True)
+            opening = Opening(device, order, exclusive=exclusive, only_free=True)
         except ResourceOverlapError:
             continue
         try:
-            return wanted, opening.loan()
+            return order, opening.loan()
         except BaseException as error:
             opening.abandon()
             if not _refuses_mixture(error) or driver in _keeps_rest_apart:
@@ -222,7 +221,7 @@ def open_one(
     exclusive: ResourceOverlapError where they are too few, instead of a warning.
     """
 
-    def find() -> list[Wanted]:
+    def find() -> Order:
         free = FreeSMs(device)
         pieces = free.fitting(count)
         if pieces is None:
@@ -231,13 +230,13 @@ def open_one(
                     f"{free.words()}, and {count} were requested: close other contexts, or request fewer"
                 )
             raise _TooFewError
-        return [Wanted(name, [free.take(pieces)], workqueue)]
+        return Order.of([Wanted(name, (free.take(pieces),), workqueue)])
 
     try:
         return open_free(device, find, exclusive=exclusive)[1]
     except _TooFewError:
-        shared = Wanted(name, [_with_shared(FreeSMs(device), count)], workqueue)
-    return open_contexts(device, [shared], advice=advice, stacklevel=stacklevel + 1)
+        shared = Wanted(name, (_with_shared(FreeSMs(device), count),), workqueue)
+    return open_contexts(device, Order.of([shared]), advice=advice, stacklevel=stacklevel + 1)
 
 
 def _with_shared(free: FreeSMs, count: int) -> SMResource:

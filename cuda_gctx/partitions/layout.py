@@ -13,6 +13,7 @@ from threading import RLock
 from typing import Any, TypeAlias, final
 from weakref import WeakValueDictionary
 
+from cuda_gctx._core.arguments import spelling
 from cuda_gctx._core.resources import SMResourceOptions, WorkqueueResourceOptions
 
 __all__ = ["BACKGROUND", "RESERVED_NAMES", "Layout", "PartitionSpec", "Request"]
@@ -279,7 +280,7 @@ class Layout:
 
 
 _layouts: WeakValueDictionary[object, Layout] = WeakValueDictionary()
-spellings: dict[object, Layout] = {}
+_spellings: dict[object, Layout] = {}
 _lock = RLock()
 
 
@@ -305,35 +306,30 @@ def _layout_of(requests: Mapping[str, Any] | Sequence[Any]) -> Layout:
         return _layouts.setdefault((named, names, layout.specs), layout)
 
 
-def layout_of(requests: Sequence[Any], named: Mapping[str, Any]) -> Layout:
-    """The layout of these arguments, as from Layout.of(): quick for a layout that was requested before.
-
-    The order of the names and the types of the requests belong to a spelling: 1, 1.0 and True are equal, and different
-    requests.
-    """
-    if named:
-        if requests:
-            raise ValueError(BOTH_WAYS)
-        asked: Any = named
-    else:
-        asked = requests[0] if len(requests) == 1 else requests
-    kind = type(asked)
-    if kind is Layout:
-        return asked  # type: ignore[no-any-return]
-    if kind is dict:
-        values = asked.values()
-        spelling: object = (*asked, *values, *map(type, values))
-    elif kind is tuple or kind is list:
-        spelling = (*asked, *map(type, asked))
-    else:
+def layout_of(requests: tuple[Any, ...], named: dict[str, Any]) -> Layout:
+    """The layout of these arguments, as from Layout.of(): quick for a layout that was requested before."""
+    if requests and named:
+        raise ValueError(BOTH_WAYS)
+    spelled = spelling(requests, named)
+    if type(spelled) is Layout:
+        return spelled
+    if type(spelled) is not tuple:
+        [asked] = requests
         is_several = isinstance(asked, (Mapping, Sequence)) and not isinstance(asked, (str, bytes, bytearray))
         return _layout_of(asked if is_several else (asked,))
     try:
-        return spellings[spelling]
+        return _spellings[spelled]
     except (KeyError, TypeError):  # not seen before, or with something unhashable in it
-        layout = _layout_of(asked)
-    if len(spellings) >= MOST_SPELLINGS:
-        spellings.clear()
-    with suppress(TypeError):
-        spellings[spelling] = layout
+        is_one = len(requests) == 1 and type(requests[0]) in (dict, tuple, list)
+        layout = _layout_of(named or (requests[0] if is_one else requests))
+    remember(_spellings, spelled, layout)
     return layout
+
+
+def remember(known: dict[object, Any], spelled: object, value: object) -> None:
+    """Keeps what a spelling stands for, so that it is not checked again; not many of them."""
+    if type(spelled) in (tuple, Layout):
+        if len(known) >= MOST_SPELLINGS:
+            known.clear()
+        with suppress(TypeError):  # something unhashable is in it
+            known[spelled] = value

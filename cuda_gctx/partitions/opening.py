@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from cuda_gctx._core.context import ContextOptions
 from cuda_gctx._core.device import Device
@@ -16,28 +16,20 @@ from cuda_gctx._core.loan import (
     create_unclaimed_context,
     is_capturing,
     rename,
-    sm_identity,
+    serve_as,
 )
-from cuda_gctx._core.resources import SMResource, WorkqueueResourceOptions
+from cuda_gctx._core.resources import SMResource
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.partitions.layout import Layout
+from cuda_gctx.partitions.layout import Layout, PartitionSpec
+from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 from cuda_gctx.partitions.split import names_of_groups, refuse_missing_workqueues, split_layout
-from cuda_gctx.partitions.store import Key, Loan, StoredContext, driver_and_device, store
+from cuda_gctx.partitions.store import Loan, StoredContext, store
 
 # Splits that are remembered for each driver and device.
 MOST_SPLITS = 4096
 
 # The end of messages about SMs that live contexts have.
 ADVICE = "close the others first, or open one layout with all partitions"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One context to open: its name in messages, its SMs (groups of one split), and its hardware queues."""
-
-    name: str
-    groups: Sequence[SMResource]
-    workqueue: WorkqueueResourceOptions | None = None
 
 
 def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
@@ -50,13 +42,13 @@ def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
         )
 
 
-def _make(device: Device, key: Key, wanted: Wanted) -> StoredContext:
+def _make(device: Device, wanted: Wanted) -> StoredContext:
     queues = []
     if wanted.workqueue is not None:
         queues = [device.resources.workqueue]  # refuses where the driver has none
         queues[0].configure(wanted.workqueue)
     options = ContextOptions([*wanted.groups, *queues], name=wanted.name)
-    return StoredContext(key, create_unclaimed_context(device.device_id, options))
+    return StoredContext(wanted, create_unclaimed_context(device.device_id, options))
 
 
 class Opening:
@@ -68,7 +60,7 @@ class Opening:
     def __init__(
         self,
         device: Device,
-        wanted: Sequence[Wanted],
+        order: Order,
         *,
         exclusive: bool = False,
         only_free: bool = False,
@@ -76,10 +68,8 @@ class Opening:
         advice: str = ADVICE,
     ) -> None:
         self._device = device
-        self._wanted = wanted
-        names = [one.name for one in wanted for _ in one.groups]
-        groups = [sms for one in wanted for sms in one.groups]
-        self._claim = claim(groups, names, exclusive, group, advice, only_free=only_free)
+        self._order = order
+        self._claim = claim(order.groups, order.names, exclusive, group, advice, only_free=only_free)
 
     def warn(self, stacklevel: int) -> None:
         """Warn if live contexts use the SMs; stacklevel: as for warnings.warn() in the caller."""
@@ -96,42 +86,53 @@ class Opening:
 
         streams: more streams that may be capturing. in_use: contexts that can be shared, with their loans.
         """
-        whole = self._device.resources.sm
-        where = driver_and_device(whole, self._device)
-        keys = [(*where, *map(sm_identity, one.groups), one.workqueue) for one in self._wanted]
-        shared = {key: in_use[key] for key in keys if in_use is not None and key in in_use}
-        needed = [key for key in keys if key not in shared]
-        own: dict[Key, StoredContext | None] = dict(zip(needed, store._take(needed), strict=True))
-        made: dict[Key, StoredContext] = {}
+        order = self._order
+        if not in_use:
+            known = store._take_set(order)
+            if known is not None:
+                return Loan(known, known, self._claim, order)
+        shared = {one.key: in_use[one.key] for one in order.wanted if one.key in in_use} if in_use else {}
+        own = self._own([one for one in order.wanted if one.key not in shared], streams)
+        if not shared:
+            contexts = own
+        else:
+            lent = {stored.key: stored for stored in own}
+            contexts = [shared[one.key][0] if one.key in shared else lent[one.key] for one in order.wanted]
+        for stored, one in zip(contexts, order.wanted, strict=True):
+            if stored.served is not one:
+                serve_as(stored.context, one.groups)
+                if one.key not in shared:
+                    rename(stored.context, one.name)
+                    stored.served = one
+        return Loan(contexts, own, self._claim, None if shared else order, [loan for _, loan in shared.values()])
+
+    def _own(self, wanted: Sequence[Wanted], streams: Sequence[Stream]) -> list[StoredContext]:
+        """A context for each, out of the store or made."""
+        found = store._take(one.key for one in wanted)
+        made: dict[Wanted, StoredContext] = {}
         try:
-            if None in own.values():
-                refuse_capture(whole, streams)
-            for key, one in zip(keys, self._wanted, strict=True):
-                if key in own and own[key] is None:
-                    made[key] = _make(self._device, key, one)
+            if None in found:
+                refuse_capture(self._device.resources.sm, streams)
+            for one, stored in zip(wanted, found, strict=True):
+                if stored is None:
+                    made[one] = _make(self._device, one)
         except BaseException:
             for stored in reversed(made.values()):
                 stored.close()
-            store._put([stored for stored in own.values() if stored is not None])
+            store._put([stored for stored in found if stored is not None])
             raise
-        for key, one in zip(keys, self._wanted, strict=True):
-            taken = own.get(key)
-            if taken is not None:
-                rename(taken.context, one.name)
-        lent = {key: stored for key, stored in {**own, **made}.items() if stored is not None}
-        contexts = [shared[key][0] if key in shared else lent[key] for key in keys]
-        return Loan(contexts, list(lent.values()), self._claim, [loan for _, loan in shared.values()])
+        return [stored or made[one] for one, stored in zip(wanted, found, strict=True)]
 
 
 def open_contexts(
-    device: Device, wanted: Sequence[Wanted], *, exclusive: bool = False, advice: str = ADVICE, stacklevel: int
+    device: Device, order: Order, *, exclusive: bool = False, advice: str = ADVICE, stacklevel: int
 ) -> Loan:
     """Lend a context for each that is wanted: all of them, or raise an error that leaves nothing behind.
 
     exclusive: refuse SMs that a live context uses, instead of warning. advice: the end of that warning; stacklevel: as
     for warnings.warn() in the caller.
     """
-    opening = Opening(device, wanted, exclusive=exclusive, advice=advice)
+    opening = Opening(device, order, exclusive=exclusive, advice=advice)
     try:
         opening.warn(stacklevel + 1)
         return opening.loan()
@@ -140,38 +141,47 @@ def open_contexts(
         raise
 
 
-_splits: dict[tuple[int, int], dict[object, list[SMResource]]] = {}
+Known = TypeVar("Known")
+
+_known: dict[tuple[int, int], dict[object, Any]] = {}
 
 
 def _forget_driver(driver: int) -> None:
-    for key in [key for key in _splits if key[0] == driver]:
-        del _splits[key]
+    for key in [key for key in _known if key[0] == driver]:
+        del _known[key]
 
 
 before_driver_closes(_forget_driver)
 
 
-def known_split(
-    device: Device, request: object, split: Callable[[], list[SMResource]], streams: Sequence[Stream] = ()
-) -> list[SMResource]:
-    """The groups that `split` makes for a request, called once for each driver and device: they never change."""
+def known_split(device: Device, request: object, split: Callable[[], Known], streams: Sequence[Stream] = ()) -> Known:
+    """What `split` makes for a request, called once for each driver and device: it never changes."""
     whole = device.resources.sm
-    known = _splits.setdefault(driver_and_device(whole, device), {})
-    groups = known.get(request)
-    if groups is None:
+    where = driver_and_device(whole, device)
+    known = _known.get(where)
+    if known is None:
+        known = _known.setdefault(where, {})
+    found: Known | None = known.get(request)
+    if found is None:
         refuse_capture(whole, streams)  # some splits make a context in between
+        found = split()
         if len(known) >= MOST_SPLITS:
             known.clear()
-        groups = known[request] = split()
-    return groups
+        # One object for all, whichever thread was first.
+        found = known.setdefault(request, found)
+    return found
 
 
-def wanted_by(device: Device, layout: Layout, streams: Sequence[Stream] = ()) -> list[Wanted]:
-    """The contexts to open for a layout, that of the background partition last, if there is one."""
+def _order_for(device: Device, layout: Layout) -> Order:
     refuse_missing_workqueues(device, layout)
-    groups = known_split(device, layout, lambda: split_layout(layout, device.resources.sm), streams)
-    queues = [*(spec.workqueue for spec in layout.specs), None]
-    return [
-        Wanted(name, [sms], queue)
-        for name, sms, queue in zip(names_of_groups(layout, groups), groups, queues, strict=False)
-    ]
+    groups = split_layout(layout, device.resources.sm)
+    specs = [*layout.specs, PartitionSpec()]
+    return Order.of(
+        Wanted(name, (sms,), spec.workqueue, spec.request)
+        for name, sms, spec in zip(names_of_groups(layout, groups), groups, specs, strict=False)
+    )
+
+
+def order_for(device: Device, layout: Layout, streams: Sequence[Stream] = ()) -> Order:
+    """The contexts of a layout, that of the background partition last, if there is one."""
+    return known_split(device, layout, lambda: _order_for(device, layout), streams)

@@ -11,15 +11,17 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from cuda_gctx._core.above import above
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
+from cuda_gctx._core.errors import ClosedError
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.loan import capturing_stream, close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.probe import blocks_per_sm, max_cluster_size, max_clusters
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.table import ranges, table
-from cuda_gctx.partitions.free import open_free, wanted_among_free
+from cuda_gctx.partitions.free import open_free, order_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
-from cuda_gctx.partitions.opening import Wanted, open_contexts, wanted_by
+from cuda_gctx.partitions.opening import open_contexts, order_for
+from cuda_gctx.partitions.order import Order
 from cuda_gctx.partitions.split import refuse_missing_workqueues
 from cuda_gctx.partitions.store import Loan, StoredContext
 from cuda_gctx.partitions.verification import VerifyReport, verify
@@ -28,7 +30,7 @@ from cuda_gctx.partitions.verification import VerifyReport, verify
 CLUSTER_THREADS = 128
 
 
-class ClosedPartitionsError(RuntimeError, AttributeError):
+class ClosedPartitionsError(ClosedError, AttributeError):
     """Partitions, one of them, or a pool were used after they were closed."""
 
     __module__ = __name__.rpartition(".")[0]  # the public name
@@ -118,19 +120,20 @@ class Partition:
         "name",
     )
 
-    def __init__(self, name: str, requested: object, group: SMResource, stored: StoredContext, loan: Loan) -> None:
+    def __init__(
+        self, name: str, requested: object, group: SMResource, stored: StoredContext, loan: Loan, lock: threading.RLock
+    ) -> None:
         self.name = name
         self._requested = requested
         self._group = group
         self._stored = stored
         self._loan = loan
         self._context = loaned(stored.context, loan, name)
-        # Reentrant: the garbage collector may run foreign code in the middle of a call.
-        self._lock = threading.RLock()
+        self._lock = lock
         self._default: _LentStream | None = None
         self._stream: Stream | None = None  # that of the default, found without a lock
-        self._pools: dict[int | None, list[_LentStream]] = {}
-        self._numbers: dict[int, Iterator[int]] = {}
+        self._pools: dict[int | None, list[_LentStream]] | None = None
+        self._numbers: dict[int, Iterator[int]] | None = None
 
     @property
     def context(self) -> Context:
@@ -182,6 +185,8 @@ class Partition:
         """`number` streams of a priority (None: the lowest); the same ones each time."""
         _positive("number", number)
         with self._lock:
+            if self._pools is None:
+                self._pools = {}
             pool = self._pools.setdefault(priority, [])
             while len(pool) < number:
                 pool.append(self._next_stream(priority))
@@ -189,6 +194,8 @@ class Partition:
 
     def _next_stream(self, priority: int | None) -> _LentStream:
         context = self.context
+        if self._numbers is None:
+            self._numbers = {}
         number = next(self._numbers.setdefault(priority or 0, count()))
         return _LentStream(context, number, priority)
 
@@ -253,20 +260,19 @@ class Partition:
         return self._stored.largest_cluster
 
     def _streams(self) -> list[Stream]:
-        lent = [one.stream for pool in list(self._pools.values()) for one in list(pool)]
-        return lent if self._default is None else [self._default.stream, *lent]
+        lent = [self._default.stream] if self._default is not None else []
+        if self._pools is not None:
+            lent += [one.stream for pool in list(self._pools.values()) for one in list(pool)]
+        return lent
 
     def _is_idle(self) -> bool:
         return all(stream.is_closed or stream.is_done for stream in self._streams())
 
-    def _demand_not_current(self) -> None:
-        if not self._context.is_closed:
-            demand_not_current(self._context)
-
     def _close(self) -> None:
         with self._lock:
-            for stream in reversed(self._streams()):
-                stream.close()
+            if self._default is not None or self._pools is not None:
+                for stream in reversed(self._streams()):
+                    stream.close()
             close_loaned(self._context)
 
     def __reduce__(self) -> NoReturn:
@@ -307,30 +313,34 @@ class Partitions:
         cls,
         device: Device,
         layout: Layout,
-        wanted: Sequence[Wanted],
+        order: Order,
         loan: Loan,
         others_in_use: OthersInUse | None = None,
     ) -> Partitions:
         """others_in_use: a function of their pool that verify() calls."""
         self = cls.__new__(cls)
-        requests = [*(spec.request for spec in layout.specs), None]
-        self._all = tuple(
-            Partition(one.name, request, one.groups[0], stored, loan)
-            for one, request, stored in zip(wanted, requests, loan.contexts, strict=False)
+        # Reentrant: the garbage collector may run the code of others in the middle of a call.
+        lock = threading.RLock()
+        parts = [
+            Partition(one.name, one.requested, one.groups[0], stored, loan, lock)
+            for one, stored in zip(order.wanted, loan.contexts, strict=True)
+        ]
+        by_name = {part.name: part for part in parts}
+        fields = self.__dict__
+        fields.update(by_name)
+        fields.pop(BACKGROUND, None)
+        fields.update(
+            _all=tuple(parts),
+            _asked=tuple(parts[: len(layout.names)]),
+            _by_name=by_name,
+            _device=device,
+            _layout=layout,
+            _loan=loan,
+            _lock=lock,
+            _closed=False,
+            _others_in_use=others_in_use,
         )
-        self._asked = self._all[: len(layout.names)]
-        self._by_name = {part.name: part for part in self._all}
-        self._device = device
-        self._layout = layout
-        self._loan = loan
-        self._lock = threading.RLock()
-        self._closed = False
-        self._others_in_use = others_in_use
-        self.__dict__.update(self._attributes())
         return self
-
-    def _attributes(self) -> dict[str, Partition]:
-        return {name: part for name, part in self._by_name.items() if name != BACKGROUND}
 
     @property
     def device(self) -> Device:
@@ -426,11 +436,10 @@ class Partitions:
         with self._lock:
             if self._closed:
                 return
-            for part in self._all:
-                part._demand_not_current()
+            demand_not_current([part._context for part in self._all])
             self._closed = True
-            for name in self._attributes():
-                self.__dict__.pop(name, None)
+            for part in self._asked:
+                self.__dict__.pop(part.name, None)
         for part in reversed(self._all):
             part._close()
         self._loan.release()
@@ -522,8 +531,8 @@ def partition(
     layout = layout_of(requests, named)
     if among == "free":
         refuse_missing_workqueues(device, layout)
-        chosen, loan = open_free(device, lambda: wanted_among_free(device, layout), exclusive=exclusive)
-        return Partitions._make(device, layout, chosen, loan)
-    wanted = wanted_by(device, layout)
-    loan = open_contexts(device, wanted, exclusive=exclusive, stacklevel=2)
-    return Partitions._make(device, layout, wanted, loan)
+        order, loan = open_free(device, lambda: order_among_free(device, layout), exclusive=exclusive)
+    else:
+        order = order_for(device, layout)
+        loan = open_contexts(device, order, exclusive=exclusive, stacklevel=2)
+    return Partitions._make(device, layout, order, loan)

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, NoReturn
 
+from cuda_gctx._core.arguments import spelling
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.loan import capture_of
+from cuda_gctx._core.loan import capture_of, demand_not_current
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.partitions.layout import Layout, Request, layout_of, spellings
-from cuda_gctx.partitions.opening import Opening, Wanted, wanted_by
+from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember
+from cuda_gctx.partitions.opening import Opening, order_for
+from cuda_gctx.partitions.order import Key, Order
 from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partition, Partitions, refuse_pickling
-from cuda_gctx.partitions.store import Key, Loan, StoredContext
+from cuda_gctx.partitions.store import Loan, StoredContext
 
 _pool_numbers = count(1)
 
@@ -35,6 +37,7 @@ class PartitionPool:
         self._lock = threading.RLock()
         self._closed = False
         self._built: dict[Layout, Partitions] = {}
+        self._known: dict[object, Partitions] = {}  # by what get() was given
         self._loans: dict[Key, tuple[StoredContext, Loan]] = {}
         self._current: Partitions | None = None
         # The work that was enqueued in partitions of other layouts when switch() left them.
@@ -72,16 +75,19 @@ class PartitionPool:
         graph. The driver does not report the streams of other libraries: pass the one that may be capturing as `stream`
         (any object with ``__cuda_stream__``).
         """
-        asked: Any = named if named and not requests else requests[0] if len(requests) == 1 and not named else None
+        spelled = spelling(requests, named)
         try:
-            if type(asked) is dict:  # as layout_of() does it, without the cost of a call
-                values = asked.values()
-                spelling = (*asked, *values, *map(type, values))
-                return self._built[spellings[spelling]]
-            return self._built[layout_of(requests, named)]
-        except (KeyError, TypeError):  # not built, not requested in these words before, or with an unhashable value
+            return self._known[spelled]
+        except (KeyError, TypeError):  # not requested in these words before, or with an unhashable value
             pass
-        return self._build(layout_of(requests, named), stream)
+        layout = layout_of(requests, named)
+        parts = self._built.get(layout)
+        if parts is None:
+            parts = self._build(layout, stream)
+        with self._lock:
+            if not self._closed:
+                remember(self._known, spelled, parts)
+        return parts
 
     @property
     def current(self) -> Partitions | None:
@@ -188,8 +194,8 @@ class PartitionPool:
         watched = [] if stream is None else [stream if isinstance(stream, Stream) else Stream(stream)]
         with self._lock:
             self._demand_open()
-            wanted = wanted_by(self._device, layout, watched)
-        opening = Opening(self._device, wanted, group=self._group)
+            order = order_for(self._device, layout, watched)
+        opening = Opening(self._device, order, group=self._group)
         try:
             opening.warn(stacklevel=3)
             # The lock is not held until here: a warning can run code that uses the pool, on this thread or others.
@@ -197,15 +203,15 @@ class PartitionPool:
                 self._demand_open()
                 known = self._built.get(layout)
                 if known is None:
-                    return self._opened(layout, wanted, opening.loan(watched, self._loans))
+                    return self._opened(layout, order, opening.loan(watched, self._loans))
         except BaseException:
             opening.abandon()
             raise
         opening.abandon()
         return known
 
-    def _opened(self, layout: Layout, wanted: Sequence[Wanted], loan: Loan) -> Partitions:
-        parts = Partitions._make(self._device, layout, wanted, loan, self._in_use)
+    def _opened(self, layout: Layout, order: Order, loan: Loan) -> Partitions:
+        parts = Partitions._make(self._device, layout, order, loan, self._in_use)
         for stored in loan.contexts:
             self._loans.setdefault(stored.key, (stored, loan))
         return self._built.setdefault(layout, parts)
@@ -223,11 +229,11 @@ class PartitionPool:
         """Close all partitions of the pool. Raises RuntimeError while one of their contexts is current."""
         with self._lock:
             for parts in self._built.values():
-                for part in parts._all:
-                    part._demand_not_current()
+                demand_not_current([part._context for part in parts._all])
             self._closed = True
             built = list(self._built.values())
             self._built.clear()
+            self._known.clear()
             self._loans.clear()
             self._behind.clear()
             self._left_in_capture.clear()

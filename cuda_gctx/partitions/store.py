@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,36 +15,39 @@ from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import CUDAWarning, FeatureNotSupported
 from cuda_gctx._core.loan import (
     Claim,
+    any_keeps_capture,
     context_counts,
     device_memory,
-    driver_key,
     is_pinned,
-    keeps_capture,
     pin_context,
     pinned_counts,
 )
-from cuda_gctx._core.resources import SMResource, drop_split_contexts, split_context_count
+from cuda_gctx._core.resources import drop_split_contexts, split_context_count
+from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 
-__all__ = ["ContextStore", "Loan", "MemoryUse", "StoredContext", "driver_and_device", "memory_use", "store"]
+__all__ = ["ContextStore", "Loan", "MemoryUse", "StoredContext", "memory_use", "store"]
 
 # The device memory that a context takes, and that the driver does not give back when it is destroyed: measured on an
 # H200 with driver 13.0, the same for 8 and 120 SMs. The driver does not report it.
 CONTEXT_BYTES = 4 * 2**20
-
-Key = tuple[object, ...]
 
 
 @dataclass(eq=False)
 class StoredContext:
     """A green context that is stored or on loan, and what is known of it.
 
-    key: equal for contexts that can replace each other: driver, device, SMs and workqueue options.
+    served: what it was opened for last. Its key is the key of the context.
     """
 
-    key: Key
+    served: Wanted
     context: Context
     sm_ids: tuple[int, ...] | None = None
     largest_cluster: int | None = None
+
+    @property
+    def key(self) -> Key:
+        """Equal for contexts that can replace each other."""
+        return self.served.key
 
     def close(self) -> None:
         # One that is still current on some thread stays alive there, and is destroyed after that.
@@ -62,12 +65,28 @@ class StoredContext:
             if self.context.is_closed:
                 return False
             # During a capture, whole contexts refuse events and waits. Whoever captures has the handle of a stream.
-            if keeps_capture(self.context):
+            if any_keeps_capture([self.context]):
                 pin_context(self.context)
                 return False
         except RuntimeError:  # the device has failed, or this is a forked child
             return False
         return True
+
+
+@dataclass(eq=False)
+class StoredSet:
+    """Contexts in the store that were used together; order: what they can serve as they are."""
+
+    contexts: list[StoredContext]
+    order: Order | None
+
+
+def _can_all_be_lent(contexts: Iterable[StoredContext]) -> bool:
+    """In one question; what is wrong with which, each of them answers."""
+    try:
+        return not any_keeps_capture(stored.context for stored in contexts)
+    except RuntimeError:
+        return False
 
 
 class ContextStore:
@@ -82,7 +101,8 @@ class ContextStore:
     def __init__(self, limit: int = 256) -> None:
         # Reentrant: the garbage collector may return contexts in the middle of a call.
         self._lock = threading.RLock()
-        self._stored: list[StoredContext] = []
+        self._sets: dict[StoredSet, object] = {}  # in the order in which they came
+        self._count = 0
         self._closed_drivers: set[object] = set()
         self._warned_of: set[int] = set()
         self.limit = limit
@@ -102,12 +122,12 @@ class ContextStore:
         self._trim()
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return self._count
 
     def count(self, device: Device) -> int:
         """The number of contexts of a device in the store."""
         mine = driver_and_device(device.resources.sm, device)
-        return sum(stored.key[:2] == mine for stored in list(self._stored))
+        return sum(stored.key[:2] == mine for one in list(self._sets) for stored in list(one.contexts))
 
     def drop(self) -> None:
         """Destroy all contexts in the store, and those that splits needed.
@@ -119,8 +139,12 @@ class ContextStore:
 
     def _drop(self, chosen: Callable[[StoredContext], bool]) -> None:
         with self._lock:
-            dropped = [stored for stored in self._stored if chosen(stored)]
-            self._stored = [stored for stored in self._stored if stored not in dropped]
+            dropped = [
+                stored
+                for one in list(self._sets)
+                for stored in list(one.contexts)
+                if chosen(stored) and self._take_out(one, stored)
+            ]
         for stored in reversed(dropped):
             stored.close()
 
@@ -140,18 +164,46 @@ class ContextStore:
                 stacklevel=3,
             )
 
-    def _take(self, keys: Sequence[Key]) -> list[StoredContext | None]:
-        """For each key a context that can be lent, or None."""
+    def _take_out(self, one: StoredSet, stored: StoredContext) -> bool:
+        """Takes one context out of a set, which serves its order no more; False if the garbage collector did before."""
+        if one.order is not None:
+            with suppress(ValueError):
+                one.order.idle.remove(one)
+            one.order = None
+        if stored not in one.contexts:
+            return False
+        one.contexts.remove(stored)
+        self._count -= 1
+        if not one.contexts:
+            self._sets.pop(one, None)
+        return True
+
+    def _take_set(self, order: Order) -> list[StoredContext] | None:
+        """The contexts that have served an order, if they can do it again as they are."""
+        with self._lock:
+            while order.idle:
+                found: StoredSet = order.idle.pop()
+                found.order = None
+                if self._sets.pop(found, found) is found:
+                    continue  # the garbage collector has trimmed the store in between
+                self._count -= len(found.contexts)
+                # Whoever has the handle of one can have closed it meanwhile.
+                usable = [stored for stored in found.contexts if not stored.context.is_closed]
+                if len(usable) == len(order.wanted):
+                    return usable
+                self._add(StoredSet(usable, None))
+        return None
+
+    def _take(self, keys: Iterable[Key]) -> list[StoredContext | None]:
+        """For each key the context that came last, or None."""
         with self._lock:
             return [self._take_one(key) for key in keys]
 
     def _take_one(self, key: Key) -> StoredContext | None:
-        for position in range(len(self._stored) - 1, -1, -1):
-            if self._stored[position].key == key:
-                found = self._stored.pop(position)
-                # Code that has its handle may have closed it.
-                if not found.context.is_closed:
-                    return found
+        for one in reversed(list(self._sets)):
+            for stored in list(one.contexts):
+                if stored.key == key and not stored.context.is_closed and self._take_out(one, stored):
+                    return stored
         return None
 
     def _identities(self, driver: int, device: Device) -> list[bytes]:
@@ -159,35 +211,47 @@ class ContextStore:
         where = (driver, device.device_id)
         return [
             b"".join(part for part in stored.key[2:-1] if isinstance(part, bytes))
-            for stored in reversed(list(self._stored))
+            for one in reversed(list(self._sets))
+            for stored in one.contexts
             if stored.key[:2] == where
         ]
 
-    def _put(self, contexts: Sequence[StoredContext]) -> None:
-        """Takes contexts back; closes those that nobody else should get.
+    def _add(self, one: StoredSet) -> None:
+        if one.contexts:
+            self._sets[one] = None
+            self._count += len(one.contexts)
+            if one.order is not None:
+                one.order.idle.append(one)
+
+    def _put(self, contexts: list[StoredContext], order: Order | None = None) -> None:
+        """Takes contexts back; closes those that nobody else should get. order: what they serve as they are.
 
         One in which a capture was left open is pinned: the core serves requests with it once the capture has ended.
         """
-        for stored in contexts:
-            if stored.key[0] in self._closed_drivers:
-                continue  # it was destroyed with its driver
-            if stored.can_be_lent():
-                with self._lock:
-                    self._stored.append(stored)
-            else:
+        if _is_over or not contexts or contexts[0].key[0] in self._closed_drivers:
+            return  # they went with their driver, or go with the process
+        if not _can_all_be_lent(contexts):
+            spoiled = [stored for stored in contexts if not stored.can_be_lent()]
+            for stored in spoiled:
                 stored.close()
-        self._trim()
+            contexts = [stored for stored in contexts if stored not in spoiled]
+            order = None
+        with self._lock:
+            self._add(StoredSet(contexts, order))
+        if self._count > self._limit:
+            self._trim()
 
     def _trim(self) -> None:
         while True:
             with self._lock:
-                if len(self._stored) <= self._limit:
+                if self._count <= self._limit:
                     return
-                ours = [stored for stored in self._stored if not stored.is_pinned]
+                ours = [(one, stored) for one in list(self._sets) for stored in one.contexts if not stored.is_pinned]
                 if len(ours) <= self._limit:
                     return
-                self._stored.remove(ours[0])
-            ours[0].close()
+                is_mine = self._take_out(*ours[0])
+            if is_mine:
+                ours[0][1].close()
 
     def __repr__(self) -> str:
         return f"<ContextStore: {len(self)} contexts, {self.limit} at most>"
@@ -198,6 +262,14 @@ class ContextStore:
 
 store = ContextStore()
 before_driver_closes(store._forget_driver)
+_is_over = False
+
+
+@atexit.register
+def _leave() -> None:
+    # The process takes the contexts along; the driver may be gone by the time that the last loans end.
+    global _is_over
+    _is_over = True
 
 
 class Loan:
@@ -206,26 +278,33 @@ class Loan:
     contexts: those that it lends. Some of them can be on loan already, by the `sources`, which it keeps alive.
     """
 
-    __slots__ = ("__weakref__", "contexts", "release", "sources")
+    __slots__ = ("__weakref__", "_claim", "_order", "_own", "contexts", "sources")
 
     def __init__(
         self,
-        contexts: Sequence[StoredContext],
-        own: Sequence[StoredContext],
+        contexts: list[StoredContext],
+        own: list[StoredContext],
         claim: Claim,
+        order: Order | None,
         sources: Sequence[Loan] = (),
     ) -> None:
+        """order: what `own` serves as it is."""
         self.contexts = contexts
         self.sources = sources
-        self.release = weakref.finalize(self, _end, own, claim)
-        # At exit the process ends anyway, and the driver may be gone by then.
-        self.release.atexit = False
+        self._own = own
+        self._order = order
+        self._claim: Claim | None = claim
 
+    def release(self) -> None:
+        """Ends it. Ending it twice does nothing."""
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            # In this order: the next user of the contexts claims their SMs.
+            claim.release()
+            store._put(self._own, self._order)
 
-def _end(own: Sequence[StoredContext], claim: Claim) -> None:
-    # In this order: the next user of the contexts claims their SMs.
-    claim.release()
-    store._put(own)
+    def __del__(self) -> None:
+        self.release()
 
 
 @dataclass(frozen=True)
@@ -276,7 +355,3 @@ def memory_use() -> dict[int, MemoryUse]:
             splitting = split_context_count(whole)
             uses[device_id] = MemoryUse(free, total, made - destroyed, stored, destroyed, splitting, pinned)
     return uses
-
-
-def driver_and_device(whole: SMResource, device: Device) -> tuple[int, int]:
-    return driver_key(whole), device.device_id

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import (
+    ClosedError,
     Context,
     ContextOptions,
     CUDAError,
@@ -179,6 +180,24 @@ def test_the_groups_come_from_one_split_and_are_known_to_be_disjoint(dev: Device
         )
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_an_old_and_a_new_context_of_one_layout_are_known_to_be_disjoint(sim: Machines, driver: str) -> None:
+    sim("h100", driver=driver)
+    dev = Device(0)
+    with dev.partition(a=8, b=8) as parts:
+        stored = parts.a.context.id
+        lost = Context.from_handle(parts.b.context.handle)
+    lost.close()
+    with dev.partition(8, 8) as parts:  # another split: the driver gives the same SMs again
+        assert parts[0].context.id == stored
+        whole = with_background(parts)
+        for kind in ([part.context for part in whole], [part.stream for part in whole]):
+            sms = [user.resources.sm for user in kind]
+            assert [[one.overlaps(other) for one in sms] for other in sms] == [
+                [one is other for one in sms] for other in sms
+            ]
+
+
 @pytest.mark.parametrize("card", ["h200", "a100", "l40s", "b200"])
 def test_a_share_of_whole_units_gives_all_of_them(sim: Machines, card: str) -> None:
     sim(card)
@@ -208,6 +227,17 @@ def test_a_layout_can_be_given_in_place_of_requests(dev: Device) -> None:
     with dev.partition(layout) as parts:
         assert parts.layout is layout
         assert parts.names == ("decode", "prefill")
+
+
+def test_closed_partitions_raise_closed_error_and_have_no_attributes(dev: Device) -> None:
+    parts = dev.partition(decode=8)
+    part = parts.decode
+    pool = PartitionPool(dev)
+    parts.close()
+    pool.close()
+    for use in (lambda: parts["decode"], lambda: part.context, lambda: pool.get(decode=8)):
+        assert isinstance(refusal(ClosedError, use), AttributeError)
+    assert not hasattr(parts, "decode")
 
 
 # ---- what is refused
@@ -562,10 +592,10 @@ def test_sms_are_free_before_their_contexts_are_in_the_store(dev: Device, monkey
     put = store._put
     [group], _ = split(dev.resources.sm, [8])
 
-    def watched(contexts: Any) -> None:
+    def watched(*put_back: Any) -> None:
         monkeypatch.undo()
         dev.create_context(ContextOptions([group], exclusive=True)).close()
-        put(contexts)
+        put(*put_back)
 
     parts = dev.partition(decode=8)
     monkeypatch.setattr(store, "_put", watched)
