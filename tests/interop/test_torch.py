@@ -108,6 +108,24 @@ def test_blocks_of_a_fork_run_at_the_same_time(torch: Any, dev: Device) -> None:
         assert max(end - begin for end in ends) < 9
 
 
+def test_a_block_of_a_fork_waits_for_nothing_that_comes_after_its_beginning(torch: Any, dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
+    with dev.partition(8) as parts:
+        part = parts[0]
+        outside = Stream(torch.cuda.current_stream())
+        for stream in (part.stream, outside):
+            spin(stream, 1, 10_000)
+        dev.sync()
+        with fork() as start:
+            spin(outside, 1, 5_000_000)
+            begin = part.stream.record(part.context.create_event(timed))
+            with part.torch(after=start):
+                spin(part.stream, 1, 10_000)
+            end = part.stream.record(part.context.create_event(timed))
+        dev.sync()
+        assert end - begin < 4
+
+
 def test_a_block_of_a_fork_never_waits_for_that_of_another_thread(torch: Any, dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with dev.partition(8, 8) as parts:
