@@ -23,8 +23,9 @@
 # Without a registry the interpreter needs: Cython>=3.1, scikit-build-core>=0.11, cmake>=3.20, ninja, numpy, cuda-core>=1.0,
 # cuda-bindings, pytest>=8; torch, cupy and numba-cuda for the tests of these frameworks. The folder of wheels must hold
 #   nvidia-cuda-runtime>=13.4,<14   always: the build uses its cuda.h, and the installed one is not replaced
+#   hatch-fancy-pypi-readme   if it is not installed: the build
 #   click, rich, markdown-it-py, mdurl, pygments   if they are not installed: the tests of the command line, demo and bench
-# (pip download --only-binary :all: -d DIR 'nvidia-cuda-runtime>=13.4,<14' click rich). Other wheels are used if the
+# (pip download --only-binary :all: -d DIR 'nvidia-cuda-runtime>=13.4,<14' hatch-fancy-pypi-readme click rich). Other wheels are used if the
 # interpreter lacks them.
 set -u
 
@@ -176,16 +177,16 @@ if "$python" -c 'import Cython, scikit_build_core' 2>/dev/null; then
   PATH=$(dirname "$python"):$PATH
   include=${include:-$(cuda_include)}
   [ -n "$include" ] || { echo "no cuda.h of 13.4 or newer: give --wheels, or install nvidia-cuda-runtime"; exit 1; }
-  rm -rf "$work/site"
-  step build 540 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
-    --config-settings=build-dir="$build" --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" \
-    "$repository" || finish
+  rm -rf "$work/site" "$work/wheels"
+  export PYTHONPATH=$work/site:$work/wheels${PYTHONPATH:+:$PYTHONPATH}
   if [ -n "$wheels" ]; then
     mapfile -t missing < <(missing_wheels)
     [ ${#missing[@]} -eq 0 ] ||
-      step wheels 60 "$python" -m pip install -q --no-index --no-deps --target "$work/site" "${missing[@]}"
+      step wheels 60 "$python" -m pip install -q --no-index --no-deps --target "$work/wheels" "${missing[@]}" || finish
   fi
-  export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH}
+  step build 540 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
+    --config-settings=build-dir="$build" --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" \
+    "$repository" || finish
 else
   step tools 240 bash -c '"$1" -m venv "$2" && "$2/bin/python" -m pip install cmake ninja Cython scikit-build-core \
     "nvidia-cuda-runtime>=13.4,<14"' - "$python" "$work/venv" || finish
