@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from typing_extensions import Self
+from typing_extensions import Never, Self
 
 from cuda_gctx._core.context import Context, ContextOptions
 from cuda_gctx._core.event import Event, EventOptions
@@ -38,7 +38,7 @@ class Device:
     @property
     def context(self) -> Context: ...
     def set_current(self, ctx: Context | None = None) -> Context | None: ...
-    def create_context(self, options: ContextOptions | Mapping[str, Any]) -> Context: ...
+    def create_context(self, options: ContextOptions | Mapping[str, Any] = ..., **fields: Never) -> Context: ...
     def create_stream(
         self, options: StreamOptions | Mapping[str, Any] | SupportsCudaStream | None = None
     ) -> Stream: ...

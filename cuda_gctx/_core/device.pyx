@@ -1,6 +1,7 @@
 """GPUs: their properties and resources, and what can be made on them."""
 
 from collections import namedtuple
+from types import MappingProxyType
 
 cimport cython
 
@@ -33,6 +34,9 @@ from cuda_gctx._core.above import above
 from cuda_gctx._core.stream import Stream
 
 ComputeCapability = namedtuple("ComputeCapability", ("major", "minor"))
+
+# A mapping without fields: create_context() without options says what it takes.
+_NO_OPTIONS = MappingProxyType({})
 
 
 cdef class Device:
@@ -149,14 +153,17 @@ cdef class Device:
             previous = set_current(self._runtime[0], context)
         return wrap_context(previous) if previous else None
 
-    def create_context(self, options):
+    def create_context(self, options=_NO_OPTIONS, **fields):
         """Create a green context; `options` are ContextOptions or a dict of their fields.
 
         Warns (ResourceOverlapWarning) if live contexts use its SMs or may; with `exclusive`, raises
         ResourceOverlapError instead.
         """
-        if options is None:
-            raise TypeError("create_context needs options: ContextOptions with the resources of the context")
+        if options is None or options is _NO_OPTIONS or fields:
+            raise TypeError(
+                "create_context takes ContextOptions or a dict of their fields: "
+                'create_context({"resources": [...], "name": ...})'
+            )
         self._runtime.demand_usable()
         return new_green_context(self.device_id, as_options(ContextOptions, options), True)
 

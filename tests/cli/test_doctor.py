@@ -158,7 +158,7 @@ def test_an_mps_share_below_all_is_a_problem_where_there_is_a_daemon(
 @pytest.mark.parametrize(
     ("driver", "says", "advice"),
     [
-        ("/no/such/driver.so", "no CUDA driver could be opened", "install the NVIDIA driver"),
+        ("/no/such/driver.so", "that CUDA_GCTX_DRIVER names could not be opened", "correct CUDA_GCTX_DRIVER"),
         ("sim:h200,devices=0", "CUDA_ERROR_NO_DEVICE", "nvidia-smi"),
         ("sim:voodoo", "no card 'voodoo'", "correct CUDA_GCTX_DRIVER"),
         ("sim:h200@12.3", "CUDA 12.3", "12.4 or newer"),

@@ -147,6 +147,11 @@ ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
         "needs the structured split of CUDA driver 13.1",
     ),
     "two Nones": (lambda dev: SMResourceOptions([None, None]), "only one group"),
+    "resources as keywords": (
+        lambda dev: dev.create_context(resources=[]),
+        r"ContextOptions or a dict of their fields",
+    ),
+    "no options": (lambda dev: dev.create_context(), r"ContextOptions or a dict of their fields"),
     "dry run": (
         lambda dev: green(dev, *dev.resources.sm.split(SMResourceOptions([8]), dry_run=True)[0]),
         "repeat the split without dry_run",

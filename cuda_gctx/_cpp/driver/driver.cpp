@@ -20,8 +20,8 @@ Function lookup(void* library, const char* symbol) {
 }
 
 constexpr const char* advice =
-    "install the NVIDIA driver, point CUDA_GCTX_DRIVER at a driver library, or set CUDA_GCTX_DRIVER=sim to use the "
-    "software driver";
+    "install the NVIDIA driver, set CUDA_GCTX_DRIVER to the path of a driver library, or set CUDA_GCTX_DRIVER=sim to "
+    "use the software driver";
 
 [[noreturn]] void fail_not_found(std::string what) { throw Error(ErrorKind::not_found, std::move(what)); }
 
@@ -32,8 +32,14 @@ Driver::Driver(std::string_view choice) {
   library_ = dlopen(found.library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library_ == nullptr) {
     const char* reason = dlerror();
-    fail_not_found("no CUDA driver could be opened (" + std::string(reason != nullptr ? reason : found.library) +
-                   "): " + advice);
+    const std::string failed = " (" + std::string(reason != nullptr ? reason : found.library) + "): ";
+    if (!choice.empty()) {
+      fail_not_found(
+          "the CUDA driver that CUDA_GCTX_DRIVER names could not be opened" + failed +
+          "correct CUDA_GCTX_DRIVER, unset it and install the NVIDIA driver, or set CUDA_GCTX_DRIVER=sim to use the "
+          "software driver");
+    }
+    fail_not_found("no CUDA driver could be opened" + failed + advice);
   }
   path_ = found.library;
   if (found.is_configurable) {
