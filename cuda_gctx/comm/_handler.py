@@ -128,7 +128,7 @@ class MixedCommHandler:
         self._state = _State.BUILDING
         self._workspaces: Workspaces | None = None
         self._mapped: MappedTensors | None = None
-        self._mapped_storages: list[Any] = []
+        self._mapped_storages: list[tuple[int, Any]] = []  # which are kept alive, by address of the tensor
         self._staged_bytes = 0
         self._fault: FaultRecord | None = None
         self._kernels: dict[MixedCommOp, Kernels] = {}
@@ -586,7 +586,7 @@ class MixedCommHandler:
         for number, tensor in enumerate(tensors):
             self._demand_tensor(f"tensor {number}", tensor)
         self._mapped.add(self._backend, [_span(one) for one in tensors])
-        self._mapped_storages += [one.untyped_storage() for one in tensors]
+        self._mapped_storages += [(_span(one)[0], one.untyped_storage()) for one in tensors]
 
     def unmap_tensors(self, *tensors: Any) -> None:
         """Ends what map_tensors() of the same tensors began. Collective; waits for the calls of all ranks."""
@@ -596,10 +596,9 @@ class MixedCommHandler:
         self._context.sync()
         self._backend.barrier()
         for tensor in tensors:
-            self._mapped.remove(_span(tensor)[0])
-            self._mapped_storages = [
-                one for one in self._mapped_storages if one.data_ptr() != tensor.untyped_storage().data_ptr()
-            ]
+            address = _span(tensor)[0]
+            self._mapped.remove(address)
+            del self._mapped_storages[[one for one, _ in self._mapped_storages].index(address)]
         # Nobody frees a tensor that another rank still has mapped.
         self._backend.barrier()
 
@@ -697,6 +696,7 @@ class MixedCommHandler:
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None
+            self._mapped_storages.clear()
         if self._workspaces is not None:
             self._workspaces.close()
             self._workspaces = None

@@ -215,7 +215,7 @@ def ops_8_ranks_of_8_sms() -> dict[str, Any]:
     return every_op(8, [{"local_tp_size": 2}], 8, 4 << 20)
 
 
-def back_to_back(size: int, topology: dict[str, int], sms: int, calls: int, *, with_products: bool) -> dict[str, Any]:
+def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, with_products: bool) -> dict[str, Any]:
     """Calls of random operations, modes, sizes and grids without a wait between them; each output is looked at."""
     torch, comm = modules()
     from cuda_gctx import Device
@@ -299,6 +299,14 @@ def back_to_back_beside_products() -> dict[str, Any]:
     return back_to_back(4, {"local_tp_size": 2}, 8, 1_000, with_products=True)
 
 
+@case
+def programmatic_launches() -> dict[str, Any]:
+    """The kernel for small messages, launched before the kernel ahead of it has ended; in graphs too."""
+    options = {"local_tp_size": 2, "programmatic_launch": True}
+    compared = every_op(4, [{"local_tp_size": 2}], 16, 1 << 20, programmatic_launch=True)
+    return compared | back_to_back(4, options, 16, 2_000, with_products=False) | graphs_of(options)
+
+
 def capture(torch: Any, work: Callable[[], None]) -> Any:
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
@@ -312,6 +320,10 @@ def capture(torch: Any, work: Callable[[], None]) -> Any:
 @case
 def graphs_and_checkpoint() -> dict[str, Any]:
     """Captured calls are replayed, between others too, and after the memory has gone away and come back."""
+    return graphs_of({"local_tp_size": 2})
+
+
+def graphs_of(options: dict[str, Any]) -> dict[str, Any]:
     torch, comm = modules()
     from cuda_gctx import Device
 
@@ -320,7 +332,7 @@ def graphs_and_checkpoint() -> dict[str, Any]:
     def work(rank: Any) -> dict[str, Any]:
         with (
             rank.partition.torch(),
-            rank.handler(torch.bfloat16, local_tp_size=2, timeout_s=TIMEOUT_S, max_message_bytes=8 << 20) as handler,
+            rank.handler(torch.bfloat16, **options, timeout_s=TIMEOUT_S, max_message_bytes=8 << 20) as handler,
         ):
             info = handler.para_info
             modes = list(handler.valid_mode_list)

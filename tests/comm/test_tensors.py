@@ -123,6 +123,24 @@ def test_each_rank_learns_where_the_others_see_its_tensors(driver: Driver) -> No
     assert len(driver.closed) == 9
 
 
+def test_what_is_unmapped_is_not_found_and_closed_once_nothing_else_needs_it(driver: Driver) -> None:
+    def work(rank: int, backend: LocalBackend) -> Any:
+        begin = (1 + rank) * ALLOCATION
+        own = mapped(rank, ELSEWHERE[:2])
+        own.add(backend, [(begin, 256), (begin + 512, 256)])
+        own.remove(begin)
+        backend.barrier()
+        first = own.find(begin, 16), own.find(begin + 512, 16) is not None, list(driver.closed)
+        backend.barrier()
+        own.remove(begin + 512)
+        with pytest.raises(ValueError, match="no tensor at 0x"):
+            own.remove(begin)
+        return first
+
+    assert on_all(2, work) == [(None, True, [])] * 2
+    assert len(driver.closed) == len(driver.opened) == 4
+
+
 def test_threads_reach_tensors_where_they_are(driver: Driver) -> None:
     def work(rank: int, backend: LocalBackend) -> Any:
         own = mapped(rank, [os.getpid()] * 2)
