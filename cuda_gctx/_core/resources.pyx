@@ -6,7 +6,7 @@ cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core.arguments cimport as_bool, as_int, make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport as_bool, as_int, as_options, make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     CU_WORKQUEUE_SCOPE_DEVICE_CTX,
     CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
@@ -164,10 +164,8 @@ cdef class SMResourceOptions:
 
 cdef SMResourceOptions sm_options(value):
     """Options of a split, also from a dict of fields or from a count alone."""
-    if isinstance(value, SMResourceOptions):
-        return value
-    if isinstance(value, Mapping):
-        return SMResourceOptions(**value)
+    if isinstance(value, (SMResourceOptions, Mapping)):
+        return as_options(SMResourceOptions, value)
     if value is not None and (is_sequence(value) or hasattr(value, "__index__")):
         return SMResourceOptions(value)
     raise TypeError(
@@ -394,12 +392,9 @@ cdef class WorkqueueResource:
 
         A context made with this resource gets the changed configuration.
         """
-        if isinstance(options, Mapping):
-            options = WorkqueueResourceOptions(**options)
-        if not isinstance(options, WorkqueueResourceOptions):
-            raise TypeError(
-                "options must be WorkqueueResourceOptions or a dict of their fields, not " + type(options).__name__
-            )
+        if options is None:
+            raise TypeError("options are needed: WorkqueueResourceOptions, or a dict of their fields")
+        options = as_options(WorkqueueResourceOptions, options)
         self._runtime.demand_usable()
         if options.sharing_scope is not None:
             scope = <int>SCOPE_OF_NAME[options.sharing_scope]

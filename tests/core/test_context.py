@@ -23,7 +23,7 @@ from cuda_gctx import (
 )
 
 from ..common import DRIVERS, green, on_another_thread, refusal, small_contexts, split
-from ..raw import Raw
+from ..raw import Raw, RawError
 
 
 @pytest.fixture
@@ -470,3 +470,38 @@ def test_sync_needs_nothing_current(dev: Device, ctx: Context) -> None:
     ctx.sync()
     on_another_thread(ctx.sync)
     assert not ctx.is_current
+
+
+# ---- a device that another library resets
+
+
+def test_what_was_made_on_a_primary_context_is_dead_after_a_reset(sim: Callable[..., Any]) -> None:
+    machine = sim("h100", driver="13.0", check=False)  # what the driver destroys in a reset is not destroyed here
+    dev = Device(0)
+    stream = dev.create_stream()
+    event = stream.record()
+    before = dev.context
+    Raw().call("cuDevicePrimaryCtxReset_v2", 0)
+    for use in (stream.sync, lambda: stream.is_done, lambda: stream.priority, before.sync):
+        with pytest.raises(ClosedError, match="has been reset"):
+            use()
+    assert dev.context != before
+    with dev.create_stream() as later:
+        later.sync()
+    event.close()
+    stream.close()
+    del stream, event
+    gc.collect()
+    kinds = [misuse.kind for misuse in machine.ledger().misuse]
+    assert kinds == ["wrong order"], machine.ledger()  # that of the reset itself
+
+
+def test_a_green_context_keeps_the_device_from_being_reset(sim: Callable[..., Any]) -> None:
+    sim("h100", driver="13.0")
+    dev = Device(0)
+    (group,), _ = split(dev.resources.sm, 16)
+    with green(dev, group) as ctx:
+        with pytest.raises(RawError) as refused:
+            Raw().call("cuDevicePrimaryCtxReset_v2", 0)
+        assert refused.value.code == 800
+        ctx.create_stream().close()

@@ -15,7 +15,7 @@ from ..raw import Raw as RawCalls
 
 pytestmark = pytest.mark.sim_only
 
-OK, INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED = 0, 1, 101, 801
+OK, INVALID_VALUE, INVALID_DEVICE, NOT_PERMITTED, NOT_SUPPORTED = 0, 1, 101, 800, 801
 INVALID_CLUSTER_SIZE, CONFIGURATION, DESTROYED = 912, 915, 709
 WORKQUEUE = 10000
 NON_BLOCKING = 1
@@ -258,10 +258,15 @@ def test_a_reset_ends_what_is_on_the_device(driver: Start) -> None:
     memory = ctypes.c_uint64()
     raw.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(1 << 20))
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert raw.code("cuDevicePrimaryCtxReset_v2", 0) == NOT_PERMITTED
+    raw.call("cuGreenCtxDestroy", green)
+    old = raw.handle("cuDevicePrimaryCtxRetain", 0)
     raw.call("cuDevicePrimaryCtxReset_v2", 0)
+    number = ctypes.c_ulonglong()
+    assert raw.code("cuCtxGetId", ctypes.c_void_p(old), ctypes.byref(number)) == DESTROYED
+    raw.call("cuCtxSetCurrent", ctypes.c_void_p(raw.handle("cuDevicePrimaryCtxRetain", 0)))
     raw.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     assert free.value == total.value
-    assert raw.code("cuGreenCtxGetDevResource", green, group, SM) == DESTROYED
     assert raw.code("cuMemFree_v2", memory) == INVALID_VALUE
 
 

@@ -26,14 +26,10 @@ CUresult reset(Call& c, CUdevice ordinal) {
   CUresult result = CUDA_SUCCESS;
   Device* device = find_device(c, ordinal, result);
   if (device == nullptr) return result;
+  if (device->green_contexts > 0) return CUDA_ERROR_NOT_PERMITTED;  // seen on an H100
   if (result = wait_for_device(c, ordinal); result != CUDA_SUCCESS) return result;
-  // All that the device has is destroyed: green contexts, memory, modules, and what belongs to the primary context,
-  // which itself stays for those who retain it.
-  std::vector<Context*> greens;
-  c.machine.contexts.each([&](Context& context) {
-    if (context.is_green() && context.device == ordinal) greens.push_back(&context);
-  });
-  for (Context* context : greens) destroy_green(c, *context);
+  // All that the device has is destroyed: memory, modules, and the primary context with what belongs to it. Whoever
+  // has retained it still has to release it; the next retain makes another one (seen on an H100).
   std::vector<std::uint64_t> addresses;
   for (const auto& [address, allocation] : c.machine.allocations) {
     if (allocation.device == ordinal && !allocation.registered) addresses.push_back(address);
@@ -47,7 +43,8 @@ CUresult reset(Call& c, CUdevice ordinal) {
   device->lost = 0;  // a reset is what brings it back
   if (device->primary == nullptr) return CUDA_SUCCESS;
   detach_children(c, *device->primary);
-  add_default_streams(c.machine, *device->primary);
+  c.machine.contexts.remove(*device->primary);
+  device->primary = nullptr;
   return CUDA_SUCCESS;
 }
 
