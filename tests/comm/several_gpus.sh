@@ -48,6 +48,7 @@ if [ -z "$site" ]; then
   site=$output/site
   step build 100 "$python" "$here/gpu_suite.py" --out "$output" --build machine || exit 1
 fi
+[ -d "$site/cuda_gctx" ] || { echo "$site has no cuda_gctx: give the folder that contains the installed package"; exit 2; }
 site=$(cd "$site" && pwd)
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 cd "$output" || exit 2  # not the sources
