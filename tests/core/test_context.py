@@ -490,7 +490,6 @@ def test_what_was_made_on_a_primary_context_is_dead_after_a_reset(sim: Callable[
         later.sync()
     event.close()
     stream.close()
-    del stream, event
     gc.collect()
     kinds = [misuse.kind for misuse in machine.ledger().misuse]
     assert kinds == ["wrong order"], machine.ledger()  # that of the reset itself

@@ -134,7 +134,8 @@ constexpr DriverBehaviour list[] = {
     {"contexts", "all", "a green context retains the primary context", Known::documented,
      "This API will retain the primary context on device dev"},
     {"contexts", "all",
-     "cuDevicePrimaryCtxReset answers NOT_PERMITTED while a green context of the device is alive; otherwise it destroys "
+     "cuDevicePrimaryCtxReset answers NOT_PERMITTED while a green context of the device is alive; otherwise it "
+     "destroys "
      "the primary context with its streams and events, and the device's memory and modules, and retains still count",
      Known::assumed, ""},
     {"kernels", "all", "a cooperative grid that does not fit the partition answers COOPERATIVE_LAUNCH_TOO_LARGE",
