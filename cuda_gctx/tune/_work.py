@@ -190,7 +190,7 @@ def examine(part: Part, stream: Stream, demand_time: Callable[[], None]) -> Part
     last = calls[-1]
     if not waits and last.seconds[0] < nothing_s + LEAST_WORK_S:
         raise ValueError(
-            f"part {part.name!r} enqueued no work on the stream that it was called with: launch its work on that stream, "
-            "or, with torch and CuPy, on their current stream"
+            f"part {part.name!r} enqueued no work on the stream that it was called with: launch its work on that "
+            "stream, or, with torch and CuPy, on their current stream"
         )
     return PartFacts(last.seconds[0], called_s if waits else last.host_s, waits)
