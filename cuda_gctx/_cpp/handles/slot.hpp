@@ -4,10 +4,12 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
 #include "driver/error.hpp"
+#include "handles/short_lock.hpp"
 
 namespace gctx {
 
@@ -67,20 +69,31 @@ class BasicSlot {
   std::atomic<bool> was_filled_{false};
 };
 
-// For threads that share nothing else.
+// For threads that share nothing else. Not std::atomic<std::shared_ptr>: in libstdc++ 12 its load() races with a later
+// exchange().
 template <typename Box>
 class SharedPlace {
  public:
   using Handle = std::shared_ptr<Box>;
   using Borrowed = Handle;
 
-  void put(Handle box) noexcept { box_.store(std::move(box)); }
-  Handle get() const noexcept { return box_.load(); }
-  Handle take() noexcept { return box_.exchange(nullptr); }
+  void put(Handle box) noexcept {
+    const std::lock_guard lock(lock_);
+    box_.swap(box);
+  }
+  Handle get() const noexcept {
+    const std::lock_guard lock(lock_);
+    return box_;
+  }
+  Handle take() noexcept {
+    const std::lock_guard lock(lock_);
+    return std::exchange(box_, nullptr);
+  }
   Borrowed borrow() const noexcept { return get(); }
 
  private:
-  std::atomic<std::shared_ptr<Box>> box_;
+  mutable ShortLock lock_;
+  std::shared_ptr<Box> box_;
 };
 
 // For threads that hold one and the same lock, such as the GIL, as long as they use the slot and what they borrow.
