@@ -53,5 +53,5 @@ def test_workqueues_take_a_dict_of_fields(sim: Callable[..., Any]) -> None:
     queue = Device(0).resources.workqueue
     queue.configure({"sharing_scope": "green_ctx_balanced", "concurrency_limit": 4})
     assert (queue.sharing_scope, queue.concurrency_limit) == ("green_ctx_balanced", 4)
-    with pytest.raises(TypeError, match="dict of their fields"):
+    with pytest.raises(TypeError, match="dict of its fields"):
         queue.configure(4)  # type: ignore[arg-type]

@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("recording", type=Path)
     path = parser.parse_args().recording
     card = path.stem.partition("-")[0]
-    known = [profile["key"] for profile in library().tell("Profiles")]
+    known = [profile["key"] for profile in library().answer("Profiles")]
     if card not in known:
         parser.error(f"the name of the file begins with the card, one of {', '.join(known)}; not {card}")
     total = 0
