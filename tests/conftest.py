@@ -104,6 +104,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a real GPU"))
 
 
+def pytest_collection_finish() -> None:
+    # Tests collect garbage often, and what was loaded and collected for the tests by now is none: it is not searched.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def sim() -> Iterator[Callable[..., Any]]:
     """Makes simulated machines, checked for leaks when the test ends: ``sim("h200", driver="13.1", devices=2)``."""
