@@ -359,7 +359,7 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
             name = f"{sms} + {left} SMs, {mode.name}"
             comm_stream, compute_stream = torch_stream(parts.comm), torch_stream(parts.compute)
             plans[f"{name} alone"] = comm_stream, comm_stream, call, None, False
-            plans[f"{name}, told of {left}"] = compute_stream, comm_stream, call, left, True
+            plans[f"{name}, SM count hint {left}"] = compute_stream, comm_stream, call, left, True
 
         def steps(first: Any, second: Any, call: Work, with_product: bool) -> None:
             for _ in range(STEPS):

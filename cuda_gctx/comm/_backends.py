@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["CommBackend", "LocalBackend", "TorchBackend", "demand_equal", "gather"]
+__all__ = ["CommBackend", "LocalBackend", "TorchBackend", "demand_equal", "gather", "gather_results"]
 
 Value = TypeVar("Value")
 
@@ -35,6 +35,22 @@ def gather(backend: CommBackend, value: Value) -> list[Value]:
         values: list[Value] = together(value)
         return values
     return [backend.bcast(value, root) for root in range(backend.Get_size())]
+
+
+def gather_results(
+    backend: CommBackend, work: Callable[[], Any], errors: tuple[type[Exception], ...], problem: str
+) -> list[Any]:
+    """What `work` returns on each rank, which is not a string; RuntimeError on all ranks if it fails on one."""
+    mine: Any
+    try:
+        mine = work()
+    except errors as error:
+        mine = str(error)
+    found = gather(backend, mine)
+    failed = [f"rank {rank}: {one}" for rank, one in enumerate(found) if isinstance(one, str)]
+    if failed:
+        raise RuntimeError(f"{problem}: {'; '.join(failed)}")
+    return found
 
 
 def demand_equal(backend: CommBackend, what: str, value: object) -> None:

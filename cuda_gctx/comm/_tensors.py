@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from cuda_gctx import CUDAError, Device
-from cuda_gctx.comm._backends import CommBackend, demand_equal, gather
+from cuda_gctx.comm._backends import CommBackend, demand_equal, gather_results
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._memory import Identity
 
@@ -77,18 +77,8 @@ class MappedTensors:
                 return tuple(address + shift for shift in tensor.shifts)
         return None
 
-    def _agreed(self, backend: CommBackend, work: Any) -> list[Any]:
-        """What every rank has got; RuntimeError on all of them if one has failed."""
-        mine: Any
-        try:
-            mine = work()
-        except (CUDAError, RuntimeError) as error:
-            mine = str(error)
-        found = gather(backend, mine)
-        failed = [f"rank {rank}: {one}" for rank, one in enumerate(found) if isinstance(one, str)]
-        if failed:
-            raise RuntimeError(f"tensors cannot be mapped: {'; '.join(failed)}")
-        return found
+    def _agreed(self, backend: CommBackend, work: Callable[[], Any]) -> list[Any]:
+        return gather_results(backend, work, (CUDAError, RuntimeError), "tensors cannot be mapped")
 
     def _export(self, address: int) -> _Exported:
         if all(one.process == os.getpid() for one in self._ranks):

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from cuda_gctx.comm._backends import CommBackend, gather
+from cuda_gctx.comm._backends import CommBackend, gather_results
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.measure.progress import Progress
 
@@ -164,13 +164,6 @@ def tune(
 
 
 def _slowest(backend: CommBackend, case: Case, mode: MixedCommMode, measure: Callable[[], float]) -> float:
-    mine: float | str
-    try:
-        mine = measure()
-    except (RuntimeError, ValueError) as error:
-        mine = str(error)
-    found = gather(backend, mine)
-    problems = [f"rank {rank}: {one}" for rank, one in enumerate(found) if isinstance(one, str)]
-    if problems:
-        raise RuntimeError(f"{mode.name} of {case.op.name} could not be measured: {'; '.join(problems)}")
+    problem = f"{mode.name} of {case.op.name} could not be measured"
+    found = gather_results(backend, measure, (RuntimeError, ValueError), problem)
     return round(max(float(one) for one in found), 3)
