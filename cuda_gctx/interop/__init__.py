@@ -2,3 +2,17 @@
 
 May use: ``partitions``, ``measure``, ``draw``, ``_core``, ``_lazy``.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cuda_gctx._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from cuda_gctx.interop.sharing import check as check
+
+_NAMES_OF_MODULE = {"cuda_gctx.interop.sharing": ("check",)}
+
+if not TYPE_CHECKING:
+    __all__, __getattr__, __dir__ = lazy_names(globals(), _NAMES_OF_MODULE)

@@ -1,7 +1,7 @@
-"""SM count hints for matrix libraries: cuBLAS's target and torch's carve-out, in a block, or where they help.
+"""SM counts for libraries, which see the whole device in a partition: in a block, or where they help.
 
-In a partition these libraries still see the whole device. The hint makes some GEMMs faster and others slower, so that
-"auto" measures each GEMM once.
+For cuBLAS and cuBLASLt the count is a hint, which makes some GEMMs faster and others slower, so that "auto" measures
+each GEMM once. Persistent kernels of DeepGEMM, Triton and FlashAttention 3 get the count in both cases.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -18,9 +19,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.draw.table import table
+from cuda_gctx.interop._counts import (
+    attention_count,
+    carve_out,
+    deep_gemm_count,
+    has_flash_attention_3,
+    has_triton,
+    library_counts,
+    triton_count,
+)
 from cuda_gctx.measure.loop import TIMED, in_rounds, seconds_between
 from cuda_gctx.measure.statistics import median
 
@@ -29,10 +40,13 @@ __all__ = [
     "Decisions",
     "Gemm",
     "LibrarySMs",
+    "Setting",
+    "Settings",
     "cublas_sms",
     "cupy_block",
     "decisions",
     "demand_choice",
+    "settings",
     "torch_block",
 ]
 
@@ -84,42 +98,6 @@ def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[
 # ---- what a block does
 
 
-class _CarveOut:
-    """The number of SMs that torch's GEMMs through cuBLASLt leave free: one number for the whole process.
-
-    Blocks of several threads end in any order: the latest open block determines the value, and the end of the last one
-    restores the original value.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: list[list[int | None]] = []
-        self._before: int | None = None
-
-    @contextmanager
-    def leave(self, torch: Any, free: int | None) -> Iterator[None]:
-        # Private and experimental in torch, and missing in some versions.
-        write = getattr(torch._C, "_set_sm_carveout_experimental", None)
-        if write is None:
-            yield
-            return
-        mine = [free]
-        with self._lock:
-            if not self._open:
-                self._before = torch._C._get_sm_carveout_experimental()
-            self._open.append(mine)
-            write(free)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._open = [block for block in self._open if block is not mine]
-                write(self._open[-1][0] if self._open else self._before)
-
-
-_carve_out = _CarveOut()
-
-
 def demand_choice(library_sms: object, choices: tuple[str, ...]) -> None:
     """Raise ValueError for an invalid `library_sms`."""
     if library_sms == "auto" and "auto" not in choices:
@@ -140,7 +118,7 @@ def _torch_target(torch: Any, stream: Stream, count: int) -> Iterator[None]:
         handle = torch.cuda.current_blas_handle()
     library = f"libcublas.so.{torch.version.cuda.split('.')[0]}"
     free = stream.device.sm_count - count if count else None
-    with cublas_sms(handle, count, library), _carve_out.leave(torch, free):
+    with cublas_sms(handle, count, library), carve_out(torch, free):
         yield
 
 
@@ -148,16 +126,19 @@ def torch_block(torch: Any, stream: Stream, choice: LibrarySMs) -> AbstractConte
     """Apply `library_sms` to torch in a block in which `stream` is its current stream."""
     if choice == "off":
         return nullcontext()
-    count = _sm_count(stream)
-    if choice == "on" or count == 0:
-        return _torch_target(torch, stream, count)
-    return _measured(torch, stream, count)
+    return _torch_counts(torch, stream, choice)
 
 
 @contextmanager
-def _measured(torch: Any, stream: Stream, count: int) -> Iterator[None]:
-    # Without an outer target, so that a decision does not depend on it.
-    with _torch_target(torch, stream, 0), _mode_class(torch)(stream, count):
+def _torch_counts(torch: Any, stream: Stream, choice: LibrarySMs) -> Iterator[None]:
+    count = _sm_count(stream)
+    measured = choice == "auto" and count != 0
+    with ExitStack() as held:
+        # What is measured has no outer target, so that a decision does not depend on it.
+        held.enter_context(_torch_target(torch, stream, 0 if measured else count))
+        held.enter_context(library_counts(torch, stream, count or stream.device.sm_count))
+        if measured:
+            held.enter_context(_mode_class(torch)(stream, count))
         yield
 
 
@@ -172,6 +153,107 @@ def _cupy_target(cupy: Any, count: int) -> Iterator[None]:
 def cupy_block(cupy: Any, stream: Stream, choice: Literal["off", "on"]) -> AbstractContextManager[Any]:
     """Apply `library_sms` to CuPy in a block in which `stream` is its current stream."""
     return nullcontext() if choice == "off" else _cupy_target(cupy, _sm_count(stream))
+
+
+# ---- what the libraries have
+
+
+class Setting(NamedTuple):
+    """The SM count that a library uses now; None if this cannot be known, or if it is not loaded.
+
+    reach: whom the count is for. note: why there is none, or how it is set.
+    """
+
+    library: str
+    loaded: bool
+    sms: int | None
+    reach: str
+    note: str
+
+
+class Settings(tuple[Setting, ...]):
+    """The SM counts of all libraries that this package knows; as text, a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [
+            (one.library, "yes" if one.loaded else "no", one.sms if one.sms is not None else "", one.reach, one.note)
+            for one in self
+        ]
+        return table(("library", "loaded", "SMs", "for", "note"), rows)
+
+
+def _target_of(name: str, handle: Callable[[], int]) -> int:
+    answer = ctypes.c_int()
+    _call(_loaded(name), "cublasGetSmCountTarget", handle(), ctypes.byref(answer))
+    return answer.value
+
+
+def _torch_settings(device: Device) -> Iterator[Setting]:
+    torch: Any = sys.modules.get("torch")
+    loaded = hasattr(torch, "cuda") and torch.cuda.is_available()
+    target = taken = None
+    if loaded:
+        # As in _torch_target: torch makes the handle of a thread at its first use.
+        with device.context.current():
+            target = _target_of(f"libcublas.so.{torch.version.cuda.split('.')[0]}", torch.cuda.current_blas_handle)
+        read = getattr(torch._C, "_get_sm_carveout_experimental", lambda: None)
+        taken = device.sm_count - (read() or 0)
+    yield Setting(
+        "cuBLAS of torch", loaded, target or (device.sm_count if loaded else None), "this thread", "mm and bmm"
+    )
+    kernels = "cuBLASLt; Inductor's persistent GEMMs when they are compiled; FlashAttention 3 in torch's attention"
+    yield Setting("carve-out of torch", loaded, taken, "the process", kernels)
+    distributed = getattr(torch, "distributed", None)
+    nccl = distributed is not None and distributed.is_available() and distributed.is_nccl_available()
+    yield Setting("NCCL of torch", nccl, None, "each communicator", "set when it is made: new_group(part)")
+
+
+def _cupy_setting(device: Device) -> Setting:
+    cupy: Any = sys.modules.get("cupy")
+    loaded = hasattr(cupy, "cuda") and cupy.is_available()
+    count = None
+    if loaded:
+        name = f"libcublas.so.{cupy.cuda.runtime.runtimeGetVersion() // 1000}"
+        count = _target_of(name, cupy.cuda.device.get_cublas_handle) or device.sm_count
+    return Setting("cuBLAS of CuPy", loaded, count, "this thread", "set by part.cupy(library_sms=...)")
+
+
+def settings() -> Settings:
+    """The SM counts that libraries have now, on this thread and the current device, and the libraries that take none.
+
+    Inside ``with part.torch(library_sms="on"):`` it shows what was set. Counts of libraries are read from them.
+    """
+    device = Device()
+    number, whole = device.device_id, device.sm_count
+
+    def taking(library: str, loaded: bool, count: int | None, reach: str, note: str) -> Setting:
+        return Setting(library, loaded, (count or whole) if loaded else None, reach, note)
+
+    def fixed(library: str, module: str, note: str) -> Setting:
+        return Setting(library, module in sys.modules, None, "", note)
+
+    deep_gemm = deep_gemm_count()
+    return Settings(
+        (
+            *_torch_settings(device),
+            _cupy_setting(device),
+            taking("DeepGEMM", deep_gemm is not None, deep_gemm, "the process", "all of its GEMMs"),
+            taking("Triton", has_triton(), triton_count(number), "this thread", "what get_device_properties reports"),
+            taking(
+                "FlashAttention 3",
+                has_flash_attention_3(),
+                attention_count(number),
+                "this thread",
+                "calls without an sm_margin of their own",
+            ),
+            fixed("FlashAttention 2", "flash_attn_2_cuda", "cannot be set: its grid does not follow the SM count"),
+            fixed("FlashAttention 4", "flash_attn.cute", "cannot be set: its kernels read that of the device"),
+            fixed("cuDNN", "torch.backends.cudnn", "cannot be set: it reads that of the device"),
+            fixed("CUTLASS", "cutlass", "cannot be set here: pass part.sm_count in its hardware information"),
+        )
+    )
 
 
 # ---- "auto"

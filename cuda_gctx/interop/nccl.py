@@ -6,16 +6,20 @@ Use a communicator in one partition only: collectives of the same communicator i
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._frameworks import Target, own_stream
 from cuda_gctx.interop.torch import load_torch, use
 
-__all__ = ["nccl_options", "new_group"]
+__all__ = ["CTAPolicy", "nccl_options", "new_group"]
+
+CTAPolicy = Literal["default", "efficiency", "zero"]
 
 # The first version whose collectives run on the current stream, not on a separate one.
 MINIMUM = "2.8"
+# The numbers that ncclConfig_t takes for them.
+_POLICIES = {"default": 0, "efficiency": 1, "zero": 2}
 # The default of NCCL on devices with clusters, from compute capability 9.0 on.
 USUAL_CLUSTER = 4
 
@@ -27,21 +31,33 @@ def _load() -> Any:
     return torch
 
 
-def _fitting(torch: Any, stream: Stream) -> Any:
+def _fitting(torch: Any, stream: Stream, ctas: int | None, cta_policy: CTAPolicy | None) -> Any:
     sms = stream.resources.sm
+    if ctas is not None and not 1 <= ctas <= sms.sm_count:
+        raise ValueError(f"ctas must be from 1 to {sms.sm_count}, the SMs of the partition, not {ctas}")
+    if cta_policy is not None and cta_policy not in _POLICIES:
+        raise ValueError(f"cta_policy must be one of {', '.join(_POLICIES)}, not {cta_policy!r}")
     options = torch.distributed.ProcessGroupNCCL.Options()
-    options.config.max_ctas = sms.sm_count
+    options.config.max_ctas = ctas or sms.sm_count
+    if ctas is not None:
+        options.config.min_ctas = ctas
+    if cta_policy is not None:
+        if not hasattr(options.config, "cta_policy"):
+            raise ImportError(f"cta_policy needs a torch built with NCCL 2.27 or newer: {torch.__version__} has none")
+        options.config.cta_policy = _POLICIES[cta_policy]
     if stream.device.compute_capability >= (9, 0):
         options.config.cga_cluster_size = min(USUAL_CLUSTER, sms.coscheduled_alignment)
     return options
 
 
-def nccl_options(target: Target) -> Any:
+def nccl_options(target: Target, *, ctas: int | None = None, cta_policy: CTAPolicy | None = None) -> Any:
     """ProcessGroupNCCL.Options for a partition, a context or a stream, for code that calls torch.distributed itself.
 
-    At most one block per SM, and clusters that fit.
+    At most one block per SM, and clusters that fit. ctas: exactly so many blocks. cta_policy: "efficiency" for as few
+    as keep the bandwidth, "zero" for copy engines instead of SMs where NCCL can use them (collectives that compute
+    nothing, on memory that is registered as symmetric).
     """
-    return _fitting(_load(), own_stream(target))
+    return _fitting(_load(), own_stream(target), ctas, cta_policy)
 
 
 def new_group(
@@ -51,6 +67,8 @@ def new_group(
     backend: str | None = None,
     pg_options: Any = None,
     *others: Any,
+    ctas: int | None = None,
+    cta_policy: CTAPolicy | None = None,
     **options: Any,
 ) -> Any:
     """Make a torch.distributed group whose communicator fits a partition, a context or a stream, and connect it.
@@ -58,12 +76,14 @@ def new_group(
     Every rank calls it, as with torch.distributed.new_group, whose arguments follow the target in the same order; the
     backend is nccl. The current context of the thread is restored. Use the group in this partition only, inside
     ``with partition.torch():``, and without async_op: torch runs asynchronous collectives on a separate stream, on
-    all SMs.
+    all SMs. ctas, cta_policy: as in nccl_options(), without pg_options.
     """
     torch = _load()
+    if pg_options is not None and (ctas, cta_policy) != (None, None):
+        raise ValueError("pg_options already contains what ctas and cta_policy set: give one or the other")
     distributed = torch.distributed
     stream = own_stream(target)
-    fitting = _fitting(torch, stream) if pg_options is None else pg_options
+    fitting = _fitting(torch, stream, ctas, cta_policy) if pg_options is None else pg_options
     # NCCL makes the primary context current and does not restore the previous one.
     with stream.device.context.current():
         group = distributed.new_group(ranks, timeout, backend or "nccl", fitting, *others, **options)

@@ -78,6 +78,37 @@ def test_a_communicator_has_no_more_blocks_than_the_partition_has_sms(
 
 
 @pytest.mark.sim_only
+def test_a_communicator_has_the_blocks_and_the_policy_that_were_asked_for(
+    distributed: StandInDistributed, dev: Device
+) -> None:
+    with dev.partition(16) as parts:
+        # A torch whose NCCL has no policies has no such field.
+        with pytest.raises(ImportError, match=r"NCCL 2\.27 or newer"):
+            nccl_options(parts[0], cta_policy="zero")
+        distributed.ProcessGroupNCCL.Options = lambda: SimpleNamespace(config=SimpleNamespace(cta_policy=-1))
+        config = nccl_options(parts[0], ctas=4, cta_policy="zero").config
+        assert (config.min_ctas, config.max_ctas, config.cta_policy) == (4, 4, 2)
+        new_group(parts[0], cta_policy="efficiency")
+        config = distributed.made[-1]["pg_options"].config
+        assert (config.max_ctas, config.cta_policy) == (16, 1)
+        assert not hasattr(config, "min_ctas")
+
+
+@pytest.mark.sim_only
+def test_blocks_and_policies_that_cannot_be_are_refused(distributed: StandInDistributed, dev: Device) -> None:
+    with dev.partition(16) as parts:
+        for count in (0, 17):
+            with pytest.raises(ValueError, match=f"from 1 to 16, the SMs of the partition, not {count}"):
+                nccl_options(parts[0], ctas=count)
+        wrong: Any = "none"
+        with pytest.raises(ValueError, match="one of default, efficiency, zero, not 'none'"):
+            nccl_options(parts[0], cta_policy=wrong)
+        with pytest.raises(ValueError, match="already contains"):
+            new_group(parts[0], pg_options=nccl_options(parts[0]), ctas=4)
+    assert distributed.made == []
+
+
+@pytest.mark.sim_only
 def test_clusters_fit_a_partition_of_sms_that_are_not_together(distributed: StandInDistributed, dev: Device) -> None:
     with dev.partition(SMResourceOptions([12], backfill=True)) as parts:
         config = nccl_options(parts[0]).config

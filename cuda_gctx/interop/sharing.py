@@ -1,0 +1,249 @@
+"""What partitions must not share: ``check(decode=[...], prefill=[...])`` finds it in the objects that each uses.
+
+Nothing runs on the device, and no library is imported. docs/sharing.md lists what cannot be found this way.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
+from inspect import getattr_static
+from itertools import combinations
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from cuda_gctx.draw.table import table
+
+__all__ = ["CublasHandle", "Shared", "SharingReport", "check"]
+
+# Attributes of these names are written to by kernels. Other tensors of objects, such as weights, may be shared.
+_WRITTEN = re.compile(r"(^|_)(locks?|workspaces?|semaphores?|barriers?|counters?|scratch)(_|$)")
+# What a program hands over is small; whatever it refers to beyond this is not searched.
+_DEEPEST = 12
+_MOST = 200_000
+# What they hold has the names of attributes.
+_OF_TORCHS_MODULES = ("_parameters", "_buffers", "_modules")
+_LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), ModuleType, range)
+
+_ADVICE = {
+    "communicator": "make one group for each partition: cuda_gctx.interop.nccl.new_group(part)",
+    "cuBLAS handle": "make one handle for each partition, with its own stream and workspace",
+    "cuBLAS workspace": "give each handle its own workspace",
+    "CUDA graph": "capture one graph in each partition: GraphSet does so",
+    "memory pool of graphs": "capture with a pool for each partition: GraphSet does so",
+    "scratch memory": "allocate it once for each partition",
+}
+
+
+@dataclass(frozen=True)
+class CublasHandle:
+    """A cuBLAS handle that a program made itself, and the workspace that it set, by address and size in bytes."""
+
+    handle: int
+    workspace: int | None = None
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An object that two partitions use: its kind, where each of the two has it, and what to do instead."""
+
+    kind: str
+    places: tuple[str, str]
+    advice: str
+
+
+@dataclass(frozen=True)
+class SharingReport:
+    """What `check` found. ``shared`` is empty if it found nothing; ``seen`` counts the objects of each kind."""
+
+    shared: tuple[Shared, ...]
+    seen: Mapping[str, int]
+
+    def __str__(self) -> str:
+        counted = ", ".join(f"{count} x {kind}" for kind, count in self.seen.items() if count) or "nothing it knows"
+        if not self.shared:
+            return f"nothing is shared (compared: {counted})"
+        rows = [(one.kind, *one.places, one.advice) for one in self.shared]
+        return f"{table(('shared', 'in', 'and in', 'do instead'), rows)}\ncompared: {counted}"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An object of a kind that must not be shared. Equal keys, or memory that overlaps, mean that it is."""
+
+    kind: str
+    place: str
+    key: object = None
+    memory: tuple[int, int] | None = None  # the addresses of the first byte and of the one behind the last
+
+    def is_shared_with(self, other: _Found) -> bool:
+        if self.kind != other.kind:
+            return False
+        if self.memory is None or other.memory is None:
+            return self.key == other.key
+        return self.memory[0] < other.memory[1] and other.memory[0] < self.memory[1]
+
+
+def _type_of(module: str, *names: str) -> type | None:
+    """A class of a module, if a program has imported it."""
+    found: Any = sys.modules.get(module)
+    for name in names:
+        found = getattr(found, name, None)
+    return found if isinstance(found, type) else None
+
+
+def _is(thing: object, module: str, *names: str) -> bool:
+    kind = _type_of(module, *names)
+    return kind is not None and isinstance(thing, kind)
+
+
+def _memory_of_tensor(thing: Any) -> tuple[int, int] | None:
+    """The device memory of a tensor of torch or an array with __cuda_array_interface__; None for anything else."""
+    if _is(thing, "torch", "Tensor"):
+        if not thing.is_cuda or thing.numel() == 0:
+            return None
+        last = sum((size - 1) * stride for size, stride in zip(thing.shape, thing.stride(), strict=True))
+        start = thing.data_ptr()
+        return start, start + (last + 1) * thing.element_size()
+    if getattr_static(type(thing), "__cuda_array_interface__", None) is None:
+        return None
+    described = thing.__cuda_array_interface__
+    item = int(re.sub(r"\D", "", described["typestr"]))
+    shape, strides = described["shape"], described.get("strides")
+    if 0 in shape:
+        return None
+    start = described["data"][0]
+    if strides is None:
+        strides = [item] * len(shape)
+        for axis in range(len(shape) - 2, -1, -1):
+            strides[axis] = strides[axis + 1] * shape[axis + 1]
+    steps = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    return start + sum(step for step in steps if step < 0), start + sum(step for step in steps if step > 0) + item
+
+
+def _address(value: Any) -> int | None:
+    """An int, or the number in an object of ctypes."""
+    value = getattr(value, "value", value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _communicator(thing: Any) -> object:
+    """What identifies a communicator of NCCL; None for anything else."""
+    if _is(thing, "torch.distributed", "ProcessGroup"):
+        distributed = sys.modules["torch.distributed"]
+        return ("group", thing.group_name) if "nccl" in distributed.get_backend(thing) else None
+    # CuPy, nccl4py, and the wrappers of serving engines.
+    if type(thing).__name__.endswith("Communicator"):
+        for name in ("comm", "ptr", "handle"):
+            address = _address(getattr(thing, name, None))
+            if address:
+                return ("ncclComm_t", address)
+    return None
+
+
+def _recognised(thing: Any, place: str) -> Iterator[_Found]:
+    if isinstance(thing, CublasHandle):
+        yield _Found("cuBLAS handle", place, thing.handle)
+        if thing.workspace is not None:
+            memory = (thing.workspace, thing.workspace + max(1, thing.workspace_bytes))
+            yield _Found("cuBLAS workspace", place, memory=memory)
+    elif _is(thing, "torch.cuda", "CUDAGraph"):
+        yield _Found("CUDA graph", place, id(thing))
+        yield _Found("memory pool of graphs", place, tuple(thing.pool()))
+    else:
+        key = _communicator(thing)
+        if key is not None:
+            yield _Found("communicator", place, key)
+
+
+def _parts_of(thing: Any, place: str) -> Iterator[tuple[Any, str, bool]]:
+    """What an object refers to: the object, its place, and whether its name says that kernels write to it."""
+    if isinstance(thing, Mapping):
+        for key, value in list(thing.items()):
+            yield value, f"{place}[{key!r}]", bool(isinstance(key, str) and _WRITTEN.search(key))
+    elif isinstance(thing, (list, tuple, AbstractSet)):
+        for number, value in enumerate(list(thing)):
+            yield value, f"{place}[{number}]", False
+    elif isinstance(thing, partial):
+        yield thing.func, place, False
+        yield thing.args, place, False
+        yield thing.keywords, place, False
+    elif isinstance(thing, MethodType):
+        yield thing.__self__, place, False
+        yield thing.__func__, place, False
+    elif isinstance(thing, FunctionType):
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
+            try:
+                yield cell.cell_contents, f"{place}.{name}", bool(_WRITTEN.search(name))
+            except ValueError:  # not bound yet
+                continue
+    elif isinstance(thing, type):
+        # torch.cuda.make_graphed_callables puts its graphs into functions of a class of their own.
+        if "<locals>" in thing.__qualname__:
+            for name, value in list(vars(thing).items()):
+                yield getattr(value, "__func__", value), f"{place}.{name}", False
+    else:
+        for name, value in list(getattr(thing, "__dict__", {}).items()):
+            if name in _OF_TORCHS_MODULES and isinstance(value, Mapping):
+                yield from ((one, f"{place}.{key}", bool(_WRITTEN.search(key))) for key, one in list(value.items()))
+            else:
+                yield value, f"{place}.{name}", bool(_WRITTEN.search(name))
+
+
+def _search(name: str, given: Any) -> list[_Found]:
+    """All that one partition uses and must not share. Tensors count where they are given, or by their names."""
+    found: list[_Found] = []
+    known: set[tuple[int, bool]] = set()
+    kept: list[Any] = []  # an id is that of one object as long as the object lives
+    waiting: list[tuple[Any, str, bool, int]] = [(given, name, True, 0)]
+    while waiting and len(known) < _MOST:
+        thing, place, counts, depth = waiting.pop()
+        # The same list may be named elsewhere, by a name with which its tensors count.
+        if isinstance(thing, _LEAVES) or (id(thing), counts) in known:
+            continue
+        known.add((id(thing), counts))
+        kept.append(thing)
+        memory = _memory_of_tensor(thing)
+        if memory is not None:
+            if counts:
+                found.append(_Found("scratch memory", place, memory=memory))
+            continue
+        mine = list(_recognised(thing, place))
+        found += mine
+        if mine or depth == _DEEPEST or _is(thing, "torch", "Tensor"):
+            continue
+        in_container = counts and isinstance(thing, (list, tuple, AbstractSet, Mapping))
+        waiting += [
+            (part, where, written or in_container, depth + 1) for part, where, written in _parts_of(thing, place)
+        ]
+    return found
+
+
+def check(**uses: Any) -> SharingReport:
+    """Find what partitions share and must not: ``check(decode=[model, group], prefill=[other, group])``.
+
+    Each keyword names a partition and gives what it uses at the same time as the others: an object, or a list of them.
+    Compared are communicators (groups of torch.distributed with NCCL, and those of CuPy, nccl4py and others), CUDA
+    graphs and their memory pools (also inside functions of torch.cuda.make_graphed_callables), `CublasHandle`, and
+    memory that kernels write to: tensors that are given as such, and attributes of modules and other objects whose name
+    has lock, workspace, semaphore, barrier, counter or scratch in it. Weights and inputs may be shared.
+    """
+    if len(uses) < 2:
+        raise ValueError("check() compares partitions: give the objects of two or more, as in check(a=[...], b=[...])")
+    of_each = [_search(name, given) for name, given in uses.items()]
+    shared: dict[tuple[str, object, object], Shared] = {}
+    for (name, mine), (other_name, theirs) in combinations(zip(uses, of_each, strict=True), 2):
+        for one in mine:
+            for other in theirs:
+                if one.is_shared_with(other):
+                    identity = (one.kind, one.key or one.memory, (name, other_name))
+                    shared.setdefault(identity, Shared(one.kind, (one.place, other.place), _ADVICE[one.kind]))
+    seen = dict.fromkeys(_ADVICE, 0)
+    for one in (one for found in of_each for one in found):
+        seen[one.kind] += 1
+    return SharingReport(tuple(shared.values()), seen)
