@@ -29,7 +29,7 @@ from cuda_gctx.sim import session
 
 RECORDS = Path(__file__).with_name("instructions.json")
 TOLERANCE = 0.03
-FEW = 15  # instructions: less is not told apart, in calls of a few hundred
+FEW = 15  # instructions: smaller differences are ignored, in calls of a few hundred
 
 WARM_UP = 40  # calls: after these the interpreter has specialised its bytecode
 CALLS = 200

@@ -13,7 +13,7 @@ from cuda_gctx._lazy import lazy_names
 
 __version__ = "0.1.0"
 
-# Python that is started in a clone finds this file in place of the installed package.
+# Python that is started in a clone imports this file instead of the installed package.
 if find_spec("cuda_gctx._core.driver") is None:
     from cuda_gctx._clone import use_installed_package
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from cuda_gctx.partitions import PartitionSpec as PartitionSpec
     from cuda_gctx.partitions import VerifyReport as VerifyReport
 
-# The list above is for type checkers, this one is for the interpreter; a test holds them equal.
+# The list above is for type checkers, this one for the interpreter; a test compares them.
 _NAMES_OF_MODULE = {
     "cuda_gctx._core.context": ("Context", "ContextOptions"),
     "cuda_gctx._core.device": ("Device",),
@@ -95,12 +95,12 @@ _NAMES_OF_MODULE = {
     ),
 }
 
-# Type checkers, which would take __getattr__ as leave for any name, read the list above alone.
+# Type checkers read only the list above: __getattr__ would allow any name.
 if not TYPE_CHECKING:
     __all__, __getattr__, __dir__ = lazy_names(globals(), _NAMES_OF_MODULE)
 
 
-# What lower rooms use of higher ones: registered here and nowhere else, and imported at the first use.
+# What lower rooms use of higher rooms: registered only here, and imported at first use.
 
 
 def _device() -> Any:

@@ -1,4 +1,4 @@
-"""What happens where Python finds the sources of the package, as it does when it is started in a clone."""
+"""The import of the installed package if Python finds the sources first, as it does in a clone."""
 
 from __future__ import annotations
 

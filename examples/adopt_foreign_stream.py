@@ -1,4 +1,4 @@
-"""A stream that somebody else made tells which SMs it runs on, once it is adopted.
+"""Adopt a stream of another library, and read which SMs it runs on.
 
 The other library is played by raw driver calls: it makes a stream while a green context is current, as any library does
 that knows nothing of green contexts.

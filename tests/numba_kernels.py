@@ -1,4 +1,4 @@
-"""A Numba kernel that tells on which SMs it ran, and whether Numba can compile any kernel at all here."""
+"""A Numba kernel that writes the SM ids of its blocks, and whether Numba can compile any kernel at all here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @cache
 def _refusal() -> str | None:
-    """Why Numba compiles nothing; None if it does. numba-cuda 0.30 does not beside numpy 2.5, for one."""
+    """The reason why Numba cannot compile; None if it can. For example, numba-cuda 0.30 cannot with numpy 2.5."""
     import numba_cuda
     import numpy
     from numba import cuda
@@ -21,8 +21,8 @@ def _refusal() -> str | None:
 
     try:
         cuda.compile_ptx(nothing, (types.Array(types.uint32, 1, "C"),), cc=(9, 0))
-    except Exception as error:  # whatever it is, it is not about partitions
-        return f"numba-cuda {numba_cuda.__version__} compiles no kernel beside numpy {numpy.__version__}: {error!r}"
+    except Exception as error:  # whatever it is, it does not concern partitions
+        return f"numba-cuda {numba_cuda.__version__} cannot compile a kernel with numpy {numpy.__version__}: {error!r}"
     return None
 
 
@@ -41,7 +41,7 @@ def sm_id_kernel() -> Any:
     from numba.cuda.extending import intrinsic
     from numba.cuda.typing import signature
 
-    # Numba has no name for it.
+    # Numba does not expose %smid.
     @intrinsic
     def sm_id(typing_context):
         def generate(context, builder, sig, args):

@@ -147,7 +147,7 @@ class Raw:
 
 
 class Probe:
-    """A kernel that tells on which SMs its blocks ran."""
+    """A kernel that writes the SM ids of its blocks."""
 
     def __init__(self, dev: cuda_gctx.Device) -> None:
         self._raw = Raw()

@@ -1,7 +1,7 @@
-"""What a room needs of one that stands above it, or later in the order of the same room's modules.
+"""Functions and classes that a room needs from a higher room, or from a later module of the same room.
 
-Nothing down here imports up there: the package's root registers one loader for each such function or class, which
-imports it at its first use.
+Lower rooms do not import higher ones: the root of the package registers a loader for each such function or class,
+and the loader imports it at its first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Above:
         self._loaders: dict[str, Callable[[], Any]] = {}
 
     def register(self, **loaders: Callable[[], Any]) -> None:
-        """Names what higher rooms offer, each by a function that imports and returns it."""
+        """Register loaders by name; each imports and returns a function or a class."""
         self._loaders.update(loaders)
 
     def __getattr__(self, name: str) -> Any:

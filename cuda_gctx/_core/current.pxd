@@ -11,7 +11,7 @@ cdef class CurrentBlock:
     cdef object _context
     cdef CurrentToken _token
     cdef bint _is_entered
-    cdef vector[CurrentToken] _more  # of one that is entered again before it is left
+    cdef vector[CurrentToken] _more  # of a block that was entered again before it was left
     cdef dict _waits
 
 

@@ -1,7 +1,7 @@
 from cuda_gctx._core.context import Context
 
 class CurrentBlock:
-    """Makes a context current on the calling thread for the length of a ``with`` block."""
+    """A ``with`` block in which a context is current on the calling thread."""
 
     def __enter__(self) -> Context: ...
     def __exit__(self, kind: object, error: object, traceback: object) -> None: ...

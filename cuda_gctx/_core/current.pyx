@@ -1,4 +1,4 @@
-"""Blocks that make a context current on a thread: who enters them, and what ends with the thread."""
+"""Blocks that make a context current on a thread, for threads and for asyncio tasks."""
 
 import sys
 
@@ -25,7 +25,7 @@ cdef extern from "Python.h":
 
 
 cdef class _ThreadEnd:
-    """Goes with the state of a thread, and then leaves nothing current there: before join() returns."""
+    """Removes the current contexts of a thread when Python destroys its state, which is before join() returns."""
 
     def __dealloc__(self):
         with nogil:
@@ -33,15 +33,18 @@ cdef class _ThreadEnd:
 
 
 cdef int watch_thread() except -1:
-    """Lets what the calling thread makes current end with it; the system would report its end after join()."""
+    """Make sure that the calling thread's current contexts are removed before join() returns.
+
+    The system reports the end of a thread only after join().
+    """
     if not is_new_thread():
         return 0
     threading = sys.modules.get("threading")
     if threading is None:
-        return 0  # no thread can be joined that way
+        return 0  # without this module, no thread can be joined
     thread = threading.current_thread()
-    # The state of a thread that Python did not start goes with each call into Python, and that of the main thread with
-    # the interpreter.
+    # The state of a thread that Python did not start is destroyed after each call into Python, that of the main thread
+    # with the interpreter.
     if thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread):
         state = PyThreadState_GetDict()
         if state != NULL:
@@ -60,7 +63,7 @@ cdef class _LoopTurn:
         self.loop = None
 
 
-# The turn that is waited for last, so that many blocks of one turn ask the loop once.
+# The latest turn, shared by all blocks of that turn, so that the loop gets one callback.
 cdef dict latest = {"turn": None}
 
 
@@ -79,7 +82,7 @@ cdef object get_running_loop = None  # asyncio's, once that is loaded
 
 
 cdef object running_task():
-    """The asyncio task that runs on the calling thread and its loop; None if there is none. Loads nothing."""
+    """The asyncio task on the calling thread, and its loop; None if there is none. Imports nothing."""
     global get_running_loop
     if get_running_loop is None:
         asyncio = modules.get("asyncio")
@@ -109,10 +112,10 @@ cdef CurrentToken push_for_task(ContextBox& box, object task, str place) except 
     return push_current(box, owner)
 
 
-# Without binding, a ``with`` statement calls the two directly.
+# Without binding, a ``with`` statement calls __enter__ and __exit__ without creating bound methods.
 @cython.freelist(8)
 cdef class CurrentBlock:
-    """Makes a context current on the calling thread for the length of a ``with`` block."""
+    """A ``with`` block in which a context is current on the calling thread."""
 
     @cython.binding(False)
     def __enter__(self):
@@ -133,7 +136,7 @@ cdef class CurrentBlock:
             if found is not None:
                 if self._waits is None:
                     self._waits = {}
-                # The task is held, so that its address stays its own.
+                # The task is kept alive, so that its address is not reused.
                 self._waits[token.thread, token.entry] = (turn_of(found[1]), place, found[0])
         return self._context
 
@@ -170,7 +173,7 @@ make_only_here(CurrentBlock, "a block comes from Context.current()")
 
 
 cdef CurrentBlock new_block(ContextHandle& box, object context):
-    """Takes the handle out of `box`."""
+    """A new block; moves the handle out of `box`."""
     cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
     block._box.swap(box)
     block._context = context

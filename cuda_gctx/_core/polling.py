@@ -6,7 +6,7 @@ from typing import Protocol
 
 __all__ = ["until_done"]
 
-# The pauses grow, so that short waits end soon and long ones cost little.
+# The pauses grow: short waits end quickly, and long ones cost little.
 FIRST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
 

@@ -1,4 +1,4 @@
-"""Benchmarks: what calls cost compared with the raw driver and with peers, and what a background partition is worth.
+"""Benchmarks: the cost of calls compared with the raw driver and with peers, and the benefit of a background partition.
 
 May use: ``compat``, ``cuda_gctx``, ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``, ``_lazy``,
 ``_cpp/handles``, ``_cpp/resources``, ``_cpp/driver``.

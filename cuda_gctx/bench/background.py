@@ -1,4 +1,4 @@
-"""What a background partition is worth: the latency of a short kernel without load, next to one, and apart from it."""
+"""The benefit of a background partition: the latency of a short kernel without, next to and isolated from a load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT_NS = 5_000
 # A launch of the load occupies its SMs for this long, once per wave.
 LOAD_BLOCK_NS = 750_000
 LOAD_WAVES = 2
-# Enough that the load does not run dry while the host waits for a short kernel.
+# Enough to keep the load running while the host waits for a short kernel.
 LOAD_LAUNCHES = 4
 WARM_UPS = 5
 # The limit for a row on a device that other processes keep busy too.

@@ -24,7 +24,7 @@ def driver() -> Any:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """What a function of the driver returns besides its result: nothing, one value or a tuple."""
+    """The outputs of a driver function after its result code: nothing, one value or a tuple."""
     result, *values = getattr(driver(), name)(*arguments)
     if int(result) != 0:
         _, text = driver().cuGetErrorName(result)

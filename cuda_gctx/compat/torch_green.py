@@ -166,7 +166,7 @@ class SMPartition:
         return f"<SMPartition: {self.sm_count} SMs of device {self.device_id}>"
 
 
-# ---- what is active on a thread
+# ---- the active contexts of a thread
 
 
 class _Active(threading.local):

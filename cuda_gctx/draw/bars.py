@@ -19,7 +19,7 @@ SMALL = 11
 
 @dataclass(frozen=True)
 class Piece:
-    """What a part takes within a plan, in ns since the start of the step."""
+    """The work of a part within a plan, in ns since the start of the step."""
 
     name: str
     start_ns: float
@@ -77,9 +77,9 @@ def draw_bars(
     logarithmic: bool = False,
     note: str = "",
 ) -> str:
-    """The SVG of it, bars from top to bottom.
+    """Draw the SVG, with the bars from top to bottom.
 
-    what: what the length of a bar is. limit_ns: where the axis ends; longer bars are cut off with an arrow.
+    what: the quantity that the length of a bar shows. limit_ns: the end of the axis; longer bars end in an arrow.
     """
     names = list(dict.fromkeys(piece.name for bar in bars for piece in bar.pieces))
     colours = colours_of(names)

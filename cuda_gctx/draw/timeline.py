@@ -78,7 +78,7 @@ def _ticks(length: int) -> tuple[list[int], str, int]:
 
 
 def draw_timeline(title: str, subtitle: str, groups: Sequence[Group], note: str) -> str:
-    """The SVG of it, with times since the first start."""
+    """Draw the SVG, with times since the first start."""
     bars = [bar for group in groups for row in group.rows for bar in row.bars]
     begin = min((bar.start_ns for bar in bars), default=0)
     length = max(max((bar.end_ns for bar in bars), default=0) - begin, 1)

@@ -177,7 +177,7 @@ class _TorchGraph:
 
 
 def capture_graph(part: Partition, function: Callable[[Partition], Any]) -> _TorchGraph:
-    """Captures a function of torch on the stream of a partition, after one call outside of the capture."""
+    """Capture a function of torch on the stream of a partition, after one call outside of the capture."""
     torch = load_torch()
     stream = torch_stream(part)
     with use(part):

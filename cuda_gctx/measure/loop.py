@@ -77,7 +77,7 @@ class Batch:
     """One timed batch.
 
     seconds: for each stream, from the start on the first stream to the end of the stream's work.
-    host_s: what the host took to enqueue it.
+    host_s: the time that the host took to enqueue it.
     gate_opened: whether the gate opened before all was enqueued.
     late: whether the device had finished the marked events when the host had just enqueued the rest.
     """

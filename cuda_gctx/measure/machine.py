@@ -1,4 +1,4 @@
-"""What a measurement was taken on: card and its power state, driver, processor, versions, commit, date."""
+"""The machine of a measurement: card and its power state, driver, processor, versions, commit, date."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_simulated(device: Device) -> bool:
 
 
 def _output_of(command: Sequence[str]) -> str | None:
-    """What a tool prints; None if it is missing or fails."""
+    """The output of a tool; None if it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TOOL_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Which SMs of a device are in one GPC, found by where thread-block clusters run."""
+"""The SMs of each GPC of a device, found from where thread-block clusters run."""
 
 from __future__ import annotations
 

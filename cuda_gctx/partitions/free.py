@@ -80,7 +80,7 @@ class FreeSMs:
         return self._pieces()
 
     def take(self, pieces: Sequence[SMResource]) -> SMResource:
-        """Takes pieces out; returns them as one resource, which is the device's own if they are all that it has."""
+        """Take pieces out, and return them as one resource: the device's own if they are all of it."""
         was_whole = self.is_whole
         self.units = [unit for unit in self.units if unit not in pieces]
         self.has_rest = self.has_rest and self.rest not in pieces
@@ -172,9 +172,9 @@ def order_among_free(device: Device, layout: Layout) -> Order:
 
 
 def open_free(device: Device, find: Callable[[], Order], *, exclusive: bool = False) -> tuple[Order, Loan]:
-    """What `find` chooses of free SMs, and the loan of contexts over them.
+    """The free SMs that `find` chooses, and the loan of contexts over them.
 
-    Finding and claiming are one step for others: if they claim one of the SMs in between, SMs are found again.
+    If another thread claims one of the SMs between finding and claiming, `find` is called again.
     """
     driver, _ = driver_and_device(device.resources.sm, device)
     for _ in _tries():

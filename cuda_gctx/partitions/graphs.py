@@ -20,7 +20,7 @@ Function = Callable[[Partition], Any]
 
 
 class Replayable(Protocol):
-    """A captured graph, as a way of capturing returns it."""
+    """A captured graph that can be launched, of any framework."""
 
     output: Any
 
@@ -28,7 +28,7 @@ class Replayable(Protocol):
         """Enqueue it on the stream of the partition."""
 
     def close(self) -> None:
-        """Destroys it."""
+        """Destroy it."""
 
 
 class _OwnGraph:
@@ -82,7 +82,7 @@ class GraphSet:
     def capture(self, part: Partition | str, key: Hashable, function: Function) -> Any:
         """Capture ``function(part)`` on the stream of a partition, unless it is captured already; returns its result.
 
-        key: what distinguishes the graphs of one partition, such as a batch size. With torch, the function is called
+        key: distinguishes the graphs of one partition, such as a batch size. With torch, the function is called
         once before the capture, so that its kernels and workspaces exist.
         """
         part = self._partition(part)

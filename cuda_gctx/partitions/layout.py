@@ -187,8 +187,8 @@ def _spec_from_json(entry: Any) -> PartitionSpec:
     unknown = set(entry) - kinds - {"name", "workqueue"}
     if len(kinds) != 1 or unknown:
         raise ValueError(
-            "a partition must have exactly one of sms, share, remaining and options, and besides name and workqueue "
-            f"nothing else: it has {', '.join(sorted(entry)) or 'no field'}"
+            "a partition must have exactly one of the fields sms, share, remaining and options, and may have name and "
+            f"workqueue: it has {', '.join(sorted(entry)) or 'no field'}"
         )
     [kind] = kinds
     value = entry[kind]
@@ -327,7 +327,7 @@ def layout_of(requests: tuple[Any, ...], named: dict[str, Any]) -> Layout:
 
 
 def remember(known: dict[object, Any], spelled: object, value: object) -> None:
-    """Keeps what a spelling stands for, so that it is not checked again; not many of them."""
+    """Remember the layout of a spelling, so that it is not checked again; the number of spellings is limited."""
     if type(spelled) in (tuple, Layout):
         if len(known) >= MOST_SPELLINGS:
             known.clear()

@@ -107,7 +107,7 @@ class Opening:
         return Loan(contexts, own, self._claim, None if shared else order, [loan for _, loan in shared.values()])
 
     def _own(self, wanted: Sequence[Wanted], streams: Sequence[Stream]) -> list[StoredContext]:
-        """A context for each, out of the store or made."""
+        """A context for each request, from the store or new."""
         found = store._take(one.key for one in wanted)
         made: dict[Wanted, StoredContext] = {}
         try:
@@ -155,7 +155,7 @@ before_driver_closes(_forget_driver)
 
 
 def known_split(device: Device, request: object, split: Callable[[], Known], streams: Sequence[Stream] = ()) -> Known:
-    """What `split` makes for a request, called once for each driver and device: it never changes."""
+    """The result of `split` for a request; it never changes, so `split` is called once for each driver and device."""
     whole = device.resources.sm
     where = driver_and_device(whole, device)
     known = _known.get(where)

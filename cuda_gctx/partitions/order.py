@@ -41,7 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Contexts to open together. One that is kept for the next time finds the contexts of the last time in one step.
+    """Contexts to open together. An order that is kept finds the contexts of its last use in one step.
 
     idle: the sets of contexts in the store that have served this order, and nothing else since.
     """

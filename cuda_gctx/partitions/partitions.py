@@ -37,7 +37,7 @@ class ClosedPartitionsError(ClosedError, AttributeError):
 
 
 def in_words(request: Any) -> str:
-    """A request as tables show it."""
+    """The text of a request in tables."""
     if isinstance(request, PartitionSpec):
         return "all aligned" if request.aligned else in_words(request.sms)
     if isinstance(request, SMResourceOptions):
@@ -214,13 +214,13 @@ class Partition:
         self.context.sync()
 
     async def done(self) -> None:
-        """Waits in a coroutine until all work that it was given so far has finished; the event loop goes on."""
+        """Wait in a coroutine until all work enqueued so far has finished; the event loop continues."""
         await self.record()
 
     def torch(
         self, library_sms: Literal["off", "on", "auto"] = "off", after: Any = None
     ) -> AbstractContextManager[Any]:
-        """Makes torch work in the partition for the length of a ``with`` block (see cuda_gctx.interop.torch.use).
+        """A ``with`` block in which torch works in the partition (see cuda_gctx.interop.torch.use).
 
         after: a fork of cuda_gctx.interop.torch, for blocks that run side by side.
         """
@@ -518,7 +518,7 @@ def partition(
     of warning.
 
     among: "free" splits only SMs that no live context of the process is known to have (device.resources.sm.free), in
-    one step with claiming them, so that several libraries can share a device without knowing of each other. None is
+    one step with claiming them: several libraries can share a device without coordination. None is
     then all that are free, and there is no background partition. The SMs of a context count as taken, too, where it is
     not known which they are. SplitError if too few are free.
     """

@@ -34,9 +34,9 @@ CONTEXT_BYTES = 4 * 2**20
 
 @dataclass(eq=False)
 class StoredContext:
-    """A green context that is stored or on loan, and what is known of it.
+    """A green context that is stored or on loan.
 
-    served: what it was opened for last. Its key is the key of the context.
+    served: the request of its last use, whose key is also the key of the context.
     """
 
     served: Wanted
@@ -75,14 +75,14 @@ class StoredContext:
 
 @dataclass(eq=False)
 class StoredSet:
-    """Contexts in the store that were used together; order: what they can serve as they are."""
+    """Contexts in the store that were used together; order: the order that they serve unchanged."""
 
     contexts: list[StoredContext]
     order: Order | None
 
 
 def _can_all_be_lent(contexts: Iterable[StoredContext]) -> bool:
-    """In one question; what is wrong with which, each of them answers."""
+    """Whether all can be lent, in one query of the core; `can_be_lent` of each has the details."""
     try:
         return not any_keeps_capture(stored.context for stored in contexts)
     except RuntimeError:
@@ -153,7 +153,7 @@ class ContextStore:
         self._drop(lambda stored: stored.key[0] == key)
 
     def _warn_of_pinned(self, driver: int, count: int) -> None:
-        """Warns once for each driver when frameworks have seen more contexts than the limit."""
+        """Warn once for each driver when frameworks have seen more contexts than the limit."""
         if count > self._limit and driver not in self._warned_of:
             self._warned_of.add(driver)
             warnings.warn(
@@ -165,7 +165,7 @@ class ContextStore:
             )
 
     def _take_out(self, one: StoredSet, stored: StoredContext) -> bool:
-        """Takes one context out of a set, which serves its order no more; False if the garbage collector did before."""
+        """Take one context out of a set, which ends the set; False if the garbage collector has done so."""
         if one.order is not None:
             with suppress(ValueError):
                 one.order.idle.remove(one)
@@ -179,7 +179,7 @@ class ContextStore:
         return True
 
     def _take_set(self, order: Order) -> list[StoredContext] | None:
-        """The contexts that have served an order, if they can do it again as they are."""
+        """The contexts that served an order before, if they can serve it again unchanged."""
         with self._lock:
             while order.idle:
                 found: StoredSet = order.idle.pop()
@@ -187,7 +187,7 @@ class ContextStore:
                 if self._sets.pop(found, found) is found:
                     continue  # the garbage collector has trimmed the store in between
                 self._count -= len(found.contexts)
-                # Whoever has the handle of one can have closed it meanwhile.
+                # Code that has the handle of one may have closed it in the meantime.
                 usable = [stored for stored in found.contexts if not stored.context.is_closed]
                 if len(usable) == len(order.wanted):
                     return usable
@@ -195,7 +195,7 @@ class ContextStore:
         return None
 
     def _take(self, keys: Iterable[Key]) -> list[StoredContext | None]:
-        """For each key the context that came last, or None."""
+        """The context that was stored last for each key, or None."""
         with self._lock:
             return [self._take_one(key) for key in keys]
 
@@ -207,7 +207,7 @@ class ContextStore:
         return None
 
     def _identities(self, driver: int, device: Device) -> list[bytes]:
-        """What the stored contexts of a device are made of (see sm_identity()), the newest first."""
+        """The SM identities (see sm_identity()) of the stored contexts of a device, newest first."""
         where = (driver, device.device_id)
         return [
             b"".join(part for part in stored.key[2:-1] if isinstance(part, bytes))
@@ -224,12 +224,12 @@ class ContextStore:
                 one.order.idle.append(one)
 
     def _put(self, contexts: list[StoredContext], order: Order | None = None) -> None:
-        """Takes contexts back; closes those that nobody else should get. order: what they serve as they are.
+        """Take contexts back, and close those that cannot be lent again. order: the order that they serve unchanged.
 
-        One in which a capture was left open is pinned: the core serves requests with it once the capture has ended.
+        A context in which a capture was left open is pinned: the core lends it again once the capture has ended.
         """
         if _is_over or not contexts or contexts[0].key[0] in self._closed_drivers:
-            return  # they went with their driver, or go with the process
+            return  # destroyed with their driver, or by the end of the process
         if not _can_all_be_lent(contexts):
             spoiled = [stored for stored in contexts if not stored.can_be_lent()]
             for stored in spoiled:
@@ -267,7 +267,7 @@ _is_over = False
 
 @atexit.register
 def _leave() -> None:
-    # The process takes the contexts along; the driver may be gone by the time that the last loans end.
+    # The end of the process destroys the contexts; the driver may be unloaded when the last loans end.
     global _is_over
     _is_over = True
 
@@ -288,7 +288,7 @@ class Loan:
         order: Order | None,
         sources: Sequence[Loan] = (),
     ) -> None:
-        """order: what `own` serves as it is."""
+        """order: the order that `own` serves unchanged."""
         self.contexts = contexts
         self.sources = sources
         self._own = own
@@ -296,7 +296,7 @@ class Loan:
         self._claim: Claim | None = claim
 
     def release(self) -> None:
-        """Ends it. Ending it twice does nothing."""
+        """End the loan. Ending it twice does nothing."""
         claim, self._claim = self._claim, None
         if claim is not None:
             # In this order: the next user of the contexts claims their SMs.

@@ -137,7 +137,7 @@ def _nanoseconds(timeout: float) -> int:
 
 
 class _Sightings:
-    """What several runs of the probe recorded of some contexts."""
+    """The records of several runs of the probe in some contexts."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self.counts = counts

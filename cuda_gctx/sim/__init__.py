@@ -1,4 +1,4 @@
-"""The software driver: a simulated machine for code that calls the CUDA driver, with a ledger and faults to order.
+"""The software driver: a simulated machine for code that calls the CUDA driver, with a ledger and injected faults.
 
 >>> with cuda_gctx.sim.session("h200", driver="13.1") as machine:   # doctest: +SKIP
 ...     machine.fail("cuGreenCtxCreate", nth=1)

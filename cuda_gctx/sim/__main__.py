@@ -70,7 +70,7 @@ def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> i
 
 
 def explain(as_json: bool) -> None:
-    """Print what is modelled, and where it is known from."""
+    """Print what is modelled, and the source of each fact."""
     behaviours = library().answer("Explain")
     if as_json:
         print(json.dumps({"simulated": True, "behaviours": behaviours}, indent=2))

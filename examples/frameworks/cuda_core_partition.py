@@ -1,4 +1,4 @@
-"""A kernel of cuda.core on the stream of a partition, which tells on which SMs its blocks ran."""
+"""A kernel of cuda.core on the stream of a partition; it writes the SM ids of its blocks."""
 
 from __future__ import annotations
 

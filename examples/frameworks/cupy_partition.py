@@ -1,4 +1,4 @@
-"""CuPy in a partition, and a kernel that tells on which SMs its blocks ran."""
+"""CuPy in a partition, and a kernel that writes the SM ids of its blocks."""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ def published() -> dict[str, Any]:
 def test_every_call_is_timed_raw_and_with_this_package() -> None:
     done = run("--quick", "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["command"] == "bench"
-    assert told["device"]["name"] == told["report"]["card"]
-    assert told["driver"] == told["report"]["cuda"]
-    calls = {call["name"]: call["contestants"] for call in told["report"]["calls"]}
+    output = json.loads(done.stdout)
+    assert output["command"] == "bench"
+    assert output["device"]["name"] == output["report"]["card"]
+    assert output["driver"] == output["report"]["cuda"]
+    calls = {call["name"]: call["contestants"] for call in output["report"]["calls"]}
     assert list(calls) == [call.name for call in CALLS]
     assert all("ns" in contestants["cuda_gctx"] for contestants in calls.values())
     assert {name for name, contestants in calls.items() if "ns" not in contestants.get("raw", {})} == {"is_green"}
@@ -69,9 +69,9 @@ def test_every_call_is_timed_raw_and_with_this_package() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("cuda.core") is None, reason="cuda.core is not installed here")
 def test_cuda_core_runs_on_the_driver_that_this_package_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_GCTX_DRIVER", "sim:b200@13.1")
-    told = json.loads(run("--quick", "--json").stdout)["report"]
-    assert told["card"] == "NVIDIA B200 (simulated)"
-    assert all("ns" in call["contestants"].get("cuda.core", {"ns": {}}) for call in told["calls"])
+    output = json.loads(run("--quick", "--json").stdout)["report"]
+    assert output["card"] == "NVIDIA B200 (simulated)"
+    assert all("ns" in call["contestants"].get("cuda.core", {"ns": {}}) for call in output["calls"])
 
 
 @pytest.mark.sim_only
@@ -93,11 +93,11 @@ def test_simulated_times_are_called_so_and_compared_with_nothing() -> None:
 
 
 def test_times_of_a_gpu_are_compared(published: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    told = shown(published, capsys)
-    [head] = [line for line in told.splitlines() if line.startswith("call ")]
+    output = shown(published, capsys)
+    [head] = [line for line in output.splitlines() if line.startswith("call ")]
     titles = ["call", "raw, in C", "cuda_gctx", "/ raw", "cuda.core", "/ cuda.core"]
     assert " ".join(head.split()) == " ".join(titles)
-    [row] = [line for line in told.splitlines() if line.startswith("SM count of a stream")]
+    [row] = [line for line in output.splitlines() if line.startswith("SM count of a stream")]
     [call] = [call for call in published["calls"] if call["title"] == "SM count of a stream"]
     ns = {name: contestant["ns"] for name, contestant in call["contestants"].items()}
     raw = ns["raw"]
@@ -109,9 +109,9 @@ def test_times_of_a_gpu_are_compared(published: dict[str, Any], capsys: pytest.C
 def test_who_refused_what_is_told_in_its_own_words(
     published: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = shown(published, capsys)
-    assert "refused" in told
-    assert "Refused by cuda.core, uneven split 8, 16, 24: " in told
+    output = shown(published, capsys)
+    assert "refused" in output
+    assert "Refused by cuda.core, uneven split 8, 16, 24: " in output
 
 
 @pytest.mark.sim_only

@@ -66,15 +66,15 @@ def in_a_terminal(columns: int, *arguments: str) -> str:
         env=environment,
     )
     os.close(terminal)
-    told = b""
+    output = b""
     while True:
         try:
-            told += os.read(main, 65536)
+            output += os.read(main, 65536)
         except OSError:  # the end
             break
     os.close(main)
     assert done.returncode
-    return told.decode().replace("\r\n", "\n")
+    return output.decode().replace("\r\n", "\n")
 
 
 def completed(words: str) -> list[str]:
@@ -274,9 +274,9 @@ def test_what_is_simulated_says_so(arguments: list[str], sim: Callable[..., Any]
 @pytest.mark.parametrize("arguments", [*DEVICE_COMMANDS, ["doctor"]], ids=lambda words: words[0])
 def test_json_is_one_document_that_names_its_command(arguments: list[str]) -> None:
     done = child(*arguments, "--json")
-    told = json.loads(done.stdout)
-    assert told["command"] == arguments[0]
-    assert told["version"] == cuda_gctx.__version__
+    document = json.loads(done.stdout)
+    assert document["command"] == arguments[0]
+    assert document["version"] == cuda_gctx.__version__
     assert not done.stderr
 
 

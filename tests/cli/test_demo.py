@@ -31,12 +31,12 @@ def demo(*arguments: str) -> Result:
 def document(*arguments: str) -> dict[str, Any]:
     done = demo("--json", *arguments)
     assert done.exit_code == 0, done.output
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
-def p99(told: dict[str, Any]) -> dict[str, float]:
-    return {row["key"]: row["us"]["p99"] for row in told["latency"]["rows"]}
+def p99(result: dict[str, Any]) -> dict[str, float]:
+    return {row["key"]: row["us"]["p99"] for row in result["latency"]["rows"]}
 
 
 # ---- what it shows
@@ -79,10 +79,10 @@ def test_what_was_asked_stands_beside_what_came(sim: Callable[..., Any]) -> None
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_every_sm_is_seen_in_one_partition(sim: Callable[..., Any], driver: str) -> None:
     sim("h200", driver=driver)
-    told = document()
-    seen = {context["name"]: context["sm_ids"] for context in told["report"]["contexts"]}
+    result = document()
+    seen = {context["name"]: context["sm_ids"] for context in result["report"]["contexts"]}
     assert {name: len(sms) for name, sms in seen.items()} == {
-        part["name"]: part["sm_count"] for part in told["partitions"]
+        part["name"]: part["sm_count"] for part in result["partitions"]
     }
     assert sorted(sm for sms in seen.values() for sm in sms) == list(range(132))
 
@@ -90,12 +90,12 @@ def test_every_sm_is_seen_in_one_partition(sim: Callable[..., Any], driver: str)
 @pytest.mark.sim_only
 def test_the_document_tells_everything_that_the_text_does(sim: Callable[..., Any]) -> None:
     sim("h200")
-    told = document()
-    assert told["command"] == "demo"
-    assert told["simulated"] is True
-    assert told["isolated"] is True
-    assert sum(context["expected"] for context in told["report"]["contexts"]) == told["device"]["sm_count"]
-    rows = told["latency"]["rows"]
+    result = document()
+    assert result["command"] == "demo"
+    assert result["simulated"] is True
+    assert result["isolated"] is True
+    assert sum(context["expected"] for context in result["report"]["contexts"]) == result["device"]["sm_count"]
+    rows = result["latency"]["rows"]
     assert [row["key"] for row in rows] == [
         "alone",
         "plain",
@@ -116,15 +116,15 @@ def test_the_document_tells_everything_that_the_text_does(sim: Callable[..., Any
 @pytest.mark.parametrize(("card", "driver"), [("h200", "12.4"), ("h200", "13.0"), ("h200", "13.1"), ("b200", "13.4")])
 def test_only_the_background_partition_keeps_the_load_away(sim: Callable[..., Any], card: str, driver: str) -> None:
     sim(card, driver=driver)
-    told = document()
-    found = p99(told)
+    result = document()
+    found = p99(result)
     assert found["plain"] >= LOAD_BLOCK_US
     assert found["partition_only"] >= LOAD_BLOCK_US
     # It comes before all blocks that wait, and waits for those that run.
     assert 0.9 * LOAD_BLOCK_US <= found["priority"] < found["plain"]
     assert found["isolated"] <= 2 * found["partition_alone"]
-    assert told["latency"]["verdict"]["priority_to_isolated"] >= 30
-    assert told["latency"]["verdict"]["isolated_to_alone"] <= 1.3
+    assert result["latency"]["verdict"]["priority_to_isolated"] >= 30
+    assert result["latency"]["verdict"]["isolated_to_alone"] <= 1.3
 
 
 @pytest.mark.sim_only
@@ -174,11 +174,11 @@ def test_the_load_keeps_a_few_launches_queued_and_never_more(sim: Callable[..., 
 
 @pytest.mark.gpu_only
 def test_a_background_partition_on_a_gpu_is_worth_what_is_promised() -> None:
-    told = document("--samples", "1000")
-    print(json.dumps(told["latency"], indent=2))  # for the log of the run
-    assert told["isolated"]
-    assert told["simulated"] is False
-    found = p99(told)
+    result = document("--samples", "1000")
+    print(json.dumps(result["latency"], indent=2))  # for the log of the run
+    assert result["isolated"]
+    assert result["simulated"] is False
+    found = p99(result)
     assert min(found["plain"], found["partition_only"]) >= LOAD_BLOCK_US
     assert found["isolated"] <= 2 * found["partition_alone"]
     assert found["isolated"] * 10 <= found["priority"]
@@ -203,9 +203,9 @@ def test_partitions_that_are_not_isolated_end_it_with_status_1(
     done = demo("--json")
     assert done.exit_code == 1
     assert "not isolated: SM 7 belong to none of the contexts" in done.stderr
-    told = json.loads(done.stdout)
-    assert told["isolated"] is False
-    assert "latency" not in told
+    result = json.loads(done.stdout)
+    assert result["isolated"] is False
+    assert "latency" not in result
 
 
 @pytest.mark.sim_only
@@ -223,9 +223,9 @@ def test_without_a_driver_it_runs_on_a_simulated_gpu_and_reports_why(monkeypatch
 
 @pytest.mark.sim_only
 def test_a_card_can_be_simulated_by_name() -> None:
-    told = document("--profile", "b200", "--driver", "13.1")
-    assert (told["device"]["name"], told["driver"]) == ("NVIDIA B200 (simulated)", "13.1")
-    assert told["reason"] == "--profile b200"
+    result = document("--profile", "b200", "--driver", "13.1")
+    assert (result["device"]["name"], result["driver"]) == ("NVIDIA B200 (simulated)", "13.1")
+    assert result["reason"] == "--profile b200"
 
 
 @pytest.mark.sim_only

@@ -1,4 +1,4 @@
-"""``cuda-gctx info``, ``sizes``, ``plan`` and ``verify``: what they tell is what the package does."""
+"""``cuda-gctx info``, ``sizes``, ``plan`` and ``verify``: what they print is what the package does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .test_command_line import child, run
 LAYOUTS = [(["16", "rest"], Layout(16, None)), (["decode=10", "prefill=0.5"], Layout(decode=10, prefill=0.5))]
 
 
-def told(*arguments: str) -> Any:
+def json_of(*arguments: str) -> Any:
     done = run(*arguments, "--json")
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
@@ -47,7 +47,7 @@ def row(text: str, first: str) -> list[str]:
 
 
 def test_info_tells_each_device_as_the_package_sees_it(dev: Device) -> None:
-    found = told("info")["devices"]
+    found = json_of("info")["devices"]
     assert [entry["id"] for entry in found] == list(range(Device.count()))
     first = found[0]
     assert (first["name"], first["uuid"], first["pci_bus_id"]) == (dev.name, dev.uuid, dev.pci_bus_id)
@@ -60,7 +60,7 @@ def test_info_tells_each_device_as_the_package_sees_it(dev: Device) -> None:
 
 
 def test_info_shows_for_each_feature_whether_it_is_supported_and_since_when(dev: Device) -> None:
-    features = told("info")["features"]
+    features = json_of("info")["features"]
     text = run("info").stdout
     for name, feature in system.features().items():
         assert features[name] == {"available": bool(feature), "needs": feature.needs, "reason": feature.reason}
@@ -69,17 +69,17 @@ def test_info_shows_for_each_feature_whether_it_is_supported_and_since_when(dev:
 
 
 def test_info_shows_workqueues_where_the_driver_has_them(sim: Callable[..., Any]) -> None:
-    assert told("info", "--profile", "h200", "--driver", "13.0")["devices"][0]["workqueue"] is None
+    assert json_of("info", "--profile", "h200", "--driver", "13.0")["devices"][0]["workqueue"] is None
     sim("h200", driver="13.1")
     queue = Device(0).resources.workqueue
     expected = {"sharing_scope": queue.sharing_scope, "concurrency_limit": queue.concurrency_limit}
-    assert told("info")["devices"][0]["workqueue"] == expected
+    assert json_of("info")["devices"][0]["workqueue"] == expected
     assert f"{queue.sharing_scope}, limit {queue.concurrency_limit}" in run("info").stdout
 
 
 def test_info_tells_what_there_is_on_a_driver_without_green_contexts(sim: Callable[..., Any]) -> None:
     sim("h200", driver="12.3")
-    [device] = told("info")["devices"]
+    [device] = json_of("info")["devices"]
     assert device["sm_count"] == 132
     assert device["min_partition_size"] is None
     assert re.search(r"^green_contexts +no +12\.4\+", run("info").stdout, re.MULTILINE)
@@ -87,7 +87,7 @@ def test_info_tells_what_there_is_on_a_driver_without_green_contexts(sim: Callab
 
 def test_info_does_without_what_it_cannot_ask(sim: Callable[..., Any]) -> None:
     sim("h200").fail("cuMemGetInfo")
-    [device] = told("info")["devices"]
+    [device] = json_of("info")["devices"]
     assert device["memory_free"] is None
     assert device["sm_count"] == 132
 
@@ -97,7 +97,7 @@ def test_info_does_without_what_it_cannot_ask(sim: Callable[..., Any]) -> None:
 
 def test_sizes_are_those_of_the_package(dev: Device) -> None:
     expected = partition_sizes(dev)
-    assert told("sizes")["sizes"] == [asdict(size) for size in expected]
+    assert json_of("sizes")["sizes"] == [asdict(size) for size in expected]
     text, everything = run("sizes").stdout, run("sizes", "--all").stdout
     assert dev.name in text.splitlines()[0]
     aligned = [str(size.sm_count) for size in expected if size.aligned]
@@ -114,7 +114,7 @@ def test_sizes_are_those_of_the_package(dev: Device) -> None:
 @pytest.mark.parametrize(("words", "layout"), LAYOUTS, ids=["by position", "by name"])
 def test_a_plan_is_what_opening_the_layout_gives(dev: Device, words: list[str], layout: Layout) -> None:
     planned = plan(dev, layout)
-    document = told("plan", *words)
+    document = json_of("plan", *words)
     with dev.partition(layout) as parts:
         opened = [
             (part.name, part.requested, part.sm_count, part.coscheduled_alignment, part.strategy)
@@ -147,7 +147,7 @@ def test_a_plan_shows_what_was_asked_and_what_is_left(sim: Callable[..., Any]) -
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_plan_for_another_machine_needs_no_gpu_and_leaves_this_one_alone(dev: Device, driver: str) -> None:
     before = plan(dev, Layout(16, None))
-    document = told("plan", "16", "24", "--profile", "b200", "--driver", driver)
+    document = json_of("plan", "16", "24", "--profile", "b200", "--driver", driver)
     assert document["device"]["name"] == "NVIDIA B200 (simulated)"
     assert document["driver"] == driver
     assert document["partitions"][0]["strategy"] == ("structured" if float(driver) > 13 else "composed")
@@ -191,7 +191,7 @@ def test_a_plan_refuses_what_opening_refuses(sim: Callable[..., Any], driver: st
 
 
 def test_verify_proves_a_layout(dev: Device) -> None:
-    document = told("verify", "decode=16", "prefill=rest")
+    document = json_of("verify", "decode=16", "prefill=rest")
     assert document["isolated"] is True
     planned = {part.name: part.sm_count for part in plan(dev, Layout(decode=16, prefill=None))}
     assert {proof["name"]: len(proof["sm_ids"]) for proof in document["report"]["contexts"]} == planned
@@ -261,7 +261,7 @@ def test_verify_draws_the_map(dev: Device, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("profile", ["h200", "h100", "a100", "l40s", "rtx4090", "b200", "rtx5080", "thor"])
 def test_verify_has_a_layout_for_every_card(profile: str) -> None:
-    assert told("verify", "--profile", profile)["isolated"] is True
+    assert json_of("verify", "--profile", profile)["isolated"] is True
 
 
 def test_what_is_not_isolated_is_shown_and_ends_with_1(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:

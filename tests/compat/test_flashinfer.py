@@ -101,7 +101,7 @@ for counts in json.loads(sys.argv[1]):
 print(json.dumps(answers))
 """
 
-# What one split cannot give is among them: all but four SMs of an H200, in groups that are no equal units.
+# What one split cannot give is among them: all but four SMs of an H200, in groups that are not equal units.
 LAYOUTS = [
     *([64, 40, 24], [40, 32, 16, 16, 24], [8, 48, 22, 47], [48, 8, 16, 8, 48], [40, 40, 48], [64, 8, 64, 8]),
     *([8, 16, 24], [1, 2, 3, 4], [15, 16, 17, 18], [120], [124], [128], [132], [140]),
@@ -415,9 +415,9 @@ def test_a_split_beside_a_living_one_warns_of_the_shared_sms(torch: Any, dev: De
         lambda: split_device_green_ctx("cuda:0", 1, 16),
         lambda: split_device_green_ctx_by_sm_count("cuda:0", [24]),
     ):
-        with pytest.warns(ResourceOverlapWarning) as told:
+        with pytest.warns(ResourceOverlapWarning) as caught:
             split()
-        assert {warning.filename for warning in told} == {__file__}
+        assert {warning.filename for warning in caught} == {__file__}
     del streams
 
 

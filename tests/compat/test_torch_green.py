@@ -43,7 +43,7 @@ SIZE = 1 << 20
 
 @pytest.fixture
 def torch(torch: Any) -> Iterator[Any]:
-    """The stand-in also tells of primary contexts; of torch itself, the device has been used already."""
+    """The stand-in also knows primary contexts; with torch itself, the device has been used already."""
     if isinstance(torch, StandInTorch):
         torch._C = SimpleNamespace(_cuda_hasPrimaryContext=lambda device: True)
     else:
@@ -165,9 +165,9 @@ def test_a_device_without_a_primary_context_is_a_warning(torch: Any, dev: Device
     torch._C._cuda_hasPrimaryContext = lambda device: False
     with pytest.warns(UserWarning, match="device 0 has no primary context"):
         assert GreenContext.create(num_sms=16).sm_count == 16
-    with pytest.warns(UserWarning, match="device 0 has no primary context") as told:
+    with pytest.warns(UserWarning, match="device 0 has no primary context") as caught:
         GreenContext(num_sms=16)
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.gpu_only
@@ -175,11 +175,11 @@ def test_a_device_that_torch_has_not_used_is_a_warning() -> None:
     pytest.importorskip("torch", reason="torch is not installed here")
     done = run_python(
         "import warnings; from cuda_gctx.compat.torch_green import GreenContext\n"
-        "with warnings.catch_warnings(record=True) as told:\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    GreenContext.create(num_sms=16).close()\n"
         "    ctx = GreenContext.create(num_sms=16)\n"
-        "print([str(warning.message)[:33] for warning in told])\n"
+        "print([str(warning.message)[:33] for warning in caught])\n"
         "import torch\n"
         "with ctx: print(torch.ones(8, device='cuda').sum().item())\n"
     )

@@ -55,10 +55,12 @@ def options_of(groups: Sequence[Group]) -> SMResourceOptions:
 @cache
 def layouts() -> dict[str, tuple[int, ...]]:
     """SMs in each GPC, by profile."""
-    tell = ctypes.CDLL(system.driver_path).gctxSimProfiles
-    tell.restype = ctypes.c_char_p
-    told = json.loads(tell())
-    return {card["key"]: tuple(card["sms_per_gpc"]) for card in (told if isinstance(told, list) else told["profiles"])}
+    ask = ctypes.CDLL(system.driver_path).gctxSimProfiles
+    ask.restype = ctypes.c_char_p
+    listed = json.loads(ask())
+    return {
+        card["key"]: tuple(card["sms_per_gpc"]) for card in (listed if isinstance(listed, list) else listed["profiles"])
+    }
 
 
 @dataclass(frozen=True, eq=False)

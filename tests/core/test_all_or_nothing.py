@@ -268,13 +268,13 @@ def test_whichever_call_fails_nothing_is_left_behind(name: str, driver: str) -> 
     failures = 0
     for nth in range(1, calls + 1):
         print(f"call {nth} of {calls} fails")
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CUDAWarning)
             try:
                 failures += fail_one_call(name, driver, nth, contexts)
             except LedgerError:
-                # An object whose destruction fails is the driver's to keep, and that is told.
-                if not told:
+                # An object whose destruction fails stays with the driver, and a warning reports it.
+                if not caught:
                     raise
     assert failures > 0 or calls == 0
 

@@ -159,11 +159,11 @@ OTHER_OPTIONS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "arguments", "error", "told"), OTHER_OPTIONS)
+@pytest.mark.parametrize(("kind", "arguments", "error", "words"), OTHER_OPTIONS)
 def test_wrong_options_of_contexts_streams_and_events_are_refused(
-    kind: Callable[..., Any], arguments: dict[str, Any], error: type[Exception], told: str
+    kind: Callable[..., Any], arguments: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=words):
         kind(**arguments)
 
 
@@ -330,10 +330,10 @@ WORKQUEUE_CALLS: dict[str, tuple[type[Exception], str, Call]] = {
 
 
 def check_refused(machine: Machine, row: tuple[type[Exception], str, Call]) -> None:
-    kind, told, call = row
+    kind, words, call = row
     before = machine.state()
     error = refusal(kind, lambda: call(machine))
-    assert told in str(error)
+    assert words in str(error)
     assert str(error)
     assert machine.state() == before
     machine.ctx.create_stream().close()

@@ -1,4 +1,4 @@
-"""Contexts: what they tell, how long they live, when they refuse to go, and those of other makers."""
+"""Contexts: properties, lifetimes, refusals to close, and contexts of other libraries."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ def test_streams_go_on_working_after_their_context_is_closed(sim: Callable[..., 
     machine = sim("h200", driver=driver)
     dev = Device(0)
     ctx, other = small_contexts(dev, 2)
-    stream, beside, outside = ctx.create_stream(), ctx.create_stream(), other.create_stream()
+    stream, sibling, outside = ctx.create_stream(), ctx.create_stream(), other.create_stream()
     event = ctx.create_event()
     ctx.close()
     assert machine.calls("cuGreenCtxDestroy") == 0
     stream.record(event)
     outside.wait(event)
-    stream.wait(beside)
+    stream.wait(sibling)
     stream.wait(outside)
-    beside.record().close()
+    sibling.record().close()
     stream.sync()
     event.sync()
     assert stream.is_done
@@ -132,7 +132,7 @@ def test_streams_go_on_working_after_their_context_is_closed(sim: Callable[..., 
     assert stream.device == dev
     assert stream.resources.sm.sm_count == dev.resources.sm.min_partition_size
     stream.close()
-    beside.close()
+    sibling.close()
     assert machine.calls("cuGreenCtxDestroy") == 0
     event.close()
     assert machine.calls("cuGreenCtxDestroy") == 1

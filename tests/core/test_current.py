@@ -1,4 +1,4 @@
-"""What is current on a thread: with blocks that always restore, and set_current, which tells what was there before."""
+"""The current context of a thread: blocks that always restore it, and set_current, which returns the previous one."""
 
 from __future__ import annotations
 

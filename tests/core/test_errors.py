@@ -1,4 +1,4 @@
-"""Errors: what they carry, that each says what to do, and what is told of failures where nothing can be raised."""
+"""Errors: what they carry, that each says what to do, and what is reported where nothing can be raised."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def difference(dev: Device) -> object:
         return a - b
 
 
-# What is done, and what the message tells to do about it.
+# What is done, and what the message advises.
 ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
     "split too much": (lambda dev: split(dev.resources.sm, 133), "nearest request that fits is"),
     "split too many": (lambda dev: split(dev.resources.sm, [8] * 17), "16 of the smallest size"),
@@ -193,9 +193,9 @@ def test_what_a_destructor_could_not_do_is_told_once() -> None:
     with session("h200", check=False) as machine:
         stream = Device(0).create_stream()
         machine.fail("cuStreamDestroy", nth=1, code="CUDA_ERROR_LAUNCH_FAILED")
-        with pytest.warns(CUDAWarning, match="cuStreamDestroy answered CUDA_ERROR_LAUNCH_FAILED") as told:
+        with pytest.warns(CUDAWarning, match="cuStreamDestroy answered CUDA_ERROR_LAUNCH_FAILED") as caught:
             stream.close()
-        assert len(told) == 1
+        assert len(caught) == 1
         assert stream.is_closed
         machine.clear_faults()
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""After os.fork() the child is told, by a clear error, that it cannot use CUDA, and it ends cleanly."""
+"""After os.fork(), calls in the child raise a clear error that it cannot use CUDA, and the child ends cleanly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from ..common import run_python
 
-# Everything is made in the parent and tried in the child, which tells as JSON what each try raised.
+# Everything is made in the parent and tried in the child, which prints as JSON what each try raised.
 PROGRAM = """
 import json, os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking: that is what is tested
@@ -60,16 +60,16 @@ tries = {
     "Context.from_handle": lambda: Context.from_handle(handles[0]),
     "Stream.from_handle": lambda: Stream.from_handle(handles[1]),
 }
-told = {}
+outcomes = {}
 sys.stdout.flush()
 pid = os.fork()
 if pid == 0:
     for name, action in tries.items():
         try:
-            told[name] = ["nothing", repr(action())]
+            outcomes[name] = ["nothing", repr(action())]
         except Exception as error:
-            told[name] = [type(error).__name__, str(error)]
-    print(json.dumps(told), flush=True)
+            outcomes[name] = [type(error).__name__, str(error)]
+    print(json.dumps(outcomes), flush=True)
     ENDING
 else:
     _, status = os.waitpid(pid, 0)
@@ -121,7 +121,7 @@ def test_a_child_of_a_child_is_told_too() -> None:
     run = run_python(
         """
 import os, warnings, cuda_gctx
-warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads of the driver: that is what is tested
+warnings.simplefilter("ignore", DeprecationWarning)  # forking while the driver has threads is what is tested
 dev = cuda_gctx.Device(0)
 context = dev.context
 if os.fork() == 0:

@@ -1,4 +1,4 @@
-"""Splits mean the same on every driver, tell what they gave, and say what would fit where they refuse."""
+"""Splits mean the same on every driver, report what they gave, and suggest what fits where they refuse."""
 
 from __future__ import annotations
 

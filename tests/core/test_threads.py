@@ -151,7 +151,7 @@ def test_our_own_handles_are_found_while_others_come_and_go(sim: Callable[..., A
 def test_a_context_may_be_closed_while_others_ask_for_its_streams(sim: Callable[..., Any]) -> None:
     sim()
     dev = Device(0)
-    told = set()
+    messages = set()
     for _ in range(300):
         (ctx,) = small_contexts(dev, 1)
 
@@ -165,8 +165,8 @@ def test_a_context_may_be_closed_while_others_ask_for_its_streams(sim: Callable[
                 return str(error)
             return ""
 
-        told.update(on_many_threads(work))
-    assert all(not words or "closed" in words for words in told)
+        messages.update(on_many_threads(work))
+    assert all(not words or "closed" in words for words in messages)
 
 
 def test_recycled_addresses_never_bring_back_the_dead(sim: Callable[..., Any]) -> None:

@@ -206,7 +206,7 @@ def test_a_library_that_is_no_driver_is_told_from_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "words"),
     [
         ("sim:nosuchcard", "nosuchcard"),
         ("sim:h200@99.0", "99.0"),
@@ -215,10 +215,10 @@ def test_a_library_that_is_no_driver_is_told_from_one() -> None:
         ("sim:h200,colour=green", "colour"),
     ],
 )
-def test_a_wrong_description_of_a_simulated_machine_is_refused(choice: str, told: str) -> None:
+def test_a_wrong_description_of_a_simulated_machine_is_refused(choice: str, words: str) -> None:
     line = run(TRY.format(use="cuda_gctx.Device(0)"), choice).splitlines()[0]
     assert line.startswith("ValueError False CUDA_GCTX_DRIVER=" + choice)
-    assert told in line.removeprefix("ValueError False CUDA_GCTX_DRIVER=" + choice)
+    assert words in line.removeprefix("ValueError False CUDA_GCTX_DRIVER=" + choice)
 
 
 def test_a_machine_without_devices_says_what_to_do() -> None:

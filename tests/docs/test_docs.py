@@ -36,7 +36,7 @@ DRIVERS = ["12.4", "13.0", "13.1", "13.4"]
 CHILD_LIMIT_S = 120
 PROGRAMS = {"python": [sys.executable], "cuda-gctx": [sys.executable, "-m", "cuda_gctx.cli"]}
 
-# Runs the blocks of a page: told by JSON on the standard input, answered by JSON on the standard output.
+# Runs the blocks of a page: takes JSON on the standard input, and writes JSON to the standard output.
 RUN_PAGE = """
 import contextlib, gc, io, json, sys, traceback
 from cuda_gctx.sim import session
@@ -131,8 +131,10 @@ def child(*command: str, text: str | None = None, **environment: str) -> subproc
 
 
 def run_page(name: str, blocks: list[Block]) -> list[str]:
-    told = {"name": name, "blocks": [(block.line, block.text) for block in blocks]}
-    done = child(sys.executable, "-W", "error", "-c", RUN_PAGE, text=json.dumps(told), CUDA_GCTX_DRIVER="sim:h200@13.0")
+    request = {"name": name, "blocks": [(block.line, block.text) for block in blocks]}
+    done = child(
+        sys.executable, "-W", "error", "-c", RUN_PAGE, text=json.dumps(request), CUDA_GCTX_DRIVER="sim:h200@13.0"
+    )
     assert done.returncode == 0, f"the child of {name} ended with {done.returncode}: {done.stderr}"
     answer = json.loads(done.stdout)
     assert answer["problem"] is None, f"{name}:\n{answer['problem']}"

@@ -30,7 +30,7 @@ def run_program(*arguments: str | Path, **environment: str) -> subprocess.Comple
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The benchmarks beside the pages that show them, to be changed."""
+    """Copies of the benchmarks and of the pages that show them, to be changed."""
     shutil.copytree(BENCHMARKS.parent / "docs", tmp_path / "docs")
     return shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
 

@@ -13,6 +13,8 @@ GLOSSARY = REPOSITORY / "docs" / "glossary.md"
 REPLACED = re.compile(r"\b(?:the fence|fenced|hogs?|clusters? of the chip|lone pairs?|leases?)\b", re.IGNORECASE)
 # Kernels speak of memory fences; comm has its own vocabulary.
 LEFT_OUT = ("cuda_gctx/comm/_kernels", "cuda_gctx/_cpp/sim", "cuda_gctx/_cpp/tests")
+# What stands for each: reports, returns or shows; next to, compared with or in addition to.
+UNIDIOMATIC = re.compile(r"\b(?:told|tells?|besides?)\b", re.IGNORECASE)
 
 
 def texts() -> Iterator[tuple[Path, str]]:
@@ -34,6 +36,20 @@ def test_replaced_words_do_not_return() -> None:
         for path, text in texts()
         for number, line in enumerate(text.splitlines(), 1)
         for match in REPLACED.finditer(line)
+    ]
+    assert found == []
+
+
+def test_sentences_use_the_usual_verbs_and_prepositions() -> None:
+    folders = [REPOSITORY / name for name in ("cuda_gctx", "docs", "examples")]
+    pages = [*REPOSITORY.glob("*.md"), *(path for folder in folders for path in folder.rglob("*"))]
+    kinds = {".py", ".pyx", ".pxd", ".pyi", ".hpp", ".cpp", ".h", ".cuh", ".md"}
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{number}: {match[0]}"
+        for path in pages
+        if path.suffix in kinds
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in UNIDIOMATIC.finditer(line)
     ]
     assert found == []
 

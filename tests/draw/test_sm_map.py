@@ -188,10 +188,10 @@ def test_the_picture_tells_of_every_sm_whose_it_is_and_where(sim: Machines) -> N
     sim("h200")
     with Device().partition(decode=16, prefill=104) as parts:
         shown = parts.verify().sm_map()
-    told = hover_texts(shown.svg())
-    assert len(told) == 132
-    assert "SM 0: decode (GPC 0)" in told
-    assert "SM 131: background (single TPCs)" in told
+    texts = hover_texts(shown.svg())
+    assert len(texts) == 132
+    assert "SM 0: decode (GPC 0)" in texts
+    assert "SM 131: background (single TPCs)" in texts
     words = "".join(ElementTree.fromstring(shown.svg()).itertext())
     assert "NVIDIA H200 (simulated), driver 13.0" in words
     assert "prefill, 104 SMs" in words

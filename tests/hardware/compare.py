@@ -1,10 +1,10 @@
-"""Where the software driver answers otherwise than a recording of a real one.
+"""Lists where the answers of the software driver differ from a recording of a real driver.
 
     python tests/hardware/compare.py CARD-driver-MAJOR.MINOR.json
 
 Runs the recorder on the software driver, with the card and the driver that the name of the file says, and prints every
 answer that differs, section by section. Needs the package and cuda-bindings. The exit code is 0 if the answers are the
-same, 1 if some differ, beside the known differences. Times and amounts of memory are not compared.
+same apart from the known differences, else 1. Times and amounts of memory are not compared.
 """
 
 from __future__ import annotations

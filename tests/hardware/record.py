@@ -1723,7 +1723,7 @@ def run_section(name: str, ordinal: int, quick: bool, path: Path) -> None:
     if gpu is not None:
         result["absent"] = gpu.driver.absent
     path.write_text(json.dumps(result))
-    # The interpreter's and the driver's own tear-down may stumble over what a section left behind; that is no answer.
+    # The interpreter's and the driver's own tear-down may fail on what a section left behind, which is not an answer.
     sys.stdout.flush()
     os._exit(0)
 

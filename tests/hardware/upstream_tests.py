@@ -3,8 +3,8 @@
     python tests/hardware/upstream_tests.py --flashinfer FILE --torch FILE
 
 FILE is tests/utils/test_green_ctx.py of FlashInfer, test/test_matmul_cuda.py of torch (of which the tests with "green"
-in their names are run). They stay as they are: the drop-ins stand where the files import the originals from. Needs
-pytest, a GPU, torch and what the files import besides, but not FlashInfer.
+in their names are run). They are not changed: the drop-ins replace the modules that the files import. Needs
+pytest, a GPU, torch and whatever else the files import, but not FlashInfer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def put_in_torchs_place() -> None:
 
 
 def run(file: Path, *options: str) -> int:
-    """Without the settings and the conftest.py beside the file, which are made for the whole of the other project."""
+    """Run the file without the other project's settings and conftest.py."""
     alone = ["-c", os.devnull, "--rootdir", str(file.parent), "--noconftest", "-p", "no:cacheprovider"]
     return int(pytest.main([str(file), "-v", "-rs", *alone, *options]))
 

@@ -1,6 +1,6 @@
-"""SM counts for matrix libraries: who is told what, that it is taken back, and what "auto" measures and keeps.
+"""SM counts for matrix libraries: which hints are set, that they are reset, and what "auto" measures and keeps.
 
-On the software driver torch, its GEMMs and cuBLAS are played by stand-ins; on a GPU they are themselves.
+On the software driver, stand-ins replace torch, its GEMMs and cuBLAS; on a GPU, the originals run.
 """
 
 from __future__ import annotations
@@ -458,7 +458,7 @@ def test_auto_leaves_other_work_alone(gemms: TorchWithGemms, dev: Device) -> Non
 
 @pytest.mark.sim_only
 def test_auto_leaves_gemms_alone_while_another_device_is_current(gemms: TorchWithGemms, dev: Device) -> None:
-    # The handle that could be told is that of the other device.
+    # The only handle that could take the hint belongs to the other device.
     with dev.partition(16) as parts, parts[0].torch(library_sms="auto"):
         gemms.cuda.current_device = lambda: 1
         gemms.ops.aten.mm.default(*matrices())

@@ -281,19 +281,19 @@ def run_ranks(program: str, world: int, meeting: Path) -> list[str]:
         )
         for rank in range(world)
     ]
-    told = []
+    outputs = []
     try:
         for rank in ranks:
-            told.append(rank.communicate(timeout=LIMIT_S)[0])
+            outputs.append(rank.communicate(timeout=LIMIT_S)[0])
     except subprocess.TimeoutExpired:
         for rank in ranks:
             rank.kill()
         raise AssertionError(f"hangs: {[rank.communicate()[0] for rank in ranks]}") from None
-    for rank, words in zip(ranks, told, strict=True):
+    for rank, words in zip(ranks, outputs, strict=True):
         assert rank.returncode == 0, words
         assert words.strip().endswith("done"), words
         print(words)
-    return told
+    return outputs
 
 
 @pytest.fixture

@@ -443,7 +443,7 @@ def test_a_closed_context_is_refused_and_does_not_keep_its_stream(torch: Any, de
         pass
     closed.close()
     assert "has been closed" in str(refusal(RuntimeError, lambda: torch_stream(closed)))
-    # Its stream was the last that held the context: the SMs are free, so that this is no overlap.
+    # Its stream was the last that held the context: the SMs are free, so this is not an overlap.
     with small_context(dev) as other, use(other) as stream:
         assert Stream(stream).context == other
     del stream

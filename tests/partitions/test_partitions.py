@@ -519,7 +519,7 @@ def test_a_stream_alone_keeps_its_partition(sim: Machines) -> None:
     gc.collect()
     assert stream.resources.sm.sm_count == 16
     stream.sync()
-    # Its SMs are still taken, so that others are told.
+    # Its SMs are still taken, so others get a warning.
     with pytest.warns(ResourceOverlapWarning, match="decode"):
         dev.partition(other=8).close()
     del stream

@@ -325,7 +325,7 @@ def test_layouts_of_one_pool_may_overlap_and_others_are_told(dev: Device) -> Non
     with dev.create_context(ContextOptions([group])), PartitionPool(dev) as pool:
         with pytest.warns(ResourceOverlapWarning):
             pool.get((8,))
-        pool.get((8,))  # told once
+        pool.get((8,))  # warns once
 
 
 def test_partitions_of_two_layouts_name_the_context_that_they_share_each_by_its_own_name(dev: Device) -> None:
@@ -417,7 +417,7 @@ def test_a_foreign_stream_that_captures_is_known_when_it_is_named(dev: Device) -
     dev.set_current()
     raw = Raw()
     handle = ctypes.c_void_p()
-    raw.call("cuStreamCreate", ctypes.byref(handle), 1)  # non-blocking: the driver does not tell of it
+    raw.call("cuStreamCreate", ctypes.byref(handle), 1)  # non-blocking: the driver does not report this
     graph = ctypes.c_void_p()
     unmade = (SMResourceOptions(14, backfill=True),)  # asked for by no other test: it has to be made
     with PartitionPool(dev) as pool:

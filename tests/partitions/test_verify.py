@@ -93,11 +93,11 @@ def test_report_is_json_a_table_and_a_map(dev: Device) -> None:
         report = parts.verify()
     assert repr(report) == f"<VerifyReport: isolated; decode, background on {dev.name}>"
     assert report._repr_html_() == report.sm_map().svg()
-    told = json.loads(report.to_json())
-    assert told["device"] == dev.name
-    assert told["problems"] == []
-    assert [entry["name"] for entry in told["contexts"]] == ["decode", "background"]
-    assert told["contexts"][0]["sm_ids"] == list(report.contexts[0].sm_ids)
+    written = json.loads(report.to_json())
+    assert written["device"] == dev.name
+    assert written["problems"] == []
+    assert [entry["name"] for entry in written["contexts"]] == ["decode", "background"]
+    assert written["contexts"][0]["sm_ids"] == list(report.contexts[0].sm_ids)
     lines = str(report).splitlines()
     assert lines[0].startswith(dev.name)
     assert lines[0].endswith("isolated")

@@ -1,4 +1,4 @@
-"""``python -m cuda_gctx.sim`` and ``cuda-gctx sim``: where the library is, running a command, what they tell."""
+"""``python -m cuda_gctx.sim`` and ``cuda-gctx sim``: the path of the library, running a command, what they print."""
 
 from __future__ import annotations
 

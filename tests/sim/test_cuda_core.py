@@ -1,4 +1,4 @@
-"""cuda.core and cuda.bindings as they come from the registry, on the software driver, beside this package."""
+"""cuda.core and cuda.bindings as they come from the registry, on the software driver, together with this package."""
 
 from __future__ import annotations
 
@@ -107,15 +107,15 @@ def answers(version: str) -> Any:
 
 @pytest.mark.parametrize("version", ["12.8", "13.0", "13.1"])
 def test_cuda_core_runs_unmodified_and_answers_as_this_package_does(version: str) -> None:
-    told = answers(version)
-    theirs, ours = told["theirs"], told["ours"]
+    results = answers(version)
+    theirs, ours = results["theirs"], results["ours"]
     major, minor = (int(part) for part in version.split("."))
-    assert told["versions"] == [1000 * major + 10 * minor, [major, minor]]
+    assert results["versions"] == [1000 * major + 10 * minor, [major, minor]]
     assert theirs["name"] == "NVIDIA H200 (simulated)"
     assert theirs["copied"] == [0, 7, 7]
     assert (theirs["took time"], theirs["done"]) == (True, True)
     assert theirs["stream"] == 16
     for question in ours:
         assert theirs[question] == ours[question], question
-    assert told["ledger"]["misuse"] == []
-    assert {found["kind"] for found in told["ledger"]["live"]} <= {"primary context retain"}
+    assert results["ledger"]["misuse"] == []
+    assert {found["kind"] for found in results["ledger"]["live"]} <= {"primary context retain"}

@@ -57,9 +57,9 @@ import ctypes, json
 driver = ctypes.CDLL("libcuda.so.1")
 driver.cuInit(0)
 print([driver.cuMemAllocManaged(None, 8, 1) for _ in range(2)])
-tell = ctypes.CDLL("libcuda_gctx_sim.so").gctxSimLedger
-tell.restype = ctypes.c_char_p
-print(tell().decode())
+ledger = ctypes.CDLL("libcuda_gctx_sim.so").gctxSimLedger
+ledger.restype = ctypes.c_char_p
+print(ledger().decode())
 """
     done = run_program(code)
     answers, ledger = done.stdout.splitlines()

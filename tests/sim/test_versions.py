@@ -146,20 +146,20 @@ Start = Callable[..., Driver]
 @pytest.mark.parametrize("version", VERSIONS)
 def test_functions_appear_with_the_version_that_brought_them(driver: Start, version: str) -> None:
     raw = driver(version)
-    told = ctypes.c_int()
-    raw.call("cuDriverGetVersion", ctypes.byref(told))
-    assert told.value == number(version)
+    reported = ctypes.c_int()
+    raw.call("cuDriverGetVersion", ctypes.byref(reported))
+    assert reported.value == number(version)
     assert system.driver_version == (number(version) // 1000, number(version) % 1000 // 10)
     for name, since in SINCE.items():
         there = number(version) >= number(since)
-        assert bool(raw.address(name, told.value)) == there, name
+        assert bool(raw.address(name, reported.value)) == there, name
         if not there:
             # The symbol is exported all the same, as a newer library would, and never pretends to work.
             assert raw.code(name, *[None] * 6) == NOT_SUPPORTED
         elif number(since) > 12030:
             assert not raw.address(name, number(since) - 10), name
     assert (
-        raw.code("cuGetProcAddress_v2", b"cuInit", ctypes.byref(ctypes.c_void_p()), told.value + 10, 0, None)
+        raw.code("cuGetProcAddress_v2", b"cuInit", ctypes.byref(ctypes.c_void_p()), reported.value + 10, 0, None)
         == INVALID_VALUE
     )
 
@@ -354,9 +354,9 @@ def test_priorities_are_clamped_without_an_error(driver: Start, version: str) ->
     raw = driver(version)
     for asked, given in [(-100, -5), (-6, -5), (-3, -3), (1, 0), (7, 0)]:
         stream = ctypes.c_void_p(raw.handle("cuStreamCreateWithPriority", STREAM_NON_BLOCKING, asked))
-        told = ctypes.c_int()
-        raw.call("cuStreamGetPriority", stream, ctypes.byref(told))
-        assert told.value == given
+        reported = ctypes.c_int()
+        raw.call("cuStreamGetPriority", stream, ctypes.byref(reported))
+        assert reported.value == given
 
 
 @pytest.mark.parametrize("version", VERSIONS[1:])

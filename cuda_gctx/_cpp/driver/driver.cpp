@@ -96,7 +96,7 @@ FeatureState Driver::feature(Feature feature) const {
     case Feature::stream_resources:
       return {"stream_resources", "the resource query of a stream", 13010, cuStreamGetDevResource != nullptr};
     case Feature::locality_domains:
-      // No function of its own either, and a field that older drivers do not read: only the version tells.
+      // It has no function either, and older drivers ignore its field: only the version decides.
       return {"locality_domains", "locality domains", 13040, version_ >= 13040};
   }
   return {};

@@ -20,8 +20,9 @@ inline bool is_forked() noexcept { return process_state() == ProcessState::forke
 void begin_exit() noexcept;
 
 // A language binding whose threads must not come back into an interpreter that is gone asks for it: from then on a
-// thread that meets an error after exit() has begun (the driver is shut down, and nobody is left to tell) waits for the
-// end of the process. Without it, as in a C++ program whose static objects join their threads, errors are thrown.
+// thread that meets an error after exit() has begun (the driver is shut down, and nobody can handle the error) waits
+// for the end of the process. Without it, as in a C++ program whose static objects join their threads, errors are
+// thrown.
 void let_errors_wait_for_the_end() noexcept;
 void wait_for_the_end_if_over() noexcept;  // called for each error before it is thrown
 

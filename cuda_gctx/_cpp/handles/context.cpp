@@ -13,7 +13,7 @@
 namespace gctx {
 namespace {
 
-// That a context remembers to have served, besides the one that it was made for.
+// The number of splits that a context remembers, in addition to the one that it was made for.
 constexpr std::size_t most_splits = 16;
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Which contexts a thread made current through this package. The driver keeps a stack per thread but shows only its
-// top, and only to that thread; what is remembered here lets close() refuse while another thread still uses the
-// context, and lets a block take away what it entered and nothing else.
+// The contexts that each thread made current through this package. The driver keeps a stack per thread, but shows only
+// its top, and only to that thread. With this record, close() can refuse while another thread uses the context, and a
+// block removes its own entry and no other.
 #pragma once
 
 #include <cuda.h>
@@ -16,9 +16,9 @@ namespace gctx {
 
 class Driver;
 
-// Puts a context on top of the calling thread's stack for the length of a call of this package, in which no other code
-// runs. `leave` ends it and throws if that fails; the destructor ends it where another error is on its way, and counts
-// such a failure as those of destructors are. What was current before is current after either.
+// Makes a context current on the calling thread during one call of this package, in which no other code runs. `leave`
+// ends the scope, and throws if that fails. The destructor ends it while another error propagates, and counts a failure
+// as other destructors do. Both restore the previous context.
 class CurrentScope {
  public:
   CurrentScope(const Driver& driver, CUcontext context);
@@ -43,13 +43,13 @@ class CurrentScope {
   bool is_entered_ = false;
 };
 
-// Names an entry of a thread's list: what a block has entered, and will leave.
+// Identifies the entry of a block in the list of its thread.
 struct CurrentToken {
   std::uint64_t thread = 0;
   std::uint64_t entry = 0;
 };
 
-// The task that enters a block, where a thread runs several in turns: blocks of two cannot be open on one thread.
+// The task that enters a block, if the thread runs an event loop: only one task can have open blocks on a thread.
 struct BlockOwner {
   std::uint64_t task = 0;
   std::string place;  // where it enters, for messages
@@ -58,23 +58,23 @@ struct BlockOwner {
 CurrentToken push_current(ContextBox& context);
 CurrentToken push_current(ContextBox& context, BlockOwner owner);
 
-// Left in order, what was current before is current afterwards, whatever ran inside and whichever call fails. Left
-// before a block that was entered inside it, or on another thread, it throws; the entry keeps its context then, and
-// goes when it is the innermost of its own thread.
+// Restores the previous context, whatever ran inside the block and whichever call fails. Throws if a block that was
+// entered inside is still open, or on another thread; the entry then keeps its context, and is removed once it is the
+// innermost of its own thread.
 void pop_current(CurrentToken token);
 
 ContextHandle set_current(Runtime& runtime, const ContextHandle& context);  // returns what was current, or null
 
-void forget_current_of(const Runtime& runtime);  // leaves nothing of that driver current on this thread
+void forget_current_of(const Runtime& runtime);  // removes all contexts of that driver from this thread
 void forget_replaced_current();                  // drops what this thread set and others have replaced since
 
-long thread_of_current(const ContextBox& context) noexcept;  // the system's id of one that made it current, or 0
+long thread_of_current(const ContextBox& context) noexcept;  // the system's id of a thread that made it current, or 0
 
-// For a language binding whose threads end before the system's do: true at the first call on a thread, and the end.
+// For a language binding whose threads end before those of the system: true at the first call on a thread, and the end.
 bool is_new_thread();
-void end_this_thread() noexcept;  // leaves nothing current that was made so through this package
+void end_this_thread() noexcept;  // removes what was made current through this package
 
-// Of the tokens of one block, takes the one that the calling thread got last; if it got none, the last of all.
+// Takes the latest token of the calling thread out of the tokens of a block; if it has none, the latest of all.
 CurrentToken take_token(std::vector<CurrentToken>& tokens);
 
 }  // namespace gctx

@@ -1,4 +1,4 @@
-// A kernel that tells where and when its blocks ran, and what the driver answers about how much of a kernel fits in a
+// A kernel that records where and when its blocks ran, and the driver's answers about how much of a kernel fits in a
 // context.
 #pragma once
 

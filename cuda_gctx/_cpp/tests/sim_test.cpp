@@ -69,7 +69,7 @@ Function* get(const char* name, int version = driver_version()) {
 
 #define CALL(name, ...) get<decltype(name)>(#name)(__VA_ARGS__)
 
-std::string tell(const char* name) { return symbol<const char*()>(name)(); }
+std::string text_of(const char* name) { return symbol<const char*()>(name)(); }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -230,11 +230,11 @@ void kernels_run_on_the_sms_of_their_context() {
     const CUgreenCtx several = green({groups[0], groups[3], groups[7]});
     const CUgreenCtx twice = green({groups[0], groups[0]});
     const CUgreenCtx overlapping = green({groups[0], split(1, 16)[0]});
-    CUdevResource told{};
-    OK(CALL(cuGreenCtxGetDevResource, twice, &told, CU_DEV_RESOURCE_TYPE_SM));
-    CHECK(told.sm.smCount == 16);
-    OK(CALL(cuGreenCtxGetDevResource, overlapping, &told, CU_DEV_RESOURCE_TYPE_SM));
-    CHECK(told.sm.smCount == 24);
+    CUdevResource reported{};
+    OK(CALL(cuGreenCtxGetDevResource, twice, &reported, CU_DEV_RESOURCE_TYPE_SM));
+    CHECK(reported.sm.smCount == 16);
+    OK(CALL(cuGreenCtxGetDevResource, overlapping, &reported, CU_DEV_RESOURCE_TYPE_SM));
+    CHECK(reported.sm.smCount == 24);
     const CUstream streams[] = {stream_on(several), stream_on(twice), stream_on(overlapping)};
     const std::set<std::uint64_t> recorded{0,  1,  6,  7,  14, 15, 16, 17, 22, 23, 30, 31,
                                            32, 33, 38, 39, 46, 47, 48, 49, 54, 55, 62, 63};
@@ -248,8 +248,8 @@ void kernels_run_on_the_sms_of_their_context() {
     for (const CUgreenCtx context : {several, twice, overlapping}) OK(CALL(cuGreenCtxDestroy, context));
   }
   release_primary();
-  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
-  CHECK(contains(tell("gctxSimLedger"), "\"lost_bytes\":12582912"));
+  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("gctxSimLedger"), "\"lost_bytes\":12582912"));
 }
 
 void a_stream_after_its_context(const char* spec, CUresult use, CUresult destroy) {
@@ -263,14 +263,14 @@ void a_stream_after_its_context(const char* spec, CUresult use, CUresult destroy
   OK(CALL(cuCtxGetCurrent, &current));
   CHECK(current == converted);
   OK(CALL(cuCtxPushCurrent_v2, converted));
-  CUdevResource told{};
-  ANSWERS(CUDA_ERROR_CONTEXT_IS_DESTROYED, CALL(cuCtxGetDevResource, converted, &told, CU_DEV_RESOURCE_TYPE_SM));
+  CUdevResource reported{};
+  ANSWERS(CUDA_ERROR_CONTEXT_IS_DESTROYED, CALL(cuCtxGetDevResource, converted, &reported, CU_DEV_RESOURCE_TYPE_SM));
   ANSWERS(use, CALL(cuStreamQuery, stream));
   ANSWERS(use, CALL(cuStreamSynchronize, stream));
   ANSWERS(destroy, CALL(cuStreamDestroy_v2, stream));
   OK(CALL(cuCtxPopCurrent_v2, &current));
   OK(CALL(cuCtxPopCurrent_v2, &current));
-  CHECK(contains(tell("gctxSimLedger"), "wrong order"));
+  CHECK(contains(text_of("gctxSimLedger"), "wrong order"));
 }
 
 // What is captured on one stream, and an event of it that outlives the capture.
@@ -379,7 +379,7 @@ void a_capture_is_over_when_it_is_over() {
     }
   }
   release_primary();
-  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
 }
 
 // A host function is called by itself, and while one waits the rest of the machine goes on.
@@ -461,7 +461,7 @@ void queues_do_not_grow_without_end() {
   release_primary();
 }
 
-// How long, in virtual time, a short kernel takes beside a kernel that fills every SM it may use.
+// The virtual time that a short kernel takes next to a kernel that fills every SM it may use.
 float beside_a_hog(bool partitioned, bool fenced, int priority) {
   start("h200@13.0");
   retain_primary();
@@ -512,7 +512,7 @@ float beside_a_hog(bool partitioned, bool fenced, int priority) {
     if (complement != nullptr) OK(CALL(cuGreenCtxDestroy, complement));
   }
   release_primary();
-  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
   return milliseconds;
 }
 
@@ -571,7 +571,7 @@ void a_captured_kernel_keeps_its_context() {
     for (const CUgreenCtx context : contexts) OK(CALL(cuGreenCtxDestroy, context));
   }
   release_primary();
-  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
 }
 
 void structured_splits_and_workqueues() {
@@ -591,18 +591,18 @@ void structured_splits_and_workqueues() {
   queue.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED;
   queue.wqConfig.wqConcurrencyLimit = 3;
   const CUgreenCtx context = green({groups[0], queue});
-  CUdevResource told{};
-  OK(CALL(cuGreenCtxGetDevResource, context, &told, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG));
-  CHECK(told.wqConfig.wqConcurrencyLimit == 3);
-  CHECK(told.wqConfig.sharingScope == CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED);
-  OK(CALL(cuGreenCtxGetDevResource, context, &told, CU_DEV_RESOURCE_TYPE_WORKQUEUE));
-  OK(CALL(cuGreenCtxDestroy, green({groups[1], told})));
+  CUdevResource reported{};
+  OK(CALL(cuGreenCtxGetDevResource, context, &reported, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG));
+  CHECK(reported.wqConfig.wqConcurrencyLimit == 3);
+  CHECK(reported.wqConfig.sharingScope == CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED);
+  OK(CALL(cuGreenCtxGetDevResource, context, &reported, CU_DEV_RESOURCE_TYPE_WORKQUEUE));
+  OK(CALL(cuGreenCtxDestroy, green({groups[1], reported})));
   CUdevResource both[] = {queue, queue};
   CUdevResourceDesc descriptor = nullptr;
   ANSWERS(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, CALL(cuDevResourceGenerateDesc, &descriptor, both, 2));
   OK(CALL(cuGreenCtxDestroy, context));
   ANSWERS(CUDA_ERROR_CONTEXT_IS_DESTROYED, CALL(cuGreenCtxDestroy, context));
-  CHECK(contains(tell("gctxSimLedger"), "double destroy"));
+  CHECK(contains(text_of("gctxSimLedger"), "double destroy"));
 }
 
 void faults_are_answered() {
@@ -693,7 +693,7 @@ void threads_do_not_disturb_each_other() {
   }
   for (std::thread& thread : threads) thread.join();
   CHECK(wrong == 0);
-  CHECK(contains(tell("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-/* What a test does with the software driver besides calling CUDA: choose the machine, read the ledger, inject faults,
- * register kernels. Plain C, so that Python reaches it with ctypes. Every answer describes a simulated machine. */
+/* What a test can do with the software driver in addition to CUDA calls: choose the machine, read the ledger, inject
+ * faults, register kernels. Plain C, so that Python reaches it with ctypes. Every answer describes a simulated machine.
+ */
 #pragma once
 
 #include <stddef.h>

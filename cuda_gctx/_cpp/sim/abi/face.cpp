@@ -1,5 +1,5 @@
 // The library under the driver's own name. It holds the names of the functions, so that programs can be linked with it;
-// the loader takes the functions themselves from libcuda_gctx_sim.so beside it (DT_FILTER).
+// the loader takes the functions themselves from libcuda_gctx_sim.so in the same folder (DT_FILTER).
 #define GCTX_SIM_NAME(symbol) \
   extern "C" __attribute__((visibility("default"))) int symbol() { return -1; }
 #define GCTX_SIM_FUNCTION(symbol, base, since) GCTX_SIM_NAME(symbol)

@@ -3,7 +3,7 @@ stream per thread, and the page of the documentation that lists them all.
 
     python cuda_gctx/_cpp/sim/abi/make_tables.py [--check]
 
-With --check nothing is written, and the exit status says whether the files are as they should be.
+With --check, nothing is written, and the exit status is 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def include_folder() -> Path:
 
 
 def declared(include: Path) -> dict[str, tuple[str, int]]:
-    """Each function of the header with its base name and the version that brought it."""
+    """Each function of the header, with its base name and the version that introduced it."""
     text = subprocess.run(
         ["c++", "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-x", "c++", str(include / "cuda.h")],
         capture_output=True,
@@ -140,7 +140,7 @@ def page(known: dict[str, tuple[str, int]], absent: dict[str, tuple[str, int]], 
 
 
 def files() -> dict[Path, str]:
-    """What the generated files hold."""
+    """The contents of the generated files."""
     include = include_folder()
     functions, known = declared(include), modelled()
     wrong = {symbol: row for symbol, row in known.items() if functions.get(symbol, row) != row}

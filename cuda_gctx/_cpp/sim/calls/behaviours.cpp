@@ -1,5 +1,5 @@
-// The list behind `explain`: what the software driver does, for which drivers, and where that is known from. What
-// concerns the splits themselves stands beside the chip model.
+// The list behind `explain`: what the software driver does, for which drivers, and where that is known from. The
+// behaviours of splits are listed with the chip model.
 #include "sim/calls/behaviours.hpp"
 
 namespace gctx::sim {
@@ -80,8 +80,8 @@ constexpr DriverBehaviour list[] = {
      "misuse.destroy_while_current"},
     {"green contexts", "all", "a destroyed context can be pushed; queries on it answer CONTEXT_IS_DESTROYED",
      Known::recorded, "misuse.push_destroyed"},
-    {"contexts", "all", "a context destroyed while it is current still tells its device and its flags", Known::recorded,
-     "misuse.destroy_while_current"},
+    {"contexts", "all", "a context destroyed while it is current still reports its device and its flags",
+     Known::recorded, "misuse.destroy_while_current"},
     {"contexts", "all", "cuCtxGetFlags has MAP_HOST in it, asked for or not", Known::recorded, "identity"},
     {"contexts", "all", "cuCtxGetApiVersion on a destroyed context answers INVALID_CONTEXT", Known::recorded,
      "misuse.query_destroyed"},
@@ -192,7 +192,7 @@ constexpr DriverBehaviour list[] = {
     {"processes", "all", "in a forked child every call answers NOT_INITIALIZED", Known::assumed, ""},
     {"processes", "all", "at the end of the process every call answers DEINITIALIZED", Known::documented,
      "This indicates that the CUDA driver is in the process of shutting down."},
-    {"memory", "all", "no bytes of a pool are no error, and have the address 0", Known::assumed, ""},
+    {"memory", "all", "an allocation of 0 bytes from a pool succeeds, with the address 0", Known::assumed, ""},
     {"devices", "all",
      "limits of SMs, shared memory, L2, clocks, bus and copy engines are those of the public specifications",
      Known::assumed, ""},

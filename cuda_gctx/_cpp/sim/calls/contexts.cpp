@@ -90,8 +90,8 @@ CUresult with_current(Body&& body) noexcept {
   });
 }
 
-// Recorded: the device and the flags of the current context are told even when it was destroyed meanwhile, and the
-// flags have MAP_HOST in them, asked for or not.
+// Recorded: the device and the flags of the current context are reported even if it was destroyed meanwhile, and the
+// flags contain MAP_HOST whether it was requested or not.
 template <Fn function, class Body>
 CUresult with_current_entry(Body&& body) noexcept {
   return call<function>([&](Call& c) {

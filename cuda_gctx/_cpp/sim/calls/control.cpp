@@ -1,4 +1,4 @@
-// The control interface: everything a test does with the software driver besides calling CUDA.
+// The control interface: everything a test does with the software driver apart from CUDA calls.
 #include "sim/abi/control.h"
 
 #include <cstring>
@@ -19,8 +19,8 @@ const char* keep(std::string text) {
   return kept.c_str();
 }
 
-template <class Tell>
-const char* tell(Tell&& of_machine) {
+template <class OfMachine>
+const char* text_of(OfMachine&& of_machine) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
   return keep(here.machine ? of_machine(*here.machine) : std::string("null"));
@@ -130,12 +130,12 @@ int gctxSimPop(void) {
   return 0;
 }
 
-const char* gctxSimLedger(void) { return tell(ledger_json); }
-const char* gctxSimCalls(void) { return tell(calls_json); }
-const char* gctxSimMemory(void) { return tell(memory_json); }
-const char* gctxSimMachine(void) { return tell(machine_json); }
+const char* gctxSimLedger(void) { return text_of(ledger_json); }
+const char* gctxSimCalls(void) { return text_of(calls_json); }
+const char* gctxSimMemory(void) { return text_of(memory_json); }
+const char* gctxSimMachine(void) { return text_of(machine_json); }
 const char* gctxSimFaults(void) {
-  return tell([](const Machine& machine) { return faults_json(machine.faults); });
+  return text_of([](const Machine& machine) { return faults_json(machine.faults); });
 }
 
 const char* gctxSimProfiles(void) {

@@ -12,7 +12,7 @@ CUresult get_address(Call& c, const char* symbol, void** out, int version, cuuin
   constexpr cuuint64_t known = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
   if (symbol == nullptr || out == nullptr || version <= 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
   *out = nullptr;
-  // Recorded: a version that the driver does not have yet is no value.
+  // Recorded: a version newer than the driver's is an invalid value.
   if (version > c.version()) return CUDA_ERROR_INVALID_VALUE;
   const FoundFunction found =
       find_function(symbol, version, c.version(), (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0);

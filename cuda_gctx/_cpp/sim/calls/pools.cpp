@@ -27,7 +27,7 @@ Pool* find_pool(Call& c, CUmemoryPool handle, CUresult& result) {
 CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdeviceptr* out) {
   // Allocations inside graphs are not modelled.
   if (stream.capture) return CUDA_ERROR_NOT_SUPPORTED;
-  // Recorded: no bytes are no error here, and have no address.
+  // Recorded: an allocation of 0 bytes succeeds here, without an address.
   if (size == 0) return give(out, CUdeviceptr{0});
   Device& device = c.machine.devices[static_cast<std::size_t>(pool.device)];
   if (const CUresult result = allocate(c, device, size, &pool, out); result != CUDA_SUCCESS) return result;

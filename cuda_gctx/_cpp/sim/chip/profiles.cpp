@@ -134,7 +134,7 @@ std::vector<Profile> make_profiles() {
                   .sm_bytes_per_ns = bytes_per_clock * 1965000 / 1e6,
                   .max_cluster = 16,
                   .locality_domains = 2});
-  // Clusters of the chip that are no multiple of the alignment: few aligned counts fit, as reported of such cards
+  // GPCs whose size is not a multiple of the alignment: few aligned counts fit, as reported for such cards
   // (docs/drivers.md).
   list.push_back({.key = "rtx5080",
                   .name = "NVIDIA GeForce RTX 5080 (simulated)",

@@ -64,7 +64,7 @@ enum class Engine { none, to_device, to_host, in_device };
 struct Work {
   std::vector<WorkPtr> after;
   std::uint64_t submitted = 0;
-  std::uint64_t duration = 0;  // of work that is no grid
+  std::uint64_t duration = 0;  // of work other than grids
   std::uint64_t sequence = 0;
   int device = 0;
   Engine engine = Engine::none;

@@ -261,7 +261,7 @@ void read_information(std::string_view bytes, KernelCode& code) {
   code.arguments_known = true;
 }
 
-// Machine code has a section ".text.NAME" for each kernel, and others that tell its parameters and what it takes.
+// Machine code has a section ".text.NAME" for each kernel, and others with its parameters and its resource usage.
 void read_elf(std::string_view elf, Image& image) {
   constexpr std::string_view prefix = ".text.";
   const std::vector<Section> sections = sections_of(elf);

@@ -1,4 +1,4 @@
-// Tells what is alive, what was misused, and where device memory went.
+// Lists live objects, misuse, and the use of device memory.
 #include "sim/machine/ledger.hpp"
 
 #include <algorithm>
