@@ -41,11 +41,9 @@ def main() -> None:
         timeline = tune.Timeline(parts)
         work(parts, timeline)
         trace = timeline.read()
-        probe = tune.Timeline.of_probe(parts)
 
         to = folder or Path(mkdtemp())
         (to / "sm-map.svg").write_text(report.sm_map().svg(), encoding="utf-8")
-        probe.svg(to / "probe.svg")
         trace.svg(to / "timeline.svg")
         if folder is None:
             trace.html(to / "timeline.html")  # for a browser

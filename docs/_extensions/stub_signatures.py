@@ -12,8 +12,12 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-# What a docstring says of one argument: "name: text", or "one, other: text".
+# A line of a docstring about arguments: "name: text", or "one, other: text". More of them can follow on the same line,
+# or on the lines that continue it.
 ARGUMENT = re.compile(r"^((?:\w+, )*\w+): (?=\S)")
+FURTHER = re.compile(r"(?<=[.;]) (?=(?:\w+, )*\w+: \S)")
+# The line of a module's docstring for contributors, about the order of the rooms.
+FOR_CONTRIBUTORS = "May use: "
 
 
 @cache
@@ -84,34 +88,71 @@ def copied(node: ast.FunctionDef) -> ast.FunctionDef:
     return copy
 
 
-def with_fields(lines: list[str]) -> list[str]:
-    """The same with each "name: text" as a field with its further lines, and each indented example as code."""
+def arguments_of(thing: object) -> set[str]:
+    """The names of the arguments of a function, or of a class and its fields."""
+    node = declaration("", thing) if not inspect.isclass(thing) else constructor("", thing)
+    if isinstance(node, ast.FunctionDef):
+        given = node.args
+        rest = [one for one in (given.vararg, given.kwarg) if one is not None]
+        return {argument.arg for argument in [*given.posonlyargs, *given.args, *given.kwonlyargs, *rest]}
+    try:
+        found = set(inspect.signature(thing).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = set()
+    return found | set(getattr(thing, "__annotations__", ()))
+
+
+def fields(paragraph: list[str], names: set[str]) -> list[str]:
+    """A paragraph about arguments as a field for each. A sentence about something else belongs to the field before."""
     written: list[str] = []
-    inside: str | None = None  # a "field", or "code"
-    for line in lines:
-        if ARGUMENT.match(line):
-            if inside != "field" and written and written[-1]:
-                written.append("")
-            inside = "field"
-            names, _, text = line.partition(": ")
-            written += [f":param {name}: {text}" for name in names.split(", ")]
+    for piece in FURTHER.split(" ".join(line.strip() for line in paragraph)):
+        said, _, text = piece.partition(": ")
+        if written and not set(said.split(", ")) <= names:
+            written[-1] += f" {piece}"
             continue
-        if inside == "field" and line.strip():
-            written.append(f"    {line.strip()}")
+        text = text.rstrip(";")
+        written += [f":param {name}: {text}" for name in said.split(", ")]
+    return written
+
+
+def with_fields(lines: list[str], names: set[str]) -> list[str]:
+    """The same with each "name: text" as a field, and each indented example as code."""
+    written: list[str] = []
+    inside: str | None = None  # "code", or nothing
+    paragraph: list[str] = []  # about arguments
+    for line in [*lines, ""]:
+        if paragraph and (not line.strip() or ARGUMENT.match(line)):
+            written += fields(paragraph, names)
+            paragraph = []
+        if ARGUMENT.match(line) or paragraph:
+            if not paragraph and written and written[-1] and not written[-1].startswith(":param "):
+                written.append("")
+            paragraph.append(line)
+            inside = None
             continue
         if inside != "code" and line.startswith("    "):
             inside = "code"
             written += [".. code-block:: python", ""]
-        elif inside == "field" or (line.strip() and not line.startswith("    ")):
+        elif line.strip() and not line.startswith("    "):
             inside = None
         written.append(line)
     return written
 
 
+def for_users(lines: list[str]) -> list[str]:
+    """The docstring of a module without the paragraph for contributors."""
+    paragraphs = "\n".join(lines).split("\n\n")
+    return "\n\n".join(text for text in paragraphs if not text.startswith(FOR_CONTRIBUTORS)).split("\n")
+
+
 def process_docstring(app: Sphinx, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:
     """Write the lines on arguments as fields, and add the type of a compiled property."""
+    if what == "module":
+        lines[:] = for_users(lines)
     if what in ("class", "function", "method", "exception"):
-        lines[:] = with_fields(lines)
+        lines[:] = with_fields(lines, arguments_of(thing))
+    if lines[:1] == ["Structure/Union member"]:  # ctypes puts this on each field
+        lines.clear()
     node = declaration(name, thing)
     if what in ("attribute", "property") and isinstance(node, ast.FunctionDef) and node.returns is not None:
         lines += ["", f":type: {ast.unparse(node.returns)}"]
