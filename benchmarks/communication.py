@@ -37,6 +37,8 @@ from cuda_gctx.measure.machine import described, file_name, folder_of_results
 
 SIZES = [1 << shift for shift in (10, 13, 14, 15, 17, 19, 21, 23, 26, 28)]
 LARGEST = max(SIZES)
+# Between those that run_autotune() has measured.
+UNTUNED_SIZES = [3 << shift for shift in (14, 18, 22, 25)]
 # Bits are compared up to this size.
 COMPARED = 8 << 20
 ROUNDS = 7
@@ -44,6 +46,8 @@ PRODUCT = 8192
 STEPS = 20
 LIMIT_S = 60
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+# Of NCCL's header: no blocks for communication where it can do without. What it can is up to its version.
+ZERO_CTA = 2
 NCCL, NCCL_TWO, ONE, TWO = (
     MixedCommMode.NCCL_ONE,
     MixedCommMode.NCCL_TP_DP,
@@ -82,15 +86,21 @@ class Ranks:
             **options,
         )
 
-    def groups(self, dp: int) -> tuple[Any, Any]:
-        """Groups of NCCL on all SMs, of this rank's tp and dp group. Every rank makes all of them."""
+    def groups(self, dp: int, policy: int | None = None) -> tuple[Any, Any]:
+        """Groups of NCCL on all SMs, of this rank's tp and dp group. Every rank makes all of them.
+
+        policy: how NCCL uses blocks, by the number in its header.
+        """
         info = self.info(dp)
+        options = self.dist.ProcessGroupNCCL.Options()
+        if policy is not None:
+            options.config.cta_policy = policy
         own: list[Any] = []
         for every, mine in (
             ([info.tp_ranks(one) for one in range(info.dp_size)], info.tp_ranks()),
             ([info.dp_ranks(one) for one in range(info.tp_size)], info.dp_ranks()),
         ):
-            made = {ranks: self.dist.new_group(list(ranks), backend="nccl") for ranks in every}
+            made = {ranks: self.dist.new_group(list(ranks), backend="nccl", pg_options=options) for ranks in every}
             own.append(made[mine])
         return own[0], own[1]
 
@@ -145,6 +155,23 @@ def nccl_calls(ranks: Ranks, op: MixedCommOp, x_in: Any, x_out: Any, groups: tup
     else:
         ranks.dist.reduce_scatter_tensor(x_out, x_in, group=dp_group)
         ranks.dist.all_reduce(x_out, group=tp_group)
+
+
+def nccl_in_place(ranks: Ranks, op: MixedCommOp, x_in: Any, out: Any, scratch: Any, groups: tuple[Any, Any]) -> None:
+    """The same, with a tensor for the all-reduces to write to."""
+    if op is MixedCommOp.ALLREDUCE:
+        nccl_calls(ranks, op, None, scratch, groups)
+    else:
+        in_place = op is MixedCommOp.ALLREDUCE_ALLGATHER
+        nccl_calls(ranks, op, scratch if in_place else x_in, out, groups)
+
+
+def shapes_of(handler: MixedCommHandler, op: MixedCommOp, size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of input and output at a size, which is that of the larger one."""
+    info = handler.para_info
+    rows = max(info.dp_size, 2)
+    shape = rows, size // 2 // (info.dp_size if op.gathers else 1) // rows
+    return {"in": shape, "out": info.output_shape(op, shape)}
 
 
 class Buffers:
@@ -229,9 +256,7 @@ def variants_of(
     """Every variant at one size, which is that of the larger of input and output."""
     torch = ranks.torch
     info = handlers[8].para_info
-    rows = max(info.dp_size, 2)
-    shape = rows, size // 2 // (info.dp_size if op.gathers else 1) // rows
-    out_shape = info.output_shape(op, shape)
+    shape, out_shape = shapes_of(handlers[8], op, size).values()
     x_in, out = buffers.of("in", shape), buffers.of("out", out_shape)
     mapped_in, mapped_out = buffers.of("mapped in", shape), buffers.of("mapped out", out_shape)
     # What all-reduces in place may overwrite: zeros stay zeros.
@@ -251,11 +276,7 @@ def variants_of(
         return lambda: run_mixed_comm(op, handler, source, target, mode)
 
     def nccl() -> None:
-        if op is MixedCommOp.ALLREDUCE:
-            nccl_calls(ranks, op, None, scratch, groups)
-        else:
-            in_place = op is MixedCommOp.ALLREDUCE_ALLGATHER
-            nccl_calls(ranks, op, scratch if in_place else x_in, out, groups)
+        nccl_in_place(ranks, op, x_in, out, scratch, groups)
 
     calls = "two NCCL calls" if info.use_mixed else "NCCL"
     variants = {f"{calls}, all SMs": Variant(0, nccl, out, None)}
@@ -317,6 +338,57 @@ def measured(
         for name, graph in graphs.items():
             times[name].append(ranks.timed(streams.get(variants[name].sms, plain), graph.replay, calls))
     return found | {name: summary(samples, 2) for name, samples in times.items()}
+
+
+def autotune(ranks: Ranks, keep: Keep) -> None:
+    """AUTOTUNE next to the NCCL modes of the same handler, in a partition of 8 SMs and on the whole device."""
+    torch = ranks.torch
+    divisors = [dp for dp in range(1, ranks.size + 1) if ranks.size % dp == 0]
+    buffers = Buffers(torch)
+    plain = torch.cuda.Stream()
+    has_policy = hasattr(ranks.dist.ProcessGroupNCCL.Options().config, "cta_policy")
+    with ExitStack() as closing:
+        part = closing.enter_context(ranks.device.partition(comm=8)).comm
+        streams = {8: torch_stream(part), 0: plain}
+        for dp, sms in itertools.product(sorted(divisors, key=lambda dp: dp in (1, ranks.size)), streams):
+            groups = {"NCCL in place, all SMs": ranks.groups(dp)}
+            if has_policy:
+                groups["NCCL in place, zero-CTA policy"] = ranks.groups(dp, policy=ZERO_CTA)
+            with torch.cuda.stream(streams[sms]):
+                handler = ranks.handler(part if sms else None, dp)
+                map_tensors(ranks, keep, handler, *buffers.mapped())
+                begin = time.monotonic()
+                handler.run_autotune(message_bytes=SIZES, progress=False)
+                took = time.monotonic() - begin
+            where = {"topology": f"{ranks.size // dp} x {dp}", "SMs": sms or ranks.device.sm_count}
+            keep(where | {"variant": "run_autotune", "s": round(took, 1)})
+            kinds = [""] if "mapped" in ranks.skipped else ["", "mapped "]
+            sizes = sorted(SIZES + UNTUNED_SIZES)
+            for op, size, kind in itertools.product(handler.valid_op_list, sizes, kinds):
+                x_in, out = (buffers.of(f"{kind}{name}", shape) for name, shape in shapes_of(handler, op, size).items())
+                scratch = buffers.of("scratch", out.shape if op is MixedCommOp.ALLREDUCE else x_in.shape)
+                variants = {}
+                for mode in (MixedCommMode.AUTOTUNE, NCCL, NCCL_TWO):
+                    if mode in handler.valid_mode_list:
+                        work = lambda mode=mode: run_mixed_comm(op, handler, x_in, out, mode)  # noqa: B023, E731
+                        variants[mode.name] = Variant(sms, work, out, None)
+                for name, pair in groups.items():
+                    work = lambda pair=pair: nccl_in_place(ranks, op, x_in, out, scratch, pair)  # noqa: B023, E731
+                    variants[name] = Variant(0, work, out, None)
+                found = measured(ranks, variants, streams, plain, size)
+                best = min(
+                    (found[mode.name]["us"] for mode in (NCCL, NCCL_TWO) if "us" in found.get(mode.name, {})),
+                    default=None,
+                )
+                row = where | {"op": op.name, "bytes": size, "tensors": kind.strip() or "staged"}
+                for name, outcome in found.items():
+                    more: dict[str, Any] = {}
+                    if name == "AUTOTUNE" and best and "us" in outcome:
+                        chosen = handler.select_autotune_mode(op, x_in).name
+                        more = {"chosen": chosen, "faster than the best NCCL mode": round(best / outcome["us"], 3)}
+                    keep(row | {"variant": name} | more | outcome)
+            handler.check()
+            handler.shutdown()
 
 
 def overlap(ranks: Ranks, keep: Keep) -> None:
@@ -452,6 +524,7 @@ def copies(ranks: Ranks, keep: Keep) -> None:
 
 PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
     "sweep": sweep,
+    "autotune": autotune,
     "overlap": overlap,
     "copies": copies,
 }

@@ -14,15 +14,21 @@ from typing import Any
 __all__ = ["Compiled", "compile_kernels", "source"]
 
 FOLDER = Path(__file__).parent / "_kernels"
-SOURCES = ("primitives.cuh", "guard.cuh", "one_exchange.cuh", "two_exchange.cuh")
-KERNELS = ("one_exchange", "two_exchange")
+PRIMITIVES = "primitives.cuh"
+# The files of kernels that are compiled together, and the kernels in them.
+FLAT = ("one_exchange.cuh", "two_exchange.cuh")
+WITHIN_NODES = ("two_exchange.cuh",)
+BETWEEN_NODES = ("nodes.cuh",)
+KERNELS = {
+    "one_exchange.cuh": ("one_exchange",),
+    "two_exchange.cuh": ("two_exchange",),
+    "nodes.cuh": ("say_ready", "wait_ready", "put_pieces", "wait_data"),
+}
 
 
-def source(defines: dict[str, str], primitives: str | None = None) -> str:
-    """One source of all kernels, with the defines before it. primitives: what stands for the file of that name."""
-    files = [(FOLDER / name).read_text() for name in SOURCES]
-    if primitives is not None:
-        files[0] = primitives
+def source(defines: dict[str, str], kernels: tuple[str, ...] = FLAT, primitives: str = PRIMITIVES) -> str:
+    """One source of some files of kernels, with the defines before it. primitives: the first file; empty for none."""
+    files = [(FOLDER / name).read_text() for name in (primitives, "guard.cuh", *kernels) if name]
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     return head + "\n".join(text.replace("#pragma once\n", "") for text in files)
 
@@ -74,7 +80,10 @@ def _compiled(text: str, arch: str) -> Compiled:
     return Compiled(code, log.getvalue())
 
 
-def compile_kernels(defines: dict[str, str], capability: tuple[int, int]) -> Compiled:
-    """The kernels for a chip of a compute capability. Takes part of a second the first time, then nothing."""
+def compile_kernels(defines: dict[str, str], capability: tuple[int, int], kernels: tuple[str, ...] = FLAT) -> Compiled:
+    """The kernels of some files for a chip of a compute capability.
+
+    Takes part of a second the first time, then nothing.
+    """
     with _compiling:
-        return _compiled(source(defines), f"sm_{capability[0]}{capability[1]}")
+        return _compiled(source(defines, kernels), f"sm_{capability[0]}{capability[1]}")

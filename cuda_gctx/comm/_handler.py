@@ -12,14 +12,15 @@ from math import prod
 from typing import Any
 
 from cuda_gctx import Context, CUDAError, Device, Partition, Stream
-from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, demand_equal
+from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, demand_equal, gather_results
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._launch import Calls, Kernels
 from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import FaultRecord, Workspaces
+from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport
 from cuda_gctx.comm._nvshmem import initialise
-from cuda_gctx.comm._protocol import ALIGNMENT, ONE_EXCHANGE_THREADS, Fault, Geometry, signature
-from cuda_gctx.comm._reference import exchange_on_cpu, exchange_with_nccl
+from cuda_gctx.comm._protocol import ALIGNMENT, ONE_EXCHANGE_THREADS, Fault, Geometry, region_of, signature
+from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu, exchange_with_nccl
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable, description_of, tune
@@ -28,6 +29,8 @@ from cuda_gctx.measure.progress import Progress
 __all__ = ["CommFault", "MixedCommHandler", "run_mixed_comm"]
 
 KERNEL_MODES = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE)
+# Those that stage tensors which the other ranks do not reach.
+STAGED_MODES = (MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL)
 NCCL_MODES = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)
 # Bulk copies are what the kernels are made of, and they begin with this architecture.
 FIRST_CAPABILITY = 90
@@ -36,8 +39,10 @@ PACKET_BYTES = 512 * 1024
 SMALL_BYTES = 128 * 1024
 # How much is staged where tensors cannot be reached by the other ranks, if nothing else is asked for.
 STAGED_BYTES = 64 * 1024 * 1024
+# How long the kernels of all ranks have for their first meeting.
+MEETING_S = 5.0
 # What run_autotune() measures.
-TUNED_BYTES = tuple(1 << shift for shift in range(10, 27, 2))
+TUNED_BYTES = tuple(1 << shift for shift in range(10, 29))
 
 
 class CommFault(RuntimeError):
@@ -84,14 +89,14 @@ class MixedCommHandler:
     which divides them among several blocks.
     min_num_steps: into how many tiles a block of the kernel for large messages divides its work, if they stay large.
     ib_enable_ibgda: whether NVSHMEM, if it is initialised here, lets GPUs drive InfiniBand adapters themselves.
-    should_init_nvshmem: whether NVSHMEM is initialised where the topology has several nodes. The modes of this version
-    do not need it: they reach all ranks by peer access, and refuse ranks on several hosts.
+    should_init_nvshmem: whether NVSHMEM is initialised where the topology has several nodes, and HIERARCHICAL exchanges
+    through it. If not, nodes exchange by peer access. In both cases all ranks must run on one host.
     use_autotune: whether calls without a mode follow run_autotune(), once that has been called.
     partition: where the kernels run.
     timeout_s: how long a kernel waits for another rank.
-    max_message_bytes: the largest input or output of TWO_EXCHANGE that is staged, for which memory is reserved; None:
-    64 MiB, and where all ranks are threads on one device, no limit and no memory, because they reach each other's
-    tensors. What map_tensors() was called with is not staged.
+    max_message_bytes: the largest input or output of TWO_EXCHANGE that is staged, and of HIERARCHICAL, for which memory
+    is reserved; None: 64 MiB. Where all ranks are threads on one device, None reserves nothing for TWO_EXCHANGE and
+    sets no limit, because the ranks reach each other's tensors. What map_tensors() was called with is not staged.
     comm_backend: what connects the ranks on the host; None: torch.distributed.
     programmatic_launch: launch the kernel for small messages while the kernel before it in the stream still runs; it
     waits for the end of that one on the device (programmatic dependent launch).
@@ -132,6 +137,8 @@ class MixedCommHandler:
         self._staged_bytes = 0
         self._fault: FaultRecord | None = None
         self._kernels: dict[MixedCommOp, Kernels] = {}
+        self._node_kernels: dict[MixedCommOp, NodeKernels] = {}
+        self._transport: Transport | None = None
         self._stream: Stream | None = None
         self._streams: dict[int, Stream] = {}
         self._torch_groups: dict[tuple[int, ...], Any] = {}  # that were made here; () is that of the host
@@ -174,9 +181,8 @@ class MixedCommHandler:
                     min_num_steps,
                     max_message_bytes,
                     programmatic_launch,
+                    should_init_nvshmem,
                 )
-                if should_init_nvshmem and self.para_info.use_inter:
-                    self.init_nvshmem()
             elif self.device.type != "cpu":
                 raise ValueError(f"device must be a CUDA device or the CPU, not {self.device}")
             elif partition is not None or grid_size is not None:
@@ -187,6 +193,7 @@ class MixedCommHandler:
             self.valid_mode_list = self._valid_modes()
         except BaseException:
             self._state = _State.CLOSED
+            self._transport = None  # closing is collective, and the others may not have failed
             self._free()
             raise
         self._state = _State.OPEN
@@ -231,14 +238,20 @@ class MixedCommHandler:
         """The groups of this rank: of torch.distributed, or of the backend of threads."""
         info = self.para_info
         wanted = info.local_ranks(), info.tp_ranks(), info.dp_ranks()
+        self._inter_group: Any = None  # of equal local ranks; on a GPU, the transport connects them
+        needs_inter = info.use_inter and self.device.type == "cpu"
         if isinstance(self._backend, TorchBackend):
             every_rank = [info.at(rank) for rank in range(info.world_size)]
             self.local_comm_group = self._torch_group([one.local_ranks() for one in every_rank], partition)
             self.tp_comm_group = self._torch_group([one.tp_ranks() for one in every_rank], partition)
             self.dp_comm_group = self._torch_group([one.dp_ranks() for one in every_rank], partition)
             self._world_group = self._torch_group([tuple(range(info.world_size))] * info.world_size, partition)
+            if needs_inter:
+                self._inter_group = self._torch_group([one.inter_ranks() for one in every_rank], partition)
         elif isinstance(self._backend, LocalBackend):
             self.local_comm_group, self.tp_comm_group, self.dp_comm_group = map(self._backend.subgroup, wanted)
+            if needs_inter:
+                self._inter_group = self._backend.subgroup(info.inter_ranks())
         else:
             # A backend that only broadcasts has no groups.
             self.local_comm_group = self.tp_comm_group = self.dp_comm_group = None
@@ -269,6 +282,7 @@ class MixedCommHandler:
         min_num_steps: int,
         max_message_bytes: int | None,
         programmatic_launch: bool,
+        should_init_nvshmem: bool,
     ) -> None:
         torch = _torch()
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
@@ -302,12 +316,24 @@ class MixedCommHandler:
         self._staged_bytes = 0 if together and len(devices) == 1 else -(-staged // ALIGNMENT) * ALIGNMENT
         geometry = Geometry(self.para_info.world_size, PACKET_BYTES, self._staged_bytes)
         self._geometry = geometry
+        self._node_bytes = staged
+        region = region_of(self.para_info, staged)
+        through_nvshmem = self.para_info.use_inter and should_init_nvshmem
+        if through_nvshmem:
+            self.init_nvshmem()
+        peers_exchange = self.para_info.use_inter and not through_nvshmem
+        self._workspace_bytes = geometry.total_bytes + (region.total_bytes if peers_exchange else 0)
         self.init_virtual_memory()
         assert self._workspaces is not None
+        if through_nvshmem:
+            self._transport = NvshmemTransport(self._backend, self.para_info, device, region)
+        elif self.para_info.use_inter:
+            self._transport = PeerTransport(self.para_info, self._workspaces.addresses, geometry.total_bytes)
         self._mapped = MappedTensors(device, self._workspaces.ranks, self.para_info.world_rank)
         for op in self.valid_op_list:
             calls = Calls(self.para_info, op, grid=self.grid_size, block_sizes=(fewest, most), fewest_steps=steps)
-            calls.connect(self._workspaces.addresses, self._fault.address, round(self._timeout_s * 1_000_000_000))
+            limit_ns = round(self._timeout_s * 1_000_000_000)
+            calls.connect(self._workspaces.addresses, self._fault.address, limit_ns)
             self._kernels[op] = Kernels(
                 self.para_info,
                 op,
@@ -318,13 +344,49 @@ class MixedCommHandler:
                 is_bfloat16=self.dtype is torch.bfloat16,
                 is_programmatic=programmatic_launch,
             )
+            if self._transport is not None:
+                node_calls = NodeCalls(self.para_info, op, region, grid=self.grid_size, fewest_steps=steps)
+                peers = [self._workspaces.addresses[rank] for rank in self.para_info.local_ranks()]
+                node_calls.connect(peers, self._transport.regions, self._fault.address, limit_ns)
+                self._node_kernels[op] = NodeKernels(
+                    *(self.para_info, op, geometry, region, self._transport, self._context, device, node_calls),
+                    is_bfloat16=self.dtype is torch.bfloat16,
+                )
         # No rank launches while another one is still loading its kernels: loading may wait for what runs.
         self._backend.barrier()
+        self._demand_concurrency()
+
+    def _demand_concurrency(self) -> None:
+        """RuntimeError on all ranks unless their kernels, in full size, run at the same time."""
+        limit_s = min(self._timeout_s, MEETING_S)
+        stream = self._context_stream(int(_torch().cuda.current_stream(self.device).cuda_stream))
+        if stream.context != self._context:
+            stream = self._context.create_stream()
+
+        def meet() -> bool:
+            assert self._fault is not None
+            agreed = signature(self.valid_op_list[0], MixedCommMode.TWO_EXCHANGE, "meeting", 0, is_staged=False)
+            self._kernels[self.valid_op_list[0]].meet(agreed, round(limit_s * 1_000_000_000), stream)
+            stream.sync()
+            kind, peer, _ = self._fault.read()
+            if kind != Fault.NONE:
+                raise RuntimeError(f"its kernel waited {limit_s} s for that of rank {peer}")
+            return True
+
+        gather_results(
+            self._backend,
+            meet,
+            (CUDAError, RuntimeError),
+            "the kernels of the ranks do not run at the same time (ranks on one device need a partition each; in one "
+            "process, also streams with separate hardware queues, of which CUDA_DEVICE_MAX_CONNECTIONS sets the number "
+            "before CUDA starts)",
+        )
 
     def _valid_modes(self) -> list[MixedCommMode]:
+        between = [MixedCommMode.HIERARCHICAL] if self.para_info.use_inter else []
         if self.device.type == "cpu":
-            return [MixedCommMode.GLOO, MixedCommMode.AUTOTUNE] if self.tp_comm_group is not None else []
-        modes = list(KERNEL_MODES)
+            return [MixedCommMode.GLOO, *between, MixedCommMode.AUTOTUNE] if self.tp_comm_group is not None else []
+        modes = [*KERNEL_MODES, *between]
         if self._has_nccl():
             modes += NCCL_MODES if self.para_info.use_mixed else NCCL_MODES[:1]
         return [*modes, MixedCommMode.AUTOTUNE]
@@ -393,8 +455,12 @@ class MixedCommHandler:
             exchange_with_nccl(
                 self.para_info, op, chosen, x_in, x_out, self._world_group, self.tp_comm_group, self.dp_comm_group
             )
+        elif self.device.type == "cpu":
+            groups = map(_as_backend, (self.local_comm_group, self._inter_group))
+            x_out.copy_(exchange_by_nodes(self.para_info, op, x_in, self._backend, *groups))
         elif x_in.numel():
-            self._kernels[op].calls.grid = grid or self.grid_size
+            kernels = self._node_kernels if chosen is MixedCommMode.HIERARCHICAL else self._kernels
+            kernels[op].calls.grid = grid or self.grid_size
             self._launch(op, x_in, x_out, chosen)
 
     def _demand_tensor(self, name: str, tensor: Any) -> None:
@@ -440,6 +506,8 @@ class MixedCommHandler:
             too_large.add(MixedCommMode.ONE_EXCHANGE)
         if not is_reached and max(in_bytes, out_bytes) > self._staged_bytes:
             too_large.add(MixedCommMode.TWO_EXCHANGE)
+        if self._transport is not None and max(in_bytes, out_bytes) > self._node_bytes:
+            too_large.add(MixedCommMode.HIERARCHICAL)
         return [mode for mode in self.valid_mode_list if mode not in {*too_large, MixedCommMode.AUTOTUNE}]
 
     def _is_reached(self, *tensors: Any) -> bool:
@@ -513,34 +581,44 @@ class MixedCommHandler:
         overlap = in_address < out_address + out_bytes and out_address < in_address + in_bytes
         if overlap and not (op is MixedCommOp.ALLREDUCE and in_address == out_address):
             raise ValueError("x_in and x_out share memory: only ALLREDUCE works in place, with both the same tensor")
-        stream = self._ordered_stream()
-        kernels = self._kernels[op]
         seen = None
-        is_staged = mode is MixedCommMode.TWO_EXCHANGE and self._staged_bytes > 0
+        is_staged = mode in STAGED_MODES and self._staged_bytes > 0
         if is_staged:
             seen = self._seen_by_all(*spans)
             is_staged = seen is None
-        agreed = signature(op, mode, str(self.dtype), block_bytes, is_staged=is_staged)
-        if mode is MixedCommMode.ONE_EXCHANGE:
-            if block_bytes > PACKET_BYTES:
-                raise ValueError(
-                    f"ONE_EXCHANGE takes blocks of up to {PACKET_BYTES} bytes, not {block_bytes}: use TWO_EXCHANGE"
-                )
-            kernels.one_exchange(*addresses, block_bytes, agreed, stream)
-            return
-        if not is_staged:
-            kernels.two_exchange(*addresses, block_bytes, agreed, stream, is_staged=False, seen=seen)
-            return
         largest = max(in_bytes, out_bytes)
-        if largest > self._staged_bytes:
+        if mode is MixedCommMode.ONE_EXCHANGE and block_bytes > PACKET_BYTES:
+            raise ValueError(
+                f"ONE_EXCHANGE takes blocks of up to {PACKET_BYTES} bytes, not {block_bytes}: use TWO_EXCHANGE"
+            )
+        if mode is MixedCommMode.HIERARCHICAL and largest > self._node_bytes:
+            raise ValueError(
+                f"a message of {largest} bytes is larger than max_message_bytes={self._node_bytes}, for which "
+                "HIERARCHICAL has memory: make the handler with a larger one"
+            )
+        if is_staged and largest > self._staged_bytes:
             raise ValueError(
                 f"a message of {largest} bytes is larger than max_message_bytes={self._staged_bytes}: make the handler "
                 "with a larger one, or call map_tensors() with the input and the output"
             )
+        stream = self._ordered_stream()
+        agreed = signature(op, mode, str(self.dtype), block_bytes, is_staged=is_staged)
+        if mode is MixedCommMode.ONE_EXCHANGE:
+            self._kernels[op].one_exchange(*addresses, block_bytes, agreed, stream)
+            return
+        launch = self._kernels[op].two_exchange
+        if mode is MixedCommMode.HIERARCHICAL:
+            launch = self._node_kernels[op].run
+            if seen is not None:
+                of_node = slice(self.para_info.local_ranks()[0], self.para_info.local_ranks()[-1] + 1)
+                seen = seen[0][of_node], seen[1][of_node]
+        if not is_staged:
+            launch(*addresses, block_bytes, agreed, stream, is_staged=False, seen=seen)
+            return
         own = self._workspaces.addresses[self.para_info.world_rank]
         staged = own + self._geometry.staged_input, own + self._geometry.staged_output
         _copy(staged[0], in_address, in_bytes, stream)
-        kernels.two_exchange(*staged, block_bytes, agreed, stream, is_staged=True)
+        launch(*staged, block_bytes, agreed, stream, is_staged=True, seen=None)
         _copy(out_address, staged[1], out_bytes, stream)
 
     def _seen_by_all(self, *spans: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -553,7 +631,7 @@ class MixedCommHandler:
         """Maps the workspaces of all ranks, once: the constructor has done it. Collective."""
         if self._workspaces is None and self._state is _State.BUILDING:
             device = Device(self.device.index)
-            self._workspaces = Workspaces(self._backend, device, self._geometry.total_bytes, self._timeout_s)
+            self._workspaces = Workspaces(self._backend, device, self._workspace_bytes, self._timeout_s)
 
     def init_nvshmem(self) -> None:
         """Initialises NVSHMEM with the ranks of this handler, through nvshmem4py and without multicast. Collective.
@@ -634,8 +712,13 @@ class MixedCommHandler:
             return Stream.from_handle(handle)
 
     def checkpoint_prepare(self) -> None:
-        """Gives the physical memory back and keeps the addresses, so that captured graphs stay valid. Collective."""
+        """Gives the physical memory back and keeps the addresses, so that captured graphs stay valid. Collective.
+
+        RuntimeError where nodes exchange through NVSHMEM, which cannot do that.
+        """
         self._demand_open()
+        if self._transport is not None and self._transport.cannot_release:
+            raise RuntimeError(f"the handler cannot give its memory back: {self._transport.cannot_release}")
         if self._workspaces is not None:
             self._context.sync()
             self.check()
@@ -675,6 +758,7 @@ class MixedCommHandler:
         # Another rank may still write to the memory of this one if not all have come here: it is kept, not unmapped.
         if failed:
             self._mapped = None
+            self._transport = None
             self._workspaces = None
             self._fault = None
             return
@@ -690,9 +774,13 @@ class MixedCommHandler:
                 distributed.destroy_process_group(group)
 
     def _free(self) -> None:
-        for kernels in self._kernels.values():
-            kernels.close()
-        self._kernels.clear()
+        while self._kernels:
+            self._kernels.popitem()[1].close()
+        while self._node_kernels:
+            self._node_kernels.popitem()[1].close()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None

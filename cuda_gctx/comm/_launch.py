@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from cuda_gctx import Context, Device, Stream
-from cuda_gctx.comm._compile import compile_kernels
+from cuda_gctx.comm._compile import Compiled, compile_kernels
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._protocol import (
     TWO_EXCHANGE_THREADS,
@@ -20,7 +21,16 @@ from cuda_gctx.comm._protocol import (
 )
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
-__all__ = ["Calls", "Kernels", "one_exchange_arguments", "two_exchange_arguments"]
+__all__ = [
+    "Calls",
+    "Kernels",
+    "Loaded",
+    "SumCalls",
+    "exchange_arguments",
+    "fill_call",
+    "one_exchange_arguments",
+    "two_exchange_arguments",
+]
 
 u32, u64 = ctypes.c_uint32, ctypes.c_uint64
 # The addresses of an input and of an output in the process of each rank.
@@ -37,7 +47,14 @@ def _rounded(count: int, grain: int) -> int:
 @cache
 def _call_arguments(world: int) -> Any:
     class Call(ctypes.Structure):
-        _fields_ = (("peer", u64 * world), ("fault", u64), ("limit", u64), ("rank", u32), ("signature", u32))
+        _fields_ = (
+            ("peer", u64 * world),
+            ("fault", u64),
+            ("limit", u64),
+            ("rank", u32),
+            ("first_world_rank", u32),
+            ("signature", u32),
+        )
 
     return Call
 
@@ -69,7 +86,7 @@ def two_exchange_arguments(world: int, sources: int, targets: int) -> Any:
             ("output", u64),
             ("input_at", u64 * world),
             ("output_at", u64 * world),
-            ("input_offset", u64),
+            ("input_offset", u64 * sources),
             ("output_offset", u64),
             ("share_bytes", u64),
             ("tile_bytes", u32),
@@ -81,11 +98,72 @@ def two_exchange_arguments(world: int, sources: int, targets: int) -> Any:
     return TwoExchange
 
 
-class Calls:
-    """What the kernels of one operation are given, call by call, and with how many blocks and threads they run.
+@cache
+def exchange_arguments(local_size: int, nodes: int) -> Any:
+    """The struct `Exchange` of the kernels between nodes."""
 
-    The structs are filled in place: the driver copies them at each launch.
+    class Exchange(ctypes.Structure):
+        _fields_ = (
+            ("call", _call_arguments(local_size)),
+            ("region", u64 * nodes),
+            ("piece_bytes", u64),
+            ("node", u32),
+            ("piece", u32 * nodes),
+        )
+
+    return Exchange
+
+
+# Whether the input, the output or both are in the staging buffers, as the kernels know it.
+STAGED_INPUT, STAGED_OUTPUT = 1, 2
+
+
+class SumCalls:
+    """What one variant of the kernel for large messages is given: it sums parts of inputs, and sends on the sums.
+
+    world: how many ranks meet in it; sources, targets: which of them. The struct is filled in place: the driver copies
+    it at each launch.
     """
+
+    def __init__(
+        self, world: int, sources: Sequence[int], targets: Sequence[int], *, grid: int, fewest_steps: int
+    ) -> None:
+        self.grid = grid
+        self._world = world
+        self._fewest_steps = fewest_steps
+        self._largest_tile = stages_and_tile(len(sources))[1]
+        self.arguments = two_exchange_arguments(world, len(sources), len(targets))()
+        self.arguments.source[:] = sources
+        self.arguments.target[:] = targets
+
+    def fill(
+        self,
+        addresses: tuple[int, int],
+        offsets: tuple[Sequence[int], int],
+        size: int,
+        signature: int,
+        *,
+        staged: int,
+        seen: Seen | None = None,
+    ) -> int:
+        """Fills the struct; returns the number of blocks.
+
+        addresses: of this rank's input and output; offsets: into the input of each source, and into the outputs.
+        """
+        arguments = self.arguments
+        arguments.call.signature = signature
+        arguments.input, arguments.output = addresses
+        x_in, x_out = seen or ((addresses[0],) * self._world, (addresses[1],) * self._world)
+        arguments.input_at[:], arguments.output_at[:] = x_in, x_out
+        arguments.input_offset[:], arguments.output_offset = offsets
+        tile = tile_bytes(size, self.grid, self._fewest_steps, self._largest_tile)
+        arguments.share_bytes, arguments.tile_bytes, arguments.is_staged = size, tile, staged
+        # A rank without a share has a block too, which says START and END.
+        return max(min(self.grid, -(-size // tile)), 1)
+
+
+class Calls:
+    """What the kernels of one operation are given, call by call, and with how many blocks and threads they run."""
 
     def __init__(
         self,
@@ -98,25 +176,25 @@ class Calls:
     ) -> None:
         self._info = info
         self._op = op
-        self.grid = grid
         self._block_sizes = block_sizes
-        self._fewest_steps = fewest_steps
         plan = info.plan(op)
-        world = self._world = info.world_size
-        self._largest_tile = stages_and_tile(len(plan.sources))[1]
+        world = info.world_size
         self.one = one_exchange_arguments(world)()
-        self.two = two_exchange_arguments(world, len(plan.sources), len(plan.targets))()
         self.one.chunk[:] = [info.at(rank).dp_rank if op.scatters else 0 for rank in range(world)]
-        self.two.source[:] = plan.sources
-        self.two.target[:] = plan.targets
+        self.sums = SumCalls(world, plan.sources, plan.targets, grid=grid, fewest_steps=fewest_steps)
+
+    @property
+    def grid(self) -> int:
+        return self.sums.grid
+
+    @grid.setter
+    def grid(self, grid: int) -> None:
+        self.sums.grid = grid
 
     def connect(self, peers: tuple[int, ...], fault: int, limit_ns: int) -> None:
         """What stays the same from call to call: the workspaces, where faults are reported, the time limit."""
-        for arguments in (self.one.call, self.two.call):
-            arguments.peer[:] = peers
-            arguments.fault = fault
-            arguments.limit = limit_ns
-            arguments.rank = self._info.world_rank
+        for arguments in (self.one.call, self.sums.arguments.call):
+            fill_call(arguments, peers, fault, limit_ns, self._info.world_rank)
 
     def one_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int) -> tuple[int, int]:
         """Fills the struct; returns the numbers of blocks and of threads."""
@@ -134,14 +212,61 @@ class Calls:
         self, x_in: int, x_out: int, block_bytes: int, signature: int, *, is_staged: bool, seen: Seen | None = None
     ) -> int:
         """Fills the struct; returns the number of blocks."""
-        self.two.call.signature = signature
-        self.two.input, self.two.output = x_in, x_out
-        self.two.input_at[:], self.two.output_at[:] = seen or ((x_in,) * self._world, (x_out,) * self._world)
-        self.two.input_offset, self.two.output_offset, share = share_of(self._info, self._op, block_bytes)
-        tile = tile_bytes(share, self.grid, self._fewest_steps, self._largest_tile)
-        self.two.share_bytes, self.two.tile_bytes, self.two.is_staged = share, tile, is_staged
-        # A rank without a share has a block too, which says START and END.
-        return max(min(self.grid, -(-share // tile)), 1)
+        input_offset, output_offset, share = share_of(self._info, self._op, block_bytes)
+        return self.sums.fill(
+            (x_in, x_out),
+            ((input_offset,) * len(self.sums.arguments.source), output_offset),
+            share,
+            signature,
+            staged=STAGED_INPUT | STAGED_OUTPUT if is_staged else 0,
+            seen=seen,
+        )
+
+
+def fill_call(call: Any, peers: Sequence[int], fault: int, limit_ns: int, rank: int, first_world_rank: int = 0) -> None:
+    """What a kernel knows in every call: the ranks that meet in it, and how it reports faults."""
+    call.peer[:] = peers
+    call.fault, call.limit = fault, limit_ns
+    call.rank, call.first_world_rank = rank, first_world_rank
+
+
+class Loaded:
+    """Compiled kernels, loaded in a context."""
+
+    def __init__(self, compiled: Compiled, names: Sequence[str], context: Context) -> None:
+        self._library = call("cuLibraryLoadData", compiled.code.code, [], [], 0, [], [], 0)
+        self._context = context
+        with context.current():
+            # Loaded into the context now. At its first launch, loading could wait for kernels that run: for those of
+            # other ranks, which wait for this one.
+            self._functions = {
+                name: call("cuKernelGetFunction", call("cuLibraryGetKernel", self._library, name.encode()))
+                for name in names
+            }
+
+    def __getitem__(self, name: str) -> Any:
+        return self._functions[name]
+
+    def allow_shared(self, name: str, shared: int) -> None:
+        limit = driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        with self._context.current():
+            call("cuFuncSetAttribute", self._functions[name], limit, shared)
+
+    def launch(self, name: str, arguments: Any, grid: int, threads: int, shared: int, stream: Stream) -> None:
+        """Launches a kernel whose one argument is a struct."""
+        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        with stream.context.current():
+            function = self._functions[name]
+            call(
+                "cuLaunchKernel",
+                *(function, grid, 1, 1, threads, 1, 1),
+                *(shared, stream.handle, ctypes.addressof(pointer), 0),
+            )
+
+    def close(self) -> None:
+        library, self._library = self._library, None
+        if library is not None:
+            call("cuLibraryUnload", library)
 
 
 def _programmatic_launch() -> Any:
@@ -175,35 +300,20 @@ class Kernels:
         self.calls = calls
         self._programmatic = _programmatic_launch() if is_programmatic else None
         compiled = compile_kernels(defines(info, op, geometry, is_bfloat16=is_bfloat16), device.compute_capability)
-        self._library = call("cuLibraryLoadData", compiled.code.code, [], [], 0, [], [], 0)
+        self._loaded = Loaded(compiled, ("one_exchange", "two_exchange"), context)
         self._shared = shared_bytes(len(info.plan(op).sources))
-        with context.current():
-            # Loaded into the context now. At its first launch, loading could wait for kernels that run: for those of
-            # other ranks, which wait for this one.
-            self._one, self._two = (
-                call("cuKernelGetFunction", call("cuLibraryGetKernel", self._library, name))
-                for name in (b"one_exchange", b"two_exchange")
-            )
-            limit = driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call("cuFuncSetAttribute", self._two, limit, self._shared)
-        self._pointers = {
-            id(arguments): (ctypes.c_void_p * 1)(ctypes.addressof(arguments)) for arguments in (calls.one, calls.two)
-        }
-
-    def _launch(self, function: Any, arguments: Any, grid: int, threads: int, shared: int, stream: Stream) -> None:
-        pointer = ctypes.addressof(self._pointers[id(arguments)])
-        with stream.context.current():
-            call("cuLaunchKernel", function, grid, 1, 1, threads, 1, 1, shared, stream.handle, pointer, 0)
+        self._loaded.allow_shared("two_exchange", self._shared)
+        self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(calls.one))
 
     def one_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, stream: Stream) -> None:
         grid, threads = self.calls.one_exchange(x_in, x_out, block_bytes, signature)
         launch = self._programmatic
         if launch is None:
-            self._launch(self._one, self.calls.one, grid, threads, 0, stream)
+            self._loaded.launch("one_exchange", self.calls.one, grid, threads, 0, stream)
             return
         launch.gridDimX, launch.blockDimX, launch.hStream = grid, threads, stream.handle
         with stream.context.current():
-            call("cuLaunchKernelEx", launch, self._one, ctypes.addressof(self._pointers[id(self.calls.one)]), 0)
+            call("cuLaunchKernelEx", launch, self._loaded["one_exchange"], ctypes.addressof(self._pointer), 0)
 
     def two_exchange(
         self,
@@ -217,9 +327,21 @@ class Kernels:
         seen: Seen | None = None,
     ) -> None:
         grid = self.calls.two_exchange(x_in, x_out, block_bytes, signature, is_staged=is_staged, seen=seen)
-        self._launch(self._two, self.calls.two, grid, TWO_EXCHANGE_THREADS, self._shared, stream)
+        self._launch_two(grid, stream)
+
+    def meet(self, signature: int, limit_ns: int, stream: Stream) -> None:
+        """Launches as many blocks as a call may have. They move nothing, and wait for the blocks of all ranks."""
+        self.calls.two_exchange(0, 0, 0, signature, is_staged=False)
+        call = self.calls.sums.arguments.call
+        usual, call.limit = call.limit, limit_ns
+        try:
+            self._launch_two(self.calls.grid, stream)
+        finally:
+            call.limit = usual
+
+    def _launch_two(self, grid: int, stream: Stream) -> None:
+        arguments = self.calls.sums.arguments
+        self._loaded.launch("two_exchange", arguments, grid, TWO_EXCHANGE_THREADS, self._shared, stream)
 
     def close(self) -> None:
-        library, self._library = self._library, None
-        if library is not None:
-            call("cuLibraryUnload", library)
+        self._loaded.close()

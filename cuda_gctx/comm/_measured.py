@@ -18,7 +18,7 @@ __all__ = ["Measured"]
 # How many calls a graph has, for messages of up to so many bytes.
 CALLS_OF_A_GRAPH = ((1 << 20, 50), (1 << 24, 10), (1 << 62, 4))
 MOST_GRIDS = 3
-KERNELS = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE)
+KERNELS = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL)
 
 
 class Measured:

@@ -4,10 +4,17 @@ Each rank has one workspace, laid out alike on all ranks::
 
     control     what only the rank's own kernels use: epochs, how many blocks have arrived, the fault
     mailboxes   one for each other rank, written by it: flags, addresses, headers of packets
+    node mailboxes   the same for the kernels in which the ranks of one node meet
     slots       packets: two for each rank (even and odd epochs), each as large as the largest message
     staged      input and output of messages whose tensors the other ranks cannot reach
 
-What the kernels do with it is said in their sources.
+Where several nodes exchange, each rank also has a region, which may lie elsewhere::
+
+    signals     two counters for each node, written by it: READY and DATA
+    outgoing    pieces that this rank has summed, each behind a header
+    incoming    one piece from each node
+
+The sources of the kernels describe what they do with it.
 """
 
 from __future__ import annotations
@@ -19,7 +26,21 @@ from zlib import crc32
 
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 
-__all__ = ["ALIGNMENT", "Fault", "Geometry", "defines", "next_epoch", "share_of", "signature", "tile_bytes"]
+__all__ = [
+    "ALIGNMENT",
+    "Fault",
+    "Geometry",
+    "NodeStep",
+    "Region",
+    "defines",
+    "next_epoch",
+    "node_defines",
+    "part_of",
+    "region_of",
+    "share_of",
+    "signature",
+    "tile_bytes",
+]
 
 # Of messages, addresses and shares, in bytes: what one access of a kernel moves.
 ALIGNMENT = 16
@@ -32,6 +53,8 @@ ONE_EXCHANGE_THREADS = 512
 # One warp of which one thread moves, and eight that add: the best of those measured on an H200.
 MOVERS = 32
 TWO_EXCHANGE_THREADS = MOVERS + 256
+# Of the kernels between nodes: one thread for each node, and those that copy pieces.
+NODE_THREADS = 256
 # Tiles of 16 KiB in 6 stages were the best; where those of all sources do not fit, there are fewer, then smaller ones.
 LARGEST_TILE = 16 * 1024
 MOST_STAGES = 6
@@ -74,6 +97,10 @@ class Geometry:
     CONTROL_FLAG_EPOCH = 4
     CONTROL_FLAG_ARRIVED = 2 * LINE
     CONTROL_FAULT = 8
+    CONTROL_NODE_EPOCH = 12
+    CONTROL_NODE_ARRIVED = 3 * LINE
+    CONTROL_EXCHANGES = 16
+    CONTROL_PUT_ARRIVED = 4 * LINE
     MAILBOXES = 4096
     MAILBOX_BYTES = LINE
     MAILBOX_START = 0
@@ -93,8 +120,12 @@ class Geometry:
         return _rounded(2 * self.packet_bytes, LINE)
 
     @property
+    def node_mailboxes(self) -> int:
+        return self.MAILBOXES + self.world_size * self.MAILBOX_BYTES
+
+    @property
     def slots(self) -> int:
-        return _rounded(self.MAILBOXES + self.world_size * self.MAILBOX_BYTES, 4096)
+        return _rounded(self.MAILBOXES + 2 * self.world_size * self.MAILBOX_BYTES, 4096)
 
     @property
     def staged_input(self) -> int:
@@ -119,6 +150,60 @@ class Geometry:
         return self.MAILBOXES + source * self.MAILBOX_BYTES
 
 
+@dataclass(frozen=True)
+class Region:
+    """The memory through which nodes exchange, laid out alike on all ranks.
+
+    pieces: how many pieces a rank sums for other nodes; piece_bytes: the largest one.
+    """
+
+    nodes: int
+    pieces: int
+    piece_bytes: int
+
+    SIGNAL_BYTES = LINE
+    SIGNAL_READY = 0
+    SIGNAL_DATA = 8
+    # Before the bytes of a piece: one word, and nothing else in its line, so that the bytes are aligned.
+    HEADER_BYTES = LINE
+
+    @property
+    def piece_stride(self) -> int:
+        return _rounded(self.HEADER_BYTES + self.piece_bytes, LINE)
+
+    @property
+    def first_outgoing(self) -> int:
+        return _rounded(self.nodes * self.SIGNAL_BYTES, 4096)
+
+    @property
+    def first_incoming(self) -> int:
+        return self.first_outgoing + self.pieces * self.piece_stride
+
+    @property
+    def total_bytes(self) -> int:
+        return _rounded(self.first_incoming + self.nodes * self.piece_stride, 4096)
+
+    def signal(self, node: int) -> int:
+        """The counters that a node writes to."""
+        return node * self.SIGNAL_BYTES
+
+    def outgoing(self, piece: int) -> int:
+        """The header of a piece of this rank."""
+        return self.first_outgoing + piece * self.piece_stride
+
+    def incoming(self, node: int) -> int:
+        """The header of the piece that a node sends."""
+        return self.first_incoming + node * self.piece_stride
+
+
+def region_of(info: ParallelInfo, message_bytes: int) -> Region:
+    """The region for messages of up to so many bytes, counted as the larger of input and output."""
+    plans = [info.node_plan(op) for op in info.valid_ops]
+    units = -(-message_bytes // info.dp_size // ALIGNMENT)
+    piece_bytes = -(-units // info.local_tp_size) * ALIGNMENT
+    return Region(info.inter_size, max(len(plan.chunks) for plan in plans), piece_bytes)
+
+
 def stages_and_tile(sources: int) -> tuple[int, int]:
     """How many stages of how large tiles fit in the shared memory of a block."""
     tile = LARGEST_TILE
@@ -133,39 +218,96 @@ def _braces(rows: Iterable[Iterable[int]]) -> str:
     return "{" + ", ".join("{" + ", ".join(map(str, row)) + "}" for row in rows) + "}"
 
 
-def defines(info: ParallelInfo, op: MixedCommOp, geometry: Geometry, *, is_bfloat16: bool) -> dict[str, str]:
-    """What the kernels of an operation are compiled with; the same on all ranks of a topology."""
-    plan = info.plan(op)
-    stages, tile = stages_and_tile(len(plan.sources))
+class NodeStep(IntEnum):
+    """The steps of the hierarchical form, each compiled by itself."""
+
+    COLLECT = 0  # the ranks of a node sum their inputs
+    EXCHANGE = 1  # equal local ranks exchange what they have summed
+    SPREAD = 2  # each rank sums over nodes, and sends the sums to its node
+
+
+def _words(numbers: dict[str, int]) -> dict[str, str]:
+    # 64 bits, because offsets are added to addresses.
+    return {name: f"{value}ull" if value > 0xFFFF else str(value) for name, value in numbers.items()}
+
+
+def _common(world: int, geometry: Geometry, *, is_bfloat16: bool) -> dict[str, int]:
     numbers = {
-        "WORLD": info.world_size,
-        "BLOCKS": len(plan.blocks),
-        "ADDENDS": len(plan.blocks[0]),
-        "SOURCES": len(plan.sources),
-        "TARGETS": len(plan.targets),
-        "STAGES": stages,
-        "TILE_BYTES": tile,
-        "TILES_OFFSET": TILES_OFFSET,
-        "MOVERS": MOVERS,
-        "ONE_EXCHANGE_THREADS": ONE_EXCHANGE_THREADS,
-        "TWO_EXCHANGE_THREADS": TWO_EXCHANGE_THREADS,
+        "WORLD": world,
         "POLLS_PER_CLOCK": POLLS_PER_CLOCK,
         "DTYPE_IS_BFLOAT16": int(is_bfloat16),
         "FAULT_TIMEOUT": int(Fault.TIMEOUT),
         "FAULT_MISMATCH": int(Fault.MISMATCH),
-        "SLOTS": geometry.slots,
-        "SLOT_BYTES": geometry.slot_bytes,
-        "STAGED_INPUT": geometry.staged_input,
-        "STAGED_OUTPUT": geometry.staged_output,
     }
-    numbers |= {
+    return numbers | {
         name: value
         for name, value in vars(Geometry).items()
         if isinstance(value, int) and name.startswith(("CONTROL_", "MAILBOX"))
     }
-    # 64 bits, because offsets are added to addresses.
-    words = {name: f"{value}ull" if value > 0xFFFF else str(value) for name, value in numbers.items()}
-    return words | {"ORDER": _braces(plan.blocks)}
+
+
+def _large(geometry: Geometry, sources: int, targets: int) -> dict[str, int]:
+    """What the kernel for large messages needs in addition."""
+    stages, tile = stages_and_tile(sources)
+    return {
+        "SOURCES": sources,
+        "TARGETS": targets,
+        "STAGES": stages,
+        "TILE_BYTES": tile,
+        "TILES_OFFSET": TILES_OFFSET,
+        "MOVERS": MOVERS,
+        "TWO_EXCHANGE_THREADS": TWO_EXCHANGE_THREADS,
+        "STAGED_INPUT": geometry.staged_input,
+        "STAGED_OUTPUT": geometry.staged_output,
+    }
+
+
+def defines(info: ParallelInfo, op: MixedCommOp, geometry: Geometry, *, is_bfloat16: bool) -> dict[str, str]:
+    """What the kernels of an operation are compiled with; the same on all ranks of a topology."""
+    plan = info.plan(op)
+    numbers = {
+        "BLOCKS": len(plan.blocks),
+        "ADDENDS": len(plan.blocks[0]),
+        "ONE_EXCHANGE_THREADS": ONE_EXCHANGE_THREADS,
+        "SLOTS": geometry.slots,
+        "SLOT_BYTES": geometry.slot_bytes,
+    }
+    numbers |= _common(info.world_size, geometry, is_bfloat16=is_bfloat16)
+    numbers |= _large(geometry, len(plan.sources), len(plan.targets))
+    return _words(numbers) | {"ORDER": _braces(plan.blocks)}
+
+
+def node_defines(
+    info: ParallelInfo, op: MixedCommOp, step: NodeStep, geometry: Geometry, region: Region, *, is_bfloat16: bool
+) -> dict[str, str]:
+    """What the kernels of a step of the hierarchical form are compiled with; the same on all ranks of a topology."""
+    plan = info.node_plan(op)
+    numbers = _common(info.local_size, geometry, is_bfloat16=is_bfloat16)
+    if step is NodeStep.EXCHANGE:
+        return _words(
+            numbers
+            | {
+                "NODES": region.nodes,
+                "PIECES": len(plan.chunks),
+                "NODE_THREADS": NODE_THREADS,
+                "SIGNAL_BYTES": region.SIGNAL_BYTES,
+                "SIGNAL_READY": region.SIGNAL_READY,
+                "SIGNAL_DATA": region.SIGNAL_DATA,
+                "HEADER_BYTES": region.HEADER_BYTES,
+                "PIECE_STRIDE": region.piece_stride,
+                "FIRST_OUTGOING": region.first_outgoing,
+                "FIRST_INCOMING": region.first_incoming,
+            }
+        )
+    # The ranks of a node meet in mailboxes of their own, and count their meetings by themselves.
+    numbers |= {
+        "CONTROL_FLAG_EPOCH": geometry.CONTROL_NODE_EPOCH,
+        "CONTROL_FLAG_ARRIVED": geometry.CONTROL_NODE_ARRIVED,
+        "MAILBOXES": geometry.node_mailboxes,
+    }
+    if step is NodeStep.COLLECT:
+        return _words(numbers | _large(geometry, len(plan.sources), 1))
+    return _words(numbers | _large(geometry, len(plan.sums[0][0]), len(plan.targets)))
 
 
 def shared_bytes(sources: int) -> int:
@@ -174,12 +316,18 @@ def shared_bytes(sources: int) -> int:
     return TILES_OFFSET + stages * sources * tile
 
 
+def part_of(share: int, shares: int, block_bytes: int) -> tuple[int, int]:
+    """Part `share` of a block that is divided into `shares` parts: offset and size, in bytes."""
+    units = block_bytes // ALIGNMENT
+    begin, end = (units * part // shares * ALIGNMENT for part in (share, share + 1))
+    return begin, end - begin
+
+
 def share_of(info: ParallelInfo, op: MixedCommOp, block_bytes: int) -> tuple[int, int, int]:
     """What a rank sums in the two-exchange form: offset in the inputs, offset in the outputs, and size, in bytes."""
     plan = info.plan(op)
-    units = block_bytes // ALIGNMENT
-    begin, end = (units * part // plan.shares * ALIGNMENT for part in (plan.share, plan.share + 1))
-    return plan.input_block * block_bytes + begin, plan.output_block * block_bytes + begin, end - begin
+    begin, size = part_of(plan.share, plan.shares, block_bytes)
+    return plan.input_block * block_bytes + begin, plan.output_block * block_bytes + begin, size
 
 
 def tile_bytes(share_bytes: int, grid: int, fewest_steps: int, largest: int) -> int:

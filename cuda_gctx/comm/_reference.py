@@ -13,7 +13,7 @@ from typing import Any
 from cuda_gctx.comm._backends import CommBackend, gather
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 
-__all__ = ["exchange_on_cpu", "exchange_with_nccl", "expected", "rounded_sum"]
+__all__ = ["exchange_by_nodes", "exchange_on_cpu", "exchange_with_nccl", "expected", "rounded_sum"]
 
 Tensor = Any
 
@@ -38,11 +38,14 @@ def _chunk(info: ParallelInfo, tensor: Tensor) -> Tensor:
     return tensor.chunk(info.dp_size)[info.dp_rank]
 
 
-def expected(info: ParallelInfo, op: MixedCommOp, inputs: Sequence[Tensor], exchanges: int = 1) -> Tensor:
+def expected(
+    info: ParallelInfo, op: MixedCommOp, inputs: Sequence[Tensor], exchanges: int = 1, *, by_nodes: bool = False
+) -> Tensor:
     """The output of a rank for the inputs of all ranks, in the order of the world ranks.
 
     exchanges: how often a sum is rounded: 2 for REDUCESCATTER_ALLREDUCE in two collectives, which round the sum over
-    each dp group and then the sum of those. The kernels round once.
+    each dp group and then the sum of those. The kernels of one node round once. by_nodes: as HIERARCHICAL rounds, the
+    sum over each node and then the sum of those.
     """
     if len(inputs) != info.world_size:
         raise ValueError(f"the world has {info.world_size} ranks, and {len(inputs)} inputs were given")
@@ -57,8 +60,22 @@ def expected(info: ParallelInfo, op: MixedCommOp, inputs: Sequence[Tensor], exch
     blocks = [[inputs[rank] for rank in block] for block in info.plan(op).blocks]
     if op.scatters:
         blocks = [[_chunk(info, one) for one in block] for block in blocks]
+    if by_nodes:
+        world_ranks = info.plan(op).blocks
+        blocks = [
+            [rounded_sum(list(of_node)) for of_node in _by_node(info, ranks, block)]
+            for ranks, block in zip(world_ranks, blocks, strict=True)
+        ]
     sums = [rounded_sum(block) for block in blocks]
     return _torch().cat(sums) if len(sums) > 1 else sums[0]
+
+
+def _by_node(info: ParallelInfo, ranks: Sequence[int], tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The tensors of some ranks in lists, one for each of their nodes, in the order of the ranks."""
+    nodes: dict[int, list[Tensor]] = {}
+    for rank, tensor in zip(ranks, tensors, strict=True):
+        nodes.setdefault(rank // info.local_size, []).append(tensor)
+    return list(nodes.values())
 
 
 def demand_same_shape(shapes: Sequence[Sequence[int]]) -> None:
@@ -73,17 +90,48 @@ def exchange_on_cpu(
     info: ParallelInfo, op: MixedCommOp, x_in: Tensor, world: CommBackend, tp_group: CommBackend, dp_group: CommBackend
 ) -> Tensor:
     """Two collectives, one for each axis, of gathers and of sums that are exact in fp32."""
-    calls = gather(world, (MixedCommOp(op).name, str(x_in.dtype), tuple(x_in.shape)))
-    if len({call[:2] for call in calls}) > 1:
-        found = ", ".join(f"rank {rank}: {name} of {dtype}" for rank, (name, dtype, _) in enumerate(calls))
-        raise ValueError(f"all ranks must call the same operation with one type; found {found}")
-    demand_same_shape([call[2] for call in calls])
-    info.output_shape(op, x_in.shape)
+    _demand_same_call(info, op, MixedCommMode.GLOO, x_in, world)
     if op.scatters:
         mine = rounded_sum([_chunk(info, one) for one in gather(dp_group, x_in)])
         return rounded_sum(gather(tp_group, mine))
     total = rounded_sum(gather(tp_group, x_in))
     return _torch().cat(gather(dp_group, total)) if op.gathers else total
+
+
+def exchange_by_nodes(
+    info: ParallelInfo, op: MixedCommOp, x_in: Tensor, world: CommBackend, local: CommBackend, inter: CommBackend
+) -> Tensor:
+    """Sums within each node, exchanges the sums between nodes, and distributes the results within each node.
+
+    local: the ranks of this node; inter: the ranks with this local rank. Shares are left out: a rank sums whole blocks.
+    """
+    _demand_same_call(info, op, MixedCommMode.HIERARCHICAL, x_in, world)
+    plan = info.node_plan(op)
+    inputs = gather(local, x_in)
+    pieces = [
+        rounded_sum([inputs[rank].chunk(info.dp_size)[chunk] if op.scatters else inputs[rank] for rank in plan.sources])
+        for chunk in plan.chunks
+    ]
+    # For each node, what its rank sends to this one.
+    received = [theirs[plan.chunk_of_node[info.inter_rank]] for theirs in gather(inter, pieces)]
+    sums = {block: rounded_sum([received[node] for node in nodes]) for nodes, block in plan.sums}
+    if op.scatters:
+        return sums[0]
+    blocks: dict[int, Tensor] = {}
+    for theirs in gather(local, sums):
+        blocks |= theirs
+    return _torch().cat([blocks[block] for block in sorted(blocks)])
+
+
+def _demand_same_call(
+    info: ParallelInfo, op: MixedCommOp, mode: MixedCommMode, x_in: Tensor, world: CommBackend
+) -> None:
+    calls = gather(world, (MixedCommOp(op).name, mode.name, str(x_in.dtype), tuple(x_in.shape)))
+    if len({call[:3] for call in calls}) > 1:
+        found = ", ".join(f"rank {rank}: {name} {mode} of {dtype}" for rank, (name, mode, dtype, _) in enumerate(calls))
+        raise ValueError(f"all ranks must call the same operation and mode with one type; found {found}")
+    demand_same_shape([call[3] for call in calls])
+    info.output_shape(op, x_in.shape)
 
 
 def exchange_with_nccl(

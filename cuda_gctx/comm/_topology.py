@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["MixedCommMode", "MixedCommOp", "ParallelInfo", "Plan"]
+__all__ = ["MixedCommMode", "MixedCommOp", "NodePlan", "ParallelInfo", "Plan"]
 
 
 class MixedCommOp(IntEnum):
@@ -44,6 +44,7 @@ class MixedCommMode(IntEnum):
 
     ONE_EXCHANGE: one kernel, which sends every input to each rank that needs it; for small messages.
     TWO_EXCHANGE: one kernel, in which each rank sums a share and sends it on; for large messages.
+    HIERARCHICAL: each node sums, the nodes exchange the sums, each node distributes the result; for several nodes.
     NCCL_ONE: one collective of NCCL, with a local operation before or after it.
     NCCL_TP_DP: two collectives of NCCL, one for each axis.
     GLOO: tensors on the CPU, exchanged through gloo or through the ranks' own backend.
@@ -52,10 +53,11 @@ class MixedCommMode(IntEnum):
 
     ONE_EXCHANGE = 0
     TWO_EXCHANGE = 1
-    NCCL_ONE = 2
-    NCCL_TP_DP = 3
-    GLOO = 4
-    AUTOTUNE = 5
+    HIERARCHICAL = 2
+    NCCL_ONE = 3
+    NCCL_TP_DP = 4
+    GLOO = 5
+    AUTOTUNE = 6
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,30 @@ class Plan:
     shares: int
     input_block: int
     output_block: int
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """What one rank does in the hierarchical form of an operation.
+
+    First, the ranks of a node sum their inputs: a rank sums part ``share`` of ``shares`` equal parts of some chunks of
+    the inputs. Then ranks with the same local rank exchange these pieces. Last, each rank sums what it has received and
+    sends the sums to ranks of its node.
+
+    sources: the local ranks whose inputs are summed, in this order.
+    chunks: which chunks of the inputs, in units of the block. 0 if the block is all of the input.
+    chunk_of_node: for each node, which of the chunks it receives, as an index of ``chunks``.
+    sums: for each sum over nodes, the nodes in the order in which they are added, and the block of the output.
+    targets: the local ranks that receive the sums.
+    """
+
+    sources: tuple[int, ...]
+    share: int
+    shares: int
+    chunks: tuple[int, ...]
+    chunk_of_node: tuple[int, ...]
+    sums: tuple[tuple[tuple[int, ...], int], ...]
+    targets: tuple[int, ...]
 
 
 def _sizes(level: str, size: int, tp: int | None, dp: int | None) -> tuple[int, int]:
@@ -261,6 +287,10 @@ class ParallelInfo:
         first = self.inter_rank * self.local_size
         return tuple(range(first, first + self.local_size))
 
+    def inter_ranks(self) -> tuple[int, ...]:
+        """The world ranks with this local rank, in the order of the nodes."""
+        return tuple(range(self.local_rank, self.world_size, self.local_size))
+
     @property
     def valid_ops(self) -> tuple[MixedCommOp, ...]:
         if self.use_mixed:
@@ -307,6 +337,23 @@ class ParallelInfo:
             return Plan(blocks, blocks[dp], world, tp, self.tp_size, 0, dp)
         return Plan((world,), world, self.tp_ranks(), tp, self.tp_size, dp, 0)
 
+    def node_plan(self, op: MixedCommOp) -> NodePlan:
+        """What this rank does in the hierarchical form of an operation."""
+        self.demand_valid(op)
+        node = tuple(range(self.local_size))
+        first = self.local_dp_rank * self.local_tp_size
+        tp_group = node[first : first + self.local_tp_size]
+        nodes = tuple(range(self.inter_size))
+        dp_of_node = tuple(one // self.inter_tp_size for one in nodes)
+        # The blocks of this rank's local dp rank, one for each dp rank among the nodes.
+        blocks = tuple(self.local_dp_rank + one * self.local_dp_size for one in range(self.inter_dp_size))
+        if op.scatters:
+            return NodePlan(node, self.local_tp_rank, self.local_tp_size, blocks, dp_of_node, ((nodes, 0),), tp_group)
+        sums = tuple(
+            (tuple(one for one in nodes if dp_of_node[one] == dp_rank), block) for dp_rank, block in enumerate(blocks)
+        )
+        return NodePlan(tp_group, self.local_tp_rank, self.local_tp_size, (0,), (0,) * self.inter_size, sums, node)
+
     def block_size(self, op: MixedCommOp, input_size: int) -> int:
         """The size of one block of the output for the size of an input: elements in, elements out; or bytes."""
         return input_size // self.dp_size if op.scatters else input_size
@@ -322,4 +369,8 @@ class ParallelInfo:
             return (self.world_size - 1) * block
         if mode is MixedCommMode.TWO_EXCHANGE:
             return (len(plan.sources) - 1 + len(plan.targets) - 1) * block // plan.shares
+        if mode is MixedCommMode.HIERARCHICAL:
+            of_node = self.node_plan(op)
+            within = (len(of_node.sources) - 1) * len(of_node.chunks) + (len(of_node.targets) - 1) * len(of_node.sums)
+            return (within + self.inter_size - 1) * block // of_node.shares
         raise ValueError(f"{mode.name} is not a kernel of this package: how much it sends is up to the library")

@@ -13,9 +13,19 @@ from typing import Any
 import numpy as np
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
-from cuda_gctx.comm._compile import source
+from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, WITHIN_NODES, source
 from cuda_gctx.comm._launch import Calls
-from cuda_gctx.comm._protocol import TILES_OFFSET, Geometry, defines, signature
+from cuda_gctx.comm._nodes import NodeCalls
+from cuda_gctx.comm._protocol import (
+    TILES_OFFSET,
+    Geometry,
+    NodeStep,
+    Region,
+    defines,
+    node_defines,
+    region_of,
+    signature,
+)
 
 HERE = Path(__file__).parent
 # Fewer threads and smaller tiles than on a GPU: what is tested is who does what, and in which order.
@@ -32,7 +42,7 @@ u32, u64 = ctypes.c_uint32, ctypes.c_uint64
 
 class HostCall(ctypes.Structure):
     _fields_ = (
-        ("is_two_exchange", u32),
+        ("kernel", u32),
         ("blocks", u32),
         ("threads", u32),
         ("present", u32),
@@ -46,6 +56,25 @@ class HostCall(ctypes.Structure):
     )
 
 
+# The kernels of a library by their numbers in it: namespace, struct and name.
+FLAT_KERNELS = (("flat", "OneExchange", "one_exchange"), ("flat", "TwoExchange", "two_exchange"))
+NODE_KERNELS = (
+    ("exchange", "Exchange", "say_ready"),
+    ("collect", "TwoExchange", "two_exchange"),
+    ("exchange", "Exchange", "wait_ready"),
+    ("exchange", "Exchange", "put_pieces"),
+    ("exchange", "Exchange", "wait_data"),
+    ("spread", "TwoExchange", "two_exchange"),
+)
+SAY_READY, COLLECT, WAIT_READY, PUT_PIECES, WAIT_DATA, SPREAD = range(len(NODE_KERNELS))
+SMALL = {
+    "MOVERS": str(MOVERS),
+    "TWO_EXCHANGE_THREADS": str(THREADS_OF_TWO),
+    "STAGES": str(STAGES),
+    "TILE_BYTES": str(TILE),
+}
+
+
 def build(
     folder: Path,
     info: ParallelInfo,
@@ -57,13 +86,52 @@ def build(
 ) -> Any:
     """The library of an operation. replace: texts of the sources, and what takes their place in a broken variant."""
     words = defines(info, op, geometry, is_bfloat16=is_bfloat16)
-    words |= {
-        "MOVERS": str(MOVERS),
-        "TWO_EXCHANGE_THREADS": str(THREADS_OF_TWO),
-        "STAGES": str(STAGES),
-        "TILE_BYTES": str(TILE),
-    }
-    text = source(words, (HERE / "cpu_primitives.hpp").read_text()) + (HERE / "cpu_run.hpp").read_text()
+    return _library(folder, {"flat": source(words | SMALL, FLAT, "")}, FLAT_KERNELS, is_bfloat16, replace)
+
+
+def build_nodes(
+    folder: Path,
+    info: ParallelInfo,
+    op: MixedCommOp,
+    geometry: Geometry,
+    region: Region,
+    *,
+    is_bfloat16: bool,
+    replace: Sequence[tuple[str, str]] = (),
+) -> Any:
+    """The same for the hierarchical form. What is replaced is there in one of the steps."""
+    parts = {}
+    for step, files in (
+        (NodeStep.COLLECT, WITHIN_NODES),
+        (NodeStep.EXCHANGE, BETWEEN_NODES),
+        (NodeStep.SPREAD, WITHIN_NODES),
+    ):
+        words = node_defines(info, op, step, geometry, region, is_bfloat16=is_bfloat16)
+        small = {"NODE_THREADS": str(THREADS_OF_TWO)} if step is NodeStep.EXCHANGE else SMALL
+        parts[step.name.lower()] = source(words | small, files, "")
+    return _library(folder, parts, NODE_KERNELS, is_bfloat16, replace)
+
+
+def _library(
+    folder: Path,
+    parts: dict[str, str],
+    kernels: Sequence[tuple[str, str, str]],
+    is_bfloat16: bool,
+    replace: Sequence[tuple[str, str]],
+) -> Any:
+    """Parts with defines of their own, each in a namespace, and what runs their kernels."""
+    text = f"#define DTYPE_IS_BFLOAT16 {int(is_bfloat16)}\n" + (HERE / "cpu_primitives.hpp").read_text()
+    for name, part in parts.items():
+        undefined = "".join(f"#undef {line.split()[1]}\n" for line in part.splitlines() if line.startswith("#define "))
+        text += f"namespace {name} {{\n{part}\n}}\n{undefined}"
+    text += (HERE / "cpu_run.hpp").read_text()
+    text += "static void run_call(World& world, u32 rank, const HostCall& call, u32 seed) {\n"
+    for number, (space, arguments, kernel) in enumerate(kernels):
+        run = f"run_kernel<{space}::{arguments}>(world, rank, {space}::{kernel}, call, seed)"
+        text += f"  if (call.kernel == {number}) {run};\n"
+    text += "}\n"
+    for space, arguments in sorted({kernel[:2] for kernel in kernels}):
+        text += f'extern "C" u64 size_of_{space}_{arguments}() {{ return sizeof({space}::{arguments}); }}\n'
     for old, new in replace:
         assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
         text = text.replace(old, new)
@@ -102,14 +170,16 @@ class Ranks:
 
     def __post_init__(self) -> None:
         world = self.info.world_size
-        self.workspaces = [aligned(self.geometry.total_bytes) for _ in range(world)]
+        self.region = region_of(self.info, self.geometry.staged_bytes)
+        size = self.geometry.total_bytes + self.region.total_bytes
+        self.workspaces = [aligned(size) for _ in range(world)]
         self.faults = [aligned(16) for _ in range(world)]
         self.addresses = tuple(int(one.ctypes.data) for one in self.workspaces)
         self._kept: list[Any] = []
 
     def set_epochs(self, epoch: int) -> None:
         for one in self.workspaces:
-            for offset in (Geometry.CONTROL_PACKET_EPOCH, Geometry.CONTROL_FLAG_EPOCH):
+            for offset in (Geometry.CONTROL_PACKET_EPOCH, Geometry.CONTROL_FLAG_EPOCH, Geometry.CONTROL_NODE_EPOCH):
                 one[offset : offset + 4] = np.frombuffer(np.uint32(epoch).tobytes(), np.uint8)
 
     def fault(self, rank: int) -> tuple[int, int]:
@@ -129,7 +199,7 @@ class Ranks:
     ) -> HostCall:
         """One call of one rank. Arguments are kept until the run is over."""
         calls = Calls(self.info.at(rank), self.op, grid=grid, block_sizes=(4, 8), fewest_steps=2)
-        calls._largest_tile = TILE
+        calls.sums._largest_tile = TILE
         calls.connect(self.addresses, int(self.faults[rank].ctypes.data), self.limit)
         self._kept.append(calls)
         block = self.info.block_size(self.op, x_in.nbytes)
@@ -141,20 +211,59 @@ class Ranks:
             return HostCall(0, blocks, max(threads, self.info.world_size), 1, ctypes.addressof(calls.one))
         if not staged:
             blocks = calls.two_exchange(*addresses, block, agreed, is_staged=False)
-            calls.two.tile_bytes = min(calls.two.tile_bytes, TILE)
-            return HostCall(1, blocks, THREADS_OF_TWO, 1, ctypes.addressof(calls.two))
+            two = calls.sums.arguments
+            two.tile_bytes = min(two.tile_bytes, TILE)
+            return HostCall(1, blocks, THREADS_OF_TWO, 1, ctypes.addressof(two))
         own = self.addresses[rank]
         inner = own + self.geometry.staged_input, own + self.geometry.staged_output
         blocks = calls.two_exchange(*inner, block, agreed, is_staged=True)
-        calls.two.tile_bytes = min(calls.two.tile_bytes, TILE)
+        two = calls.sums.arguments
+        two.tile_bytes = min(two.tile_bytes, TILE)
         copies = (inner[0], addresses[0], x_in.nbytes, addresses[1], inner[1], x_out.nbytes)
-        return HostCall(1, blocks, THREADS_OF_TWO, 1, ctypes.addressof(calls.two), *copies)
+        return HostCall(1, blocks, THREADS_OF_TWO, 1, ctypes.addressof(two), *copies)
+
+    def node_call(
+        self, rank: int, x_in: Any, x_out: Any, *, grid: int, staged: bool = False, dtype: str = "float16"
+    ) -> list[HostCall]:
+        """One call of one rank in the hierarchical form: all its kernels."""
+        info = self.info.at(rank)
+        calls = NodeCalls(info, self.op, self.region, grid=grid, fewest_steps=2)
+        for sums in (calls._collect, calls._spread):
+            sums._largest_tile = TILE
+        peers = [self.addresses[one] for one in info.local_ranks()]
+        regions = [self.addresses[one] + self.geometry.total_bytes for one in info.inter_ranks()]
+        calls.connect(peers, regions, int(self.faults[rank].ctypes.data), self.limit)
+        block = info.block_size(self.op, x_in.nbytes)
+        agreed = signature(self.op, MixedCommMode.HIERARCHICAL, dtype, block, is_staged=staged)
+        addresses = int(x_in.ctypes.data), int(x_out.ctypes.data)
+        own = self.addresses[rank]
+        inner = (own + self.geometry.staged_input, own + self.geometry.staged_output) if staged else addresses
+
+        def host_call(kernel: int, blocks: int, arguments: Any) -> HostCall:
+            copy = type(arguments).from_buffer_copy(arguments)
+            self._kept.append(copy)
+            if kernel in (COLLECT, SPREAD):
+                copy.tile_bytes = min(copy.tile_bytes, TILE)
+            return HostCall(kernel, blocks, THREADS_OF_TWO, 1, ctypes.addressof(copy))
+
+        made = [host_call(SAY_READY, 1, calls.exchange)]
+        for step, arguments, blocks in calls.steps(*inner, block, agreed, is_staged=staged, seen=None):
+            if step is NodeStep.EXCHANGE:
+                # More blocks than pieces of these sizes have.
+                made += [host_call(WAIT_READY, 1, arguments), host_call(PUT_PIECES, grid, arguments)]
+                made.append(host_call(WAIT_DATA, 1, arguments))
+            else:
+                made.append(host_call(COLLECT if step is NodeStep.COLLECT else SPREAD, blocks, arguments))
+        if staged:
+            made[0].copy_to, made[0].copy_from, made[0].copy_bytes = inner[0], addresses[0], x_in.nbytes
+            made[-1].result_to, made[-1].result_from, made[-1].result_bytes = addresses[1], inner[1], x_out.nbytes
+        return made
 
     def run(self, calls: Sequence[Sequence[HostCall]], seed: int) -> bool:
         """Runs the calls of every rank, each rank's in order, the ranks at the same time. Returns whether they end."""
         count = len(calls[0])
         table = (HostCall * (len(calls) * count))(*[one for rank in calls for one in rank])
-        shared = TILES_OFFSET + STAGES * len(self.info.plan(self.op).sources) * TILE
+        shared = TILES_OFFSET + STAGES * self.info.world_size * TILE
         return bool(self.library.run_ranks(table, len(calls), count, ctypes.c_size_t(shared), u32(seed), u64(STEPS)))
 
 
@@ -172,18 +281,31 @@ def narrowed(numbers: Any, is_bfloat16: bool) -> Any:
     return bfloat16_of(numbers) if is_bfloat16 else numbers.astype(np.float16).view(np.uint16)
 
 
-def expected_bits(info: ParallelInfo, op: MixedCommOp, inputs: Sequence[Any], is_bfloat16: bool) -> Any:
-    """The output of a rank, as bits, in numpy and apart from the package's own reference."""
+def _sum_of(parts: Sequence[Any], is_bfloat16: bool) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    total = widened(parts[0], is_bfloat16)
+    for part in parts[1:]:
+        total = total + widened(part, is_bfloat16)
+    return narrowed(total, is_bfloat16)
+
+
+def expected_bits(
+    info: ParallelInfo, op: MixedCommOp, inputs: Sequence[Any], is_bfloat16: bool, *, by_nodes: bool = False
+) -> Any:
+    """The output of a rank, as bits, in numpy and apart from the package's own reference.
+
+    by_nodes: the sum over each node is rounded, and then the sum of those.
+    """
     out = []
     for block in info.plan(op).blocks:
-        parts = [inputs[rank] for rank in block]
+        parts = {rank: inputs[rank] for rank in block}
         if op.scatters:
-            parts = [np.split(part, info.dp_size)[info.dp_rank] for part in parts]
-        if len(parts) == 1:
-            out.append(parts[0])
-            continue
-        total = widened(parts[0], is_bfloat16)
-        for part in parts[1:]:
-            total = total + widened(part, is_bfloat16)
-        out.append(narrowed(total, is_bfloat16))
+            parts = {rank: np.split(part, info.dp_size)[info.dp_rank] for rank, part in parts.items()}
+        nodes = sorted({rank // info.local_size for rank in block}) if by_nodes else []
+        of_nodes = [
+            _sum_of([part for rank, part in parts.items() if rank // info.local_size == node], is_bfloat16)
+            for node in nodes
+        ]
+        out.append(_sum_of(of_nodes or list(parts.values()), is_bfloat16))
     return np.concatenate(out)

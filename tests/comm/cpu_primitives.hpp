@@ -257,6 +257,12 @@ DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
 DEVICE u64 load_tensor(u64 address) { return *at(address); }
 DEVICE void store_tensor(u64 address, u64 value) { *at(address) = value; }
 
+DEVICE Vector load_vector(u64 address) { return *reinterpret_cast<const Vector*>(address); }
+DEVICE void store_vector(u64 address, Vector value) {
+  pause_at_random();
+  *reinterpret_cast<Vector*>(address) = value;
+}
+
 DEVICE unsigned char* dynamic_shared() {
   u64 first = reinterpret_cast<u64>(here->state->shared.data());
   return reinterpret_cast<unsigned char*>((first + 127) / 128 * 128);

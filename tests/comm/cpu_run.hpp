@@ -1,6 +1,6 @@
 // Runs the kernels of all ranks on the CPU: each rank's calls one after the other, as on a stream.
 struct HostCall {
-  u32 is_two_exchange, blocks, threads, present;
+  u32 kernel, blocks, threads, present;
   const void* arguments;
   u64 copy_to, copy_from, copy_bytes;     // before the kernel
   u64 result_to, result_from, result_bytes;  // after it
@@ -30,6 +30,9 @@ static void run_kernel(World& world, u32 rank, void (*kernel)(const Arguments), 
   while (running != 0) Fibers::yield();
 }
 
+// The kernel of a call, by its number: written by cpu_kernels.py for the kernels that are in the library.
+static void run_call(World& world, u32 rank, const HostCall& call, u32 seed);
+
 // Whether all ranks came to the ends of their calls within the steps; if not, they wait for each other for ever.
 extern "C" int run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed, u64 steps) {
   World world{{seed, ranks, steps}, shared};
@@ -41,10 +44,7 @@ extern "C" int run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t sha
         if (call.copy_bytes)
           std::memcpy(reinterpret_cast<void*>(call.copy_to), reinterpret_cast<void*>(call.copy_from), call.copy_bytes);
         u32 own_seed = seed + 7919 * (rank * count + at);
-        if (call.is_two_exchange)
-          run_kernel<TwoExchange>(world, rank, two_exchange, call, own_seed);
-        else
-          run_kernel<OneExchange>(world, rank, one_exchange, call, own_seed);
+        run_call(world, rank, call, own_seed);
         if (call.result_bytes)
           std::memcpy(reinterpret_cast<void*>(call.result_to), reinterpret_cast<void*>(call.result_from),
                       call.result_bytes);
@@ -52,6 +52,3 @@ extern "C" int run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t sha
     });
   return world.fibers.run();
 }
-
-extern "C" u64 size_of_one_exchange() { return sizeof(OneExchange); }
-extern "C" u64 size_of_two_exchange() { return sizeof(TwoExchange); }

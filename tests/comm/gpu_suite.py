@@ -85,7 +85,7 @@ def compare(rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...],
     info = handler.para_info
     # Every rank makes the inputs of all, which are the same on every GPU.
     inputs = inputs_of(torch, shape, handler.dtype, rank.size, seed, handler.device)
-    wanted = comm.expected(info, op, inputs)
+    wanted = comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL)
     out = torch.full_like(wanted, float("nan"))
     torch.cuda.current_stream().synchronize()
     rank.backend.barrier()
@@ -105,7 +105,7 @@ def compare(rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...],
 
 def shapes_for(mode_name: str, dp: int, largest: int) -> list[tuple[int, int]]:
     shapes = [(1, 8), (1, 8192), (3, 8192), (7, 264)]
-    if mode_name == "TWO_EXCHANGE":
+    if mode_name in ("TWO_EXCHANGE", "HIERARCHICAL"):
         shapes += [(64, 8192), (33, 4104), (largest // 16384, 8192)]
     return [(rows * dp, hidden) for rows, hidden in shapes]
 
@@ -117,6 +117,7 @@ def every_op(
     largest: int,
     gpus: int = 1,
     both_types: Sequence[int] = (0,),
+    modes: Sequence[str] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Every operation, mode and a spread of sizes. both_types: the topologies that are run with both types."""
@@ -131,7 +132,8 @@ def every_op(
             for number, topology in enumerate(topologies):
                 for dtype in (torch.bfloat16, torch.float16) if number in both_types else (torch.bfloat16,):
                     with rank.handler(dtype, timeout_s=TIMEOUT_S, **topology, **options) as handler:
-                        for op, mode in itertools.product(handler.valid_op_list, handler.valid_mode_list):
+                        wanted = [one for one in handler.valid_mode_list if modes is None or one.name in modes]
+                        for op, mode in itertools.product(handler.valid_op_list, wanted):
                             dp = handler.para_info.dp_size if op.scatters else 1
                             for seed, shape in enumerate(shapes_for(mode.name, dp, largest // dp)):
                                 compare(rank, handler, op, mode, shape, seed)
@@ -235,11 +237,12 @@ def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, w
                     torch.cuda.synchronize()
                 rank.backend.barrier()
                 inputs = shared[op, count]
-                kinds.append((op, inputs[rank.rank], comm.expected(info, op, inputs)))
-            outs = [torch.empty_like(wanted) for _, _, wanted in kinds]
+                for by_nodes in (False, True) if info.use_inter else (False,):
+                    kinds.append((op, inputs[rank.rank], comm.expected(info, op, inputs, by_nodes=by_nodes), by_nodes))
+            outs = [torch.empty_like(kind[2]) for kind in kinds]
             wrong = torch.zeros((), dtype=torch.int64, device=handler.device)
             # What is used below is loaded and allocated before: doing so may wait for kernels that run.
-            for out, (_, _, wanted) in zip(outs, kinds, strict=True):
+            for out, (_, _, wanted, _) in zip(outs, kinds, strict=True):
                 out.fill_(float("nan"))
                 wrong += (out.view(torch.int16) != wanted.view(torch.int16)).sum()
             wrong.zero_()
@@ -248,10 +251,12 @@ def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, w
             # The same choices on all ranks; the grids are each rank's own.
             together, alone = random.Random(7), random.Random(rank.rank)
             most = handler.grid_size
+            by_nodes_mode = comm.MixedCommMode.HIERARCHICAL
+            others = [mode for mode in handler.valid_mode_list if mode is not by_nodes_mode]
             for number in range(calls):
                 at = together.randrange(len(kinds))
-                mode = together.choice(handler.valid_mode_list)
-                op, x_in, wanted = kinds[at]
+                op, x_in, wanted, by_nodes = kinds[at]
+                mode = by_nodes_mode if by_nodes else together.choice(others)
                 handler.grid_size = alone.randint(1, most)
                 outs[at].fill_(float("nan"))
                 comm.run_mixed_comm(op, handler, x_in, outs[at], mode)
@@ -342,7 +347,11 @@ def graphs_of(options: dict[str, Any]) -> dict[str, Any]:
                 torch.cuda.synchronize()
             rank.backend.barrier()
             x = shared["x"][rank.rank]
-            wanted = [comm.expected(info, op, shared["x"]) for op in ops for _ in modes]
+            wanted = [
+                comm.expected(info, op, shared["x"], by_nodes=mode is comm.MixedCommMode.HIERARCHICAL)
+                for op in ops
+                for mode in modes
+            ]
             outs = [torch.empty_like(one) for one in wanted]
             pairs = [(op, mode) for op in ops for mode in modes]
             torch.cuda.synchronize()
@@ -387,6 +396,55 @@ def graphs_of(options: dict[str, Any]) -> dict[str, Any]:
 
     with comm.local_world(4, Device(0), sms=16) as world:
         return world.run(work)[0]
+
+
+TWO_NODES = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
+
+
+@case
+def nodes_on_one_gpu() -> dict[str, Any]:
+    """The hierarchical form with its real kernels, of 2 and 4 nodes; calls back to back, graphs, a checkpoint."""
+    by_nodes = ("HIERARCHICAL",)
+    two = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
+    eight = [
+        {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2},
+        {"nodes": 4, "local_tp_size": 2, "inter_tp_size": 2},
+        {"nodes": 4, "local_dp_size": 2, "inter_dp_size": 2},
+        {"nodes": 2},
+    ]
+    return {
+        "2 ranks": every_op(2, two, 16, 16 << 20, both_types=(0, 1), modes=by_nodes),
+        "4 ranks": every_op(4, OF_FOUR[3:], 16, 16 << 20, both_types=range(4), modes=by_nodes),
+        "4 ranks, staged": every_op(4, OF_FOUR[3:5], 16, 4 << 20, modes=by_nodes, max_message_bytes=16 << 20),
+        "8 ranks": every_op(8, eight, 8, 4 << 20, modes=by_nodes),
+        "back to back": back_to_back(4, TWO_NODES, 16, 3_000, with_products=False),
+        "graphs": graphs_of(TWO_NODES),
+    }
+
+
+@case
+def concurrency_is_proven() -> dict[str, Any]:
+    """Ranks that hold all SMs of one GPU cannot run at once: refused at the beginning, by name, and in time."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    def work(rank: Any) -> tuple[str, float]:
+        place = rank.rank, 2, rank.rank, 2, 0, 1, None, None, None, None
+        begin = time.monotonic()
+        # No partition: the kernels of each rank fill the GPU.
+        with torch.cuda.stream(torch.cuda.Stream()):
+            error = raised(
+                RuntimeError,
+                lambda: comm.MixedCommHandler(
+                    *place, torch.bfloat16, "cuda:0", comm_backend=rank.backend, timeout_s=2.0
+                ),
+            )
+        return str(error), round(time.monotonic() - begin, 2)
+
+    with comm.local_world(2, Device(0), sms=16, timeout_s=30) as world:
+        found = world.run(work)
+    assert all("do not run at the same time" in message for message, _ in found), found
+    return {"message": found[0][0], "s": [took for _, took in found], "afterwards": every_op(2, [{}], 16, 1 << 20)}
 
 
 @case
@@ -584,8 +642,7 @@ def handler_of_process(rank: int, size: int, partition: Any, dtype: Any, topolog
         dtype,
         f"cuda:{partition.context.device.device_id}",
         partition=partition,
-        should_init_nvshmem=False,
-        **more,
+        **{"should_init_nvshmem": False, **more},
     )
 
 
@@ -598,19 +655,29 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
     modes: set[str] = set()
     for topology, dtype_name in itertools.product(options["topologies"], options["dtypes"]):
         dtype = getattr(torch, dtype_name)
-        handler = handler_of_process(rank, size, partition, dtype, topology, timeout_s=40.0, max_message_bytes=16 << 20)
+        with_nvshmem = options.get("nvshmem", False)
+        handler = handler_of_process(
+            *(rank, size, partition, dtype, topology),
+            timeout_s=40.0,
+            max_message_bytes=16 << 20,
+            should_init_nvshmem=with_nvshmem,
+        )
         reachable = [torch.zeros(8 << 20, dtype=dtype, device=handler.device) for _ in range(2)]
         handler.map_tensors(*reachable)
-        modes |= {mode.name for mode in handler.valid_mode_list}
-        for op, mode in itertools.product(handler.valid_op_list, handler.valid_mode_list):
+        wanted_modes = [mode for mode in handler.valid_mode_list if mode.name in options.get("modes", (mode.name,))]
+        modes |= {mode.name for mode in wanted_modes}
+        if with_nvshmem:
+            refused(RuntimeError, "NVSHMEM cannot give its memory back", handler.checkpoint_prepare)
+        for op, mode in itertools.product(handler.valid_op_list, wanted_modes):
             dp = handler.para_info.dp_size if op.scatters else 1
             for seed, rows in enumerate(options["rows"]):
                 if mode.name == "ONE_EXCHANGE" and rows * 8192 * 2 > 512 * 1024:
                     continue
                 inputs = inputs_of(torch, (rows * dp, 8192), dtype, size, seed, handler.device)
-                wanted = comm.expected(handler.para_info, op, inputs)
+                by_nodes = mode is comm.MixedCommMode.HIERARCHICAL
+                wanted = comm.expected(handler.para_info, op, inputs, by_nodes=by_nodes)
                 calls = [(inputs[rank], torch.empty_like(wanted))]
-                if mode.name == "TWO_EXCHANGE":
+                if mode.name in ("TWO_EXCHANGE", "HIERARCHICAL"):
                     x_in, x_out = (
                         # Not at the beginning: what a rank reaches is the same place, not the same allocation.
                         buffer[64 * (rank + 1) :][: like.numel()].view(like.shape)
@@ -624,13 +691,34 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
                     torch.cuda.current_stream().synchronize()
                     handler.check()
                     where = f"{op.name} {mode.name} {rows} rows {dtype} at {handler.para_info}, {'mapped' * number}"
-                    if mode.name in ("ONE_EXCHANGE", "TWO_EXCHANGE"):
+                    if "NCCL" not in mode.name:
                         assert bits_equal(torch, x_out, wanted), where
                     else:
                         torch.testing.assert_close(x_out, wanted, rtol=0.05, atol=0.05, msg=where)
                     compared += 1
+                    if by_nodes:
+                        replay_with_other_inputs(handler, op, mode, x_in, x_out, where)
         handler.shutdown()
     return {"compared": compared, "modes": sorted(modes)}
+
+
+def replay_with_other_inputs(handler: Any, op: Any, mode: Any, x_in: Any, x_out: Any, where: str) -> None:
+    """A captured call, replayed with inputs that were not there when it was captured."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    info = handler.para_info
+    graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x_in, x_out, mode))
+    for seed in (11, 12, 13):
+        inputs = inputs_of(torch, tuple(x_in.shape), x_in.dtype, info.world_size, seed, handler.device)
+        wanted = comm.expected(info, op, inputs, by_nodes=True)
+        x_in.copy_(inputs[info.world_rank])
+        torch.cuda.synchronize()
+        dist.barrier()
+        graph.replay()
+        torch.cuda.current_stream().synchronize()
+        handler.check()
+        assert bits_equal(torch, x_out, wanted), f"replay {seed} of {where}"
 
 
 def killed_process(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
@@ -754,6 +842,39 @@ OF_FOUR = [
 @case
 def processes_on_two_gpus() -> dict[str, Any]:
     return few_gpus(2) or compared_by_processes(2, [{}, {"local_dp_size": 2}], (1, 16, 200), ("bfloat16", "float16"))
+
+
+@case
+def nodes_on_two_gpus() -> dict[str, Any]:
+    """Two nodes of one rank, as threads and as processes; 2 x 2 and 2 x 4 with the ranks of a node on one GPU."""
+    by_nodes = ("HIERARCHICAL",)
+    two = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
+    return few_gpus(2) or {
+        "2 ranks": every_op(2, two, 16, 16 << 20, gpus=2, both_types=(0, 1), modes=by_nodes),
+        "4 ranks": every_op(4, OF_FOUR[3:], 16, 16 << 20, gpus=2, both_types=range(4), modes=by_nodes),
+        "8 ranks": every_op(8, [TWO_NODES], 16, 4 << 20, gpus=2, modes=by_nodes),
+        "processes": compared_by_processes(2, two, (1, 16, 100), ("bfloat16", "float16"), modes=by_nodes, nccl=False),
+    }
+
+
+@case
+def nodes_through_nvshmem() -> dict[str, Any]:
+    """Nodes that exchange through NVSHMEM: two of one rank on two GPUs, 2 x 2 on four. On one host, that is NVLink."""
+    import importlib.util
+
+    from cuda_gctx import Device
+
+    if importlib.util.find_spec("nvshmem") is None:
+        return {"skipped": "nvshmem4py is not installed"}
+    common: dict[str, Any] = {"modes": ("HIERARCHICAL",), "nccl": False, "nvshmem": True}
+    two = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
+    return few_gpus(2) or {
+        "2 ranks": compared_by_processes(2, two, (1, 16, 100), ("bfloat16", "float16"), **common)
+    } | (
+        {"4 ranks": compared_by_processes(4, OF_FOUR[3:], (1, 16), ("bfloat16", "float16"), **common)}
+        if Device.count() >= 4
+        else {}
+    )
 
 
 @case

@@ -65,7 +65,7 @@ def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
     """Every operation of every topology of a size, compared with the exact value, bit for bit."""
     import torch
 
-    from cuda_gctx.comm import expected, run_mixed_comm
+    from cuda_gctx.comm import MixedCommMode, expected, run_mixed_comm
 
     compared = 0
     for first in TOPOLOGIES:
@@ -85,6 +85,10 @@ def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
                     assert run_mixed_comm(op, handler, inputs[info.world_rank], into) is into
                     assert same_bits(into, wanted)
                     compared += 1
+                    if info.use_inter:
+                        out = run_mixed_comm(op, handler, inputs[info.world_rank], None, MixedCommMode.HIERARCHICAL)
+                        wanted = expected(info, op, inputs, by_nodes=True)
+                        assert same_bits(out, wanted), f"{op.name} of {rows} rows by nodes at {info}"
             handler.shutdown()
             handler.shutdown()
     return compared
@@ -195,6 +199,15 @@ def refusals(rank: int, size: int, folder: Path) -> dict[str, str]:
         "nvshmem": message_of(RuntimeError, handler.init_nvshmem),
         "mapping": message_of(RuntimeError, lambda: handler.map_tensors(x)),
     }
+    two_nodes = MixedCommHandler(rank, size, 0, 1, rank, size, None, None, None, None, half, "cpu")
+    modes = [MixedCommMode.HIERARCHICAL, MixedCommMode.GLOO]
+    x_uneven = torch.ones(4 + rank, 8, dtype=half)
+    found |= {
+        "uneven nodes": message_of(ValueError, lambda: call(op, two_nodes, x_uneven, None, modes[0])),
+        "different modes": message_of(ValueError, lambda: call(op, two_nodes, x, None, modes[rank])),
+        "no nodes": message_of(ValueError, lambda: call(op, handler, x, None, modes[0])),
+    }
+    two_nodes.shutdown()
     # What was refused has left nothing behind: the ranks still meet.
     assert torch.equal(call(op, handler, x), x * size)
     handler.checkpoint_prepare()

@@ -12,16 +12,17 @@ memory and bulk copies, is tested with the kernels' own sources on the CPU.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
-from cuda_gctx.comm._protocol import Geometry, next_epoch
+from cuda_gctx.comm._protocol import Geometry, next_epoch, region_of
 
 # A module of the tests where pytest imports this one, a neighbour where Python runs it.
 try:
@@ -29,7 +30,7 @@ try:
 except ImportError:
     from topologies import TOPOLOGIES  # type: ignore[no-redef]
 
-ONE, TWO = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE
+ONE, TWO, NODES = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL
 Place = tuple[int, Any]
 # Interleavings that one process runs at a time.
 PART = 500
@@ -47,7 +48,17 @@ BROKEN = {
     "END is not released": TWO,
     "START is not released": TWO,
     "flags without an epoch": TWO,
+    "no wait for READY": NODES,
+    "READY before the sums": NODES,
+    "no wait for DATA": NODES,
+    "DATA of the first block": NODES,
+    "DATA is not released": NODES,
+    "exchanges are not counted": NODES,
 }
+
+
+# The steps of a block of a kernel, by its index and how many blocks there are.
+Kernel = Callable[[Any, int, int], Iterator[Any]]
 
 
 class Violation(Exception):
@@ -86,7 +97,10 @@ class Simulation:
         self.random = random.Random(seed)
         self.plans = [info.at(rank).plan(op) for rank in range(info.world_size)]
         self.chunks = [info.at(rank).dp_rank if op.scatters else 0 for rank in range(info.world_size)]
+        self.node_plans = [info.at(rank).node_plan(op) for rank in range(info.world_size)]
         self.geometry = Geometry(info.world_size, 64, 64)
+        self.region = region_of(info, 64)
+        self.exchanges = [0] * info.world_size
         self.memory: dict[Place, Any] = {}
         self.writer: dict[Place, frozenset[Store]] = {}
         self.last: dict[tuple[int, Place], Store] = {}
@@ -116,7 +130,7 @@ class Simulation:
                 one.followers.append(store)
                 store.missing += 1
         self.last[block.rank, target] = store
-        if self.mode is TWO:  # packets are not released
+        if self.mode is not ONE:  # packets are not released
             block.seen |= {store}
         if not store.missing:
             self.visible.append(store)
@@ -197,14 +211,43 @@ class Simulation:
             self.epoch[rank] = epoch
 
     def two_exchange(self, block: Block, call: int, index: int, blocks: int, units: int) -> Iterator[Any]:
-        rank, world, geometry, plan = block.rank, self.info.world_size, self.geometry, self.plans[block.rank]
+        rank, plan = block.rank, self.plans[block.rank]
+
+        def move(unit: int) -> None:
+            for source in plan.sources:
+                self.fetch_input(rank, source, call)
+            for target in plan.targets:
+                self.put(block, target, ("output", plan.output_block, plan.share, unit), (call, plan.sources))
+
+        ranks = list(range(self.info.world_size))
+        yield from self.meeting(block, call, index, blocks, units, ranks, (*plan.sources, *plan.targets), move)
+
+    def fetch_input(self, rank: int, source: int, call: int) -> None:
+        found = self.memory.get((source, "input"))
+        if found != call:
+            raise Violation(f"rank {rank} fetched the input of call {found} from rank {source} in call {call}")
+
+    def meeting(
+        self,
+        block: Block,
+        call: int,
+        index: int,
+        blocks: int,
+        units: int,
+        ranks: Sequence[int],
+        involved: Sequence[int],
+        move: Callable[[int], None],
+    ) -> Iterator[Any]:
+        """START, what is moved, and END, of some ranks. involved: those whose addresses are taken."""
+        rank, geometry = block.rank, self.geometry
+        mailbox = geometry.mailbox(0) if self.mode is TWO else geometry.node_mailboxes
         yield
         epoch = next_epoch(self.epoch[rank])
         mark = 1 if self.broken == "flags without an epoch" else epoch
-        others = [one for one in range(world) if one != rank]
+        others = [one for one in ranks if one != rank]
 
         def flag(peer: int, which: int) -> int:
-            return geometry.mailbox(peer) + which
+            return mailbox + ranks.index(peer) * geometry.MAILBOX_BYTES + which
 
         def said(value: Any) -> bool:
             return bool(value[0] == mark)
@@ -222,18 +265,13 @@ class Simulation:
             if self.acquire(block, place)[1] != call and self.broken != "flags without an epoch":
                 raise Violation(f"rank {rank} saw START of call {self.memory[place][1]} in call {call}")
         for peer in others:
-            if peer in (*plan.sources, *plan.targets) and self.broken != "no wait for START":
+            if peer in involved and self.broken != "no wait for START":
                 address = self.memory.get((rank, flag(peer, geometry.MAILBOX_INPUT)))
                 if address != call:
                     raise Violation(f"rank {rank} took the addresses of call {address} of rank {peer} in call {call}")
         for unit in range(index, units, blocks):
             yield
-            for source in plan.sources:
-                found = self.memory.get((source, "input"))
-                if found != call:
-                    raise Violation(f"rank {rank} fetched the input of call {found} from rank {source} in call {call}")
-            for target in plan.targets:
-                self.put(block, target, ("output", plan.output_block, plan.share, unit), (call, plan.sources))
+            move(unit)
         yield
         self.arrived[rank] += 1
         self.arrived_seen[rank] |= block.seen
@@ -258,19 +296,135 @@ class Simulation:
         self.arrived_seen[rank] = frozenset()
         self.epoch[rank] = epoch
 
+    # ---- between nodes
+
+    def node_steps(self, rank: int, call: int, units: int) -> list[tuple[int, Kernel]]:
+        """The kernels of a call in the hierarchical form: the number of blocks of each, and its steps."""
+        info, plan, region = self.info.at(rank), self.node_plans[rank], self.region
+        node, peers = info.inter_rank, info.inter_ranks()
+        local = info.local_ranks()
+        others = [one for one in range(info.inter_size) if one != node]
+
+        # Behind the workspace, as where kernels exchange themselves.
+        begin = self.geometry.total_bytes
+
+        def signal(of_node: int, which: int) -> int:
+            return begin + region.signal(of_node) + which
+
+        def outgoing(piece: int) -> int:
+            return begin + region.outgoing(piece)
+
+        def incoming(of_node: int) -> int:
+            return begin + region.incoming(of_node)
+
+        def number() -> int:
+            return self.exchanges[rank] + 1
+
+        def say_ready(block: Block, index: int, blocks: int) -> Iterator[Any]:
+            yield
+            for one in others:
+                self.put(block, peers[one], signal(node, region.SIGNAL_READY), number(), release=True)
+
+        def collect(piece: int) -> Kernel:
+            def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
+                def move(unit: int) -> None:
+                    for source in plan.sources:
+                        self.fetch_input(rank, local[source], call)
+                    self.put(block, rank, (outgoing(piece), unit), (call, plan.chunks[piece]))
+
+                involved = [local[source] for source in plan.sources]
+                return self.meeting(block, call, index, blocks, units, local, involved, move)
+
+            return kernel
+
+        def wait_ready(block: Block, index: int, blocks: int) -> Iterator[Any]:
+            yield
+            for one in others:
+                place = rank, signal(one, region.SIGNAL_READY)
+                if self.broken == "no wait for READY":
+                    continue
+                yield place, lambda value: value >= number()
+                self.acquire(block, place)
+
+        def put_pieces(block: Block, index: int, blocks: int) -> Iterator[Any]:
+            for one in others:
+                piece = outgoing(plan.chunk_of_node[one])
+                for unit in range(index, units, blocks):
+                    yield
+                    value = self.memory.get((rank, (piece, unit)))
+                    self.put(block, peers[one], (incoming(node), unit), value)
+                if index == 0:
+                    self.put(block, peers[one], incoming(node), (call, number()))
+            yield
+            self.arrived[rank] += 1
+            self.arrived_seen[rank] |= block.seen
+            last = self.arrived[rank] == blocks
+            if last and self.broken != "DATA of the first block":
+                block.seen |= self.arrived_seen[rank]
+            if self.arrived[rank] == 1 if self.broken == "DATA of the first block" else last:
+                for one in others:
+                    release = self.broken != "DATA is not released"
+                    self.put(block, peers[one], signal(node, region.SIGNAL_DATA), number(), release=release)
+            if last:
+                self.arrived[rank] = 0
+                self.arrived_seen[rank] = frozenset()
+
+        def wait_data(block: Block, index: int, blocks: int) -> Iterator[Any]:
+            yield
+            for one in others:
+                place = rank, signal(one, region.SIGNAL_DATA)
+                if self.broken != "no wait for DATA":
+                    yield place, lambda value: value >= number()
+                    self.acquire(block, place)
+                header = self.memory.get((rank, incoming(one)))
+                if header != (call, number()):
+                    raise Violation(f"rank {rank} saw the header {header} of node {one} in call {call}")
+            if self.broken != "exchanges are not counted":
+                self.exchanges[rank] += 1
+
+        def spread(nodes: Sequence[int], of_block: int) -> Kernel:
+            def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
+                def move(unit: int) -> None:
+                    for one in nodes:
+                        piece = outgoing(plan.chunk_of_node[one]) if one == node else incoming(one)
+                        found = self.memory.get((rank, (piece, unit)))
+                        theirs = self.node_plans[peers[one]]
+                        if found != (call, theirs.chunks[theirs.chunk_of_node[node]]):
+                            raise Violation(f"rank {rank} added {found} of node {one} in call {call}")
+                    for target in plan.targets:
+                        self.put(block, local[target], ("output", of_block, plan.share, unit), call)
+
+                return self.meeting(
+                    block, call, index, blocks, units, local, [local[target] for target in plan.targets], move
+                )
+
+            return kernel
+
+        some = self.random.randint
+        steps: list[tuple[int, Kernel]] = [(1, say_ready)]
+        steps += [(some(1, 3), collect(piece)) for piece in range(len(plan.chunks))]
+        steps += [(1, wait_ready), (some(1, 3), put_pieces), (1, wait_data)]
+        if self.broken == "READY before the sums":
+            # As if it were said for the next exchange.
+            steps.append((1, say_ready))
+            steps.pop(0)
+            if call == 0:
+                steps.insert(0, (1, say_ready))
+        return steps + [(some(1, 3), spread(nodes, of_block)) for nodes, of_block in plan.sums]
+
     def stream(self, stream: Block) -> Iterator[Any]:
         """The calls of a rank, one after the other; looks at what each has left."""
         rank = stream.rank
         for call, units in enumerate(self.calls):
-            blocks = self.random.randint(1, 3)
-            ended = rank, ("ended", call)
-            self.memory[ended] = 0
             # Its own memory: what was there before a kernel began is there for everybody who reads it.
             self.memory[rank, "input"] = call
-            for index in range(blocks):
-                self.start(stream, call, index, blocks, units)
-            yield ended, lambda count, blocks=blocks: count == blocks
-            if self.mode is TWO:
+            for number, (blocks, kernel) in enumerate(self.kernels(rank, call, units)):
+                ended = rank, ("ended", call, number)
+                self.memory[ended] = 0
+                for index in range(blocks):
+                    self.start(stream, ended, index, blocks, kernel)
+                yield ended, lambda count, blocks=blocks: count == blocks
+            if self.mode is not ONE:
                 yield
                 self.look_at_output(rank, call, units)
                 # From here on the output may be read by anything, and the input written to.
@@ -279,29 +433,41 @@ class Simulation:
                 self.memory[rank, "input"] = "written over"
         self.done += 1
 
+    def kernels(self, rank: int, call: int, units: int) -> list[tuple[int, Kernel]]:
+        if self.mode is NODES:
+            return self.node_steps(rank, call, units)
+        kernel = self.one_exchange if self.mode is ONE else self.two_exchange
+        blocks = self.random.randint(1, 3)
+        return [(blocks, lambda block, index, blocks: kernel(block, call, index, blocks, units))]
+
     def look_at_output(self, rank: int, call: int, units: int) -> None:
         for writer in range(self.info.world_size):
-            plan = self.plans[writer]
-            if rank not in plan.targets:
-                continue
-            for unit in range(units):
-                found = self.memory.get((rank, ("output", plan.output_block, plan.share, unit)))
-                if found != (call, plan.sources):
+            if self.mode is TWO:
+                plan = self.plans[writer]
+                blocks = [plan.output_block] if rank in plan.targets else []
+                share, wanted = plan.share, (call, plan.sources)
+            else:
+                of_node = self.node_plans[writer]
+                node, local_rank = divmod(rank, self.info.local_size)
+                is_target = writer // self.info.local_size == node and local_rank in of_node.targets
+                blocks = [block for _, block in of_node.sums] if is_target else []
+                share, wanted = of_node.share, call
+            for block, unit in itertools.product(blocks, range(units)):
+                found = self.memory.get((rank, ("output", block, share, unit)))
+                if found != wanted:
                     raise Violation(f"rank {rank} has {found} from rank {writer} after call {call}, unit {unit}")
 
-    def start(self, stream: Block, call: int, index: int, blocks: int, units: int) -> None:
+    def start(self, stream: Block, ended: Place, index: int, blocks: int, kernel: Kernel) -> None:
         block = Block(stream.rank)
         block.seen = frozenset(one for one in stream.seen if one.followers is not None)
-        kernel = self.one_exchange if self.mode is ONE else self.two_exchange
 
         def steps() -> Iterator[Any]:
-            yield from kernel(block, call, index, blocks, units)
+            yield from kernel(block, index, blocks)
             # The end of a kernel: its own rank sees all that it has stored there.
             for one in block.seen:
                 if one.place[0] == block.rank and one.followers is not None:
                     self.force(one)
             stream.seen |= frozenset(one for one in block.seen if one.followers is not None)
-            ended = block.rank, ("ended", call)
             self.memory[ended] += 1
             for waiter, holds in self.waiting.pop(ended, []):
                 if holds(self.memory[ended]):
@@ -356,7 +522,12 @@ class Simulation:
 
 
 def every_geometry() -> list[tuple[ParallelInfo, MixedCommOp, MixedCommMode]]:
-    return [(info, op, mode) for info in TOPOLOGIES for op in info.valid_ops for mode in (ONE, TWO)]
+    return [
+        (info, op, mode)
+        for info in TOPOLOGIES
+        for op in info.valid_ops
+        for mode in ((ONE, TWO, NODES) if info.use_inter else (ONE, TWO))
+    ]
 
 
 def first_violation(first: int, count: int) -> str | None:

@@ -7,8 +7,17 @@ from typing import Any
 import pytest
 
 from cuda_gctx.comm import MixedCommOp, ParallelInfo
-from cuda_gctx.comm._compile import FOLDER, KERNELS, Compiled, compile_kernels, source
-from cuda_gctx.comm._protocol import Geometry, defines
+from cuda_gctx.comm._compile import (
+    BETWEEN_NODES,
+    FLAT,
+    FOLDER,
+    KERNELS,
+    WITHIN_NODES,
+    Compiled,
+    compile_kernels,
+    source,
+)
+from cuda_gctx.comm._protocol import Geometry, NodeStep, defines, node_defines, region_of
 
 from .topologies import TOPOLOGIES, name_of
 
@@ -26,8 +35,19 @@ def compiler() -> str:
     return f"{major}.{minor}"
 
 
-# Plans of nodes are those of one node, with the ranks in another order.
+# Where all ranks meet, plans of several nodes are those of one node, with the ranks in another order.
 CASES = [(one, op) for one in TOPOLOGIES if one.inter_size == 1 and one.world_size in (2, 8) for op in one.valid_ops]
+
+
+# Two nodes of four ranks; four nodes of two.
+NODES = {(4, 1, 2, 1), (2, 1, 2, 2)}  # local tp x dp, inter tp x dp
+NODE_CASES = [
+    (one, op, step)
+    for one in TOPOLOGIES
+    if (one.local_tp_size, one.local_dp_size, one.inter_tp_size, one.inter_dp_size) in NODES
+    for op in one.valid_ops
+    for step in NodeStep
+]
 
 
 def ids(value: Any) -> str:
@@ -40,13 +60,27 @@ def test_kernels_compile_without_spills(
     info: ParallelInfo, op: MixedCommOp, capability: tuple[int, int], compiler: str
 ) -> None:
     words = defines(info, op, Geometry(info.world_size, 1 << 19, 1 << 26), is_bfloat16=(info.tp_size + op) % 2 == 0)
-    compiled = compile_kernels(words, capability)
-    for kernel in KERNELS:
+    demand_no_spills(words, capability, FLAT)
+
+
+def demand_no_spills(words: dict[str, str], capability: tuple[int, int], files: tuple[str, ...]) -> None:
+    compiled = compile_kernels(words, capability, files)
+    for kernel in (one for file in files for one in KERNELS[file]):
         report = compiled.report(kernel)
         assert report.spill_bytes == 0
         assert report.stack_bytes == 0  # arrays indexed by variables would be there
         assert 0 < report.registers <= 128
     assert compiled.code.code[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(("info", "op", "step"), NODE_CASES, ids=ids)
+def test_kernels_of_the_hierarchical_form_compile_without_spills(
+    info: ParallelInfo, op: MixedCommOp, step: NodeStep, compiler: str
+) -> None:
+    geometry, region = Geometry(info.world_size, 1 << 19, 1 << 26), region_of(info, 1 << 26)
+    words = node_defines(info, op, step, geometry, region, is_bfloat16=(info.tp_size + op) % 2 == 0)
+    files = BETWEEN_NODES if step is NodeStep.EXCHANGE else WITHIN_NODES
+    demand_no_spills(words, (9, 0) if op % 2 else (10, 0), files)
 
 
 def test_spills_are_seen_in_the_report() -> None:

@@ -17,22 +17,43 @@ import numpy as np
 import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
-from cuda_gctx.comm._launch import one_exchange_arguments, two_exchange_arguments
-from cuda_gctx.comm._protocol import Fault, Geometry
+from cuda_gctx.comm._launch import exchange_arguments, one_exchange_arguments, two_exchange_arguments
+from cuda_gctx.comm._protocol import Fault, Geometry, region_of
 
-from .cpu_kernels import Ranks, aligned, build, expected_bits, narrowed
+from .cpu_kernels import Ranks, aligned, build, build_nodes, expected_bits, narrowed
 from .topologies import TOPOLOGIES, name_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
-ONE, TWO = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE
+ONE, TWO, NODES = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL
 PACKET_BYTES = 4096
 STAGED_BYTES = 64 * 1024
 
-# A topology of several nodes has the plans of one of a single node, with the ranks in another order, if at all.
+# Of the modes in which all ranks meet. There, a topology of several nodes has the plans of one of a single node, with
+# the ranks in another order, if at all.
 ON_ONE_NODE = [info for info in TOPOLOGIES if info.inter_size == 1]
 GRIDS = [(2, 1), (1, 2), (3, 1), (1, 3), (4, 1), (2, 2), (4, 2)]  # tp x dp
 CASES = [(info, op) for info in ON_ONE_NODE if (info.tp_size, info.dp_size) in GRIDS for op in info.valid_ops]
+
+
+# In the hierarchical form: one operation of each topology, which together have tp, dp and both on each level.
+NODE_GRIDS = {
+    (2, 1, 2, 1): MixedCommOp.ALLREDUCE,
+    (2, 1, 1, 2): MixedCommOp.ALLREDUCE_ALLGATHER,
+    (1, 2, 2, 2): MixedCommOp.REDUCESCATTER_ALLREDUCE,
+    (1, 2, 1, 2): MixedCommOp.ALLGATHER,
+    (1, 1, 1, 2): MixedCommOp.REDUCESCATTER,
+}  # local tp x dp, inter tp x dp
+ON_NODES = {
+    (one.local_tp_size, one.local_dp_size, one.inter_tp_size, one.inter_dp_size): one
+    for one in TOPOLOGIES
+    if one.inter_size > 1
+}
+# CUDA_GCTX_TEST_COMM=all: every operation of every topology of several nodes; takes some minutes.
+if os.environ.get("CUDA_GCTX_TEST_COMM") == "all":
+    NODE_CASES = [(info, op) for info in ON_NODES.values() for op in info.valid_ops]
+else:
+    NODE_CASES = [(ON_NODES[sizes], op) for sizes, op in NODE_GRIDS.items()]
 
 
 def ids(value: Any) -> str:
@@ -86,8 +107,8 @@ def check_structs(info: ParallelInfo, op: MixedCommOp, library: Any) -> None:
     """Host and kernels have the same structs."""
     plan = info.plan(op)
     two = two_exchange_arguments(info.world_size, len(plan.sources), len(plan.targets))
-    assert library.size_of_one_exchange() == ctypes.sizeof(one_exchange_arguments(info.world_size))
-    assert library.size_of_two_exchange() == ctypes.sizeof(two)
+    assert library.size_of_flat_OneExchange() == ctypes.sizeof(one_exchange_arguments(info.world_size))
+    assert library.size_of_flat_TwoExchange() == ctypes.sizeof(two)
 
 
 @pytest.mark.parametrize(("info", "op"), CASES, ids=ids)
@@ -100,6 +121,48 @@ def test_every_operation_gives_the_exact_bits(info: ParallelInfo, op: MixedCommO
         # Near the end of the epochs, where they wrap.
         ranks.set_epochs([0, 0xFFFFFFFD][seed % 2])
         assert run_calls(ranks, seed, 5, is_bfloat16=is_bfloat16, modes=(ONE, TWO)) == []
+
+
+def run_node_calls(ranks: Ranks, seed: int, count: int, *, is_bfloat16: bool) -> list[str]:
+    """Hierarchical calls of random sizes and grids, back to back; what was wrong."""
+    info, op, world = ranks.info, ranks.op, ranks.info.world_size
+    rng, choose = np.random.default_rng(seed), random.Random(seed)
+    calls: list[list[Any]] = [[] for _ in range(world)]
+    wanted, found = [], []
+    for _ in range(count):
+        staged = choose.random() < 0.5
+        dp = info.dp_size if op.scatters else 1
+        elements = 8 * choose.choice([1, 2, 3, 17, choose.randint(1, 200)]) * dp
+        inputs = [data(rng, elements, is_bfloat16) for _ in range(world)]
+        for rank in range(world):
+            out = aligned(2 * info.output_shape(op, [elements])[0]).view(np.uint16)
+            calls[rank] += ranks.node_call(rank, inputs[rank], out, grid=choose.randint(1, 3), staged=staged)
+            wanted.append(expected_bits(info.at(rank), op, inputs, is_bfloat16, by_nodes=True))
+            found.append(out)
+            ranks._kept.append(inputs)
+    if not ranks.run(calls, seed):
+        return ["a deadlock"]
+    wrong = [f"fault {ranks.fault(rank)} at rank {rank}" for rank in range(world) if ranks.fault(rank)[0]]
+    wrong += [f"output {at}" for at, (one, other) in enumerate(zip(wanted, found, strict=True)) if (one != other).any()]
+    return wrong
+
+
+@pytest.mark.parametrize(("info", "op"), NODE_CASES, ids=ids)
+def test_the_hierarchical_form_gives_the_exact_bits(info: ParallelInfo, op: MixedCommOp, folder: Path) -> None:
+    is_bfloat16 = (info.world_size + op) % 2 == 0
+    geometry = geometry_of(info)
+    library = build_nodes(folder, info, op, geometry, region_of(info, STAGED_BYTES), is_bfloat16=is_bfloat16)
+    plan = info.node_plan(op)
+    for part, struct in {
+        "collect_TwoExchange": two_exchange_arguments(info.local_size, len(plan.sources), 1),
+        "spread_TwoExchange": two_exchange_arguments(info.local_size, len(plan.sums[0][0]), len(plan.targets)),
+        "exchange_Exchange": exchange_arguments(info.local_size, info.inter_size),
+    }.items():
+        assert getattr(library, f"size_of_{part}")() == ctypes.sizeof(struct), part
+    for seed in range(2):
+        ranks = Ranks(info, op, library, geometry)
+        ranks.set_epochs([0, 0xFFFFFFFD][seed % 2])
+        assert run_node_calls(ranks, seed, 3, is_bfloat16=is_bfloat16) == []
 
 
 # What is taken out of the sources, and the mode that must then go wrong.
@@ -120,6 +183,16 @@ BROKEN = {
         "SOURCES == 1 ? &tiles.full[stage] : &tiles.summed[stage]",
         "&tiles.full[stage]",
     ),
+    "no wait for READY": (
+        NODES,
+        "    wait_signal(a, signal_of(a.region[a.node], thread) + SIGNAL_READY, thread, number);",
+        ";",
+    ),
+    "DATA of the first block": (
+        NODES,
+        "is_last = add_own(own + CONTROL_PUT_ARRIVED, 1) == block_count() - 1;",
+        "is_last = add_own(own + CONTROL_PUT_ARRIVED, 1) == 0;",
+    ),
 }
 
 
@@ -128,12 +201,20 @@ def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
     info = next(one for one in ON_ONE_NODE if (one.tp_size, one.dp_size) == (2, 2))
     op = MixedCommOp.ALLREDUCE_ALLGATHER
     mode, old, new = BROKEN[broken]
-    library = build(folder, info, op, geometry_of(info), is_bfloat16=True, replace=[(old, new)])
+    geometry = geometry_of(info)
+    if mode is NODES:
+        info = ON_NODES[2, 1, 1, 2]
+        region = region_of(info, STAGED_BYTES)
+        library = build_nodes(folder, info, op, geometry, region, is_bfloat16=True, replace=[(old, new)])
+    else:
+        library = build(folder, info, op, geometry, is_bfloat16=True, replace=[(old, new)])
 
     def is_found() -> bool:
         for seed in range(100):
-            ranks = Ranks(info, op, library, geometry_of(info), limit=20_000)
-            if run_calls(ranks, seed, 6, is_bfloat16=True, modes=(mode,)):
+            ranks = Ranks(info, op, library, geometry, limit=20_000)
+            if mode is NODES and run_node_calls(ranks, seed, 4, is_bfloat16=True):
+                return True
+            if mode is not NODES and run_calls(ranks, seed, 6, is_bfloat16=True, modes=(mode,)):
                 return True
         return False
 

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cuda_gctx.comm import MixedCommOp, ParallelInfo
+from cuda_gctx.comm import _nodes as nodes
 from cuda_gctx.comm import _nvshmem as nvshmem
 from cuda_gctx.comm._backends import LocalBackend
+from cuda_gctx.comm._protocol import region_of
 
 DEVICE: Any = SimpleNamespace(device_id=0, context=SimpleNamespace(current=nullcontext))
 
@@ -44,6 +47,30 @@ class Library(ModuleType):
         switches = {name: os.environ[name] for name in (nvshmem.NO_MULTICAST, nvshmem.IBGDA)}
         identifier = bytes(uid._data)
         self.inits.append({"rank": rank, "size": nranks, "uid": identifier, "method": initializer_method, **switches})
+
+
+class Bindings(ModuleType):
+    """nvshmem.bindings, as far as it is called: symmetric memory of the host, and what was sent."""
+
+    Signal_op = SimpleNamespace(SIGNAL_ADD=10)
+
+    def __init__(self) -> None:
+        super().__init__("nvshmem.bindings")
+        self.sent: list[tuple[Any, ...]] = []
+        self.freed: list[int] = []
+        self.at = 0x10000
+
+    def align(self, alignment: int, size: int) -> int:
+        return self.at
+
+    def free(self, address: int) -> None:
+        self.freed.append(address)
+
+    def signal_op_on_stream(self, *arguments: Any) -> None:
+        self.sent.append(("signal", *arguments))
+
+    def putmem_signal_on_stream(self, *arguments: Any) -> None:
+        self.sent.append(("put", *arguments))
 
 
 @pytest.fixture
@@ -128,3 +155,49 @@ def test_a_missing_library_is_named(library: Library, monkeypatch: pytest.Monkey
 def test_threads_cannot_use_it(library: Library) -> None:
     messages = on_all(2, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True), lambda local: local)
     assert all("rank 0: its ranks are processes, and those of this world are threads of one" in one for one in messages)
+
+
+def test_pieces_go_to_the_equal_local_ranks_of_the_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = Bindings()
+    monkeypatch.setitem(sys.modules, "nvshmem", ModuleType("nvshmem"))
+    monkeypatch.setitem(sys.modules, "nvshmem.bindings", bindings)
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(nodes, "call", lambda *arguments: calls.append(arguments))
+    # Rank 3: the second one of the second of three nodes, which are its dp ranks.
+    info = ParallelInfo.of(3, 6, 1, 2, 1, 3, 2, 1, 1, 3)
+    op = MixedCommOp.REDUCESCATTER_ALLREDUCE
+    region = region_of(info, 4096)
+    [backend] = LocalBackend.of(1, 60)
+    transport = nodes.NvshmemTransport(backend, info, DEVICE, region)
+    assert calls[0] == ("cuMemsetD8", bindings.at, 0, region.total_bytes)  # counters begin at zero
+    made = nodes.NodeCalls(info, op, region, grid=8, fewest_steps=4)
+    made.connect([1, 2], transport.regions, 0, 0)
+    exchange = made.exchange
+    exchange.piece_bytes = 640
+    stream: Any = SimpleNamespace(handle=77)
+    nothing: Any = None
+    transport.say_ready(nothing, exchange, stream)
+    transport.put(nothing, exchange, 1, stream)
+    at, own = bindings.at, region.signal(1)
+    size = region.HEADER_BYTES + 640
+    assert bindings.sent == [
+        *(("signal", at + own + region.SIGNAL_READY, 1, 10, peer, 77) for peer in (1, 5)),
+        *(
+            ("put", at + region.incoming(1), at + region.outgoing(piece), size, at + own + region.SIGNAL_DATA, *last)
+            for piece, last in ((0, (1, 10, 1, 77)), (2, (1, 10, 5, 77)))
+        ),
+    ]
+    transport.close()
+    transport.close()
+    assert bindings.freed == [at]
+
+
+def test_a_symmetric_heap_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = Bindings()
+    bindings.at = 0
+    monkeypatch.setitem(sys.modules, "nvshmem", ModuleType("nvshmem"))
+    monkeypatch.setitem(sys.modules, "nvshmem.bindings", bindings)
+    info = ParallelInfo.of(0, 2, 0, 1, 0, 2)
+    [backend] = LocalBackend.of(1, 60)
+    with pytest.raises(RuntimeError, match="set NVSHMEM_SYMMETRIC_SIZE"):
+        nodes.NvshmemTransport(backend, info, DEVICE, region_of(info, 1 << 20))

@@ -11,8 +11,12 @@ from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     SHARED_BYTES,
     Geometry,
+    NodeStep,
     defines,
     next_epoch,
+    node_defines,
+    part_of,
+    region_of,
     share_of,
     shared_bytes,
     signature,
@@ -60,6 +64,10 @@ def places(geometry: Geometry) -> list[tuple[str, int, int]]:
         ("packet epoch", geometry.CONTROL_PACKET_EPOCH, 4),
         ("flag epoch", geometry.CONTROL_FLAG_EPOCH, 4),
         ("fault", geometry.CONTROL_FAULT, 4),
+        ("node epoch", geometry.CONTROL_NODE_EPOCH, 4),
+        ("exchanges", geometry.CONTROL_EXCHANGES, 8),
+        ("node arrived", geometry.CONTROL_NODE_ARRIVED, 4),
+        ("put arrived", geometry.CONTROL_PUT_ARRIVED, 4),
         ("packets arrived", geometry.CONTROL_PACKET_ARRIVED, 4),
         ("flags arrived", geometry.CONTROL_FLAG_ARRIVED, 4),
         ("staged input", geometry.staged_input, geometry.staged_bytes),
@@ -68,6 +76,8 @@ def places(geometry: Geometry) -> list[tuple[str, int, int]]:
     words = (geometry.MAILBOX_START, geometry.MAILBOX_INPUT, geometry.MAILBOX_OUTPUT, geometry.MAILBOX_END)
     for source in range(geometry.world_size):
         found += [(f"mailbox {source}", geometry.mailbox(source) + word, 8) for word in words]
+        of_node = geometry.node_mailboxes + source * geometry.MAILBOX_BYTES
+        found += [(f"node mailbox {source}", of_node + word, 8) for word in words]
         for epoch in (0, 1):
             found.append((f"header {source} {epoch}", geometry.header(epoch, source), 8))
             first, last = geometry.slot(epoch, source, 0), geometry.slot(epoch, source, geometry.packet_bytes // 8 - 1)
@@ -85,6 +95,27 @@ def test_nothing_in_a_workspace_overlaps(world: int, packets: int, staged: int) 
         assert begin % min(ALIGNMENT, max(stop - begin, 1)) == 0, name
         end = stop
     assert end <= geometry.total_bytes
+
+
+@pytest.mark.parametrize("first", [one for one in TOPOLOGIES if one.use_inter], ids=name_of)
+@pytest.mark.parametrize("message", [16, 4096, 100_000, 64 << 20])
+def test_nothing_in_a_region_overlaps_and_every_piece_fits(first: ParallelInfo, message: int) -> None:
+    region = region_of(first, message)
+    of_nodes = range(first.inter_size)
+    found = [(region.signal(node) + word, 8) for node in of_nodes for word in (region.SIGNAL_READY, region.SIGNAL_DATA)]
+    pieces = [region.outgoing(piece) for piece in range(region.pieces)] + [region.incoming(node) for node in of_nodes]
+    found += [(begin, region.HEADER_BYTES + region.piece_bytes) for begin in pieces]
+    end = 0
+    for begin, size in sorted(found):
+        assert begin >= end
+        end = begin + size
+    assert end <= region.total_bytes
+    assert all(begin % 128 == 0 for begin in pieces)
+    for op in first.valid_ops:
+        plan = first.node_plan(op)
+        assert len(plan.chunks) <= region.pieces
+        block = message // first.dp_size // ALIGNMENT * ALIGNMENT
+        assert all(part_of(share, plan.shares, block)[1] <= region.piece_bytes for share in range(plan.shares))
 
 
 def test_sizes_that_the_kernels_cannot_move_are_refused() -> None:
@@ -157,3 +188,10 @@ def test_defines_are_the_same_on_all_ranks() -> None:
             geometry = Geometry(first.world_size, 4096, 4096)
             found = [defines(first.at(rank), op, geometry, is_bfloat16=True) for rank in range(first.world_size)]
             assert all(one == found[0] for one in found)
+            region = region_of(first, 4096)
+            for step in NodeStep:
+                words = [
+                    node_defines(first.at(rank), op, step, geometry, region, is_bfloat16=True)
+                    for rank in range(first.world_size)
+                ]
+                assert all(one == words[0] for one in words)

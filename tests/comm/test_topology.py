@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
@@ -101,6 +103,43 @@ def test_two_exchange_plans_write_each_output_once_with_the_defined_sum(first: P
 
 
 @every_topology
+def test_node_plans_write_each_output_once_with_the_defined_sum(first: ParallelInfo) -> None:
+    elements = 2 * first.world_size * first.dp_size
+    for op in first.valid_ops:
+        block = first.block_size(op, elements)
+        # (world rank, node, place in the block) -> the addends of what the rank has received from the node.
+        received: dict[tuple[int, int, int], frozenset[int]] = {}
+        for rank in ranks(first):
+            plan = rank.node_plan(op)
+            assert rank.local_rank in plan.sources
+            assert rank.local_rank in plan.targets
+            for node, target in enumerate(rank.inter_ranks()):
+                chunk = plan.chunks[plan.chunk_of_node[node]]
+                for at in range(plan.share * block // plan.shares, (plan.share + 1) * block // plan.shares):
+                    received[target, rank.inter_rank, at] = frozenset(
+                        (rank.inter_rank * first.local_size + source) * elements + chunk * block + at
+                        for source in plan.sources
+                    )
+        written: dict[tuple[int, int], frozenset[int]] = {}
+        for rank in ranks(first):
+            plan = rank.node_plan(op)
+            for (nodes, of_block), target in itertools.product(plan.sums, plan.targets):
+                assert list(nodes) == sorted(nodes)
+                for at in range(plan.share * block // plan.shares, (plan.share + 1) * block // plan.shares):
+                    place = rank.inter_rank * first.local_size + target, of_block * block + at
+                    assert place not in written, "written twice"
+                    written[place] = frozenset().union(*(received[rank.world_rank, node, at] for node in nodes))
+        for rank in ranks(first):
+            for at in range(first.output_shape(op, [elements])[0]):
+                of_block, inside = divmod(at, block)
+                addends = rank.plan(op).blocks[of_block]
+                chunk = rank.dp_rank * block if op.scatters else 0
+                wanted = frozenset(source * elements + chunk + inside for source in addends)
+                assert written.pop((rank.world_rank, at)) == wanted
+        assert not written
+
+
+@every_topology
 def test_one_exchange_blocks_make_up_the_output(first: ParallelInfo) -> None:
     elements = 4 * first.dp_size
     for op in first.valid_ops:
@@ -118,6 +157,11 @@ def test_sent_sizes_agree_with_the_plans(first: ParallelInfo) -> None:
         for rank in ranks(first):
             assert rank.sent_size(op, MixedCommMode.ONE_EXCHANGE, elements) == (first.world_size - 1) * block
             plan = rank.plan(op)
+            of_node = rank.node_plan(op)
+            within = sum((len(of_node.sources) - 1) * block // of_node.shares for _ in of_node.chunks)
+            within += sum((len(of_node.targets) - 1) * block // of_node.shares for _ in of_node.sums)
+            between = (first.inter_size - 1) * block // of_node.shares
+            assert rank.sent_size(op, MixedCommMode.HIERARCHICAL, elements) == within + between
             others = len(set(plan.sources) - {rank.world_rank}) + len(set(plan.targets) - {rank.world_rank})
             assert rank.sent_size(op, MixedCommMode.TWO_EXCHANGE, elements) == others * (block // plan.shares)
         with pytest.raises(ValueError, match="NCCL_ONE is not a kernel"):

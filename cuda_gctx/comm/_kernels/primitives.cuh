@@ -101,6 +101,9 @@ DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
 DEVICE u64 load_tensor(u64 address) { return *reinterpret_cast<const u64*>(address); }
 DEVICE void store_tensor(u64 address, u64 value) { *reinterpret_cast<u64*>(address) = value; }
 
+DEVICE Vector load_vector(u64 address) { return *reinterpret_cast<const Vector*>(address); }
+DEVICE void store_vector(u64 address, Vector value) { *reinterpret_cast<Vector*>(address) = value; }
+
 // ---- shared memory, bulk copies and the barriers that they complete on
 
 DEVICE unsigned char* dynamic_shared() {

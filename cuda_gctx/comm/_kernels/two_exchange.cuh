@@ -16,11 +16,11 @@ struct TwoExchange {
   u64 output;
   u64 input_at[WORLD];   // the same tensors as each rank has them mapped, unless they are staged
   u64 output_at[WORLD];
-  u64 input_offset;   // bytes into the input of each source where this rank's share begins
+  u64 input_offset[SOURCES];  // bytes into the input of each source where this rank's share begins
   u64 output_offset;  // bytes into the output of each target where it goes
   u64 share_bytes;    // a multiple of 16
   u32 tile_bytes;     // a multiple of 16, at most TILE_BYTES
-  u32 is_staged;      // input and output of every rank are its staging buffers; else tensors that all ranks reach
+  u32 is_staged;      // 1: the input of every rank is its staging buffer; 2: the output; else tensors that all ranks reach
   u32 source[SOURCES];
   u32 target[TARGETS];
 };
@@ -81,19 +81,20 @@ DEVICE Walk walk_of(const TwoExchange& a) {
 // The thread that moves. False after the time limit.
 DEVICE bool move(const TwoExchange& a, const Tiles& tiles, const Walk& walk) {
   const u64 own = a.call.peer[a.call.rank];
+  const bool is_input_staged = a.is_staged & 1, is_output_staged = a.is_staged & 2;
   u64 from[SOURCES], to[TARGETS];
 #pragma unroll
   for (u32 one = 0; one < SOURCES; ++one) {
     u32 source = a.source[one];
-    u64 base = a.is_staged ? a.call.peer[source] + STAGED_INPUT : a.input;
-    if (!a.is_staged && source != a.call.rank) base = load_relaxed(mailbox_of(own, source) + MAILBOX_INPUT);
-    from[one] = base + a.input_offset;
+    u64 base = is_input_staged ? a.call.peer[source] + STAGED_INPUT : a.input;
+    if (!is_input_staged && source != a.call.rank) base = load_relaxed(mailbox_of(own, source) + MAILBOX_INPUT);
+    from[one] = base + a.input_offset[one];
   }
 #pragma unroll
   for (u32 one = 0; one < TARGETS; ++one) {
     u32 target = a.target[one];
-    u64 base = a.is_staged ? a.call.peer[target] + STAGED_OUTPUT : a.output;
-    if (!a.is_staged && target != a.call.rank) base = load_relaxed(mailbox_of(own, target) + MAILBOX_OUTPUT);
+    u64 base = is_output_staged ? a.call.peer[target] + STAGED_OUTPUT : a.output;
+    if (!is_output_staged && target != a.call.rank) base = load_relaxed(mailbox_of(own, target) + MAILBOX_OUTPUT);
     to[one] = base + a.output_offset;
   }
   // The inputs were written by ordinary stores and acquired by ordinary loads; the copies below are another proxy.

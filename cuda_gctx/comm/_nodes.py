@@ -1,0 +1,264 @@
+"""The hierarchical form: the kernels within a node, and the exchange between nodes through a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from cuda_gctx import Context, Device, Stream
+from cuda_gctx.comm._backends import CommBackend
+from cuda_gctx.comm._compile import BETWEEN_NODES, KERNELS, WITHIN_NODES, compile_kernels
+from cuda_gctx.comm._driver_calls import call
+from cuda_gctx.comm._launch import (
+    STAGED_INPUT,
+    STAGED_OUTPUT,
+    Loaded,
+    Seen,
+    SumCalls,
+    exchange_arguments,
+    fill_call,
+)
+from cuda_gctx.comm._protocol import (
+    NODE_THREADS,
+    TWO_EXCHANGE_THREADS,
+    Geometry,
+    NodeStep,
+    Region,
+    node_defines,
+    part_of,
+    shared_bytes,
+)
+from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
+
+__all__ = ["NodeCalls", "NodeKernels", "NvshmemTransport", "PeerTransport", "Transport"]
+
+# What one block of the kernel that copies pieces has at least, in bytes.
+BYTES_OF_A_BLOCK = NODE_THREADS * 64
+
+
+class NodeCalls:
+    """What the kernels of one operation are given in the hierarchical form, step by step."""
+
+    def __init__(self, info: ParallelInfo, op: MixedCommOp, region: Region, *, grid: int, fewest_steps: int) -> None:
+        self._info = info
+        self._region = region
+        plan = self._plan = info.node_plan(op)
+        node, own = info.local_size, info.local_rank
+        nodes_added = len(plan.sums[0][0])
+        self._collect = SumCalls(node, plan.sources, (own,), grid=grid, fewest_steps=fewest_steps)
+        # What is added lies in this rank's region.
+        self._spread = SumCalls(node, (own,) * nodes_added, plan.targets, grid=grid, fewest_steps=fewest_steps)
+        self.exchange = exchange_arguments(node, info.inter_size)()
+        self.exchange.node = info.inter_rank
+        self.exchange.piece[:] = plan.chunk_of_node
+
+    @property
+    def grid(self) -> int:
+        return self._collect.grid
+
+    @grid.setter
+    def grid(self, grid: int) -> None:
+        self._collect.grid = self._spread.grid = grid
+
+    def connect(self, peers: Sequence[int], regions: Sequence[int], fault: int, limit_ns: int) -> None:
+        """What stays the same from call to call. peers: of this node; regions: of the equal local rank of each node."""
+        info = self._info
+        first = info.inter_rank * info.local_size
+        for arguments in (self._collect.arguments.call, self._spread.arguments.call, self.exchange.call):
+            fill_call(arguments, peers, fault, limit_ns, info.local_rank, first)
+        self.exchange.region[:] = regions
+
+    def steps(
+        self, x_in: int, x_out: int, block_bytes: int, signature: int, *, is_staged: bool, seen: Seen | None
+    ) -> Iterator[tuple[NodeStep, Any, int]]:
+        """Each step of a call, in order: its struct, filled for now, and the number of blocks.
+
+        seen: the addresses of input and output in the process of each rank of the node.
+        """
+        plan, region, node = self._plan, self._region, self._info.inter_rank
+        own = int(self.exchange.region[node])
+        count = self._info.local_size
+        inputs, outputs = seen or ((x_in,) * count, (x_out,) * count)
+        begin, size = part_of(plan.share, plan.shares, block_bytes)
+        for number, chunk in enumerate(plan.chunks):
+            piece = own + region.outgoing(number) + region.HEADER_BYTES
+            offsets = (chunk * block_bytes + begin,) * len(plan.sources), 0
+            blocks = self._collect.fill(
+                *((x_in, piece), offsets, size, signature),
+                staged=STAGED_INPUT if is_staged else 0,
+                seen=(inputs, (piece,) * count),
+            )
+            yield NodeStep.COLLECT, self._collect.arguments, blocks
+        self.exchange.call.signature = signature
+        self.exchange.piece_bytes = size
+        yield NodeStep.EXCHANGE, self.exchange, max(min(self.grid, size // BYTES_OF_A_BLOCK), 1)
+        for nodes, block in plan.sums:
+            pieces = [
+                region.HEADER_BYTES
+                + (region.outgoing(plan.chunk_of_node[node]) if one == node else region.incoming(one))
+                for one in nodes
+            ]
+            blocks = self._spread.fill(
+                *((own, x_out), (pieces, block * block_bytes + begin), size, signature),
+                staged=STAGED_OUTPUT if is_staged else 0,
+                seen=((own,) * count, outputs),
+            )
+            yield NodeStep.SPREAD, self._spread.arguments, blocks
+
+
+class Transport(Protocol):
+    """What moves pieces between nodes: it has a region for this rank, and sends signals and pieces in stream order.
+
+    The waits are not part of it: they are kernels with a time limit.
+    """
+
+    regions: tuple[int, ...]
+    """The regions of the equal local ranks, by node, as far as kernels of this rank write to them; its own always."""
+
+    cannot_release: str
+    """Why its memory cannot be given back for a checkpoint; empty if it can."""
+
+    def say_ready(self, kernels: Loaded, exchange: Any, stream: Stream) -> None:
+        """Counts READY of this rank up, at every other node."""
+
+    def put(self, kernels: Loaded, exchange: Any, blocks: int, stream: Stream) -> None:
+        """Sends each other node its piece with the header, and then counts DATA up."""
+
+    def close(self) -> None:
+        """Gives the region back. Collective."""
+
+
+class PeerTransport:
+    """Nodes of one host: kernels write to the regions of all ranks, which are part of their workspaces."""
+
+    cannot_release = ""
+
+    def __init__(self, info: ParallelInfo, workspaces: Sequence[int], offset: int) -> None:
+        self.regions = tuple(workspaces[rank] + offset for rank in info.inter_ranks())
+
+    def say_ready(self, kernels: Loaded, exchange: Any, stream: Stream) -> None:
+        kernels.launch("say_ready", exchange, 1, NODE_THREADS, 0, stream)
+
+    def put(self, kernels: Loaded, exchange: Any, blocks: int, stream: Stream) -> None:
+        kernels.launch("put_pieces", exchange, blocks, NODE_THREADS, 0, stream)
+
+    def close(self) -> None:
+        """The workspaces are closed by their owner."""
+
+
+class NvshmemTransport:
+    """NVSHMEM, called from the host: signals and pieces are operations on the stream. It must be initialised."""
+
+    cannot_release = "NVSHMEM cannot give its memory back and take new memory at the same addresses"
+
+    def __init__(self, backend: CommBackend, info: ParallelInfo, device: Device, region: Region) -> None:
+        self._library: Any = import_module("nvshmem.bindings")
+        self._info = info
+        self._layout = region
+        self._device = device
+        with device.context.current():
+            # On all ranks the same size and at the same time: so it is the same place of the symmetric heap.
+            self._region = int(self._library.align(4096, region.total_bytes))
+            if not self._region:
+                raise RuntimeError(f"NVSHMEM has no {region.total_bytes} bytes: set NVSHMEM_SYMMETRIC_SIZE")
+            call("cuMemsetD8", self._region, 0, region.total_bytes)
+            call("cuCtxSynchronize")
+        # Nobody counts up before everybody has begun at zero.
+        backend.barrier()
+        self.regions = (self._region,) * info.inter_size
+
+    def _others(self) -> Iterator[tuple[int, int]]:
+        """Every other node, and the number of its equal local rank."""
+        return ((node, rank) for node, rank in enumerate(self._info.inter_ranks()) if node != self._info.inter_rank)
+
+    def say_ready(self, kernels: Loaded, exchange: Any, stream: Stream) -> None:
+        # Constants only: a graph sends the same ones in every replay.
+        add = int(self._library.Signal_op.SIGNAL_ADD)
+        at = self._region + self._layout.signal(self._info.inter_rank) + self._layout.SIGNAL_READY
+        with self._device.context.current():
+            for _, rank in self._others():
+                self._library.signal_op_on_stream(at, 1, add, rank, stream.handle)
+
+    def put(self, kernels: Loaded, exchange: Any, blocks: int, stream: Stream) -> None:
+        add = int(self._library.Signal_op.SIGNAL_ADD)
+        layout, own = self._layout, self._info.inter_rank
+        to = self._region + layout.incoming(own)
+        at = self._region + layout.signal(own) + layout.SIGNAL_DATA
+        size = layout.HEADER_BYTES + int(exchange.piece_bytes)
+        with self._device.context.current():
+            for node, rank in self._others():
+                source = self._region + layout.outgoing(int(exchange.piece[node]))
+                self._library.putmem_signal_on_stream(to, source, size, at, 1, add, rank, stream.handle)
+
+    def close(self) -> None:
+        region, self._region = self._region, 0
+        if region:
+            with self._device.context.current():
+                self._library.free(region)
+
+
+class NodeKernels:
+    """The kernels of one operation in the hierarchical form, loaded in one context."""
+
+    def __init__(
+        self,
+        info: ParallelInfo,
+        op: MixedCommOp,
+        geometry: Geometry,
+        region: Region,
+        transport: Transport,
+        context: Context,
+        device: Device,
+        calls: NodeCalls,
+        *,
+        is_bfloat16: bool,
+    ) -> None:
+        self.calls = calls
+        self._transport = transport
+        self._loaded: dict[NodeStep, Loaded] = {}
+        self._shared: dict[NodeStep, int] = {}
+        plan = info.node_plan(op)
+        for step, sources in (
+            (NodeStep.COLLECT, len(plan.sources)),
+            (NodeStep.EXCHANGE, 0),
+            (NodeStep.SPREAD, len(plan.sums[0][0])),
+        ):
+            files = WITHIN_NODES if sources else BETWEEN_NODES
+            words = node_defines(info, op, step, geometry, region, is_bfloat16=is_bfloat16)
+            compiled = compile_kernels(words, device.compute_capability, files)
+            loaded = self._loaded[step] = Loaded(compiled, [name for file in files for name in KERNELS[file]], context)
+            if sources:
+                self._shared[step] = shared_bytes(sources)
+                loaded.allow_shared("two_exchange", self._shared[step])
+
+    def run(
+        self,
+        x_in: int,
+        x_out: int,
+        block_bytes: int,
+        signature: int,
+        stream: Stream,
+        *,
+        is_staged: bool,
+        seen: Seen | None = None,
+    ) -> None:
+        """All steps of a call, one behind the other on the stream."""
+        between = self._loaded[NodeStep.EXCHANGE]
+        # First, so that it has arrived when it is waited for.
+        self._transport.say_ready(between, self.calls.exchange, stream)
+        for step, arguments, blocks in self.calls.steps(
+            x_in, x_out, block_bytes, signature, is_staged=is_staged, seen=seen
+        ):
+            if step is NodeStep.EXCHANGE:
+                between.launch("wait_ready", arguments, 1, NODE_THREADS, 0, stream)
+                self._transport.put(between, arguments, blocks, stream)
+                between.launch("wait_data", arguments, 1, NODE_THREADS, 0, stream)
+            else:
+                self._loaded[step].launch(
+                    "two_exchange", arguments, blocks, TWO_EXCHANGE_THREADS, self._shared[step], stream
+                )
+
+    def close(self) -> None:
+        while self._loaded:
+            self._loaded.popitem()[1].close()
