@@ -57,7 +57,8 @@ def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> i
     library().configure(spec)
     environment = dict(os.environ)
     environment["CUDA_GCTX_SIM"] = spec
-    environment["CUDA_GCTX_DRIVER"] = f"sim:{spec}"
+    # The path, not "sim:...": this package then uses the machine that other libraries of the program may have started.
+    environment["CUDA_GCTX_DRIVER"] = library_path()
     inherited = environment.get("LD_LIBRARY_PATH")
     environment["LD_LIBRARY_PATH"] = library_folder() + (os.pathsep + inherited if inherited else "")
     print(f"running on a simulated machine: {spec}", file=sys.stderr)

@@ -156,7 +156,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     # The date in the archives: that of the last commit, or what the caller says.
-    os.environ.setdefault("SOURCE_DATE_EPOCH", run("git", "log", "-1", "--format=%ct").strip())
+    if "SOURCE_DATE_EPOCH" not in os.environ:
+        os.environ["SOURCE_DATE_EPOCH"] = run("git", "log", "-1", "--format=%ct").strip()
     work, out = options.work.resolve() / options.machine, options.out.resolve()
     work.mkdir(parents=True, exist_ok=True)
     source = sdist(work, out)

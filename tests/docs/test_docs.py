@@ -171,6 +171,7 @@ def test_commands_on_a_page_print_what_the_page_shows(page: Path) -> None:
             assert program in PROGRAMS, f"{name_of(page)}:{block.line}: only {', '.join(PROGRAMS)} can be shown"
             # A program that such a command starts is named in full as well.
             words = [sys.executable if word == "python" else word for word in words]
+            words = [str(REPOSITORY / word) if word.startswith("examples/") else word for word in words]
             done = child(*PROGRAMS[program], *words, CUDA_GCTX_DRIVER="sim:h200@13.0")
             assert done.returncode == 0, f"{command}: {done.stderr}"
             printed = done.stdout

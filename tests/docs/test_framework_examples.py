@@ -11,9 +11,23 @@ import pytest
 from ..conftest import REPOSITORY
 from ..numba_kernels import skip_unless_numba_compiles
 
-pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
+PROGRAMS = REPOSITORY / "examples" / "frameworks"
 
 
+@pytest.mark.sim_only
+def test_the_latency_of_cuda_core_is_measured_on_a_simulated_machine() -> None:
+    pytest.importorskip("cuda.core", reason="cuda.core is not installed here")
+    pytest.importorskip("nvidia.cu13", reason="the compiler of CUDA is not installed here")
+    run = [sys.executable, "-m", "cuda_gctx.sim", "run", "--"]
+    program = [sys.executable, str(PROGRAMS / "cuda_core_latency.py")]
+    done = subprocess.run([*run, *program], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "(simulated)" in done.stdout
+    assert "partition of 8 SMs: median " in done.stdout
+
+
+@pytest.mark.gpu_only
 @pytest.mark.parametrize(
     ("example", "module", "said"),
     [
@@ -21,6 +35,7 @@ pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("default")]
         ("cupy_partition", "cupy", "decode has 16 SMs"),
         ("numba_partition", "numba_cuda", "on 16 SMs"),
         ("cuda_core_partition", "cuda.core", "decode has 16 SMs"),
+        ("cuda_core_latency", "cuda.core", "partition of 8 SMs: median "),
         ("flashinfer_split", "torch", "[8, 16, 24, "),
         ("torch_green_context", "torch", "and they share none"),
         ("torch_library_sms", "torch", "1 product measured"),
@@ -34,7 +49,7 @@ def test_an_example_with_a_framework_runs(example: str, module: str, said: str) 
     if module == "numba_cuda":
         skip_unless_numba_compiles()
     done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / "frameworks" / f"{example}.py")],
+        [sys.executable, str(PROGRAMS / f"{example}.py")],
         capture_output=True,
         text=True,
         check=False,

@@ -58,6 +58,22 @@ def test_run_ends_as_its_command_ends() -> None:
     assert command("run", "--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
 
 
+FOREIGN_FIRST = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+driver.cuInit(0)
+foreign = ctypes.c_void_p()
+assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(foreign), 0) == 0
+from cuda_gctx import Device
+assert Device(0).context.handle == foreign.value, "another machine"
+"""
+
+
+def test_run_shares_the_machine_with_libraries_that_use_the_driver_before_the_package() -> None:
+    done = command("run", "--", sys.executable, "-c", FOREIGN_FIRST)
+    assert done.returncode == 0, done.stderr
+
+
 def test_run_keeps_the_rest_of_the_loaders_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
     done = command("run", "--", sys.executable, "-c", "import os; print(os.environ['LD_LIBRARY_PATH'])")
