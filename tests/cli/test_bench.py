@@ -106,7 +106,7 @@ def test_times_of_a_gpu_are_compared(published: dict[str, Any], capsys: pytest.C
         assert f"{ns['cuda_gctx']['median'] / ns[peer]['median']:.2f}" in row
 
 
-def test_who_refused_what_is_told_in_its_own_words(
+def test_who_refused_what_is_reported_in_its_own_words(
     published: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = shown(published, capsys)
@@ -234,7 +234,7 @@ def test_raw_calls_are_set_up_whole_or_not_at_all(sim: Callable[..., Any], drive
 
 
 @pytest.mark.sim_only
-def test_raw_calls_tell_what_is_missing(sim: Callable[..., Any]) -> None:
+def test_raw_calls_report_what_is_missing(sim: Callable[..., Any]) -> None:
     sim("h200", driver="12.3")
     assert "12.4" in str(refusal(FeatureNotSupported, lambda: RawCalls(Device())))
 

@@ -148,7 +148,7 @@ def test_messages_are_wrapped_at_the_width_of_the_terminal() -> None:
     assert len(done.splitlines()) > 1
 
 
-def test_help_tells_every_command_and_what_the_statuses_mean() -> None:
+def test_help_reports_every_command_and_what_the_statuses_mean() -> None:
     done = run("--help")
     assert done.exit_code == 0
     for word in ("info", "sizes", "plan", "verify", "demo", "bench", "tune", "doctor", "sim"):

@@ -64,7 +64,7 @@ def test_the_whole_job_is_shown_in_order(sim: Callable[..., Any]) -> None:
 
 
 @pytest.mark.sim_only
-def test_what_was_asked_stands_beside_what_came(sim: Callable[..., Any]) -> None:
+def test_what_was_asked_is_shown_with_what_came(sim: Callable[..., Any]) -> None:
     sim("h200")
     parts = {part["name"]: part for part in document()["partitions"]}
     assert {name: (part["asked"], part["sm_count"]) for name, part in parts.items()} == {
@@ -88,7 +88,7 @@ def test_every_sm_is_seen_in_one_partition(sim: Callable[..., Any], driver: str)
 
 
 @pytest.mark.sim_only
-def test_the_document_tells_everything_that_the_text_does(sim: Callable[..., Any]) -> None:
+def test_the_document_reports_everything_that_the_text_does(sim: Callable[..., Any]) -> None:
     sim("h200")
     result = document()
     assert result["command"] == "demo"

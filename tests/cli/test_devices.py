@@ -46,7 +46,7 @@ def row(text: str, first: str) -> list[str]:
 # ---- info
 
 
-def test_info_tells_each_device_as_the_package_sees_it(dev: Device) -> None:
+def test_info_reports_each_device_as_the_package_sees_it(dev: Device) -> None:
     found = json_of("info")["devices"]
     assert [entry["id"] for entry in found] == list(range(Device.count()))
     first = found[0]
@@ -77,7 +77,7 @@ def test_info_shows_workqueues_where_the_driver_has_them(sim: Callable[..., Any]
     assert f"{queue.sharing_scope}, limit {queue.concurrency_limit}" in run("info").stdout
 
 
-def test_info_tells_what_there_is_on_a_driver_without_green_contexts(sim: Callable[..., Any]) -> None:
+def test_info_shows_what_there_is_on_a_driver_without_green_contexts(sim: Callable[..., Any]) -> None:
     sim("h200", driver="12.3")
     [device] = json_of("info")["devices"]
     assert device["sm_count"] == 132
@@ -298,6 +298,6 @@ def test_on_a_gpu_doctor_finds_the_driver_and_the_device(dev: Device) -> None:
 
 
 @pytest.mark.gpu_only
-def test_beside_a_gpu_another_machine_can_be_asked_about() -> None:
+def test_next_to_a_gpu_another_machine_can_be_asked_about() -> None:
     document = json.loads(child("plan", "16", "rest", "--profile", "b200", "--driver", "13.4", "--json").stdout)
     assert document["device"]["name"] == "NVIDIA B200 (simulated)"

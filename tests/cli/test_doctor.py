@@ -93,7 +93,7 @@ def test_a_setting_is_judged(
 
 
 @pytest.mark.parametrize("value", ["²", "٣", "many", ""])
-def test_what_is_no_number_leaves_the_queues_as_they_are(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_what_is_not_a_number_leaves_the_queues_as_they_are(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", value)
     assert too_few_queues(8, "contexts") is None
 
@@ -108,7 +108,7 @@ def test_devices_that_are_named_are_held_against_those_the_driver_sees(devices: 
 
 
 @pytest.mark.parametrize(("state", "status"), [("problem", 1), ("warning", 0)])
-def test_a_problem_ends_with_1_and_a_warning_with_0_and_both_are_told(
+def test_a_problem_ends_with_1_and_a_warning_with_0_and_both_are_reported(
     dev: Device, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], state: str, status: int
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1" if state == "problem" else "4")
@@ -164,7 +164,7 @@ def test_an_mps_share_below_all_is_a_problem_where_there_is_a_daemon(
         ("sim:h200@12.3", "CUDA 12.3", "12.4 or newer"),
     ],
 )
-def test_a_driver_that_cannot_be_used_is_a_problem_and_the_rest_is_told_all_the_same(
+def test_a_driver_that_cannot_be_used_is_a_problem_and_the_rest_is_reported_all_the_same(
     driver: str, says: str, advice: str
 ) -> None:
     done = child("doctor", "--json", CUDA_GCTX_DRIVER=driver)
@@ -225,14 +225,14 @@ def test_cupy_is_found_under_the_names_of_its_wheels(dev: Device, installed: dic
     ("numba", "numpy", "state"),
     [("0.30.4", "2.5.2", "warning"), ("0.30.4", "2.3.5", "ok"), ("0.31.0", "2.5.2", "ok")],
 )
-def test_numba_beside_a_numpy_that_it_cannot_use_is_a_warning(
+def test_numba_with_a_numpy_that_it_cannot_use_is_a_warning(
     dev: Device, installed: dict[str, str], numba: str, numpy: str, state: str
 ) -> None:
     installed.update({"numba-cuda": numba, "numpy": numpy})
     assert findings()["numba-cuda"]["state"] == state
 
 
-def test_a_slice_of_a_gpu_is_told(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_of_a_gpu_is_reported(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slice:
         device_id, name, sm_count, resources = 0, "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 14, dev.resources
 

@@ -296,7 +296,7 @@ def test_what_cannot_be_tuned_is_said_before_anything_is_measured(
     assert not tuner.asked
 
 
-def test_a_module_that_cannot_import_what_it_needs_is_told(dev: Device, tuner: StandInTuner, folder: Path) -> None:
+def test_a_module_that_cannot_import_what_it_needs_is_reported(dev: Device, tuner: StandInTuner, folder: Path) -> None:
     (folder / "needy_work.py").write_text("import no_such_framework\n")
     done = run("tune", "needy_work:work")
     assert done.exit_code == 1

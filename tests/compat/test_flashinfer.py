@@ -409,7 +409,7 @@ def test_a_split_is_refused_while_a_stream_of_another_is_capturing(torch: Any, d
     assert "is capturing a graph" in str(error)
 
 
-def test_a_split_beside_a_living_one_warns_of_the_shared_sms(torch: Any, dev: Device) -> None:
+def test_a_split_next_to_a_living_one_warns_of_the_shared_sms(torch: Any, dev: Device) -> None:
     streams, _ = split_device_green_ctx("cuda:0", 2, 8)
     for split in (
         lambda: split_device_green_ctx("cuda:0", 1, 16),

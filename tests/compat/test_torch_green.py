@@ -675,7 +675,7 @@ def test_contexts_are_made_once_however_often_they_are_created(torch: Any, fresh
     assert context_counts(fresh.resources.sm) == made
 
 
-def test_the_module_tells_that_it_is_supported() -> None:
+def test_the_module_says_that_it_is_supported() -> None:
     from cuda_gctx.compat.torch_green import SUPPORTED
 
     assert SUPPORTED is True

@@ -33,7 +33,7 @@ def ctx(dev: Device) -> Iterator[Context]:
         yield ctx
 
 
-def test_a_context_tells_what_it_is(dev: Device, ctx: Context) -> None:
+def test_a_context_has_its_properties(dev: Device, ctx: Context) -> None:
     assert (ctx.is_green, ctx.is_closed, ctx.is_current) == (True, False, False)
     assert (ctx.name, ctx.device, ctx.sm_count) == ("decode", dev, 16)
     assert ctx.resources.sm.sm_count == 16

@@ -32,7 +32,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
-def test_a_device_tells_what_it_is(dev: Device) -> None:
+def test_a_device_has_its_properties(dev: Device) -> None:
     assert dev.device_id == 0
     assert dev.name
     assert dev.sm_count == dev.resources.sm.sm_count > 0
@@ -62,7 +62,7 @@ def test_a_device_is_a_value(dev: Device) -> None:
     assert dev != 0
 
 
-def test_devices_of_one_machine_are_told_apart(sim: Callable[..., Any]) -> None:
+def test_devices_of_one_machine_are_distinguished(sim: Callable[..., Any]) -> None:
     sim("h200", devices=2)
     assert Device.count() == 2
     first, second = Device(0), Device(1)
@@ -122,7 +122,7 @@ def test_the_primary_context_is_retained_once(sim: Callable[..., Any]) -> None:
 # ---- the driver
 
 
-def test_the_driver_tells_its_version_and_path(dev: Device) -> None:
+def test_the_driver_reports_its_version_and_path(dev: Device) -> None:
     system = cuda_gctx.system
     assert system.driver_version >= (12, 0)
     assert "libcuda" in system.driver_path

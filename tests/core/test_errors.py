@@ -53,7 +53,7 @@ def test_the_kinds_of_errors_are_what_a_user_would_catch() -> None:
         ("cuDevSmResourceSplitByCount", "CUDA_ERROR_NOT_PERMITTED", 800, lambda dev: split(dev.resources.sm, 8)),
     ],
 )
-def test_a_failed_call_is_told_with_code_name_and_call(
+def test_a_failed_call_is_reported_with_code_name_and_call(
     sim: Machines, function: str, code: str, number: int, use: Callable[[Device], object]
 ) -> None:
     machine = sim("h200", driver="13.0")
@@ -189,7 +189,7 @@ def test_every_message_says_what_to_do(sim: Machines, case: str) -> None:
 
 
 @pytest.mark.sim_only
-def test_what_a_destructor_could_not_do_is_told_once() -> None:
+def test_what_a_destructor_could_not_do_is_reported_once() -> None:
     with session("h200", check=False) as machine:
         stream = Device(0).create_stream()
         machine.fail("cuStreamDestroy", nth=1, code="CUDA_ERROR_LAUNCH_FAILED")
@@ -204,7 +204,7 @@ def test_what_a_destructor_could_not_do_is_told_once() -> None:
 
 
 @pytest.mark.sim_only
-def test_what_the_collector_could_not_destroy_is_told_too() -> None:
+def test_what_the_collector_could_not_destroy_is_reported_too() -> None:
     with session("h200", check=False) as machine:
         contexts = small_contexts(Device(0), 2)
 

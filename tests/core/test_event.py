@@ -16,7 +16,7 @@ from ..raw import Probe
 TIMED = EventOptions(timing_enabled=True)
 
 
-def test_an_event_tells_what_it_is(dev: Device) -> None:
+def test_an_event_has_its_properties(dev: Device) -> None:
     with dev.create_event(EventOptions(timing_enabled=True, blocking_sync=True)) as event:
         assert (event.is_timing_enabled, event.is_blocking_sync, event.is_closed) == (True, True, False)
         assert (event.context, event.device) == (dev.context, dev)

@@ -93,7 +93,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_forked_child_is_told_and_ends_cleanly(ending: str) -> None:
+def test_a_forked_child_gets_an_error_and_ends_cleanly(ending: str) -> None:
     run = run_python(PROGRAM.replace("ENDING", ENDINGS[ending]))
     assert (run.returncode, run.stderr) == (0, "")
     told_in_child, status = run.stdout.splitlines()
@@ -104,7 +104,7 @@ def test_a_forked_child_is_told_and_ends_cleanly(ending: str) -> None:
         assert "spawn" in message, name
 
 
-def test_a_fork_before_the_first_use_is_no_fork_for_the_driver() -> None:
+def test_a_fork_before_the_first_use_is_not_a_fork_for_the_driver() -> None:
     run = run_python(
         """
 import os, cuda_gctx
@@ -117,7 +117,7 @@ print(cuda_gctx.Device(0).resources.sm.sm_count > 0, status)
     assert run.stdout.splitlines() == ["True None", "True 0"]
 
 
-def test_a_child_of_a_child_is_told_too() -> None:
+def test_a_child_of_a_child_gets_an_error_too() -> None:
     run = run_python(
         """
 import os, warnings, cuda_gctx
@@ -140,7 +140,7 @@ else:
     assert run.stdout.split() == ["True", "0", "0"]
 
 
-def test_multiprocessing_by_spawn_works_beside_a_driver_in_use(tmp_path: Path) -> None:
+def test_multiprocessing_by_spawn_works_next_to_a_driver_in_use(tmp_path: Path) -> None:
     script = tmp_path / "spawning.py"
     script.write_text(
         """

@@ -24,7 +24,7 @@ def test_a_split_takes_counts_dicts_and_options(dev: Device, asked: Any) -> None
 
 
 @pytest.mark.parametrize("asked", [None, "8", 8.0, object()])
-def test_what_is_no_request_is_refused_with_what_is(dev: Device, asked: Any) -> None:
+def test_what_is_not_a_request_is_refused_with_what_is(dev: Device, asked: Any) -> None:
     with pytest.raises(TypeError, match=r"split\(8\)"):
         dev.resources.sm.split(asked)
 

@@ -225,7 +225,7 @@ def test_sms_are_taken_as_long_as_a_stream_uses_them(dev: Device) -> None:
     green(dev, group, exclusive=True).close()
 
 
-def test_the_primary_context_is_no_overlap(dev: Device) -> None:
+def test_the_primary_context_is_not_an_overlap(dev: Device) -> None:
     dev.context.create_stream().close()
     (group,), _ = split(dev.resources.sm, 16)
     green(dev, group, exclusive=True).close()

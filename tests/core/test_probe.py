@@ -10,7 +10,7 @@ from cuda_gctx._core.probe import Stamps, spin
 SPIN_NS = 200_000
 
 
-def test_stamps_tell_when_and_on_which_sms_the_work_between_them_ran(dev: Device) -> None:
+def test_stamps_report_when_and_on_which_sms_the_work_between_them_ran(dev: Device) -> None:
     with dev.partition(small=16) as parts:
         assert parts.background is not None
         small, other = parts.small.stream, parts.background.stream
@@ -46,7 +46,7 @@ def test_a_stamp_waits_for_room_on_an_sm_of_its_context(dev: Device) -> None:
         assert waited[1] - begin[1] >= SPIN_NS
 
 
-def test_spinning_does_not_wait_and_takes_as_long_as_it_was_told(dev: Device) -> None:
+def test_spinning_does_not_wait_and_takes_as_long_as_requested(dev: Device) -> None:
     with dev.create_stream() as stream:
         stamps = Stamps(stream.device, 2)
         stamps.write(stream, 0)

@@ -141,7 +141,7 @@ def test_mixed_grains_are_served_on_every_driver(sim: Machines, driver: str) -> 
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_an_aligned_rest_beside_an_exact_group_stays_aligned(sim: Machines, driver: str) -> None:
+def test_an_aligned_rest_next_to_an_exact_group_stays_aligned(sim: Machines, driver: str) -> None:
     sim("h200", driver=driver)
     groups, remainder = split(Device(0).resources.sm, [None, 10], backfill=[False, True])
     (everything, exact), rest = sizes(groups, remainder)
@@ -162,7 +162,7 @@ def test_an_aligned_rest_beside_an_exact_group_stays_aligned(sim: Machines, driv
         ([16, 10], {"backfill": [False, True]}, "bisected"),
     ],
 )
-def test_strategy_tells_how_a_group_was_made(
+def test_strategy_reports_how_a_group_was_made(
     sim: Machines, driver: str, count: Counts, options: dict[str, Any], strategy: str
 ) -> None:
     sim("h200", driver=driver)
@@ -178,7 +178,7 @@ def test_the_structured_split_is_used_where_the_driver_has_it(sim: Machines, dri
     assert machine.calls("cuDevSmResourceSplit") >= 1
 
 
-def test_requested_stands_beside_what_was_given(dev: Device) -> None:
+def test_requested_is_shown_with_what_was_given(dev: Device) -> None:
     whole = dev.resources.sm
     grain = whole.coscheduled_alignment
     groups, remainder = split(whole, [whole.min_partition_size + 1, None])
@@ -295,7 +295,7 @@ def test_mixed_grains_take_hidden_contexts_once(sim: Machines) -> None:
     assert machine.calls("cuGreenCtxCreate") == 1
 
 
-def test_a_hidden_context_is_no_overlap(sim: Machines) -> None:
+def test_a_hidden_context_is_not_an_overlap(sim: Machines) -> None:
     sim("h200", driver="13.0")
     dev = Device(0)
     (group,), _ = split(dev.resources.sm, 48)

@@ -35,7 +35,7 @@ class Foreign:
         return self._answer
 
 
-def test_a_stream_tells_what_it_is(dev: Device, ctx: Context) -> None:
+def test_a_stream_has_its_properties(dev: Device, ctx: Context) -> None:
     with ctx.create_stream() as stream:
         assert (stream.context, stream.device) == (ctx, dev)
         assert stream.resources.sm.sm_count == ctx.sm_count
@@ -295,7 +295,7 @@ def test_a_default_stream_without_a_context_is_refused(dev: Device, special: int
         Stream.from_handle(special)
 
 
-def test_a_literal_zero_is_no_stream(dev: Device) -> None:
+def test_a_literal_zero_is_not_a_stream(dev: Device) -> None:
     with pytest.raises(ValueError, match="use 1 for the legacy default stream"):
         Stream.from_handle(0)
 
@@ -321,7 +321,7 @@ def test_handle_zero_by_the_protocol_is_the_default_stream(dev: Device, ctx: Con
 
 
 @pytest.mark.parametrize("handle", [-1, 2**64])
-def test_a_protocol_answer_that_is_no_handle_is_refused(dev: Device, handle: int) -> None:
+def test_a_protocol_answer_that_is_not_a_handle_is_refused(dev: Device, handle: int) -> None:
     with pytest.raises(ValueError, match="handle"):
         Stream(Foreign(0, handle))
 

@@ -197,7 +197,7 @@ print(SMResourceOptions([8, None]), StreamOptions(), EventOptions(), WorkqueueRe
     assert "count=(8, None)" in run(code, "/nonexistent/libcuda.so")
 
 
-def test_a_library_that_is_no_driver_is_told_from_one() -> None:
+def test_a_library_that_is_not_a_driver_is_distinguished_from_one() -> None:
     library = ctypes.util.find_library("c")
     assert library is not None
     assert run(TRY.format(use="cuda_gctx.Device(0)"), library).startswith(

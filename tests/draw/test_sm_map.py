@@ -184,7 +184,7 @@ def test_a_map_of_nothing_can_be_shown() -> None:
 # ---- pictures
 
 
-def test_the_picture_tells_of_every_sm_whose_it_is_and_where(sim: Machines) -> None:
+def test_the_picture_names_the_owner_and_the_place_of_every_sm(sim: Machines) -> None:
     sim("h200")
     with Device().partition(decode=16, prefill=104) as parts:
         shown = parts.verify().sm_map()
@@ -262,7 +262,7 @@ def test_a_shared_cell_has_the_mark_of_the_text() -> None:
 
 
 @pytest.mark.parametrize(("letter", "ems"), [("n", 0.55), ("N", 0.75), ("\uff37", 1), ("\u533a", 1)])
-def test_a_long_name_is_shortened_to_the_sheet_and_told_in_full(letter: str, ems: float) -> None:
+def test_a_long_name_is_shortened_to_the_sheet_and_shown_in_full(letter: str, ems: float) -> None:
     name = letter * 130
     svg = SMMap("a GPU", "13.0", ((name, tuple(range(16))), ("y", (16,)))).svg()
     [shown] = [words for words in words_of(svg) if words.endswith("\N{HORIZONTAL ELLIPSIS}, 16 SMs")]

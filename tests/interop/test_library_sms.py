@@ -223,7 +223,7 @@ def test_what_cublas_refuses_is_reported() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, True, 1.5, None])
-def test_a_target_that_is_no_number_of_sms_is_refused(count: Any) -> None:
+def test_a_target_that_is_not_a_number_of_sms_is_refused(count: Any) -> None:
     with pytest.raises(ValueError, match="number of SMs, or 0"), cublas_sms(7, count, StandInCuBLAS()):  # type: ignore[arg-type]
         pass
 
@@ -262,7 +262,7 @@ def test_an_exception_in_the_block_takes_the_sm_count_back(torch: Any, cublas: A
 
 
 @pytest.mark.sim_only
-def test_without_being_asked_no_library_is_told_anything(torch: Any, cublas: Any, dev: Device) -> None:
+def test_without_being_asked_no_library_gets_a_hint(torch: Any, cublas: Any, dev: Device) -> None:
     with dev.partition(16) as parts, parts[0].torch():
         assert (cublas.history, torch.carve_outs) == ([], [None])
 

@@ -163,7 +163,7 @@ def test_arguments_come_in_the_order_that_torch_has(distributed: StandInDistribu
 
 
 @pytest.mark.sim_only
-def test_a_rank_that_is_no_member_takes_no_part(distributed: StandInDistributed, dev: Device) -> None:
+def test_a_rank_that_is_not_a_member_takes_no_part(distributed: StandInDistributed, dev: Device) -> None:
     distributed.is_member = False
     with dev.partition(16) as parts:
         assert new_group(parts[0], [1]) is distributed.GroupMember.NON_GROUP_MEMBER

@@ -457,7 +457,7 @@ def test_streams_and_what_has_a_cuda_stream_can_be_used(torch: Any, dev: Device)
         del inside
 
 
-def test_what_is_no_stream_is_refused(torch: Any) -> None:
+def test_what_is_not_a_stream_is_refused(torch: Any) -> None:
     with pytest.raises(TypeError, match="no __cuda_stream__"):
         torch_stream(object())
 
@@ -605,7 +605,7 @@ def test_a_torch_whose_libraries_do_not_load_is_named(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_work_without_frameworks_goes_on_beside_one_that_does_not_do(
+def test_work_without_frameworks_goes_on_next_to_one_that_is_unusable(
     dev: Device, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module: Any = types.ModuleType(name)

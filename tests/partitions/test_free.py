@@ -69,7 +69,7 @@ def test_what_partitions_of_free_sms_have_is_not_free(machine: Any) -> None:
     assert dev.resources.sm.free.sm_count == 132
 
 
-def test_nothing_is_free_beside_a_background_partition(machine: Any) -> None:
+def test_nothing_is_free_next_to_a_background_partition(machine: Any) -> None:
     dev = Device(0)
     with dev.partition(a=16):
         assert dev.resources.sm.free.sm_count == 0

@@ -312,7 +312,7 @@ def test_memory_is_flat_over_many_switches(sim: Machines) -> None:
         assert machine.calls("cuGreenCtxCreate") == made
 
 
-def test_layouts_of_one_pool_may_overlap_and_others_are_told(dev: Device) -> None:
+def test_layouts_of_one_pool_may_overlap_and_others_are_reported(dev: Device) -> None:
     with PartitionPool(dev) as pool:
         pool.get((8, None))
         pool.get({"decode": 8})  # warnings are errors in the tests
@@ -492,7 +492,7 @@ def test_sixteen_threads_switch_among_layouts(dev: Device) -> None:
         found.clear()
 
 
-def test_verify_tells_of_other_layouts_in_use(sim: Machines) -> None:
+def test_verify_reports_other_layouts_in_use(sim: Machines) -> None:
     sim("h200")
     with PartitionPool(Device(0)) as pool:
         mine, other = pool.get((8, None)), pool.get((16, 8))

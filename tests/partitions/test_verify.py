@@ -113,7 +113,7 @@ def test_report_is_json_a_table_and_a_map(dev: Device) -> None:
         (("CUDA_MODULE_LOADING", "EAGER"), "no known cause fits"),
     ],
 )
-def test_lack_of_concurrency_is_told_with_the_cause_that_fits(
+def test_lack_of_concurrency_is_reported_with_the_cause_that_fits(
     sim: Machines, monkeypatch: pytest.MonkeyPatch, setting: tuple[str, str] | None, words: str
 ) -> None:
     sim("h200", connections=1)
@@ -171,7 +171,7 @@ def test_contexts_of_two_devices_are_refused(sim: Machines) -> None:
 @pytest.mark.parametrize(
     "function", ["cuLibraryLoadData", "cuLibraryGetKernel", "cuMemAlloc", "cuLaunchKernel", "cuMemcpyDtoHAsync"]
 )
-def test_a_failing_driver_call_is_told_and_leaves_nothing_behind(sim: Machines, function: str) -> None:
+def test_a_failing_driver_call_is_reported_and_leaves_nothing_behind(sim: Machines, function: str) -> None:
     machine = sim("h200")
     with Device(0).partition(8, 8) as parts:
         machine.fail(function, nth=1)

@@ -92,7 +92,7 @@ def test_run_keeps_the_rest_of_the_loaders_path(monkeypatch: pytest.MonkeyPatch)
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_cannot_be_done_is_said_and_told_by_the_status(arguments: list[str], status: int, says: str) -> None:
+def test_what_cannot_be_done_is_said_and_is_in_the_status(arguments: list[str], status: int, says: str) -> None:
     done = command(*arguments)
     assert done.returncode == status
     assert says in done.stderr
@@ -130,7 +130,7 @@ def test_neither_click_nor_rich_is_needed() -> None:
     assert program("-c", code).returncode == 0
 
 
-def test_json_tells_the_same_and_says_that_it_is_simulated() -> None:
+def test_json_reports_the_same_and_says_that_it_is_simulated() -> None:
     cards = json.loads(command("profiles", "--json").stdout)
     assert cards["simulated"] is True
     assert [card["key"] for card in cards["profiles"]] == [

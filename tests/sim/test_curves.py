@@ -114,7 +114,7 @@ def test_a_gemm_slows_down_with_its_sms_and_not_in_proportion(machine: Machine, 
     assert took == pytest.approx(recorded, rel=TOLERANCE)
 
 
-def test_a_memory_bound_step_is_slower_beside_others_in_other_sms(machine: Machine) -> None:
+def test_a_memory_bound_step_is_slower_next_to_others_in_other_sms(machine: Machine) -> None:
     with machine.partition(32) as (own, others), own.create_stream() as decode, others.create_stream() as prefill:
         alone = machine.took_us("decode", decode, STEP_BLOCKS)
         machine.launch("prefill", prefill, 20_000)

@@ -215,7 +215,7 @@ def kernel(driver: Start) -> Kernel:
         ((2**31, 1, 1), (1, 1, 1), INVALID_VALUE),
     ],
 )
-def test_a_launch_keeps_to_the_limits_that_the_device_tells(
+def test_a_launch_keeps_to_the_limits_that_the_device_reports(
     kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], answer: int
 ) -> None:
     assert kernel.launch(grid, block) == answer

@@ -40,7 +40,7 @@ def kinds(machine: Any) -> list[str]:
 # ---- the ledger
 
 
-def test_every_live_object_is_told_with_the_line_that_made_it() -> None:
+def test_every_live_object_is_reported_with_the_line_that_made_it() -> None:
     with session("h200", check=False, trace=True) as machine:
         dev = Device(0)
         ctx = green(dev, group(dev))
@@ -68,7 +68,7 @@ def test_every_live_object_is_told_with_the_line_that_made_it() -> None:
     assert machine.ledger().is_clean
 
 
-def test_objects_of_other_threads_are_told_by_their_thread() -> None:
+def test_objects_of_other_threads_are_reported_by_their_thread() -> None:
     with session("h200", check=False, trace=True) as machine:
         dev = Device(0)
         here = dev.create_stream()
@@ -99,7 +99,7 @@ def test_an_error_of_the_block_goes_before_the_leak() -> None:
     refusal(ZeroDivisionError, lambda: leak(0))
 
 
-def test_double_destroy_and_use_after_destroy_are_told_apart() -> None:
+def test_double_destroy_and_use_after_destroy_are_distinguished() -> None:
     with session("h200", check=False) as machine:
         raw, _ = Raw(), Device(0).set_current()
         stream = raw.handle("cuStreamCreate", 1)

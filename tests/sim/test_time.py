@@ -140,7 +140,7 @@ def test_an_idle_stream_takes_no_time(machine: Machine) -> None:
         assert machine.sim.time_ns() - before < 10_000
 
 
-def test_time_passes_when_it_is_told_to(machine: Machine) -> None:
+def test_time_passes_on_request(machine: Machine) -> None:
     with machine.dev.create_stream() as stream:
         machine.launch("hog", stream, 1)
         assert not stream.is_done

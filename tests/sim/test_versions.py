@@ -198,7 +198,7 @@ def test_the_split_by_count_is_the_same_on_every_driver(driver: Start, version: 
 
 
 @pytest.mark.parametrize("version", VERSIONS[1:])
-def test_groups_tell_their_alignment_from_13_1_on(driver: Start, version: str) -> None:
+def test_groups_report_their_alignment_from_13_1_on(driver: Start, version: str) -> None:
     raw = driver(version)
     (group,), _ = raw.split_by_count(raw.whole(), 8)
     assert list(group[25:27]) == ([8, 8] if number(version) >= 13010 else [0, 0])

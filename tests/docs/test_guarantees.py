@@ -1,0 +1,280 @@
+"""What the pages on exceptions and on sharing promise: each row is held by tests, which are named here.
+
+Rows that no other test holds are tested in this file.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from cuda_gctx import (
+    ClosedError,
+    CUDAError,
+    CUDAWarning,
+    Device,
+    IsolationError,
+    Layout,
+    Partitions,
+    Stream,
+    tune,
+)
+from cuda_gctx.partitions import verify
+from cuda_gctx.sim import Session, session
+
+from ..conftest import REPOSITORY
+from ..raw import Raw
+
+pytestmark = pytest.mark.sim_only
+
+MS = 1_000_000
+# By how a row or a sentence of the page begins: the tests that hold it. None: a fact of the hardware, which no test on
+# the software driver can hold; docs/hardware-facts.md and benchmarks/results have what was measured.
+Rows = dict[str, tuple[str, ...] | None]
+
+EXCEPTIONS: Rows = {
+    "Nothing is left behind": (
+        "core/test_all_or_nothing.py::test_whichever_call_fails_nothing_is_left_behind",
+        "partitions/test_partitions.py::test_a_failure_of_the_driver_leaves_nothing_behind",
+    ),
+    "The current context of the thread is unchanged": (
+        "core/test_all_or_nothing.py::test_whichever_call_fails_nothing_is_left_behind",
+    ),
+    "The same call can be made again": (
+        "core/test_all_or_nothing.py::test_whichever_call_fails_nothing_is_left_behind",
+        "partitions/test_pool.py::test_a_layout_that_fails_is_not_kept",
+    ),
+    "`close()` raises `RuntimeError` while": (
+        "core/test_context.py::test_close_while_current_here_is_refused",
+        "core/test_context.py::test_close_while_current_on_another_thread_is_refused",
+    ),
+    "Partitions are closed together": ("docs/test_guarantees.py::test_partitions_are_closed_together_or_not_at_all",),
+    "A failure of the driver during destruction": (
+        "core/test_errors.py::test_what_a_destructor_could_not_do_is_reported_once",
+        "core/test_errors.py::test_closing_goes_on_when_destroying_fails",
+    ),
+    "Closing twice does nothing": (
+        "core/test_context.py::test_closing_twice_does_nothing",
+        "core/test_stream.py::test_closing_twice_does_nothing_and_with_closes",
+        "core/test_event.py::test_closing_twice_does_nothing_and_dropping_destroys",
+    ),
+    "An exception in the body": (
+        "core/test_current.py::test_an_exception_restores_too",
+        "interop/test_torch.py::test_an_exception_leaves_the_block_in_order_too",
+    ),
+    "The exception of the body is": ("interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",),
+    "Blocks that are left in another order": (
+        "core/test_blocks.py::test_generators_that_are_closed_in_the_wrong_order_raise_and_use_nothing_that_is_gone",
+        "interop/test_cupy.py::test_blocks_left_in_a_wrong_order_leave_cupy_where_it_was",
+    ),
+    "`ValueError`, `TypeError`": ("core/test_errors.py::test_every_message_says_what_to_do",),
+    "`SplitError`": ("core/test_errors.py::test_the_suggestion_of_a_refused_split_travels_too",),
+    "`ResourceOverlapError`": ("core/test_overlap.py::test_exclusive_raises_instead_and_makes_nothing",),
+    "`FeatureNotSupported`": ("core/test_errors.py::test_the_kinds_of_errors_are_what_a_user_would_catch",),
+    "`DriverNotFound`": ("core/test_errors.py::test_the_kinds_of_errors_are_what_a_user_would_catch",),
+    "`IsolationError`": ("docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",),
+    "`CUDAError`": ("core/test_errors.py::test_a_failed_call_is_reported_with_code_name_and_call",),
+    "`RuntimeError`": ("core/test_objects.py::test_errors_have_their_public_names_and_are_runtime_errors",),
+}
+
+SHARING: Rows = {
+    "an NCCL communicator": ("interop/test_sharing.py::test_one_communicator_in_two_partitions_is_found",),
+    "a cuBLAS or cuDNN handle": ("interop/test_sharing.py::test_one_cublas_handle_in_two_partitions_is_found",),
+    "a cuBLAS workspace": ("interop/test_sharing.py::test_two_handles_whose_workspaces_overlap_are_found",),
+    "locks and counters": ("interop/test_sharing.py::test_lock_arrays_are_found_and_weights_may_be_shared",),
+    "a scratch buffer": ("interop/test_sharing.py::test_tensors_that_are_given_count_if_their_memory_overlaps",),
+    "the memory pool of a CUDA graph": ("interop/test_sharing.py::test_graphs_with_one_pool_are_found",),
+    "a CUDA graph that is being launched": (
+        "partitions/test_graphs.py::test_a_graph_of_another_partition_is_refused",
+        "partitions/test_graphs.py::test_a_graph_is_launched_on_any_stream_of_its_context_and_on_no_other",
+    ),
+    "a memory pool without stream order": ("interop/test_memory_on_gpu.py::",),
+    "an event that is recorded again": ("docs/test_guarantees.py::test_a_waiter_sees_the_latest_record_of_an_event",),
+    "the legacy default stream": (
+        "docs/test_guarantees.py::test_the_legacy_default_stream_waits_for_blocking_streams_and_not_for_partitions",
+    ),
+    "A context, stream or partition belongs to its process": (
+        "core/test_objects.py::test_copies_are_refused_with_what_to_do",
+        "docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",
+    ),
+    "A forked child": ("core/test_fork.py::test_a_forked_child_gets_an_error_and_ends_cleanly",),
+    "Two processes do not know": ("docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",),
+    "L2 cache": None,
+    "device memory and its bandwidth": (
+        "sim/test_curves.py::test_a_memory_bound_step_is_slower_next_to_others_in_other_sms",
+    ),
+    "power and clocks": None,
+    "copy engines, NVLink, PCIe": None,
+    "hardware queues": ("tune/test_explain.py::",),
+    "the address space": ("docs/test_guarantees.py::test_a_partition_reaches_the_memory_of_another",),
+}
+
+
+def rows(page: str, until: str | None = None) -> list[str]:
+    """The rows of the tables of a page, and the items of its lists, without headings."""
+    text = (REPOSITORY / "docs" / page).read_text()
+    if until is not None:  # without a part that has tests of its own
+        begin, end = until.split("...")
+        text = text[: text.index(begin)] + text[text.index(end) :]
+    tables = re.findall(r"^\| (?!---)(.*)$", re.sub(r"^\|.*\n(?=\| ---)", "", text, flags=re.MULTILINE), re.MULTILINE)
+    return [*tables, *re.findall(r"^- (.*)$", text, re.MULTILINE)]
+
+
+@cache
+def names_in(file: str) -> frozenset[str]:
+    tree = ast.parse((REPOSITORY / "tests" / file).read_text())
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+@pytest.mark.parametrize(
+    ("page", "held", "without"),
+    [("exceptions.md", EXCEPTIONS, None), ("sharing.md", SHARING, "### Finding it...## Between threads")],
+)
+def test_every_row_is_held_by_tests_that_exist(page: str, held: Rows, without: str | None) -> None:
+    found = rows(page, without)
+    assert [row for row in found if not any(row.startswith(begin) for begin in held)] == []
+    assert [begin for begin in held if not any(row.startswith(begin) for row in found)] == []
+    names = [name.split("::") for tests in held.values() for name in tests or ()]
+    assert [name for name in names if name[1] and name[1] not in names_in(name[0])] == []
+    assert all((REPOSITORY / "tests" / file).exists() for file, _ in names)
+
+
+def test_partitions_are_closed_together_or_not_at_all(machine: Session, parts: Partitions) -> None:
+    with parts.b.context.current():
+        with pytest.raises(RuntimeError, match="current"):
+            parts.close()
+        assert not parts.is_closed
+        parts.a.sync()  # nothing of it was closed
+    parts.close()
+    assert parts.is_closed
+    assert not machine.ledger().misuse
+
+
+# What a context answers after one of its kernels failed: every call that waits, enqueues or destroys.
+AFTER_A_FAILED_KERNEL = [
+    "cuStreamSynchronize",
+    "cuStreamQuery",
+    "cuCtxSynchronize",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuEventQuery",
+    "cuLaunchKernel",
+    "cuStreamDestroy",
+    "cuEventDestroy",
+    "cuGreenCtxDestroy",
+]
+
+
+@pytest.fixture
+def machine() -> Iterator[Session]:
+    with session("h200", driver="13.0") as made:
+        yield made
+
+
+@pytest.fixture
+def parts(machine: Session) -> Iterator[Partitions]:
+    with Device(0).partition(a=16, b=16) as made:
+        yield made
+
+
+def test_objects_of_a_lost_context_raise_and_can_be_closed() -> None:
+    def lose() -> None:
+        parts = Device(0).partition(a=16)
+        stream, event = parts.a.context.create_stream(), parts.a.context.create_event()
+        for function in AFTER_A_FAILED_KERNEL:
+            lost.fail(function, code="CUDA_ERROR_ILLEGAL_ADDRESS")
+        for use in (stream.sync, parts.a.sync, stream.record, lambda: stream.is_done):
+            with pytest.raises(CUDAError, match="ILLEGAL_ADDRESS"):
+                use()
+        for thing in (event, stream, parts):
+            thing.close()
+        assert (event.is_closed, stream.is_closed, parts.is_closed) == (True, True, True)
+        with pytest.raises(ClosedError):
+            stream.sync()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CUDAWarning)
+        with session("h200", check=False) as lost:
+            lose()
+
+
+def test_a_failed_verification_leaves_partitions_open(parts: Partitions) -> None:
+    with pytest.raises(IsolationError) as caught:
+        verify({"a": parts.a.context, "again": parts.a.context})
+    assert caught.value.report.problems
+    assert not parts.is_closed
+    parts.verify()
+
+
+def test_a_waiter_sees_the_latest_record_of_an_event(parts: Partitions) -> None:
+    writer, waiter = parts.a.stream, parts.b.stream
+    event = writer.record()
+    tune.spin(writer, blocks=16, spin_ns=5 * MS)
+    writer.record(event)  # another stream was to wait for the first record
+    waiter.wait(event)
+    waiter.sync()
+    assert writer.is_done  # it waited for the work between the records
+
+
+def test_the_legacy_default_stream_waits_for_blocking_streams_and_not_for_partitions(
+    machine: Session, parts: Partitions
+) -> None:
+    dev = Device(0)
+    with dev.context.current(), dev.create_stream({"nonblocking": False}) as blocking:
+        legacy = Stream.from_handle(1)
+        tune.spin(parts.a.stream, blocks=16, spin_ns=20 * MS)
+        tune.spin(blocking, blocks=16, spin_ns=5 * MS)
+        tune.spin(legacy, blocks=1, spin_ns=MS // 100)
+        machine.advance(MS)
+        assert not legacy.is_done  # behind the blocking stream
+        legacy.sync()
+        assert blocking.is_done
+        assert not parts.a.stream.is_done
+        parts.a.sync()
+
+
+SMS_OF_A_LAYOUT = """
+import json, sys
+from cuda_gctx import Device, Layout
+with Device(0).partition(Layout.from_json(sys.stdin.read())) as parts:
+    parts.verify()
+    print(json.dumps({part.name: list(part.sm_ids) for part in parts}))
+"""
+
+
+def test_a_layout_has_the_same_sms_in_every_process() -> None:
+    layout = Layout(decode=16, prefill=96)
+    with session("h200", driver="13.0"), Device(0).partition(layout) as parts:
+        parts.verify()
+        here = {part.name: list(part.sm_ids or ()) for part in parts}
+    done = subprocess.run(
+        [sys.executable, "-c", SMS_OF_A_LAYOUT],
+        input=layout.to_json(),
+        env={**os.environ, "CUDA_GCTX_DRIVER": "sim:h200@13.0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == here
+
+
+def test_a_partition_reaches_the_memory_of_another(parts: Partitions) -> None:
+    raw = Raw()
+    address = ctypes.c_uint64()
+    with parts.a.context.current():
+        raw.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(4096))
+    with parts.b.context.current():
+        raw.call("cuMemsetD8_v2", address, ctypes.c_ubyte(7), ctypes.c_size_t(4096))
+        raw.call("cuMemFree_v2", address)
