@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cuda_gctx._core.resources import SMResourceOptions as SMResourceOptions
     from cuda_gctx._core.resources import WorkqueueResource as WorkqueueResource
     from cuda_gctx._core.resources import WorkqueueResourceOptions as WorkqueueResourceOptions
+    from cuda_gctx._core.resources import WorkqueueSharingScopeType as WorkqueueSharingScopeType
     from cuda_gctx._core.stream import Stream as Stream
     from cuda_gctx._core.stream import StreamOptions as StreamOptions
     from cuda_gctx.partitions import GraphSet as GraphSet
@@ -81,6 +82,7 @@ _NAMES_OF_MODULE = {
         "SMResourceOptions",
         "WorkqueueResource",
         "WorkqueueResourceOptions",
+        "WorkqueueSharingScopeType",
     ),
     "cuda_gctx._core.stream": ("Stream", "StreamOptions"),
     "cuda_gctx.partitions": (
@@ -181,6 +183,24 @@ def _cupy_block() -> Any:
     return use
 
 
+def _core_device() -> Any:
+    from cuda_gctx.interop.cuda_core import core_device
+
+    return core_device
+
+
+def _with_core_device() -> Any:
+    from cuda_gctx.interop.cuda_core import with_core_device
+
+    return with_core_device
+
+
+def _core_stream() -> Any:
+    from cuda_gctx.interop.cuda_core import core_stream
+
+    return core_stream
+
+
 above.register(
     Device=_device,
     context_of=_context_of,
@@ -195,4 +215,7 @@ above.register(
     torch_block=_torch_block,
     torch_graph=_torch_graph,
     cupy_block=_cupy_block,
+    core_device=_core_device,
+    with_core_device=_with_core_device,
+    core_stream=_core_stream,
 )

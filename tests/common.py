@@ -77,3 +77,16 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
         timeout=120,
         env={**os.environ, **environment},
     )
+
+
+def run_with_cuda_core(code: str, machine: str = "h200@13.0") -> subprocess.CompletedProcess[str]:
+    """Runs a program in a child in which both cuda.core and this package use one simulated machine."""
+    from cuda_gctx import sim
+
+    return run_python(
+        code,
+        LD_LIBRARY_PATH=sim.library_folder(),
+        CUDA_GCTX_DRIVER=sim.library_path(),
+        CUDA_GCTX_SIM=machine,
+        CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING="1",
+    )

@@ -112,8 +112,8 @@ cdef dict advice_of_class = {}
 cdef object refuse_new(type kind, PyObject* args, PyObject* keywords):
     for base in kind.__mro__:
         if base in advice_of_class:
-            raise TypeError(advice_of_class[base])
-    raise TypeError(f"{kind.__name__} cannot be constructed directly")
+            raise RuntimeError(advice_of_class[base])
+    raise RuntimeError(f"{kind.__name__} cannot be constructed directly")
 
 
 cdef int make_only_here(type kind, str advice) except -1:

@@ -46,6 +46,8 @@ cdef class ContextOptions:
     """
 
     def __cinit__(self, resources, exclusive=False, name=None):
+        if resources is None:
+            raise ValueError("resources must be provided: a green context needs at least one SMResource")
         if not isinstance(resources, Sequence):
             raise TypeError(f"resources must be a sequence, not {type(resources).__name__}: put it in brackets")
         if not resources:

@@ -1,7 +1,9 @@
 """GPUs: their properties and resources, and what can be made on them."""
 
+from _thread import _local
 from collections import namedtuple
 from types import MappingProxyType
+from weakref import ref
 
 cimport cython
 
@@ -35,8 +37,41 @@ from cuda_gctx._core.stream import Stream
 
 ComputeCapability = namedtuple("ComputeCapability", ("major", "minor"))
 
+# The objects that set_current() was given, on each thread, by the ids of their contexts.
+cdef object made_current = _local()
+# Beyond so many, those that are gone are forgotten.
+cdef int MANY = 64
+
 # A mapping without fields: create_context() without options says what it takes.
 _NO_OPTIONS = MappingProxyType({})
+
+
+cdef dict given_contexts():
+    """The objects that set_current() was given on the calling thread."""
+    try:
+        return made_current.given
+    except AttributeError:
+        made_current.given = {}
+        return made_current.given
+
+
+cdef Context same_object(dict given, const ContextHandle& box):
+    """The object with which a context was made current, if there still is one and it has not been closed."""
+    cdef Context known
+    found = given.get(box.get().id())
+    if found is not None:
+        known = found()
+        if known is not None and known._slot.get() == box:
+            return known
+    return wrap_context(box)
+
+
+cdef int remember(dict given, Context context) except -1:
+    if len(given) >= MANY:
+        for number in [number for number, known in given.items() if known() is None]:
+            del given[number]
+    given[context._number] = ref(context)
+    return 0
 
 
 cdef class Device:
@@ -67,6 +102,11 @@ cdef class Device:
     def count():
         """The number of GPUs."""
         return active_runtime().device_count()
+
+    @staticmethod
+    def get_all_devices():
+        """All GPUs."""
+        return tuple(map(Device, range(Device.count())))
 
     cdef int attribute(self, CUdevice_attribute which) except? -1:
         self._runtime.demand_usable()
@@ -108,6 +148,11 @@ cdef class Device:
         )
 
     @property
+    def arch(self):
+        """The compute capability as text for compilers, such as "90"."""
+        return "".join(map(str, self.compute_capability))
+
+    @property
     def sm_count(self):
         """The number of SMs of the device."""
         return self.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
@@ -138,7 +183,7 @@ cdef class Device:
     def set_current(self, Context ctx=None):
         """Make a context of this device (by default its primary one) current on the calling thread.
 
-        Returns the previous one, or None.
+        Returns the previous one, or None: the same object, if set_current() was given one on this thread.
         """
         cdef ContextHandle context
         cdef ContextHandle previous
@@ -151,7 +196,11 @@ cdef class Device:
         watch_thread()
         with nogil:
             previous = set_current(self._runtime[0], context)
-        return wrap_context(previous) if previous else None
+        given = given_contexts()
+        found = same_object(given, previous) if previous else None
+        if ctx is not None and ctx is not found:
+            remember(given, ctx)
+        return found
 
     def create_context(self, options=_NO_OPTIONS, **fields):
         """Create a green context; `options` are ContextOptions or a dict of their fields.
@@ -159,11 +208,13 @@ cdef class Device:
         Warns (ResourceOverlapWarning) if live contexts use its SMs or may; with `exclusive`, raises
         ResourceOverlapError instead.
         """
-        if options is None or options is _NO_OPTIONS or fields:
+        if fields:
             raise TypeError(
                 "create_context takes ContextOptions or a dict of their fields: "
                 'create_context({"resources": [...], "name": ...})'
             )
+        if options is None or options is _NO_OPTIONS:
+            raise ValueError('resources must be provided: create_context({"resources": [...], "name": ...})')
         self._runtime.demand_usable()
         return new_green_context(self.device_id, as_options(ContextOptions, options), True)
 
@@ -176,6 +227,41 @@ cdef class Device:
     def create_event(self, options=None):
         """Create an event of the primary context."""
         return new_event(self.primary(), as_options(EventOptions, options))
+
+    # What this package does not do itself, cuda.core does.
+
+    @property
+    def properties(self):
+        """The DeviceProperties of cuda.core, which has to be installed."""
+        return above.core_device(self).properties
+
+    @property
+    def memory_resource(self):
+        """The memory resource with which cuda.core allocates on the device; it can be set. Needs cuda.core."""
+        return above.with_core_device(self, lambda device: device.memory_resource)
+
+    @memory_resource.setter
+    def memory_resource(self, resource):
+        above.core_device(self).memory_resource = resource
+
+    @property
+    def default_stream(self):
+        """The default stream of the device, as cuda.core chooses it: the legacy or the per-thread one."""
+        return above.with_core_device(self, lambda device: Stream(device.default_stream))
+
+    def allocate(self, size, *, stream):
+        """Allocate device memory in the order of a stream; returns a Buffer of cuda.core, which has to be installed."""
+        on = above.core_stream(stream)
+        return above.with_core_device(self, lambda device: device.allocate(size, stream=on))
+
+    def can_access_peer(self, peer):
+        """Whether kernels of this device can access the memory of another one. Needs cuda.core."""
+        other = peer if isinstance(peer, int) else peer.device_id
+        return above.core_device(self).can_access_peer(other)
+
+    def create_graph_builder(self):
+        """A GraphBuilder of cuda.core, which has to be installed. For graphs in partitions, see Stream.capture()."""
+        return above.with_core_device(self, lambda device: device.create_graph_builder())
 
     def partition(self, *requests, exclusive=False, among="all", **named):
         """Split the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.

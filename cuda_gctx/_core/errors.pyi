@@ -20,7 +20,7 @@ class FeatureNotSupported(CUDAError, NotImplementedError):
         self, message: str, *, needs: str = ..., found: str = ..., code: int = ..., name: str = ..., call: str = ...
     ) -> None: ...
 
-class SplitError(ValueError):
+class SplitError(CUDAError, ValueError):
     """A split does not fit the resource. ``suggestion`` contains the nearest options that fit, or is None."""
 
     @property

@@ -31,8 +31,17 @@ class FeatureNotSupported(CUDAError, NotImplementedError):
         self.found = found
 
 
-class SplitError(ValueError):
-    """A split does not fit the resource. ``suggestion`` contains the nearest options that fit, or is None."""
+class SplitError(CUDAError, ValueError):
+    """A split does not fit the resource. ``suggestion`` contains the nearest options that fit, or is None.
+
+    It has the code and the name with which drivers refuse a split, whichever of the two refused it.
+    """
+
+    def __init__(self, message, *, code=915, name="CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", call=""):
+        super().__init__(message, code=code, name=name, call=call)
+
+    def __str__(self):
+        return f"{self.args[0]} ({self.name})"
 
     # One tuple of (count, coscheduled, preferred, backfill, locality domain) for each group.
     _groups = None

@@ -1,6 +1,7 @@
 """The resources of a GPU: SMs, which can be split, and hardware queues, which can be configured."""
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 
 cimport cython
 from cython.operator cimport dereference
@@ -29,7 +30,7 @@ cdef object checked_int(name, value, smallest, multiple=1):
         return None
     number = as_int(name, value)
     if number < smallest or number > LARGEST_COUNT or number % multiple:
-        what = f"an even number of at least {smallest}" if multiple == 2 else f"at least {smallest}"
+        what = f"an even number of at least {smallest}" if multiple == 2 else f">= {smallest}"
         raise ValueError(f"{name} must be {what} (and no more than {LARGEST_COUNT}), not {number}")
     return number
 
@@ -43,9 +44,9 @@ cdef object checked_field(name, value, count, check):
     if not is_sequence(value):
         return check(value)
     if not isinstance(count, tuple):
-        raise ValueError(f"{name} is a sequence, but count is not: only count sets the number of groups")
+        raise ValueError(f"{name} is a sequence, but count is scalar: only count sets the number of groups")
     if len(value) != len(count):
-        raise ValueError(f"{name} has {len(value)} entries for {len(count)} groups")
+        raise ValueError(f"{name} has {len(value)} entries, expected {len(count)}: one for each group")
     return tuple(check(entry) for entry in value)
 
 
@@ -312,17 +313,30 @@ def drop_split_contexts():
             runtime.split_contexts().drop()
 
 
-cdef dict SCOPE_OF_NAME = {
-    "device_ctx": <int>CU_WORKQUEUE_SCOPE_DEVICE_CTX,
-    "green_ctx_balanced": <int>CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
+class WorkqueueSharingScopeType(str, Enum):
+    """Which contexts share hardware queues. Each value equals its string."""
+
+    DEVICE_CTX = "device_ctx"
+    GREEN_CTX_BALANCED = "green_ctx_balanced"
+
+    __str__ = str.__str__
+    __format__ = str.__format__
+
+
+WorkqueueSharingScopeType.__module__ = "cuda_gctx"
+
+cdef dict NUMBER_OF_SCOPE = {
+    WorkqueueSharingScopeType.DEVICE_CTX: <int>CU_WORKQUEUE_SCOPE_DEVICE_CTX,
+    WorkqueueSharingScopeType.GREEN_CTX_BALANCED: <int>CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
 }
-cdef dict NAME_OF_SCOPE = {scope: name for name, scope in SCOPE_OF_NAME.items()}
+cdef dict SCOPE_OF_NUMBER = {number: scope for scope, number in NUMBER_OF_SCOPE.items()}
 
 
 cdef class WorkqueueResourceOptions:
     """The options of the hardware queues of a context. Immutable.
 
-    sharing_scope: 'device_ctx' (all contexts share all queues) or 'green_ctx_balanced' (separate where possible).
+    sharing_scope: a WorkqueueSharingScopeType or its string: 'device_ctx' (all contexts share all queues) or
+    'green_ctx_balanced' (separate where possible).
     concurrency_limit: the number of streams that are expected to run at once.
     """
 
@@ -330,8 +344,12 @@ cdef class WorkqueueResourceOptions:
         if sharing_scope is not None:
             if not isinstance(sharing_scope, str):
                 raise TypeError(f"sharing_scope must be a str, not {type(sharing_scope).__name__}")
-            if sharing_scope not in SCOPE_OF_NAME:
-                raise ValueError(f"sharing_scope must be one of {sorted(SCOPE_OF_NAME)}, not {sharing_scope!r}")
+            if sharing_scope not in NUMBER_OF_SCOPE:
+                raise ValueError(
+                    f"sharing_scope: {sharing_scope!r} is not a valid WorkqueueSharingScopeType. Must be one of "
+                    f"{', '.join(NUMBER_OF_SCOPE)}"
+                )
+            sharing_scope = WorkqueueSharingScopeType(sharing_scope)
         self.sharing_scope = sharing_scope
         self.concurrency_limit = checked_int("concurrency_limit", concurrency_limit, 1)
 
@@ -356,7 +374,7 @@ cdef class WorkqueueResourceOptions:
 
     def __repr__(self):
         return (
-            f"WorkqueueResourceOptions(sharing_scope={self.sharing_scope!r}, "
+            f"WorkqueueResourceOptions(sharing_scope={self.sharing_scope and str(self.sharing_scope)!r}, "
             f"concurrency_limit={self.concurrency_limit!r})"
         )
 
@@ -369,8 +387,8 @@ cdef class WorkqueueResource:
 
     @property
     def sharing_scope(self):
-        """'device_ctx' or 'green_ctx_balanced'."""
-        return NAME_OF_SCOPE[<int>self._resource.wqConfig.sharingScope]
+        """A WorkqueueSharingScopeType, which equals 'device_ctx' or 'green_ctx_balanced'."""
+        return SCOPE_OF_NUMBER[<int>self._resource.wqConfig.sharingScope]
 
     @property
     def concurrency_limit(self):
@@ -397,7 +415,7 @@ cdef class WorkqueueResource:
         options = as_options(WorkqueueResourceOptions, options)
         self._runtime.demand_usable()
         if options.sharing_scope is not None:
-            scope = <int>SCOPE_OF_NAME[options.sharing_scope]
+            scope = <int>NUMBER_OF_SCOPE[options.sharing_scope]
             if scope == <int>CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED:
                 self._resource.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
             else:

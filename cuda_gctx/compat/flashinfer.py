@@ -132,7 +132,7 @@ def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[
                 raise RuntimeError(f"Insufficient SMs: {aligned} of {len(planned)} groups can be aligned ({_NO_FIT})")
         groups, remainder = whole.split(rounded)
     except SplitError as refusal:
-        raise RuntimeError(f"Insufficient SMs: {refusal} ({_NO_FIT})") from refusal
+        raise RuntimeError(f"Insufficient SMs: {refusal.args[0]} ({_NO_FIT})") from refusal
     split = [*groups, remainder]
     if split[-1].sm_count == 0:
         raise RuntimeError(

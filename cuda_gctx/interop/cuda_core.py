@@ -5,11 +5,15 @@ In the other direction, ``cuda_gctx.Stream(theirs)`` adopts a stream of cuda.cor
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from cuda_gctx._core.device import Device
 from cuda_gctx.interop._frameworks import Target, load, own_stream
 
-__all__ = ["core_stream"]
+__all__ = ["core_device", "core_stream", "with_core_device"]
+
+Answer = TypeVar("Answer")
 
 # The first version with stable names.
 MINIMUM = "1.0"
@@ -17,13 +21,28 @@ MINIMUM = "1.0"
 BINDINGS = "12.0"
 
 
+def _load() -> Any:
+    load("cuda.bindings", "cuda-bindings", BINDINGS)
+    return load("cuda.core", "cuda-core", MINIMUM)
+
+
+def core_device(device: Device) -> Any:
+    """The cuda.core.Device of a device."""
+    return _load().Device(device.device_id)
+
+
+def with_core_device(device: Device, action: Callable[[Any], Answer]) -> Answer:
+    """Call a function with the cuda.core.Device of a device, whose primary context is current for that long."""
+    # cuda.core works only on the device that it made current. The block restores the previous context.
+    theirs = core_device(device)
+    with device.context.current():
+        theirs.set_current()
+        return action(theirs)
+
+
 def core_stream(target: Target) -> Any:
     """The stream of a partition, a context or a stream, as a cuda.core.Stream that keeps it and its context alive."""
-    load("cuda.bindings", "cuda-bindings", BINDINGS)
-    core = load("cuda.core", "cuda-core", MINIMUM)
+    if isinstance(target, _load().Stream):
+        return target
     stream = own_stream(target)
-    device = core.Device(stream.device.device_id)
-    # cuda.core makes streams only on the device that it made current. The block restores the previous context.
-    with stream.device.context.current():
-        device.set_current()
-        return device.create_stream(stream)
+    return with_core_device(stream.device, lambda device: device.create_stream(stream))

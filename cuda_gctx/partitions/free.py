@@ -147,7 +147,7 @@ def _group(free: FreeSMs, name: str, spec: PartitionSpec, layout: Layout) -> SMR
         else:
             free.take(candidates)
             return group
-    raise SplitError(f"{layout} does not fit among the free SMs: {refusal}") from None
+    raise SplitError(f"{layout} does not fit among the free SMs: {refusal.args[0]}") from None
 
 
 def order_among_free(device: Device, layout: Layout) -> Order:

@@ -41,7 +41,7 @@ def _split_options(requests: Sequence[tuple[str, PartitionSpec]], whole: SMResou
 
 
 def _refusal(error: SplitError, layout: Layout, names: Sequence[str]) -> str:
-    message = f"{layout} does not fit: {error}"
+    message = f"{layout} does not fit: {error.args[0]}"
     if isinstance(error.suggestion, SMResourceOptions):
         counts = error.suggestion.count
         fitting = counts if isinstance(counts, tuple) else (counts,)

@@ -85,7 +85,7 @@ def test_a_split_option_of_a_wrong_value_is_refused(name: str, value: Any) -> No
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_a_sequence_must_have_an_entry_for_each_group(name: str, length: int) -> None:
     entry = True if name == "backfill" else 2
-    with pytest.raises(ValueError, match=f"{name} has {length} entries for 2 groups"):
+    with pytest.raises(ValueError, match=f"{name} has {length} entries, expected 2: one for each group"):
         SMResourceOptions([8, 8], **{name: [entry] * length})
 
 
@@ -133,7 +133,7 @@ def test_options_are_values_that_do_not_change() -> None:
 
 
 OTHER_OPTIONS: list[Any] = [
-    pytest.param(ContextOptions, {"resources": None}, TypeError, "resources", id="resources=None"),
+    pytest.param(ContextOptions, {"resources": None}, ValueError, "resources must be provided", id="resources=None"),
     pytest.param(ContextOptions, {"resources": []}, ValueError, "empty", id="resources=[]"),
     pytest.param(ContextOptions, {"resources": ()}, ValueError, "empty", id="resources=()"),
     pytest.param(ContextOptions, {"resources": [None]}, TypeError, "NoneType", id="resources=[None]"),
@@ -252,7 +252,7 @@ BAD_CALLS: dict[str, tuple[type[Exception], str, Call]] = {
     "split of a dry run": (ValueError, "dry", lambda m: split(m.dry, 8)),
     "split of more than there is": (ValueError, "132 SMs", lambda m: split(m.dev.resources.sm, 133)),
     "split of more than a group has": (ValueError, "8 SMs", lambda m: split(m.group, 16)),
-    "context of None": (TypeError, "", lambda m: m.dev.create_context(None)),  # type: ignore[arg-type]
+    "context of None": (ValueError, "must be provided", lambda m: m.dev.create_context(None)),  # type: ignore[arg-type]
     "context of a list": (TypeError, "", lambda m: m.dev.create_context([m.group])),  # type: ignore[arg-type]
     "context of a resource": (TypeError, "", lambda m: m.dev.create_context(m.group)),  # type: ignore[arg-type]
     "context of a bare resource": (TypeError, "brackets", lambda m: ContextOptions(m.group)),  # type: ignore[arg-type]
@@ -289,11 +289,11 @@ BAD_CALLS: dict[str, tuple[type[Exception], str, Call]] = {
     "Stream of None": (TypeError, "NoneType", lambda m: Stream(None)),  # type: ignore[arg-type]
     "Stream of a number": (TypeError, "int", lambda m: Stream(m.stream.handle)),  # type: ignore[arg-type]
     "Stream of nothing": (TypeError, "", lambda m: Stream()),  # type: ignore[call-arg]
-    "made by hand: Context": (TypeError, "comes from", lambda m: Context()),
-    "made by hand: Event": (TypeError, "comes from", lambda m: Event()),
-    "made by hand: SMResource": (TypeError, "comes from", lambda m: SMResource()),
-    "made by hand: DeviceResources": (TypeError, "come from", lambda m: DeviceResources()),
-    "made by hand: WorkqueueResource": (TypeError, "comes from", lambda m: WorkqueueResource()),
+    "made by hand: Context": (RuntimeError, "comes from", lambda m: Context()),
+    "made by hand: Event": (RuntimeError, "comes from", lambda m: Event()),
+    "made by hand: SMResource": (RuntimeError, "comes from", lambda m: SMResource()),
+    "made by hand: DeviceResources": (RuntimeError, "come from", lambda m: DeviceResources()),
+    "made by hand: WorkqueueResource": (RuntimeError, "comes from", lambda m: WorkqueueResource()),
 }
 for kind in (Context, Stream):
     for handle in (*NO_INTS, None, [1]):

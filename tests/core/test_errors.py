@@ -140,7 +140,7 @@ ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
     "split too many": (lambda dev: split(dev.resources.sm, [8] * 17), "16 of the smallest size"),
     "split an odd count": (
         lambda dev: split(dev.resources.sm, 11, backfill=True),
-        r"nearest request that fits is \[1[02]\]$",
+        r"nearest request that fits is \[1[02]\] \(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION\)$",
     ),
     "coscheduling": (
         lambda dev: split(dev.resources.sm, 32, coscheduled_sm_count=16),
@@ -151,7 +151,7 @@ ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
         lambda dev: dev.create_context(resources=[]),
         r"ContextOptions or a dict of their fields",
     ),
-    "no options": (lambda dev: dev.create_context(), r"ContextOptions or a dict of their fields"),
+    "no options": (lambda dev: dev.create_context(), r'create_context\(\{"resources": \[...\]'),
     "dry run": (
         lambda dev: green(dev, *dev.resources.sm.split(SMResourceOptions([8]), dry_run=True)[0]),
         "repeat the split without dry_run",

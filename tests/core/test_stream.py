@@ -74,7 +74,7 @@ def test_a_device_makes_streams_of_its_primary_context(dev: Device) -> None:
 def test_blocking_streams_are_for_ordinary_contexts_alone(dev: Device, ctx: Context) -> None:
     with dev.create_stream(StreamOptions(nonblocking=False)) as stream:
         assert not stream.is_nonblocking
-    with pytest.raises(ValueError, match="always non-blocking: leave nonblocking=True"):
+    with pytest.raises(ValueError, match="must be non-blocking: leave nonblocking=True"):
         ctx.create_stream(StreamOptions(nonblocking=False))
 
 

@@ -668,7 +668,9 @@ def test_a_context_that_is_lent_again_has_the_name_of_its_partition(dev: Device)
     with dev.partition(critical=16) as parts, parts.critical.context.current():
         assert parts.critical.context.name == "critical"
         assert "'critical'" in repr(parts.critical.context)
-        assert "context 'critical' is current on this thread" in str(refusal(RuntimeError, parts.close))
+        assert "context 'critical' cannot be closed while it is current on this thread" in str(
+            refusal(RuntimeError, parts.close)
+        )
 
 
 def test_the_streams_of_a_context_are_lent_again_and_go_with_it(sim: Machines) -> None:

@@ -23,7 +23,7 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
                  std::to_string(device));
     }
     if (sm->dry_run) {
-      fail_value("an SMResource is the result of a dry run: repeat the split without dry_run to use it");
+      fail_value("a dry-run SMResource cannot be used: repeat the split without dry_run");
     }
     if (sm->sm_count == 0) {
       fail_value("an SMResource has no SMs: the split that made it left nothing over");

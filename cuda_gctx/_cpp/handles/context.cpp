@@ -201,7 +201,8 @@ void ContextBox::fail_current(bool here) const {
                                  " has an open 'with' block on this thread, in which another context is current "
                                  "now: leave the block first");
   }
-  fail(ErrorKind::current, label() + " is current on " + (here ? "this thread" : "another thread") +
+  fail(ErrorKind::current, label() + " cannot be closed while it is current on " +
+                               (here ? "this thread" : "another thread") +
                                (thread != 0 ? " (native id " + std::to_string(thread) + ")" : "") +
                                ": leave its 'with' block or make another context current first");
 }

@@ -165,7 +165,7 @@ std::uint64_t StreamBox::id() {
 StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking) {
   ContextUse use(context);
   if (context->is_green() && !nonblocking) {
-    fail_value("a stream of a green context is always non-blocking: leave nonblocking=True");
+    fail_value("a stream of a green context must be non-blocking: leave nonblocking=True");
   }
   const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
   const int level = checked_priority(context, priority);

@@ -75,7 +75,7 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
                   bool dry_run, const Requery& requery) {
   driver.require(Feature::green_contexts);
   if (input->dry_run) {
-    fail_value("this SMResource is the result of a dry run: repeat the split without dry_run to use it");
+    fail_value("a dry-run SMResource cannot be split: repeat its split without dry_run");
   }
   if (input->sm_count == 0) {
     throw SplitFailure("an SMResource with no SMs cannot be split");
