@@ -43,6 +43,8 @@ UNTUNED_SIZES = [3 << shift for shift in (14, 18, 22, 25)]
 COMPARED = 8 << 20
 ROUNDS = 7
 PRODUCT = 8192
+# Of the partition for the communication.
+OVERLAP_SMS = (8, 16, 24, 32, 48)
 STEPS = 20
 LIMIT_S = 60
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -417,7 +419,7 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
         }
         opened = []
         pool = closing.enter_context(PartitionPool(ranks.device))
-        for sms, mode in ((8, TWO), (16, TWO), (16, NCCL)):
+        for sms, mode in itertools.product(OVERLAP_SMS, (TWO, NCCL)):
             parts = pool.get({"comm": sms, "compute": None})
             with parts.comm.torch():
                 handler = ranks.handler(parts.comm, 1)

@@ -8,7 +8,7 @@
 # The exit code is 0 if every step passed.
 set -u
 
-limit=150 site='' output=''
+limit=240 site='' output=''
 while [ $# -gt 0 ]; do
   case $1 in
     --limit) limit=$2 && shift 2 ;;
@@ -61,11 +61,27 @@ benchmark() { # NAME SECONDS OPTIONS...
   step "$name" $((most + 4)) "$python" "$here/../../benchmarks/communication.py" --out "$output" --limit "$most" "$@"
 }
 
+gpus=$("$python" -c 'from cuda_gctx import Device; print(Device.count())') || exit 2
+cases="nodes_through_nvshmem concurrency_is_proven autotune programmatic_launches nodes_on_one_gpu"
+if [ "$gpus" -ge 4 ]; then
+  cases="processes_on_four_gpus threads_on_four_gpus killed_ranks faults_on_four_gpus $cases"
+else
+  cases="nodes_on_two_gpus processes_on_two_gpus threads_on_two_gpus killed_ranks $cases"
+fi
+# shellcheck disable=SC2086  # the cases are words
+step suite 100 "$python" "$here/gpu_suite.py" --out "$output/suite" --jobs 3 --limit 90 $cases
+example() { # NAME COMMAND...
+  local name=$1
+  shift
+  step "$name" 30 "$@"
+  grep -q 'True' "$output/$name.log" && ! grep -q 'False' "$output/$name.log" || failed=1
+}
+examples=$here/../../examples/frameworks
+example torchrun "$python" -m torch.distributed.run --nproc-per-node "$gpus" "$examples/torchrun_tensor_parallel.py"
+example local-world "$python" "$examples/local_world_tensor_parallel.py"
 benchmark sweep 70 --part sweep ||
   benchmark sweep-again 40 --part sweep --skip mapped programmatic --out "$output/sweep-again"
-step suite 65 "$python" "$here/gpu_suite.py" --out "$output/suite" --jobs 3 --limit 60 \
-  processes_on_four_gpus threads_on_four_gpus killed_ranks faults_on_four_gpus
-benchmark overlap 30 --part overlap
-benchmark copies 20 --part copies
+benchmark overlap 60 --part overlap
+benchmark autotune 120 --part autotune
 rm -rf "${output:?}/site"
 exit $failed

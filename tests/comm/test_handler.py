@@ -1,0 +1,241 @@
+"""A handler's calls as its driver sees them: what is launched and copied, in which order. No kernel runs here."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cuda_gctx import Device
+from cuda_gctx.comm import (
+    LocalRank,
+    MixedCommHandler,
+    MixedCommMode,
+    MixedCommOp,
+    _handler,
+    _launch,
+    _memory,
+    _nodes,
+    _tensors,
+    local_world,
+    run_mixed_comm,
+)
+from cuda_gctx.comm._protocol import Fault
+
+torch = pytest.importorskip("torch", reason="needs torch (make .venv/torch, where its CPU build can be had)")
+MEETING = ["two_exchange"]
+
+
+class Anything:
+    """A module of constants and structs, whichever is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return Anything()
+
+    def __call__(self, *arguments: Any) -> Any:
+        return Anything()
+
+    def __or__(self, other: Any) -> Any:
+        return self
+
+
+class FakeDriver:
+    """Hands out addresses, and keeps what each thread launches and copies. late: threads whose kernels find a fault."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1 << 32, 1 << 24)
+        self._kept: list[Any] = []
+        self._thread = threading.local()
+        self.late: set[str] = set()
+        self.record: dict[str, Any] = {}
+
+    @property
+    def done(self) -> list[Any]:
+        if not hasattr(self._thread, "done"):
+            self._thread.done = []
+        found: list[Any] = self._thread.done
+        return found
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        if name == "cuMemGetAllocationGranularity":
+            return 1 << 21
+        if name == "cuMemAddressReserve":
+            return next(self._next)
+        if name == "cuMemHostAlloc":
+            self._kept.append(ctypes.create_string_buffer(arguments[0] + 16))
+            address = -(-ctypes.addressof(self._kept[-1]) // 16) * 16
+            self.record[threading.current_thread().name] = (ctypes.c_uint64 * 2).from_address(address)
+            return address
+        if name in ("cuMemHostGetDevicePointer", "cuKernelGetFunction"):
+            return arguments[0]
+        if name == "cuLibraryGetKernel":
+            return arguments[1].decode()
+        if name == "cuStreamIsCapturing":
+            return 0
+        if name == "cuLaunchKernel":
+            self.done.append(arguments[0])
+            thread = threading.current_thread().name
+            if thread in self.late:
+                self.record[thread][0] = Fault.TIMEOUT << 32 | 1
+        if name == "cuMemcpyDtoDAsync":
+            self.done.append("copy")
+        return None
+
+
+class Tensor:
+    """A tensor on a GPU, as far as the handler looks at it."""
+
+    def __init__(self, device: Any, dtype: Any, *shape: int) -> None:
+        self.device, self.dtype, self.shape = device, dtype, shape
+        self._address = next(ADDRESSES)
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def numel(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def element_size(self) -> int:
+        return 2
+
+    def new_empty(self, shape: tuple[int, ...]) -> Tensor:
+        return Tensor(self.device, self.dtype, *shape)
+
+
+ADDRESSES = itertools.count(1 << 40, 1 << 28)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    fake = FakeDriver()
+    for module in (_handler, _launch, _memory, _nodes, _tensors):
+        monkeypatch.setattr(module, "call", fake.call)
+        if hasattr(module, "driver"):
+            monkeypatch.setattr(module, "driver", Anything)
+    for module in (_launch, _nodes):
+        monkeypatch.setattr(module, "compile_kernels", lambda *arguments: SimpleNamespace(code=Anything()))
+    monkeypatch.setattr(_handler, "_is_capturing", lambda stream: False)
+    here = threading.local()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=here.handle))
+    fake.use = lambda stream: setattr(here, "handle", stream.handle)  # type: ignore[attr-defined]
+    return fake
+
+
+def on_ranks(driver: Any, size: int, work: Any, **options: Any) -> list[Any]:
+    """What each rank returns that has made a handler on the software driver."""
+
+    def run(rank: LocalRank) -> Any:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)
+        with rank.handler(torch.bfloat16, **options) as handler:
+            assert driver.done == MEETING  # before anything else
+            driver.done.clear()
+            return work(rank, handler)
+
+    with local_world(size, Device(0), sms=8, timeout_s=30) as world:
+        return world.run(run)
+
+
+def launched(driver: FakeDriver, handler: MixedCommHandler, op: MixedCommOp, mode: MixedCommMode) -> list[str]:
+    driver.done.clear()
+    run_mixed_comm(op, handler, Tensor(handler.device, torch.bfloat16, 16, 64), None, mode)
+    return list(driver.done)
+
+
+EXCHANGE = ["wait_ready", "put_pieces", "wait_data"]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_kernels_follow_each_other_in_the_order_of_their_mode(driver: FakeDriver, staged: bool) -> None:
+    copied = ["copy"] if staged else []
+    # A reduce-scatter over the nodes sums one piece for each of them; an all-gather stores one block for each.
+    steps = {
+        MixedCommOp.ALLREDUCE_ALLGATHER: ["two_exchange", *EXCHANGE, "two_exchange", "two_exchange"],
+        MixedCommOp.REDUCESCATTER_ALLREDUCE: ["two_exchange", "two_exchange", *EXCHANGE, "two_exchange"],
+    }
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        assert handler.valid_mode_list[:3] == list(MixedCommMode)[:3]
+        for op, wanted in steps.items():
+            assert launched(driver, handler, op, MixedCommMode.ONE_EXCHANGE) == ["one_exchange"]
+            assert launched(driver, handler, op, MixedCommMode.TWO_EXCHANGE) == [*copied, "two_exchange", *copied]
+            found = launched(driver, handler, op, MixedCommMode.HIERARCHICAL)
+            assert found == [*copied, "say_ready", *wanted, *copied]
+
+    options: dict[str, Any] = {"max_message_bytes": 1 << 20} if staged else {}
+    on_ranks(driver, 4, work, nodes=2, local_tp_size=2, inter_dp_size=2, **options)
+
+
+def test_a_message_for_which_nodes_have_no_memory_is_refused(driver: FakeDriver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        x = Tensor(handler.device, torch.bfloat16, 64, 64)
+        op, mode = MixedCommOp.ALLREDUCE, MixedCommMode.HIERARCHICAL
+        with pytest.raises(ValueError, match="a message of 8192 bytes is larger than max_message_bytes=4096"):
+            run_mixed_comm(op, handler, x, None, mode)
+        assert driver.done == []
+        assert mode not in handler._possible_modes(op, 8192, 8192, is_reached=True)
+        assert mode in handler._possible_modes(op, 4096, 4096, is_reached=False)
+
+    on_ranks(driver, 2, work, nodes=2, max_message_bytes=4096)
+
+
+def test_kernels_that_do_not_run_at_the_same_time_are_refused_on_all_ranks(driver: FakeDriver) -> None:
+    driver.late.add("rank 0")
+    messages = []
+
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="do not run at the same time") as raised:
+            rank.handler(torch.bfloat16, timeout_s=0.5)
+        messages.append(str(raised.value))
+
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+        world.run(run)
+    assert len(messages) == 2
+    for message in messages:
+        assert "rank 0: its kernel waited 0.5 s for that of rank 1" in message
+        assert "CUDA_DEVICE_MAX_CONNECTIONS" in message
+
+
+def test_a_handler_that_exchanges_through_nvshmem_keeps_its_memory(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    initialised, regions, freed = [], [], []
+
+    class Transport(_nodes.PeerTransport):
+        cannot_release = _nodes.NvshmemTransport.cannot_release
+
+        def __init__(self, backend: Any, info: Any, device: Any, region: Any) -> None:
+            super().__init__(info, [0] * info.world_size, 1 << 20)
+            regions.append(region.total_bytes)
+
+        def close(self) -> None:
+            freed.append(self)
+
+    monkeypatch.setattr(_handler, "initialise", lambda *arguments, **options: initialised.append(1))
+    monkeypatch.setattr(_handler, "NvshmemTransport", Transport)
+
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        place = rank.rank, 2, 0, 1, rank.rank, 2, None, None, None, None
+        with MixedCommHandler(
+            *place, torch.float16, "cuda:0", partition=rank.partition, comm_backend=rank.backend
+        ) as handler:
+            with pytest.raises(RuntimeError, match="NVSHMEM cannot give its memory back"):
+                handler.checkpoint_prepare()
+            x = Tensor(handler.device, torch.float16, 16, 64)
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.HIERARCHICAL)
+
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+        world.run(run)
+    assert len(initialised) == len(regions) == len(freed) == 2
