@@ -1,10 +1,11 @@
 """A GEMM and an all-reduce on two GPUs: sequentially, on plain streams, and in partitions.
 
-    python benchmarks/allreduce.py [--out DIR]
+    python benchmarks/allreduce.py [--out DIR] [--seed N]
 
 One process per GPU, NCCL through torch.distributed, NVLink multicast off. Every step is joined: the next one begins
 when both are done. The GEMM is 8192 x 8192 x 8192 in bf16, without and with an SM count hint.
-All plans are measured by turns, a time is the larger of the two GPUs. Needs torch and two GPUs.
+All plans of all message sizes are measured in rounds in random order, each batch behind steps of the same plan that are
+not counted. A time is the larger of the two GPUs. Needs torch and two GPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from cuda_gctx.measure.statistics import summary
 SIZE = 8192
 MEBIBYTES = (1, 16, 64, 256)
 COMM_SMS = (8, 16, 24, 32)
-STEPS = 10
+STEPS, WARM_STEPS = 20, 5
 ROUNDS = 9
 LIMIT_SECONDS = 400
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -86,7 +87,7 @@ def plans_of(torch: Any, pool: PartitionPool, everybody: Any, groups: dict[int, 
         yield Plan(f"{sms} + {left} SMs, hint of {left}", *streams, group, left)
 
 
-def measure(rank: int, out: Path) -> None:
+def measure(rank: int, out: Path, seed: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -111,6 +112,8 @@ def measure(rank: int, out: Path) -> None:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         dist.barrier(group=slowest)
+        for _ in range(WARM_STEPS):
+            step()
         begin.record(stream)
         for _ in range(STEPS):
             step()
@@ -126,34 +129,40 @@ def measure(rank: int, out: Path) -> None:
         groups = {sms: new_group(pool.get({"comm": sms}).comm) for sms in COMM_SMS}
         plans = list(plans_of(torch, pool, dist.group.WORLD, groups))
         one = plans[0].gemm
-        order = random.Random(0)
-        for mebibytes in MEBIBYTES:
-            message = torch.randn(mebibytes * 2**19, device="cuda", dtype=torch.bfloat16)
-            steps: dict[str, tuple[Any, Callable[[], None], int | None]] = {
-                "GEMM alone": (one, alone(one, torch, multiply), None),
-                "all-reduce alone": (one, alone(one, torch, lambda m=message: dist.all_reduce(m)), None),
-            }
+        order = random.Random(seed)
+        messages = {size: torch.randn(size * 2**19, device="cuda", dtype=torch.bfloat16) for size in MEBIBYTES}
+        steps: dict[tuple[int, str], tuple[Any, Callable[[], None], int | None]] = {}
+        for mebibytes, message in messages.items():
+            steps[mebibytes, "GEMM alone"] = one, alone(one, torch, multiply), None
+            steps[mebibytes, "all-reduce alone"] = one, alone(one, torch, lambda m=message: dist.all_reduce(m)), None
             for plan in plans:
                 step = lambda plan=plan, m=message: joined(plan, torch, dist, multiply, m)  # noqa: E731
-                steps[plan.name] = plan.gemm, step, plan.hint
-            times: dict[str, list[float]] = {name: [] for name in steps}
-            # The first round only warms up. The random order is the same on both GPUs.
-            for number, (name, (stream, step, sms)) in in_rounds(steps.items(), ROUNDS + 1, order):
-                with hinted(sms):
-                    taken = microseconds(stream, step)
-                # The sums grow with each step.
-                message.normal_()
-                if number:
-                    times[name].append(taken)
-            for name, samples in times.items():
-                us = summary(samples)
-                rows.append({"mebibytes": mebibytes, "plan": name, "us": us, "samples": us["samples"]})
+                steps[mebibytes, plan.name] = plan.gemm, step, plan.hint
+        times: dict[tuple[int, str], list[float]] = {key: [] for key in steps}
+        # The first round only warms up. The random order is the same on both GPUs.
+        for number, (key, (stream, step, sms)) in in_rounds(steps.items(), ROUNDS + 1, order):
+            with hinted(sms):
+                taken = microseconds(stream, step)
+            # The sums grow with each step.
+            messages[key[0]].normal_()
+            if number:
+                times[key].append(taken)
+        for (mebibytes, name), samples in times.items():
+            us = summary(samples)
+            rows.append({"mebibytes": mebibytes, "plan": name, "us": us, "samples": us["samples"]})
     if rank == 0:
         result = described(
             device, "A GEMM and an all-reduce on two GPUs, written by benchmarks/allreduce.py", tables.REPOSITORY
         )
-        result |= {"steps_per_sample": STEPS, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "rows": rows}
-        path = folder_of_results(out, tables.RESULTS) / file_name(result, "allreduce")
+        result |= {
+            "seed": seed,
+            "steps_per_sample": STEPS,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "rows": rows,
+        }
+        path = folder_of_results(out, tables.RESULTS) / file_name(
+            result, "allreduce" if seed == 0 else f"allreduce-again-{seed}"
+        )
         path.write_text(json.dumps(result, indent=2) + "\n")
         print(f"{path}\n")
         for row in rows:
@@ -166,10 +175,11 @@ def measure(rank: int, out: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random order; also the number of the result's file")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        measure(arguments.rank, arguments.out)
+        measure(arguments.rank, arguments.out, arguments.seed)
         return 0
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

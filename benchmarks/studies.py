@@ -1,6 +1,8 @@
 """Studies on real work: pairs that people want to run concurrently, and what the tuner reports for each.
 
-    python benchmarks/studies.py [--out DIR] [--only NAME] [--budget SECONDS]
+    python benchmarks/studies.py [--out DIR] [--only NAME] [--budget SECONDS] [--processes N]
+
+Each study is measured in two processes, one after the other: openings, clocks and memory placement differ between them.
 
 - gemm-sigmoid: an 8192 x 8192 x 8192 bf16 GEMM and an 8192 x 8192 sigmoid.
 - prefill-decode: large GEMMs, as in a prefill, and GEMMs of 16 rows, which read weights, as in a decode.
@@ -14,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tables
@@ -82,6 +86,7 @@ STUDIES: dict[str, tuple[str, Callable[[Any], tuple[dict[str, Callable[[Any], ob
 
 LEFT_OUT_SMS = (8, 16, 24, 64)  # the GEMM runs in the background partition of a partition of so many
 GEMM_ROUNDS, GEMM_CALLS = 15, 4
+LIMIT_S = 600  # of a process
 
 
 def gemms_of(torch: Any) -> dict[str, Callable[[], object]]:
@@ -124,12 +129,8 @@ def measure_gemms(torch: Any, device: Device) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
-    parser.add_argument("--only", choices=[*STUDIES, "gemms"], help="one study")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each study")
-    arguments = parser.parse_args()
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All studies, in this process."""
     import torch
 
     device = Device(0)
@@ -140,19 +141,59 @@ def main() -> int:
     for name, (title, work_of) in STUDIES.items():
         if arguments.only in (None, name):
             work, objective = work_of(torch)
-            report = tune.overlap(device=device, objective=objective, budget_s=arguments.budget, **work)
+            report = tune.overlap(
+                device=device, objective=objective, budget_s=arguments.budget, seed=arguments.seed, **work
+            )
             print(f"\n{name}: {title}\n{report}", flush=True)
-            result["studies"].append({"name": name, "title": title, "report": json.loads(report.to_json())})
+            result["studies"].append({"name": name, "title": title, "reports": [json.loads(report.to_json())]})
             del work
             torch.cuda.empty_cache()
     if arguments.only in (None, "gemms"):
         result["gemms"] = measure_gemms(torch, device)
         for row in result["gemms"]:
             times = ", ".join(f"{choice} {us['median']:.1f} us" for choice, us in row["us"].items())
-            print(f"{row['sm_count']:4} SMs  {row['gemm']:40} {times}")
+            print(f"{row['sm_count']:4} SMs  {row['gemm']:40} {times}", flush=True)
+    return result
+
+
+def in_processes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The studies of several processes in one result."""
+    results = []
+    with TemporaryDirectory() as folder:
+        for number in range(arguments.processes):
+            path = Path(folder) / f"{number}.json"
+            command = [sys.executable, __file__, "--seed", str(number), "--part", str(path)]
+            command += ["--budget", str(arguments.budget)]
+            command += ["--only", arguments.only] if arguments.only else []
+            subprocess.run(command, check=True, timeout=LIMIT_S)
+            results.append(json.loads(path.read_text()))
+    first, *others = results
+    for other in others:
+        for study, again in zip(first["studies"], other["studies"], strict=True):
+            study["reports"] += again["reports"]
+    return first
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
+    parser.add_argument("--only", choices=[*STUDIES, "gemms"], help="one study")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each study")
+    parser.add_argument("--processes", type=int, default=2, help="measure each study in so many processes")
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.part is not None:
+        arguments.part.write_text(json.dumps(measure(arguments)))
+        return 0
+    result = in_processes(arguments)
     path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "studies")
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\n{path}")
+    for study in result["studies"]:
+        first, *others = tables.reports_of(study)
+        for other in others:
+            print(f"\n{study['name']}\n{first.compare(other)}")
     return 0
 
 

@@ -228,16 +228,25 @@ def gemms_section(result: Result) -> str:
     return f"{machine(result)} Medians, and the smallest and largest of {off['samples']}.\n\n{markdown(rows)}"
 
 
+def reports_of(study: Result) -> list[Report]:
+    """The reports of a study, one for each process that measured it."""
+    return [Report.from_json(json.dumps(report)) for report in study["reports"]]
+
+
 def report_of(study: Result) -> Report:
-    return Report.from_json(json.dumps(study["report"]))
+    return reports_of(study)[0]
 
 
 def studies_section(result: Result) -> str:
-    """The tuner's own reports."""
+    """The tuner's own reports: that of the first process, and what the others found."""
     parts = [machine(result)]
     for study in result["studies"]:
+        first, *others = reports_of(study)
         parts.append(f"### {study['title']}")
-        parts.append(f"```text\n{report_of(study)}\n```")
+        parts.append(f"```text\n{first}\n```")
+        parts += [
+            f"Another process, compared with the first:\n\n```text\n{first.compare(other)}\n```" for other in others
+        ]
     return "\n\n".join(parts)
 
 

@@ -17,7 +17,7 @@ from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stre
 from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
 from cuda_gctx.partitions import Partition
 
-__all__ = ["Fork", "capture_graph", "current", "fork", "torch_stream", "use"]
+__all__ = ["Fork", "capture_graph", "current", "fork", "graph_of_calls", "torch_stream", "use"]
 
 # The first version that is built for CUDA 12.4, the first with green contexts.
 MINIMUM = "2.4"
@@ -169,6 +169,10 @@ class _TorchGraph:
         self._graph = graph
 
     def launch(self, part: Partition) -> None:
+        self.replay()
+
+    def replay(self) -> None:
+        """Enqueue it on the stream on which it was captured."""
         with self._torch.cuda.stream(self._stream):
             self._graph.replay()
 
@@ -183,9 +187,22 @@ def capture_graph(part: Partition, function: Callable[[Partition], Any]) -> _Tor
     with use(part):
         function(part)
     stream.synchronize()
+    return _captured(torch, stream, lambda: function(part))
+
+
+def graph_of_calls(stream: Stream, call: Callable[[], object]) -> _TorchGraph:
+    """Captures what a call enqueues on a stream, which outlives the graph and on which it was called before."""
+    torch = load_torch()
+    with current(stream):
+        own = torch.cuda.current_stream()
+    own.synchronize()
+    return _captured(torch, own, call)
+
+
+def _captured(torch: Any, stream: Any, call: Callable[[], object]) -> _TorchGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        output = function(part)
+        output = call()
     return _TorchGraph(torch, stream, graph, output)
 
 

@@ -91,9 +91,10 @@ class Batch:
 def hold(streams: Sequence[Stream], gate_s: float) -> Event:
     """Let streams wait for so many seconds from now on; returns the event that ends it.
 
-    The gate is on the first stream, which is therefore the first to start.
+    The gate is on the first stream, which is therefore the first to start. With 0 seconds there is none.
     """
-    spin(streams[0], 1, round(gate_s * 1e9))
+    if gate_s > 0:
+        spin(streams[0], 1, round(gate_s * 1e9))
     opened = streams[0].record()
     for stream in streams[1:]:
         stream.wait(opened)
@@ -195,6 +196,11 @@ class Load:
             event = self._idle.pop()
             self.stream.record(event)
             self._queued.append(event)
+
+    def wait_for_room(self) -> None:
+        """Wait on the host until the call that was enqueued first has completed."""
+        if self._queued:
+            self._queued[0].sync()
 
     def completed(self) -> tuple[int, float]:
         """How many calls completed after the first one, and in how many seconds."""

@@ -8,13 +8,15 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 
-__all__ = ["commit_of", "described", "file_name", "folder_of_results", "is_simulated", "power_state"]
+__all__ = ["Conditions", "commit_of", "described", "file_name", "folder_of_results", "is_simulated", "power_state"]
 
 PACKAGES = ("cuda-gctx", "cuda-core", "cuda-bindings", "torch")
 TOOL_TIMEOUT_S = 10
@@ -98,6 +100,65 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:  # "[N/A]"
         return None
+
+
+@cache
+def own_commit() -> str | None:
+    """The commit of the clone from which the package is imported, or in whose environment it is installed."""
+    return commit_of(Path(__file__).parent)
+
+
+# By how much clocks may differ in the same power state: they move in steps of 15 MHz, and with the load.
+CLOCK_TOLERANCE = 0.03
+TEMPERATURE_TOLERANCE_C = 15.0
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The state of a card at a moment of a measurement, as nvidia-smi reports it; None for what it does not report.
+
+    commit: that of the clone of the package, if it is run from one.
+    """
+
+    commit: str | None
+    sm_clock_mhz: float | None
+    memory_clock_mhz: float | None
+    largest_sm_clock_mhz: float | None
+    power_limit_w: float | None
+    temperature_c: float | None
+
+    @classmethod
+    def of(cls, device: Device) -> Conditions:
+        """The conditions now."""
+        return cls(own_commit(), **power_state(device))
+
+    def differences(self, other: Conditions) -> list[str]:
+        """What differs so much that times of the two cannot be compared, as texts."""
+        found = []
+        for name, what, unit, tolerance in (
+            ("sm_clock_mhz", "SM clock", "MHz", CLOCK_TOLERANCE),
+            ("memory_clock_mhz", "memory clock", "MHz", CLOCK_TOLERANCE),
+            ("largest_sm_clock_mhz", "highest SM clock", "MHz", 0.0),
+            ("power_limit_w", "power limit", "W", 0.0),
+        ):
+            one, two = getattr(self, name), getattr(other, name)
+            if one is not None and two is not None and abs(one - two) > tolerance * max(one, two):
+                found.append(f"{what} {one:g} and {two:g} {unit}")
+        one, two = self.temperature_c, other.temperature_c
+        if one is not None and two is not None and abs(one - two) > TEMPERATURE_TOLERANCE_C:
+            found.append(f"temperature {one:g} and {two:g} degrees")
+        return found
+
+    def __str__(self) -> str:
+        shown = (
+            ("commit", self.commit and self.commit[:12], ""),
+            ("SM clock", self.sm_clock_mhz, " MHz"),
+            ("memory clock", self.memory_clock_mhz, " MHz"),
+            ("power limit", self.power_limit_w, " W"),
+            ("temperature", self.temperature_c, " degrees"),
+        )
+        known = [f"{what} {value:g}{unit}" if unit else f"{what} {value}" for what, value, unit in shown if value]
+        return ", ".join(known) or "unknown"
 
 
 def described(device: Device, what: str | None = None, clone: Path | None = None) -> dict[str, Any]:

@@ -1,24 +1,28 @@
-"""Statistics of samples: spread, percentiles, and the ratio of two things with a confidence interval.
+"""Statistics of samples: spread, percentiles, ratios with a confidence interval, and what openings differ by.
 
-A ratio is taken over pairs of samples of the same round, so that a change of clocks affects both sides alike.
+A ratio is taken over pairs of samples of the same round, so that a change of clocks affects both sides alike. Its
+interval covers the noise of samples of the same open streams and contexts. By how much a plan differs when it is opened
+again is estimated separately (Luck), and widens the interval and the margin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import ceil, comb
+from dataclasses import dataclass, replace
+from math import ceil, comb, exp, log, sqrt
 
 __all__ = [
     "CERTAINTY",
     "LEAST_PAIRS",
     "NOISE",
     "Latency",
+    "Luck",
     "Ratio",
     "Spread",
     "median",
     "quantile",
     "ratio_of",
+    "ratio_of_rounds",
     "summary",
 ]
 
@@ -26,6 +30,8 @@ __all__ = [
 # both hold with 95%. With fewer pairs than LEAST_PAIRS no such interval exists.
 CERTAINTY = 0.975
 LEAST_PAIRS = 7
+# With fewer samples, an opening has no level that could differ from another's.
+LEAST_OF_OPENING = 3
 # A difference below this counts as noise whatever the samples say: clocks and temperatures drift by as much.
 NOISE = 0.01
 
@@ -95,12 +101,16 @@ def summary(values: Sequence[float], unit: float = 1.0, digits: int | None = Non
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long one thing takes as another: the median over pairs, and a confidence interval."""
+    """How many times as long one thing takes as another: the median over pairs, and a confidence interval.
+
+    margin: a smaller difference counts as none.
+    """
 
     median: float
     low: float
     high: float
     pairs: int
+    margin: float = NOISE
 
     @property
     def is_known(self) -> bool:
@@ -109,13 +119,24 @@ class Ratio:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the first one is slower by more than noise."""
-        return self.is_known and self.low > 1 + NOISE
+        """Whether the first one is slower by more than the margin."""
+        return self.is_known and self.low > 1 + self.margin
 
     @property
     def is_not_slower(self) -> bool:
-        """Whether the first one is certainly not slower by more than noise."""
+        """Whether the first one is certainly not slower by more than the margin.
+
+        NOISE of it is for what was seen, the rest for other openings.
+        """
         return self.is_known and self.high <= 1 + NOISE
+
+    def covering(self, others: Sequence[float]) -> Ratio:
+        """The ratio with an interval that contains other ratios, such as those of each opening."""
+        return replace(self, low=min(self.low, *others), high=max(self.high, *others)) if others else self
+
+    def widened(self, by: float) -> Ratio:
+        """The ratio with a margin, and an interval, that also cover a relative difference between openings."""
+        return replace(self, low=self.low / (1 + by), high=self.high * (1 + by), margin=NOISE + by)
 
 
 def _rank(pairs: int) -> int:
@@ -143,3 +164,71 @@ def ratio_of_rounds(first: Mapping[int, float], second: Mapping[int, float]) -> 
     """The ratio over the rounds in which both were measured; None if there is no such round."""
     rounds = sorted(first.keys() & second.keys())
     return ratio_of([(first[number], second[number]) for number in rounds]) if rounds else None
+
+
+# The factor of the median's variance over that of the mean, for normal noise; and of a deviation over the median of the
+# absolute deviations.
+OF_MEDIANS, OF_ABSOLUTE = 1.571, 1.4826
+# Quantiles of Student's distribution for 99.8%, by degrees of freedom: of several rivals none may win by luck.
+STUDENT = (318.3, 22.33, 10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30, 4.14, 4.02, 3.93, 3.85, 3.79, 3.73, 3.69)
+STUDENT_OF_MANY = 3.6
+# Openings differ if their variance is so many times what the noise of their samples explains. Less is within the
+# interval of the samples.
+LEAST_OF_NOISE = 1.7
+
+
+@dataclass(frozen=True)
+class Luck:
+    """By how much a thing differs each time it is opened (streams, contexts), beyond the noise of its samples.
+
+    deviation: the standard deviation, relative. freedom: from how many differences that is known.
+    """
+
+    deviation: float = 0.0
+    freedom: int = 0
+
+    def between(self, openings: int) -> float:
+        """By how much two things that are equal may differ, if each was opened so many times."""
+        if not self.freedom or not self.deviation:
+            return 0.0
+        student = STUDENT[self.freedom - 1] if self.freedom <= len(STUDENT) else STUDENT_OF_MANY
+        return exp(student * self.deviation * sqrt(2 / openings)) - 1
+
+    @classmethod
+    def of(cls, things: Sequence[Sequence[Mapping[int, float]]]) -> Luck:
+        """The luck in samples by round, of each opening of each thing.
+
+        What a round does to all things alike is left out.
+        """
+        import numpy as np
+
+        rounds: dict[int, list[float]] = {}
+        for openings in things:
+            for samples in openings:
+                for number, seconds in samples.items():
+                    rounds.setdefault(number, []).append(log(seconds))
+        # Of the rounds in which nearly all took part: in others, the middle is that of other things.
+        most = max(map(len, rounds.values()), default=0)
+        middle = {number: float(np.median(found)) for number, found in rounds.items() if len(found) == most}
+        between, noise, freedom, counted = 0.0, 0.0, 0, 0
+        for openings in things:
+            levels = [[log(s) - middle[n] for n, s in samples.items() if n in middle] for samples in openings]
+            levels = [values for values in levels if len(values) >= LEAST_OF_OPENING]
+            if len(levels) < 2:
+                continue
+            centres = [median(values) for values in levels]
+            residuals = [abs(x - centre) for values, centre in zip(levels, centres, strict=True) for x in values]
+            # The centres have been fitted, which makes the residuals smaller.
+            samples_of_all = len(residuals)
+            scale = OF_ABSOLUTE * median(residuals) * sqrt(samples_of_all / (samples_of_all - len(levels)))
+            share = len(levels) - 1
+            between += share * float(np.var(centres, ddof=1))
+            noise += share * OF_MEDIANS * scale**2 * sum(1 / len(values) for values in levels) / len(levels)
+            freedom, counted = freedom + share, counted + 1
+        if counted < 2:
+            return cls()
+        if between <= LEAST_OF_NOISE * noise:
+            return cls(0.0, freedom)
+        # The middle of a round is taken from the same things, which hides a share of what they have in common.
+        hidden = (counted - 1) / counted
+        return cls(sqrt(max(0.0, between - noise) / (freedom * hidden)), max(1, round(freedom * hidden)))

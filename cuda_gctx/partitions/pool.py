@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from cuda_gctx._core.arguments import spelling
+from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.loan import capture_of, demand_not_current
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember
 from cuda_gctx.partitions.opening import Opening, order_for
 from cuda_gctx.partitions.order import Key, Order
@@ -19,6 +20,41 @@ from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partition, Pa
 from cuda_gctx.partitions.store import Loan, StoredContext
 
 _pool_numbers = count(1)
+
+# Where work runs: a partition, or a stream on the whole device.
+Place: TypeAlias = Partition | Stream
+
+
+def _key(place: Place) -> Context | Stream:
+    """What two settings have in common if they have the same place: partitions of two layouts may share a context."""
+    return place.context if isinstance(place, Partition) else place
+
+
+def _streams_of(place: Place) -> list[Stream]:
+    return place._streams() if isinstance(place, Partition) else [place]
+
+
+def _may_share(one: Place, other: Place) -> bool:
+    """Whether they share SMs, or may."""
+    if isinstance(one, Partition) and isinstance(other, Partition):
+        return one._group.overlaps(other._group) is not False
+    return True
+
+
+class _Setting:
+    """What is current in a pool: the partitions of a layout, and streams on the whole device."""
+
+    __slots__ = ("keys", "partitions", "places", "whole")
+
+    def __init__(self, partitions: Partitions | None, whole: tuple[Stream, ...]) -> None:
+        self.partitions = partitions
+        self.whole = whole
+        self.places: tuple[Place, ...] = (*(partitions._all if partitions is not None else ()), *whole)
+        self.keys = {_key(place) for place in self.places}
+
+    def streams(self) -> list[Stream]:
+        """All streams that were lent so far."""
+        return [stream for place in self.places for stream in _streams_of(place)]
 
 
 class PartitionPool:
@@ -39,11 +75,12 @@ class PartitionPool:
         self._built: dict[Layout, Partitions] = {}
         self._known: dict[object, Partitions] = {}  # by what get() was given
         self._loans: dict[Key, tuple[StoredContext, Loan]] = {}
-        self._current: Partitions | None = None
-        # The work that was enqueued in partitions of other layouts when switch() left them.
-        self._behind: dict[Partition, tuple[Partitions, Event]] = {}
-        # Layouts that were left during a capture, which could not record that work.
-        self._left_in_capture: list[Partitions] = []
+        self._current: _Setting | None = None
+        self._whole: dict[tuple[str, int], Stream] = {}  # streams on the whole device, by name and priority
+        # The work that was enqueued in places of other settings when a switch left them.
+        self._behind: dict[Place, tuple[_Setting, Event]] = {}
+        # Settings that were left during a capture, which could not record that work.
+        self._left_in_capture: list[_Setting] = []
 
     @property
     def device(self) -> Device:
@@ -91,8 +128,8 @@ class PartitionPool:
 
     @property
     def current(self) -> Partitions | None:
-        """The partitions of the last switch(); None before the first one."""
-        return self._current
+        """The partitions of the last switch(); None before the first one, or if it was to a plan without partitions."""
+        return self._current.partitions if self._current is not None else None
 
     def switch(
         self,
@@ -118,30 +155,52 @@ class PartitionPool:
         parts = self.get(*requests, stream=stream, **named)
         with self._lock:
             self._demand_open()
-            old = self._current
-            if parts is not old or self._left_in_capture:
-                if old is not None:
-                    self._switch(old, parts)
-                self._current = parts
+            self._enter(parts, ())
         return parts
 
-    def _switch(self, old: Partitions, new: Partitions) -> None:
+    def switch_all(
+        self, layout: Layout | None, whole: Sequence[tuple[str, int]], stream: object = None
+    ) -> tuple[Partitions | None, dict[tuple[str, int], Stream]]:
+        """switch() to a layout, or to none, with further streams on the whole device (see Plan.switch() of the tuner).
+
+        whole: names and priorities of these streams. The pool makes each of them once, and closes them. They share SMs
+        with every partition. Returns the partitions and the streams.
+        """
+        parts = self.get(layout, stream=stream) if layout is not None else None
+        with self._lock:
+            self._demand_open()
+            for key in whole:
+                if key not in self._whole or self._whole[key].is_closed:
+                    self._whole[key] = self._device.create_stream(StreamOptions(priority=key[1]))
+            streams = {key: self._whole[key] for key in whole}
+            self._enter(parts, tuple(streams.values()))
+        return parts, streams
+
+    def _enter(self, parts: Partitions | None, whole: tuple[Stream, ...]) -> None:
+        old = self._current
+        same = old is not None and old.partitions is parts and old.whole == whole
+        new = old if same and old is not None else _Setting(parts, whole)
+        if not same or self._left_in_capture:
+            if old is not None:
+                self._switch(old, new)
+            self._current = new
+
+    def _switch(self, old: _Setting, new: _Setting) -> None:
         captures = {
             stream: capture
-            for layout in dict.fromkeys((old, new, *self._left_in_capture))
-            for part in layout._all
-            for stream in part._streams()
+            for setting in dict.fromkeys((old, new, *self._left_in_capture))
+            for stream in setting.streams()
             if not stream.is_closed and (capture := capture_of(stream))
         }
         if not captures:
             left, self._left_in_capture = self._left_in_capture, []
-            for layout in dict.fromkeys((*left, old)):
-                if layout is not new:
-                    self._order(layout, new)
+            for setting in dict.fromkeys((*left, old)):
+                if setting is not new:
+                    self._order(setting, new)
             return
         if old is new:
             return
-        mine = {captures[stream] for part in old._all for stream in part._streams() if stream in captures}
+        mine = {captures[stream] for stream in old.streams() if stream in captures}
         if set(captures.values()) != mine or len(mine) > 1:
             raise RuntimeError(
                 f"captures of graphs that use streams of the pool: {len(set(captures.values()))}, of which the current "
@@ -153,42 +212,50 @@ class PartitionPool:
             self._left_in_capture.append(old)
 
     @staticmethod
-    def _order_capture(old: Partitions, new: Partitions, captures: Mapping[Stream, int]) -> None:
+    def _order_capture(old: _Setting, new: _Setting, captures: Mapping[Stream, int]) -> None:
         lent = [
-            (part, stream)
-            for part in new._all
-            for stream in dict.fromkeys((part.stream, *part._streams()))
+            (place, stream)
+            for place in new.places
+            for stream in (
+                dict.fromkeys((place.stream, *place._streams())) if isinstance(place, Partition) else [place]
+            )
             if not stream.is_closed
         ]
         # A stream that joins a capture has to be joined again: on the way back, no more of them join.
-        inside = [(part, stream) for part, stream in lent if stream in captures]
-        both = {part.context for part in old._all} & {part.context for part in new._all}
-        for part in old._all:
+        inside = [(place, stream) for place, stream in lent if stream in captures]
+        both = old.keys & new.keys
+        for place in old.places:
+            if _key(place) in both:
+                continue
             followers = [
-                stream
-                for later, stream in inside or lent
-                if later.context not in both and part._group.overlaps(later._group) is not False
+                stream for later, stream in inside or lent if _key(later) not in both and _may_share(place, later)
             ]
-            for stream in part._streams():
+            for stream in _streams_of(place):
                 if stream in captures and followers:
                     event = stream.record()
                     for follower in followers:
                         follower.wait(event)
 
-    def _order(self, old: Partitions, new: Partitions) -> None:
-        for part in old._all:
-            _, event = self._behind.get(part, (old, None))
-            self._behind[part] = old, part.record(event)
-        mine = {part.context for part in new._all}
-        for part, (layout, event) in list(self._behind.items()):
-            if layout is not old and event.is_done:
-                del self._behind[part]
+    def _order(self, old: _Setting, new: _Setting) -> None:
+        for place in old.places:
+            if isinstance(place, Stream) and place.is_closed:
                 continue
-            # What both layouts have is disjoint from all else in either.
-            both = {other.context for other in layout._all} & mine
-            for later in new._all:
-                if later.context not in both and part._group.overlaps(later._group) is not False:
-                    later.context.wait_event(event)
+            _, event = self._behind.get(place, (old, None))
+            self._behind[place] = old, place.record(event)
+        both = old.keys & new.keys
+        for place, (setting, event) in list(self._behind.items()):
+            if setting is not old and event.is_done:
+                del self._behind[place]
+                continue
+            # What both settings have ran together with all else in either.
+            if setting is old and _key(place) in both:
+                continue
+            for later in new.places:
+                if _key(later) not in both and _may_share(place, later):
+                    if isinstance(later, Partition):
+                        later.context.wait_event(event)
+                    else:
+                        later.wait(event)
 
     def _build(self, layout: Layout, stream: Any) -> Partitions:
         watched = [] if stream is None else [stream if isinstance(stream, Stream) else Stream(stream)]
@@ -238,6 +305,9 @@ class PartitionPool:
             self._behind.clear()
             self._left_in_capture.clear()
             self._current = None
+            for stream in self._whole.values():
+                stream.close()
+            self._whole.clear()
             for parts in built:
                 parts._close()
 

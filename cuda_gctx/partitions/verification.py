@@ -48,6 +48,7 @@ class SharedSMs:
 class VerifyReport:
     """What the probe recorded. ``problems`` is empty if each context ran on all of its SMs, and on no others.
 
+    overlaps: SMs on which two contexts ran. over: the contexts that may share SMs with all others, as in an overlay.
     concurrent: whether each two of them ran at the same time, by the timer of the device; None for a single one.
     cause: if they did not, the known cause that fits.
     outside: SMs of the device that belong to none of the contexts; empty unless they should cover all of it.
@@ -59,6 +60,7 @@ class VerifyReport:
     driver: str
     contexts: tuple[ContextProof, ...]
     overlaps: tuple[SharedSMs, ...]
+    over: tuple[str, ...]
     outside: tuple[int, ...]
     concurrent: bool | None
     cause: str | None
@@ -79,14 +81,29 @@ class VerifyReport:
                     "other work kept them busy"
                 )
         for shared in self.overlaps:
-            found.append(f"{shared.first} and {shared.second} both ran on SM {ranges(shared.sm_ids)}")
+            if not {shared.first, shared.second} & set(self.over):
+                found.append(f"{shared.first} and {shared.second} both ran on SM {ranges(shared.sm_ids)}")
         if self.outside:
             found.append(f"SM {ranges(self.outside)} belong to none of the contexts")
         return tuple(found)
 
+    @property
+    def shared_on_purpose(self) -> tuple[str, ...]:
+        """The overlaps that are wanted, as sentences."""
+        return tuple(
+            f"{shared.first} and {shared.second} share SM {ranges(shared.sm_ids)}, as requested"
+            for shared in self.overlaps
+            if {shared.first, shared.second} & set(self.over)
+        )
+
     def sm_map(self) -> SMMap:
         """The SMs of each context: ``print()`` it, or use its ``svg()`` or ``html()``."""
-        owners = tuple((proof.name, proof.sm_ids) for proof in self.contexts)
+        # An SM has one owner in the map: those that are over others have what these leave.
+        below = {sm for proof in self.contexts if proof.name not in self.over for sm in proof.sm_ids}
+        owners = tuple(
+            (proof.name, tuple(sm for sm in proof.sm_ids if proof.name not in self.over or sm not in below))
+            for proof in self.contexts
+        )
         return SMMap(self.device, self.driver, owners, self.clusters, self.outside)
 
     def to_json(self) -> str:
@@ -94,7 +111,7 @@ class VerifyReport:
         return json.dumps({**asdict(self), "problems": self.problems}, indent=2)
 
     def __repr__(self) -> str:
-        verdict = "isolated" if not self.problems else "; ".join(self.problems)
+        verdict = self._verdict if not self.problems else "; ".join(self.problems)
         return f"<VerifyReport: {verdict}; {', '.join(proof.name for proof in self.contexts)} on {self.device}>"
 
     def _repr_html_(self) -> str:
@@ -103,7 +120,7 @@ class VerifyReport:
     def __str__(self) -> str:
         rows = [(proof.name, proof.expected, len(proof.sm_ids), ranges(proof.sm_ids)) for proof in self.contexts]
         lines = [
-            f"{self.device}, driver {self.driver}: {'isolated' if not self.problems else 'NOT isolated'}",
+            f"{self.device}, driver {self.driver}: {self._verdict}",
             table(("context", "expected", "seen", "SMs"), rows),
         ]
         if self.concurrent is not None:
@@ -111,8 +128,15 @@ class VerifyReport:
                 "all ran at the same time" if self.concurrent else f"they did not run at the same time: {self.cause}"
             )
         lines += [f"{layout} of the same pool had unfinished work" for layout in self.in_use]
+        lines += self.shared_on_purpose
         lines += self.problems
         return "\n".join(lines)
+
+    @property
+    def _verdict(self) -> str:
+        if self.problems:
+            return "NOT isolated"
+        return f"{' and '.join(self.over)} over the others" if self.shared_on_purpose else "isolated"
 
 
 class IsolationError(RuntimeError):
@@ -139,10 +163,11 @@ def _nanoseconds(timeout: float) -> int:
 class _Sightings:
     """The records of several runs of the probe in some contexts."""
 
-    def __init__(self, counts: Mapping[str, int]) -> None:
+    def __init__(self, counts: Mapping[str, int], over: Sequence[str] = ()) -> None:
         self.counts = counts
         self.sms: dict[str, set[int]] = {name: set() for name in counts}
-        self.apart = set(combinations(counts, 2))  # pairs that never ran at the same time
+        # Pairs that never ran at the same time; those that share SMs need not.
+        self.apart = {pair for pair in combinations(counts, 2) if not set(pair) & set(over)}
 
     def look(self, streams: Mapping[str, Stream], per_sm: int, timeout_ns: int) -> None:
         """Run the probe until each context was seen on all of its SMs, and each two of them at the same time."""
@@ -164,13 +189,18 @@ class _Sightings:
 
 
 def verify(
-    contexts: Mapping[str, Context], *, covers_device: bool = False, in_use: Sequence[str] = (), timeout: float = 10.0
+    contexts: Mapping[str, Context],
+    *,
+    covers_device: bool = False,
+    over: Sequence[str] = (),
+    in_use: Sequence[str] = (),
+    timeout: float = 10.0,
 ) -> VerifyReport:
     """Fill several contexts of one device with a probe kernel at once, and compare where it ran with their SMs.
 
-    contexts: by the names that the report shows. covers_device: every SM should belong to one of them. in_use: other
-    known work, for the report. Raises IsolationError if they differ, and RuntimeError if the probe does not finish
-    within `timeout` seconds.
+    contexts: by the names that the report shows. covers_device: every SM should belong to one of them. over: those that
+    may share SMs with the others, which the report then states. in_use: other known work, for the report. Raises
+    IsolationError if they differ, and RuntimeError if the probe does not finish within `timeout` seconds.
     """
     timeout_ns = _nanoseconds(timeout)
     if not isinstance(contexts, Mapping):
@@ -186,6 +216,8 @@ def verify(
                 "contexts must be a mapping of names to contexts, and has "
                 f"{type(name).__name__}: {type(context).__name__}; partitions and streams have a .context"
             )
+    if unknown := [name for name in over if name not in contexts]:
+        raise ValueError(f"over names {unknown[0]!r}, which is not one of the contexts {', '.join(contexts)}")
     devices = {context.device for context in contexts.values()}
     if len(devices) > 1:
         raise ValueError("the contexts are on several devices: verify those of one device at a time")
@@ -201,7 +233,8 @@ def verify(
         streams = {name: closing.enter_context(context.create_stream()) for name, context in contexts.items()}
         # As many blocks as fill the contexts, so that each SM gets some.
         per_sm = max(1, probe_blocks_per_sm(next(iter(contexts.values()))))
-        sightings = _Sightings(counts)
+        sightings = _Sightings(counts, over)
+        pairs = len(sightings.apart)
         sightings.look(streams, per_sm, timeout_ns)
         proofs = sightings.proofs()
         outside: tuple[int, ...] = ()
@@ -214,12 +247,13 @@ def verify(
         shared = tuple(sorted(set(first.sm_ids) & set(second.sm_ids)))
         if shared:
             overlaps.append(SharedSMs(first.name, second.name, shared))
-    concurrent = not sightings.apart if len(proofs) > 1 else None
+    concurrent = not sightings.apart if pairs else None
     report = VerifyReport(
         device=device.name,
         driver=".".join(map(str, system.driver_version)),
         contexts=proofs,
         overlaps=tuple(overlaps),
+        over=tuple(over),
         outside=outside,
         concurrent=concurrent,
         cause=lack_of_concurrency(device, len(proofs)) if concurrent is False else None,

@@ -6,7 +6,8 @@
   for launches, so the step time of launch-bound work depends on both.
 - The first steps of a plan are not counted, because kernels are loaded and allocators grow. Neither is the first
   second, in which a chip that has rested runs faster than later.
-- Where the device waits for the host, the work is launch-bound, and the sample says so.
+- Where the device waits for the host, the work is launch-bound, and the sample says so. Such work is enqueued without a
+  gate, by a host thread for each part, as a program would do it.
 """
 
 from __future__ import annotations
@@ -16,18 +17,26 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
-from typing import NamedTuple
+from threading import Barrier
+from threading import Event as Flag
+from typing import Literal, NamedTuple, TypeAlias
 
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import AHEAD, TIMED, Batch, CallTimer, Load, seconds_between, timed_batch
 from cuda_gctx.measure.statistics import NOISE, quantile
+from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._work import Part, entered
+from cuda_gctx.tune._work import Part, captured, entered
 
-__all__ = ["Intervals", "OutOfTime", "Runner", "Sample", "Shape", "Trial"]
+__all__ = ["BATCH_S", "LAUNCHES", "Intervals", "Launch", "OutOfTime", "Runner", "Sample", "Shape", "Trial"]
+
+# How the work is enqueued: by a host thread for each part if it is launch-bound, always by one host thread, or as
+# graphs.
+Launch: TypeAlias = Literal["threads", "calls", "graphs"]
+LAUNCHES: tuple[Launch, ...] = ("threads", "calls", "graphs")
 
 BATCH_S = 0.03
 LEAST_STEPS, MOST_STEPS = 3, 200
@@ -39,12 +48,21 @@ PROFILED_STEPS = 10
 # The calls per batch: so many above the quantile, and so many of the longest other part.
 TAIL_CALLS, OTHER_CALLS = 2, 10
 LEAST_CALLS, MOST_CALLS = 50, 2000
+# Of calls that take long, as many as fit into this time, and at least so many critical ones and other ones.
+LONG_S, LEAST_LONG_CALLS, LEAST_LONG_OTHERS = 1.0, 7, 2
 MOST_DEPTH = 64
 # In launch-bound work a step takes the device as long as the host. If the host takes less than this share of the
 # device's time, the reason is another one.
 LAUNCH_BOUND = 0.9
 
 Intervals = dict[str, tuple[float, float]]
+# A block around the call of a part on a stream in a step.
+Around: TypeAlias = Callable[[Part, Stream, int], AbstractContextManager[None]]
+
+
+def _least_steps(step_s: float) -> int:
+    """The least number of steps of a batch: one if the steps are long."""
+    return LEAST_STEPS if LEAST_STEPS * step_s <= MOST_STRETCH * BATCH_S else 1
 
 
 class OutOfTime(Exception):
@@ -103,13 +121,34 @@ class Runner:
     """Measures trials for one objective until a deadline.
 
     alone_s, call_s: for each part that has been measured, what a call alone takes the device and the host, in seconds.
+    hosts: the threads that enqueue the parts; None while one thread enqueues all of them.
     """
 
-    def __init__(self, objective: Objective, deadline: float) -> None:
+    def __init__(self, objective: Objective, deadline: float, launch: Launch = "calls") -> None:
         self.objective = objective
         self.deadline = deadline
+        self.launch = launch
         self.alone_s: dict[str, float] = {}
         self.call_s: dict[str, float] = {}
+        self.hosts: Hosts | None = None
+        self._graphs = ExitStack()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        self._graphs.close()
+
+    def start_hosts(self, names: Sequence[str]) -> None:
+        """From now on, a host thread enqueues each part."""
+        self.hosts = Hosts(names)
+
+    def stop(self) -> None:
+        """Wait for the host threads, and end them."""
+        if self.hosts is not None:
+            self.hosts.close()
+            self.hosts = None
 
     # ---- time
 
@@ -121,7 +160,7 @@ class Runner:
     def steps_for(self, trial: Trial, most: int = MOST_STEPS) -> int:
         """The number of steps of a batch; OutOfTime if there is no time for one."""
         step_s = max(trial.step_s, trial.host_s, 1e-7)
-        return self._affordable(trial, max(LEAST_STEPS, min(most, round(BATCH_S / step_s))))
+        return self._affordable(trial, max(_least_steps(step_s), min(most, round(BATCH_S / step_s))))
 
     def _affordable(self, trial: Trial, steps: int) -> int:
         """At most so many steps, as far as the time suffices."""
@@ -136,15 +175,26 @@ class Runner:
         plans = [trial for trial in trials if len(trial.parts) > 1] or trials
         steps = max((self.steps_for(trial) for trial in plans), default=LEAST_STEPS)
         slowest_s = max((max(trial.step_s, trial.host_s) for trial in plans), default=0.0)
-        limit = max(LEAST_STEPS, round(MOST_STRETCH * BATCH_S / max(slowest_s, 1e-7)))
-        return Shape(min(steps, limit), AHEAD.gate_s(max((trial.host_s for trial in trials), default=0.0)))
+        limit = max(_least_steps(slowest_s), round(MOST_STRETCH * BATCH_S / max(slowest_s, 1e-7)))
+        return Shape(min(steps, limit), self._gate_s(max((trial.host_s for trial in trials), default=0.0)))
+
+    def _gate_s(self, host_s: float) -> float:
+        """How long to close the gate. With host threads the work is launch-bound, and a gate would hide that."""
+        return AHEAD.gate_s(host_s) if self.hosts is None else 0.0
 
     # ---- batches
 
     def warm(self, trial: Trial) -> None:
         """Run the first steps of a trial, which are not counted, and estimate how long a step takes."""
         self.demand_time()
-        self._steps(trial, 1)
+        sample = self._steps(trial, 1)
+        if self.launch == "graphs":
+            hint = trial.library_sms
+            trial.parts = tuple(
+                captured(part, trial.streams[part.name], hint, trial.name, self._graphs) for part in trial.parts
+            )
+        if sample.seconds >= BATCH_S:
+            return  # what a first step takes in addition is little of a long one
         sample = self._steps(trial, self.steps_for(trial, 2))
         if sample.seconds < WARM_S:
             trial.step_s, trial.host_s = sample.seconds, sample.host_s
@@ -181,7 +231,7 @@ class Runner:
                 yield
                 marks[step][part.name].append(closing.enter_context(stream.record(options=TIMED)))
 
-            self._joined(trial, steps, AHEAD.gate_s(trial.host_s), around)
+            self._joined(trial, steps, self._gate_s(trial.host_s), around)
             first = marks[0][trial.parts[0].name][0]
             return [
                 {
@@ -192,7 +242,7 @@ class Runner:
             ]
 
     def _steps(self, trial: Trial, steps: int, gate_s: float | None = None) -> Sample:
-        gate_s = AHEAD.gate_s(trial.host_s) if gate_s is None else gate_s
+        gate_s = self._gate_s(trial.host_s) if gate_s is None else gate_s
         # The throughput of one part alone is that of its calls, one after the other.
         if isinstance(self.objective, Throughput) and len(trial.parts) > 1:
             sample = self._unjoined(trial, steps, gate_s, self.objective.weights)
@@ -206,7 +256,7 @@ class Runner:
         trial: Trial,
         steps: int,
         gate_s: float,
-        around: Callable[[Part, Stream, int], AbstractContextManager[None]] | None = None,
+        around: Around | None = None,
     ) -> Sample:
         """Run steps, each after the one before, whose parts start together, or one after the other on one stream."""
         main = trial.streams[trial.parts[0].name]
@@ -218,31 +268,86 @@ class Runner:
             before_last = closing.enter_context(main.record())
 
             def enqueue() -> Sequence[Event]:
-                with entered(main, trial.library_sms) if one_stream else nullcontext():
-                    main.record(joined)
-                    for step in range(steps):
-                        for part in trial.parts:
-                            stream = trial.streams[part.name]
-                            if part.name in others:
-                                stream.wait(joined)
-                            with nullcontext() if one_stream else entered(stream, trial.library_sms):
-                                if around is None:
-                                    part.enqueue(stream, trial.name)
-                                else:
-                                    with around(part, stream, step):
-                                        part.enqueue(stream, trial.name)
-                            if part.name in others:
-                                stream.record(ends[part.name])
-                        for end in ends.values():
-                            main.wait(end)
-                        if others:
-                            main.record(joined)
-                        if step == steps - 2:
-                            main.record(before_last)
+                main.record(joined)
+                if self.hosts is not None and others:
+                    self._enqueue_by_hosts(self.hosts, trial, steps, joined, before_last, ends, around)
+                else:
+                    self._enqueue(trial, steps, joined, before_last, ends, around)
                 return [before_last] if steps > 1 else []
 
             batch = timed_batch([main], enqueue, gate_s)
             return self._sample(trial, batch, batch.seconds[0], steps)
+
+    @staticmethod
+    def _call(trial: Trial, part: Part, step: int, around: Around | None) -> None:
+        stream = trial.streams[part.name]
+        with nullcontext() if around is None else around(part, stream, step):
+            part.enqueue(stream, trial.name)
+
+    def _enqueue(
+        self,
+        trial: Trial,
+        steps: int,
+        joined: Event,
+        before_last: Event,
+        ends: Mapping[str, Event],
+        around: Around | None,
+    ) -> None:
+        """Enqueue joined steps from this thread."""
+        main = trial.streams[trial.parts[0].name]
+        one_stream = trial.in_sequence
+        with entered(main, trial.library_sms) if one_stream else nullcontext():
+            for step in range(steps):
+                for part in trial.parts:
+                    stream = trial.streams[part.name]
+                    if part.name in ends:
+                        stream.wait(joined)
+                    with nullcontext() if one_stream else entered(stream, trial.library_sms):
+                        self._call(trial, part, step, around)
+                    if part.name in ends:
+                        stream.record(ends[part.name])
+                for end in ends.values():
+                    main.wait(end)
+                if ends:
+                    main.record(joined)
+                if step == steps - 2:
+                    main.record(before_last)
+
+    def _enqueue_by_hosts(
+        self,
+        hosts: Hosts,
+        trial: Trial,
+        steps: int,
+        joined: Event,
+        before_last: Event,
+        ends: Mapping[str, Event],
+        around: Around | None,
+    ) -> None:
+        """Enqueue joined steps from a thread for each part. In each step the threads meet twice: an event is waited for
+        only after it has been recorded, and recorded again only after that.
+        """
+        main = trial.streams[trial.parts[0].name]
+        meeting = Barrier(len(trial.parts))
+
+        def run(part: Part) -> None:
+            stream = trial.streams[part.name]
+            with entered(stream, trial.library_sms):
+                for step in range(steps):
+                    if part.name in ends:
+                        stream.wait(joined)
+                    self._call(trial, part, step, around)
+                    if part.name in ends:
+                        stream.record(ends[part.name])
+                    meeting.wait()
+                    if part.name not in ends:
+                        for end in ends.values():
+                            main.wait(end)
+                        main.record(joined)
+                        if step == steps - 2:
+                            main.record(before_last)
+                    meeting.wait()
+
+        hosts.run({part.name: partial(run, part) for part in trial.parts}, meeting)
 
     def _unjoined(self, trial: Trial, mixes: int, gate_s: float, weights: Mapping[str, int]) -> Sample:
         """Run mixes whose parts do not wait for each other."""
@@ -250,16 +355,28 @@ class Runner:
         with ExitStack() as closing:
             before_last = {name: closing.enter_context(stream.record()) for name, stream in trial.streams.items()}
 
-            def enqueue() -> Sequence[Event]:
-                with entered(streams[0]) if trial.in_sequence else nullcontext():
+            def calls(part: Part, mix: int) -> None:
+                stream = trial.streams[part.name]
+                for _ in range(weights[part.name]):
+                    part.enqueue(stream, trial.name)
+                if mix == mixes - 2:
+                    stream.record(before_last[part.name])
+
+            def run(part: Part) -> None:
+                with entered(trial.streams[part.name], trial.library_sms):
                     for mix in range(mixes):
-                        for part in trial.parts:
-                            stream = trial.streams[part.name]
-                            with nullcontext() if trial.in_sequence else entered(stream, trial.library_sms):
-                                for _ in range(weights[part.name]):
-                                    part.enqueue(stream, trial.name)
-                            if mix == mixes - 2:
-                                stream.record(before_last[part.name])
+                        calls(part, mix)
+
+            def enqueue() -> Sequence[Event]:
+                if self.hosts is not None and not trial.in_sequence:
+                    self.hosts.run({part.name: partial(run, part) for part in trial.parts})
+                else:
+                    with entered(streams[0]) if trial.in_sequence else nullcontext():
+                        for mix in range(mixes):
+                            for part in trial.parts:
+                                stream = trial.streams[part.name]
+                                with nullcontext() if trial.in_sequence else entered(stream, trial.library_sms):
+                                    calls(part, mix)
                 return list(before_last.values()) if mixes > 1 else []
 
             batch = timed_batch(streams, enqueue, gate_s)
@@ -293,8 +410,12 @@ class Runner:
         critical = next(part for part in trial.parts if part.name == objective.part)
         others = [part for part in trial.parts if part is not critical]
         stream = trial.streams[critical.name]
+        alone_s = self.alone_s.get(critical.name, 0.0)
         wanted = min(max(LEAST_CALLS, ceil(TAIL_CALLS / (1 - objective.quantile))), MOST_CALLS)
-        window_s = OTHER_CALLS * max((self.alone_s.get(part.name, 0.0) for part in others), default=0.0)
+        if wanted * alone_s > LONG_S:
+            wanted = min(wanted, max(LEAST_LONG_CALLS, int(LONG_S / alone_s)))
+        other_s = max((self.alone_s.get(part.name, 0.0) for part in others), default=0.0)
+        window_s = max(min(OTHER_CALLS * other_s, LONG_S), LEAST_LONG_OTHERS * other_s)
         call = partial(critical.enqueue, stream, trial.name)
         taken: list[float] = []
 
@@ -312,15 +433,41 @@ class Runner:
                 depth = 1 if trial.in_sequence else self._depth(part.name, critical.name)
                 load = Load(trial.streams[part.name], partial(queued, part), depth)
                 loads[part.name] = closing.enter_context(load)
-            while True:
-                for load in loads.values():
-                    load.fill()
-                # Entered before the time begins: a program passes libraries the SM count once, not for each call.
-                with entered(stream, trial.library_sms):
-                    taken.append(timer.seconds(call))
-                passed = seconds_between(first, timer.end)
-                if len(taken) >= MOST_CALLS or (len(taken) >= wanted and passed >= window_s):
-                    break
-                self.demand_time()
+            for load in loads.values():
+                load.fill()
+            by_hosts = self.hosts is not None and not trial.in_sequence
+            with self._feeding(loads) if by_hosts else nullcontext():
+                while True:
+                    if not by_hosts:
+                        for load in loads.values():
+                            load.fill()
+                    # Entered before the time begins: a program passes libraries the SM count once, not for each call.
+                    with entered(stream, trial.library_sms):
+                        taken.append(timer.seconds(call))
+                    passed = seconds_between(first, timer.end)
+                    if len(taken) >= MOST_CALLS or (len(taken) >= wanted and passed >= window_s):
+                        break
+                    self.demand_time()
         calls = {name: load.completed() for name, load in loads.items()}
         return Sample(quantile(taken, objective.quantile), calls=calls, latencies=tuple(taken))
+
+    @contextmanager
+    def _feeding(self, loads: Mapping[str, Load]) -> Iterator[None]:
+        """A block in which the thread of each part keeps its calls queued."""
+        assert self.hosts is not None
+        enough = Flag()
+
+        def feed(load: Load) -> None:
+            while not enough.is_set():
+                load.fill()
+                load.wait_for_room()
+
+        running = self.hosts.start({name: partial(feed, load) for name, load in loads.items()})
+        try:
+            yield
+        finally:
+            enough.set()
+            for future in running:
+                future.exception()  # waits
+        for future in running:
+            future.result()

@@ -16,9 +16,10 @@ from cuda_gctx._core.driver import system
 from cuda_gctx._core.errors import FeatureNotSupported
 from cuda_gctx._core.loan import capturing_stream
 from cuda_gctx._core.stream import Stream
+from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.progress import Progress
 from cuda_gctx.measure.statistics import Latency, Spread, median
-from cuda_gctx.tune._measure import Intervals
+from cuda_gctx.tune._measure import LAUNCHES, Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
 from cuda_gctx.tune._reasons import reasons
 from cuda_gctx.tune._report import PartTime, Report, Result
@@ -36,6 +37,7 @@ def overlap(
     objective: Objective = "makespan",
     sizes: Iterable[int] | None = None,
     library_sms: Literal["off", "on", "auto"] = "auto",
+    launch: Literal["threads", "calls", "graphs"] = "threads",
     budget_s: float = 60.0,
     progress: bool | None = None,
     seed: int = 0,
@@ -52,6 +54,9 @@ def overlap(
     sizes: the SM counts to try for partitions, instead of all aligned sizes.
     library_sms: whether to set the SM count hint of libraries in partitions; "auto" measures both if torch or CuPy is
     imported.
+    launch: how the work is enqueued: "threads" (launch-bound work by one host thread for each part, which are called
+    concurrently; other work by one thread), "calls" (always by one thread), or "graphs" (each part is captured once on
+    each of its streams, and replayed).
     budget_s: the longest time to measure, in seconds; one step may exceed it.
     progress: whether to show progress on stderr; None: if stderr is a terminal.
     seed: the seed of the random order in which plans are measured.
@@ -64,6 +69,8 @@ def overlap(
     budget_s = _checked_budget(budget_s)
     if library_sms not in LIBRARY_CHOICES:
         raise ValueError(f"library_sms must be one of {', '.join(LIBRARY_CHOICES)}, not {library_sms!r}")
+    if launch not in LAUNCHES:
+        raise ValueError(f"launch must be one of {', '.join(LAUNCHES)}, not {launch!r}")
     if library_sms == "on" and not libraries_loaded():
         raise ValueError('library_sms="on" needs torch or CuPy, and neither is imported: import it first')
     device = Device() if device is None else device
@@ -71,7 +78,8 @@ def overlap(
         raise TypeError(f"device must be a Device, not {type(device).__name__}")
     _refuse_capture(device)
     with _only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
-        search = Search(device, parts, objective, sizes, library_sms, budget_s, seed, bar, closing)
+        conditions = [Conditions.of(device)]
+        search = Search(device, parts, objective, sizes, library_sms, launch, budget_s, seed, bar, closing)
         try:
             device.sync()  # the caller may still be producing the inputs of the parts on other streams
             search.run()
@@ -80,12 +88,15 @@ def overlap(
             if not search.can_answer:
                 raise
         finally:
+            # Before the chip rests.
+            conditions.append(Conditions.of(device))
+            how = search.launched
             search.settle()
     if not search.can_answer:
         raise RuntimeError(
             f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
         )
-    return _report(search, device, objective)
+    return _report(search, device, objective, how, conditions)
 
 
 # By device id. Two concurrent tunings would disturb each other.
@@ -120,7 +131,9 @@ def _checked_budget(budget_s: object) -> float:
     return float(budget_s)
 
 
-def _report(search: Search, device: Device, objective: Objective) -> Report:
+def _report(
+    search: Search, device: Device, objective: Objective, launched: str, conditions: Sequence[Conditions]
+) -> Report:
     chosen, sure = search.choose()
     assert chosen.plan is not None
     gain = search.ratio(search.sequence(), chosen)
@@ -140,12 +153,16 @@ def _report(search: Search, device: Device, objective: Objective) -> Report:
         gain_low=gain.low,
         gain_high=gain.high,
         sure=sure,
+        margin=search.margin,
+        openings=search.openings,
+        launch=launched,
         reasons=(),
         complete=search.complete,
         device=device.name,
         sm_count=device.sm_count,
         driver=".".join(map(str, system.driver_version)),
         date=date.today().isoformat(),
+        conditions=tuple(conditions),
     )
     return replace(report, reasons=reasons(search, report, chosen))
 
@@ -200,7 +217,7 @@ def _overlap(
 def _overlap_of(step: Intervals, candidate: Candidate, alone: dict[str, Spread]) -> float:
     spans = []
     for name, (begin, end) in step.items():
-        if candidate.allocation is None:
+        if candidate.plan is None or candidate.plan.kind != "partitions":
             # With shared SMs a part may have waited for them first: only its time alone counts as running.
             begin = max(begin, end - alone[name].median)
         spans.append((begin, end))

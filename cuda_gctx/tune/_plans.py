@@ -1,4 +1,4 @@
-"""Ways to run parts, as values: in sequence, on streams, or in partitions; and opening them."""
+"""Ways to run parts, as values: in sequence, on streams, over or in partitions; opening them and switching to them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
+from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream, StreamOptions
-from cuda_gctx.partitions import PartitionPool
+from cuda_gctx.partitions import PartitionPool, Partitions
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, is_partition_name
+from cuda_gctx.partitions.verification import VerifyReport, verify
 
-__all__ = ["HINT", "KINDS", "Kind", "Plan", "partition_names", "sizes_of"]
+__all__ = ["ALL", "HINT", "KINDS", "Kind", "Plan", "partition_names", "sizes_of"]
 
-Kind: TypeAlias = Literal["sequence", "streams", "priority", "partitions"]
-KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "partitions")  # the simplest first
+Kind: TypeAlias = Literal["sequence", "streams", "priority", "overlay", "partitions"]
+KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "overlay", "partitions")  # the simplest first
 HINT = "SM count hint"
-SCHEMA = 2
+ALL = "all"  # the size of the part of an overlay that has the whole device
+SCHEMA = 3
 
 
 def partition_names(parts: Sequence[str]) -> dict[str, str]:
@@ -34,10 +37,12 @@ class Plan:
     """A way to run parts.
 
     kind: "sequence" (one stream), "streams" (one for each part), "priority" (the same, and `first` goes before the
-    others), or "partitions" (a stream in a partition of its own for each part).
+    others), "overlay" (`first` runs on the whole device with the highest priority, over a partition in which the others
+    run), or "partitions" (a stream in a partition of its own for each part).
     parts: their names, in the order in which they are started.
-    layout: for PartitionPool.get() or Device.partition().
-    places: the partition of each part, which may be the background partition.
+    layout: the partitions. Open it with open() or switch(), which take plans of every kind.
+    places: the partition of each part, which may be the background partition; in an overlay, of each part but `first`,
+    and several parts may share one.
     sm_counts: the SMs of each part on the device for which the plan was made, for people: it prints them.
     library_sms: whether libraries get the SM count hint (``part.torch()`` is then ``use(part, library_sms="on")``).
     """
@@ -71,16 +76,20 @@ class Plan:
             raise ValueError(f"the kind of a plan is one of {', '.join(KINDS)}, not {self.kind!r}")
         if not self.parts or len(set(self.parts)) != len(self.parts):
             raise ValueError(f"a plan needs parts with names of their own, not {self.parts}")
-        if (self.kind == "priority") != (self.first is not None) or self.first not in (None, *self.parts):
-            raise ValueError(f"a plan of the kind priority, and no other, puts one of its parts first: {self.first!r}")
-        if self.kind != "partitions":
+        if (self.kind in ("priority", "overlay")) != (self.first is not None) or self.first not in (None, *self.parts):
+            raise ValueError(
+                "a plan of the kinds priority and overlay, and of no other, puts one of its parts first, not "
+                f"{self.first!r}"
+            )
+        placed = [part for part in self.parts if self.kind == "partitions" or part != self.first]
+        if self.kind not in ("overlay", "partitions"):
             if self.layout is not None or self.places or self.library_sms:
                 raise ValueError(f"layout, places and library_sms belong to partitions, not to the kind {self.kind}")
-        elif self.layout is None or set(self.places) != set(self.parts):
-            raise ValueError("a plan with partitions needs a layout, and a place for each part")
-        elif len(set(self.places.values())) != len(self.places) or not {BACKGROUND, *self.layout.names}.issuperset(
-            self.places.values()
-        ):
+        elif self.layout is None or not placed or set(self.places) != set(placed):
+            raise ValueError(f"a plan of the kind {self.kind} needs a layout, and a place for {' and '.join(placed)}")
+        elif not {BACKGROUND, *self.layout.names}.issuperset(self.places.values()):
+            raise ValueError(f"the parts need partitions of {self.layout}, not {dict(self.places)}")
+        elif self.kind == "partitions" and len(set(self.places.values())) != len(self.places):
             raise ValueError(f"the parts need different partitions of {self.layout}, not {dict(self.places)}")
 
     def __hash__(self) -> int:
@@ -91,35 +100,81 @@ class Plan:
         """The stream of each part, for the length of a block. In a sequence it is the same one for all.
 
         With a pool, partitions and their streams stay open as long as the pool; with a device they are closed with the
-        block, as plain streams are in either case.
+        block, as streams on the whole device are in either case.
         """
-        if not isinstance(where, (Device, PartitionPool)):
-            raise TypeError(f"a plan is opened on a Device or with a PartitionPool, not with {type(where).__name__}")
-        device = where.device if isinstance(where, PartitionPool) else where
+        device = _device_of(where)
         with ExitStack() as closing:
+            streams: dict[str, Stream] = {}
             if self.layout is not None:
                 if isinstance(where, PartitionPool):
                     partitions = where.get(self.layout)
                 else:
                     partitions = closing.enter_context(where.partition(self.layout))
-                missing = [place for place in self.places.values() if place not in partitions]
-                if missing:
-                    raise ValueError(
-                        f"{self.layout} leaves no SMs of {device.name} for {missing[0]}: this plan is for another "
-                        f"device"
-                    )
-                yield {part: partitions[self.places[part]].stream for part in self.parts}
-            elif self.kind == "sequence":
-                stream = closing.enter_context(device.create_stream())
-                yield dict.fromkeys(self.parts, stream)
-            else:
-                highest = device.priority_range[1] if self.first is not None else None
-                yield {
-                    part: closing.enter_context(
-                        device.create_stream(StreamOptions(priority=highest if part == self.first else None))
-                    )
-                    for part in self.parts
-                }
+                streams = self._placed(partitions)
+            made = {
+                (name, priority): closing.enter_context(device.create_stream(StreamOptions(priority=priority)))
+                for name, priority in dict.fromkeys(self._on_whole_device(device).values())
+            }
+            yield self._in_order(streams, device, made)
+
+    def switch(self, pool: PartitionPool) -> dict[str, Stream]:
+        """Make this plan the current one of a pool, behind the work of earlier plans; the stream of each part.
+
+        All streams stay open as long as the pool, and each part has the same ones at each switch. On the device, later
+        work on a stream that the plan before did not have waits for the work enqueued so far on those of its streams
+        that are not in this plan, and share SMs: a stream on the whole device shares the SMs of all others. The host
+        does not wait. Work that belongs to both plans goes on. See PartitionPool.switch() for captures of graphs.
+        """
+        device = _device_of(pool)
+        whole = self._on_whole_device(device)
+        partitions, made = pool.switch_all(self.layout, tuple(dict.fromkeys(whole.values())))
+        placed = self._placed(partitions) if partitions is not None else {}
+        return self._in_order(placed, device, made)
+
+    def verify(self, where: Device | PartitionPool, timeout: float = 10.0) -> VerifyReport:
+        """Verify with a probe kernel on which SMs each part runs. What the plan lets overlap is stated in the report.
+
+        Raises IsolationError if a part runs elsewhere, or if partitions overlap.
+        """
+        with self.open(where) as streams:
+            names: dict[Context, list[str]] = {}
+            for part, stream in streams.items():
+                names.setdefault(stream.context, []).append(part)
+            contexts = {" and ".join(parts): context for context, parts in names.items()}
+            over = [" and ".join(parts) for parts in names.values() if not set(parts) & set(self.places)]
+            return verify(contexts, over=over, timeout=timeout)
+
+    def _on_whole_device(self, device: Device) -> dict[str, tuple[str, int]]:
+        """The name and priority of the stream of each part that is in no partition."""
+        least, greatest = device.priority_range
+        return {
+            part: ("" if self.kind == "sequence" else part, greatest if part == self.first else least)
+            for part in self.parts
+            if part not in self.places
+        }
+
+    def _placed(self, partitions: Partitions) -> dict[str, Stream]:
+        """The streams of the parts in partitions."""
+        missing = [place for place in self.places.values() if place not in partitions]
+        if missing:
+            raise ValueError(
+                f"{self.layout} leaves no SMs of {partitions.device.name} for {missing[0]}: this plan is for another "
+                "device"
+            )
+        streams = {}
+        for place in dict.fromkeys(self.places.values()):
+            mine = [part for part in self.parts if self.places.get(part) == place]
+            first, *others = mine
+            streams[first] = partitions[place].stream
+            if others:
+                streams.update(zip(others, partitions[place].stream_pool(len(others)), strict=True))
+        return streams
+
+    def _in_order(
+        self, placed: Mapping[str, Stream], device: Device, whole: Mapping[tuple[str, int], Stream]
+    ) -> dict[str, Stream]:
+        keys = self._on_whole_device(device)
+        return {part: placed[part] if part in placed else whole[keys[part]] for part in self.parts}
 
     def to_dict(self) -> dict[str, Any]:
         """What to_json() writes, as a dictionary."""
@@ -138,10 +193,7 @@ class Plan:
     def from_dict(cls, value: Any) -> Plan:
         """The plan of a dictionary that to_dict() returned."""
         if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
-            raise ValueError(
-                f"this is not a plan of schema {SCHEMA}: in schema 1, a partition without a count took the aligned "
-                "remainder only, and parts could run in a partition called rest"
-            )
+            raise ValueError(f"this is not a plan of schema {SCHEMA}: save it again with this version")
         fields = {name: item for name, item in value.items() if name != "schema"}
         try:
             if fields.get("layout") is not None:
@@ -168,11 +220,23 @@ class Plan:
         return ", ".join(sizes) + (f", {HINT}" if self.library_sms else "")
 
 
+def _device_of(where: Device | PartitionPool) -> Device:
+    if not isinstance(where, (Device, PartitionPool)):
+        raise TypeError(f"a plan is opened on a Device or with a PartitionPool, not with {type(where).__name__}")
+    return where.device if isinstance(where, PartitionPool) else where
+
+
 def sizes_of(plan: Plan) -> dict[str, str]:
-    """The SMs of each part, in words: their number where it is known, else what its partition requests."""
+    """The SMs of each part, in words: their number where it is known, else what its partition requests; "all" for the
+    part of an overlay that has the whole device.
+    """
     requests = dict(zip(plan.layout.names, plan.layout.specs, strict=True)) if plan.layout is not None else {}
     sizes = {}
-    for part, place in plan.places.items():
+    for part in plan.parts if plan.layout is not None else ():
+        if part not in plan.places:
+            sizes[part] = ALL
+            continue
+        place = plan.places[part]
         request: Any = requests[place].request if place in requests else BACKGROUND
         sizes[part] = str(plan.sm_counts.get(part, request))
     return sizes

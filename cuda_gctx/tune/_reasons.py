@@ -26,6 +26,8 @@ def reasons(search: Search, report: Report, chosen: Candidate) -> tuple[str, ...
     found += _libraries(search)
     found += _others(search, report, chosen)
     found += _undecided(search, chosen)
+    found.append(_coverage(report))
+    found += _changes(report)
     for why, names in search.left_out.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         found.append(f"{names[0]}{more} excluded: {why.splitlines()[0]}")
@@ -41,9 +43,9 @@ def _bound(report: Report) -> str:
     sequence = _by_kind(report, "sequence")
     assert sequence is not None
     most = sequence.seconds.median / report.bound
-    limit = f"speedup is at most {most:.2f}x" if most > 1 + NOISE else "no speedup is possible"
+    limit = f"hiding the rest would be a speedup of {most:.2f}x" if most > 1 + NOISE else "there is nothing to hide"
     taken = words(sequence.seconds.median)
-    return f"the lower bound is {words(report.bound)} ({_longest(report)} alone), and sequential takes {taken}: {limit}"
+    return f"{_longest(report)} alone takes {words(report.bound)}, and sequential takes {taken}: {limit}"
 
 
 def _longest(report: Report) -> str:
@@ -85,7 +87,8 @@ def _streams(search: Search, report: Report) -> list[str]:
         if slower < SLOWDOWN:
             return []
         text = f"on plain streams the {title_of(objective)} is {slower:.1f}x that alone"
-        urgent = next((r for r in report.results if r.plan.first == objective.part), None)
+        priorities = (r for r in report.results if r.plan.kind == "priority")
+        urgent = next((r for r in priorities if r.plan.first == objective.part), None)
         if urgent is not None and urgent.seconds.median > SLOWDOWN * alone:
             slower = urgent.seconds.median / alone
             text += f"; with a priority it is {slower:.1f}x (a priority does not preempt running blocks)"
@@ -104,10 +107,14 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
     placed = [c for c in search.known() if any(alone.samples for alone in c.alone_here.values())]
     if not placed:
         return []
-    best = min(placed, key=lambda c: (c is not chosen, not search.accepts(c), c.seconds(search.final)))
+    disjoint = [c for c in placed if c.plan is not None and c.plan.kind == "partitions"] or placed
+    best = chosen if chosen in placed else min(disjoint, key=lambda c: (not search.accepts(c), c.seconds(search.final)))
     assert best.plan is not None
     result = report.result(best.plan)
     found = []
+    if result.plan.kind == "overlay" and isinstance(report.objective, TailLatency):
+        ratio = result.seconds.median / report.bound
+        found.append(f"over the others ({result.plan}) the {title_of(report.objective)} is {ratio:.2f}x that alone")
     stretched: dict[str, float] = {}
     for name, part in result.parts.items():
         if part.alone is None:
@@ -130,9 +137,10 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
     if slowed:
         each = " and ".join(f"{name} by {slower:.1f}x" for name, slower in slowed.items())
         whom = f"the parts slow each other, {each}" if len(slowed) > 1 else f"the others slow {each}"
-        found.append(
-            f"{whom} ({result.plan}), although their SMs are disjoint: they share memory bandwidth, L2 cache or power"
-        )
+        why = "they share SMs"
+        if result.plan.kind == "partitions":
+            why = "although their SMs are disjoint: they share memory bandwidth, L2 cache or power"
+        found.append(f"{whom} ({result.plan}), {why}")
     return found
 
 
@@ -201,6 +209,23 @@ def _undecided(search: Search, chosen: Candidate) -> list[str]:
         limit = f"up to {ratio.high:.2f}x " if ratio.is_known else ""
         found.append(f"undecided: {other.plan} may be {limit}faster than best")
     return found
+
+
+def _coverage(report: Report) -> str:
+    """What the intervals are intervals of."""
+    covered = "noise in this process"
+    if report.openings > 1:
+        covered += f" and what {report.openings} openings of a plan differ by"
+    margin = f"differences below {report.margin:.1%} count as none"
+    return f"the intervals cover {covered}, not another process or day; {margin}; work was enqueued {report.launch}"
+
+
+def _changes(report: Report) -> list[str]:
+    """What changed during the measurement."""
+    if len(report.conditions) < 2:
+        return []
+    changed = report.conditions[0].differences(report.conditions[-1])
+    return [f"between begin and end: {'; '.join(changed)}"] if changed else []
 
 
 def _trade(search: Search, chosen: Candidate) -> list[str]:

@@ -14,14 +14,15 @@ from cuda_gctx.draw.bars import Bar, Piece, draw_bars
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import page, written
 from cuda_gctx.draw.table import table
+from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import Latency, Spread
 from cuda_gctx.tune import _objectives
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
-from cuda_gctx.tune._plans import HINT, Plan, sizes_of
+from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
 
 __all__ = ["PartTime", "Report", "Result", "title_of", "words"]
 
-SCHEMA = 2
+SCHEMA = 3
 MOST_ROWS = 16
 WIDTH = 80  # of the table, if possible
 RANGE = "p10 to p90"
@@ -81,18 +82,23 @@ class Result:
 class Report:
     """The result of overlap(). ``print()`` it.
 
-    choice: the plan to use: the simplest one that no other beats by more than noise.
+    choice: the plan to use: the simplest one that no other beats by more than the margin.
     results: all measured plans, fastest first.
     alone: the seconds of each part alone on the whole device.
-    bound: the lower bound of a step: the longest part alone. It holds up to noise, and while a part alone runs as it
-    does in the plans: launch-bound work and libraries with an SM count hint can be below it.
+    bound: the longest part alone. A plan can take less only by noise and clocks, if the work is launch-bound, or if a
+    library with an SM count hint is faster than without one.
     gain: the speedup over the sequence: the median ratio over pairs of batches of the same round.
-    gain_low, gain_high: its confidence interval, for this process and these open partitions.
-    sure: whether it is certain that the choice is not slower than any other finalist by more than 1%; if not, the
-    reasons name the plans that may be faster.
+    gain_low, gain_high: its confidence interval. It covers the noise in this process, and what openings of a plan
+    differ by.
+    sure: whether it is certain that the choice is not slower than any other finalist by more than the margin; if not,
+    the reasons name the plans that may be faster.
+    margin: the relative difference that counts as none: 1%, and what equal plans may differ by because each was opened
+    `openings` times only.
+    launch: how the work was enqueued.
     reasons: explanations.
-    complete: False after Ctrl-C, if the budget was too short, or if the limit of contexts left divisions of the SMs
-    untried; the reasons then name them.
+    complete: False after Ctrl-C, or if the budget or the device memory was too small for all divisions of the SMs; the
+    reasons then say so.
+    conditions: commit, clocks, power limit and temperature at the beginning and at the end.
     """
 
     choice: Plan
@@ -104,12 +110,16 @@ class Report:
     gain_low: float
     gain_high: float
     sure: bool
+    margin: float
+    openings: int
+    launch: str
     reasons: tuple[str, ...]
     complete: bool
     device: str
     sm_count: int
     driver: str
     date: str
+    conditions: tuple[Conditions, ...]
 
     @property
     def plan(self) -> Plan:
@@ -129,6 +139,40 @@ class Report:
         kept = [self.result(self.choice), *first_of_kind.values()]
         return [result for i, result in enumerate(self.results) if i < most or result in kept]
 
+    def compare(self, other: Report) -> str:
+        """The same plans in two reports, as a table; the first lines are both answers, and what differed between them.
+
+        ValueError if the reports are of other work, another objective or another card. A change of clocks, power limit
+        or temperature is stated, because times of different power states cannot be compared.
+        """
+        for what, mine, theirs in (
+            ("card", self.device, other.device),
+            ("objective", self.objective, other.objective),
+            ("parts", set(self.alone), set(other.alone)),
+        ):
+            if mine != theirs:
+                raise ValueError(f"these reports cannot be compared: their {what} is {mine} and {theirs}")
+        lines = [f"first: {self._answer()}", f"second: {other._answer()}"]
+        pairs = [(one, two) for one in self.conditions[-1:] for two in other.conditions[-1:]]
+        changed = [text for one, two in pairs for text in one.differences(two)]
+        if changed:
+            lines.append(f"NOT COMPARABLE, the power states differ: {'; '.join(changed)}")
+        elif not any(one.sm_clock_mhz is not None and two.sm_clock_mhz is not None for one, two in pairs):
+            lines.append("the power states are unknown")
+        theirs = {result.plan: result for result in other.results}
+        both = [(result, theirs[result.plan]) for result in self.foremost(MOST_ROWS) if result.plan in theirs]
+        title = title_of(self.objective)
+        rows = [
+            (
+                str(one.plan),
+                words(one.seconds.median),
+                words(two.seconds.median),
+                "?" if changed else f"{two.seconds.median / one.seconds.median:.3f}",
+            )
+            for one, two in both
+        ]
+        return "\n".join([*lines, table(("plan", f"{title}, first", "second", "ratio"), rows)])
+
     # ---- JSON
 
     def to_json(self) -> str:
@@ -138,6 +182,7 @@ class Report:
         document["choice"] = self.choice.to_dict()
         document["objective"] = _objectives.to_json(self.objective)
         document["alone"] = {name: asdict(spread) for name, spread in self.alone.items()}
+        document["conditions"] = [asdict(conditions) for conditions in self.conditions]
         document["results"] = [
             {
                 **{field.name: getattr(result, field.name) for field in fields(result)},
@@ -155,10 +200,7 @@ class Report:
         """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
         value = json.loads(text)
         if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
-            raise ValueError(
-                f"not a report of schema {SCHEMA}: in schema 1, a partition without a count took the aligned remainder "
-                "only, and parts could run in a partition called rest"
-            )
+            raise ValueError(f"not a report of schema {SCHEMA}: measure again with this version")
         try:
             report = _made(
                 cls,
@@ -169,6 +211,7 @@ class Report:
                 results=lambda value, where: tuple(_each(value, where, _result)),
                 alone=lambda value, where: _by_name(value, where, _spread),
                 reasons=lambda value, where: tuple(_each(value, where, lambda text, where: _plain(str, text, where))),
+                conditions=lambda value, where: tuple(_each(value, where, _conditions)),
             )
             report._demand_consistency()
         except (TypeError, ValueError) as error:
@@ -204,8 +247,8 @@ class Report:
         title = title_of(self.objective)
         lines = [
             self._answer(),
-            f"{title} {words(self.result(self.choice).seconds.median)}, {chosen:.2f}x the lower bound of "
-            f"{words(self.bound)}",
+            f"{title} {words(self.result(self.choice).seconds.median)}, {chosen:.2f}x the longest part alone "
+            f"({words(self.bound)})",
             f"{self.device}, {self.sm_count} SMs, driver {self.driver}, {self.date}: {' and '.join(self.alone)}",
             "",
             self._table(),
@@ -267,6 +310,8 @@ class Report:
         notes = []
         if briefly:
             notes.append("with /: the SMs of the parts, in the order of the line above the table")
+        if any(result.plan.kind == "overlay" for result in shown):
+            notes.append(f"{ALL}: on the whole device with the highest priority, over the others")
         if any(result.plan.library_sms for result in shown):
             notes.append("hint: libraries use the SM counts of their partitions")
         if left_out:
@@ -308,6 +353,9 @@ def _picture(report: Report) -> str:
         times = (spread.median * 1e9, spread.p10 * 1e9, spread.p90 * 1e9)
         pieces = () if tail else _pieces(report, result)
         bars.append(Bar(name, *times, text, result.plan == report.choice, pieces))
+    notes = ["Partitions are given by their sizes, in the order of the title."] if briefly else []
+    if any(result.plan.kind == "overlay" for result in results):
+        notes.append(f"{ALL}: on the whole device with the highest priority, over the others.")
     slowest = max(bar.high_ns for bar in bars)
     near = max(r.seconds.p90 for r in results if r.plan == report.choice or r.plan.kind in ("sequence", "streams"))
     return draw_bars(
@@ -318,7 +366,7 @@ def _picture(report: Report) -> str:
         report.bound * 1e9,
         slowest * 1.5 if tail else min(slowest * 1.02, BEHIND * near * 1e9),
         logarithmic=tail,
-        note="Partitions are given by their sizes, in the order of the title." if briefly else "",
+        note=" ".join(notes),
     )
 
 
@@ -437,6 +485,10 @@ def _objective(value: Any, where: str) -> Objective:
 
 def _spread(value: Any, where: str) -> Spread:
     return _made(Spread, value, where)
+
+
+def _conditions(value: Any, where: str) -> Conditions:
+    return _made(Conditions, value, where)
 
 
 def _latency(value: Any, where: str) -> Latency:

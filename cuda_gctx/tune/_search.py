@@ -2,7 +2,9 @@
 
 Plans are measured in rounds, in random order, so that what changes with time (clocks, temperature, neighbours)
 affects all of them. Plans that cannot win any more are left out of later rounds. The finalists then meet in separate
-rounds, which alone decide: the fastest of many plans is partly a lucky one, and fresh samples remove the luck.
+rounds, which alone decide: the fastest of many plans is partly a lucky one, and fresh samples remove the luck. Each
+finalist is opened several times, and takes part in the rounds with each opening by turns: what its openings differ by
+belongs to the uncertainty of the answer.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.progress import Progress
-from cuda_gctx.measure.statistics import LEAST_PAIRS, Ratio, median, ratio_of_rounds
+from cuda_gctx.measure.statistics import LEAST_OF_OPENING, LEAST_PAIRS, NOISE, Luck, Ratio, median, ratio_of_rounds
 from cuda_gctx.partitions import PartitionPool
-from cuda_gctx.tune._measure import Intervals, OutOfTime, Runner, Sample, Trial
+from cuda_gctx.tune._measure import BATCH_S, Intervals, Launch, OutOfTime, Runner, Sample, Trial
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import KINDS, Plan
 from cuda_gctx.tune._sizes import Allocation, Sizes
@@ -38,27 +40,33 @@ FINAL_ROUNDS, MOST_FINAL_ROUNDS = 15, 60
 SEARCH_UNTIL, REFINE_UNTIL = 0.45, 0.65
 # A plan that is so much slower than the best of each of its rounds is left out of later ones, after two rounds or at
 # once; and partitions that are so much slower are not refined.
-HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.15, 1.5, 1.25
-MOST_FINALISTS = 8
+HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.15, 1.5, 1.4
+LEAST_FINALISTS, MOST_FINALISTS = 3, 8
 MARGINS = (1.0, 1.05, 1.1, HOPELESS)
-# A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime"). A quarter is reserved for sizes near the
-# best.
-MOST_CONTEXTS = 96
-COARSE_SHARE = 0.75
+# How often a finalist is opened; more often if the openings differ.
+OPENINGS, MOST_OPENINGS = 2, 4
+# A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime"). When there are more of them, partitions
+# that cannot win are closed before further ones are opened.
+CONTEXTS_AT_ONCE = 96
+# A division of the SMs costs its warm-up and a profile besides its rounds: so many batches.
+BATCHES_TO_OPEN = 2
 
 
 @dataclass(eq=False)
 class Candidate:
     """What is measured: a plan, or a part alone (`plan` is None), with its samples by round.
 
-    steps: when the parts ran in some joined steps, also by round. alone_here: the parts alone on the SMs that the plan
-    gives them.
+    trial, again: the first opening, and the further ones. steps: when the parts ran in some joined steps, also by
+    round. alone_here: the parts alone on the SMs that the plan gives them.
     """
 
     trial: Trial
     plan: Plan | None
     sm_counts: dict[str, int]
     allocation: Allocation | None = None
+    again: list[Trial] = field(default_factory=list)
+    is_open: bool = True
+    opening_of: dict[int, int] = field(default_factory=dict)  # by round
     samples: dict[int, Sample] = field(default_factory=dict)
     steps: dict[int, list[Intervals]] = field(default_factory=dict)
     alone_here: dict[str, Candidate] = field(default_factory=dict)
@@ -69,6 +77,22 @@ class Candidate:
         """The samples; only those of the final rounds, which begin with `final`, if there are enough."""
         fresh = {number: sample for number, sample in self.samples.items() if final is not None and number >= final}
         return fresh if len(fresh) >= LEAST_PAIRS else self.samples
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All openings."""
+        return [self.trial, *self.again]
+
+    def turn(self, number: int) -> int:
+        """Which opening takes part in a round."""
+        return number % (1 + len(self.again))
+
+    def by_opening(self, final: int | None) -> list[dict[int, float]]:
+        """The seconds of the final rounds, for each opening."""
+        found: list[dict[int, float]] = [{} for _ in self.trials]
+        for number, sample in self.measured(final).items():
+            found[self.opening_of.get(number, 0)][number] = sample.seconds
+        return found
 
     def seconds(self, final: int | None = None) -> float:
         return median([sample.seconds for sample in self.measured(final).values()])
@@ -104,6 +128,14 @@ def _capturing(trial: Trial) -> list[str]:
     return found
 
 
+@contextmanager
+def _sharing() -> Iterator[None]:
+    """A block without warnings of shared SMs: the caller needs none that contexts of the tuner share SMs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceOverlapWarning)
+        yield
+
+
 class Search:
     """Measures plans for some parts. Results are available at any time, also after an interruption."""
 
@@ -114,6 +146,7 @@ class Search:
         objective: Objective,
         wanted_sizes: Iterable[int] | None,
         library_sms: str,
+        launch: Launch,
         budget_s: float,
         seed: int,
         progress: Progress,
@@ -137,16 +170,16 @@ class Search:
         self._closing = closing
         self._round = 0
         self._fair_rounds: set[int] = set()  # those in which every plan that was not left out took part
-        self._contexts = 0
-        self._allocations: set[Allocation] = set()
-        self._pool = closing.enter_context(PartitionPool(device))
+        self._tried: set[Allocation] = set()
+        self._pools: dict[Allocation, PartitionPool] = {}  # of the divisions that are open
+        self._luck: tuple[int, Luck] = (-1, Luck())  # after so many rounds
         self._sizes: Sizes | None = None
         self._is_full = False  # no more contexts can be made
         try:
             self._sizes = Sizes(device, [part.name for part in parts], wanted_sizes)
         except FeatureNotSupported as error:
             self.notes.append(f"partitions were not measured: {error}")
-        self._runner = Runner(objective, self._began + budget_s)
+        self._runner = closing.enter_context(Runner(objective, self._began + budget_s, launch))
 
     # ---- the phases
 
@@ -177,8 +210,16 @@ class Search:
             and any(candidate.is_sequence for candidate in self.known())
         )
 
+    @property
+    def launched(self) -> str:
+        """How the work was enqueued."""
+        if self._runner.launch == "graphs":
+            return "as graphs"
+        return "by a host thread for each part" if self._runner.hosts is not None else "by one host thread"
+
     def settle(self) -> None:
         """Wait for everything that was enqueued, so that streams and partitions can be closed."""
+        self._runner.stop()
         for trial in self._trials():
             for stream in {*trial.streams.values(), trial.clock}:
                 # An error of the device, or of a part that left a capture, has been raised already.
@@ -192,7 +233,7 @@ class Search:
         for part in self.parts:
             trial = Trial("alone", (part,), {part.name: first}, first)
             candidate = Candidate(trial, None, whole)
-            with self._forgiving(candidate):
+            with self._forgiving(candidate, trial):
                 facts = examine(part, first, self._runner.demand_time)
                 self.facts[part.name] = facts
                 self._runner.call_s[part.name] = facts.host_s
@@ -205,88 +246,219 @@ class Search:
         for plan in plans:
             self._open(plan, whole)
         self._show("waiting for stable clocks")
-        with self._forgiving(self.candidates[0]):
+        with self._forgiving(self.candidates[0], self.candidates[0].trial):
             self._runner.settle_clocks(self.candidates[0].trial)
-        self._rounds([*self.alone.values(), *self.candidates], 1, drop=False)
-        self._runner.deadline = self._began + SEARCH_UNTIL * self._budget_s
-        self._divide()
-        self._rounds([*self.alone.values(), *self.candidates], COARSE_ROUNDS)
+        base = [*self.alone.values(), *self.candidates]
+        self._rounds(base, 1, drop=False)
+        if self._use_threads():
+            self._rounds(base, 1, drop=False)
+        self._runner.deadline = self._began + self._search_until()
+        self._divide(base)
 
-    def _divide(self) -> None:
-        """Open partitions of sizes that are far apart."""
+    def _use_threads(self) -> bool:
+        """Whether the work is launch-bound and now has one host thread for each part: earlier samples do not count."""
+        if self._runner.launch != "threads" or self._runner.hosts is not None or not self._is_launch_bound():
+            return False
+        self._runner.start_hosts([part.name for part in self.parts])
+        for candidate in (*self.alone.values(), *self.candidates):
+            candidate.samples.clear()
+            candidate.steps.clear()
+            with self._forgiving(candidate, candidate.trial):
+                self._runner.warm(candidate.trial)
+        return True
+
+    def _is_launch_bound(self) -> bool:
+        if any(facts.waits for facts in self.facts.values()):
+            return False
+        if isinstance(self.objective, TailLatency):
+            others = [facts for name, facts in self.facts.items() if name != self.objective.part]
+            return any(facts.host_s >= facts.device_s for facts in others)
+        samples = [sample for candidate in self.known() for sample in candidate.samples.values()]
+        return 2 * sum(sample.launch_bound for sample in samples) > len(samples)
+
+    # ---- what the time allows
+
+    def _batch_s(self) -> float:
+        """How long a batch takes: that of a plan for short steps, one step of the sequence for long ones."""
+        trial = self.sequence().trial
+        return max(BATCH_S, trial.step_s, trial.host_s, self.sequence().batch_s)
+
+    def _search_until(self) -> float:
+        """After how many seconds the sizes have to be known, so that time is left to compare a few finalists."""
+        least = (LEAST_PAIRS + OPENINGS) * LEAST_FINALISTS * self._batch_s()
+        return max(0.0, min(SEARCH_UNTIL * self._budget_s, self._budget_s - 1.1 * least))
+
+    def _left(self, per_round_s: float) -> int:
+        """How many rounds of a length fit before the deadline."""
+        return max(0, int((self._runner.deadline - clock.now()) / max(per_round_s, 1e-6)))
+
+    def _divide(self, base: Sequence[Candidate]) -> None:
+        """Measure partitions of sizes that are far apart, as many as the time allows."""
         sizes = self._sizes
         if sizes is None:
+            self._rounds(base, min(COARSE_ROUNDS, self._left(len(base) * self._batch_s())))
             return
         for count in sizes.too_large():
             self.note(f"{count} SMs were not tried: no layout for these parts fits with a partition of that size")
         durations = {name: trial_s * self.weight(name) for name, trial_s in self._runner.alone_s.items()}
-        plans = [(allocation, sizes.plan(allocation, False)) for allocation in sizes.coarse(durations)]
+        plans = [(allocation, sizes.plan(allocation, False)) for allocation in sizes.coarse(durations, self._urgent())]
         coarse = [(allocation, found[0]) for allocation, found in plans if found is not None]
-        most = MOST_CONTEXTS if sizes.coarse_is_all else COARSE_SHARE * MOST_CONTEXTS
-        for number, (allocation, plan) in enumerate(coarse):
-            if self._contexts + len(self.parts) > most:
-                self.complete = False
-                self.note(
-                    f"{len(coarse) - number} of {len(coarse)} divisions of the SMs were not tried, such as {plan}: the "
-                    f"limit is {MOST_CONTEXTS} contexts; choose sizes with sizes=[...]"
-                )
+        choices, batch_s = len(self._library_choices()), self._batch_s()
+        for rounds in range(COARSE_ROUNDS, 0, -1):
+            each_s = batch_s * choices * (rounds + BATCHES_TO_OPEN)
+            most = self._left(each_s) - (rounds * len(base)) // (rounds + BATCHES_TO_OPEN)
+            if most >= len(coarse):
+                break
+        most = max(1, most)
+        if most < len(coarse):
+            self.complete = False
+            self.note(
+                f"{len(coarse) - most} of {len(coarse)} divisions of the SMs were not tried, such as "
+                f"{coarse[most][1]}: budget_s={self._budget_s:g} allows no more"
+            )
+        self._try([allocation for allocation, _ in coarse[:most]], base, rounds)
+
+    def _try(self, allocations: Sequence[Allocation], base: Sequence[Candidate], rounds: int) -> None:
+        """Open divisions of the SMs, some at a time, and measure them together with other plans."""
+        at_once = max(1, CONTEXTS_AT_ONCE // len(self.parts))
+        pending = list(allocations)
+        while True:
+            made: list[Candidate] = []
+            while pending and len(self._pools) < at_once:
+                made += self._open_allocation(pending.pop(0))
+            self._rounds([*base, *made], rounds)
+            if not pending or self._is_full:
                 return
-            self._open_allocation(allocation)
+            self._close_losers()
+            if len(self._pools) >= at_once:  # all of them are close to the best
+                at_once = len(self._pools) + max(1, CONTEXTS_AT_ONCE // len(self.parts))
+
+    def _close_losers(self) -> None:
+        """Close the partitions that are left out of later rounds."""
+        best = self._best_partitions()
+        for allocation, pool in list(self._pools.items()):
+            mine = [candidate for candidate in self.candidates if candidate.allocation == allocation]
+            if all(candidate.hopeless and candidate is not best for candidate in mine):
+                del self._pools[allocation]
+                for candidate in mine:
+                    for stream in {*candidate.trial.streams.values()}:
+                        stream.sync()
+                    candidate.is_open = False
+                pool.close()
 
     def _refine(self) -> None:
+        self._runner.deadline = min(
+            self._runner.deadline, self._began + max(self._search_until(), self._refine_until())
+        )
         if self._sizes is None:
             return
-        stride = self._sizes.first_stride()
+        for kind in ("overlay", "partitions"):
+            self._refine_kind(self._sizes, kind)
+
+    def _refine_until(self) -> float:
+        least = (LEAST_PAIRS + OPENINGS) * LEAST_FINALISTS * self._batch_s()
+        return min(REFINE_UNTIL * self._budget_s, self._budget_s - 1.1 * least)
+
+    def _refine_kind(self, sizes: Sizes, kind: str) -> None:
+        stride = sizes.first_stride()
         while stride >= 1 and not self._is_full:
-            best = self._best_partitions()
+            best = self._best_partitions(kind)
             overall = min(candidate.seconds() for candidate in self.acceptable())
             if best is None or best.allocation is None or best.seconds() > NOT_REFINED * overall:
                 return
-            made = [
-                candidate
-                for allocation in self._sizes.around(best.allocation, stride)
-                for candidate in self._open_allocation(allocation)
-            ]
-            if made:
-                self._rounds([best, *made], REFINING_ROUNDS)
-            if self._best_partitions() is best:
+            near = [allocation for allocation in sizes.around(best.allocation, stride) if allocation not in self._tried]
+            if near:
+                each_s = self._batch_s() * len(self._library_choices()) * (REFINING_ROUNDS + BATCHES_TO_OPEN)
+                if not self._left(each_s):
+                    raise OutOfTime
+                self._try(near[: self._left(each_s)], [best], REFINING_ROUNDS)
+            if self._best_partitions(kind) is best:
                 stride //= 2
 
     def _compare(self) -> None:
         finalists = self.finalists()
-        self.final = self._round
         for candidate in finalists:
             candidate.hopeless = False
-        competing = [*self.alone.values(), *finalists]
-        round_s = sum(candidate.batch_s for candidate in competing)
-
-        def affordable() -> int:
-            return max(0, int((self._runner.deadline - clock.now()) / max(round_s, 1e-6)))
+        batch_s = max(self._batch_s(), *(candidate.batch_s for candidate in finalists))
+        # Long steps: fewer finalists, and the parts alone are not measured again.
+        affordable = self._left(batch_s)
+        most = max(LEAST_FINALISTS - 1, affordable // (LEAST_PAIRS + OPENINGS))
+        finalists = finalists[:most]
+        alone = list(self.alone.values()) if affordable >= FINAL_ROUNDS * (len(finalists) + len(self.alone)) else []
+        self._open_again(finalists, OPENINGS)
+        self.final = self._round
+        competing = [*alone, *finalists]
+        round_s = sum(max(candidate.batch_s, self._batch_s()) for candidate in competing)
 
         # Profiling the parts takes about as long as the rounds in which it is done.
-        placed = self._placed(finalists) if affordable() >= FINAL_ROUNDS + LEAST_PAIRS else []
+        placed = self._placed(finalists) if self._left(round_s) >= FINAL_ROUNDS + LEAST_PAIRS else []
         self._rounds([*dict.fromkeys([*competing, *placed])], LEAST_PAIRS, drop=False, look=placed)
-        self._rounds(competing, min(FINAL_ROUNDS - LEAST_PAIRS, affordable()), drop=False)
-        further = min(MOST_FINAL_ROUNDS - FINAL_ROUNDS, affordable())
+        self._rounds(competing, min(FINAL_ROUNDS - LEAST_PAIRS, self._left(round_s)), drop=False)
+        further = min(MOST_FINAL_ROUNDS - FINAL_ROUNDS, self._left(round_s))
         if further > 0 and not self.choose()[1]:
+            if self.luck().between(OPENINGS) > NOISE / 2:
+                self._open_again(finalists, MOST_OPENINGS)
             self._rounds(competing, further, drop=False)
+
+    def _open_again(self, finalists: Sequence[Candidate], openings: int) -> None:
+        """Open plans until each is open so many times."""
+        for number in range(openings - 1):
+            pool = self._closing.enter_context(PartitionPool(self.device))
+            for candidate in finalists:
+                if candidate.plan is None or len(candidate.again) > number:
+                    continue
+                self._show(f"opening {candidate.plan} again")
+                try:
+                    trial = self._trial(candidate.plan, pool)
+                except CUDAError as error:
+                    if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
+                        raise
+                    self.note("some plans were opened only once: no device memory is left for further contexts")
+                    return
+                with self._forgiving(candidate, trial):
+                    self._runner.warm(trial)
+                    candidate.again.append(trial)
+
+    @property
+    def openings(self) -> int:
+        """How often each plan of the final rounds was opened."""
+        final = [candidate for candidate in self._compared() if candidate.again]
+        return min((len(candidate.trials) for candidate in final), default=1)
+
+    def luck(self) -> Luck:
+        """By how much openings of a plan differ, as seen in the final rounds."""
+        if self.final is None:
+            return Luck()
+        if self._luck[0] != self._round:
+            things = [c.by_opening(self.final) for c in self._compared() if c.again]
+            self._luck = self._round, Luck.of(things)
+        return self._luck[1]
+
+    @property
+    def margin(self) -> float:
+        """The relative difference that counts as none."""
+        return NOISE + self.luck().between(self.openings)
 
     def _placed(self, finalists: Sequence[Candidate]) -> list[Candidate]:
         """The finalists in partitions, or the best partitions, and their parts alone in these partitions."""
-        best = self._best_partitions()
+        best = self._best_partitions("partitions") or self._best_partitions()
         if best is None:
             return []
-        placed = [candidate for candidate in finalists if candidate.allocation is not None] or [best]
+        placed = [candidate for candidate in finalists if candidate.allocation is not None]
+        placed += [] if any(c.plan is not None and c.plan.kind == "partitions" for c in placed) else [best]
+        placed = list(dict.fromkeys(placed))
         for candidate in placed:
-            for part in self.parts:
+            for part in candidate.trial.parts:
+                if candidate.plan is None or part.name not in candidate.plan.places:
+                    continue  # on the whole device
                 hint, stream = candidate.trial.library_sms, candidate.trial.streams[part.name]
                 trial = Trial(f"{part.name} alone in {candidate.plan}", (part,), {part.name: stream}, stream, hint)
                 alone = Candidate(trial, None, candidate.sm_counts, candidate.allocation)
-                with self._forgiving(alone):
+                with self._forgiving(alone, trial):
                     self._runner.warm(trial)
                 candidate.alone_here[part.name] = alone
         # The same sizes with and without the SM count hint.
-        placed += [c for c in self.known() if c.allocation == best.allocation and c not in placed]
+        placed += [c for c in self.known() if c.allocation == best.allocation and c.is_open and c not in placed]
         for candidate in placed:
             candidate.hopeless = False
         return [*placed, *(alone for candidate in placed for alone in candidate.alone_here.values())]
@@ -301,29 +473,46 @@ class Search:
         return next(candidate for candidate in self.known() if candidate.is_sequence)
 
     def _trials(self) -> list[Trial]:
-        return [candidate.trial for candidate in (*self.alone.values(), *self.candidates)]
+        """All that is open."""
+        found = [trial for candidate in self.candidates if candidate.is_open for trial in candidate.trials]
+        return [*(candidate.trial for candidate in self.alone.values()), *found]
 
     def weight(self, name: str) -> int:
         """How many calls of a part are one step."""
         return self.objective.weights[name] if isinstance(self.objective, Throughput) else 1
 
-    def _open(self, plan: Plan, sm_counts: dict[str, int], allocation: Allocation | None = None) -> Candidate:
-        streams = self._closing.enter_context(plan.open(self._pool))
+    def _urgent(self) -> tuple[str, ...]:
+        """The parts that an overlay may put first."""
+        if isinstance(self.objective, TailLatency):
+            return (self.objective.part,)
+        return tuple(part.name for part in self.parts)
+
+    def _trial(self, plan: Plan, where: Device | PartitionPool) -> Trial:
+        with _sharing():
+            streams = self._closing.enter_context(plan.open(where))
         if isinstance(self.objective, TailLatency) and plan.kind != "sequence":
-            clock: Stream = streams[self.objective.part]
+            idle: Stream = streams[self.objective.part]
         else:
-            clock = self._closing.enter_context(self.device.create_stream())
-        candidate = Candidate(Trial.of(plan, self.parts, streams, clock), plan, sm_counts, allocation)
+            idle = self._closing.enter_context(self.device.create_stream())
+        return Trial.of(plan, self.parts, streams, idle)
+
+    def _open(
+        self,
+        plan: Plan,
+        sm_counts: dict[str, int],
+        allocation: Allocation | None = None,
+        where: PartitionPool | None = None,
+    ) -> Candidate:
+        candidate = Candidate(self._trial(plan, where or self.device), plan, sm_counts, allocation)
         self.candidates.append(candidate)
         self._show(f"warming up {plan}")
-        with self._forgiving(candidate):
+        with self._forgiving(candidate, candidate.trial):
             self._runner.warm(candidate.trial)
         return candidate
 
     @contextmanager
-    def _forgiving(self, candidate: Candidate) -> Iterator[None]:
+    def _forgiving(self, candidate: Candidate, trial: Trial) -> Iterator[None]:
         """Exclude partitions in which a part fails, if the device still works. Other errors name the plan."""
-        trial = candidate.trial
         try:
             with naming(trial.name if len(trial.parts) > 1 else f"{trial.parts[0].name} {trial.name}"):
                 yield
@@ -349,9 +538,9 @@ class Search:
 
     def _open_allocation(self, allocation: Allocation) -> list[Candidate]:
         """The plans of a new allocation: without the SM count hint, with it, or both."""
-        if allocation in self._allocations or self._sizes is None or self._is_full:
+        if allocation in self._tried or self._sizes is None or self._is_full:
             return []
-        self._allocations.add(allocation)
+        self._tried.add(allocation)
         made: list[Candidate] = []
         for library_sms in self._library_choices():
             found = self._sizes.plan(allocation, library_sms)
@@ -360,25 +549,19 @@ class Search:
             plan, sm_counts = found
             assert plan.layout is not None
             if not made:
-                if self._contexts + len(self.parts) > MOST_CONTEXTS:
-                    self._stop_opening(
-                        f"some sizes near the best were not tried: the limit is {MOST_CONTEXTS} contexts"
-                    )
-                    break
-                self._contexts += len(self.parts)
+                pool = self._closing.enter_context(PartitionPool(self.device))
                 try:
-                    # The caller does not need a warning that contexts of the tuner share SMs.
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore", ResourceOverlapWarning)
-                        self._pool.get(plan.layout)
+                    with _sharing():
+                        pool.get(plan.layout)
                 except CUDAError as error:
                     if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
                         raise
                     self._stop_opening("more partitions were not tried: no device memory is left for their contexts")
                     break
-            if library_sms and not self._can_tell_libraries(plan):
+                self._pools[allocation] = pool
+            if library_sms and not self._can_tell_libraries(plan, pool):
                 break
-            made.append(self._open(plan, sm_counts, allocation))
+            made.append(self._open(plan, sm_counts, allocation, pool))
         return made
 
     def _stop_opening(self, why: str) -> None:
@@ -391,9 +574,9 @@ class Search:
             return (False, True) if libraries_loaded() else (False,)
         return (self._library_sms == "on",)
 
-    def _can_tell_libraries(self, plan: Plan) -> bool:
-        with plan.open(self._pool) as streams:
-            reason = why_not(streams[plan.parts[0]])
+    def _can_tell_libraries(self, plan: Plan, pool: PartitionPool) -> bool:
+        with plan.open(pool) as streams:
+            reason = why_not(streams[next(iter(plan.places))])
         if reason is None:
             return True
         if self._library_sms == "on":
@@ -422,12 +605,14 @@ class Search:
             current = self._round
             self._round += 1
             taking_part = [candidate for candidate in candidates if not candidate.hopeless]
-            shape = self._runner.shape([candidate.trial for candidate in taking_part])
+            shape = self._runner.shape([candidate.trials[candidate.turn(current)] for candidate in taking_part])
             for _, candidate in in_rounds(taking_part, 1, self._random):
                 self._show(f"measuring {candidate.plan or 'each part alone'}")
                 began = clock.now()
-                with self._forgiving(candidate):
-                    candidate.samples[current] = self._runner.batch(candidate.trial, shape)
+                trial = candidate.trials[candidate.turn(current)]
+                with self._forgiving(candidate, trial):
+                    candidate.samples[current] = self._runner.batch(trial, shape)
+                    candidate.opening_of[current] = candidate.turn(current)
                     candidate.batch_s = clock.now() - began
                     if self.objective == "makespan" and (not candidate.steps or candidate in look):
                         candidate.steps[current] = self._runner.profile(candidate.trial)
@@ -463,8 +648,10 @@ class Search:
 
     # ---- the decision
 
-    def _best_partitions(self) -> Candidate | None:
-        found = [c for c in self.known() if c.allocation is not None]
+    def _best_partitions(self, kind: str | None = None) -> Candidate | None:
+        """The best plan with partitions, or of a kind of these, of those that are open."""
+        found = [c for c in self.known() if c.plan is not None and c.allocation is not None and c.is_open]
+        found = [c for c in found if c.plan is not None and kind in (None, c.plan.kind)]
         return min(found, key=lambda c: (not self.accepts(c), c.seconds(self.final)), default=None)
 
     def others_share(self, candidate: Candidate) -> float:
@@ -504,13 +691,13 @@ class Search:
     def finalists(self) -> list[Candidate]:
         """The sequence, the best of each kind that is not hopeless, and those next to the best."""
         ordered = sorted(self.acceptable(leniently=True), key=lambda candidate: candidate.seconds())
-        close = [candidate for candidate in ordered if self._behind(candidate) <= HOPELESS]
+        close = [c for c in ordered if c.is_open and self._behind(c) <= HOPELESS]
         chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
         if isinstance(self.objective, TailLatency):
             # The share of the others is measured too, with an error: keep plans that leave them just enough, and those
             # that leave them a little more.
             shares = [self.objective.others * margin for margin in MARGINS]
-            partitions = [candidate for candidate in ordered if candidate.allocation is not None]
+            partitions = [candidate for candidate in ordered if candidate.allocation is not None and candidate.is_open]
             chosen += [c for share in shares for c in [c for c in partitions if self.others_share(c) >= share][:1]]
             # Of plans with equal latencies, the one in which the others achieve most.
             chosen += sorted(close, key=self.others_share, reverse=True)[:1]
@@ -518,13 +705,23 @@ class Search:
         return list(dict.fromkeys(chosen))[:MOST_FINALISTS]
 
     def ratio(self, slow: Candidate, fast: Candidate) -> Ratio:
-        """How many times as long one takes as the other, over the rounds in which both were measured."""
+        """How many times as long one takes as the other, over the rounds in which both were measured.
+
+        The interval and the margin also cover what openings of a plan differ by.
+        """
+        by = self.luck().between(self.openings)
         for theirs, ours in ((slow.measured(self.final), fast.measured(self.final)), (slow.samples, fast.samples)):
             found = ratio_of_rounds(*({n: sample.seconds for n, sample in side.items()} for side in (theirs, ours)))
             if found is not None:
-                return found
+                return found.covering(self._by_openings(slow, fast)).widened(by) if slow is not fast else found
         ratio = slow.seconds(self.final) / fast.seconds(self.final)
         return Ratio(ratio, ratio, ratio, 0)
+
+    def _by_openings(self, slow: Candidate, fast: Candidate) -> list[float]:
+        """The ratio for each opening of the two."""
+        pairs = zip(slow.by_opening(self.final), fast.by_opening(self.final), strict=False)
+        found = [ratio_of_rounds(one, other) for one, other in pairs]
+        return [ratio.median for ratio in found if ratio is not None and ratio.pairs >= LEAST_OF_OPENING]
 
     def _compared(self) -> list[Candidate]:
         """The plans among which the choice is made: those of the final rounds, if there are enough of these."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, zip_longest
 from operator import index
 from typing import SupportsIndex
 
@@ -22,14 +22,24 @@ __all__ = ["Allocation", "Sizes"]
 # is left is a share of the other.
 SHARES_OF_TWO = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 SHARES_OF_MORE = (7 / 8, 3 / 4, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+# The shares that an overlay leaves to the bulk parts in the first round.
+SHARES_OF_BULK = (7 / 8, 3 / 4, 1 / 2)
+
+
+# The partition that several parts share.
+BULK_NAMES = ("bulk", *(f"bulk_{number}" for number in range(1, 10)))
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """SMs for each part: one takes all remaining SMs, the others a size each, as positions in the list of sizes."""
+    """SMs for each part: one takes all remaining SMs, the others a size each, as positions in the list of sizes.
+
+    overlay: the first one has the whole device, and all others share one size.
+    """
 
     remainder: str
     places: tuple[tuple[str, int], ...]
+    overlay: bool = False
 
 
 class Sizes:
@@ -44,8 +54,11 @@ class Sizes:
         self._names = partition_names(parts)
         offered = {size.sm_count: size for size in partition_sizes(device)}
         self._chosen = wanted is not None
+        aligned = [size for size in offered.values() if size.aligned]
+        # What an overlay can leave to the bulk parts.
+        self._bulk = [size for size in aligned if size.sm_count < device.sm_count]
         if wanted is None:
-            self.sizes: list[PartitionSize] = [size for size in offered.values() if size.aligned]
+            self.sizes: list[PartitionSize] = aligned
         else:
             self.sizes = [offered[count] for count in self._checked(wanted, offered)]
 
@@ -67,6 +80,8 @@ class Sizes:
 
     def plan(self, allocation: Allocation, library_sms: bool) -> tuple[Plan, dict[str, int]] | None:
         """The plan with an allocation, and the SMs of each part; None if it does not fit."""
+        if allocation.overlay:
+            return self._overlay(allocation, library_sms)
         asked: dict[str, Request] = {}
         places = {allocation.remainder: self._names[allocation.remainder]}
         counts = {}
@@ -88,6 +103,38 @@ class Sizes:
         in_order = {part: places[part] for part in self._parts}
         plan = Plan("partitions", self._parts, layout, in_order, library_sms=library_sms, sm_counts=counts)
         return plan, counts
+
+    def _overlay(self, allocation: Allocation, library_sms: bool) -> tuple[Plan, dict[str, int]]:
+        bulk = [part for part in self._parts if part != allocation.remainder]
+        count = self._bulk[allocation.places[0][1]].sm_count
+        name = self._names[bulk[0]] if len(bulk) == 1 else next(n for n in BULK_NAMES if n not in self._parts)
+        counts = {part: self._device.sm_count if part == allocation.remainder else count for part in self._parts}
+        plan = Plan(
+            "overlay",
+            self._parts,
+            Layout.of({name: count}),
+            dict.fromkeys(bulk, name),
+            first=allocation.remainder,
+            library_sms=library_sms,
+            sm_counts=counts,
+        )
+        return plan, counts
+
+    def _overlays(self, urgent: Sequence[str]) -> list[Allocation]:
+        """Overlays that are far apart: for sizes that were asked for, what these leave."""
+        if not self._bulk:
+            return []
+        total = self._device.sm_count
+        targets = (
+            [total - size.sm_count for size in self.sizes] if self._chosen else [s * total for s in SHARES_OF_BULK]
+        )
+        found = []
+        for first in urgent:
+            for target in targets:
+                place = min(range(len(self._bulk)), key=lambda place: abs(self._bulk[place].sm_count - target))
+                bulk = tuple((part, place) for part in self._parts if part != first)
+                found.append(Allocation(first, bulk, overlay=True))
+        return found
 
     def _nearest(self, target: float) -> int:
         return min(range(len(self.sizes)), key=lambda place: abs(self.sizes[place].sm_count - target))
@@ -120,8 +167,17 @@ class Sizes:
         """Whether the coarse allocations are all there are, so that none next to them is left."""
         return self._chosen and len(self._parts) == 2
 
-    def coarse(self, durations: Mapping[str, float]) -> list[Allocation]:
-        """Allocations that are far apart, the likeliest first; durations: of each part alone."""
+    def coarse(self, durations: Mapping[str, float], urgent: Sequence[str] = ()) -> list[Allocation]:
+        """Allocations that are far apart, the likeliest first; durations: of each part alone; urgent: the parts that an
+        overlay may put first.
+        """
+        apart, overlays = self._apart(durations), self._overlays(urgent)
+        # One of each kind in turn, as not all may be tried.
+        found = [one for pair in zip_longest(apart, overlays) for one in pair if one is not None]
+        return list(dict.fromkeys(found))
+
+    def _apart(self, durations: Mapping[str, float]) -> list[Allocation]:
+        """Allocations to disjoint partitions."""
         if not self.sizes:
             return []
         total = self._device.sm_count
@@ -156,6 +212,13 @@ class Sizes:
     def around(self, allocation: Allocation, stride: int) -> list[Allocation]:
         """The allocations next to one: SMs go from one part to another."""
         places = dict(allocation.places)
+        if allocation.overlay:
+            moved_to = [allocation.places[0][1] + step for step in (stride, -stride)]
+            return [
+                Allocation(allocation.remainder, tuple((part, place) for part in places), overlay=True)
+                for place in moved_to
+                if 0 <= place < len(self._bulk) and not self._chosen
+            ]
         moves: list[dict[str, int]] = []
         for part in places:
             moves += [{part: stride}, {part: -stride}]

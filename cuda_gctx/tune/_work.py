@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -19,6 +20,7 @@ from cuda_gctx._core.event import Event
 from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._current import current_stream_of_frameworks
+from cuda_gctx.interop.torch import graph_of_calls
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import AHEAD, QUEUED, Batch, timed_batch
 
@@ -26,6 +28,7 @@ __all__ = [
     "Part",
     "PartFacts",
     "PartFailed",
+    "captured",
     "entered",
     "examine",
     "libraries_loaded",
@@ -151,6 +154,34 @@ def why_not(stream: Stream) -> str | None:
             return None
     except Exception as error:  # of a library, which may be of any version and kind
         return f"{type(error).__name__}: {error}"
+
+
+# ---- graphs
+
+
+def captured(part: Part, stream: Stream, library_sms: bool, plan: object, closing: ExitStack) -> Part:
+    """The part as a graph that is captured on the stream, after a first call, and launched there.
+
+    closing: destroys the graph.
+    """
+    call = partial(part.enqueue, stream, plan)
+    torch = sys.modules.get("torch")
+    try:
+        with entered(stream, library_sms):
+            if torch is not None and torch.cuda.is_available():
+                graph = graph_of_calls(stream, call)
+                closing.callback(graph.close)
+                return Part(part.name, lambda _: graph.replay())
+            with stream.capture() as capture:
+                call()
+            with capture.graph as once:
+                executable = closing.enter_context(once.instantiate())
+            return Part(part.name, executable.launch)
+    except (CUDAError, RuntimeError) as error:
+        raise PartFailed(
+            f'{part.name} cannot be captured as a graph ({plan}): {error}; launch="graphs" needs functions that only '
+            "enqueue work"
+        ) from error
 
 
 # ---- a part by itself

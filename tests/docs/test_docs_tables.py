@@ -112,7 +112,7 @@ def test_the_picture_of_latencies_names_its_card_and_what_isolation_costs() -> N
 def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
     results = BENCHMARKS / "results"
     studies = json.loads((results / "h200-driver-13.0-studies.json").read_text())["studies"]
-    reports = {study["name"]: Report.from_json(json.dumps(study["report"])) for study in studies}
+    reports = {study["name"]: Report.from_json(json.dumps(study["reports"][0])) for study in studies}
     plain, critical = (reports[name] for name in ("gemm-sigmoid", "critical-load"))
     [sequence] = [result for result in plain.results if result.plan.kind == "sequence"]
     assert plain.plan.first == "gemm"

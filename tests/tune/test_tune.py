@@ -31,7 +31,7 @@ from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import TIMED
 from cuda_gctx.measure.statistics import Ratio, ratio_of
 from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _measure, _report, _search, _work, spin
-from cuda_gctx.tune._plans import partition_names
+from cuda_gctx.tune._plans import KINDS, partition_names
 
 from ..common import refusal, run_python
 from ..raw import Raw
@@ -72,6 +72,12 @@ def tuned(pair: str, **options: Any) -> Report:
     return tune.overlap(device=Device(0), **{**PAIRS[pair], **options})
 
 
+@cache
+def read_only(pair: str) -> Report:
+    """The report of a pair, for tests that only read it: measured once."""
+    return tuned(pair)
+
+
 def of_kind(report: Report, kind: str) -> list[tune.Result]:
     return [result for result in report.results if result.plan.kind == kind]
 
@@ -89,7 +95,7 @@ def said(report: Report) -> str:
 
 
 def test_work_that_fits_side_by_side_goes_on_plain_streams(dev: Device) -> None:
-    report = tuned("each fills half")
+    report = read_only("each fills half")
     assert report.choice.kind == "streams"
     assert report.sure
     assert report.complete
@@ -100,7 +106,7 @@ def test_work_that_fits_side_by_side_goes_on_plain_streams(dev: Device) -> None:
 
 
 def test_where_nothing_can_be_won_the_answer_is_the_sequence(dev: Device) -> None:
-    report = tuned("each fills all")
+    report = read_only("each fills all")
     assert report.choice.kind == "sequence"
     assert report.sure
     assert (report.gain, report.gain_low, report.gain_high) == (1, 1, 1)
@@ -109,7 +115,7 @@ def test_where_nothing_can_be_won_the_answer_is_the_sequence(dev: Device) -> Non
 
 
 def test_partitions_win_where_short_kernels_wait_for_sms_of_long_ones(dev: Device) -> None:
-    report = tuned("a chain")
+    report = read_only("a chain")
     assert report.choice.kind == "partitions"
     assert report.choice.places == {"product": "product", "chain": "chain"}
     assert report.choice.layout == Layout(product=None, chain=16)
@@ -124,8 +130,8 @@ def test_partitions_win_where_short_kernels_wait_for_sms_of_long_ones(dev: Devic
 
 
 def test_a_short_kernel_beside_a_hog_belongs_into_a_partition(dev: Device) -> None:
-    report = tuned("a hog")
-    assert report.choice.kind == "partitions"
+    report = read_only("a hog")
+    assert report.choice.kind in ("overlay", "partitions")  # equally fast here
     chosen = report.result(report.choice)
     assert chosen.latency is not None
     assert chosen.latency.p99 < 20e-6
@@ -139,7 +145,7 @@ def test_a_short_kernel_beside_a_hog_belongs_into_a_partition(dev: Device) -> No
     assert chosen.parts["hog"].calls_per_second == pytest.approx(max(rates), rel=0.01)
     assert "on plain streams the p99 of critical is " in said(report)
     assert "(a priority does not preempt running blocks)" in said(report)
-    assert "1.00x that next to the others" in said(report)
+    assert re.search(r"1\.00x that (next to the others|alone)\n", said(report))
     assert "meanwhile hog achieves 499.5 calls/s, 50% of its rate alone" in said(report)
 
 
@@ -163,12 +169,11 @@ def test_a_latency_may_cost_the_others_only_so_much(dev: Device) -> None:
 
 
 def test_throughput_counts_a_mix_of_calls(dev: Device) -> None:
-    report = tuned("a mix")
+    report = read_only("a mix")
     [sequence] = of_kind(report, "sequence")
     assert sequence.seconds.median == pytest.approx(2.6e-3, rel=0.02)  # sixteen short calls and a long one
     assert report.bound == pytest.approx(1.6e-3, rel=0.02)  # the sixteen
-    assert report.reasons[0].startswith("the lower bound is 1.6")
-    assert "(decode alone)" in report.reasons[0]
+    assert report.reasons[0].startswith("decode alone takes 1.6")
     assert report.choice == Plan("priority", ("decode", "prefill"), first="decode")
     assert sequence.parts["decode"].calls_per_second == pytest.approx(16 / sequence.seconds.median, rel=0.02)
 
@@ -180,11 +185,13 @@ def test_sizes_between_those_that_are_tried_first_are_found(dev: Device) -> None
             spin(stream, 1, MS // 50)
 
     report = tune.overlap(product=work(2 * 216, MS), decode=decode, device=dev)
-    assert report.result(report.choice).parts["decode"].sm_count == 24
+    best = min(of_kind(report, "partitions"), key=lambda result: result.seconds.median)
+    assert best.parts["decode"].sm_count == 24
+    assert best.seconds.median == pytest.approx(report.result(report.choice).seconds.median, rel=0.01)
 
 
 def test_what_cannot_win_is_not_measured_again(dev: Device) -> None:
-    report = tuned("a chain")
+    report = read_only("a chain")
     assert report.results[-1].seconds.samples == 1
     assert report.results[-1].seconds.median > 2 * report.result(report.choice).seconds.median
     assert report.result(report.choice).seconds.samples >= 6
@@ -201,7 +208,7 @@ def test_three_parts_get_sizes_of_their_own(dev: Device) -> None:
     assert report.choice.kind == "streams"
 
 
-@pytest.mark.parametrize("parts", [3, 4, 8])
+@pytest.mark.parametrize("parts", [3, 6])
 def test_of_many_parts_one_can_have_all_that_the_others_do_not_need(dev: Device, parts: int) -> None:
     def short(stream: Stream) -> None:
         for _ in range(15):
@@ -215,18 +222,16 @@ def test_of_many_parts_one_can_have_all_that_the_others_do_not_need(dev: Device,
         **dict.fromkeys(chains, 8),
         "product": 132 - 8 * (parts - 1),
     }
-    # Of eight parts, there are more divisions than can be opened.
-    assert report.complete == (parts < 8)
-    assert ("divisions of the SMs were not tried, such as chain1=" in said(report)) == (parts == 8)
-    assert ("incomplete" in str(report)) == (parts == 8)
+    assert report.complete
+    assert "not tried" not in said(report)
 
 
 def test_every_plan_ends_after_the_bound(dev: Device) -> None:
     for pair in PAIRS:
-        report = tuned(pair)
+        report = read_only(pair)
         assert all(result.seconds.median >= report.bound * 0.999 for result in report.results)
         assert [r.seconds.median for r in report.results] == sorted(r.seconds.median for r in report.results)
-        assert {result.plan.kind for result in report.results} == {"sequence", "streams", "priority", "partitions"}
+        assert {result.plan.kind for result in report.results} == set(KINDS)
 
 
 def test_what_is_faster_by_noise_alone_does_not_win(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +260,7 @@ def test_what_is_faster_by_noise_alone_does_not_win(dev: Device, monkeypatch: py
 def test_what_a_chip_does_while_it_is_fast_at_first_is_not_counted(
     dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steady = tuned("a chain")
+    steady = read_only("a chain")
     measured = _measure.Runner.batch
     batches = count()
 
@@ -339,9 +344,9 @@ def test_another_device_can_be_tuned(sim: Machines) -> None:
 
 
 def test_reasons_tell_what_could_be_won_and_what_fewer_sms_cost(dev: Device) -> None:
-    report = tuned("each fills all")
+    report = read_only("each fills all")
     assert report.reasons[0] == (
-        "the lower bound is 804 us (product alone), and sequential takes 1.005 ms: speedup is at most 1.25x"
+        "product alone takes 804 us, and sequential takes 1.005 ms: hiding the rest would be a speedup of 1.25x"
     )
     assert any(r.startswith("product alone is ") and "SMs than on the whole device" in r for r in report.reasons)
 
@@ -354,7 +359,7 @@ def test_work_that_is_launch_bound_is_called_so(dev: Device) -> None:
     report = tune.overlap(a=slowly, b=slowly, device=dev, sizes=[8])
     assert any(reason.startswith("launch-bound: the host needs ") for reason in report.reasons)
     assert of_kind(report, "sequence")[0].launch_bound
-    assert "launch-bound" not in said(tuned("each fills half"))
+    assert "launch-bound" not in said(read_only("each fills half"))
 
 
 def test_an_interruption_of_the_host_in_a_warm_up_makes_no_plan_faster(dev: Device) -> None:
@@ -390,7 +395,7 @@ def test_the_plans_of_a_round_have_one_number_of_steps(dev: Device) -> None:
         )
         assert runner.shape([fast, slow, alone]) == runner.shape([slow, fast]) == (30, 50e-6)
         slow.step_s = 1.0
-        assert runner.shape([fast, slow]).steps == 3  # a batch of the slow one must not take half a minute
+        assert runner.shape([fast, slow]).steps == 1  # a batch of the slow one must not take half a minute
         slow.host_s = 1e-4
         assert runner.shape([fast, slow]).gate_s == 4e-4
 
@@ -429,7 +434,7 @@ def test_a_function_that_waits_for_the_device_is_named(dev: Device) -> None:
 
     report = tune.overlap(product, right=work(132, MS), device=dev)
     assert any(reason.startswith("product waits for the device inside its function") for reason in report.reasons)
-    assert "waits for the device" not in said(tuned("each fills half"))
+    assert "waits for the device" not in said(read_only("each fills half"))
 
 
 def test_disjoint_sms_that_slow_each_other_are_told(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +493,7 @@ def test_a_report_does_without_what_there_was_no_time_to_look_at(dev: Device, mo
     monkeypatch.setattr(_measure.Runner, "profile", out_of_time)
     report = tuned("a chain", sizes=[16])
     assert not report.complete
-    assert of_kind(report, "partitions")
+    assert of_kind(report, "partitions") + of_kind(report, "overlay")
 
 
 # ---- what is refused, and what goes wrong
@@ -790,7 +795,7 @@ def test_a_second_run_makes_no_contexts_and_loses_no_memory(sim: Machines) -> No
     tuned("a chain")
     made, streams = machine.ledger().green_contexts_made, len(machine.ledger().live_of("stream"))
     assert made > 0
-    assert streams == made  # those that the contexts keep
+    assert 0 < streams <= made  # those that the contexts keep; background partitions of overlays have none
     tuned("a chain")
     assert machine.ledger().green_contexts_made == made
     assert machine.memory(device=0)["lost"] == 0
@@ -817,14 +822,24 @@ def test_device_memory_may_be_used_up_near_the_best_sizes(sim: Machines) -> None
     assert not report.complete
 
 
-def test_only_so_many_contexts_are_made(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_that_cannot_win_are_closed_for_others(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = sim("h200")
-    monkeypatch.setattr(_search, "MOST_CONTEXTS", 6)
-    report = tuned("a chain")
-    assert machine.ledger().green_contexts_made == 2 * len(of_kind(report, "partitions")) <= 6
-    assert not report.complete
-    assert any(
-        re.match(r"\d of \d divisions of the SMs were not tried, .* limit is 6 contexts", r) for r in report.reasons
+    monkeypatch.setattr(_search, "CONTEXTS_AT_ONCE", 8)
+    divisions = tuned("a chain").results
+    assert len(of_kind(tuned("a chain"), "partitions")) > 8
+    assert {result.plan.kind for result in divisions} == set(KINDS)
+    assert machine.memory(device=0)["lost"] == 0
+
+
+def test_many_parts_are_ended_by_the_budget(dev: Device) -> None:
+    parts = {f"part{number}": work(16, MS // 4) for number in range(5)}
+    many = tune.overlap(device=dev, **parts)
+    few = tune.overlap(device=dev, budget_s=5, **parts)
+    assert many.complete
+    assert len(of_kind(many, "partitions")) > len(of_kind(few, "partitions")) > 0
+    assert not few.complete
+    assert re.search(
+        r"\d+ of \d+ divisions of the SMs were not tried, such as .*: budget_s=5 allows no more", said(few)
     )
 
 
@@ -948,7 +963,7 @@ def test_a_plan_for_another_device_is_refused(dev: Device) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_report_is_the_same_after_json(dev: Device, pair: str) -> None:
-    report = tuned(pair)
+    report = read_only(pair)
     assert Report.from_json(report.to_json()) == report
     assert str(Report.from_json(report.to_json())) == str(report)
     assert "simulated" in str(report)
@@ -960,7 +975,7 @@ def test_a_report_is_the_same_after_json(dev: Device, pair: str) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_table_fits_a_terminal(dev: Device, pair: str) -> None:
-    assert max(map(len, table_of(tuned(pair)).splitlines())) <= 80
+    assert max(map(len, table_of(read_only(pair)).splitlines())) <= 80
 
 
 def test_long_plans_are_told_by_their_sizes_in_the_table(dev: Device) -> None:
@@ -986,10 +1001,12 @@ def test_a_report_has_one_table_whatever_its_width(dev: Device) -> None:
 
 def test_a_spread_is_told_of_samples_enough_for_one(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_report, "WIDTH", 120)  # wide enough for every column
-    report = tuned("a chain")
+    report = read_only("a chain")
     lines = str(report).splitlines()
     for result in report.results:
-        line = next(line for line in lines if line[2:].startswith(f"{result.plan} "))
+        line = next((line for line in lines if line[2:].startswith(f"{result.plan} ")), "")
+        if not line:
+            continue  # one of the slowest, which are left out
         assert (" to " in line) == (result.seconds.samples >= 5)
 
 
@@ -1080,7 +1097,7 @@ def test_a_wrong_field_of_a_report_is_named(dev: Device, field: str, value: Any)
     for key in path:
         place = place[key]
     place[last] = value
-    with pytest.raises(ValueError, match=r"not a report of schema 2: .*\b(" + "|".join(field.split(".")) + r")\b"):
+    with pytest.raises(ValueError, match=r"not a report of schema 3: .*\b(" + "|".join(field.split(".")) + r")\b"):
         Report.from_json(json.dumps(told))
 
 
@@ -1097,7 +1114,7 @@ def shown_in(svg: str) -> list[str]:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_picture_shows_the_plans_the_bound_and_its_legend(dev: Device, pair: str, tmp_path: Path) -> None:
-    report = tuned(pair)
+    report = read_only(pair)
     svg = report.svg(tmp_path / "report.svg")
     assert (tmp_path / "report.svg").read_text() == svg == report._repr_html_()
     assert report.html(tmp_path / "report.html") == (tmp_path / "report.html").read_text()
@@ -1116,7 +1133,7 @@ def test_the_picture_shows_the_plans_the_bound_and_its_legend(dev: Device, pair:
 
 
 def test_parts_in_sequence_are_drawn_one_after_the_other(dev: Device) -> None:
-    report = tuned("each fills half")
+    report = read_only("each fills half")
     for result in report.results:
         left, right = _report._pieces(report, result)
         assert left.start_ns == 0
@@ -1132,7 +1149,7 @@ def test_a_picture_shows_names_as_they_are_and_finds_room_for_long_ones(dev: Dev
 
 
 def test_a_report_in_an_interpreter_is_one_line_with_the_answer(dev: Device) -> None:
-    report = tuned("a chain")
+    report = read_only("a chain")
     assert repr(report) == (
         f"<Report: best: product=116, chain=16; {report.gain:.2f}x speedup over sequential "
         f"({report.gain_low:.2f} to {report.gain_high:.2f}); product and chain on NVIDIA H200 (simulated)>"
@@ -1215,13 +1232,14 @@ def test_partitions_are_measured_without_and_with_library_sms(
 
     report = tune.overlap(product, chain=chain, device=dev)
     assert {result.plan.library_sms for result in of_kind(report, "partitions")} == {False, True}
-    assert not any(r.plan.library_sms for r in report.results if r.plan.kind != "partitions")
+    assert {r.plan.library_sms for r in of_kind(report, "overlay")} == {False, True}
+    assert not any(r.plan.library_sms for r in report.results if r.plan.layout is None)
     assert report.choice.library_sms
     assert "SM count hint" in str(report.choice)
     [reason] = [reason for reason in report.reasons if reason.startswith("the SM count hint")]
     # Seven final rounds at the least: enough for an interval.
     assert re.fullmatch(
-        r"the SM count hint for libraries \(product=116, chain=16\) makes it 1\.\d\dx faster \(1.* to 1.*\)", reason
+        r"the SM count hint for libraries \(product=1\d\d, chain=\w+\) makes it 1\.\d\dx faster \(1.* to 1.*\)", reason
     )
     assert "  hint: libraries use the SM counts of their partitions" in str(report)
     assert "SM count hint" not in table_of(report)

@@ -1,0 +1,165 @@
+"""How the tuner enqueues work: launch-bound work by a host thread for each part, or as graphs."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from cuda_gctx import Device, Stream, tune
+from cuda_gctx.tune import TailLatency, Throughput, _measure, spin
+from cuda_gctx.tune._hosts import Hosts
+from cuda_gctx.tune._work import Part
+
+from .conftest import host_takes
+
+pytestmark = pytest.mark.sim_only
+
+MS = 1_000_000
+SOON_S = 30  # only a failure waits for so long
+
+
+def slowly(stream: Stream) -> None:
+    host_takes(5_000)  # more than the kernel takes
+    spin(stream, 1, 100)
+
+
+OBJECTIVES: dict[str, Any] = {
+    "makespan": "makespan",
+    "mix": Throughput(a=2, b=1),
+    "latency": TailLatency("a", quantile=0.9),
+}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_launch_bound_work_is_enqueued_by_a_host_thread_for_each_part(dev: Device, objective: str) -> None:
+    threads: dict[str, set[str]] = {"a": set(), "b": set()}
+
+    def part(name: str) -> Any:
+        def enqueue(stream: Stream) -> None:
+            threads[name].add(threading.current_thread().name)
+            slowly(stream)
+
+        return enqueue
+
+    report = tune.overlap(
+        a=part("a"), b=part("b"), device=dev, sizes=[8], objective=OBJECTIVES[objective], budget_s=0.6
+    )
+    assert report.launch == "by a host thread for each part"
+    # The first look at the work, and all of what is in sequence, is by the caller's thread.
+    assert "tune b_0" in threads["b"]
+    assert not threads["a"] & threads["b"] - {"MainThread"}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tune ")]
+
+
+def test_the_parts_of_a_mix_are_enqueued_at_the_same_time(dev: Device) -> None:
+    meeting = threading.Barrier(2)
+
+    def meets(stream: Stream) -> None:
+        meeting.wait(SOON_S)  # for ever, if one thread called both
+        spin(stream, 1, 100)
+
+    runner = _measure.Runner(Throughput(a=1, b=1), deadline=1e12, launch="threads")
+    with runner, dev.create_stream() as one, dev.create_stream() as two:
+        runner.start_hosts(["a", "b"])
+        trial = _measure.Trial("", (Part("a", meets), Part("b", meets)), {"a": one, "b": two}, one)
+        assert runner.batch(trial, _measure.Shape(3, 0.0)).calls["a"][0] == 3
+
+
+def test_steps_of_host_threads_are_joined(dev: Device) -> None:
+    runner = _measure.Runner("makespan", deadline=1e12, launch="threads")
+    parts = (Part("a", lambda s: spin(s, 1, MS)), Part("b", lambda s: spin(s, 1, 2 * MS)))
+    with runner, dev.create_stream() as one, dev.create_stream() as two:
+        runner.start_hosts(["a", "b"])
+        trial = _measure.Trial("", parts, {"a": one, "b": two}, one)
+        sample = runner.batch(trial, _measure.Shape(4, 0.0))
+        assert sample.seconds == pytest.approx(2e-3, rel=0.05)
+        steps = runner.profile(trial)
+    for before, after in pairwise(steps):
+        assert after["a"][0] >= before["b"][1]
+        assert after["b"][0] >= before["a"][1]
+
+
+def test_a_part_that_fails_on_its_thread_ends_the_others(dev: Device) -> None:
+    count = 0
+
+    def fails(stream: Stream) -> None:
+        nonlocal count
+        count += threading.current_thread() is not threading.main_thread()
+        if count > 5:
+            raise ValueError("the sixth call")
+        slowly(stream)
+
+    with pytest.raises(RuntimeError, match=r"b failed \(.*\): ValueError: the sixth call"):
+        tune.overlap(a=slowly, b=fails, device=dev, sizes=[8], budget_s=0.6)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tune ")]
+
+
+def test_launch_bound_work_is_measured_without_a_gate(dev: Device) -> None:
+    with _measure.Runner("makespan", deadline=1e12, launch="threads") as runner, dev.create_stream() as stream:
+        parts = (Part("a", slowly), Part("b", slowly))
+        trial = _measure.Trial("", parts, {"a": stream, "b": stream}, stream, step_s=1e-5, host_s=1e-5)
+        gated = runner.shape([trial])
+        assert gated.gate_s > 0
+        runner.start_hosts(["a", "b"])
+        assert runner.shape([trial]).gate_s == 0
+        # So a step takes what the host needs for it, whatever the number of steps.
+        few, many = (runner.batch(trial, _measure.Shape(steps, 0.0)).seconds for steps in (20, 200))
+        assert few == pytest.approx(many, rel=0.1)
+
+
+@pytest.mark.parametrize("launch", ["calls", "threads"])
+def test_other_work_is_enqueued_by_one_thread(dev: Device, launch: Any) -> None:
+    def long(stream: Stream) -> None:
+        spin(stream, 132, MS)
+
+    report = tune.overlap(a=long, b=lambda s: long(s), device=dev, sizes=[8], launch=launch, budget_s=2)
+    assert report.launch == "by one host thread"
+    report = tune.overlap(a=slowly, b=lambda s: slowly(s), device=dev, sizes=[8], launch="calls", budget_s=0.6)
+    assert report.launch == "by one host thread"
+
+
+def test_graphs_are_captured_once_for_each_stream_and_replayed(dev: Device) -> None:
+    calls = 0
+
+    def part(stream: Stream) -> None:
+        nonlocal calls
+        calls += 1
+        slowly(stream)
+
+    report = tune.overlap(a=part, b=lambda s: part(s), device=dev, sizes=[8], launch="graphs", budget_s=1)
+    assert report.launch == "as graphs"
+    assert report.result(report.choice).seconds.samples >= 7
+    # Each opening calls a part once before the capture and once in it; the first look at each part calls it some times.
+    opened = sum(report.openings for _ in report.results)
+    assert calls <= 4 * (opened + 8) + 12
+    assert "launch-bound" not in "\n".join(report.reasons)
+
+
+def test_what_cannot_be_captured_is_named(dev: Device) -> None:
+    def waits(stream: Stream) -> None:
+        spin(stream, 1, 100)
+        stream.sync()
+
+    with pytest.raises(RuntimeError, match=r'b .*cannot be captured as a graph.*launch="graphs" needs functions'):
+        tune.overlap(a=slowly, b=waits, device=dev, sizes=[8], launch="graphs")
+
+
+def test_another_way_to_launch_is_refused(dev: Device) -> None:
+    with pytest.raises(ValueError, match="launch must be one of threads, calls, graphs, not 'both'"):
+        tune.overlap(a=slowly, b=slowly, device=dev, launch="both")  # type: ignore[arg-type]
+
+
+def test_a_job_that_fails_is_raised_and_the_threads_end() -> None:
+    hosts = Hosts(["a", "b"])
+    meeting = threading.Barrier(2)
+
+    def fails() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        hosts.run({"a": lambda: meeting.wait(SOON_S), "b": fails}, meeting)
+    hosts.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tune ")]

@@ -1,0 +1,344 @@
+"""Synthetic worlds for the tuner: plans have known true times, batches come from a model of noise, and time is virtual.
+
+    python tests/tune/worlds.py [--runs 200] [--seed 7] [--truth NAME] [--noise NAME] [--out FILE]
+
+runs the tuner so many times in each world, and prints how often it is wrong although it is sure, how often something
+wins that is no better, the regret, and how often the interval of the gain covers the truth. The search, its rounds and
+its statistics are the real ones. The seed is fixed, so the outcome is the same in each run; test_worlds.py runs a
+sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import cuda_gctx.sim
+from cuda_gctx import Device, tune
+from cuda_gctx.measure import clock
+from cuda_gctx.measure.statistics import NOISE
+from cuda_gctx.tune import Plan, Report, _measure, _search
+from cuda_gctx.tune._work import PartFacts
+
+STEP_S = 4e-3  # in sequence
+Truth = Callable[[str, dict[str, int]], float]
+Noise = Callable[["World"], float]
+
+
+@dataclass
+class World:
+    """True times of plans by their kind and SM counts, and noise; both as factors of the time in sequence.
+
+    luck: the deviation of a factor that belongs to an opening of a plan, for as long as it is open.
+    """
+
+    truth: Truth
+    noise: Noise
+    random: random.Random
+    luck: float = 0.0
+    step_s: float = STEP_S
+    now: float = 1000.0
+    batches: int = 0
+    state: dict[str, float] = field(default_factory=dict)
+    # By the identity of a trial, which is kept so that no other one gets it.
+    lucks: dict[int, tuple[object, float]] = field(default_factory=dict)
+
+    def true_s(self, kind: str, sms: dict[str, int]) -> float:
+        return self.step_s * self.truth(kind, sms)
+
+    def of_trial(self, trial: _measure.Trial) -> float:
+        """The time of an open plan, its luck included."""
+        kind = trial.name.kind if isinstance(trial.name, Plan) else "alone"
+        luck = math.exp(self.random.gauss(0, self.luck)) if self.luck and kind != "alone" else 1.0
+        _, luck = self.lucks.setdefault(id(trial), (trial, luck))
+        return luck * self.true_s(kind, {name: s.resources.sm.sm_count for name, s in trial.streams.items()})
+
+    def batch(self, trial: _measure.Trial, steps: int) -> _measure.Sample:
+        seconds = self.of_trial(trial) * self.noise(self)
+        self.now += steps * seconds + 0.0005
+        self.batches += 1
+        return _measure.Sample(seconds, False, 1e-5)
+
+
+@contextmanager
+def inhabited(world: World) -> Iterator[None]:
+    """A block in which the tuner measures a world."""
+
+    def batch(self: Any, trial: Any, shape: Any) -> Any:
+        self.demand_time()
+        return world.batch(trial, self._affordable(trial, shape.steps))
+
+    def warm(self: Any, trial: Any) -> None:
+        trial.step_s, trial.host_s = world.of_trial(trial), 1e-5
+        world.now += 3 * trial.step_s + 0.006 if trial.step_s < _measure.BATCH_S else trial.step_s
+
+    def profile(self: Any, trial: Any) -> Any:
+        world.now += min(10, self.steps_for(trial)) * trial.step_s
+        return [{part.name: (0.0, trial.step_s) for part in trial.parts}]
+
+    def examine(part: Any, stream: Any, demand_time: Any) -> PartFacts:
+        world.now += 0.05
+        return PartFacts(1e-3, 1e-5, False)
+
+    with ExitStack() as patches:
+        for target, name, replacement in (
+            (_measure.Runner, "batch", batch),
+            (_measure.Runner, "warm", warm),
+            (_measure.Runner, "profile", profile),
+            (_search, "examine", examine),
+            (clock, "now", lambda: world.now),
+        ):
+            patches.enter_context(patch.object(target, name, replacement))
+        yield
+
+
+def measured(world: World, device: Device, **options: Any) -> Report:
+    """Run the tuner in a world."""
+    parts: dict[str, Any] = {"a": lambda stream: None, "b": lambda stream: None}
+    options = {"sizes": [8, 16, 32, 64], **options}
+    with inhabited(world):
+        seed = world.random.randrange(2**32)
+        return tune.overlap(**parts, device=device, seed=seed, progress=False, library_sms="off", **options)
+
+
+# ---- worlds
+
+
+def nothing_to_gain(kind: str, sms: dict[str, int]) -> float:
+    return 0.5 if kind == "alone" else 1.0
+
+
+def almost_a_gain(kind: str, sms: dict[str, int]) -> float:
+    """All plans are faster than the sequence by a little less than what counts as noise."""
+    return 0.5 if kind == "alone" else 1.0 if kind == "sequence" else 1 / 1.009
+
+
+def streams_gain_a_little(kind: str, sms: dict[str, int]) -> float:
+    return {"alone": 0.5, "sequence": 1.0, "streams": 1 / 1.03}.get(kind, 1.02)
+
+
+def one_partition_is_best(kind: str, sms: dict[str, int]) -> float:
+    """Streams gain 8%, and one size of partitions 15%."""
+    if kind in ("partitions", "overlay"):
+        return 1 / 1.15 if kind == "partitions" and min(sms.values()) == 16 else 1.1
+    return {"alone": 0.5, "sequence": 1.0, "streams": 1 / 1.08, "priority": 1.02}[kind]
+
+
+def one_overlay_is_best(kind: str, sms: dict[str, int]) -> float:
+    """Partitions gain 6%, and one overlay 12%."""
+    if kind == "overlay":
+        return 1 / 1.12 if min(sms.values()) in range(98, 108) else 1.08
+    return {"alone": 0.5, "partitions": 1 / 1.06}.get(kind, 1.0)
+
+
+def sizes_make_a_bowl(kind: str, sms: dict[str, int]) -> float:
+    if kind == "partitions":
+        return 0.8 + 0.1 * abs(math.log2(min(sms.values()) / 32))
+    return 0.5 if kind == "alone" else 1.0
+
+
+TRUTHS: dict[str, Truth] = {
+    truth.__name__: truth
+    for truth in (
+        nothing_to_gain,
+        almost_a_gain,
+        streams_gain_a_little,
+        one_partition_is_best,
+        one_overlay_is_best,
+        sizes_make_a_bowl,
+    )
+}
+# Here, no plan is better than the sequence.
+WITHOUT_A_GAIN = ("nothing_to_gain",)
+
+
+# ---- noises
+
+
+def lognormal(deviation: float) -> Noise:
+    return lambda world: math.exp(world.random.gauss(0, deviation))
+
+
+def outliers(deviation: float, share: float, factor: float) -> Noise:
+    return lambda world: math.exp(world.random.gauss(0, deviation)) * (factor if world.random.random() < share else 1.0)
+
+
+def heavy_tail(world: World) -> float:
+    return 1 + 0.03 * (world.random.paretovariate(1.5) - 1)
+
+
+def wandering(deviation: float, seconds: float) -> Noise:
+    """Noise that is alike for so many seconds."""
+
+    def noise(world: World) -> float:
+        keep = math.exp(-(world.now - world.state.get("then", 0.0)) / seconds)
+        at = world.state.get("at", 0.0) * keep + math.sqrt(1 - keep**2) * world.random.gauss(0, deviation)
+        world.state.update(at=at, then=world.now)
+        return math.exp(at + world.random.gauss(0, 0.002))
+
+    return noise
+
+
+def drift(world: World) -> float:
+    """Clocks that go down by half a percent each second."""
+    return (1 + 0.005 * (world.now - 1000)) * math.exp(world.random.gauss(0, 0.005))
+
+
+def throttling(world: World) -> float:
+    return math.exp(world.random.gauss(0, 0.005)) * (1.08 if world.now % 2.0 < 1.0 else 1.0)
+
+
+# With the luck of an opening.
+NOISES: dict[str, tuple[Noise, float]] = {
+    "0.3%": (lognormal(0.003), 0.0),
+    "1%": (lognormal(0.01), 0.0),
+    "3%": (lognormal(0.03), 0.0),
+    "10%": (lognormal(0.1), 0.0),
+    "outliers": (outliers(0.01, 0.1, 3.0), 0.0),
+    "heavy tail": (heavy_tail, 0.0),
+    "wandering": (wandering(0.03, 1.0), 0.0),
+    "drift": (drift, 0.0),
+    "throttling": (throttling, 0.0),
+    "luck 0.5%": (lognormal(0.003), 0.005),
+    "luck 2%": (lognormal(0.003), 0.02),
+    "luck 2%, 3%": (lognormal(0.03), 0.02),
+}
+
+
+# ---- outcomes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run: whether the choice was called sure, the regret (how much longer it takes in truth than the best plan that
+    was measured), the margin, whether the interval of the gain covers the truth, and whether a plan won.
+    """
+
+    sure: bool
+    regret: float
+    margin: float
+    covered: bool
+    won: bool
+    batches: int
+    seconds: float
+
+    @property
+    def is_wrong(self) -> bool:
+        """Called sure, and worse than the best by more than the margin."""
+        return self.sure and self.regret > self.margin + 1e-9
+
+
+def outcome_of(world: World, report: Report) -> Outcome:
+    def true_s(result: Any) -> float:
+        return world.true_s(result.plan.kind, {name: part.sm_count for name, part in result.parts.items()})
+
+    chosen = true_s(report.result(report.choice))
+    gain = world.true_s("sequence", {}) / chosen
+    return Outcome(
+        sure=report.sure,
+        regret=chosen / min(map(true_s, report.results)) - 1,
+        margin=report.margin,
+        covered=report.gain_low - 1e-9 <= gain <= report.gain_high + 1e-9,
+        won=report.choice.kind != "sequence",
+        batches=world.batches,
+        seconds=world.now - 1000,
+    )
+
+
+def outcomes(device: Device, truth: str, noise: str, runs: int, seed: int = 7) -> list[Outcome]:
+    """The outcomes of so many runs."""
+    numbers = random.Random(f"{truth} {noise} {seed}")
+    found = []
+    for _ in range(runs):
+        model, luck = NOISES[noise]
+        world = World(TRUTHS[truth], model, random.Random(numbers.randrange(2**32)), luck)
+        found.append(outcome_of(world, measured(world, device)))
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the runs of one world amount to; shares are of all runs."""
+
+    truth: str
+    noise: str
+    runs: int
+    sure: float
+    sure_but_wrong: float
+    won: float
+    false_wins: float
+    median_regret: float
+    largest_regret: float
+    covered: float
+    median_margin: float
+    seconds: float
+
+    @classmethod
+    def of(cls, truth: str, noise: str, found: list[Outcome]) -> Row:
+        runs = len(found)
+        wins = sum(one.won for one in found)
+        return cls(
+            truth=truth,
+            noise=noise,
+            runs=runs,
+            sure=sum(one.sure for one in found) / runs,
+            sure_but_wrong=sum(one.is_wrong for one in found) / runs,
+            won=wins / runs,
+            false_wins=wins / runs if truth in WITHOUT_A_GAIN else 0.0,
+            median_regret=median(one.regret for one in found),
+            largest_regret=max(one.regret for one in found),
+            covered=sum(one.covered for one in found) / runs,
+            median_margin=median(one.margin for one in found),
+            seconds=median(one.seconds for one in found),
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--truth", choices=TRUTHS, action="append")
+    parser.add_argument("--noise", choices=NOISES, action="append")
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    arguments = parser.parse_args()
+    rows = []
+    warnings.simplefilter("ignore")
+    with cuda_gctx.sim.session("h200", driver="13.0", check=False):
+        device = Device(0)
+        for truth in arguments.truth or TRUTHS:
+            for noise in arguments.noise or NOISES:
+                row = Row.of(truth, noise, outcomes(device, truth, noise, arguments.runs, arguments.seed))
+                rows.append(row)
+                print(
+                    f"{truth:22} {noise:15} sure {row.sure:6.1%}, wrong {row.sure_but_wrong:5.1%}; won {row.won:6.1%}, "
+                    f"false {row.false_wins:5.1%}; regret {row.median_regret:5.1%} to {row.largest_regret:5.1%}; "
+                    f"covered {row.covered:6.1%}; margin {row.median_margin:.1%}; {row.seconds:.1f} s",
+                    flush=True,
+                )
+                if arguments.out is not None:
+                    result = {
+                        "_what": "The tuner in synthetic worlds, written by tests/tune/worlds.py",
+                        "seed": arguments.seed,
+                        "noise_margin": NOISE,
+                        "rows": [asdict(row) for row in rows],
+                    }
+                    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    bad = [row for row in rows if row.sure_but_wrong > 0.02 or row.false_wins > 0.01]
+    for row in bad:
+        print(f"FAILED: {row.truth}, {row.noise}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
