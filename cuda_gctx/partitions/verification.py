@@ -60,12 +60,12 @@ class VerifyReport:
     driver: str
     contexts: tuple[ContextProof, ...]
     overlaps: tuple[SharedSMs, ...]
-    over: tuple[str, ...]
     outside: tuple[int, ...]
     concurrent: bool | None
     cause: str | None
     in_use: tuple[str, ...] = ()
     clusters: tuple[tuple[int, ...], ...] = ()
+    over: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ OPENINGS, MOST_OPENINGS = 2, 4
 # A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime"). When there are more of them, partitions
 # that cannot win are closed before further ones are opened.
 CONTEXTS_AT_ONCE = 96
-# A division of the SMs costs its warm-up and a profile besides its rounds: so many batches.
+# A division of the SMs costs its warm-up and a profile in addition to its rounds: so many batches.
 BATCHES_TO_OPEN = 2
 
 
