@@ -159,17 +159,17 @@ class Report:
             lines.append(f"NOT COMPARABLE, the power states differ: {'; '.join(changed)}")
         elif not any(one.sm_clock_mhz is not None and two.sm_clock_mhz is not None for one, two in pairs):
             lines.append("the power states are unknown")
-        theirs = {result.plan: result for result in other.results}
-        both = [(result, theirs[result.plan]) for result in self.foremost(MOST_ROWS) if result.plan in theirs]
+        again = {result.plan: result for result in other.results}
+        both = [(result, again[result.plan]) for result in self.foremost(MOST_ROWS) if result.plan in again]
         title = title_of(self.objective)
         rows = [
             (
-                str(one.plan),
-                words(one.seconds.median),
-                words(two.seconds.median),
-                "?" if changed else f"{two.seconds.median / one.seconds.median:.3f}",
+                str(result.plan),
+                words(result.seconds.median),
+                words(second.seconds.median),
+                "?" if changed else f"{second.seconds.median / result.seconds.median:.3f}",
             )
-            for one, two in both
+            for result, second in both
         ]
         return "\n".join([*lines, table(("plan", f"{title}, first", "second", "ratio"), rows)])
 
