@@ -40,6 +40,7 @@ class StandInTorch(ModuleType):
         self.waits: list[tuple[int, int]] = []
         self.carve_outs: list[int | None] = [None]  # in the order set, the present one last
         self._C = SimpleNamespace(
+            _cuda_hasPrimaryContext=lambda device: True,
             _get_sm_carveout_experimental=lambda: self.carve_outs[-1],
             _set_sm_carveout_experimental=self.carve_outs.append,
         )

@@ -263,15 +263,15 @@ cdef class Context:
         cdef ContextHandle box = self._slot.demand_live(b"context")
         return new_block(box, self)
 
-    def torch(self, library_sms="off"):
+    def torch(self, library_sms="off", after=None):
         """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use)."""
         self._slot.live(b"context")
-        return above.torch_block(self, library_sms)
+        return above.torch_block(self, library_sms, after)
 
-    def cupy(self, library_sms="off"):
+    def cupy(self, library_sms="off", after=None):
         """A ``with`` block in which CuPy works on a stream of the context (see cuda_gctx.interop.cupy.use)."""
         self._slot.live(b"context")
-        return above.cupy_block(self, library_sms)
+        return above.cupy_block(self, library_sms, after)
 
     def close(self):
         """Close the context. A green context ends with the last stream and event that was made on it.

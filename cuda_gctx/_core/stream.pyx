@@ -249,15 +249,15 @@ cdef class Stream:
         with nogil:
             synchronize_stream(box)
 
-    def torch(self, library_sms="off"):
+    def torch(self, library_sms="off", after=None):
         """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use)."""
         self._slot.demand(b"stream")
-        return above.torch_block(self, library_sms)
+        return above.torch_block(self, library_sms, after)
 
-    def cupy(self, library_sms="off"):
+    def cupy(self, library_sms="off", after=None):
         """A ``with`` block in which CuPy works on the stream (see cuda_gctx.interop.cupy.use)."""
         self._slot.demand(b"stream")
-        return above.cupy_block(self, library_sms)
+        return above.cupy_block(self, library_sms, after)
 
     def close(self):
         """Close the stream; destroy it if it is owned and no framework has seen it. Closing twice does nothing."""

@@ -12,10 +12,11 @@ from weakref import WeakKeyDictionary
 from cuda_gctx._core.loan import pin
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._block import Block
+from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import Target, load, own_stream, refuse_default_of_green
 from cuda_gctx.interop.library_sms import cupy_block, demand_choice
 
-__all__ = ["cupy_stream", "current", "use"]
+__all__ = ["Fork", "cupy_stream", "current", "fork", "use"]
 
 # The first version with Stream.from_external.
 MINIMUM = "14.0"
@@ -57,7 +58,41 @@ def _as_cupys(cupy: Any, stream: Stream) -> Any:
         return _stream_class(cupy).from_external(stream)
 
 
-def use(target: Target, library_sms: Literal["off", "on"] = "off") -> Block:
+class _Streams:
+    """The streams of CuPy with their devices, for forks: CuPy's objects for foreign streams do not know theirs."""
+
+    def name(self) -> str:
+        return "cupy"
+
+    def current(self) -> tuple[Any, int]:
+        cupy = load("cupy", "cupy", MINIMUM)
+        return cupy.cuda.get_current_stream(), cupy.cuda.Device().id
+
+    def key(self, stream: tuple[Any, int]) -> object:
+        return stream[0].ptr, stream[1]
+
+    def record(self, stream: tuple[Any, int]) -> Any:
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(stream[1]):
+            return stream[0].record(cupy.cuda.Event(disable_timing=True))
+
+    def wait(self, stream: tuple[Any, int], event: Any) -> None:
+        with sys.modules["cupy"].cuda.Device(stream[1]):
+            stream[0].wait_event(event)
+
+
+_streams = _Streams()
+
+
+def fork() -> Fork:
+    """A ``with`` block whose blocks run side by side: ``with fork() as start: with part.cupy(after=start): ...``.
+
+    As cuda_gctx.interop.torch.fork(), for CuPy.
+    """
+    return Fork(_streams)
+
+
+def use(target: Target, library_sms: Literal["off", "on"] = "off", after: Fork | None = None) -> Block:
     """Run CuPy in a partition, a context or a stream for the length of a block, which returns its CuPy stream.
 
     The block starts after earlier work of CuPy on the stream that is current outside, and later work on that stream
@@ -66,27 +101,33 @@ def use(target: Target, library_sms: Literal["off", "on"] = "off") -> Block:
     The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
     inside, the blocks of a thread may end in the wrong order, which is a RuntimeError.
 
-    library_sms: whether cuBLAS gets the SM count of the partition as a hint.
+    library_sms: whether cuBLAS gets the SM count of the partition as a hint. after: a fork(), after whose beginning the
+    block starts, next to its other blocks; the end of the fork waits for the block.
     """
     demand_choice(library_sms, ("off", "on"))
+    demand_fork(after, _streams)
 
     def enter(stream: Stream, undo: ExitStack) -> tuple[Any, Callable[[], None]]:
         cupy = load("cupy", "cupy", MINIMUM)
         device = stream.device.device_id
-
-        def follow(later: Any, earlier: Any) -> None:
-            with cupy.cuda.Device(device):
-                later.wait_event(earlier.record(cupy.cuda.Event(disable_timing=True)))
-
         inner = _as_cupys(cupy, stream)
         undo.enter_context(cupy.cuda.Device(device))
-        outer = cupy.cuda.get_current_stream()
-        follow(inner, outer)
+        if after is None:
+            outer = cupy.cuda.get_current_stream()
+            _follow((inner, device), (outer, device))
+            join = partial(_follow, (outer, device), (inner, device))
+        else:
+            after.start((inner, device))
+            join = partial(after.end, (inner, device))
         undo.enter_context(inner)
         undo.enter_context(cupy_block(cupy, stream, library_sms))
-        return inner, partial(follow, outer, inner)
+        return inner, join
 
     return Block(target, enter)
+
+
+def _follow(later: tuple[Any, int], earlier: tuple[Any, int]) -> None:
+    _streams.wait(later, _streams.record(earlier))
 
 
 @contextmanager

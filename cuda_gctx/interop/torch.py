@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache, partial
@@ -13,6 +12,7 @@ from weakref import WeakKeyDictionary
 from cuda_gctx._core.loan import pin
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._block import Block
+from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green
 from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
 from cuda_gctx.partitions import Partition
@@ -68,50 +68,26 @@ def _default_stream(torch: Any, stream: Stream) -> Any:
     return torch.cuda.default_stream(stream.device.device_id) if stream.handle in LEGACY_DEFAULT else None
 
 
-class Fork:
-    """A point in torch's work after which blocks run side by side, until it joins them (see fork())."""
+class _Streams:
+    """The streams of torch, for forks."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._outer: Any = None
-        self._begin: Any = None
-        self._open = 0
-        # The end of the last block on each stream, by the handle of the stream.
-        self._ends: dict[int, Any] = {}
+    def name(self) -> str:
+        return "torch"
 
-    def __enter__(self) -> Fork:
-        if self._outer is not None:
-            raise RuntimeError("this fork has been entered already: make another one")
-        self._outer = load_torch().cuda.current_stream()
-        self._begin = self._outer.record_event()
-        return self
+    def current(self) -> Any:
+        return load_torch().cuda.current_stream()
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        with self._lock:
-            begin, self._begin = self._begin, None
-            still_open = self._open
-            for end in self._ends.values():
-                self._outer.wait_event(end)
-        if still_open and begin is not None and kind is None:
-            raise RuntimeError(
-                f"{still_open} blocks of the fork are still open, on this thread or another one, and their work is not "
-                "joined: leave them, and join the threads, before the fork ends"
-            )
+    def key(self, stream: Any) -> object:
+        return stream.cuda_stream
 
-    def _start(self, inner: Any) -> None:
-        with self._lock:
-            if self._begin is None:
-                raise RuntimeError(
-                    "the fork is not open: enter it first, as in 'with fork() as start: with part.torch(after=start): "
-                    "...', and leave its blocks before it"
-                )
-            inner.wait_event(self._begin)
-            self._open += 1
+    def record(self, stream: Any) -> Any:
+        return stream.record_event()
 
-    def _end(self, inner: Any) -> None:
-        with self._lock:
-            self._open -= 1
-            self._ends[inner.cuda_stream] = inner.record_event()
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+
+_streams = _Streams()
 
 
 def fork() -> Fork:
@@ -122,7 +98,7 @@ def fork() -> Fork:
     stream that was current at its beginning waits for all of them. Keep the tensors that the blocks read until then,
     and let a partition that needs what another one computes wait for it (``part.wait(other)``).
     """
-    return Fork()
+    return Fork(_streams)
 
 
 def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = None) -> Block:
@@ -139,8 +115,7 @@ def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = No
     blocks; the end of the fork waits for the block.
     """
     demand_choice(library_sms, ("off", "on", "auto"))
-    if after is not None and not isinstance(after, Fork):
-        raise TypeError(f"after must be a fork(), not {type(after).__name__}")
+    demand_fork(after, _streams)
 
     def enter(stream: Stream, undo: ExitStack) -> tuple[Any, Callable[[], None]]:
         torch = load_torch()
@@ -150,8 +125,8 @@ def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = No
             inner.wait_stream(outer)
             join = partial(outer.wait_stream, inner)
         else:
-            after._start(inner)
-            join = partial(after._end, inner)
+            after.start(inner)
+            join = partial(after.end, inner)
         undo.enter_context(torch.cuda.stream(inner))
         undo.enter_context(torch_block(torch, stream, library_sms))
         return inner, join

@@ -227,9 +227,12 @@ class Partition:
         block: AbstractContextManager[Any] = above.torch_block(self, library_sms, after)
         return block
 
-    def cupy(self, library_sms: Literal["off", "on"] = "off") -> AbstractContextManager[Any]:
-        """A ``with`` block in which CuPy works in the partition (see cuda_gctx.interop.cupy.use)."""
-        block: AbstractContextManager[Any] = above.cupy_block(self, library_sms)
+    def cupy(self, library_sms: Literal["off", "on"] = "off", after: Any = None) -> AbstractContextManager[Any]:
+        """A ``with`` block in which CuPy works in the partition (see cuda_gctx.interop.cupy.use).
+
+        after: a fork of cuda_gctx.interop.cupy, for blocks that run side by side.
+        """
+        block: AbstractContextManager[Any] = above.cupy_block(self, library_sms, after)
         return block
 
     def max_blocks(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from cuda_gctx import ContextOptions, Device, SMResourceOptions, Stream
+from cuda_gctx.interop import torch as interop_torch
 from cuda_gctx.interop._current import current_stream_of_frameworks
-from cuda_gctx.interop.cupy import use
+from cuda_gctx.interop.cupy import fork, use
 
-from ..common import refusal
+from ..common import on_another_thread, refusal
 
 pytestmark = pytest.mark.sim_only
 
@@ -53,9 +52,15 @@ class StandInStream:
         assert self.current.pop() is self
 
 
-@contextmanager
-def stand_in_device(number: int) -> Iterator[None]:
-    yield
+class StandInDevice:
+    def __init__(self, number: int = 0) -> None:
+        self.id = number
+
+    def __enter__(self) -> StandInDevice:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ def cupy(dev: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
     module.is_available = lambda: True
     module.cuda = SimpleNamespace(
         Stream=StandInStream,
-        Device=stand_in_device,
+        Device=StandInDevice,
         Event=lambda disable_timing: None,
         get_current_stream=lambda: StandInStream.current[-1],
     )
@@ -119,6 +124,54 @@ def test_contexts_and_streams_have_the_blocks_too(cupy: Any, dev: Device) -> Non
         with parts[0].context.cupy() as inside:
             assert cupy.cuda.get_current_stream() is inside
         del inside, block
+
+
+def test_blocks_of_a_fork_wait_for_its_beginning_and_its_end_waits_for_them(cupy: Any, dev: Device) -> None:
+    outside = StandInStream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, 7)))
+    StandInStream.current[:] = [outside]
+    with dev.partition(16, 16) as parts:
+        first, second = (part.stream.handle for part in parts[:2])
+        with fork() as start:
+            for part in (*parts[:2], *parts[:2]):
+                with part.cupy(after=start) as stream:
+                    assert cupy.cuda.get_current_stream() is stream
+            with parts[0].stream.cupy(after=start), parts[1].context.cupy(after=start):
+                pass
+            assert StandInStream.waits == [(first, 7), (second, 7)] * 3
+            StandInStream.waits.clear()
+        assert StandInStream.waits == [(7, first), (7, second)]
+        del stream
+
+
+def test_a_fork_is_for_its_own_framework(cupy: Any, dev: Device) -> None:
+    with dev.partition(16) as parts:
+        for wrong in (1, interop_torch.fork()):
+            for target in (parts[0], parts[0].context, parts[0].stream):
+                block: Any = target.cupy
+                with pytest.raises(TypeError, match=r"after must be a fork\(\) of cuda_gctx\.interop\.cupy"):
+                    block(after=wrong)
+        with pytest.raises(TypeError, match=r"after must be a fork\(\) of cuda_gctx\.interop\.torch"):
+            parts[0].torch(after=fork())
+        with pytest.raises(RuntimeError, match=r"the fork is not open.*part\.cupy"), parts[0].cupy(after=fork()):
+            pass
+
+
+def test_a_block_never_waits_for_an_open_one_of_another_thread(cupy: Any, dev: Device) -> None:
+    with dev.partition(16, 16) as parts:
+        other, mine = (part.stream.handle for part in parts[:2])
+
+        def work() -> None:
+            with parts[1].cupy():
+                pass
+
+        with parts[0].cupy():
+            StandInStream.waits.clear()
+            StandInStream.current, before = [SimpleNamespace(ptr=0, record=lambda event: 0)], StandInStream.current
+            StandInStream.current[0].wait_event = lambda event: None
+            on_another_thread(work)  # whose current stream is its own
+            StandInStream.current = before
+            assert (mine, other) not in StandInStream.waits
+            assert StandInStream.waits == [(mine, 0)]
 
 
 def test_blocks_left_in_a_wrong_order_leave_cupy_where_it_was(cupy: Any, dev: Device) -> None:

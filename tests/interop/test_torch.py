@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, EventOptions, Partition, SMResourceOptions, Stream
+from cuda_gctx._core.loan import context_stream
 from cuda_gctx._core.probe import run_probe, spin
+from cuda_gctx.compat.torch_green import GreenContext
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop._frameworks import own_stream
 from cuda_gctx.interop.torch import fork, torch_stream, use
@@ -145,6 +147,65 @@ def test_a_block_of_a_fork_never_waits_for_that_of_another_thread(torch: Any, de
             end = parts[1].stream.record(parts[1].context.create_event(timed))
         dev.sync()
         assert end - begin < 5
+
+
+@pytest.fixture(params=["partition", "context", "stream", "drop-in"])
+def two(request: pytest.FixtureRequest, torch: Any, dev: Device) -> Iterator[list[tuple[Any, Context]]]:
+    """Two blocks of torch, and the contexts in which it then works."""
+    if request.param == "drop-in":
+        green = [GreenContext.create(num_sms=8) for _ in range(2)]
+        yield [(one, one.context) for one in green]
+        for one in green:
+            one.close()
+        return
+    with dev.partition(8, 8) as parts:
+        targets = [part if request.param == "partition" else getattr(part, request.param) for part in parts[:2]]
+        yield [(target.torch(), part.context) for target, part in zip(targets, parts, strict=False)]
+
+
+@pytest.mark.filterwarnings("ignore:.*set_context.*:FutureWarning")
+def test_a_block_never_waits_for_an_open_one_of_another_thread(
+    torch: Any, dev: Device, two: list[tuple[Any, Context]]
+) -> None:
+    (open_block, other), (block, mine) = two
+    timed = EventOptions(timing_enabled=True)
+    for context in (other, mine):
+        spin(context_stream(context), 1, 10_000)
+    dev.sync()
+
+    def work() -> float:
+        stream = context_stream(mine)
+        begin = stream.record(mine.create_event(timed))
+        for _ in range(3):
+            with block:
+                spin(stream, 1, 10_000)
+        end = stream.record(mine.create_event(timed))
+        end.sync()
+        return end - begin
+
+    with open_block:
+        spin(context_stream(other), 1, 50_000_000)
+        assert on_another_thread(work) < 25
+    dev.sync()
+
+
+def test_blocks_of_contexts_and_streams_take_a_fork_too(torch: Any, dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
+    with dev.partition(8, 8) as parts:
+        first, second = parts[:2]
+        for part in (first, second):
+            spin(part.stream, 8, 10_000)
+        dev.sync()
+        begin = first.stream.record(first.context.create_event(timed))
+        second.stream.wait(begin)
+        with fork() as start:
+            with first.context.torch(after=start):
+                spin(first.stream, 8, 5_000_000)
+            with second.stream.torch(after=start):
+                spin(second.stream, 8, 5_000_000)
+                end = second.stream.record(second.context.create_event(timed))
+        dev.sync()
+        assert end - begin < 9
 
 
 def test_a_fork_that_is_not_open_is_refused(torch: Any, dev: Device) -> None:
