@@ -62,10 +62,9 @@ class Fork:
         """Begin a block: its stream waits for the beginning of the fork."""
         with self._lock:
             if self._begin is None:
-                name = self._streams.name()
                 raise RuntimeError(
-                    f"the fork is not open: enter it first, as in 'with fork() as start: with part.{name}(after=start): "
-                    "...', and leave its blocks before it"
+                    "the fork is not open: enter it first, as in 'with fork() as start: with "
+                    f"part.{self._streams.name()}(after=start): ...', and leave its blocks before it"
                 )
             self._streams.wait(inner, self._begin)
             self._open += 1
