@@ -18,6 +18,8 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
+from curves import Panel, picture
+
 from cuda_gctx.draw.durations import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
 from cuda_gctx.tune import Report
@@ -344,7 +346,76 @@ def study_picture() -> str:
     return report_of(results_of("studies")[0]["studies"][0]).svg()
 
 
-PICTURES: dict[str, Callable[[], str]] = {"latency.svg": latency_picture, "study.svg": study_picture}
+# The curves of the pictures of communication: names there, and variants of the benchmark, of which the fastest counts.
+COMMUNICATION = {
+    "NCCL on all SMs": ("NCCL, all SMs", "two NCCL calls, all SMs"),
+    "NCCL in 8 SMs": ("NCCL_ONE, 8 SMs", "NCCL_TP_DP, 8 SMs"),
+    "cuda_gctx in 8 SMs, mapped tensors": ("ONE_EXCHANGE, 8 SMs", "TWO_EXCHANGE, 8 SMs, mapped"),
+    "cuda_gctx in 8 SMs, other tensors": ("ONE_EXCHANGE, 8 SMs", "TWO_EXCHANGE, 8 SMs, staged"),
+}
+LABELLED_SIZES = {1 << 10: "1 KiB", 1 << 15: "32 KiB", 1 << 19: "512 KiB", 1 << 23: "8 MiB", 1 << 28: "256 MiB"}
+
+
+def communication_origin(result: Result) -> str:
+    gpus = result["_what"].split(",")[0].removeprefix("Collectives on ")
+    return f"{gpus}, {result['card']}, driver {result['driver']} (CUDA {result['cuda']}), {result['date']}"
+
+
+def communication_picture(kind: str) -> str:
+    """Latency and bandwidth of each operation over the size of the message."""
+    [result] = results_of(kind)
+    rows = [row for row in result["sweep"] if "us" in row]
+    panels = []
+    for topology, op in dict.fromkeys((row["topology"], row["op"]) for row in rows):
+        us: dict[str, dict[int, float]] = {name: {} for name in COMMUNICATION}
+        for row in rows:
+            for name, variants in COMMUNICATION.items():
+                if (row["topology"], row["op"]) == (topology, op) and row["variant"] in variants:
+                    us[name][row["bytes"]] = min(row["us"], us[name].get(row["bytes"], row["us"]))
+        latency = {name: sorted(times.items()) for name, times in us.items()}
+        bandwidth = {name: [(size, size / 1e3 / time) for size, time in times] for name, times in latency.items()}
+        sizes = sorted({size for times in us.values() for size in times})
+        ticks = [(size, LABELLED_SIZES.get(size, "")) for size in sizes]
+        title = f"{op.lower().replace('_', ' + ')}, {topology}"
+        panels.append([Panel(title, latency, "us", ticks), Panel("bandwidth", bandwidth, "GB/s", ticks, False)])
+    title = "Collectives over the size of the message (the larger of input and output)"
+    return picture(title, communication_origin(result), panels)
+
+
+def overlap_picture() -> str:
+    """Time of a step of GEMM and all-reduce over the size of the partition for the all-reduce."""
+    results = {
+        result["_what"]: result for kind in ("2-gpus", "4-gpus") for result in results_of(f"communication-{kind}")
+    }
+    panels = []
+    for result in results.values():
+        us = {row["plan"]: row["us"] for row in result["overlap"]}
+        steps = re.compile(r"(\d+) \+ \d+ SMs, (\w+), SM count hint \d+")
+        found = {match: time for plan, time in us.items() if (match := steps.fullmatch(plan))}
+        names = {"TWO_EXCHANGE": "cuda_gctx, mapped tensors", "NCCL_ONE": "NCCL in the partition"}
+        curves: dict[str, list[tuple[float, float]]] = {
+            words: sorted((int(match[1]), time) for match, time in found.items() if match[2] == mode)
+            for mode, words in names.items()
+        }
+        sizes = sorted({x for curve in curves.values() for x, _ in curve})
+        curves["GEMM, then NCCL on all SMs"] = [(x, us["in sequence, NCCL"]) for x in sizes]
+        curves["GEMM alone"] = [(x, us["product alone"]) for x in sizes]
+        ticks = [(size, f"{size:g} SMs") for size in sizes]
+        gpus = result["_what"].split(",")[0].removeprefix("Collectives on ")
+        panels.append(Panel(f"{gpus}: step over the size of the partition", curves, "us", ticks, False, 1500.0))
+    origin = (
+        f"8192 x 8192 x 8192 bfloat16, 256 MiB, joined after each step, sustained; {result['card']}, {result['date']}"
+    )
+    return picture("A GEMM and an all-reduce at the same time", origin, [panels], height=200)
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "communication-2-gpus.svg": lambda: communication_picture("communication-2-gpus"),
+    "communication-4-gpus.svg": lambda: communication_picture("communication-4-gpus"),
+    "latency.svg": latency_picture,
+    "overlap.svg": overlap_picture,
+    "study.svg": study_picture,
+}
 
 
 def table(name: str) -> str:

@@ -138,6 +138,13 @@ class Drawing:
             f'<line x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" class="gctx-{kind}"/>'
         )
 
+    def curve(self, points: Sequence[tuple[float, float]], colour: str, hovers: Sequence[str]) -> None:
+        """Points joined by straight lines, in a colour; each point shows its own text where the pointer rests."""
+        path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+        self._shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for (x, y), hover in zip(points, hovers, strict=True):
+            self.rectangle(x - 2.5, y - 2.5, 5, 5, fill=colour, corner=2.5, hover=hover)
+
     def text(
         self,
         x: float,
