@@ -217,6 +217,26 @@ def test_layouts_that_share_a_context_share_its_graphs(sim: Machines) -> None:
         first.sync()
 
 
+def test_each_stream_of_the_whole_device_has_graphs_of_its_own(dev: Device, parts: Partitions) -> None:
+    plain, urgent = dev.create_stream(), dev.create_stream({"priority": dev.priority_range[1]})
+    with GraphSet() as graphs:
+        for stream in (plain, urgent):
+            spin(stream, 1, 10_000)
+            stream.sync()
+        graphs.capture(plain, "step", lambda stream: spin(stream, 1, 1_000_000))
+        message = str(refusal(ValueError, lambda: graphs.replay(urgent, "step")))
+        assert f"captured in stream of priority {plain.priority} ({dev.sm_count} SMs)" in message
+        assert "capture it in this stream too" in message
+        refusal(ValueError, lambda: graphs.replay(parts.a, "step"))
+        graphs.capture(urgent, "step", lambda stream: spin(stream, 1, 1_000_000))
+        assert len(graphs) == 2
+        graphs.replay(urgent, "step")
+        urgent.sync()
+        graphs.drop(urgent)
+        assert (plain, "step") in graphs
+        assert (urgent, "step") not in graphs
+
+
 def test_a_failing_function_leaves_no_graph(parts: Partitions) -> None:
     def fail(part: Partition) -> None:
         raise LookupError("of the user")
