@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from curves import Panel, picture
+from serving import report as serving
 
 from cuda_gctx.draw.durations import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
@@ -267,6 +268,20 @@ def allreduce_section(result: Result) -> str:
     return f"{head}\n\n{markdown(rows)}"
 
 
+def serving_section(result: Result) -> str:
+    """Goodput by contender and load, what was measured of the best trials, costs of steps, and soaks."""
+    parts = [serving.head(result), markdown(serving.goodput_rows(result))]
+    for title, rows in (
+        ("The trial at the highest rate that was kept, for each question that was asked:", serving.trial_rows(result)),
+        ("Attention:", serving.attention_rows(result)),
+        ("Steps alone, in CUDA graphs:", serving.cost_rows(result)),
+        ("Served without a pause, with changes of layout at random:", serving.soak_rows(result)),
+    ):
+        if len(rows) > 1:
+            parts.append(f"{title}\n\n{markdown(rows)}")
+    return "\n\n".join(parts)
+
+
 # The tables that a page can have: the results that they are made of, and what each becomes.
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "of calls": ("calls", calls_section),
@@ -276,6 +291,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "of single gemms": ("studies", gemms_section),
     "of studies": ("studies", studies_section),
     "of two devices": ("allreduce", allreduce_section),
+    "of serving": ("serving", serving_section),
 }
 
 
@@ -415,6 +431,8 @@ PICTURES: dict[str, Callable[[], str]] = {
     "latency.svg": latency_picture,
     "overlap.svg": overlap_picture,
     "study.svg": study_picture,
+    "serving-goodput.svg": lambda: serving.goodput_picture(results_of("serving")),
+    "serving-timelines.svg": lambda: serving.timelines_picture(results_of("serving")),
 }
 
 

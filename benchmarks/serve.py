@@ -1,0 +1,217 @@
+"""Prefill next to decode under a limit on the time between tokens: contenders, loads, goodput.
+
+    python benchmarks/serve.py check            the kernels against torch, and their speed
+    python benchmarks/serve.py costs            what steps cost on this card, by SMs
+    python benchmarks/serve.py predict          which settings and rates to begin with; needs costs, and no GPU
+    python benchmarks/serve.py run              trials, those of most worth first, until --minutes are over
+    python benchmarks/serve.py soak             serve a random load with changes of layout, and check tokens and memory
+    python benchmarks/serve.py status           what is known, what is next
+
+All write to one file of benchmarks/results (or --out), which the next run continues. All but predict and status need
+torch and a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tables
+from serving.costs import Costs
+from serving.loads import LOADS
+from serving.search import Question, Trial, goodput, next_trial, questions
+from serving.shapes import SHAPES
+from serving.store import KIND, Store
+from serving.trials import name_of, predict, rehearse, row_of, seconds_needed, serve, settings_and_start
+
+DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128)
+# What starting, capturing graphs and saving take of a run, at most.
+RESERVE_S = 20.0
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter, epilog=__doc__
+    )
+    found.add_argument("command", choices=("check", "costs", "predict", "run", "soak", "status"))
+    found.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/results)")
+    found.add_argument("--minutes", type=float, default=9.0, help="end before that (default: 9)")
+    found.add_argument("--model", choices=tuple(SHAPES), default="8B", help="shapes of the decoder (default: 8B)")
+    found.add_argument("--load", choices=tuple(LOADS), help="one load (default: all, by worth)")
+    found.add_argument("--contender", help="one contender")
+    found.add_argument("--gap-ms", type=float, help="one limit on the time between tokens")
+    found.add_argument("--distinct-layers", type=int, help="layers with weights of their own, where memory is short")
+    return found
+
+
+def asked(arguments: argparse.Namespace) -> list[list[Question]]:
+    """The questions that the options leave, in groups."""
+    return [
+        mine
+        for group in questions([arguments.model])
+        if (
+            mine := [
+                one
+                for one in group
+                if arguments.load in (None, one.load)
+                and arguments.contender in (None, one.contender)
+                and arguments.gap_ms in (None, one.gap_ms)
+            ]
+        )
+    ]
+
+
+def next_of(store: Store, costs: Costs, groups: Sequence[Sequence[Question]]) -> Trial | None:
+    """The next trial of the first group that has one: of the question that has had the fewest."""
+    outcomes = store.outcomes
+    for group in groups:
+        found = []
+        for question in group:
+            settings, start = settings_and_start(question, store.content["predictions"], costs)
+            trial = next_trial(outcomes, question, settings, start)
+            if trial is not None:
+                found.append((goodput(outcomes, question, settings, start).trials, trial))
+        if found:
+            return min(found, key=lambda one: one[0])[1]
+    return None
+
+
+def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
+    from serving.bench import Bench
+
+    costs = costs_of(store, arguments.model)
+    groups = asked(arguments)
+    with Bench(SHAPES[arguments.model], DECODES, arguments.distinct_layers) as bench:
+        while (trial := next_of(store, costs, groups)) is not None:
+            needed = seconds_needed(trial, costs) + RESERVE_S
+            if time.monotonic() + needed > until:
+                print(f"next: {described(trial)}, about {needed:.0f} s, for which no time is left")
+                return 0
+            card = bench.card(LOADS[trial.question.load])
+            # The rehearsal knows which graphs are needed.
+            card.prepare(card.shot(one.lane, one.step, one.placement) for one in rehearse(trial, costs).steps)
+            bench.begin()
+            record, _ = serve(trial, costs, card)
+            row = {**row_of(trial, record), **bench.end()}
+            store.add("trials", row)
+            print(f"{described(trial)}: {verdict(row)}", flush=True)
+    print("all questions are answered")
+    return 0
+
+
+def described(trial: Trial) -> str:
+    return f"{name_of(trial.question)} {trial.settings} at {trial.rate:.3f}/s, seed {trial.seed}"
+
+
+def verdict(row: dict[str, Any]) -> str:
+    gaps, first = row["gaps_ms"] or {}, row["first_tokens_s"] or {}
+    return (
+        f"{'kept' if row['kept'] else 'not kept'} in {row['seconds']:.0f} s; gaps p50 {gaps.get('p50')} p99 "
+        f"{gaps.get('p99')} max {gaps.get('max')} ms, first tokens p99 {first.get('p99')} s, "
+        f"{row['output_tokens_per_s']} tokens/s"
+    )
+
+
+def costs_of(store: Store, model: str) -> Costs:
+    try:
+        return Costs.from_json(json.dumps(store.content["costs"][model]["costs"]))
+    except KeyError:
+        raise SystemExit(f"{store.path} has no costs of {model}: run 'serve.py costs --model {model}' first") from None
+
+
+def check(store: Store, arguments: argparse.Namespace, until: float) -> int:
+    from serving import calibrate
+
+    from cuda_gctx import Device, PartitionPool
+
+    shape = SHAPES[arguments.model]
+    errors = calibrate.check_attention(shape)
+    for name, error in errors.items():
+        print(f"attention, {name}: relative error {error:.2e}")
+    with PartitionPool(Device(0)) as pool:
+        rates = calibrate.attention_rates(shape, pool, (16, 24, 32, 48, 64), until=until)
+    print(json.dumps(rates, indent=1))
+    store.content["attention"] = {"run": store.run, "model": arguments.model, "errors": errors, **rates}
+    store.save()
+    # NaN is not within the tolerance either.
+    wrong = [name for name, error in errors.items() if not error <= calibrate.TOLERANCE]
+    if wrong:
+        print(f"errors above {calibrate.TOLERANCE}: {', '.join(wrong)}", file=sys.stderr)
+    return bool(wrong)
+
+
+def measure(store: Store, arguments: argparse.Namespace, until: float) -> int:
+    from serving import calibrate
+    from serving.bench import Bench
+
+    load = LOADS[arguments.load or "documents"]
+    decodes = [1, 4, load.sequences]
+    with Bench(SHAPES[arguments.model], decodes, arguments.distinct_layers) as bench:
+        card = bench.card(load)
+        costs, times = calibrate.measure_costs(card, (32, 16, 48), (64, 256, 512, 1024, 2048), until=until - RESERVE_S)
+        store.put("costs", arguments.model, {"costs": json.loads(costs.to_json()), "times": times, **bench.memory()})
+    for one in times:
+        print(f"{one['sms']:4} SMs  {one['what']:28} {one['ms']:9.3f} ms")
+    print(f"slowdowns of decode and prefill next to each other: {costs.slowdowns}")
+    return 0
+
+
+def predicted(store: Store, arguments: argparse.Namespace, until: float) -> int:
+    costs = costs_of(store, arguments.model)
+    for group in asked(arguments):
+        for question in group:
+            if time.monotonic() > until:
+                return 0
+            found = predict(question, costs)
+            store.put("predictions", name_of(question), found)
+            print(f"{name_of(question)}: {found['start']:.3f}/s with {found['settings'][0]}", flush=True)
+    return 0
+
+
+def status(store: Store, arguments: argparse.Namespace) -> int:
+    from serving.report import goodput_table
+
+    print(goodput_table(store.content))
+    costs = store.content["costs"].get(arguments.model)
+    if costs is not None and (trial := next_of(store, costs_of(store, arguments.model), asked(arguments))) is not None:
+        print(f"\nnext: {described(trial)}")
+    return 0
+
+
+def main() -> int:
+    arguments = parser().parse_args()
+    until = time.monotonic() + 60 * arguments.minutes
+    from cuda_gctx import Device
+    from cuda_gctx.measure.machine import described as machine
+    from cuda_gctx.measure.machine import file_name, folder_of_results
+
+    folder = folder_of_results(arguments.out, tables.RESULTS)
+    if arguments.command in ("predict", "status"):
+        found = sorted(folder.glob(f"*-{KIND}.json"))
+        if not found:
+            raise SystemExit(f"{folder} has no results of this study: run 'serve.py costs' on a GPU first")
+        for path in found:
+            store = Store(path, json.loads(path.read_text()))
+            print(path)
+            (predicted(store, arguments, until) if arguments.command == "predict" else status(store, arguments))
+        return 0
+    head = machine(Device(0), "Serving study, written by benchmarks/serve.py", tables.REPOSITORY)
+    store = Store(folder / file_name(head, KIND), head)
+    if arguments.command == "check":
+        return check(store, arguments, until)
+    if arguments.command == "costs":
+        return measure(store, arguments, until)
+    if arguments.command == "soak":
+        from serving.soak import soak
+
+        return soak(store, SHAPES[arguments.model], until)
+    return run(store, arguments, until)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

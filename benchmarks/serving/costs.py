@@ -1,0 +1,110 @@
+"""What a step costs: measured times of one card and model, and the model that fits them.
+
+A step takes the time of its GEMMs, which depends on its tokens alone and is interpolated between measured ones, plus a
+time for each cached token that decodes read, plus a time for each pair of a prompt's token and one that it attends to.
+All three depend on the SMs. Two lanes at once slow each other by measured factors.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from serving.shapes import Shape
+from serving.work import Placement, Step
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The costs on one number of SMs, in seconds."""
+
+    gemms: tuple[tuple[int, float], ...]  # tokens, and the time of a whole step without attention
+    per_cached_token: float
+    per_pair: float
+
+    def seconds(self, tokens: int, cached: int, pairs: int) -> float:
+        return between(self.gemms, tokens) + self.per_cached_token * cached + self.per_pair * pairs
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of one model on one card. slowdowns: for each kind of placement, of decode and of prefill."""
+
+    card: str
+    model: str
+    layers: int
+    sm_count: int
+    rates: Mapping[int, Rates]
+    slowdowns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def seconds(self, step: Step, sms: int | None = None) -> float:
+        """The time of a step that runs alone on so many SMs, on all of them by default."""
+        tokens = len(step.rows) + step.prompt_tokens
+        pairs = sum(s.count * s.start + s.count * (s.count + 1) // 2 for s in step.segments)
+        share = 1.0 if step.layers is None else (step.layers[1] - step.layers[0]) / self.layers
+        return share * self._seconds(tokens, step.context, pairs, sms or self.sm_count)
+
+    def decode_seconds(self, batch: int, context: int, sms: int) -> float:
+        """The time of a decode step of sequences that have so many cached tokens together."""
+        return self._seconds(batch, context, 0, sms)
+
+    def _seconds(self, tokens: int, cached: int, pairs: int, sms: int) -> float:
+        if sms in self.rates:
+            return self.rates[sms].seconds(tokens, cached, pairs)
+        known = sorted((-1 / count, rates.seconds(tokens, cached, pairs)) for count, rates in self.rates.items())
+        # Between measured sizes, times go with the inverse of the SMs.
+        return between(known, -1 / sms)
+
+    def slowdown(self, placement: Placement, lane: str) -> float:
+        """How many times as long a step of a lane takes while the other lane is busy."""
+        decode, prefill = self.slowdowns.get(placement.kind, (1.25, 1.1))
+        return decode if lane == "decode" else prefill
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Costs:
+        found: dict[str, Any] = json.loads(text)
+        rates = {
+            int(count): Rates(
+                tuple((int(tokens), time) for tokens, time in one["gemms"]), one["per_cached_token"], one["per_pair"]
+            )
+            for count, one in found.pop("rates").items()
+        }
+        slowdowns = {kind: (decode, prefill) for kind, (decode, prefill) in found.pop("slowdowns").items()}
+        return cls(**found, rates=rates, slowdowns=slowdowns)
+
+
+def between(points: Sequence[tuple[float, float]], x: float) -> float:
+    """The value at x on the line through the points around it; beyond them, the line goes on in proportion to x."""
+    last_x, last = points[-1]
+    if x >= last_x:
+        return last * x / last_x if last_x > 0 else last
+    i = bisect_left([at for at, _ in points], x)
+    if i == 0:
+        return points[0][1]
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def made_up(shape: Shape, sm_count: int = 132) -> Costs:
+    """Costs of a card that does not exist, from the bytes and operations of a model: for tests, never for results."""
+    bandwidth, operations = 3.0e12, 6.0e14
+    rates = {}
+    for sms in range(8, sm_count + 1, 4):
+        share = sms / sm_count
+        read, compute = bandwidth * min(1.0, 2.5 * share), operations * share
+        rates[sms] = Rates(
+            gemms=tuple(
+                (tokens, max(shape.weight_bytes / read, 2 * tokens * shape.layers * shape.layer_weights / compute))
+                for tokens in (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+            ),
+            per_cached_token=shape.cache_bytes / read,
+            per_pair=4 * shape.layers * shape.heads * shape.head_size / (0.6 * compute),
+        )
+    kinds = {"one": (1.0, 1.0), "streams": (8.0, 1.1), "priority": (1.8, 1.1), "overlay": (1.3, 1.15)}
+    return Costs("made-up card", shape.name, shape.layers, sm_count, rates, {**kinds, "disjoint": (1.2, 1.05)})

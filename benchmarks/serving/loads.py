@@ -1,0 +1,66 @@
+"""Loads: requests drawn from a seed, the same ones for every contender, and the limits that they have to keep."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt that arrives at a time, in seconds, and the number of tokens of its answer."""
+
+    number: int
+    arrival: float
+    prompt: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """A distribution of requests. first_token_s: the limit on the time from arrival to the first token."""
+
+    name: str
+    title: str
+    first_token_s: float
+    requests: int  # in one trial
+    sequences: int  # at most in the caches at once
+    lengths: Callable[[random.Random], tuple[int, int]]
+    longest: int  # prompt and answer together, at most
+
+    def draw(self, rate: float, seed: int) -> list[Request]:
+        """The requests of a seed. A higher rate shortens the time between them and changes nothing else."""
+        random_ = random.Random(f"{self.name} {seed}")
+        now, found = 0.0, []
+        for number in range(self.requests):
+            now += random_.expovariate(1.0) / rate
+            found.append(Request(number, now, *self.lengths(random_)))
+        return found
+
+
+def _log_normal(random_: random.Random, median: float, sigma: float, least: int, most: int) -> int:
+    return min(most, max(least, round(random_.lognormvariate(0.0, sigma) * median)))
+
+
+def _chat(random_: random.Random) -> tuple[int, int]:
+    # Means of about 200: the mean of a log-normal is exp(sigma ** 2 / 2) times its median.
+    return _log_normal(random_, 133, 0.9, 4, 1536), _log_normal(random_, 155, 0.7, 4, 1024)
+
+
+def _retrieval(random_: random.Random) -> tuple[int, int]:
+    return random_.randrange(7168, 9217), 256
+
+
+def _documents(random_: random.Random) -> tuple[int, int]:
+    return random_.randrange(28672, 31233), random_.randrange(15, 257)
+
+
+LOADS = {
+    load.name: load
+    for load in (
+        Load("documents", "long documents: 28k to 30.5k in, 15 to 256 out", 5.0, 40, 12, _documents, 31488),
+        Load("retrieval", "retrieval: 7k to 9k in, 256 out", 2.0, 80, 40, _retrieval, 9472),
+        Load("chat", "chat: about 200 in, about 200 out", 1.0, 400, 128, _chat, 2560),
+    )
+}

@@ -1,0 +1,270 @@
+"""The page of the study: tables and pictures of what was measured, with "not run" where nothing was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend
+from cuda_gctx.draw.table import table
+from serving.contenders import ENTRANTS
+from serving.loads import LOADS
+from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, goodput
+from serving.store import outcomes_of
+from serving.trials import name_of
+
+NOT_RUN = "not run"
+Content = Mapping[str, Any]
+
+
+def known(content: Content, outcomes: Sequence[Outcome], question: Question) -> Goodput | None:
+    """What the trials say of a question; None if none was run."""
+    mine = [one for one in outcomes if one.trial.question == question]
+    if not mine:
+        return None
+    # The settings in the order in which they were raced.
+    predicted = content["predictions"].get(name_of(question), {"settings": [], "start": mine[0].trial.rate})
+    settings = list(dict.fromkeys([*(one.trial.settings for one in mine), *predicted["settings"]]))
+    return goodput(outcomes, question, settings, mine[0].trial.rate)
+
+
+def in_words(found: Goodput | None) -> str:
+    """A goodput in requests per second, and how far it has been confirmed."""
+    if found is None or found.rate is None:
+        return NOT_RUN
+    if found.confirmed is not None:
+        return f"{found.confirmed:.3f}" if found.confirmed else "0: no rate that was tried is kept"
+    if found.settled:
+        return f"{found.rate:.3f} (1 seed)"
+    return f"at least {found.rate:.3f} (search not ended)" if found.rate else "search not ended"
+
+
+def _models(content: Content) -> list[str]:
+    """The models that have costs, and so could be run; 8B in any case."""
+    return [model for model in GAPS_MS if model == "8B" or model in content["costs"]]
+
+
+def goodput_rows(content: Content) -> list[list[str]]:
+    """One row per contender, with a column for each model, load and limit."""
+    outcomes = outcomes_of(content)
+    columns = [(model, load, gap) for model in _models(content) for load in LOADS for gap in GAPS_MS[model]]
+    head = ["contender", *(f"{model}, {load}, {gap:g} ms" for model, load, gap in columns)]
+    rows = [
+        [
+            entrant.title,
+            *(in_words(known(content, outcomes, Question(model, load, gap, name))) for model, load, gap in columns),
+        ]
+        for name, entrant in ENTRANTS.items()
+    ]
+    return [head, *rows]
+
+
+def goodput_table(content: Content) -> str:
+    """The goodput as plain text."""
+    head, *rows = goodput_rows(content)
+    return table(head, rows)
+
+
+def trial_rows(content: Content) -> list[list[str]]:
+    """One row per question that was run: its best trial, in detail."""
+    outcomes = outcomes_of(content)
+    rows = [
+        [
+            "contender", "load, limit", "settings", "rate", "seed", "gaps p50 / p99 / max, ms",
+            "first token p50 / p99, s", "tokens/s", "decode next to prefill", "changes of placement", "W", "graphs",
+            "contexts",
+        ]
+    ]  # fmt: skip
+    questions = dict.fromkeys(one.trial.question for one in outcomes)
+    for question in questions:
+        kept = [row for row in content["trials"] if _question(row) == question and row["kept"]]
+        if not kept:
+            continue
+        row = max(kept, key=lambda one: (one["rate"], -one["seed"]))
+        gaps, first = row["gaps_ms"], row["first_tokens_s"]
+        slowdown, watts = row["slowdown_of_decode"], row["power_w"]
+        rows.append(
+            [
+                ENTRANTS[question.contender].title,
+                f"{question.model} {question.load}, {question.gap_ms:g} ms",
+                ", ".join(f"{name} {value}" for name, value in json.loads(row["settings"]).items()),
+                f"{row['rate']:.3f}",
+                str(row["seed"]),
+                f"{gaps['p50']:.1f} / {gaps['p99']:.1f} / {gaps['max']:.1f}",
+                f"{first['p50']:.2f} / {first['p99']:.2f}",
+                f"{row['output_tokens_per_s']:.0f}",
+                "" if slowdown is None else f"{slowdown:.2f} x",
+                str(row["placements"]),
+                "" if watts is None else f"{watts:.0f}",
+                f"{row['graphs']}, {row['graph_bytes'] / 2**20:.0f} MiB",
+                f"{row['contexts']}, {row['context_bytes'] / 2**20:.0f} MiB",
+            ]
+        )
+    return rows
+
+
+def _question(row: Mapping[str, Any]) -> Question:
+    return Question(row["model"], row["load"], row["gap_ms"], row["contender"])
+
+
+def cost_rows(content: Content) -> list[list[str]]:
+    """What steps cost by SMs, as measured."""
+    rows = [["model", "SMs", "step", "ms"]]
+    for model, entry in content["costs"].items():
+        rows += [[model, str(one["sms"]), one["what"], f"{one['ms']:.2f}"] for one in entry["times"]]
+    return rows
+
+
+def attention_rows(content: Content) -> list[list[str]]:
+    """The rate of the decode attention by SMs, and of the prefill attention by kernel."""
+    found = content.get("attention")
+    if found is None:
+        return []
+    rows = [["attention", "where", "rate"]]
+    what = f"decode of {found['decode_rows']} at {found['decode_context']}"
+    rows += [[what, f"{sms} SMs", f"{rate:.0f} GB/s"] for sms, rate in found["decode_gb_per_s"].items()]
+    for chunk, rates in found["prefill_tflop_per_s"].items():
+        rows += [[chunk, kernel, f"{rate:.0f} TFLOP/s"] for kernel, rate in rates.items()]
+    return rows
+
+
+def soak_rows(content: Content) -> list[list[str]]:
+    """What was served for how long."""
+    rows = [
+        [
+            "model",
+            "minutes",
+            "decode steps",
+            "layout switches",
+            "free memory, first to last",
+            "answers checked",
+            "wrong",
+        ]
+    ]
+    for model in dict.fromkeys(one["model"] for one in content["soaks"]):
+        mine = [one for one in content["soaks"] if one["model"] == model]
+        drift = max((abs(one["free_bytes"][0] - one["free_bytes"][1]) for one in mine), default=0)
+        rows.append(
+            [
+                model,
+                f"{sum(one['seconds'] for one in mine) / 60:.1f} in {len(mine)} runs",
+                f"{sum(one['decode_steps'] for one in mine):,}",
+                f"{sum(one['switches'] for one in mine):,}",
+                f"at most {drift / 2**20:g} MiB in a run",
+                str(sum(one["checked"] for one in mine)),
+                str(sum(one["wrong"] for one in mine)),
+            ]
+        )
+    return rows
+
+
+# Pictures
+
+BAR, GAP, LEFT, PLOT, MARGIN = 14, 8, 250, 380, 20
+
+
+def goodput_picture(contents: Sequence[Content]) -> str:
+    """Bars of goodput by contender for each load and limit of each card; what was not run says so."""
+    title = "Goodput: requests per second with 99% of gaps and of first tokens within their limits"
+    drawing = Drawing(title)
+    drawing.text(MARGIN, 30, title, size=15, bold=True, room=LEFT + PLOT + 120)
+    y = 52.0
+    for content in contents or [{"trials": [], "costs": {}, "predictions": {}, "card": "No card", "cuda": "-"}]:
+        outcomes = outcomes_of(content)
+        for model in _models(content):
+            for load in LOADS.values():
+                for gap in GAPS_MS[model]:
+                    found = {name: known(content, outcomes, Question(model, load.name, gap, name)) for name in ENTRANTS}
+                    y = _bars(drawing, y, f"{content['card']}: {model}, {load.title}; gaps {gap:g} ms", found)
+    return drawing.svg(LEFT + PLOT + 160, y + 8)
+
+
+def _bars(drawing: Drawing, y: float, title: str, found: Mapping[str, Goodput | None]) -> float:
+    drawing.text(MARGIN, y + 12, title, bold=True, size=12)
+    y += 22
+    rates = {name: (one.confirmed or one.rate or 0.0) if one is not None else 0.0 for name, one in found.items()}
+    most = max(rates.values()) or 1.0
+    for name, one in found.items():
+        drawing.text(LEFT - 10, y + 11, ENTRANTS[name].title, anchor="end", size=11)
+        width = PLOT * rates[name] / most
+        if width:
+            drawing.rectangle(LEFT, y, width, BAR, kind="best" if rates[name] == most else "bar", corner=2)
+        drawing.text(LEFT + width + 8, y + 11, in_words(one), size=11, kind="ink" if width else "faint")
+        y += BAR + GAP
+    return y + 8
+
+
+def timelines_picture(contents: Sequence[Content]) -> str:
+    """One second of each contender by SM, of the trial at its highest rate that was kept, for long documents."""
+    title = "One second of each contender by SM: decode, prefill, and both in one step"
+    drawing = Drawing(title)
+    drawing.text(MARGIN, 30, title, size=15, bold=True)
+    colours = colours_of(("decode", "prefill", "both"))
+    entries = [Entry(colour, name[0].upper(), name, "") for name, colour in colours.items()]
+    y = 44 + legend(drawing, MARGIN, 44, entries, LEFT + PLOT) + 14
+    for name, entrant in ENTRANTS.items():
+        row = _best_of(contents, name)
+        drawing.text(MARGIN, y + 12, entrant.title, bold=True, size=12)
+        if row is None:
+            drawing.text(LEFT, y + 12, NOT_RUN, kind="faint")
+            y += 26
+            continue
+        content, trial = row
+        words = f"{content['card']}, {trial['rate']:.2f} requests/s, gaps {trial['gap_ms']:g} ms"
+        drawing.text(LEFT, y + 12, words, kind="faint", size=11, room=PLOT)
+        y = _lane_shapes(drawing, y + 20, trial["timeline"], content["sm_count"], colours) + 14
+    return drawing.svg(LEFT + PLOT + 160, y + 8)
+
+
+def _best_of(contents: Sequence[Content], contender: str) -> tuple[Content, Mapping[str, Any]] | None:
+    found = [
+        (content, row)
+        for content in contents
+        for row in content["trials"]
+        if row["contender"] == contender and row["load"] == "documents" and row["kept"] and row["timeline"]
+    ]
+    return max(found, key=lambda one: one[1]["rate"]) if found else None
+
+
+def _lane_shapes(
+    drawing: Drawing, y: float, steps: Sequence[Sequence[Any]], sm_count: int, colours: Mapping[str, str]
+) -> float:
+    height, width = 66.0, float(LEFT + PLOT + 120 - MARGIN)
+    drawing.rectangle(MARGIN, y, width, height, kind="panel")
+    for lane, begin, end, rows, tokens, kind, decode_sms, prefill_sms in steps:
+        low, high = _band(lane, kind, decode_sms, prefill_sms, sm_count)
+        what = "both" if rows and tokens else "decode" if rows else "prefill"
+        drawing.rectangle(
+            MARGIN + width * begin,
+            y + height * low,
+            max(0.4, width * (end - begin)),
+            height * (high - low),
+            fill=colours[what],
+            hover=f"{what}: {rows} answers, {tokens} tokens of prompts, {1e3 * (end - begin):.1f} ms",
+        )
+    return y + height
+
+
+def _band(lane: str, kind: str, decode_sms: int | None, prefill_sms: int | None, sm_count: int) -> tuple[float, float]:
+    """The part of the SMs that a step may use, from the top. Of lanes that share all SMs, decode is drawn narrower."""
+    if kind == "disjoint":
+        bound = (decode_sms or 0) / sm_count
+        return (0.0, bound) if lane == "decode" else (bound, 1.0)
+    if kind == "overlay" and lane == "prefill":
+        return 1 - (prefill_sms or sm_count) / sm_count, 1.0
+    if kind == "one":
+        return 0.0, 1.0
+    return (0.0, 0.3) if lane == "decode" else (0.3, 1.0)
+
+
+def head(content: Content) -> str:
+    """Which card, and when."""
+    runs = content["runs"]
+    dates = sorted({run["date"] for run in runs})
+    when = " and ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "no run"
+    return (
+        f"{content['card']}, {content['sm_count']} SMs, driver {content['driver']} (CUDA {content['cuda']}); {when}, "
+        f"{len(content['trials'])} trials. Goodput is in requests per second; confirmed by {len(SEEDS)} seeds where "
+        "nothing else is said."
+    )

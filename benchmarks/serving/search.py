@@ -1,0 +1,169 @@
+"""Which trial is next: bisection for goodput, a race of settings, confirmation by further seeds.
+
+All of it follows from the list of the trials so far, so a later run goes on where an earlier one ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Any
+
+# Rates that differ by less are one.
+TOLERANCE = 0.06
+SEEDS = (1, 2, 3)
+# A rate that was kept is followed by one higher by this factor; a search ends so many steps above or below its start.
+STEP = 1.5
+MOST_STEPS = 6
+# Settings that are raced on the card for one question, in the order that the cost model predicts.
+RACED = 3
+
+
+@dataclass(frozen=True)
+class Question:
+    """What goodput is asked of: a model, a load, a limit on gaps, and a contender."""
+
+    model: str
+    load: str
+    gap_ms: float
+    contender: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a load: a contender with its settings, a rate of requests per second, and a seed."""
+
+    question: Question
+    settings: str  # as JSON, so that it can be compared
+    rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trial that was run, and whether it kept its limits."""
+
+    trial: Trial
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """What is known of a question.
+
+    rate: the highest one that was kept with the first seed; 0 if none was; None if nothing is known yet. settings:
+    those of that rate. settled: whether the first seed's search has ended. confirmed: the highest rate that every seed
+    of SEEDS has kept; None before all have been run.
+    """
+
+    rate: float | None = None
+    settings: str | None = None
+    settled: bool = False
+    confirmed: float | None = None
+    trials: int = 0
+
+
+def written(settings: Mapping[str, Any]) -> str:
+    """Settings as text that compares equal for equal settings."""
+    return json.dumps(settings, sort_keys=True)
+
+
+def bracket(tried: Iterable[tuple[float, bool]]) -> tuple[float, float]:
+    """The highest rate that was kept below all that failed, and the lowest that failed."""
+    found = list(tried)
+    high = min((rate for rate, kept in found if not kept), default=inf)
+    low = max((rate for rate, kept in found if kept and rate < high), default=0.0)
+    return low, high
+
+
+def next_rate(tried: Sequence[tuple[float, bool]], start: float) -> float | None:
+    """The rate to try next; None once the bracket is narrower than the tolerance, or everything or nothing is kept."""
+    low, high = bracket(tried)
+    if not tried:
+        return start
+    if high == inf:
+        return None if low >= start * STEP**MOST_STEPS / (1 + TOLERANCE) else low * STEP
+    if low == 0:
+        return None if high <= start / STEP**MOST_STEPS * (1 + TOLERANCE) else high / STEP
+    return None if high <= low * (1 + TOLERANCE) else sqrt(low * high)
+
+
+def _tried(outcomes: Iterable[Outcome], question: Question, settings: str, seed: int) -> list[tuple[float, bool]]:
+    return [
+        (one.trial.rate, one.kept)
+        for one in outcomes
+        if (one.trial.question, one.trial.settings, one.trial.seed) == (question, settings, seed)
+    ]
+
+
+def _keeps(outcomes: Iterable[Outcome], question: Question, settings: str, seed: int, rate: float) -> bool | None:
+    """Whether a rate is kept: a higher one that was kept counts, a lower one that failed too; None if not known."""
+    low, high = bracket(_tried(outcomes, question, settings, seed))
+    return True if low >= rate else False if high <= rate else None
+
+
+def goodput(outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], start: float) -> Goodput:
+    """What the trials so far say of a question."""
+    return _searched(outcomes, question, settings, start)[0]
+
+
+def next_trial(outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], start: float) -> Trial | None:
+    """The next trial of a question, or None once it is answered."""
+    return _searched(outcomes, question, settings, start)[1]
+
+
+def _searched(
+    outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], start: float
+) -> tuple[Goodput, Trial | None]:
+    mine = [one for one in outcomes if one.trial.question == question]
+    first, *others = SEEDS
+    best_rate, best = 0.0, None
+    for one in settings[:RACED]:
+        tried = _tried(mine, question, one, first)
+        # The first settings are bisected; others have to beat the best so far, and are left after one failure at that.
+        wanted = start if best is None else best_rate * (1 + TOLERANCE)
+        low, high = bracket(tried)
+        if best is not None and high <= wanted:
+            continue
+        rate = wanted if best is not None and low < wanted else next_rate(tried, start)
+        if low > best_rate:
+            best_rate, best = low, one
+        if rate is not None:
+            known = Goodput(best_rate if mine else None, best, False, None, len(mine))
+            return known, Trial(question, one, rate, first)
+        if best is None:
+            # Nothing is kept with these settings; the next ones start afresh.
+            continue
+    if best is None:
+        return Goodput(0.0, None, True, 0.0, len(mine)), None
+    rate = best_rate
+    floor = best_rate / STEP**MOST_STEPS
+    while rate > floor:
+        verdicts = {seed: _keeps(mine, question, best, seed, rate) for seed in SEEDS}
+        if False in verdicts.values():
+            rate /= 1 + TOLERANCE
+            continue
+        for seed in (first, *others):
+            if verdicts[seed] is None:
+                return Goodput(best_rate, best, True, None, len(mine)), Trial(question, best, rate, seed)
+        return Goodput(best_rate, best, True, rate, len(mine)), None
+    return Goodput(best_rate, best, True, 0.0, len(mine)), None
+
+
+MODELS = ("8B", "34B")
+GAPS_MS = {"8B": (25.0, 50.0), "34B": (60.0,)}
+FIRST = ("chunked", "overlay", "disjoint", "policy")
+THEN = ("priority", "layers", "streams", "prefill-first")
+LOADS_BY_WORTH = ("documents", "retrieval", "chat")
+
+
+def questions(models: Sequence[str] = MODELS) -> list[list[Question]]:
+    """All questions in groups, the ones of most worth first."""
+    return [
+        [Question(model, load, gap, contender) for gap in GAPS_MS[model] for contender in contenders]
+        for model in models
+        for load in LOADS_BY_WORTH
+        for contenders in (FIRST, THEN)
+    ]

@@ -1,0 +1,57 @@
+"""Shapes of decoders: what a model computes and reads, without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BYTES = 2  # of a weight or a cached value in bfloat16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder with grouped-query attention and a gated MLP."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocabulary: int
+    head_size: int = 128
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a head of keys and values."""
+        return self.heads // self.kv_heads
+
+    @property
+    def qkv(self) -> int:
+        """Columns of the joint projection of queries, keys and values."""
+        return (self.heads + 2 * self.kv_heads) * self.head_size
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer, norms left out."""
+        return self.hidden * (self.qkv + self.heads * self.head_size + 3 * self.mlp)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all layers and of the output projection, which a decode step reads once."""
+        return BYTES * (self.layers * self.layer_weights + self.vocabulary * self.hidden)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cached keys and values of one token in all layers."""
+        return 2 * BYTES * self.layers * self.kv_heads * self.head_size
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("8B", layers=32, hidden=4096, heads=32, kv_heads=8, mlp=14336, vocabulary=128256),
+        Shape("34B", layers=48, hidden=8192, heads=64, kv_heads=8, mlp=22016, vocabulary=64000),
+        Shape("small", layers=4, hidden=1024, heads=8, kv_heads=2, mlp=2816, vocabulary=8192),
+        Shape("tiny", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocabulary=128, head_size=16),
+    )
+}

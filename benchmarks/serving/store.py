@@ -1,0 +1,80 @@
+"""The file of results: what was measured when, and written after each trial, so that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from serving.search import Outcome, Question, Trial
+
+KIND = "serving"
+
+
+class Store:
+    """The results of one card, as JSON that a later run continues.
+
+    head: card, driver and versions of this run. Costs, trials and soaks name the run they are of by its number.
+    """
+
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+        self.path = path
+        if path.exists():
+            self.content: dict[str, Any] = json.loads(path.read_text())
+            if self.content["card"] != head["card"] or self.content["cuda"] != head["cuda"]:
+                raise ValueError(
+                    f"{path} is of {self.content['card']}, CUDA {self.content['cuda']}: use another folder"
+                )
+        else:
+            self.content = {**head, "runs": [], "costs": {}, "predictions": {}, "trials": [], "soaks": []}
+        self._run = dict(head)
+
+    @property
+    def run(self) -> int:
+        """The number of this run, which is entered at its first result."""
+        if self._run not in self.content["runs"]:
+            self.content["runs"].append(self._run)
+        return int(self.content["runs"].index(self._run))
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self.content, indent=1) + "\n")
+        os.replace(part, self.path)
+
+    def add(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Append a row to "trials" or "soaks", and save."""
+        self.content[kind].append({**row, "run": self.run})
+        self.save()
+
+    def put(self, kind: str, name: str, value: Any) -> None:
+        """Set an entry of "costs" or "predictions", and save."""
+        self.content[kind][name] = {**value, "run": self.run}
+        self.save()
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return outcomes_of(self.content)
+
+
+def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:
+    """The trials of a file of results, for the search.
+
+    One that failed while graphs were captured on the way is left out.
+    """
+    return [
+        Outcome(
+            Trial(
+                Question(row["model"], row["load"], row["gap_ms"], row["contender"]),
+                row["settings"],
+                row["rate"],
+                row["seed"],
+            ),
+            row["kept"],
+        )
+        for row in content["trials"]
+        if row["kept"] or not row["late_captures"]
+    ]

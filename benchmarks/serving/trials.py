@@ -1,0 +1,201 @@
+"""One trial: a contender serves a load at a rate, and what is kept of it; and what the cost model predicts."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import ceil
+from statistics import median
+from typing import Any
+
+from serving.contenders import ENTRANTS
+from serving.costs import Costs
+from serving.loads import LOADS, Load
+from serving.loop import Limits, Record, Serving
+from serving.search import Question, Trial, bracket, next_rate, written
+from serving.virtual import VirtualExecutor
+from serving.work import Done, Segment, Step
+
+# A prediction looks at rates that differ by this factor, no finer.
+COARSE = 0.15
+TIMELINE_S = 1.0
+
+
+def limits_of(question: Question) -> Limits:
+    return Limits(question.gap_ms / 1e3, LOADS[question.load].first_token_s)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """A percentile by nearest rank, of sorted values."""
+    return ordered[max(0, ceil(share * len(ordered) - 1e-9) - 1)]
+
+
+def spread(values: Iterable[float], unit: float, digits: int = 3) -> dict[str, float] | None:
+    """Values in a unit: percentiles, the largest one and how many there are; None without any."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    found = {"p50": quantile(ordered, 0.5), "p99": quantile(ordered, 0.99), "max": ordered[-1]}
+    return {**{name: round(value / unit, digits) for name, value in found.items()}, "count": len(ordered)}
+
+
+def serve(trial: Trial, costs: Costs, executor: Any) -> tuple[Record, Serving]:
+    """Run a trial on an executor, until it is complete or cannot keep its limits any more."""
+    load, limits = LOADS[trial.question.load], limits_of(trial.question)
+    contender = ENTRANTS[trial.question.contender].make(json.loads(trial.settings), costs, limits)
+    serving = Serving(contender, executor, load.draw(trial.rate, trial.seed), load.sequences, seed=trial.seed)
+    record = serving.run(limits)
+    serving.drain()
+    return record, serving
+
+
+def rehearse(trial: Trial, costs: Costs) -> Record:
+    """The same trial on the virtual clock."""
+    return serve(trial, costs, VirtualExecutor(costs))[0]
+
+
+def row_of(trial: Trial, record: Record) -> dict[str, Any]:
+    """What is kept of a trial."""
+    question, limits = trial.question, limits_of(trial.question)
+    return {
+        "model": question.model,
+        "load": question.load,
+        "gap_ms": question.gap_ms,
+        "first_token_limit_s": limits.first_token_s,
+        "contender": question.contender,
+        "settings": trial.settings,
+        "rate": trial.rate,
+        "seed": trial.seed,
+        "requests": LOADS[question.load].requests,
+        "kept": record.keeps(limits),
+        "complete": record.complete,
+        "seconds": round(record.seconds, 3),
+        "gaps_ms": spread(record.gaps, 1e-3),
+        "gaps_kept": share_within(record.gaps, limits.gap_s),
+        "first_tokens_s": spread(record.first_tokens, 1.0),
+        "first_tokens_kept": share_within(record.first_tokens, limits.first_token_s),
+        "output_tokens_per_s": round(record.tokens / record.seconds, 1) if record.seconds else 0.0,
+        "slowdown_of_decode": slowdown_of_decode(record.steps),
+        "turnaround_us": turnaround(record.steps),
+        "placements": record.placements,
+        "timeline": timeline(record.steps) if record.keeps(limits) else [],
+    }
+
+
+def share_within(values: Sequence[float], limit: float) -> float | None:
+    return round(sum(value <= limit for value in values) / len(values), 5) if values else None
+
+
+def _overlaps(steps: Sequence[Done]) -> list[tuple[Done, bool]]:
+    """The steps of the decode lane, and whether most of each ran next to a step of the prefill lane."""
+    prefills = sorted((one.begin, one.end) for one in steps if one.lane == "prefill")
+    found, first = [], 0
+    for one in sorted((one for one in steps if one.lane == "decode"), key=lambda one: one.begin):
+        while first < len(prefills) and prefills[first][1] <= one.begin:
+            first += 1
+        beside, at = 0.0, first
+        while at < len(prefills) and prefills[at][0] < one.end:
+            beside += min(one.end, prefills[at][1]) - max(one.begin, prefills[at][0])
+            at += 1
+        found.append((one, beside > (one.end - one.begin) / 2))
+    return found
+
+
+def slowdown_of_decode(steps: Sequence[Done]) -> float | None:
+    """How many times as long a decode step takes next to a prefill, at the same place, batch and context (in 8k)."""
+    times: dict[Any, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for one, beside in _overlaps(steps):
+        if one.step.segments:
+            continue
+        key = (one.placement.decode_sms, len(one.step.rows), one.step.context // 8192)
+        times[key][beside].append(one.end - one.begin)
+    ratios = [median(beside) / median(alone) for alone, beside in times.values() if alone and beside]
+    return round(median(ratios), 3) if ratios else None
+
+
+def turnaround(steps: Sequence[Done]) -> dict[str, float] | None:
+    """Microseconds between the end of a step, as the host saw it, and the begin of the next one, if that came soon."""
+    lanes: dict[str, list[Done]] = defaultdict(list)
+    for one in steps:
+        lanes["one" if one.placement.kind == "one" else one.lane].append(one)
+    waits = []
+    for mine in lanes.values():
+        ordered = sorted(mine, key=lambda one: one.begin)
+        waits += [after.begin - before.end for before, after in pairwise(ordered)]
+    return spread((wait for wait in waits if wait < 5e-3), 1e-6, 1)
+
+
+def timeline(steps: Sequence[Done]) -> list[list[Any]]:
+    """The second in which the two lanes overlap most, or prompts run most: lane, begin, end, decodes, tokens, SMs."""
+    prefills = [one for one in steps if one.step.segments]
+    if not prefills:
+        return []
+    starts = [one.begin for one in prefills[:: max(1, len(prefills) // 50)]]
+
+    def inside(begin: float) -> list[Done]:
+        return [one for one in steps if one.begin >= begin and one.end <= begin + TIMELINE_S]
+
+    begin = max(starts, key=lambda at: sum(len(one.step.rows) for one in inside(at)))
+    return [
+        [
+            one.lane,
+            round(one.begin - begin, 6),
+            round(one.end - begin, 6),
+            len(one.step.rows),
+            one.step.prompt_tokens,
+            one.placement.kind,
+            one.placement.decode_sms,
+            one.placement.prefill_sms,
+        ]
+        for one in inside(begin)
+    ]
+
+
+def predict(question: Question, costs: Costs) -> dict[str, Any]:
+    """The settings of a contender in the order of the goodput that the cost model gives them, and where to start."""
+    entrant = ENTRANTS[question.contender]
+    start = 1.0 / seconds_of_a_prompt(LOADS[question.load], costs)
+    rates = {
+        written(settings): _predicted(question, written(settings), costs, start)
+        for settings in entrant.settings(costs, limits_of(question))
+    }
+    order = sorted(rates, key=lambda one: -rates[one])
+    return {"start": rates[order[0]] or start, "settings": order, "rates": rates}
+
+
+def seconds_of_a_prompt(load: Load, costs: Costs) -> float:
+    """Seconds that the prompt of a request takes on the whole device, on average."""
+    requests = load.draw(1.0, 1)
+    steps = [Step(segments=(Segment(0, 0, request.prompt),)) for request in requests]
+    return sum(map(costs.seconds, steps)) / len(steps)
+
+
+def _predicted(question: Question, settings: str, costs: Costs, start: float) -> float:
+    tried: list[tuple[float, bool]] = []
+    while (rate := next_rate(tried, start)) is not None:
+        low, high = bracket(tried)
+        if low and high <= low * (1 + COARSE):
+            break
+        trial = Trial(question, settings, rate, 1)
+        tried.append((rate, rehearse(trial, costs).keeps(limits_of(question))))
+    return bracket(tried)[0]
+
+
+def seconds_needed(trial: Trial, costs: Costs) -> float:
+    """How long a trial will take, as the cost model has it."""
+    return rehearse(trial, costs).seconds
+
+
+def settings_and_start(question: Question, predictions: Mapping[str, Any], costs: Costs) -> tuple[list[str], float]:
+    """The settings to race and the rate to start with: as predicted before, else in the order of the contender."""
+    known = predictions.get(name_of(question))
+    if known is not None:
+        return list(known["settings"]), float(known["start"])
+    settings = ENTRANTS[question.contender].settings(costs, limits_of(question))
+    return [written(one) for one in settings], 0.5 / seconds_of_a_prompt(LOADS[question.load], costs)
+
+
+def name_of(question: Question) -> str:
+    return f"{question.model} {question.load} {question.gap_ms:g} ms {question.contender}"

@@ -1,0 +1,233 @@
+"""Every contender serves the same requests on a virtual clock, and does what its name says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from serving.contenders import CHUNKS, ENTRANTS, ByPolicy, Chunked, Concurrent, LayerInterleaved, SmallestThatHolds
+from serving.costs import Costs, Rates, made_up
+from serving.loads import LOADS, Load
+from serving.loop import Contender, Limits, Record, Serving
+from serving.shapes import SHAPES
+from serving.virtual import VirtualExecutor
+from serving.work import ONE, Done, Placement, Segment, Step
+
+COSTS = made_up(SHAPES["8B"])
+LIMITS = Limits(0.025, 10.0)
+
+
+def few(name: str, requests: int = 12) -> Load:
+    return replace(LOADS[name], requests=requests)
+
+
+def served(contender: Contender, load: Load, rate: float, seed: int = 1, slots: int | None = None) -> Record:
+    return Serving(contender, VirtualExecutor(COSTS), load.draw(rate, seed), slots or load.sequences).run()
+
+
+def made(name: str, which: int = 0, limits: Limits = LIMITS) -> Contender:
+    entrant = ENTRANTS[name]
+    return entrant.make(entrant.settings(COSTS, limits)[which], COSTS, limits)
+
+
+@pytest.mark.parametrize("name", ENTRANTS)
+@pytest.mark.parametrize("load", LOADS)
+def test_every_contender_answers_every_request_in_full(name: str, load: str) -> None:
+    some = few(load, 8)
+    requests = some.draw(2.0, 3)
+    record = served(made(name), some, 2.0, 3)
+    assert record.complete
+    assert len(record.first_tokens) == len(requests)
+    assert len(record.gaps) == sum(request.answer - 1 for request in requests)
+    assert record.tokens == sum(request.answer for request in requests)
+    # Each prompt passes through the model once, in order, and as many tokens as it has.
+    assert prompt_tokens(record.steps) == sum(request.prompt for request in requests)
+
+
+def prompt_tokens(steps: list[Done]) -> int:
+    return sum(one.step.prompt_tokens for one in steps if not one.step.partial)
+
+
+@pytest.mark.parametrize("name", ENTRANTS)
+def test_no_step_uses_a_sequence_that_another_step_is_changing(name: str) -> None:
+    record = served(made(name), few("retrieval"), 3.0)
+    busy = [
+        (one.begin, one.end, {row.slot for row in one.step.rows} | {s.slot for s in one.step.segments})
+        for one in record.steps
+    ]
+    busy.sort(key=lambda one: one[0])
+    for i, (_, end, slots) in enumerate(busy):
+        for begin, _, others in busy[i + 1 : i + 4]:
+            assert begin >= end - 1e-9 or not slots & others
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_loads_end_with_every_contender_and_few_slots(seed: int) -> None:
+    random = Random(seed)
+    load = few(random.choice(list(LOADS)), 6)
+    for name, entrant in ENTRANTS.items():
+        which = random.randrange(len(entrant.settings(COSTS, LIMITS)))
+        assert served(made(name, which), load, random.uniform(0.2, 20), seed, slots=random.randrange(1, 4)).complete
+
+
+def test_prefill_first_makes_answers_wait_for_prompts() -> None:
+    load = few("documents")
+    longest = max(served(made("prefill-first"), load, 0.5).gaps)
+    assert longest > 0.5  # a whole prompt
+    assert max(served(made("chunked"), load, 0.5).gaps) < 0.03
+
+
+def test_the_chunk_is_the_largest_that_the_cost_model_allows() -> None:
+    record = served(Chunked(COSTS, target_s=0.02), few("documents"), 0.5)
+    mixed = [one.step for one in record.steps if one.step.rows and one.step.segments]
+    assert mixed
+    for step in mixed:
+        if step.segments[0].last:
+            continue
+        assert COSTS.seconds(step) <= 0.02 or step.prompt_tokens == CHUNKS[0]
+        larger = next((chunk for chunk in CHUNKS if chunk > step.prompt_tokens), None)
+        if larger is not None and len(step.segments) == 1:
+            segment = step.segments[0]
+            grown = replace(segment, count=larger)
+            assert COSTS.seconds(replace(step, segments=(grown,))) > 0.02
+
+
+def test_a_fixed_chunk_stays() -> None:
+    record = served(Chunked(COSTS, chunk=192), few("documents"), 0.5)
+    assert {one.step.prompt_tokens for one in record.steps if one.step.segments and not ends(one.step)} == {192}
+
+
+def ends(step: Step) -> bool:
+    return any(segment.last for segment in step.segments)
+
+
+def test_layers_of_a_prompt_pass_in_order_between_decode_steps() -> None:
+    record = served(LayerInterleaved(COSTS, 0.02, 4096), few("documents"), 0.5)
+    steps = [one.step for one in record.steps]
+    at, tokens = 0, None
+    for i, step in enumerate(steps):
+        if not step.segments:
+            continue
+        if step.layers is None:
+            assert at == 0
+            continue
+        begin, end = step.layers
+        assert begin == at
+        assert tokens in (None, step.segments)  # the same tokens until they have passed through all layers
+        at, tokens = (end, step.segments) if step.partial else (0, None)
+        assert step.partial == (end < COSTS.layers)
+        if i + 1 < len(steps) and step.partial:
+            follower = steps[i + 1]
+            assert follower.rows or follower.layers is not None
+    assert max(record.gaps) < 0.0201
+
+
+def test_a_pass_is_split_by_tokens_where_one_layer_takes_too_long() -> None:
+    narrow = LayerInterleaved(COSTS, 0.0085, 4096)  # a decode step takes most of it
+    record = served(narrow, few("documents"), 0.3)
+    beside = [one.step.prompt_tokens for one in record.steps if one.step.partial]
+    assert min(beside) < 4096
+
+
+@pytest.mark.parametrize("kind", ["streams", "priority", "overlay", "disjoint"])
+def test_the_lanes_of_two_streams_run_at_once(kind: str) -> None:
+    record = served(made(kind), few("documents"), 0.5)
+    assert {one.placement.kind for one in record.steps} == {kind}
+    prefills = [one for one in record.steps if one.lane == "prefill"]
+    decodes = [one for one in record.steps if one.lane == "decode"]
+    assert any(a.begin < b.end and b.begin < a.end for a in prefills for b in decodes)
+
+
+def test_the_policy_gives_decode_the_device_while_no_prompt_waits_and_more_sms_to_more_context() -> None:
+    policy = SmallestThatHolds(COSTS, 0.025, (16, 32, 64), 2048, margin=0.95, keep=0.1)
+    small, large = policy(1, 30_000, True), policy(8, 240_000, True)
+    assert isinstance(small, Concurrent)
+    assert isinstance(large, Concurrent)
+    assert small.placement.decode_sms is not None
+    assert large.placement.decode_sms is not None
+    assert small.placement.decode_sms < large.placement.decode_sms
+    assert policy(8, 240_000, False).placement == Placement("priority")  # type: ignore[attr-defined]
+    assert policy(12, 10**7, True).placement == Placement("priority")  # type: ignore[attr-defined]
+
+
+def test_the_policy_does_not_alternate_between_two_sizes_at_the_bound() -> None:
+    policy = SmallestThatHolds(COSTS, 0.025, (16, 24, 32, 40, 48, 64), 2048, margin=0.95, keep=0.1)
+    contexts = [90_000 + step for step in range(0, 120_000, 1000)]
+    sizes = [policy(4, context, True).placement.decode_sms for context in contexts]  # type: ignore[attr-defined]
+    bound = next(context for context, one, other in zip(contexts, sizes, sizes[1:], strict=False) if other > one)
+    policy(4, bound + 3000, True)
+    flutter = [policy(4, bound + offset, True).placement.decode_sms for offset in (-500, 1500) * 10]  # type: ignore[attr-defined]
+    assert len(set(flutter)) == 1
+
+
+def test_placements_change_only_while_no_prefill_runs() -> None:
+    executor = VirtualExecutor(COSTS)
+    changes: list[bool] = []
+    launch = executor.launch
+
+    def watched(lane: Any, step: Step, placement: Placement) -> None:
+        if executor.placements and executor.placements[-1] != placement:
+            changes.append("prefill" in executor._running)
+        launch(lane, step, placement)
+
+    executor.launch = watched  # type: ignore[method-assign]
+    load = few("documents")
+    policy = ByPolicy(SmallestThatHolds(COSTS, 0.025, (16, 24, 32, 48, 64), 2048, margin=0.95, keep=0.1))
+    assert Serving(policy, executor, load.draw(0.6, 1), load.sequences).run().complete
+    assert changes
+    assert not any(changes)
+
+
+def test_a_policy_can_choose_not_to_partition() -> None:
+    chunked = Chunked(COSTS, target_s=0.02)
+    record = served(ByPolicy(lambda batch, context, waiting: chunked), few("chat"), 20.0)
+    assert {one.placement for one in record.steps} == {ONE}
+
+
+def test_a_load_is_the_same_for_all_and_a_rate_only_stretches_it() -> None:
+    for load in LOADS.values():
+        slow, fast = load.draw(1.0, 5), load.draw(4.0, 5)
+        assert [(one.prompt, one.answer) for one in slow] == [(one.prompt, one.answer) for one in fast]
+        assert all(one.arrival == pytest.approx(4 * other.arrival) for one, other in zip(slow, fast, strict=True))
+        assert load.draw(1.0, 6) != slow
+        assert all(one.prompt + one.answer <= load.longest for one in slow)
+
+
+def test_chat_has_about_200_tokens_in_and_out() -> None:
+    requests = LOADS["chat"].draw(1.0, 1)
+    for values in ([one.prompt for one in requests], [one.answer for one in requests]):
+        assert 150 < sum(values) / len(values) < 260
+
+
+def test_a_trial_that_cannot_keep_its_limits_is_cut_short() -> None:
+    load = few("documents", 30)
+    limits = Limits(0.025, 2.0)
+    serving = Serving(made("chunked"), VirtualExecutor(COSTS), load.draw(3.0, 1), load.sequences)
+    record = serving.run(limits)
+    serving.drain()
+    assert not record.complete
+    assert not record.keeps(limits)
+    assert len(record.first_tokens) < 30
+
+
+def test_limits_are_kept_by_a_share_of_gaps_and_of_first_tokens() -> None:
+    gaps, first = [0.01] * 99 + [0.2], [0.5] * 100
+    assert Record(gaps=gaps, first_tokens=first, complete=True).keeps(LIMITS)
+    assert not Record(gaps=[*gaps, 0.2], first_tokens=first, complete=True).keeps(LIMITS)
+    assert not Record(gaps=gaps, first_tokens=[*first, 11.0, 11.0], complete=True).keeps(LIMITS)
+    assert not Record(gaps=gaps, first_tokens=first).keeps(LIMITS)
+
+
+def test_costs_are_what_was_measured_and_go_between_it() -> None:
+    rates = {132: Rates(((1, 0.004), (101, 0.006)), 1e-7, 1e-12), 66: Rates(((1, 0.008), (101, 0.012)), 2e-7, 2e-12)}
+    costs = Costs("card", "model", 4, 132, rates)
+    step = Step(segments=(Segment(0, 1000, 51),))
+    pairs = 51 * 1000 + 51 * 52 // 2
+    assert costs.seconds(step) == pytest.approx(0.005 + pairs * 1e-12)
+    assert costs.seconds(step, 66) == pytest.approx(2 * costs.seconds(step))
+    assert costs.seconds(step) < costs.seconds(step, 99) < costs.seconds(step, 66)
+    assert costs.seconds(replace(step, layers=(1, 2))) == pytest.approx(costs.seconds(step) / 4)
+    assert costs.decode_seconds(1, 10**6, 132) == pytest.approx(0.004 + 0.1)
+    assert Costs.from_json(costs.to_json()) == costs

@@ -1,0 +1,226 @@
+"""The model answers the same tokens however its steps are cut, and whichever contender cuts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import nullcontext
+from random import Random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from serving import reference  # noqa: E402
+from serving.card import Card  # noqa: E402
+from serving.contenders import ENTRANTS  # noqa: E402
+from serving.costs import made_up  # noqa: E402
+from serving.loads import Request  # noqa: E402
+from serving.loop import Limits, Served, Serving  # noqa: E402
+from serving.model import SEGMENTS, Model, Workspace, splits_for  # noqa: E402
+from serving.shapes import SHAPES  # noqa: E402
+from serving.work import Placement, Row, Segment, Step  # noqa: E402
+
+from cuda_gctx import Device  # noqa: E402
+
+TINY = SHAPES["tiny"]
+PROMPTS = {0: 70, 1: 37, 2: 5}
+ANSWER = 6
+
+
+def model(slots: int = 4, length: int = 200) -> Model:
+    return Model(TINY, reference, slots=slots, length=length, device="cpu", dtype=torch.float32, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """More threads than cores make small operations slow."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def prompts() -> dict[int, Any]:
+    random = Random(3)
+    return {
+        slot: torch.tensor([random.randrange(TINY.vocabulary) for _ in range(length)], dtype=torch.int32)
+        for slot, length in PROMPTS.items()
+    }
+
+
+def run(one: Model, space: Workspace, sizes: tuple[int, int, int], step: Step, *layers: tuple[int, int]) -> None:
+    frame = one.frame(*sizes)
+    space.load(frame, step)
+    for some in layers or (None,):
+        one.run(frame, space, layers=some, sms=8)
+
+
+def answers(one: Model) -> dict[int, list[int]]:
+    return {slot: one.history[slot, length : length + ANSWER].tolist() for slot, length in PROMPTS.items()}
+
+
+def one_after_the_other(prompts: dict[int, Any]) -> dict[int, list[int]]:
+    one = model()
+    space = Workspace(one, 128, 4)
+    for slot, prompt in prompts.items():
+        one.write(slot, prompt)
+        run(one, space, (0, 96, 1), Step(segments=(Segment(slot, 0, len(prompt), True),)))
+        for k in range(ANSWER - 1):
+            run(one, space, (1, 0, 0), Step(rows=(Row(slot, len(prompt) + k),)))
+    return answers(one)
+
+
+def test_chunks_packed_prompts_and_decodes_in_one_step_change_no_token(prompts: dict[int, Any]) -> None:
+    one = model()
+    space = Workspace(one, 128, 4)
+    for slot, prompt in prompts.items():
+        one.write(slot, prompt)
+    run(one, space, (0, 64, 2), Step(segments=(Segment(1, 0, 37, True), Segment(2, 0, 5, True))))
+    for k, (begin, end) in enumerate(((0, 30), (30, 31), (31, 70))):
+        rows = tuple(Row(slot, PROMPTS[slot] + k) for slot in (2, 1))
+        run(one, space, (4, 64, 1), Step(rows, (Segment(0, begin, end - begin, end == 70),)))
+    for k in range(ANSWER - 1):
+        rows = (Row(0, 70 + k), *(Row(slot, PROMPTS[slot] + 3 + k) for slot in (1, 2) if k < 2))
+        run(one, space, (4, 0, 0), Step(rows), (0, 1), (1, 2))
+    assert answers(one) == one_after_the_other(prompts)
+
+
+def test_distinct_layers_can_be_fewer() -> None:
+    one = Model(TINY, reference, slots=1, length=100, device="cpu", dtype=torch.float32, distinct_layers=1)
+    assert len(one.layers) == 1
+    assert len(one.caches) == TINY.layers
+
+
+def test_a_step_that_does_not_fit_its_frame_is_refused() -> None:
+    frame = model().frame(2, 64, 1)
+    table = torch.zeros(frame.integers, dtype=torch.int32).numpy()
+    rows = tuple(Row(slot, 0) for slot in range(3))
+    for step in (
+        Step(rows=rows),
+        Step(segments=(Segment(0, 0, 65),)),
+        Step(segments=tuple(Segment(slot, 0, 1) for slot in range(SEGMENTS + 1))),
+        Step(segments=(Segment(0, 0, 1, True), Segment(1, 0, 1, True))),
+    ):
+        with pytest.raises(ValueError, match="has no room for"):
+            frame.fill(step, table)
+
+
+def test_splits_are_powers_of_two_and_fill_the_sms() -> None:
+    assert splits_for(256, 132, waves=8) == 4
+    assert splits_for(8, 132, waves=8) == 16
+    assert splits_for(1000, 132, waves=1) == 1
+    assert {splits_for(blocks, sms, 4) for blocks in range(1, 600, 7) for sms in (16, 132)} <= {1, 2, 4, 8, 16}
+
+
+class CalledAgain:
+    """Stands in for a GraphSet where nothing can be captured: a replay calls the function again."""
+
+    memory_bytes = 0
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, Callable[[Any], Any]] = {}
+
+    def capture(self, place: Any, key: Hashable, function: Callable[[Any], Any]) -> None:
+        self.known[place, key] = function
+
+    def replay(self, place: Any, key: Hashable) -> None:
+        self.known[place, key](place)
+
+    def __contains__(self, item: Hashable) -> bool:
+        return item in self.known
+
+    def drop(self) -> None:
+        self.known.clear()
+
+
+class CardWithoutGPU(Card):
+    """The executor with streams and partitions of the software driver, and torch on the CPU."""
+
+    def on(self, place: Any) -> Any:
+        return nullcontext()
+
+    def aside(self) -> Any:
+        return None
+
+
+@pytest.fixture
+def card(dev: Device) -> Iterator[Card]:
+    if not dev.name.endswith("(simulated)"):
+        pytest.skip("the software driver's: on a GPU, benchmarks/serve.py soak checks tokens")
+    with CardWithoutGPU(dev, model(slots=3), decodes=(1, 3), most_tokens=128, graphs=CalledAgain()) as made:  # type: ignore[arg-type]
+        yield made
+
+
+REQUESTS = [Request(number, 0.0, prompt, 4) for number, prompt in enumerate((70, 5, 130, 64))]
+LIMITS = Limits(0.025, 10.0)
+
+
+def tokens_of(card: Card, name: str) -> dict[int, list[int]]:
+    """What a contender has a card answer, by request."""
+    costs = made_up(TINY)
+    entrant = ENTRANTS[name]
+    settings = entrant.settings(costs, LIMITS)[0]
+    found: dict[int, list[int]] = {}
+    serving = Serving(entrant.make({**settings, **SMALL[name]}, costs, LIMITS), card, REQUESTS, 3, seed=5)
+
+    def note(served: Served) -> None:
+        tokens = card.model.history[served.slot, served.request.prompt :]
+        found[served.request.number] = tokens[: served.request.answer].tolist()
+
+    serving.on_end = note
+    assert serving.run().complete
+    return found
+
+
+# Chunks for which the card of the test has room.
+SMALL: dict[str, dict[str, Any]] = {
+    name: {"chunk": 128} for name in ("prefill-first", "layers", "streams", "priority", "overlay", "disjoint", "policy")
+} | {"chunked": {"chunk": 64}}
+
+
+def test_all_contenders_get_the_same_tokens_from_the_card(card: Card) -> None:
+    found = {name: tokens_of(card, name) for name in ENTRANTS}
+    expected = found["prefill-first"]
+    assert sorted(expected) == [0, 1, 2, 3]
+    assert all(len(tokens) == 4 for tokens in expected.values())
+    for name, tokens in found.items():
+        assert tokens == expected, name
+    assert len(card.pool) > 0
+
+
+def test_graphs_that_were_prepared_are_not_captured_in_a_trial(card: Card) -> None:
+    tokens_of(card, "disjoint")
+    assert card.late_captures > 0
+    card.late_captures = 0
+    tokens_of(card, "disjoint")
+    assert card.late_captures == 0
+
+
+def test_a_lane_runs_one_step_at_a_time(card: Card) -> None:
+    step = Step(rows=(Row(0, 3),))
+    card.launch("decode", step, Placement("priority"))
+    with pytest.raises(RuntimeError, match="the decode lane is busy"):
+        card.launch("decode", step, Placement("priority"))
+    while not (done := card.finished()):
+        pass
+    assert [one.lane for one in done] == ["decode"]
+    assert not card.busy
+
+
+def test_every_placement_has_its_sms(card: Card) -> None:
+    whole = card.device.sm_count
+    for placement, decode, prefill in (
+        (Placement("one"), whole, whole),
+        (Placement("streams"), whole, whole),
+        (Placement("priority"), whole, whole),
+        (Placement("overlay", None, whole - 32), whole, whole - 32),
+        (Placement("disjoint", 32, whole - 32), 32, whole - 32),
+    ):
+        assert card.sms(card.place("decode", placement)) == decode
+        assert card.sms(card.place("prefill", placement)) == prefill
+    overlay, disjoint = Placement("overlay", None, whole - 32), Placement("disjoint", 32, whole - 32)
+    assert card.place("prefill", overlay) is card.place("prefill", disjoint)
+    urgent = card.place("decode", Placement("priority"))
+    assert urgent.priority == card.device.priority_range[1]  # type: ignore[union-attr]

@@ -1,0 +1,153 @@
+"""The command of the study on the software driver's card, and the page that is written from its results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import serve
+from serving import report, trials
+from serving.costs import made_up
+from serving.search import Question, Trial, written
+from serving.shapes import SHAPES
+from serving.store import Store
+
+COSTS = made_up(SHAPES["8B"])
+HEAD = {
+    "card": "made-up card",
+    "cuda": "13.0",
+    "driver": None,
+    "sm_count": 132,
+    "simulated": True,
+    "date": "2026-11-22",
+}
+BENCH = {
+    "late_captures": 0,
+    "switch_us": None,
+    "power_w": 512.3,
+    "sm_clock_mhz": 1980,
+    "graphs": 7,
+    "graph_bytes": 1 << 20,
+}
+MEMORY = {"layouts": 2, "free_bytes": 1 << 30, "contexts": 3, "context_bytes": 12 << 20, "distinct_layers": 32}
+
+
+@pytest.fixture(autouse=True)
+def short_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from serving.loads import LOADS
+
+    for name, load in list(LOADS.items()):
+        monkeypatch.setitem(LOADS, name, replace(load, requests=6))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "made-up-card-driver-13.0-serving.json", HEAD)
+    made.put(
+        "costs", "8B", {"costs": json.loads(COSTS.to_json()), "times": [{"sms": 132, "what": "a step", "ms": 5.0}]}
+    )
+    return made
+
+
+def question(contender: str = "chunked", gap_ms: float = 50.0) -> Question:
+    return Question("8B", "documents", gap_ms, contender)
+
+
+def trial(contender: str = "chunked", rate: float = 0.2, seed: int = 1) -> Trial:
+    entrant = report.ENTRANTS[contender]
+    limits = trials.limits_of(question(contender))
+    return Trial(question(contender), written(entrant.settings(COSTS, limits)[0]), rate, seed)
+
+
+def add(store: Store, one: Trial) -> dict[str, Any]:
+    record = trials.rehearse(one, COSTS)
+    row = {**trials.row_of(one, record), **BENCH, **MEMORY}
+    store.add("trials", row)
+    return row
+
+
+def test_a_row_says_what_a_trial_showed(store: Store) -> None:
+    row = add(store, trial("disjoint"))
+    assert row["kept"]
+    assert row["complete"]
+    assert 0 < row["gaps_ms"]["p50"] <= row["gaps_ms"]["p99"] <= row["gaps_ms"]["max"]
+    assert row["slowdown_of_decode"] == pytest.approx(COSTS.slowdowns["disjoint"][0], rel=0.05)
+    assert row["timeline"]
+    assert all(0 <= begin <= end <= 1 for _, begin, end, *_ in row["timeline"])
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_what_was_not_run_is_printed_as_such(store: Store) -> None:
+    text = report.goodput_table(store.content)
+    assert text.count(report.NOT_RUN) == 8 * 3 * 2
+    add(store, trial())
+    assert "at least 0.200 (search not ended)" in report.goodput_table(store.content)
+
+
+def test_a_rate_is_shown_with_the_seeds_that_have_kept_it(store: Store) -> None:
+    costs = COSTS
+    while (following := serve.next_of(store, costs, [[question()]])) is not None:
+        row = {**trials.row_of(following, trials.rehearse(following, costs)), **BENCH, **MEMORY}
+        store.content["trials"].append({**row, "run": 0})
+        settled = report.known(store.content, store.outcomes, question())
+        if settled is not None and settled.settled and settled.confirmed is None:
+            assert "(1 seed)" in report.in_words(settled)
+    found = report.known(store.content, store.outcomes, question())
+    assert found is not None
+    assert found.confirmed
+    assert f"{found.confirmed:.3f}" in report.goodput_table(store.content)
+
+
+def test_pictures_are_drawn_with_and_without_results(store: Store) -> None:
+    for contents in ([], [store.content]):
+        for picture in (report.goodput_picture(contents), report.timelines_picture(contents)):
+            ElementTree.fromstring(picture)
+            assert report.NOT_RUN in picture
+    for contender in report.ENTRANTS:
+        add(store, trial(contender, 0.1))
+    picture = report.timelines_picture([store.content])
+    ElementTree.fromstring(picture)
+    assert "tokens of prompts" in picture
+
+
+def test_predictions_put_the_best_settings_first() -> None:
+    found = trials.predict(question("prefill-first"), COSTS)
+    rates = [found["rates"][one] for one in found["settings"]]
+    assert rates == sorted(rates, reverse=True)
+    assert found["start"] == rates[0] > 0
+
+
+def test_the_question_with_the_fewest_trials_is_next(store: Store) -> None:
+    both = [question("chunked"), question("disjoint")]
+    for one in both:
+        settings = trial(one.contender).settings
+        store.put("predictions", trials.name_of(one), {"settings": [settings], "start": 0.2, "rates": {settings: 0.2}})
+    first = serve.next_of(store, COSTS, [both])
+    assert first is not None
+    add(store, first)
+    second = serve.next_of(store, COSTS, [both])
+    assert second is not None
+    assert {first.question, second.question} == set(both)
+
+
+def test_status_shows_what_is_known_and_what_is_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(store, trial())
+    options = ["serve.py", "status", "--out", str(store.path.parent), "--contender", "chunked", "--load", "chat"]
+    monkeypatch.setattr(sys, "argv", [*options, "--gap-ms", "50"])
+    assert serve.main() == 0
+    printed = capsys.readouterr().out
+    assert "search not ended" in printed
+    assert "next: 8B chat 50 ms chunked" in printed
+
+
+def test_a_run_without_costs_says_what_to_do(store: Store) -> None:
+    with pytest.raises(SystemExit, match=r"run 'serve.py costs --model 34B' first"):
+        serve.costs_of(store, "34B")

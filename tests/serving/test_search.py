@@ -1,0 +1,156 @@
+"""The search for goodput asks for trials in order of worth, ends, and goes on from what is recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from serving import search
+from serving.search import (
+    TOLERANCE,
+    Goodput,
+    Outcome,
+    Question,
+    Trial,
+    bracket,
+    goodput,
+    next_rate,
+    next_trial,
+    questions,
+)
+from serving.store import Store, outcomes_of
+
+QUESTION = Question("8B", "documents", 25.0, "chunked")
+HEAD = {"card": "a card", "cuda": "13.0", "simulated": True, "date": "2026-11-22"}
+
+
+def answered(truth: dict[tuple[str, int], float], start: float) -> tuple[Goodput, list[Trial]]:
+    """Runs trials against a truth (the highest rate by settings and seed) until the question is answered."""
+    settings = list(dict.fromkeys(name for name, _ in truth))
+    outcomes: list[Outcome] = []
+    while (trial := next_trial(outcomes, QUESTION, settings, start)) is not None:
+        outcomes.append(Outcome(trial, trial.rate <= truth[trial.settings, trial.seed]))
+        assert len(outcomes) < 100
+    return goodput(outcomes, QUESTION, settings, start), [one.trial for one in outcomes]
+
+
+@pytest.mark.parametrize("start", [0.1, 0.9, 1.0, 1.1, 7.0])
+def test_bisection_finds_the_rate_from_any_start(start: float) -> None:
+    tried: list[tuple[float, bool]] = []
+    while (rate := next_rate(tried, start)) is not None:
+        tried.append((rate, rate <= 1.0))
+    low, high = bracket(tried)
+    assert low <= 1.0 < high
+    assert high / low <= 1 + TOLERANCE
+    assert len(tried) < 20
+
+
+def test_a_search_ends_where_every_rate_is_kept() -> None:
+    found, trials = answered({("a", seed): 1e9 for seed in (1, 2, 3)}, 1.0)
+    assert found.settled
+    assert found.confirmed
+    assert len(trials) <= 10
+
+
+def test_a_rate_that_nothing_keeps_is_given_up() -> None:
+    found, trials = answered({("a", seed): 0.0 for seed in (1, 2, 3)}, 1.0)
+    assert found.rate == 0
+    assert found.settled
+    assert len(trials) <= 8
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_best_settings_win_and_three_seeds_confirm(seed: int) -> None:
+    random = Random(seed)
+    base = {name: random.uniform(0.5, 2.0) for name in "abc"}
+    truth = {
+        (name, n): rate * (1.0 if n == 1 else random.uniform(0.8, 1.2))
+        for name, rate in base.items()
+        for n in (1, 2, 3)
+    }
+    found, trials = answered(truth, 1.0)
+    best = max(base.values())
+    assert found.settled
+    assert best / (1 + TOLERANCE) ** 2 <= found.rate <= best  # type: ignore[operator]
+    worst_seed = min(truth[found.settings, n] for n in (1, 2, 3))  # type: ignore[index]
+    assert found.confirmed is not None
+    assert found.confirmed <= worst_seed
+    assert found.confirmed >= min(worst_seed, found.rate) / (1 + TOLERANCE) ** 2  # type: ignore[type-var]
+    # Losing settings cost one trial, or few.
+    assert all(sum(one.settings == name for one in trials) <= 12 for name in base)
+
+
+def test_settings_that_are_worse_cost_one_trial_each() -> None:
+    truth = {(name, seed): rate for name, rate in (("best", 1.0), ("b", 0.7), ("c", 0.5)) for seed in (1, 2, 3)}
+    _, trials = answered(truth, 1.0)
+    assert [sum(one.settings == name for one in trials) for name in ("b", "c")] == [1, 1]
+
+
+def test_the_search_goes_on_from_any_point(tmp_path: Path) -> None:
+    """Whatever was recorded, the same trials follow as without a break."""
+    truth = {("a", 1): 0.8, ("a", 2): 0.7, ("a", 3): 0.9, ("b", 1): 1.1, ("b", 2): 1.0, ("b", 3): 1.3}
+    found, trials = answered(truth, 0.5)
+    for stop in range(len(trials)):
+        store = Store(tmp_path / f"{stop}.json", HEAD)
+        for trial in trials[:stop]:
+            store.add("trials", row(trial, truth))
+        again = Store(tmp_path / f"{stop}.json", {**HEAD, "date": "2026-11-23"})
+        assert next_trial(again.outcomes, QUESTION, ["a", "b"], 0.5) == trials[stop]
+        again.add("trials", row(trials[stop], truth))
+        assert [one["run"] for one in again.content["trials"]] == [0] * stop + [1 if stop else 0]
+    assert found.confirmed is not None
+
+
+def row(trial: Trial, truth: dict[tuple[str, int], float], late: int = 0) -> dict[str, Any]:
+    return {
+        "model": trial.question.model,
+        "load": trial.question.load,
+        "gap_ms": trial.question.gap_ms,
+        "contender": trial.question.contender,
+        "settings": trial.settings,
+        "rate": trial.rate,
+        "seed": trial.seed,
+        "kept": trial.rate <= truth[trial.settings, trial.seed],
+        "late_captures": late,
+    }
+
+
+def test_a_failure_with_captures_on_the_way_is_tried_again() -> None:
+    trial = Trial(QUESTION, "a", 2.0, 1)
+    truth = {("a", 1): 1.0}
+    assert outcomes_of({"trials": [row(trial, truth, late=1)]}) == []
+    assert len(outcomes_of({"trials": [row(trial, truth), row(Trial(QUESTION, "a", 0.5, 1), truth, late=1)]})) == 2
+
+
+def test_a_file_is_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "results.json", HEAD)
+    store.add("trials", {"n": 1})
+    before = store.path.read_text()
+
+    def fails(*arguments: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("serving.store.os.replace", fails)
+    with pytest.raises(OSError, match="disk"):
+        store.add("trials", {"n": 2})
+    assert store.path.read_text() == before
+    assert json.loads(before)["trials"] == [{"n": 1, "run": 0}]
+
+
+def test_results_of_another_card_are_not_mixed(tmp_path: Path) -> None:
+    Store(tmp_path / "results.json", HEAD).add("trials", {"n": 1})
+    with pytest.raises(ValueError, match="use another folder"):
+        Store(tmp_path / "results.json", {**HEAD, "card": "another card"})
+
+
+def test_long_documents_with_four_contenders_come_first() -> None:
+    first, *others = questions()
+    assert {one.load for one in first} == {"documents"}
+    assert {one.gap_ms for one in first} == {25.0, 50.0}
+    assert {one.contender for one in first} == {"chunked", "overlay", "disjoint", "policy"}
+    everything = [one for group in (first, *others) for one in group]
+    assert len(everything) == len(set(everything)) == 8 * 3 * (2 + 1)
+    assert search.SEEDS[0] == 1
