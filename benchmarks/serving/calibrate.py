@@ -206,7 +206,7 @@ def measure_costs(card: Card, decode_sizes: Sequence[int], chunks: Sequence[int]
         rates[sms] = Rates(tuple(sorted(gemms)), per_cached, per_pair)
     slowdowns: dict[str, tuple[float, float]] = {
         placement.kind: _slowdown(card, placement, far)
-        for placement in _beside(card, decode_sizes)
+        for placement in _placements_to_measure(card, decode_sizes)
         if time.monotonic() < until
     }
     costs = Costs(card.device.name, shape.name, shape.layers, whole, rates, slowdowns)
@@ -221,7 +221,7 @@ def _chunk(count: int, past: int) -> Step:
     return Step(segments=(Segment(0, past, count, False),))
 
 
-def _beside(card: Card, decode_sizes: Sequence[int]) -> list[Placement]:
+def _placements_to_measure(card: Card, decode_sizes: Sequence[int]) -> list[Placement]:
     size = sorted(decode_sizes)[len(decode_sizes) // 2]
     rest = card.pool.get(decode=size, prefill=None).prefill.sm_count
     return [

@@ -95,23 +95,23 @@ def _overlaps(steps: Sequence[Done]) -> list[tuple[Done, bool]]:
     for one in sorted((one for one in steps if one.lane == "decode"), key=lambda one: one.begin):
         while first < len(prefills) and prefills[first][1] <= one.begin:
             first += 1
-        beside, at = 0.0, first
+        next_to, at = 0.0, first
         while at < len(prefills) and prefills[at][0] < one.end:
-            beside += min(one.end, prefills[at][1]) - max(one.begin, prefills[at][0])
+            next_to += min(one.end, prefills[at][1]) - max(one.begin, prefills[at][0])
             at += 1
-        found.append((one, beside > (one.end - one.begin) / 2))
+        found.append((one, next_to > (one.end - one.begin) / 2))
     return found
 
 
 def slowdown_of_decode(steps: Sequence[Done]) -> float | None:
     """How many times as long a decode step takes next to a prefill, at the same place, batch and context (in 8k)."""
     times: dict[Any, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for one, beside in _overlaps(steps):
+    for one, next_to in _overlaps(steps):
         if one.step.segments:
             continue
         key = (one.placement.decode_sms, len(one.step.rows), one.step.context // 8192)
-        times[key][beside].append(one.end - one.begin)
-    ratios = [median(beside) / median(alone) for alone, beside in times.values() if alone and beside]
+        times[key][next_to].append(one.end - one.begin)
+    ratios = [median(next_to) / median(alone) for alone, next_to in times.values() if alone and next_to]
     return round(median(ratios), 3) if ratios else None
 
 

@@ -127,8 +127,8 @@ def test_layers_of_a_prompt_pass_in_order_between_decode_steps() -> None:
 def test_a_pass_is_split_by_tokens_where_one_layer_takes_too_long() -> None:
     narrow = LayerInterleaved(COSTS, 0.0085, 4096)  # a decode step takes most of it
     record = served(narrow, few("documents"), 0.3)
-    beside = [one.step.prompt_tokens for one in record.steps if one.step.partial]
-    assert min(beside) < 4096
+    counts = [one.step.prompt_tokens for one in record.steps if one.step.partial]
+    assert min(counts) < 4096
 
 
 @pytest.mark.parametrize("kind", ["streams", "priority", "overlay", "disjoint"])
