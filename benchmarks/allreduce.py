@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tables
@@ -87,12 +87,13 @@ def plans_of(torch: Any, pool: PartitionPool, everybody: Any, groups: dict[int, 
         yield Plan(f"{sms} + {left} SMs, hint of {left}", *streams, group, left)
 
 
-def measure(rank: int, out: Path, seed: int) -> None:
+def measure(rank: int, store: str, out: Path, seed: int) -> None:
     import torch
     import torch.distributed as dist
 
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
+    device_id = torch.device("cuda", rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=2, device_id=device_id)
     slowest = dist.new_group(backend="gloo")
     device = Device(rank)
     a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -177,24 +178,26 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
     parser.add_argument("--seed", type=int, default=0, help="of the random order; also the number of the result's file")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        measure(arguments.rank, arguments.out, arguments.seed)
+        measure(arguments.rank, arguments.store, arguments.out, arguments.seed)
         return 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | NO_MULTICAST | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    workers = [subprocess.Popen([sys.executable, *sys.argv, "--rank", str(rank)], env=environment) for rank in range(2)]
-    # A rank that is gone, or waits for ever, takes the other one along.
-    end = time.monotonic() + LIMIT_SECONDS
-    while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
-        if any(worker.poll() not in (None, 0) for worker in workers):
-            break
-        time.sleep(0.2)
-    for worker in workers:
-        worker.kill()
-    return max(abs(worker.wait()) for worker in workers)
+    # Ranks meet through a file: a port that was free a moment ago may be taken.
+    with TemporaryDirectory() as meeting:
+        command = [sys.executable, *sys.argv, "--store", f"{meeting}/store"]
+        workers = [
+            subprocess.Popen([*command, "--rank", str(rank)], env=os.environ | NO_MULTICAST) for rank in range(2)
+        ]
+        # A rank that is gone, or waits for ever, takes the other one along.
+        end = time.monotonic() + LIMIT_SECONDS
+        while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
+            if any(worker.poll() not in (None, 0) for worker in workers):
+                break
+            time.sleep(0.2)
+        for worker in workers:
+            worker.kill()
+        return max(abs(worker.wait()) for worker in workers)
 
 
 if __name__ == "__main__":

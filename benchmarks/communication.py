@@ -15,7 +15,6 @@ import itertools
 import json
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tables
@@ -63,13 +63,13 @@ Keep = Callable[[dict[str, Any]], None]
 class Ranks:
     """This process as one of several ranks: its GPU, plain groups of NCCL, and the largest of all ranks' times."""
 
-    def __init__(self, rank: int, size: int, skipped: Sequence[str]) -> None:
+    def __init__(self, rank: int, size: int, store: str, skipped: Sequence[str]) -> None:
         import torch
         import torch.distributed as dist
 
         self.torch, self.dist, self.rank, self.size, self.skipped = torch, dist, rank, size, skipped
         torch.cuda.set_device(rank)
-        dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=size)
+        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{store}", rank=rank, world_size=size)
         self.device = Device(rank)
         self.host = dist.new_group(backend="gloo")
 
@@ -551,18 +551,19 @@ def run_part(
 
     A rank that is gone takes the others along.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | NO_MULTICAST | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    file = rows_of(name, folder)
-    file.unlink(missing_ok=True)
-    program = [sys.executable, __file__, "--part", name, "--out", str(folder), "--gpus", str(gpus)]
-    program += ["--limit", str(limit), "--skip", *skipped]
-    workers = [
-        subprocess.Popen(["timeout", "-s", "KILL", str(limit), *program, "--rank", str(rank)], env=environment)
-        for rank in range(gpus)
-    ]
+    # Ranks meet through a file: a port that was free a moment ago may be taken.
+    with TemporaryDirectory() as meeting:
+        file = rows_of(name, folder)
+        file.unlink(missing_ok=True)
+        program = [sys.executable, __file__, "--part", name, "--out", str(folder), "--gpus", str(gpus)]
+        program += ["--limit", str(limit), "--store", f"{meeting}/store", "--skip", *skipped]
+        codes = codes_of([["timeout", "-s", "KILL", str(limit), *program, "--rank", str(rank)] for rank in range(gpus)])
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [], not any(codes)
+
+
+def codes_of(commands: Sequence[Sequence[str]]) -> list[int]:
+    """The exit codes of ranks. If one ends, the others have 15 s."""
+    workers = [subprocess.Popen(command, env=os.environ | NO_MULTICAST) for command in commands]
     while all(worker.poll() is None for worker in workers):
         time.sleep(0.2)
     end = time.monotonic() + 15
@@ -570,8 +571,7 @@ def run_part(
         time.sleep(0.2)
     for worker in workers:
         worker.terminate()  # which timeout passes on
-    codes = [worker.wait() for worker in workers]
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [], not any(codes)
+    return [worker.wait() for worker in workers]
 
 
 def rows_of(name: str, folder: Path) -> Path:
@@ -591,12 +591,13 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that a part may take")
     parser.add_argument("--skip", nargs="*", default=[], help="leave out variants with one of these words")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder = folder_of_results(arguments.out, tables.RESULTS).resolve()
     gpus = arguments.gpus or Device.count()
     if arguments.rank is not None:
         faulthandler.dump_traceback_later(arguments.limit - 5, exit=True)
-        ranks = Ranks(arguments.rank, gpus, arguments.skip)
+        ranks = Ranks(arguments.rank, gpus, arguments.store, arguments.skip)
         run_rank(arguments.part, ranks, rows_of(arguments.part, folder))
         faulthandler.cancel_dump_traceback_later()
         return 0

@@ -18,10 +18,10 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -609,7 +609,7 @@ def misuse() -> dict[str, Any]:
     return {}
 
 
-def process_rank(rank: int, size: int, port: int, what: str, options: dict[str, Any]) -> None:
+def process_rank(rank: int, size: int, store: str, what: str, options: dict[str, Any]) -> None:
     """One rank as a process: memory through file descriptors, bootstrap through gloo."""
     torch, _ = modules()
     import torch.distributed as dist
@@ -618,10 +618,10 @@ def process_rank(rank: int, size: int, port: int, what: str, options: dict[str, 
 
     index = rank % Device.count()
     torch.cuda.set_device(index)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # Survivors of a killed rank do not meet any more: what NCCL would do about that is not tested here.
     with_nccl = options.get("nccl", Device.count() >= size) and what == "compare"
-    dist.init_process_group("cpu:gloo,cuda:nccl" if with_nccl else "gloo", rank=rank, world_size=size)
+    backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     with Device(index).partition(comm=16) as parts, parts.comm.torch():
         result = PROGRAMS_OF_PROCESSES[what](rank, size, parts.comm, options)
         print(json.dumps(result), flush=True)
@@ -767,17 +767,21 @@ def killed_process(rank: int, size: int, partition: Any, options: dict[str, Any]
 PROGRAMS_OF_PROCESSES = {"compare": compare_processes, "killed": killed_process}
 
 
+# Removed at the end of the program.
+MEETINGS: list[tempfile.TemporaryDirectory[str]] = []
+
+
 def spawn(size: int, what: str, **options: Any) -> list[subprocess.Popen[str]]:
     """The ranks of a world as processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # They meet through a file: a port that was free a moment ago may be taken.
+    MEETINGS.append(tempfile.TemporaryDirectory())
+    store = f"{MEETINGS[-1].name}/store"
     return [
         subprocess.Popen(
             [
                 *("timeout", "-s", "KILL", str(LIMIT_S - 10)),
                 *(sys.executable, __file__),
-                *("--process", json.dumps([rank, size, port, what, options])),
+                *("--process", json.dumps([rank, size, store, what, options])),
             ],
             stdout=subprocess.PIPE,
             text=True,
