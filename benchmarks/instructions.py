@@ -92,6 +92,7 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
         "Stream.from_handle": lambda: Stream.from_handle(stream.handle),
         "stream == stream": lambda: stream == same,
         "Device(0)": lambda: Device(0),
+        "Device(0).resources.sm": lambda: Device(0).resources.sm,
         "ctx.is_current": lambda: a.is_current,
         "dev.set_current(ctx)": lambda: dev.set_current(a),
         "stream.sync()": lambda: stream.sync(),

@@ -255,6 +255,7 @@ cdef class Context:
         """Verify with a probe kernel that the context runs on its own SMs only; raises IsolationError if not."""
         return above.verify({self.name or "context": self})
 
+    @cython.binding(False)
     def current(self):
         """A ``with`` block in which the context is current on the calling thread. It restores the previous one.
 
@@ -303,9 +304,9 @@ cdef class Context:
         cdef Context that = other
         if self is that:
             return True
-        cdef ContextHandle box = self._slot.get()
-        cdef ContextHandle other_box = that._slot.get()
-        if not box or not other_box:
+        cdef Borrowed[ContextBox] box = self._slot.borrow()
+        cdef Borrowed[ContextBox] other_box = that._slot.borrow()
+        if box.get() == NULL or other_box.get() == NULL:
             return False
         return box.get() == other_box.get() or (
             &box.get().runtime() == &other_box.get().runtime() and self._number == that._number

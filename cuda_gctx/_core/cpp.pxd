@@ -152,6 +152,7 @@ cdef extern from "handles/context.hpp" namespace "gctx" nogil:
         cbool is_pinned() noexcept
         cbool is_current() except +raise_error
         SmResourcePtr sm_resource() except +raise_error
+        SmResourcePtr known_sm_resource() except +raise_error
         void serve_as(const SmResource&) except +raise_error
         CUdevResource workqueue_resource() except +raise_error
         string name() except +raise_error
@@ -177,15 +178,16 @@ cdef extern from "handles/current.hpp" namespace "gctx" nogil:
     cdef struct CurrentToken:
         uint64_t thread
         uint64_t entry
+        cbool is_new_thread
 
     cdef cppclass BlockOwner:
         uint64_t task
         string place
 
     ContextHandle set_current(Runtime&, const ContextHandle&) except +raise_error
-    CurrentToken push_current(ContextBox&) except +raise_error
-    CurrentToken push_current(ContextBox&, BlockOwner) except +raise_error
-    void pop_current(CurrentToken) except +raise_error
+    CurrentToken push_current(ContextHandle&, const BlockOwner*) except +raise_error
+    ContextHandle pop_current(CurrentToken) except +raise_error
+    ContextHandle context_of(CurrentToken) except +raise_error
     CurrentToken take_token(vector[CurrentToken]&) except +raise_error
     cbool is_new_thread() except +raise_error
     void end_this_thread() noexcept
@@ -217,7 +219,7 @@ cdef extern from "handles/stream.hpp" namespace "gctx" nogil:
     int stream_priority(const StreamHandle&) except +raise_error
     cbool stream_is_nonblocking(const StreamHandle&) except +raise_error
     cbool stream_is_capturing(const StreamHandle&) except +raise_error
-    cbool is_same_stream(const StreamHandle&, const StreamHandle&) except +raise_error
+    cbool is_same_stream(StreamBox&, StreamBox&) except +raise_error
     cbool stream_is_done(const StreamHandle&) except +raise_error
     void synchronize_stream(const StreamHandle&) except +raise_error
     void record_event(const StreamHandle&, const EventHandle&) except +raise_error
@@ -332,6 +334,7 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         int device_count() noexcept
         void demand_usable() except +raise_error
         SmResourcePtr device_sm(int) except +raise_error
+        SmResourcePtr known_device_sm(int) except +raise_error
         CUdevResource device_workqueue(int) except +raise_error
         ContextHandle primary(int) except +raise_error
         PriorityRange priorities(int) except +raise_error

@@ -9,19 +9,22 @@ from libc.stdint cimport uintptr_t
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     BlockOwner,
-    ContextBox,
     ContextHandle,
     CurrentToken,
+    context_of,
     end_this_thread,
-    is_new_thread,
     pop_current,
     push_current,
     take_token,
 )
 
 
-cdef extern from "Python.h":
+cdef extern from *:
+    """
+    static inline int gctx_has_contextvars(void) { return PyThreadState_Get()->context != NULL; }
+    """
     PyObject* PyThreadState_GetDict()
+    bint has_contextvars "gctx_has_contextvars"()
 
 
 cdef class _ThreadEnd:
@@ -37,8 +40,6 @@ cdef int watch_thread() except -1:
 
     The system reports the end of a thread only after join().
     """
-    if not is_new_thread():
-        return 0
     threading = sys.modules.get("threading")
     if threading is None:
         return 0  # without this module, no thread can be joined
@@ -84,6 +85,9 @@ cdef object get_running_loop = None  # asyncio's, once that is loaded
 cdef object running_task():
     """The asyncio task on the calling thread, and its loop; None if there is none. Imports nothing."""
     global get_running_loop
+    # A task runs in a context of contextvars: most threads have none, and nobody needs to be asked.
+    if not has_contextvars():
+        return None
     if get_running_loop is None:
         asyncio = modules.get("asyncio")
         if asyncio is None:
@@ -105,58 +109,112 @@ cdef str place_of_caller():
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-cdef CurrentToken push_for_task(ContextBox& box, object task, str place) except *:
-    cdef BlockOwner owner
-    owner.task = <uintptr_t><PyObject*>task
-    owner.place = place.encode("utf-8", "replace")
-    return push_current(box, owner)
+cdef class _Callable:
+    """A method of objects that can be called: of an instance, it is the instance itself."""
+
+    def __get__(self, instance, kind):
+        return self if instance is None else instance
+
+    def __call__(self, instance, *args):
+        return instance(*args)
 
 
-# Without binding, a ``with`` statement calls __enter__ and __exit__ without creating bound methods.
 @cython.freelist(8)
 cdef class CurrentBlock:
     """A ``with`` block in which a context is current on the calling thread."""
 
-    @cython.binding(False)
-    def __enter__(self):
-        cdef CurrentToken token
-        watch_thread()
+    # A ``with`` statement makes a bound method of each and throws it away (up to Python 3.13): a seventh of the
+    # instructions of a block.
+    __enter__ = __exit__ = _Callable()
+
+    def __call__(self, *exception):
+        if exception:
+            self.do_exit(exception[0] is None)
+        else:
+            self.do_enter()
+            return self._context
+
+    cdef int do_enter(self) except -1:
+        cdef bint is_new
         found = running_task()
+        with cython.critical_section(self):
+            if found is None and self._box:
+                self._token = push_current(self._box, NULL)
+                self._is_entered = True
+                is_new = self._token.is_new_thread
+            else:
+                is_new = self.enter(found)
+            if is_new:
+                self.watch()
+        return 0
+
+    cdef int do_exit(self, bint is_well) except -1:
+        with cython.critical_section(self):
+            if self._is_entered and self._more.empty() and self._waits is None:
+                self._is_entered = False
+                self._box = pop_current(self._token)
+            else:
+                self.leave(is_well)
+        return 0
+
+    cdef int enter(self, found) except -1:
+        """Enter in a task, or once more before the block is left."""
+        cdef BlockOwner owner
+        cdef ContextHandle box = self._box
+        cdef CurrentToken token
+        if not box:
+            if self._is_entered:
+                box = context_of(self._token)
+            elif not self._more.empty():
+                box = context_of(self._more.back())
+            if not box:
+                raise RuntimeError("this block cannot be entered again after leaving it has failed: call current() again")
         if found is None:
-            token = push_current(self._box.get()[0])
+            token = push_current(box, NULL)
         else:
             place = place_of_caller()
-            token = push_for_task(self._box.get()[0], found[0], place)
-        with cython.critical_section(self):
-            if self._is_entered or not self._more.empty():
-                self._more.push_back(token)
-            else:
-                self._token = token
-                self._is_entered = True
-            if found is not None:
-                if self._waits is None:
-                    self._waits = {}
-                # The task is kept alive, so that its address is not reused.
-                self._waits[token.thread, token.entry] = (turn_of(found[1]), place, found[0])
-        return self._context
+            owner.task = <uintptr_t><PyObject*>found[0]
+            owner.place = (<str>place).encode("utf-8", "replace")
+            token = push_current(box, &owner)
+        self._box.reset()
+        if self._is_entered or not self._more.empty():
+            self._more.push_back(token)
+        else:
+            self._token = token
+            self._is_entered = True
+        if found is not None:
+            if self._waits is None:
+                self._waits = {}
+            # The task is kept alive, so that its address is not reused.
+            self._waits[token.thread, token.entry] = (turn_of(found[1]), place, found[0])
+        return token.is_new_thread
 
-    @cython.binding(False)
-    def __exit__(self, kind, error, traceback):
+    cdef int watch(self) except -1:
+        try:
+            watch_thread()
+        except BaseException:
+            self.leave(False)
+            raise
+        return 0
+
+    cdef int leave(self, bint is_well) except -1:
+        """Leave a block of a task, or one that was entered more than once."""
         cdef CurrentToken token
         cdef _LoopTurn turn
         waited = None
-        with cython.critical_section(self):
-            if self._is_entered and self._more.empty():
-                token = self._token
-            else:
-                if self._is_entered:
-                    self._more.insert(self._more.begin(), self._token)
-                token = take_token(self._more)
-            self._is_entered = False
-            if self._waits is not None:
-                waited = self._waits.pop((token.thread, token.entry), None)
-        pop_current(token)
-        if waited is not None and kind is None:
+        if self._is_entered and self._more.empty():
+            token = self._token
+        else:
+            if self._is_entered:
+                self._more.insert(self._more.begin(), self._token)
+            token = take_token(self._more)
+        self._is_entered = False
+        if self._waits is not None:
+            waited = self._waits.pop((token.thread, token.entry), None)
+            if not self._waits:
+                self._waits = None
+        self._box = pop_current(token)
+        if waited is not None and is_well:
             turn, place, _ = waited
             if turn.is_over:
                 raise RuntimeError(
@@ -164,6 +222,7 @@ cdef class CurrentBlock:
                     "thread inside it, in its context; end the block before the await, or give the work of coroutines "
                     "explicit streams"
                 )
+        return 0
 
     def __reduce__(self):
         refuse_copy(self, "call current() in the other process")

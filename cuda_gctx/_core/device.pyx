@@ -23,6 +23,7 @@ from cuda_gctx._core.cpp cimport (
     device_name,
     device_pci_bus_id,
     device_uuid,
+    is_new_thread,
     set_current,
     synchronize_context,
 )
@@ -193,7 +194,8 @@ cdef class Device:
             context = ctx._slot.demand_live(b"context")
             if context.get().device() != self.device_id or &context.get().runtime() != self._runtime:
                 raise ValueError(f"the context belongs to device {context.get().device()}, not {self.device_id}")
-        watch_thread()
+        if is_new_thread():
+            watch_thread()
         with nogil:
             previous = set_current(self._runtime[0], context)
         given = given_contexts()

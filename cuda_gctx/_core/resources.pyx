@@ -460,12 +460,17 @@ cdef class DeviceResources:
         cdef SmResourcePtr sm
         if self._sm is None:
             self._runtime.demand_usable()
-            # Another thread may hold the lock during a driver call.
-            with nogil:
-                if self._context:
-                    sm = self._context.get().sm_resource()
-                else:
-                    sm = self._runtime.device_sm(self._device)
+            if self._context:
+                sm = self._context.get().known_sm_resource()
+            else:
+                sm = self._runtime.known_device_sm(self._device)
+            if not sm:
+                # Another thread may hold the lock during a driver call.
+                with nogil:
+                    if self._context:
+                        sm = self._context.get().sm_resource()
+                    else:
+                        sm = self._runtime.device_sm(self._device)
             self._sm = SMResource.taking(self._runtime, sm)
         return self._sm
 

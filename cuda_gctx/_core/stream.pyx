@@ -287,11 +287,11 @@ cdef class Stream:
             return True
         if self._number != that._number:
             return False
-        cdef StreamHandle box = self._slot.get()
-        cdef StreamHandle other_box = that._slot.get()
-        if not box or not other_box:
+        cdef Borrowed[StreamBox] box = self._slot.borrow()
+        cdef Borrowed[StreamBox] other_box = that._slot.borrow()
+        if box.get() == NULL or other_box.get() == NULL:
             return False
-        return is_same_stream(box, other_box)
+        return is_same_stream(box.get()[0], other_box.get()[0])
 
     def __hash__(self):
         if not self._slot.was_filled():

@@ -230,6 +230,14 @@ SmResourcePtr ContextBox::sm_resource() {
   return queried_;
 }
 
+SmResourcePtr ContextBox::known_sm_resource() {
+  if (kind_ == ContextKind::primary) {
+    return runtime_.known_device_sm(device_);
+  }
+  const std::unique_lock lock(query_mutex_, std::try_to_lock);
+  return lock.owns_lock() ? queried_ : nullptr;
+}
+
 void ContextBox::serve_as(const SmResource& group) {
   const std::lock_guard lock(query_mutex_);
   if (!given_ || !group.origin || given_->origin == group.origin || !same_sms(*given_, group)) {

@@ -86,6 +86,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
 
   // What it was given, asked of the driver once, in a form that can be split.
   SmResourcePtr sm_resource();
+  SmResourcePtr known_sm_resource();  // null if it has to be queried, or waited for
   // That its SMs are those of a group of another split too, whose other groups are then known to be disjoint from it.
   void serve_as(const SmResource& group);
   CUdevResource workqueue_resource();

@@ -37,12 +37,15 @@ std::string address_text(const void* address) {
 class Entry {
  public:
   // Counted in the step that asks whether it is open: close() on another thread comes before or after, never between.
-  Entry(ContextHandle context, CUcontext before, std::uint64_t number, std::unique_ptr<const BlockOwner> owner)
-      : context_(std::move(context)), before_(before), number_(number), owner_(std::move(owner)) {
-    context_->runtime().demand_usable();
-    if (!context_->state().make_current()) {
-      context_->fail_closed();
+  // Takes the handle only if it succeeds.
+  Entry(ContextHandle&& context, CUcontext before, std::uint64_t number, const BlockOwner* owner)
+      : before_(before),
+        number_(number),
+        owner_(owner != nullptr ? std::make_unique<const BlockOwner>(*owner) : nullptr) {
+    if (!context->state().make_current()) [[unlikely]] {
+      context->fail_closed();
     }
+    context_ = std::move(context);
   }
   Entry(Entry&& other) noexcept
       : context_(std::move(other.context_)),
@@ -58,13 +61,17 @@ class Entry {
     is_left_.store(other.is_left_.exchange(is_left()));
     return *this;
   }
-  ~Entry() {
+  ~Entry() { release(); }
+
+  ContextHandle release() noexcept {
     if (context_) {
       context_->state().make_not_current();
     }
+    return std::move(context_);
   }
 
   ContextBox& context() const noexcept { return *context_; }
+  const ContextHandle& handle() const noexcept { return context_; }
   CUcontext before() const noexcept { return before_; }
   std::uint64_t number() const noexcept { return number_; }
   const BlockOwner* owner() const noexcept { return owner_.get(); }  // null: the thread itself
@@ -90,9 +97,9 @@ class ThreadList {
   std::uint64_t number() const noexcept { return number_; }
   long system_id() const noexcept { return system_id_; }
 
-  std::uint64_t add_block(ContextHandle context, CUcontext before, std::unique_ptr<const BlockOwner> owner) {
+  std::uint64_t add_block(ContextHandle& context, CUcontext before, const BlockOwner* owner) {
     const std::lock_guard lock(mutex_);
-    entries_.emplace_back(std::move(context), before, ++last_block_, std::move(owner));
+    entries_.emplace_back(std::move(context), before, ++last_block_, owner);
     return last_block_;
   }
 
@@ -115,11 +122,12 @@ class ThreadList {
     return made;
   }
 
-  Entry take_last() noexcept {
+  // Returns its context, which is not to be let go under the lock.
+  ContextHandle take_last() noexcept {
     const std::lock_guard lock(mutex_);
-    Entry last(std::move(entries_.back()));
+    ContextHandle context = entries_.back().release();
     entries_.pop_back();
-    return last;
+    return context;
   }
 
   std::vector<Entry> take_all() noexcept {
@@ -227,13 +235,20 @@ ThreadList& list_here() {
 // More than any program pushes: inner code that never stops is not waited for.
 constexpr int most_contexts = 1000;
 
-// Makes `before` current again. What a block pushed is popped, and with it what inner code pushed and left (NCCL's
-// initialization does); where inner code popped too much or replaced what it found, `before` is set. Compared with what
-// the driver reports until both are equal.
-void restore(const Driver& driver, CUcontext pushed, CUcontext before) {
+// What the driver has answered while a block was left.
+struct Left {
+  CUresult pop = CUDA_SUCCESS;
   CUcontext popped = nullptr;
+  CUresult get = CUDA_SUCCESS;
+  CUcontext now = nullptr;
+};
+
+// Makes `before` current again where one pop has not done it. What inner code pushed and left is popped (NCCL's
+// initialization does that); where inner code popped too much or replaced what it found, `before` is set. Compared with
+// what the driver reports until both are equal.
+[[gnu::cold, gnu::noinline]] void go_on_restoring(const Driver& driver, CUcontext pushed, CUcontext before, Left left) {
   CUresult failed = CUDA_SUCCESS;
-  CUresult answer = driver.cuCtxPopCurrent(&popped);
+  CUresult answer = left.pop;
   // Nothing there to be popped: inner code has popped it, which is not a failure.
   const auto keep_failure = [&] {
     if (answer != CUDA_SUCCESS && answer != CUDA_ERROR_INVALID_CONTEXT && failed == CUDA_SUCCESS) {
@@ -241,12 +256,10 @@ void restore(const Driver& driver, CUcontext pushed, CUcontext before) {
     }
   };
   keep_failure();
-  bool went_too_far = answer == CUDA_SUCCESS && popped == before && popped != pushed;
+  bool went_too_far = answer == CUDA_SUCCESS && left.popped == before && left.popped != pushed;
   bool tried_again = false;
   for (int round = 0; round < most_contexts; ++round) {
-    CUcontext now = nullptr;
-    const CUresult asked = driver.cuCtxGetCurrent(&now);
-    if (asked == CUDA_SUCCESS && now == before) {
+    if (left.get == CUDA_SUCCESS && left.now == before) {
       if (failed != CUDA_SUCCESS) {
         Error error = driver.error(failed, "cuCtxPopCurrent");
         error.message += "; what was current before the block is current again";
@@ -254,18 +267,18 @@ void restore(const Driver& driver, CUcontext pushed, CUcontext before) {
       }
       return;
     }
-    if (asked != CUDA_SUCCESS) {
-      failed = failed == CUDA_SUCCESS ? asked : failed;
+    if (left.get != CUDA_SUCCESS) {
+      failed = failed == CUDA_SUCCESS ? left.get : failed;
       answer = driver.cuCtxSetCurrent(before);
       if (answer != CUDA_SUCCESS) {
         break;
       }
-    } else if (went_too_far && now != pushed) {
+    } else if (went_too_far && left.now != pushed) {
       answer = driver.cuCtxPushCurrent(before);  // inner code had popped what the block pushed
       went_too_far = false;
-    } else if (now != nullptr && (answer == CUDA_SUCCESS || !tried_again)) {
+    } else if (left.now != nullptr && (answer == CUDA_SUCCESS || !tried_again)) {
       tried_again = answer != CUDA_SUCCESS;
-      answer = driver.cuCtxPopCurrent(&popped);
+      answer = driver.cuCtxPopCurrent(&left.popped);
       keep_failure();
     } else {
       answer = driver.cuCtxSetCurrent(before);
@@ -273,6 +286,7 @@ void restore(const Driver& driver, CUcontext pushed, CUcontext before) {
         break;
       }
     }
+    left.get = driver.cuCtxGetCurrent(&left.now);
   }
   Error error = driver.error(failed != CUDA_SUCCESS ? failed : answer, "cuCtxPopCurrent");
   CUcontext now = nullptr;
@@ -286,14 +300,31 @@ void restore(const Driver& driver, CUcontext pushed, CUcontext before) {
   throw error;
 }
 
+// Pops what a block pushed, and makes what was current before the block current again, whatever ran inside. A pop that
+// returns what was pushed does not show that: inner code may have pushed the same once more.
+inline void restore(const Driver& driver, CUcontext pushed, CUcontext before) {
+  Left left;
+  left.pop = driver.cuCtxPopCurrent(&left.popped);
+  left.get = driver.cuCtxGetCurrent(&left.now);
+  if (left.pop != CUDA_SUCCESS || left.get != CUDA_SUCCESS || left.now != before) [[unlikely]] {
+    go_on_restoring(driver, pushed, before, left);
+  }
+}
+
 // Takes the innermost entry off the list, whatever the driver answers, or its context could never be closed; but it is
 // counted until it is popped, or it could be closed and destroyed in between.
-void leave_last(ThreadList& list) {
-  const Entry entry = list.take_last();
+ContextHandle leave_last(ThreadList& list) {
+  const Entry& entry = list.entries().back();
   const Runtime& runtime = entry.context().runtime();
   if (entry.is_block() && runtime.is_usable()) {  // what was set inside a block goes with the block
-    restore(runtime.driver(), entry.context().handle(), entry.before());
+    try {
+      restore(runtime.driver(), entry.context().handle(), entry.before());
+    } catch (...) {
+      list.take_last();
+      throw;
+    }
   }
+  return list.take_last();
 }
 
 // Whether the innermost block was left out of order. What was set inside it is on top of it.
@@ -435,39 +466,14 @@ CUresult CurrentScope::pop() noexcept {
 
 namespace {
 
-CurrentToken push(ContextBox& context, std::unique_ptr<const BlockOwner> owner) {
-  context.demand_there();
-  const Driver& driver = context.runtime().driver();
-  ThreadList& mine = list_here();
-  leave_what_was_left(mine);
-  demand_same_task(mine, owner.get());
-  const CUcontext before = current_raw(driver);
-  const std::uint64_t block = mine.add_block(context.shared_from_this(), before, std::move(owner));
-  const CUresult result = driver.cuCtxPushCurrent(context.handle());
-  if (result != CUDA_SUCCESS) [[unlikely]] {
-    mine.take_last();
-    driver.fail(result, "cuCtxPushCurrent");
-  }
-  return {mine.number(), block};
+ContextHandle context_of(const std::vector<Entry>& entries, CurrentToken token) {
+  const auto entry =
+      std::find_if(entries.begin(), entries.end(), [&](const Entry& one) { return one.number() == token.entry; });
+  return entry != entries.end() ? entry->handle() : nullptr;
 }
 
-}  // namespace
-
-CurrentToken push_current(ContextBox& context) { return push(context, nullptr); }
-
-CurrentToken push_current(ContextBox& context, BlockOwner owner) {
-  return push(context, std::make_unique<const BlockOwner>(std::move(owner)));
-}
-
-void pop_current(CurrentToken token) {
-  if (is_forked()) {
-    return;  // its driver is gone, and so is what it made current
-  }
-  ThreadList& mine = list_here();
-  if (is_innermost(mine, token)) [[likely]] {
-    leave_last(mine);
-    return;
-  }
+// Everything but the usual case.
+[[gnu::noinline]] ContextHandle pop_out_of_turn(ThreadList& mine, CurrentToken token) {
   std::string wrong;
   if (token.thread == mine.number()) {
     wrong = mark_if_out_of_order(mine, mine.entries(), token, true);
@@ -481,12 +487,57 @@ void pop_current(CurrentToken token) {
     fail_state(std::move(wrong));
   }
   // What was set inside the block, and blocks inside it that were left before, go first.
+  ContextHandle context = context_of(mine.entries(), token);
   bool is_done = false;
   leave_while(mine, [&] {
     const bool goes_on = !is_done;
     is_done = is_done || mine.entries().back().number() == token.entry;
     return goes_on || (mine.has_left_blocks() && ends_with_left_block(mine));
   });
+  return context;
+}
+
+}  // namespace
+
+CurrentToken push_current(ContextHandle& context, const BlockOwner* owner) {
+  const ContextBox& box = *context;
+  if (box.kind() == ContextKind::green) [[likely]] {
+    box.runtime().demand_usable();
+  } else {
+    box.demand_there();
+  }
+  const Driver& driver = box.runtime().driver();
+  ThreadList& mine = list_here();
+  leave_what_was_left(mine);
+  if (!mine.entries().empty()) {
+    demand_same_task(mine, owner);
+  }
+  const CUcontext before = current_raw(driver);
+  const std::uint64_t block = mine.add_block(context, before, owner);
+  const CUresult result = driver.cuCtxPushCurrent(box.handle());
+  if (result != CUDA_SUCCESS) [[unlikely]] {
+    context = mine.take_last();
+    driver.fail(result, "cuCtxPushCurrent");
+  }
+  return {mine.number(), block, std::exchange(mine.is_new, false)};
+}
+
+ContextHandle pop_current(CurrentToken token) {
+  if (is_forked()) {
+    return nullptr;  // its driver is gone, and so is what it made current
+  }
+  ThreadList& mine = list_here();
+  if (is_innermost(mine, token)) [[likely]] {
+    return leave_last(mine);
+  }
+  return pop_out_of_turn(mine, token);
+}
+
+ContextHandle context_of(CurrentToken token) {
+  if (const auto list = list_of(token.thread)) {
+    return list->look([&](const std::vector<Entry>& entries) { return context_of(entries, token); });
+  }
+  return nullptr;
 }
 
 ContextHandle set_current(Runtime& runtime, const ContextHandle& context) {
@@ -494,7 +545,7 @@ ContextHandle set_current(Runtime& runtime, const ContextHandle& context) {
   leave_what_was_left(mine);
   context->demand_there();
   ContextHandle previous = current_context(runtime);
-  Entry made(context, previous ? previous->handle() : nullptr, 0, nullptr);
+  Entry made(ContextHandle(context), previous ? previous->handle() : nullptr, 0, nullptr);
   mine.reserve();
   GCTX_CALL(runtime.driver(), cuCtxSetCurrent, context->handle());
   mine.add_set(std::move(made));
@@ -536,14 +587,11 @@ void end_this_thread() noexcept {
   try {
     ThreadList& mine = list_here();
     while (!mine.entries().empty()) {
-      const Entry entry = mine.take_last();
-      const Runtime& runtime = entry.context().runtime();
-      if (!runtime.is_usable()) {
-        continue;
-      }
-      if (entry.is_block()) {
-        restore(runtime.driver(), entry.context().handle(), entry.before());
-      } else if (entry.context().is_current()) {
+      const ContextHandle context = mine.entries().back().handle();
+      const bool is_set = !mine.entries().back().is_block();
+      const Runtime& runtime = context->runtime();
+      leave_last(mine);
+      if (is_set && runtime.is_usable() && context->is_current()) {
         runtime.driver().note(runtime.driver().cuCtxSetCurrent(nullptr), "cuCtxSetCurrent");
       }
     }

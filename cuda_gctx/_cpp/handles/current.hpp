@@ -47,6 +47,7 @@ class CurrentScope {
 struct CurrentToken {
   std::uint64_t thread = 0;
   std::uint64_t entry = 0;
+  bool is_new_thread = false;  // as the function below
 };
 
 // The task that enters a block, if the thread runs an event loop: only one task can have open blocks on a thread.
@@ -55,13 +56,15 @@ struct BlockOwner {
   std::string place;  // where it enters, for messages
 };
 
-CurrentToken push_current(ContextBox& context);
-CurrentToken push_current(ContextBox& context, BlockOwner owner);
+// The entry owns the context: the handle is moved into it if this succeeds.
+CurrentToken push_current(ContextHandle& context, const BlockOwner* owner = nullptr);
 
 // Restores the previous context, whatever ran inside the block and whichever call fails. Throws if a block that was
 // entered inside is still open, or on another thread; the entry then keeps its context, and is removed once it is the
-// innermost of its own thread.
-void pop_current(CurrentToken token);
+// innermost of its own thread. Returns the handle that push_current took, or null after a fork.
+ContextHandle pop_current(CurrentToken token);
+
+ContextHandle context_of(CurrentToken token);  // of a block that has been entered; null if its thread has ended
 
 ContextHandle set_current(Runtime& runtime, const ContextHandle& context);  // returns what was current, or null
 

@@ -172,6 +172,12 @@ CUdevResource Runtime::device_workqueue(int ordinal) {
   return queried;
 }
 
+SmResourcePtr Runtime::known_device_sm(int ordinal) {
+  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  const std::unique_lock lock(state.mutex, std::try_to_lock);
+  return lock.owns_lock() ? state.sm : nullptr;
+}
+
 ContextHandle Runtime::primary(int ordinal) {
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
   // What belongs to a context that is gone; destroyed after the lock is given back.

@@ -91,6 +91,7 @@ class Runtime {
   }
 
   SmResourcePtr device_sm(int ordinal);
+  SmResourcePtr known_device_sm(int ordinal);  // null if it has to be queried, or waited for
   CUdevResource device_workqueue(int ordinal);
   ContextHandle primary(int ordinal);
   PriorityRange priorities(int ordinal);

@@ -68,7 +68,7 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle);
 int stream_priority(const StreamHandle& stream);
 bool stream_is_nonblocking(const StreamHandle& stream);
 bool stream_is_capturing(const StreamHandle& stream);
-bool is_same_stream(const StreamHandle& a, const StreamHandle& b);
+bool is_same_stream(StreamBox& a, StreamBox& b);
 bool stream_is_done(const StreamHandle& stream);
 void synchronize_stream(const StreamHandle& stream);
 void record_event(const StreamHandle& stream, const EventHandle& event);

@@ -129,12 +129,15 @@ void the_streams_of_a_context_are_the_same_for_all_and_go_with_it() {
   context_stream(primary, std::nullopt, 0);
 }
 
+CurrentToken enter(ContextHandle context, const BlockOwner& owner) { return push_current(context, &owner); }
+CurrentToken enter(ContextHandle context) { return push_current(context); }
+
 void a_context_that_is_current_elsewhere_cannot_be_closed() {
   Machine machine("sim:h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
   auto context = green_context(runtime, split.groups[0]);
-  const CurrentToken block = push_current(*context);
+  const CurrentToken block = enter(context);
   std::string said;
   std::thread([&] { said = message_of<Error>([&] { context->close(); }); }).join();
   CHECK(said.find("another thread") != std::string::npos);
@@ -158,8 +161,8 @@ void a_block_that_is_left_too_early_keeps_its_context_and_goes_with_the_inner_on
   Runtime& runtime = machine.runtime();
   auto contexts = two_contexts(runtime);
   const CUcontext inner_handle = contexts[1]->handle();
-  const CurrentToken outer = push_current(*contexts[0]);
-  const CurrentToken inner = push_current(*contexts[1]);
+  const CurrentToken outer = enter(contexts[0]);
+  const CurrentToken inner = enter(contexts[1]);
   const std::string said = message_of<Error>([&] { pop_current(outer); });
   CHECK(said.find("was left before the block of context 'test', which was entered inside it") != std::string::npos);
   CHECK(current_of(runtime) == inner_handle);
@@ -178,12 +181,12 @@ void a_block_that_is_left_on_another_thread_goes_on_its_own() {
   Machine machine("sim:h200@13.0");
   Runtime& runtime = machine.runtime();
   auto contexts = two_contexts(runtime);
-  const CurrentToken block = push_current(*contexts[0]);
+  const CurrentToken block = enter(contexts[0]);
   std::string said;
   std::thread([&] { said = message_of<Error>([&] { pop_current(block); }); }).join();
   CHECK(said.find("was entered on another thread") != std::string::npos);
   CHECK(current_of(runtime) == contexts[0]->handle());
-  const CurrentToken next = push_current(*contexts[1]);  // the first thing that this thread does ends it
+  const CurrentToken next = enter(contexts[1]);  // the first thing that this thread does ends it
   pop_current(next);
   CHECK(current_of(runtime) == nullptr);
   contexts[0]->close();
@@ -201,7 +204,7 @@ void what_was_current_before_a_block_is_current_after_it() {
   for (const CUcontext before : {CUcontext{nullptr}, runtime.primary(0)->handle(), a, b}) {
     for (const auto& inner : pushed) {
       driver.cuCtxSetCurrent(before);
-      const CurrentToken block = push_current(*contexts[0]);
+      const CurrentToken block = enter(contexts[0]);
       for (const CUcontext context : inner) {
         driver.cuCtxPushCurrent(context);
       }
@@ -217,14 +220,14 @@ void what_was_current_before_a_block_is_current_after_it() {
 void two_tasks_of_a_thread_cannot_have_a_block_each() {
   Machine machine("sim:h200@13.0");
   const auto contexts = two_contexts(machine.runtime());
-  const CurrentToken outside = push_current(*contexts[0]);  // of the thread, around the tasks
-  const CurrentToken first = push_current(*contexts[0], {1, "first.py:7"});
-  const std::string said = message_of<Error>([&] { push_current(*contexts[1], {2, "second.py:9"}); });
+  const CurrentToken outside = enter(contexts[0]);  // of the thread, around the tasks
+  const CurrentToken first = enter(contexts[0], {1, "first.py:7"});
+  const std::string said = message_of<Error>([&] { enter(contexts[1], {2, "second.py:9"}); });
   CHECK(said.find("(entered at first.py:7) is still open on this thread, and belongs to another task") !=
         std::string::npos);
-  pop_current(push_current(*contexts[1], {1, "first.py:8"}));
+  pop_current(enter(contexts[1], {1, "first.py:8"}));
   pop_current(first);
-  pop_current(push_current(*contexts[1], {2, "second.py:9"}));
+  pop_current(enter(contexts[1], {2, "second.py:9"}));
   pop_current(outside);
 }
 

@@ -48,10 +48,12 @@ class Machine {
   SmResourcePtr group_;
 };
 
+CurrentToken enter(ContextHandle context) { return push_current(context); }
+
 void a_refused_close_shows_to_nobody() {
   Machine machine;
   const ContextHandle context = machine.context();
-  const CurrentToken block = push_current(*context);  // for the whole test
+  const CurrentToken block = enter(context);  // for the whole test
   std::atomic<bool> is_over{false};
   std::atomic<int> closed{0};
   std::vector<std::thread> threads;
@@ -67,7 +69,7 @@ void a_refused_close_shows_to_nobody() {
   std::atomic<int> refused{0};
   std::thread pusher([&] {
     while (!is_over) {
-      refused += message_of<Error>([&] { pop_current(push_current(*context)); }).empty() ? 0 : 1;
+      refused += message_of<Error>([&] { pop_current(enter(context)); }).empty() ? 0 : 1;
       std::this_thread::yield();
     }
   });
@@ -108,7 +110,7 @@ void closing_making_and_pushing_are_one_after_the_other() {
     };
     start([&] { context->close(); });
     start([&] { context->close(); });
-    start([&] { pop_current(push_current(*context)); });
+    start([&] { pop_current(enter(context)); });
     start([&] { synchronize_stream(create_stream(context, std::nullopt, true)); });
     start([&] { adopt_stream(machine.runtime(), create_stream(context, std::nullopt, true)->handle()); });
     start([&] {
