@@ -481,18 +481,29 @@ def test_what_was_made_on_a_primary_context_is_dead_after_a_reset(sim: Callable[
     stream = dev.create_stream()
     event = stream.record()
     before = dev.context
+    handle, number = before.handle, before.id
     Raw().call("cuDevicePrimaryCtxReset_v2", 0)
+    assert {found.kind for found in machine.ledger().live} == set()  # the reset destroyed what there was
     for use in (stream.sync, lambda: stream.is_done, lambda: stream.priority, before.sync):
         with pytest.raises(ClosedError, match="has been reset"):
             use()
+    with pytest.raises(CUDAError) as gone:
+        event.sync()
+    assert gone.value.code == 709
     assert dev.context != before
+    assert dev.context.handle == handle
+    assert dev.context.id != number
     with dev.create_stream() as later:
         later.sync()
+    used = [misuse for misuse in machine.ledger().misuse if misuse.kind == "use after destroy"]
+    assert [misuse.function for misuse in used] == ["cuEventSynchronize"], machine.ledger()
     event.close()
     stream.close()
     gc.collect()
-    kinds = [misuse.kind for misuse in machine.ledger().misuse]
+    kinds = [misuse.kind for misuse in machine.ledger().misuse if misuse not in used]
     assert kinds == ["wrong order"], machine.ledger()  # that of the reset itself
+    assert not machine.ledger().live_of("stream")
+    assert not machine.ledger().live_of("event")
 
 
 def test_a_green_context_keeps_the_device_from_being_reset(sim: Callable[..., Any]) -> None:

@@ -270,6 +270,24 @@ def test_a_reset_ends_what_is_on_the_device(driver: Start) -> None:
     assert raw.code("cuMemFree_v2", memory) == INVALID_VALUE
 
 
+def test_after_a_reset_the_primary_context_has_its_handle_and_another_id(driver: Start) -> None:
+    raw = driver("13.0")
+    first = ctypes.c_void_p(raw.handle("cuDevicePrimaryCtxRetain", 0))
+    number, later = ctypes.c_ulonglong(), ctypes.c_ulonglong()
+    raw.call("cuCtxGetId", first, ctypes.byref(number))
+    raw.call("cuCtxSetCurrent", first)
+    event = ctypes.c_void_p(raw.handle("cuEventCreate", 0))
+    raw.handle("cuStreamCreate", 0)
+    raw.call("cuDevicePrimaryCtxReset_v2", 0)
+    raw.handle("cuCtxCreate_v2", 0, 0)  # does not get the address
+    again = ctypes.c_void_p(raw.handle("cuDevicePrimaryCtxRetain", 0))
+    assert again.value == first.value
+    raw.call("cuCtxGetId", again, ctypes.byref(later))
+    assert later.value not in (0, number.value)
+    for name in ("cuEventQuery", "cuEventSynchronize", "cuEventDestroy_v2"):
+        assert raw.code(name, event) == DESTROYED
+
+
 @pytest.mark.parametrize(("given", "limit"), [(None, 8), ("32", 32), ("100", 32)])
 def test_the_number_of_connections_comes_from_the_environment(
     driver: Start, monkeypatch: pytest.MonkeyPatch, given: str | None, limit: int

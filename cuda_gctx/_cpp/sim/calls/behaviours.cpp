@@ -138,6 +138,10 @@ constexpr DriverBehaviour list[] = {
      "destroys "
      "the primary context with its streams and events, and the device's memory and modules, and retains still count",
      Known::assumed, ""},
+    {"contexts", "all",
+     "after a reset, events of the primary context answer CONTEXT_IS_DESTROYED, and the next primary context has the "
+     "same handle and another id",
+     Known::assumed, ""},
     {"kernels", "all", "a cooperative grid that does not fit the partition answers COOPERATIVE_LAUNCH_TOO_LARGE",
      Known::recorded, "limits"},
     {"kernels", "all", "occupancy follows the stream, or the current context", Known::recorded, "limits"},

@@ -162,7 +162,13 @@ Stream* find_stream(Call& call, CUstream handle, CUresult& result) {
 }
 
 Event* find_event(Call& call, CUevent handle, CUresult& result) {
-  if (Event* event = call.machine.events.find(handle)) return event;
+  if (Event* event = call.machine.events.find(handle)) {
+    if (!event->is_gone) return event;
+    // Seen on an H100, also of its destruction.
+    call.note(Misuse::use_after_destroy, handle, "the event is gone with its context: the device was reset");
+    result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return nullptr;
+  }
   if (call.machine.events.is_stale(handle)) {
     const bool destroying = call.function == Fn::cuEventDestroy_v2;
     call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, handle, "the event is destroyed");

@@ -4,6 +4,12 @@
 namespace gctx::sim {
 namespace {
 
+void remove_primary(Call& c, Device& device) {
+  detach_children(c, *device.primary);
+  c.machine.contexts.remove_reserving(*device.primary);
+  device.primary = nullptr;
+}
+
 CUresult release_primary(Call& c, CUdevice ordinal) {
   CUresult result = CUDA_SUCCESS;
   Device* device = find_device(c, ordinal, result);
@@ -29,7 +35,7 @@ CUresult reset(Call& c, CUdevice ordinal) {
   if (device->green_contexts > 0) return CUDA_ERROR_NOT_PERMITTED;  // seen on an H100
   if (result = wait_for_device(c, ordinal); result != CUDA_SUCCESS) return result;
   // All that the device has is destroyed: memory, modules, and the primary context with what belongs to it. Whoever
-  // has retained it still has to release it; the next retain makes another one (seen on an H100).
+  // has retained it still has to release it; the next retain makes another one at the same address (seen on an H100).
   std::vector<std::uint64_t> addresses;
   for (const auto& [address, allocation] : c.machine.allocations) {
     if (allocation.device == ordinal && !allocation.registered) addresses.push_back(address);
@@ -42,9 +48,10 @@ CUresult reset(Call& c, CUdevice ordinal) {
   for (Module* module : modules) unload(c.machine, *module);
   device->lost = 0;  // a reset is what brings it back
   if (device->primary == nullptr) return CUDA_SUCCESS;
-  detach_children(c, *device->primary);
-  c.machine.contexts.remove(*device->primary);
-  device->primary = nullptr;
+  const std::set<Stream*> streams = device->primary->streams;
+  for (Event* event : device->primary->events) event->is_gone = true;
+  remove_primary(c, *device);
+  for (Stream* stream : streams) c.machine.streams.remove(*stream);
   return CUDA_SUCCESS;
 }
 
@@ -72,16 +79,17 @@ Context& activate_primary(Call& c, Device& device) {
   context->queues = device.queues;
   context->workqueue.limit = static_cast<unsigned>(c.machine.spec.connections);
   context->flags = device.primary_flags;
-  device.primary = &c.machine.contexts.add(std::move(context));
+  auto& contexts = c.machine.contexts;
+  device.primary = device.primary_handle == 0 ? &contexts.add(std::move(context))
+                                              : &contexts.add_at(device.primary_handle, std::move(context));
+  device.primary_handle = device.primary->handle;
   add_default_streams(c.machine, *device.primary);
   return *device.primary;
 }
 
 void deactivate_primary_if_unused(Call& c, Device& device) {
   if (device.primary == nullptr || device.retains > 0 || device.green_contexts > 0) return;
-  detach_children(c, *device.primary);
-  c.machine.contexts.remove(*device.primary);
-  device.primary = nullptr;
+  remove_primary(c, device);
 }
 
 }  // namespace gctx::sim

@@ -68,10 +68,19 @@ class HandleTable {
   }
 
   std::unique_ptr<T> remove(const T& object) {
-    const std::size_t slot = slot_of(object.handle);
-    free_.push_back(slot);
+    free_.push_back(slot_of(object.handle));
+    return remove_reserving(object);
+  }
+
+  // The handle is stale, but only `add_at` gives it out again.
+  std::unique_ptr<T> remove_reserving(const T& object) {
     --live_;
-    return std::move(slots_[slot]);
+    return std::move(slots_[slot_of(object.handle)]);
+  }
+  T& add_at(std::uint64_t handle, std::unique_ptr<T> object) {
+    object->handle = handle;
+    ++live_;
+    return *(slots_[slot_of(handle)] = std::move(object));
   }
 
   std::size_t live() const noexcept { return live_; }

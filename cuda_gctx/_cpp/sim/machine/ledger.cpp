@@ -63,7 +63,9 @@ std::string ledger_json(const Machine& machine) {
     if (context.is_green()) add("green context", context, context.device, 1);
   });
   machine.streams.each([&](const Stream& stream) { add("stream", stream, stream.device, 1); });
-  machine.events.each([&](const Event& event) { add("event", event, event.device, 1); });
+  machine.events.each([&](const Event& event) {
+    if (!event.is_gone) add("event", event, event.device, 1);
+  });
   machine.modules.each([&](const Module& module) { add("module", module, module.device, 1); });
   machine.libraries.each([&](const Library& library) { add("library", library, -1, 1); });
   machine.graphs.each([&](const Graph& graph) { add("graph", graph, -1, 1); });

@@ -50,6 +50,7 @@ struct Event : Object {
   int device = 0;
   std::uint64_t root_id = 0;   // of that context's primary (or itself): events do not cross it when recorded
   Context* context = nullptr;  // null once the context is destroyed
+  bool is_gone = false;        // destroyed by a reset of its device, but its handle is remembered
   unsigned flags = 0;
   WorkPtr record;  // null until recorded
   std::shared_ptr<Capture> capture;
@@ -273,6 +274,7 @@ struct Device {
   std::size_t green_contexts = 0;  // each retains the primary too
   unsigned primary_flags = 0;
   Context* primary = nullptr;
+  std::uint64_t primary_handle = 0;  // the same for every primary context of the device (seen on an H100)
   Pool* default_pool = nullptr;
   Pool* current_pool = nullptr;
   std::shared_ptr<QueueSet> queues;
