@@ -168,7 +168,9 @@ cdef class CurrentBlock:
             elif not self._more.empty():
                 box = context_of(self._more.back())
             if not box:
-                raise RuntimeError("this block cannot be entered again after leaving it has failed: call current() again")
+                raise RuntimeError(
+                    "this block cannot be entered again after leaving it has failed: call current() again"
+                )
         if found is None:
             token = push_current(box, NULL)
         else:
