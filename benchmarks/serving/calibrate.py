@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from cuda_gctx import PartitionPool
+from cuda_gctx import PartitionPool, Stream
 from cuda_gctx.interop.torch import torch_stream
 from serving import kernels, reference
-from serving.card import Card, Place
+from serving.card import LANES, Card
 from serving.costs import Costs, Rates
 from serving.model import MOST_SPLITS, splits_for
 from serving.shapes import Shape
@@ -173,19 +173,20 @@ def measure_costs(card: Card, decode_sizes: Sequence[int], chunks: Sequence[int]
     """
     model = card.model
     shape, whole = model.shape, card.device.sm_count
-    places: list[tuple[int, Place]] = [(whole, card.place("decode", Placement("one")))]
+    streams = [card.stream("decode", Placement("one"))]
     for size in decode_sizes:
-        parts = card.pool.get(decode=size, prefill=None)
-        places += [(part.sm_count, part) for part in (parts.decode, parts.prefill)]
+        placement = Placement("disjoint", size, whole - size)
+        streams += [card.stream(lane, placement) for lane in LANES]
     far = model.length - max(chunks)
     rates: dict[int, Rates] = {}
     times: list[dict[str, Any]] = []
-    for sms, place in places:
+    for stream in streams:
+        sms = stream.resources.sm.sm_count
         if time.monotonic() > until and rates:
             break
 
-        def timed(lane: Any, step: Step, what: str, place: Place = place, sms: int = sms) -> float:
-            found = card.seconds_in(place, lane, step)
+        def timed(lane: Any, step: Step, what: str, stream: Stream = stream, sms: int = sms) -> float:
+            found = card.seconds_on(stream, lane, step)
             times.append({"sms": sms, "what": what, "ms": round(found * 1e3, 4)})
             return found
 
@@ -223,10 +224,10 @@ def _chunk(count: int, past: int) -> Step:
 
 def _placements_to_measure(card: Card, decode_sizes: Sequence[int]) -> list[Placement]:
     size = sorted(decode_sizes)[len(decode_sizes) // 2]
-    rest = card.pool.get(decode=size, prefill=None).prefill.sm_count
+    rest = card.device.sm_count - size
     return [
         Placement("disjoint", size, rest),
-        Placement("overlay", None, 100),
+        Placement("overlay", None, rest),
         Placement("priority"),
         Placement("streams"),
     ]
@@ -237,7 +238,7 @@ def _slowdown(card: Card, placement: Placement, far: int, seconds: float = 0.6) 
     decode = _decodes(card.decodes[-1] // 2 or 1, far // 2)
     chunk = Step(segments=(Segment(card.model.slots - 1, far // 2, 1024, False),))
     steps = {"decode": decode, "prefill": chunk}
-    alone = {lane: card.seconds_in(card.place(lane, placement), lane, step) for lane, step in steps.items()}  # type: ignore[arg-type]
+    alone = {lane: card.seconds_on(card.stream(lane, placement), lane, step) for lane, step in steps.items()}  # type: ignore[arg-type]
     card.prepare(card.shot(lane, step, placement) for lane, step in steps.items())  # type: ignore[arg-type]
     found: dict[str, list[float]] = {"decode": [], "prefill": []}
     begin = card.now()

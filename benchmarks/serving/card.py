@@ -6,18 +6,19 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
-from cuda_gctx import Device, Event, EventOptions, GraphSet, Partition, PartitionPool, Stream
+from cuda_gctx import Device, Event, EventOptions, GraphSet, Layout, PartitionPool, Stream
 from cuda_gctx.interop.torch import torch_stream
+from cuda_gctx.tune import Plan
 from serving.contenders import CHUNKS, chunk_for
 from serving.model import SEGMENTS, Frame, Model, Workspace
 from serving.work import ONE, Done, Lane, Placement, Step
 
 TIMED = EventOptions(timing_enabled=True)
-Place: TypeAlias = Partition | Stream
+LANES: tuple[Lane, Lane] = ("decode", "prefill")
 
 
 class Shot(NamedTuple):
@@ -53,9 +54,7 @@ class Card:
         self.decodes = sorted(decodes)
         self.pool = PartitionPool(device)
         self.graphs = GraphSet(framework="torch") if graphs is None else graphs
-        _, highest = device.priority_range
-        self._plain, self._second = device.create_stream(), device.create_stream()
-        self._urgent = device.create_stream({"priority": highest})
+        self._aside = device.create_stream()
         self.spaces: dict[Lane, Workspace] = {
             "decode": Workspace(model, self.decodes[-1] + most_tokens, self.decodes[-1]),
             "prefill": Workspace(model, most_tokens, 0),
@@ -63,48 +62,40 @@ class Card:
         self._running: dict[Lane, _Running] = {}
         self._prompts: dict[int, Any] = {}  # not on the device yet, by slot
         self._placement: Placement | None = None
+        self._streams: dict[Placement, dict[str, Stream]] = {}
         self._torchs: dict[Stream, Any] = {}
         self._began = time.perf_counter()
         self.late_captures = 0  # graphs that were missing when a step needed them
-        self.switch_s: list[float] = []  # what the host spent in pool.switch
+        self.switch_s: list[float] = []  # what the host spent in Plan.switch
         self.poll_s = 0.0  # sleep between two polls; 0 polls without pause
 
     # Places
 
-    def place(self, lane: Lane, placement: Placement) -> Place:
-        """Where a lane runs, without switching to it."""
-        if placement.kind == "one":
-            return self._plain
-        if placement.kind == "disjoint":
-            return self.pool.get(decode=placement.decode_sms, prefill=None)[lane]
-        if lane == "decode":
-            return self._plain if placement.kind == "streams" else self._urgent
-        if placement.prefill_sms is not None:  # an overlay
-            # The same partition as in the layout of disjoint ones, and so the same context and graphs.
-            return self.pool.get(decode=self.device.sm_count - placement.prefill_sms, prefill=None).prefill
-        return self._second
+    def plan(self, placement: Placement) -> Plan:
+        """A placement as a plan of the package."""
+        if placement.kind in ("one", "streams"):
+            return Plan("sequence" if placement.kind == "one" else "streams", LANES)
+        if placement.kind == "priority":
+            return Plan("priority", LANES, first="decode")
+        # An overlay has the partition of prefill that disjoint partitions have, and so its context and graphs.
+        decode = placement.decode_sms or self.device.sm_count - (placement.prefill_sms or 0)
+        layout = Layout(decode=decode, prefill=None)
+        if placement.kind == "overlay":
+            return Plan("overlay", LANES, layout, {"prefill": "prefill"}, first="decode")
+        return Plan("partitions", LANES, layout, {lane: lane for lane in LANES})
 
-    def sms(self, place: Place) -> int:
-        return place.sm_count if isinstance(place, Partition) else self.device.sm_count
+    def stream(self, lane: Lane, placement: Placement) -> Stream:
+        """The stream of a lane, which is the same one whenever the placement comes back."""
+        if placement not in self._streams:
+            self._switch(placement)
+        return self._streams[placement][lane]
 
     def _switch(self, placement: Placement) -> None:
-        """Order a new placement behind the work of the one before on the SMs that they share."""
+        """Make a placement the current one, behind the work of the one before on the SMs that they share."""
         began = time.perf_counter()
-        before = self._placement
-        if placement.kind == "disjoint":
-            self.pool.switch(decode=placement.decode_sms, prefill=None)
-        if before is not None and (before.kind == "disjoint") != (placement.kind == "disjoint"):
-            # Streams of the whole device are not part of a layout.
-            old, new = ({self._stream(self.place(lane, one)) for lane in self.spaces} for one in (before, placement))
-            for event in [stream.record() for stream in old]:
-                for stream in new:
-                    stream.wait(event)
+        self._streams[placement] = self.plan(placement).switch(self.pool)
         self._placement = placement
         self.switch_s.append(time.perf_counter() - began)
-
-    @staticmethod
-    def _stream(place: Place) -> Stream:
-        return place.stream if isinstance(place, Partition) else place
 
     # Graphs
 
@@ -118,9 +109,9 @@ class Card:
     def prepare(self, shots: Iterable[Shot]) -> None:
         """Capture the graphs that are missing."""
         for shot in dict.fromkeys(shots):
-            place = self.place(shot.lane, shot.placement)
+            stream = self.stream(shot.lane, shot.placement)
             for begin, end in self._ranges(shot):
-                self._capture(place, shot, begin, end)
+                self._capture(stream, shot, begin, end)
 
     def _ranges(self, shot: Shot) -> list[tuple[int, int]]:
         """A graph for the whole model, or one for each layer."""
@@ -128,36 +119,35 @@ class Card:
             return [(0, self.model.shape.layers)]
         return [(layer, layer + 1) for layer in range(*shot.layers)]
 
-    def on(self, place: Place) -> AbstractContextManager[Any]:
-        """Makes the stream of a place torch's current one, without ordering it."""
-        block: AbstractContextManager[Any] = torch.cuda.stream(self._torch(place))
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        """Makes a stream torch's current one, without ordering it."""
+        block: AbstractContextManager[Any] = torch.cuda.stream(self._torch(stream))
         return block
 
     def aside(self) -> Any:
         """The torch stream on which decodes attend next to prompts of the same step, on the whole device."""
-        return self._torch(self._second)
+        return self._torch(self._aside)
 
-    def _torch(self, place: Place) -> Any:
-        stream = self._stream(place)
+    def _torch(self, stream: Stream) -> Any:
         found = self._torchs.get(stream)
         if found is None:
             found = self._torchs[stream] = torch_stream(stream)
         return found
 
-    def _capture(self, place: Place, shot: Shot, begin: int, end: int) -> None:
+    def _capture(self, stream: Stream, shot: Shot, begin: int, end: int) -> None:
         key = (shot.lane, shot.frame, begin, end)
-        if (place, key) not in self.graphs:
-            space, sms = self.spaces[shot.lane], self.sms(place)
+        if (stream, key) not in self.graphs:
+            space, sms = self.spaces[shot.lane], stream.resources.sm.sm_count
             aside = self.aside() if shot.frame.decodes and shot.frame.prompt_tokens else None
-            with self.on(place):
+            with self.on(stream):
                 space.load(shot.frame, Step())
-            self._stream(place).sync()
+            stream.sync()
 
             def run(_: Any) -> None:
                 self.model.run(shot.frame, space, layers=(begin, end), sms=sms, aside=aside)
 
-            self.graphs.capture(place, key, run)
-            self._stream(place).sync()
+            self.graphs.capture(stream, key, run)
+            stream.sync()
 
     # The executor
 
@@ -175,13 +165,12 @@ class Card:
             raise RuntimeError(f"the {lane} lane is busy")
         if placement != self._placement:
             self._switch(placement)
-        shot, place = self.shot(lane, step, placement), self.place(lane, placement)
+        shot, stream = self.shot(lane, step, placement), self.stream(lane, placement)
         keys = [(shot.lane, shot.frame, begin, end) for begin, end in self._ranges(shot)]
-        if any((place, key) not in self.graphs for key in keys):
+        if any((stream, key) not in self.graphs for key in keys):
             self.late_captures += 1
             self.prepare([shot])
-        stream = self._stream(place)
-        with self.on(place):
+        with self.on(stream):
             for segment in step.segments:
                 if segment.slot in self._prompts:
                     self.model.write(segment.slot, self._prompts.pop(segment.slot))
@@ -189,7 +178,7 @@ class Card:
                 self.spaces[lane].load(shot.frame, step)
         begin = stream.record(None, TIMED)
         for key in keys:
-            self.graphs.replay(place, key)
+            self.graphs.replay(stream, key)
         end = stream.record(None, TIMED)
         self._running[lane] = _Running(step, placement, begin, end)
 
@@ -218,17 +207,17 @@ class Card:
 
     # Measuring
 
-    def seconds_in(self, place: Place, lane: Lane, step: Step, *, times: int = 3) -> float:
-        """The median time on the device of a step that runs alone in a place, with the buffers of a lane."""
+    def seconds_on(self, stream: Stream, lane: Lane, step: Step, *, times: int = 3) -> float:
+        """The median time on the device of a step that runs alone on a stream, with the buffers of a lane."""
         shot = self.shot(lane, step, ONE)
-        stream, key = self._stream(place), (lane, shot.frame, 0, self.model.shape.layers)
-        self._capture(place, shot, *key[2:])
+        key = (lane, shot.frame, 0, self.model.shape.layers)
+        self._capture(stream, shot, *key[2:])
         found = []
         for _ in range(times + 1):
-            with self.on(place):
+            with self.on(stream):
                 self.spaces[lane].load(shot.frame, step)
             begin = stream.record(None, TIMED)
-            self.graphs.replay(place, key)
+            self.graphs.replay(stream, key)
             end = stream.record(None, TIMED)
             end.sync()
             found.append((end - begin) / 1e3)
@@ -244,9 +233,9 @@ class Card:
         self.graphs.drop()
         self._torchs.clear()
         self._running.clear()
+        self._streams.clear()
         self.pool.close()
-        for stream in (self._plain, self._second, self._urgent):
-            stream.close()
+        self._aside.close()
 
     def __enter__(self) -> Card:
         return self

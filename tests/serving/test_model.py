@@ -138,7 +138,7 @@ class CalledAgain:
 class CardWithoutGPU(Card):
     """The executor with streams and partitions of the software driver, and torch on the CPU."""
 
-    def on(self, place: Any) -> Any:
+    def on(self, stream: Any) -> Any:
         return nullcontext()
 
     def aside(self) -> Any:
@@ -218,9 +218,9 @@ def test_every_placement_has_its_sms(card: Card) -> None:
         (Placement("overlay", None, whole - 32), whole, whole - 32),
         (Placement("disjoint", 32, whole - 32), 32, whole - 32),
     ):
-        assert card.sms(card.place("decode", placement)) == decode
-        assert card.sms(card.place("prefill", placement)) == prefill
+        assert card.stream("decode", placement).resources.sm.sm_count == decode
+        assert card.stream("prefill", placement).resources.sm.sm_count == prefill
     overlay, disjoint = Placement("overlay", None, whole - 32), Placement("disjoint", 32, whole - 32)
-    assert card.place("prefill", overlay) is card.place("prefill", disjoint)
-    urgent = card.place("decode", Placement("priority"))
-    assert urgent.priority == card.device.priority_range[1]  # type: ignore[union-attr]
+    assert card.stream("prefill", overlay) is card.stream("prefill", disjoint)
+    assert card.stream("decode", Placement("priority")).priority == card.device.priority_range[1]
+    assert card.stream("decode", Placement("one")) is card.stream("prefill", Placement("one"))
