@@ -27,6 +27,7 @@ LIMIT_S = 100
 # The examples that one GPU runs, and the module without which they cannot.
 EXAMPLES = {
     "torch_partition": "torch",
+    "torch_decode_graphs": "torch",
     "torch_green_context": "torch",
     "torch_library_sms": "torch",
     "flashinfer_split": "torch",

@@ -26,7 +26,10 @@
 #   hatch-fancy-pypi-readme   if it is not installed: the build
 #   click, rich, markdown-it-py, mdurl, pygments   if they are not installed: the tests of the command line, demo and bench
 # (pip download --only-binary :all: -d DIR 'nvidia-cuda-runtime>=13.4,<14' hatch-fancy-pypi-readme click rich). Other wheels are used if the
-# interpreter lacks them.
+# interpreter lacks them. The tests of models (tests/interop/test_models_on_gpu.py) need transformers: 23 MB for Python 3.12, with
+#   pip download --no-deps --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -d DIR \
+#     'transformers==4.57.*' 'tokenizers<0.23' 'huggingface_hub<1' safetensors regex pyyaml tqdm requests packaging filelock fsspec \
+#     typing_extensions charset_normalizer idna urllib3 certifi hf-xet
 set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }

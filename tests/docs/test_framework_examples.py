@@ -38,6 +38,7 @@ def test_the_latency_of_cuda_core_is_measured_on_a_simulated_machine() -> None:
         ("cuda_core_latency", "cuda.core", "partition of 8 SMs: median "),
         ("flashinfer_split", "torch", "[8, 16, 24, "),
         ("torch_green_context", "torch", "and they share none"),
+        ("torch_decode_graphs", "torch", "decode in graphs and prefill are right: True"),
         ("torch_library_sms", "torch", "1 product measured"),
         ("triton_persistent", "triton", "decode has 16 SMs"),
         ("nccl_partition", "torch", "the sum over 1 ranks is 1"),
