@@ -305,6 +305,7 @@ class Decisions:
     def __init__(self) -> None:
         self._known: dict[Gemm, Decision] = {}
         self._measuring = threading.Lock()
+        self._is_pinned = False
 
     def __len__(self) -> int:
         return len(self._known)
@@ -312,9 +313,22 @@ class Decisions:
     def __iter__(self) -> Iterator[Decision]:
         return iter(list(self._known.values()))
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether nothing is measured any more."""
+        return self._is_pinned
+
+    def pin(self) -> None:
+        """Measure nothing from now on: GEMMs without a decision get no target.
+
+        Each run that loads the same decisions then uses the same kernels, and gets the same numbers.
+        """
+        self._is_pinned = True
+
     def clear(self) -> None:
         """Forget all decisions: GEMMs are measured again."""
         self._known.clear()
+        self._is_pinned = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file that load() reads."""
@@ -337,11 +351,11 @@ class Decisions:
         return self._known.get(gemm)
 
     def measure(self, gemm: Gemm, measured: Callable[[], tuple[float, float] | None]) -> Decision | None:
-        """Decide by the seconds without and with a target; None while another thread is measuring.
+        """Decide by the seconds without and with a target; None while another thread is measuring, and when pinned.
 
         Concurrent measurements would disturb each other, and waiting for the other one could deadlock.
         """
-        if not self._measuring.acquire(blocking=False):
+        if self._is_pinned or not self._measuring.acquire(blocking=False):
             return None
         try:
             seconds = measured()

@@ -510,6 +510,24 @@ def test_one_thread_measures_at_a_time() -> None:
     assert table.find(GEMM) == found
 
 
+@pytest.mark.sim_only
+def test_pinned_decisions_are_used_and_nothing_is_measured(gemms: TorchWithGemms, dev: Device) -> None:
+    known = library_sms.decisions
+    gemms.cost = helps_at(16)
+    a, b = matrices()
+    with dev.partition(16) as parts, parts[0].torch(library_sms="auto"):
+        gemms.ops.aten.mm.default(a, b)
+        known.pin()
+        gemms.calls.clear()
+        gemms.ops.aten.mm.default(a, b)
+        gemms.ops.aten.mm.default(*matrices(128))
+        assert gemms.calls == [("pure", 16), ("pure", 0)]
+        assert (known.is_pinned, len(known)) == (True, 1)
+        known.clear()
+        gemms.ops.aten.mm.default(a, b)
+        assert (known.is_pinned, len(known)) == (False, 1)
+
+
 def test_decisions_are_saved_and_loaded(tmp_path: Path) -> None:
     table, other = Decisions(), Decisions()
     table.measure(GEMM, lambda: (2e-3, 1e-3))

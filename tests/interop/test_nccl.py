@@ -224,9 +224,14 @@ with parts.comm.torch():
     dist.all_reduce(x, group=group)
     y = x * 2
 assert y.eq(2 * torch.arange(1024, device=where)).all()
+with_policy = new_group(parts.comm, ctas=4, cta_policy="zero")
+config = with_policy._get_backend(where).options.config
+assert (config.min_ctas, config.max_ctas, config.cta_policy) == (4, 4, 2)
+with parts.comm.torch():
+    dist.all_reduce(x, group=with_policy)
 torch.cuda.synchronize()
 dist.destroy_process_group()
-del group
+del group, with_policy
 print("done")
 """
 
