@@ -26,6 +26,7 @@ from pathlib import Path
 import cuda_gctx
 from cuda_gctx import ContextOptions, Device, Layout, PartitionPool, SMResourceOptions, Stream
 from cuda_gctx.sim import session
+from cuda_gctx.tune import Plan, Policy
 
 RECORDS = Path(__file__).with_name("instructions.json")
 TOLERANCE = 0.03
@@ -53,6 +54,12 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
     pool.get(positions)
     part = parts.decode
     elsewhere = Device(1)
+
+    streams, placed = Plan("streams", ("a", "b")), Plan("priority", ("a", "b"), first="a")
+    loads = [{"batch": batch, "context": context} for batch in (8, 32, 64) for context in (4096, 12288)]
+    rows = [(load, plan, 0.02, rate) for load in loads for plan, rate in ((streams, 1.0), (placed, 1.01))]
+    policy = Policy.of(rows, latency="a", bulk="b")
+    used = policy.plans[0]
 
     def push_pop() -> None:
         with a.current():
@@ -97,6 +104,8 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
         "dev.set_current(ctx)": lambda: dev.set_current(a),
         "stream.sync()": lambda: stream.sync(),
         "stream.wait(stream)": lambda: other.wait(stream),
+        "policy.choose(limit, batch=, context=)": lambda: policy.choose(0.025, batch=20, context=5000),
+        "policy.choose(limit, plan, batch=, context=)": lambda: policy.choose(0.025, used, batch=20, context=5000),
     }
 
 

@@ -132,11 +132,12 @@ class Drawing:
             f'rx="{number(corner)}" class="gctx-{kind}"{colour}>{title}'
         )
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, kind: str = "line") -> None:
-        """A line of a kind: "line" or "bound"."""
-        self._shapes.append(
-            f'<line x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" class="gctx-{kind}"/>'
-        )
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, kind: str = "line", *, colour: str | None = None
+    ) -> None:
+        """A line of a kind, "line" or "bound", or with a colour."""
+        look = f'class="gctx-{kind}"' if colour is None else f'stroke="{colour}" stroke-width="2"'
+        self._shapes.append(f'<line x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" {look}/>')
 
     def curve(self, points: Sequence[tuple[float, float]], colour: str, hovers: Sequence[str]) -> None:
         """Points joined by straight lines, in a colour; each point shows its own text where the pointer rests."""

@@ -15,6 +15,7 @@ __all__ = [
     "CERTAINTY",
     "LEAST_PAIRS",
     "NOISE",
+    "Estimate",
     "Latency",
     "Luck",
     "Ratio",
@@ -38,9 +39,9 @@ NOISE = 0.01
 
 def median(values: Sequence[float]) -> float:
     """The middle value, or the mean of the two middle values."""
-    import numpy as np
-
-    return float(np.median(np.asarray(values, dtype=float)))
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return float(ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -150,14 +151,27 @@ def _rank(pairs: int) -> int:
     return max(0, dropped - 1)
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A median of samples, with its confidence interval (97.5%, without assuming a distribution)."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """The estimate from samples. With fewer than LEAST_PAIRS of them the interval is that of all samples."""
+        ordered = sorted(values)
+        rank = _rank(len(ordered))
+        return cls(median(ordered), float(ordered[rank]), float(ordered[-1 - rank]), len(ordered))
+
+
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
     """The ratio of the first to the second over pairs of times."""
-    import numpy as np
-
-    times = np.asarray(pairs, dtype=float)
-    ratios = np.sort(times[:, 0] / times[:, 1])
-    rank = _rank(len(ratios))
-    return Ratio(median(ratios.tolist()), float(ratios[rank]), float(ratios[-1 - rank]), len(ratios))
+    found = Estimate.of([one / other for one, other in pairs])
+    return Ratio(found.median, found.low, found.high, found.samples)
 
 
 def ratio_of_rounds(first: Mapping[int, float], second: Mapping[int, float]) -> Ratio | None:

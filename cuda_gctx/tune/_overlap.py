@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
-from threading import Lock
 from typing import Literal
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
-from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.loan import capturing_stream
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.progress import Progress
 from cuda_gctx.measure.statistics import Latency, Spread, median
+from cuda_gctx.tune._guard import checked_budget, device_of, only_tuning, refuse_capture
 from cuda_gctx.tune._measure import LAUNCHES, Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
 from cuda_gctx.tune._reasons import reasons
@@ -66,18 +63,16 @@ def overlap(
     parts = parts_of(work, named)
     names = tuple(part.name for part in parts)
     objective = checked(objective, names)
-    budget_s = _checked_budget(budget_s)
+    budget_s = checked_budget(budget_s)
     if library_sms not in LIBRARY_CHOICES:
         raise ValueError(f"library_sms must be one of {', '.join(LIBRARY_CHOICES)}, not {library_sms!r}")
     if launch not in LAUNCHES:
         raise ValueError(f"launch must be one of {', '.join(LAUNCHES)}, not {launch!r}")
     if library_sms == "on" and not libraries_loaded():
         raise ValueError('library_sms="on" needs torch or CuPy, and neither is imported: import it first')
-    device = Device() if device is None else device
-    if not isinstance(device, Device):
-        raise TypeError(f"device must be a Device, not {type(device).__name__}")
-    _refuse_capture(device)
-    with _only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
+    device = device_of(device)
+    refuse_capture(device)
+    with only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
         conditions = [Conditions.of(device)]
         search = Search(device, parts, objective, sizes, library_sms, launch, budget_s, seed, bar, closing)
         try:
@@ -97,38 +92,6 @@ def overlap(
             f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
         )
     return _report(search, device, objective, how, conditions)
-
-
-# By device id. Two concurrent tunings would disturb each other.
-_locks: defaultdict[int, Lock] = defaultdict(Lock)
-
-
-@contextmanager
-def _only_tuning(device: Device) -> Iterator[None]:
-    lock = _locks[device.device_id]
-    if not lock.acquire(blocking=False):
-        raise RuntimeError(
-            f"another tuning of {device.name} is in progress, and the two would disturb each other: wait for it"
-        )
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _refuse_capture(device: Device) -> None:
-    with suppress(FeatureNotSupported):  # a driver without SM resources cannot be asked
-        capturing = capturing_stream(device.resources.sm)
-        if capturing is not None:
-            raise RuntimeError(f"{capturing} is capturing a graph: tune before or after the capture")
-
-
-def _checked_budget(budget_s: object) -> float:
-    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)):
-        raise TypeError(f"budget_s must be a number of seconds, not {type(budget_s).__name__}")
-    if not 0 < budget_s < math.inf:
-        raise ValueError(f"budget_s must be a positive number of seconds, not {budget_s}")
-    return float(budget_s)
 
 
 def _report(

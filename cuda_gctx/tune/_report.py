@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from textwrap import fill
-from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any
 
 from cuda_gctx.draw.bars import Bar, Piece, draw_bars
 from cuda_gctx.draw.durations import in_words
@@ -17,6 +16,7 @@ from cuda_gctx.draw.table import table
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import Latency, Spread
 from cuda_gctx.tune import _objectives
+from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plain, plan_of
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
 
@@ -28,8 +28,6 @@ WIDTH = 80  # of the table, if possible
 RANGE = "p10 to p90"
 LONGEST_NAME = 44  # of a plan; longer ones are shortened to the sizes
 LEAST_SAMPLES = 5
-
-Value = TypeVar("Value")
 
 
 def words(seconds: float) -> str:
@@ -202,16 +200,16 @@ class Report:
         if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
             raise ValueError(f"not a report of schema {SCHEMA}: measure again with this version")
         try:
-            report = _made(
+            report = made(
                 cls,
                 {name: item for name, item in value.items() if name != "schema"},
                 "",
-                choice=_plan,
+                choice=plan_of,
                 objective=_objective,
-                results=lambda value, where: tuple(_each(value, where, _result)),
-                alone=lambda value, where: _by_name(value, where, _spread),
-                reasons=lambda value, where: tuple(_each(value, where, lambda text, where: _plain(str, text, where))),
-                conditions=lambda value, where: tuple(_each(value, where, _conditions)),
+                results=lambda value, where: tuple(each(value, where, _result)),
+                alone=lambda value, where: by_name(value, where, _spread),
+                reasons=lambda value, where: tuple(each(value, where, lambda text, where: plain(str, text, where))),
+                conditions=lambda value, where: tuple(each(value, where, conditions)),
             )
             report._demand_consistency()
         except (TypeError, ValueError) as error:
@@ -415,65 +413,7 @@ def _cell(part: PartTime) -> str | None:
     return words(part.seconds.median) if part.seconds is not None else None
 
 
-# ---- from JSON: a reader takes a value and its path, and raises a TypeError or ValueError that names the path
-
-Reader: TypeAlias = Callable[[Any, str], Any]
-
-
-def _plain(kind: Any, value: Any, where: str) -> Any:
-    """A string, a bool or a number, which is never negative here; None if the kind allows it."""
-    if value is None and type(None) in get_args(kind):
-        return None
-    kind = next((one for one in get_args(kind) if one is not type(None)), kind)
-    if not isinstance(value, (int, float) if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{where} must be of type {kind.__name__}, not {type(value).__name__}")
-    if kind in (int, float) and not 0 <= value < math.inf:
-        raise ValueError(f"{where} must be a number of 0 or more, not {value}")
-    return value
-
-
-def _made(kind: type[Value], value: Any, where: str, **readers: Reader) -> Value:
-    """A dataclass, from exactly its fields."""
-    kinds = get_type_hints(kind)
-    at = f"{where}." if where else ""
-    given = set(_mapping(value, where))
-    for name in sorted(kinds.keys() ^ given):
-        raise ValueError(f"{at}{name} is {'unknown' if name in given else 'missing'}")
-    return kind(
-        **{
-            name: readers[name](value[name], at + name)
-            if name in readers
-            else _plain(kinds[name], value[name], at + name)
-            for name in kinds
-        }
-    )
-
-
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{where} must be an object, not {type(value).__name__}")
-    return value
-
-
-def _each(value: Any, where: str, read: Reader) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{where} must be a list, not {type(value).__name__}")
-    return [read(item, f"{where}[{number}]") for number, item in enumerate(value)]
-
-
-def _by_name(value: Any, where: str, read: Reader) -> dict[str, Any]:
-    return {name: read(item, f"{where}.{name}") for name, item in _mapping(value, where).items()}
-
-
-def _optional(read: Reader) -> Reader:
-    return lambda value, where: None if value is None else read(value, where)
-
-
-def _plan(value: Any, where: str) -> Plan:
-    try:
-        return Plan.from_dict(value)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+# ---- from JSON
 
 
 def _objective(value: Any, where: str) -> Objective:
@@ -484,28 +424,24 @@ def _objective(value: Any, where: str) -> Objective:
 
 
 def _spread(value: Any, where: str) -> Spread:
-    return _made(Spread, value, where)
-
-
-def _conditions(value: Any, where: str) -> Conditions:
-    return _made(Conditions, value, where)
+    return made(Spread, value, where)
 
 
 def _latency(value: Any, where: str) -> Latency:
-    return _made(Latency, value, where)
+    return made(Latency, value, where)
 
 
 def _part(value: Any, where: str) -> PartTime:
-    return _made(PartTime, value, where, seconds=_optional(_spread), alone=_optional(_spread))
+    return made(PartTime, value, where, seconds=optional(_spread), alone=optional(_spread))
 
 
 def _result(value: Any, where: str) -> Result:
-    return _made(
+    return made(
         Result,
         value,
         where,
-        plan=_plan,
+        plan=plan_of,
         seconds=_spread,
-        parts=lambda value, where: _by_name(value, where, _part),
-        latency=_optional(_latency),
+        parts=lambda value, where: by_name(value, where, _part),
+        latency=optional(_latency),
     )

@@ -10,13 +10,12 @@ belongs to the uncertainty of the answer.
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import CapturingError, CUDAError, FeatureNotSupported, ResourceOverlapWarning
+from cuda_gctx._core.errors import CapturingError, CUDAError, FeatureNotSupported
 from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure import clock
@@ -24,6 +23,7 @@ from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.progress import Progress
 from cuda_gctx.measure.statistics import LEAST_OF_OPENING, LEAST_PAIRS, NOISE, Luck, Ratio, median, ratio_of_rounds
 from cuda_gctx.partitions import PartitionPool
+from cuda_gctx.tune._guard import sharing
 from cuda_gctx.tune._measure import BATCH_S, Intervals, Launch, OutOfTime, Runner, Sample, Trial
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import KINDS, Plan
@@ -126,14 +126,6 @@ def _capturing(trial: Trial) -> list[str]:
         with suppress(CUDAError):  # of a device that has failed
             found += [name] if is_capturing(stream) else []
     return found
-
-
-@contextmanager
-def _sharing() -> Iterator[None]:
-    """A block without warnings of shared SMs: the caller needs none that contexts of the tuner share SMs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceOverlapWarning)
-        yield
 
 
 class Search:
@@ -488,7 +480,7 @@ class Search:
         return tuple(part.name for part in self.parts)
 
     def _trial(self, plan: Plan, where: Device | PartitionPool) -> Trial:
-        with _sharing():
+        with sharing():
             streams = self._closing.enter_context(plan.open(where))
         if isinstance(self.objective, TailLatency) and plan.kind != "sequence":
             idle: Stream = streams[self.objective.part]
@@ -551,7 +543,7 @@ class Search:
             if not made:
                 pool = self._closing.enter_context(PartitionPool(self.device))
                 try:
-                    with _sharing():
+                    with sharing():
                         pool.get(plan.layout)
                 except CUDAError as error:
                     if error.name != "CUDA_ERROR_OUT_OF_MEMORY":

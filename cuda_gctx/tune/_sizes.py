@@ -42,6 +42,10 @@ class Allocation:
     overlay: bool = False
 
 
+def _request(size: PartitionSize) -> Request:
+    return size.sm_count if size.aligned else SMResourceOptions(size.sm_count, backfill=True)
+
+
 class Sizes:
     """The sizes that partitions may have, and the plans that can be made of them.
 
@@ -78,6 +82,19 @@ class Sizes:
                 raise ValueError(f"a partition of {self._device.name} cannot have {count} SMs; near to it are {near}")
         return counts
 
+    def requests(self) -> list[tuple[int, Request]]:
+        """The counts of the sizes, and how to request each of them."""
+        return [(size.sm_count, _request(size)) for size in self.sizes if size.sm_count < self._device.sm_count]
+
+    def menu(self, urgent: str, bulk: str, shares: Sequence[float], bulk_shares: Sequence[float]) -> list[Allocation]:
+        """Partitions that give an urgent part these shares of the device, and overlays that leave these to the bulk."""
+        total = self._device.sm_count
+        found = [Allocation(bulk, ((urgent, self._nearest(share * total)),)) for share in shares if self.sizes]
+        for share in bulk_shares if self._bulk else ():
+            place = min(range(len(self._bulk)), key=lambda place: abs(self._bulk[place].sm_count - share * total))
+            found.append(Allocation(urgent, ((bulk, place),), overlay=True))
+        return list(dict.fromkeys(found))
+
     def plan(self, allocation: Allocation, library_sms: bool) -> tuple[Plan, dict[str, int]] | None:
         """The plan with an allocation, and the SMs of each part; None if it does not fit."""
         if allocation.overlay:
@@ -88,7 +105,7 @@ class Sizes:
         for part, place in allocation.places:
             size = self.sizes[place]
             name = self._names[part]
-            asked[name] = size.sm_count if size.aligned else SMResourceOptions(size.sm_count, backfill=True)
+            asked[name] = _request(size)
             places[part] = name
             counts[part] = size.sm_count
         layout = Layout.of({self._names[part]: asked.get(self._names[part]) for part in self._parts})

@@ -33,6 +33,7 @@ __all__ = [
     "examine",
     "libraries_loaded",
     "naming",
+    "part_of",
     "parts_of",
     "why_not",
 ]
@@ -106,6 +107,14 @@ def parts_of(work: Sequence[Any], named: dict[str, Any]) -> tuple[Part, ...]:
     if problems:
         raise ValueError("; ".join(problems))
     return tuple(parts)
+
+
+def part_of(function: object, name: str) -> Part:
+    """A single part; `name` is used if the function has none."""
+    if not callable(function):
+        raise TypeError(f"{name} must be a function that takes a stream, not {type(function).__name__}")
+    own = getattr(function, "__name__", "")
+    return Part(own if own.isidentifier() else name, function)
 
 
 @contextmanager

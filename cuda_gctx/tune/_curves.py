@@ -1,0 +1,364 @@
+"""``curve``: what a part takes in partitions of different sizes, and next to a load on the other SMs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from itertools import pairwise
+from os import PathLike
+from typing import Any, Literal
+
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import system
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.draw.lines import Line, Point, draw_lines
+from cuda_gctx.draw.svg import page, written
+from cuda_gctx.draw.table import table
+from cuda_gctx.measure import clock
+from cuda_gctx.measure.loop import in_rounds
+from cuda_gctx.measure.machine import Conditions
+from cuda_gctx.measure.progress import Progress
+from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate
+from cuda_gctx.partitions import PartitionPool
+from cuda_gctx.partitions.layout import Layout, Request
+from cuda_gctx.tune._guard import checked_budget, device_of, only_tuning, refuse_capture, sharing
+from cuda_gctx.tune._json import conditions, each, made, optional
+from cuda_gctx.tune._measure import OutOfTime, Runner, Trial
+from cuda_gctx.tune._objectives import TailLatency
+from cuda_gctx.tune._report import words
+from cuda_gctx.tune._sizes import Sizes
+from cuda_gctx.tune._work import Part, examine, naming, part_of
+
+__all__ = ["Curve", "CurvePoint", "curve", "measured_curve"]
+
+SCHEMA = 1
+MOST_ROUNDS = 15
+PART = "part"  # the names of partitions
+LOAD = "load"
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A part in a partition of `sm_count` SMs, or on the whole device.
+
+    seconds: of a call, back to back with others. latency, beside: of a call that is made alone, from the request to
+    its end: without the load, and while the load is kept queued on the other SMs. slowdown: their ratio, pair by pair.
+    load_rate: the calls of the load per second meanwhile.
+    """
+
+    sm_count: int
+    seconds: Estimate
+    latency: Estimate | None
+    beside: Estimate | None
+    slowdown: Estimate | None
+    load_rate: float | None
+
+    @property
+    def rate(self) -> float:
+        """Calls per second, back to back."""
+        return 1 / self.seconds.median
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The result of curve(): what a part takes over the number of SMs. ``print()`` it.
+
+    points: by the number of SMs; the last one is the whole device. load: the name of the load, if there was one.
+    complete: False if the budget was too short for all sizes, or for an interval at each.
+    """
+
+    part: str
+    load: str | None
+    points: tuple[CurvePoint, ...]
+    complete: bool
+    device: str
+    sm_count: int
+    driver: str
+    date: str
+    conditions: tuple[Conditions, ...]
+
+    def point(self, sm_count: int) -> CurvePoint:
+        """The point of a size. KeyError if that size was not measured."""
+        for point in self.points:
+            if point.sm_count == sm_count:
+                return point
+        raise KeyError(f"{sm_count} SMs were not measured, but {', '.join(str(p.sm_count) for p in self.points)}")
+
+    def seconds(self, sm_count: float) -> float:
+        """The time of a call in a number of SMs: between measured sizes, interpolated in work per SM; beyond them, that
+        of the nearest.
+        """
+        ordered = sorted(self.points, key=lambda point: point.sm_count)
+        if sm_count <= ordered[0].sm_count:
+            return ordered[0].seconds.median
+        for low, high in pairwise(ordered):
+            if sm_count <= high.sm_count:
+                share = (sm_count - low.sm_count) / (high.sm_count - low.sm_count)
+                work = (1 - share) * low.seconds.median * low.sm_count + share * high.seconds.median * high.sm_count
+                return work / sm_count
+        return ordered[-1].seconds.median
+
+    # ---- JSON
+
+    def to_json(self) -> str:
+        """The curve as JSON, for from_json()."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Curve:
+        """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
+        value = json.loads(text)
+        if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
+            raise ValueError(f"not a curve of schema {SCHEMA}: measure again with this version")
+        try:
+            found = made(
+                cls,
+                {name: item for name, item in value.items() if name != "schema"},
+                "",
+                points=lambda value, where: tuple(each(value, where, _point)),
+                conditions=lambda value, where: tuple(each(value, where, conditions)),
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"not a curve of schema {SCHEMA}: {error}") from error
+        if not found.points:
+            raise ValueError(f"not a curve of schema {SCHEMA}: points is empty")
+        return found
+
+    # ---- for people
+
+    def __repr__(self) -> str:
+        first, last = self.points[0], self.points[-1]
+        sizes = " and ".join(f"{words(p.seconds.median)} in {p.sm_count} SMs" for p in (first, last))
+        return f"<Curve of {self.part}: {sizes} on {self.device}>"
+
+    def __str__(self) -> str:
+        whole = self.points[-1]
+        lines = [f"{self.part} on {self.device}, {self.sm_count} SMs, driver {self.driver}, {self.date}"]
+        header = ["SMs", "time of a call", "97.5% interval", "calls/s", "/whole device"]
+        rows: list[list[object]] = [
+            [
+                point.sm_count,
+                words(point.seconds.median),
+                f"{words(point.seconds.low)} to {words(point.seconds.high)}",
+                f"{point.rate:.4g}",
+                f"{point.seconds.median / whole.seconds.median:.2f}",
+            ]
+            for point in self.points
+        ]
+        if self.load is not None:
+            header += [f"next to {self.load}", "slowdown", f"{self.load}, calls/s"]
+            for row, point in zip(rows, self.points, strict=True):
+                row += [
+                    words(point.beside.median) if point.beside is not None else None,
+                    f"{point.slowdown.median:.2f} ({point.slowdown.low:.2f} to {point.slowdown.high:.2f})"
+                    if point.slowdown is not None
+                    else None,
+                    f"{point.load_rate:.4g}" if point.load_rate is not None else None,
+                ]
+        lines.append(table(header, rows))
+        if not self.complete:
+            lines.append("incomplete: the budget was too short for all sizes, or for intervals")
+        return "\n".join(lines)
+
+    def svg(self, path: str | PathLike[str] | None = None) -> str:
+        """The curve as a picture, also written to `path`: times over SMs, with the interval of each point."""
+        lines = [Line(f"{self.part}, back to back", self._points("seconds"))]
+        if self.load is not None:
+            lines.append(Line(f"{self.part}, single calls", self._points("latency")))
+            lines.append(Line(f"{self.part}, single calls next to {self.load}", self._points("beside")))
+        subtitle = f"{self.device}, driver {self.driver}, {self.date}"
+        note = "The last point is the whole device."
+        return written(draw_lines(self.part, subtitle, [line for line in lines if line.points], note), path)
+
+    def _points(self, name: str) -> tuple[Point, ...]:
+        found = [(point.sm_count, getattr(point, name)) for point in self.points]
+        return tuple(Point(sms, e.median * 1e9, e.low * 1e9, e.high * 1e9) for sms, e in found if e is not None)
+
+    def html(self, path: str | PathLike[str] | None = None) -> str:
+        """The picture as an HTML page that loads nothing; also written to `path`."""
+        return written(page(f"{self.part}: {self.device}", self.svg()), path)
+
+    def _repr_html_(self) -> str:
+        return self.svg()
+
+
+def _estimate(value: Any, where: str) -> Estimate:
+    return made(Estimate, value, where)
+
+
+def _point(value: Any, where: str) -> CurvePoint:
+    maybe = optional(_estimate)
+    return made(CurvePoint, value, where, seconds=_estimate, latency=maybe, beside=maybe, slowdown=maybe)
+
+
+@dataclass(eq=False)
+class _Size:
+    """One size while it is measured; samples by round."""
+
+    sm_count: int
+    alone: Trial
+    both: Trial | None
+    seconds: dict[int, float] = field(default_factory=dict)
+    latency: dict[int, float] = field(default_factory=dict)
+    beside: dict[int, float] = field(default_factory=dict)
+    calls: list[tuple[int, float]] = field(default_factory=list)
+
+    def point(self) -> CurvePoint:
+        both = sorted(self.latency.keys() & self.beside.keys())
+        calls, seconds = sum(n for n, _ in self.calls), sum(s for _, s in self.calls)
+        return CurvePoint(
+            self.sm_count,
+            Estimate.of(list(self.seconds.values())),
+            Estimate.of(list(self.latency.values())) if self.latency else None,
+            Estimate.of(list(self.beside.values())) if self.beside else None,
+            Estimate.of([self.beside[n] / self.latency[n] for n in both]) if both else None,
+            calls / seconds if seconds > 0 else None,
+        )
+
+
+def curve(
+    part: Callable[[Stream], object],
+    *,
+    device: Device | None = None,
+    sizes: Iterable[int] | None = None,
+    beside: Callable[[Stream], object] | None = None,
+    launch: Literal["calls", "graphs"] = "calls",
+    budget_s: float = 20.0,
+    progress: bool | None = None,
+    seed: int = 0,
+) -> Curve:
+    """Measure what a part takes in partitions of different sizes and on the whole device, and next to a load.
+
+    part: a function that enqueues work on the Stream that it is called with, as for overlap().
+    sizes: the SM counts, instead of all aligned ones.
+    beside: a load that is kept queued on all other SMs; on the whole device there is no room for it.
+    launch: "graphs" captures the part once for each size, and replays it.
+
+    All sizes are measured in rounds in random order, each in 7 to 15 rounds. With a budget that does not suffice for 7,
+    fewer sizes are measured.
+    """
+    work = part_of(part, "part")
+    load = part_of(beside, LOAD) if beside is not None else None
+    budget_s = checked_budget(budget_s)
+    if launch not in ("calls", "graphs"):
+        raise ValueError(f"launch must be calls or graphs, not {launch!r}")
+    device = device_of(device)
+    refuse_capture(device)
+    with only_tuning(device), Progress(progress) as bar:
+        device.sync()
+        return measured_curve(device, work, load, sizes, launch, budget_s, bar, seed)
+
+
+def measured_curve(
+    device: Device,
+    work: Part,
+    load: Part | None,
+    sizes: Iterable[int] | None,
+    launch: Literal["calls", "graphs"],
+    budget_s: float,
+    bar: Progress,
+    seed: int,
+    most_rounds: int = MOST_ROUNDS,
+) -> Curve:
+    """The curve of a part; the caller has made sure that nothing else is being tuned."""
+    with ExitStack() as closing:
+        until = clock.now() + budget_s
+        runner = closing.enter_context(Runner("makespan", until, launch))
+        calls = closing.enter_context(Runner(TailLatency(PART, quantile=0.5), until, launch))
+        before = Conditions.of(device)
+        measured, complete = _measure(
+            device, work, load, sizes, runner, calls, budget_s, bar, seed, closing, most_rounds
+        )
+        after = Conditions.of(device)
+    points = sorted((size.point() for size in measured if size.seconds), key=lambda point: point.sm_count)
+    return Curve(
+        part=work.name,
+        load=load.name if load is not None else None,
+        points=tuple(points),
+        complete=complete,
+        device=device.name,
+        sm_count=device.sm_count,
+        driver=".".join(map(str, system.driver_version)),
+        date=date.today().isoformat(),
+        conditions=(before, after),
+    )
+
+
+def _measure(
+    device: Device,
+    work: Part,
+    load: Part | None,
+    wanted: Iterable[int] | None,
+    runner: Runner,
+    calls: Runner,
+    budget_s: float,
+    bar: Progress,
+    seed: int,
+    closing: ExitStack,
+    most_rounds: int,
+) -> tuple[list[_Size], bool]:
+    critical = Part(PART, work.function)
+    stream = closing.enter_context(device.create_stream())
+    names = {PART: critical} if load is None else {PART: critical, LOAD: Part(LOAD, load.function)}
+    for name, one in names.items():
+        with naming(f"{work.name if name == PART else load.name if load is not None else ''} alone"):
+            facts = examine(one, stream, runner.demand_time)
+        for each_runner in (runner, calls):
+            each_runner.call_s[name] = facts.host_s
+            each_runner.alone_s[name] = facts.device_s
+    whole = _Size(device.sm_count, Trial("whole device", (critical,), {PART: stream}, stream), None)
+    runner.warm(whole.alone)
+    step_s = max(whole.alone.step_s, whole.alone.host_s)
+    counts = _sizes(device, wanted, step_s, load is not None, budget_s)
+    complete = len(counts) == len(_sizes(device, wanted, 0.0, False, budget_s))
+    measured = [whole]
+    began = clock.now()
+    try:
+        for count, request in counts:
+            pool = closing.enter_context(PartitionPool(device))
+            with sharing():
+                parts = pool.get(Layout.of({PART: request}))
+            alone = Trial(f"{count} SMs", (critical,), {PART: parts.part.stream}, parts.part.stream)
+            both = None
+            if load is not None and parts.background is not None:
+                streams = {PART: parts.part.stream, LOAD: parts.background.stream}
+                both = Trial(f"{count} SMs", (critical, names[LOAD]), streams, parts.part.stream)
+            for trial in (alone, both):
+                if trial is not None:
+                    runner.warm(trial)
+            measured.append(_Size(parts.part.sm_count, alone, both))
+        order = random.Random(seed)
+        for number, size in in_rounds(measured, most_rounds, order):
+            bar.show((clock.now() - began) / budget_s, f"measuring {work.name} in {size.sm_count} SMs")
+            size.seconds[number] = runner.batch(size.alone, runner.shape([size.alone])).seconds
+            if size.both is not None:
+                size.latency[number] = calls.batch(size.alone, runner.shape([size.alone])).seconds
+                sample = calls.batch(size.both, runner.shape([size.both]))
+                size.beside[number] = sample.seconds
+                size.calls += [sample.calls[LOAD]] if sample.calls.get(LOAD, (0, 0.0))[1] > 0 else []
+    except OutOfTime:
+        complete = complete and all(len(size.seconds) >= LEAST_PAIRS for size in measured)
+    finally:
+        for size in measured:
+            for one in (*size.alone.streams.values(), *(size.both.streams.values() if size.both is not None else ())):
+                one.sync()
+    if not whole.seconds:
+        raise RuntimeError(f"budget_s={budget_s:g} is too short to measure {work.name} once: increase it")
+    return measured, complete
+
+
+def _sizes(
+    device: Device, wanted: Iterable[int] | None, step_s: float, loaded: bool, budget_s: float
+) -> Sequence[tuple[int, Request]]:
+    """The sizes to measure, and how to request them: as many as the budget allows, evenly apart."""
+    found = Sizes(device, [PART, LOAD], wanted).requests()
+    # A round of a size: a batch of steps, and with a load about two times as many calls again.
+    each_s = max(0.05, step_s) * (4 if loaded else 1) * (LEAST_PAIRS + 1)
+    most = max(2, int(budget_s / each_s) - 1) if step_s else len(found)
+    if len(found) <= most:
+        return found
+    return [found[round(number * (len(found) - 1) / (most - 1))] for number in range(most)]

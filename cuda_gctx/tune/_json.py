@@ -1,0 +1,75 @@
+"""Values from JSON: a reader takes a value and its path, and raises a TypeError or ValueError that names the path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
+
+from cuda_gctx.measure.machine import Conditions
+from cuda_gctx.tune._plans import Plan
+
+__all__ = ["Reader", "by_name", "conditions", "each", "made", "optional", "plain", "plan_of"]
+
+Value = TypeVar("Value")
+Reader: TypeAlias = Callable[[Any, str], Any]
+
+
+def plain(kind: Any, value: Any, where: str) -> Any:
+    """A string, a bool or a number, which is never negative here; None if the kind allows it."""
+    if value is None and type(None) in get_args(kind):
+        return None
+    kind = next((one for one in get_args(kind) if one is not type(None)), kind)
+    if not isinstance(value, (int, float) if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{where} must be of type {kind.__name__}, not {type(value).__name__}")
+    if kind in (int, float) and not 0 <= value < math.inf:
+        raise ValueError(f"{where} must be a number of 0 or more, not {value}")
+    return value
+
+
+def made(kind: type[Value], value: Any, where: str, **readers: Reader) -> Value:
+    """A dataclass, from exactly its fields."""
+    kinds = get_type_hints(kind)
+    at = f"{where}." if where else ""
+    given = set(mapping(value, where))
+    for name in sorted(kinds.keys() ^ given):
+        raise ValueError(f"{at}{name} is {'unknown' if name in given else 'missing'}")
+    return kind(
+        **{
+            name: readers[name](value[name], at + name)
+            if name in readers
+            else plain(kinds[name], value[name], at + name)
+            for name in kinds
+        }
+    )
+
+
+def mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{where} must be an object, not {type(value).__name__}")
+    return value
+
+
+def each(value: Any, where: str, read: Reader) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{where} must be a list, not {type(value).__name__}")
+    return [read(item, f"{where}[{number}]") for number, item in enumerate(value)]
+
+
+def by_name(value: Any, where: str, read: Reader) -> dict[str, Any]:
+    return {name: read(item, f"{where}.{name}") for name, item in mapping(value, where).items()}
+
+
+def optional(read: Reader) -> Reader:
+    return lambda value, where: None if value is None else read(value, where)
+
+
+def plan_of(value: Any, where: str) -> Plan:
+    try:
+        return Plan.from_dict(value)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def conditions(value: Any, where: str) -> Conditions:
+    return made(Conditions, value, where)

@@ -1,0 +1,145 @@
+"""Curves: what a part takes over the sizes of partitions, alone and next to a load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from cuda_gctx import Device, Stream, tune
+from cuda_gctx.tune import Curve, spin
+
+pytestmark = pytest.mark.sim_only
+
+MS = 1_000_000
+
+
+def product(stream: Stream) -> None:
+    spin(stream, 132, 2 * MS)  # half of the device at once; in fewer SMs in waves
+
+
+def hog(stream: Stream) -> None:
+    spin(stream, 264, 4 * MS)
+
+
+@cache
+def measured() -> str:
+    """The JSON of a curve next to a load, which is measured once."""
+    return tune.curve(product, device=Device(0), sizes=[16, 32, 64], beside=hog).to_json()
+
+
+def test_a_part_takes_as_many_waves_as_its_sms_need(dev: Device) -> None:
+    curve = Curve.from_json(measured())
+    assert [point.sm_count for point in curve.points] == [16, 32, 64, 132]
+    for point in curve.points:
+        waves = -(-132 // (2 * point.sm_count))
+        assert point.seconds.median == pytest.approx(waves * 2e-3, rel=0.03)
+        assert point.seconds.low <= point.seconds.median <= point.seconds.high
+        assert point.seconds.samples >= 7
+        assert point.rate == pytest.approx(1 / point.seconds.median)
+    assert curve.complete
+    assert (curve.part, curve.load) == ("product", "hog")
+
+
+def test_a_load_on_other_sms_slows_nothing_that_is_simulated(dev: Device) -> None:
+    *placed, whole = Curve.from_json(measured()).points
+    for point in placed:
+        assert point.slowdown is not None
+        assert point.slowdown.median == pytest.approx(1, rel=0.03)
+        assert point.load_rate is not None
+        waves = -(-264 // (2 * (132 - point.sm_count)))
+        assert point.load_rate == pytest.approx(1 / (waves * 4e-3), rel=0.1)
+    assert whole.beside is None  # no room for the load
+
+
+def test_what_a_load_slows_is_measured(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda_gctx.tune import _measure
+
+    batch = _measure.Runner._latency
+
+    def slowed(self: Any, trial: Any, objective: Any) -> Any:
+        sample = batch(self, trial, objective)
+        sample.seconds *= 1.3 if len(trial.parts) > 1 else 1.0
+        return sample
+
+    monkeypatch.setattr(_measure.Runner, "_latency", slowed)
+    point = tune.curve(product, device=dev, sizes=[32], beside=hog).points[0]
+    assert point.slowdown is not None
+    assert point.slowdown.median == pytest.approx(1.3, rel=0.03)
+
+
+def test_times_between_the_sizes_are_interpolated() -> None:
+    curve = Curve.from_json(measured())
+    assert curve.seconds(64) == curve.point(64).seconds.median
+    assert curve.point(64).seconds.median < curve.seconds(48) < curve.point(32).seconds.median
+    assert curve.seconds(4) == curve.point(16).seconds.median
+    assert curve.seconds(500) == curve.point(132).seconds.median
+    with pytest.raises(KeyError, match="48 SMs were not measured, but 16, 32, 64, 132"):
+        curve.point(48)
+
+
+def test_a_curve_has_a_table_a_short_repr_and_a_picture(tmp_path: Path) -> None:
+    curve = Curve.from_json(measured())
+    assert len(repr(curve)) < 120
+    assert "16 SMs" in repr(curve)
+    assert "next to hog" in str(curve)
+    text = curve.svg(tmp_path / "curve.svg")
+    assert (tmp_path / "curve.svg").read_text() == text
+    assert "prefers-color-scheme:dark" in text
+    titles = [element.text or "" for element in ElementTree.fromstring(text).iter() if element.tag.endswith("title")]
+    # Each point has its interval; the whole device has no load.
+    assert sum("SMs: " in title for title in titles) == 2 * (4 + 3 + 3)
+    for name in ("product, back to back", "product, single calls next to hog", "97.5% interval"):
+        assert name in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told.update(schema=7),
+        lambda told: told.update(points=[]),
+        lambda told: told["points"][0].update(sm_count="many"),
+        lambda told: told["points"][0].pop("slowdown"),
+        lambda told: told.update(unknown=1),
+    ],
+)
+def test_json_that_is_no_curve_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
+    told = json.loads(measured())
+    change(told)
+    with pytest.raises(ValueError, match="not a curve of schema 1"):
+        Curve.from_json(json.dumps(told))
+
+
+def test_a_short_budget_measures_fewer_sizes(dev: Device) -> None:
+    curve = tune.curve(lambda stream: spin(stream, 132, 100 * MS), device=dev, budget_s=6)
+    assert not curve.complete
+    assert 3 <= len(curve.points) < 17
+    assert "incomplete" in str(curve)
+
+
+def test_a_part_can_be_replayed_as_a_graph(dev: Device) -> None:
+    curve = tune.curve(product, device=dev, sizes=[32], launch="graphs")
+    assert curve.point(32).seconds.median == pytest.approx(3 * 2e-3, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"part": 3}, "part must be a function"),
+        ({"beside": 3}, "load must be a function"),
+        ({"launch": "threads"}, "launch must be calls or graphs"),
+        ({"budget_s": 0}, "budget_s must be a positive number"),
+        ({"sizes": [7]}, "cannot have 7 SMs"),
+        ({"device": 0}, "device must be a Device"),
+        ({"part": lambda stream: None}, "enqueued no work"),
+    ],
+)
+def test_bad_requests_are_refused(dev: Device, options: dict[str, Any], words: str) -> None:
+    given = {"part": product, "device": dev, **options}
+    with pytest.raises((TypeError, ValueError), match=words):
+        tune.curve(given.pop("part"), **given)
