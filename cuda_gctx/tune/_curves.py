@@ -45,7 +45,7 @@ LOAD = "load"
 class CurvePoint:
     """A part in a partition of `sm_count` SMs, or on the whole device.
 
-    seconds: of a call, back to back with others. latency, beside: of a call that is made alone, from the request to
+    seconds: of a call, back to back with others. latency, loaded: of a call that is made alone, from the request to
     its end: without the load, and while the load is kept queued on the other SMs. slowdown: their ratio, pair by pair.
     load_rate: the calls of the load per second meanwhile.
     """
@@ -53,7 +53,7 @@ class CurvePoint:
     sm_count: int
     seconds: Estimate
     latency: Estimate | None
-    beside: Estimate | None
+    loaded: Estimate | None
     slowdown: Estimate | None
     load_rate: float | None
 
@@ -153,7 +153,7 @@ class Curve:
             header += [f"next to {self.load}", "slowdown", f"{self.load}, calls/s"]
             for row, point in zip(rows, self.points, strict=True):
                 row += [
-                    words(point.beside.median) if point.beside is not None else None,
+                    words(point.loaded.median) if point.loaded is not None else None,
                     f"{point.slowdown.median:.2f} ({point.slowdown.low:.2f} to {point.slowdown.high:.2f})"
                     if point.slowdown is not None
                     else None,
@@ -169,7 +169,7 @@ class Curve:
         lines = [Line(f"{self.part}, back to back", self._points("seconds"))]
         if self.load is not None:
             lines.append(Line(f"{self.part}, single calls", self._points("latency")))
-            lines.append(Line(f"{self.part}, single calls next to {self.load}", self._points("beside")))
+            lines.append(Line(f"{self.part}, single calls next to {self.load}", self._points("loaded")))
         subtitle = f"{self.device}, driver {self.driver}, {self.date}"
         note = "The last point is the whole device."
         return written(draw_lines(self.part, subtitle, [line for line in lines if line.points], note), path)
@@ -192,7 +192,7 @@ def _estimate(value: Any, where: str) -> Estimate:
 
 def _point(value: Any, where: str) -> CurvePoint:
     maybe = optional(_estimate)
-    return made(CurvePoint, value, where, seconds=_estimate, latency=maybe, beside=maybe, slowdown=maybe)
+    return made(CurvePoint, value, where, seconds=_estimate, latency=maybe, loaded=maybe, slowdown=maybe)
 
 
 @dataclass(eq=False)
@@ -204,18 +204,18 @@ class _Size:
     both: Trial | None
     seconds: dict[int, float] = field(default_factory=dict)
     latency: dict[int, float] = field(default_factory=dict)
-    beside: dict[int, float] = field(default_factory=dict)
+    loaded: dict[int, float] = field(default_factory=dict)
     calls: list[tuple[int, float]] = field(default_factory=list)
 
     def point(self) -> CurvePoint:
-        both = sorted(self.latency.keys() & self.beside.keys())
+        both = sorted(self.latency.keys() & self.loaded.keys())
         calls, seconds = sum(n for n, _ in self.calls), sum(s for _, s in self.calls)
         return CurvePoint(
             self.sm_count,
             Estimate.of(list(self.seconds.values())),
             Estimate.of(list(self.latency.values())) if self.latency else None,
-            Estimate.of(list(self.beside.values())) if self.beside else None,
-            Estimate.of([self.beside[n] / self.latency[n] for n in both]) if both else None,
+            Estimate.of(list(self.loaded.values())) if self.loaded else None,
+            Estimate.of([self.loaded[n] / self.latency[n] for n in both]) if both else None,
             calls / seconds if seconds > 0 else None,
         )
 
@@ -225,7 +225,7 @@ def curve(
     *,
     device: Device | None = None,
     sizes: Iterable[int] | None = None,
-    beside: Callable[[Stream], object] | None = None,
+    load: Callable[[Stream], object] | None = None,
     launch: Literal["calls", "graphs"] = "calls",
     budget_s: float = 20.0,
     progress: bool | None = None,
@@ -235,14 +235,14 @@ def curve(
 
     part: a function that enqueues work on the Stream that it is called with, as for overlap().
     sizes: the SM counts, instead of all aligned ones.
-    beside: a load that is kept queued on all other SMs; on the whole device there is no room for it.
+    load: other work, which is kept queued on all other SMs; on the whole device there is no room for it.
     launch: "graphs" captures the part once for each size, and replays it.
 
     All sizes are measured in rounds in random order, each in 7 to 15 rounds. With a budget that does not suffice for 7,
     fewer sizes are measured.
     """
     work = part_of(part, "part")
-    load = part_of(beside, LOAD) if beside is not None else None
+    other = part_of(load, LOAD) if load is not None else None
     budget_s = checked_budget(budget_s)
     if launch not in ("calls", "graphs"):
         raise ValueError(f"launch must be calls or graphs, not {launch!r}")
@@ -250,7 +250,7 @@ def curve(
     refuse_capture(device)
     with only_tuning(device), Progress(progress) as bar:
         device.sync()
-        return measured_curve(device, work, load, sizes, launch, budget_s, bar, seed)
+        return measured_curve(device, work, other, sizes, launch, budget_s, bar, seed)
 
 
 def measured_curve(
@@ -338,7 +338,7 @@ def _measure(
             if size.both is not None:
                 size.latency[number] = calls.batch(size.alone, runner.shape([size.alone])).seconds
                 sample = calls.batch(size.both, runner.shape([size.both]))
-                size.beside[number] = sample.seconds
+                size.loaded[number] = sample.seconds
                 size.calls += [sample.calls[LOAD]] if sample.calls.get(LOAD, (0, 0.0))[1] > 0 else []
     except OutOfTime:
         complete = complete and all(len(size.seconds) >= LEAST_PAIRS for size in measured)

@@ -30,7 +30,7 @@ def hog(stream: Stream) -> None:
 @cache
 def measured() -> str:
     """The JSON of a curve next to a load, which is measured once."""
-    return tune.curve(product, device=Device(0), sizes=[16, 32, 64], beside=hog).to_json()
+    return tune.curve(product, device=Device(0), sizes=[16, 32, 64], load=hog).to_json()
 
 
 def test_a_part_takes_as_many_waves_as_its_sms_need(dev: Device) -> None:
@@ -54,7 +54,7 @@ def test_a_load_on_other_sms_slows_nothing_that_is_simulated(dev: Device) -> Non
         assert point.load_rate is not None
         waves = -(-264 // (2 * (132 - point.sm_count)))
         assert point.load_rate == pytest.approx(1 / (waves * 4e-3), rel=0.1)
-    assert whole.beside is None  # no room for the load
+    assert whole.loaded is None  # no room for the load
 
 
 def test_what_a_load_slows_is_measured(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_what_a_load_slows_is_measured(dev: Device, monkeypatch: pytest.MonkeyPa
         return sample
 
     monkeypatch.setattr(_measure.Runner, "_latency", slowed)
-    point = tune.curve(product, device=dev, sizes=[32], beside=hog).points[0]
+    point = tune.curve(product, device=dev, sizes=[32], load=hog).points[0]
     assert point.slowdown is not None
     assert point.slowdown.median == pytest.approx(1.3, rel=0.03)
 
@@ -131,7 +131,7 @@ def test_a_part_can_be_replayed_as_a_graph(dev: Device) -> None:
     ("options", "words"),
     [
         ({"part": 3}, "part must be a function"),
-        ({"beside": 3}, "load must be a function"),
+        ({"load": 3}, "load must be a function"),
         ({"launch": "threads"}, "launch must be calls or graphs"),
         ({"budget_s": 0}, "budget_s must be a positive number"),
         ({"sizes": [7]}, "cannot have 7 SMs"),
