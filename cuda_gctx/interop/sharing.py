@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import getattr_static
@@ -59,13 +60,19 @@ class Shared:
 
 @dataclass(frozen=True)
 class SharingReport:
-    """What `check` found. ``shared`` is empty if it found nothing; ``seen`` counts the objects of each kind."""
+    """What `check` found. ``shared`` is empty if it found nothing; ``seen`` counts the objects of each kind.
+
+    is_complete: whether all that the given objects refer to was searched; else, give the parts that matter.
+    """
 
     shared: tuple[Shared, ...]
     seen: Mapping[str, int]
+    is_complete: bool
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} x {kind}" for kind, count in self.seen.items() if count) or "nothing it knows"
+        if not self.is_complete:
+            counted += f"; not searched: beyond {_DEEPEST} levels or {_MOST} objects"
         if not self.shared:
             return f"nothing is shared (compared: {counted})"
         rows = [(one.kind, *one.places, one.advice) for one in self.shared]
@@ -136,7 +143,9 @@ def _communicator(thing: Any) -> object:
     """What identifies a communicator of NCCL; None for anything else."""
     if _is(thing, "torch.distributed", "ProcessGroup"):
         distributed = sys.modules["torch.distributed"]
-        return ("group", thing.group_name) if "nccl" in distributed.get_backend(thing) else None
+        with suppress(RuntimeError, ValueError):  # a group that was destroyed communicates no more
+            return ("group", thing.group_name) if "nccl" in distributed.get_backend(thing) else None
+        return None
     # CuPy, nccl4py, and the wrappers of serving engines.
     if type(thing).__name__.endswith("Communicator"):
         for name in ("comm", "ptr", "handle"):
@@ -154,7 +163,8 @@ def _recognised(thing: Any, place: str) -> Iterator[_Found]:
             yield _Found("cuBLAS workspace", place, memory=memory)
     elif _is(thing, "torch.cuda", "CUDAGraph"):
         yield _Found("CUDA graph", place, id(thing))
-        yield _Found("memory pool of graphs", place, tuple(thing.pool()))
+        with suppress(RuntimeError):  # not captured yet: it has no pool
+            yield _Found("memory pool of graphs", place, tuple(thing.pool()))
     else:
         key = _communicator(thing)
         if key is not None:
@@ -195,8 +205,12 @@ def _parts_of(thing: Any, place: str) -> Iterator[tuple[Any, str, bool]]:
                 yield value, f"{place}.{name}", bool(_WRITTEN.search(name))
 
 
-def _search(name: str, given: Any) -> list[_Found]:
-    """All that one partition uses and must not share. Tensors count where they are given, or by their names."""
+def _search(name: str, given: Any) -> tuple[list[_Found], bool]:
+    """All that one partition uses and must not share, and whether all was searched.
+
+    Tensors count where they are given, or by their names.
+    """
+    is_complete = True
     found: list[_Found] = []
     known: set[tuple[int, bool]] = set()
     kept: list[Any] = []  # an id is that of one object as long as the object lives
@@ -215,13 +229,16 @@ def _search(name: str, given: Any) -> list[_Found]:
             continue
         mine = list(_recognised(thing, place))
         found += mine
-        if mine or depth == _DEEPEST or _is(thing, "torch", "Tensor"):
+        if mine or _is(thing, "torch", "Tensor"):
+            continue
+        if depth == _DEEPEST:
+            is_complete = is_complete and next(_parts_of(thing, place), None) is None
             continue
         in_container = counts and isinstance(thing, (list, tuple, AbstractSet, Mapping))
         waiting += [
             (part, where, written or in_container, depth + 1) for part, where, written in _parts_of(thing, place)
         ]
-    return found
+    return found, is_complete and not waiting
 
 
 def check(**uses: Any) -> SharingReport:
@@ -235,7 +252,8 @@ def check(**uses: Any) -> SharingReport:
     """
     if len(uses) < 2:
         raise ValueError("check() compares partitions: give the objects of two or more, as in check(a=[...], b=[...])")
-    of_each = [_search(name, given) for name, given in uses.items()]
+    searched = [_search(name, given) for name, given in uses.items()]
+    of_each = [found for found, _ in searched]
     shared: dict[tuple[str, object, object], Shared] = {}
     for (name, mine), (other_name, theirs) in combinations(zip(uses, of_each, strict=True), 2):
         for one in mine:
@@ -246,4 +264,4 @@ def check(**uses: Any) -> SharingReport:
     seen = dict.fromkeys(_ADVICE, 0)
     for one in (one for found in of_each for one in found):
         seen[one.kind] += 1
-    return SharingReport(tuple(shared.values()), seen)
+    return SharingReport(tuple(shared.values()), seen, all(complete for _, complete in searched))

@@ -224,6 +224,27 @@ def test_a_report_says_what_was_compared() -> None:
     assert str(check(a=[], b=[])) == "nothing is shared (compared: nothing it knows)"
 
 
+def test_graphs_without_a_capture_and_groups_that_are_gone_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("without a preceding successful capture")
+
+    monkeypatch.setattr(CUDAGraph, "pool", fail)
+    assert kinds(decode=CUDAGraph(1), prefill=CUDAGraph(1)) == []
+    monkeypatch.setattr(sys.modules["torch.distributed"], "get_backend", fail)
+    group = ProcessGroup("0")
+    assert kinds(decode=group, prefill=group) == []
+
+
+def test_a_report_says_if_the_search_came_to_no_end() -> None:
+    deep: Any = ProcessGroup("0")
+    for _ in range(20):
+        deep = [deep]
+    report = check(a=deep, b=deep)
+    assert (report.shared, report.is_complete) == ((), False)
+    assert "not searched: beyond" in str(report)
+    assert check(a=[[1]], b=[{}]).is_complete
+
+
 def test_one_partition_cannot_be_compared() -> None:
     with pytest.raises(ValueError, match="two or more"):
         check(a=[])
