@@ -17,6 +17,7 @@ PYTHONS ?= $(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE_BUILD := build/package
+STRICT := --config-settings=cmake.define.CUDA_GCTX_WERROR=ON
 # The tools of the environment come first, so that a machine without CMake and Ninja can build.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -43,7 +44,7 @@ instructions: $(VENV)/package
 # The next "make demo" or "make test" puts the installed package back.
 develop: $(VENV)/builders
 	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=editable.rebuild=true --config-settings=editable.verbose=false \
-	  --config-settings=build-dir=build/editable --editable '.[test]'
+	  --config-settings=build-dir=build/editable $(STRICT) --editable '.[test]'
 	rm -f $(VENV)/package
 
 # One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
@@ -54,7 +55,7 @@ sanitize: $(VENV)/builders
 	for kind in $(SANITIZERS); do \
 	  folder=build/sanitize-$${kind%%,*}; \
 	  cmake -G Ninja -S cuda_gctx/_cpp -B $$folder \
-	    -DCUDA_GCTX_CUDA_INCLUDE="$$include" -DCUDA_GCTX_SANITIZE=$$kind; \
+	    -DCUDA_GCTX_CUDA_INCLUDE="$$include" -DCUDA_GCTX_SANITIZE=$$kind -DCUDA_GCTX_WERROR=ON; \
 	  cmake --build $$folder; \
 	  ctest --test-dir $$folder --output-on-failure; \
 	done
@@ -89,7 +90,7 @@ format: $(VENV)/linters
 
 # The reference comes from the built package.
 docs: $(VENV)/package
-	$(BIN)/python -m pip install -q '.[docs]' --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD)
+	$(BIN)/python -m pip install -q '.[docs]' --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT)
 	$(BIN)/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
 
 wheels: $(VENV)/wheel-tools
@@ -119,7 +120,7 @@ $(VENV)/builders: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/package: $(VENV)/builders $(SOURCES)
-	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) '.[test]'
+	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) '.[test]'
 	touch $@
 
 $(VENV)/wheel-tools: pyproject.toml | $(BIN)/python

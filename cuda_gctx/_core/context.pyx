@@ -149,7 +149,12 @@ cdef class Context:
 
     @staticmethod
     def from_handle(handle, owner=None):
-        """Adopt a raw CUcontext. The object keeps `owner` alive, if one is given, and never destroys the context."""
+        """Adopt a context of another library, which the object never destroys.
+
+        handle: the CUcontext, as an int. owner: an object to keep alive as long as this one.
+
+        Raises ValueError for a handle that is not a live context.
+        """
         cdef Runtime* runtime = active_runtime()
         cdef Context context
         cdef ContextHandle box
@@ -220,15 +225,27 @@ cdef class Context:
         return self.resources.sm.sm_count
 
     def create_stream(self, options=None):
-        """Create a stream. The current context of the thread does not matter."""
+        """Create a stream. The current context of the thread does not matter.
+
+        options: StreamOptions, or a dict of their fields.
+
+        Raises ClosedError if the context is closed, and ValueError for a priority that is out of range, or for a
+        blocking stream of a green context.
+        """
         return new_stream(self._slot.demand(b"context"), self, as_options(StreamOptions, options))
 
     def create_event(self, options=None):
-        """Create an event."""
+        """Create an event.
+
+        options: EventOptions, or a dict of their fields.
+        """
         return new_event(self._slot.demand(b"context"), as_options(EventOptions, options))
 
     def record_event(self, Event event=None):
-        """Record `event`, or a new one, behind all work of all streams of the context, and return it."""
+        """Record `event`, or a new one, behind all work of all streams of the context, and return it.
+
+        Raises CapturingError while a stream of the context is capturing.
+        """
         cdef ContextHandle box = self._slot.demand(b"context")
         cdef EventHandle event_box
         if event is None:
@@ -265,12 +282,20 @@ cdef class Context:
         return new_block(box, self)
 
     def torch(self, library_sms="off", after=None):
-        """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use)."""
+        """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use).
+
+        library_sms: "off", "on" or "auto": the SM count hint for cuBLAS. after: a fork() of
+        cuda_gctx.interop.torch, after whose beginning the block starts.
+        """
         self._slot.live(b"context")
         return above.torch_block(self, library_sms, after)
 
     def cupy(self, library_sms="off", after=None):
-        """A ``with`` block in which CuPy works on a stream of the context (see cuda_gctx.interop.cupy.use)."""
+        """A ``with`` block in which CuPy works on a stream of the context (see cuda_gctx.interop.cupy.use).
+
+        library_sms: "off" or "on": the SM count hint for cuBLAS. after: a fork() of
+        cuda_gctx.interop.cupy, after whose beginning the block starts.
+        """
         self._slot.live(b"context")
         return above.cupy_block(self, library_sms, after)
 

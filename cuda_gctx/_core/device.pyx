@@ -78,7 +78,9 @@ cdef int remember(dict given, Context context) except -1:
 cdef class Device:
     """A GPU, as a value: objects of the same id are equal, cheap, and usable on any thread.
 
-    Without an id, it is the device of the current context, or device 0.
+    device_id: the driver's number of the device. None: the device of the current context, or device 0.
+
+    Raises DriverNotFound without a driver, and ValueError if there is no such device.
     """
 
     cdef Runtime* _runtime
@@ -182,9 +184,13 @@ cdef class Device:
         return wrap_context(self.primary())
 
     def set_current(self, Context ctx=None):
-        """Make a context of this device (by default its primary one) current on the calling thread.
+        """Make a context current on the calling thread, until the next call.
 
         Returns the previous one, or None: the same object, if set_current() was given one on this thread.
+
+        ctx: a context of this device; None: its primary context.
+
+        Raises ClosedError if it is closed, ValueError if it belongs to another device.
         """
         cdef ContextHandle context
         cdef ContextHandle previous
@@ -205,10 +211,12 @@ cdef class Device:
         return found
 
     def create_context(self, options=_NO_OPTIONS, **fields):
-        """Create a green context; `options` are ContextOptions or a dict of their fields.
+        """Create a green context. Warns (ResourceOverlapWarning) if live contexts use its SMs or may.
 
-        Warns (ResourceOverlapWarning) if live contexts use its SMs or may; with `exclusive`, raises
-        ResourceOverlapError instead.
+        options: ContextOptions, or a dict of their fields.
+
+        Raises ResourceOverlapError instead of warning with `exclusive`, ValueError for resources that cannot be in one
+        context, CapturingError during a capture, and FeatureNotSupported on drivers before 12.4.
         """
         if fields:
             raise TypeError(
@@ -221,13 +229,21 @@ cdef class Device:
         return new_green_context(self.device_id, as_options(ContextOptions, options), True)
 
     def create_stream(self, options=None):
-        """Create a stream of the primary context, or adopt the stream of an object with ``__cuda_stream__``."""
+        """Create a stream of the primary context, or adopt the stream of another library.
+
+        options: StreamOptions or a dict of their fields; or an object with ``__cuda_stream__``, which is adopted.
+
+        Raises ValueError if the priority is not in `priority_range`.
+        """
         if hasattr(options, "__cuda_stream__"):
             return Stream(options)
         return new_stream(self.primary(), None, as_options(StreamOptions, options))
 
     def create_event(self, options=None):
-        """Create an event of the primary context."""
+        """Create an event of the primary context.
+
+        options: EventOptions, or a dict of their fields.
+        """
         return new_event(self.primary(), as_options(EventOptions, options))
 
     # What this package does not do itself, cuda.core does.
@@ -268,12 +284,18 @@ cdef class Device:
     def partition(self, *requests, exclusive=False, among="all", **named):
         """Split the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
 
-        cuda_gctx.partitions.partition documents the requests.
+        requests: by position, or one mapping or Layout. named: by name. Each is a number of SMs (rounded up), a share
+        of the device below 1 (rounded down), None for all remaining SMs, SMResourceOptions or PartitionSpec.
+        exclusive: refuse SMs that a live context uses, instead of warning.
+        among: "free" splits only SMs that no live context of the process is known to have.
+
+        Returns Partitions, whose ``background`` has the SMs that nobody requested. Raises SplitError if the requests do
+        not fit, ResourceOverlapError with `exclusive`, and CapturingError during a capture.
         """
         return above.partition(self, *requests, exclusive=exclusive, among=among, **named)
 
     def partition_sizes(self):
-        """The sizes that one partition can have, according to the driver."""
+        """The sizes that one partition can have, according to the driver, as a list of PartitionSize."""
         return above.partition_sizes(self)
 
     def sync(self):

@@ -140,7 +140,10 @@ cdef class GraphExec:
         return not self._slot.get()
 
     def upload(self, Stream stream not None):
-        """Upload the graph to the device before the first launch."""
+        """Upload the graph to the device before the first launch.
+
+        stream: on which the upload is enqueued.
+        """
         cdef GraphExecHandle box = self._slot.demand(b"executable graph")
         cdef StreamHandle on = stream._slot.demand(b"stream")
         with nogil:

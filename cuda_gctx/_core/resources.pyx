@@ -124,7 +124,10 @@ cdef class SMResourceOptions:
         return 0
 
     def replace(self, **changes):
-        """A copy with other values for some fields."""
+        """A copy with other values for some fields.
+
+        changes: the new values, by the names of the fields.
+        """
         return SMResourceOptions(**(dict(zip(SM_FIELDS, self._fields())) | changes))
 
     def __replace__(self, **changes):
@@ -252,7 +255,10 @@ cdef class SMResource:
         return above.free_sms(self)
 
     def overlaps(self, SMResource other not None):
-        """Whether the two resources share SMs; None if this cannot be known."""
+        """Whether two resources share SMs; None if this cannot be known.
+
+        other: an SMResource of any device.
+        """
         answer = overlaps(dereference(self._sm), dereference(other._sm))
         return answer.value() if answer.has_value() else None
 
@@ -263,6 +269,9 @@ cdef class SMResource:
         The driver splits only what a device or a context holds. Splitting a group or a remainder therefore needs a
         context over it, which is kept for the next split of it (see ``system.memory()``); a dry run makes it only where
         counting does not answer.
+        dry_run: only compute what a split would give; contexts refuse these groups.
+
+        Raises SplitError, with a request that fits in its `suggestion`.
         """
         cdef SMResourceOptions asked = sm_options(options)
         cdef SplitResult result
@@ -354,7 +363,10 @@ cdef class WorkqueueResourceOptions:
         self.concurrency_limit = checked_int("concurrency_limit", concurrency_limit, 1)
 
     def replace(self, **changes):
-        """A copy with other values for some fields."""
+        """A copy with other values for some fields.
+
+        changes: the new values, by the names of the fields.
+        """
         fields = {"sharing_scope": self.sharing_scope, "concurrency_limit": self.concurrency_limit}
         return WorkqueueResourceOptions(**(fields | changes))
 

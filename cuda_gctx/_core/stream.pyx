@@ -137,7 +137,13 @@ cdef class Stream:
 
     @staticmethod
     def from_handle(handle, owner=None):
-        """Adopt a raw CUstream. The object keeps `owner` alive, if one is given, and never destroys the stream."""
+        """Adopt a stream of another library, which the object never destroys.
+
+        handle: the CUstream, as an int; 1 is the legacy default stream of the current context. owner: an object to keep
+        alive as long as this one.
+
+        Raises ValueError for a handle that is not a live stream, and for 0, which has two meanings.
+        """
         number = as_handle(handle)
         if number == 0:
             raise ValueError(
@@ -222,7 +228,10 @@ cdef class Stream:
         return event
 
     def wait(self, event_or_stream):
-        """Make all later work wait for an event, or for the work enqueued so far on another stream."""
+        """Make all later work wait, on the device. The host goes on.
+
+        event_or_stream: an event, or a stream, whose work enqueued so far is waited for.
+        """
         cdef StreamHandle box = self._slot.demand(b"stream")
         cdef EventHandle event_box
         cdef Event event
@@ -250,12 +259,20 @@ cdef class Stream:
             synchronize_stream(box)
 
     def torch(self, library_sms="off", after=None):
-        """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use)."""
+        """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use).
+
+        library_sms: "off", "on" or "auto": the SM count hint for cuBLAS. after: a fork() of
+        cuda_gctx.interop.torch, after whose beginning the block starts.
+        """
         self._slot.demand(b"stream")
         return above.torch_block(self, library_sms, after)
 
     def cupy(self, library_sms="off", after=None):
-        """A ``with`` block in which CuPy works on the stream (see cuda_gctx.interop.cupy.use)."""
+        """A ``with`` block in which CuPy works on the stream (see cuda_gctx.interop.cupy.use).
+
+        library_sms: "off" or "on": the SM count hint for cuBLAS. after: a fork() of
+        cuda_gctx.interop.cupy, after whose beginning the block starts.
+        """
         self._slot.demand(b"stream")
         return above.cupy_block(self, library_sms, after)
 

@@ -78,12 +78,18 @@ def get_compute_capability(device: Any) -> tuple[int, int]:
 
 
 def get_cudevice(dev: Any) -> int:
-    """The driver's device of a torch.device: a CUdevice, as an int."""
+    """The driver's device: a CUdevice, as an int.
+
+    dev: a torch.device.
+    """
     return _device(dev).device_id
 
 
 def get_device_resource(cu_dev: int) -> SplitResource:
-    """All SMs of a device of get_cudevice()."""
+    """All SMs of a device.
+
+    cu_dev: the result of get_cudevice().
+    """
     return _split_resource(Device(int(cu_dev)).resources.sm)
 
 
@@ -110,7 +116,10 @@ def create_green_ctx_streams(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
-    """The smallest number of SMs of a group and its alignment, from a device with this compute capability."""
+    """The smallest number of SMs of a group and its alignment, from a device with this compute capability.
+
+    major, minor: the compute capability.
+    """
     for device in map(Device, range(Device.count())):
         if device.compute_capability == (major, minor):
             whole = device.resources.sm
@@ -190,6 +199,8 @@ def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[lis
 def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[list[Any], list[SplitResource]]:
     """Split a torch.device into `num_groups` groups of at least `min_count` SMs each, and one of the remaining SMs.
 
+    dev: a torch.device.
+
     Returns a torch stream and a resource for each group, the remainder last. RuntimeError if the device has fewer SMs.
     """
     groups, least = index(num_groups), index(min_count)
@@ -204,6 +215,8 @@ def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[l
 
 def split_device_green_ctx_by_sm_count(dev: Any, sm_counts: Sequence[int]) -> tuple[list[Any], list[SplitResource]]:
     """Split a torch.device into groups of these numbers of SMs, each rounded up to what the device can give.
+
+    dev: a torch.device. sm_counts: the number of SMs of each group.
 
     Returns a torch stream and a resource for each group, the remaining SMs last. RuntimeError if the device has fewer
     SMs, ValueError without counts or for one that is not positive.

@@ -99,7 +99,10 @@ class SMPartition:
 
     @classmethod
     def from_device(cls, device_id: int | None = None) -> SMPartition:
-        """All SMs of a device, by default torch's current one."""
+        """All SMs of a device.
+
+        device_id: the index of the device; None: torch's current one.
+        """
         return cls(torch_device(device_id).resources.sm)
 
     @property
@@ -128,7 +131,8 @@ class SMPartition:
         """Split off disjoint groups: ``(partitions, remainder)``, with None for an empty remainder.
 
         num_sms: of each group, rounded up unless `backfill` is set; 0: all that the other groups leave, for one group
-        at most. The other options are those of SMResourceOptions, with 0 for None. An option is a value for all
+        at most. coscheduled_sm_count, preferred_coscheduled_sm_count, backfill: as in SMResourceOptions, with 0 for
+        None. An option is a value for all
         groups or a sequence. SplitError (a ValueError) for what does not fit.
         """
         options: dict[str, Any] = {
@@ -209,8 +213,9 @@ class GreenContext:
         sm_partition: SMPartition | None = None,
         exclusive: bool = False,
     ) -> GreenContext:
-        """A context with at least `num_sms` SMs (None: all of them) of a device, by default torch's current one.
+        """A context with at least `num_sms` SMs (None: all of them) of a device.
 
+        device_id: the index of the device; None: torch's current one. sm_partition: use exactly these SMs.
         workqueue_scope: "device_ctx" or "balanced"; with workqueue_concurrency_limit, how many workloads at once the
         context expects (driver 13.1 and newer). The context gets SMs that no live context is known to have, as long as
         there are enough; otherwise it shares some, with a ResourceOverlapWarning. exclusive: ResourceOverlapError
@@ -231,7 +236,11 @@ class GreenContext:
         workqueue_concurrency_limit: int | None = None,
         device_id: int | None = None,
     ) -> tuple[GreenContext, ...]:
-        """Contexts over disjoint parts of a device; the options are those of SMPartition.split()."""
+        """Contexts over disjoint parts of a device.
+
+        num_sms, coscheduled_sm_count, preferred_coscheduled_sm_count, backfill: as in SMPartition.split().
+        workqueue_scope, workqueue_concurrency_limit, device_id: as in create(), for all contexts.
+        """
         partitions, _ = SMPartition.from_device(device_id).split(
             num_sms=num_sms,
             coscheduled_sm_count=coscheduled_sm_count,
@@ -252,7 +261,10 @@ class GreenContext:
 
     @staticmethod
     def max_workqueue_concurrency(device_id: int | None = None) -> int:
-        """The concurrency limit of a device's workqueues (driver 13.1 and newer)."""
+        """The concurrency limit of a device's workqueues (driver 13.1 and newer).
+
+        device_id: the index of the device; None: torch's current one.
+        """
         return torch_device(device_id).resources.workqueue.concurrency_limit
 
     def _make(

@@ -41,7 +41,10 @@ def with_core_device(device: Device, action: Callable[[Any], Answer]) -> Answer:
 
 
 def core_stream(target: Target) -> Any:
-    """The stream of a partition, a context or a stream, as a cuda.core.Stream that keeps it and its context alive."""
+    """The stream of a partition, a context or a stream, as a cuda.core.Stream that keeps it and its context alive.
+
+    target: the partition, context or stream, or an object with ``__cuda_stream__``.
+    """
     if isinstance(target, _load().Stream):
         return target
     stream = own_stream(target)

@@ -48,7 +48,10 @@ class _Handle:
 
 
 def cupy_stream(target: Target) -> Any:
-    """The stream of a partition, a context or a stream, as a cupy.cuda.Stream that keeps its SMs in use."""
+    """The stream of a partition, a context or a stream, as a cupy.cuda.Stream that keeps its SMs in use.
+
+    target: the partition, context or stream, or an object with ``__cuda_stream__``.
+    """
     return _as_cupys(load("cupy", "cupy", MINIMUM), own_stream(target))
 
 
@@ -101,6 +104,7 @@ def use(target: Target, library_sms: Literal["off", "on"] = "off", after: Fork |
     The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
     inside, the blocks of a thread may end in the wrong order, which is a RuntimeError.
 
+    target: the partition, context or stream, or an object with ``__cuda_stream__``.
     library_sms: whether cuBLAS gets the SM count of the partition as a hint. after: a fork(), after whose beginning the
     block starts, next to its other blocks; the end of the fork waits for the block.
     """

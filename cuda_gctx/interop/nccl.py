@@ -53,9 +53,9 @@ def _fitting(torch: Any, stream: Stream, ctas: int | None, cta_policy: CTAPolicy
 def nccl_options(target: Target, *, ctas: int | None = None, cta_policy: CTAPolicy | None = None) -> Any:
     """ProcessGroupNCCL.Options for a partition, a context or a stream, for code that calls torch.distributed itself.
 
-    At most one block per SM, and clusters that fit. ctas: exactly so many blocks. cta_policy: "efficiency" for as few
-    as keep the bandwidth, "zero" for copy engines instead of SMs where NCCL can use them (collectives that compute
-    nothing, on memory that is registered as symmetric).
+    At most one block per SM, and clusters that fit. target: the partition, context or stream. ctas: exactly so many
+    blocks. cta_policy: "efficiency" for as few as keep the bandwidth, "zero" for copy engines
+    instead of SMs where NCCL can use them (collectives that compute nothing, on memory that is registered as symmetric).
     """
     return _fitting(_load(), own_stream(target), ctas, cta_policy)
 
@@ -73,8 +73,10 @@ def new_group(
 ) -> Any:
     """Make a torch.distributed group whose communicator fits a partition, a context or a stream, and connect it.
 
-    Every rank calls it, as with torch.distributed.new_group, whose arguments follow the target in the same order; the
-    backend is nccl. The current context of the thread is restored. Use the group in this partition only, inside
+    target: the partition, context or stream. ranks, timeout, backend, pg_options, others, options: as for
+    torch.distributed.new_group, in the same order; the backend is nccl.
+
+    Every rank calls it. The current context of the thread is restored. Use the group in this partition only, inside
     ``with partition.torch():``, and without async_op: torch runs asynchronous collectives on a separate stream, on
     all SMs. ctas, cta_policy: as in nccl_options(), without pg_options.
     """

@@ -17,7 +17,10 @@ MINIMUM = "0.30"
 
 
 def numba_stream(target: Target) -> Any:
-    """The stream of a partition, a context or a stream, as a Numba stream that keeps it and its context alive."""
+    """The stream of a partition, a context or a stream, as a Numba stream that keeps it and its context alive.
+
+    target: the partition, context or stream, or an object with ``__cuda_stream__``.
+    """
     cuda = load("numba.cuda", "numba-cuda", MINIMUM, versioned="numba_cuda")
     stream = own_stream(target)
     # Numba requires a current primary context.

@@ -51,6 +51,8 @@ def _stream_class(torch: Any) -> Any:
 def torch_stream(target: Target) -> Any:
     """The stream of a partition, a context or a stream, as a torch.cuda.Stream that keeps its SMs in use.
 
+    target: the partition, context or stream, or an object with ``__cuda_stream__``.
+
     The handle stays valid when it is gone, as the allocator needs it: for record_stream, pinned memory and others.
     """
     return _as_torchs(load_torch(), own_stream(target))
@@ -110,6 +112,7 @@ def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = No
     The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
     inside, the blocks of a thread may end in the wrong order, which is a RuntimeError.
 
+    target: the partition, context or stream, or an object with ``__cuda_stream__``.
     library_sms: whether cuBLAS and cuBLASLt get the SM count of the partition as a hint: "on", or "auto" for the GEMMs
     that were measured to be faster with it. after: a fork(), after whose beginning the block starts, next to its other
     blocks; the end of the fork waits for the block.
@@ -156,7 +159,10 @@ class _TorchGraph:
 
 
 def capture_graph(part: Partition, function: Callable[[Partition], Any]) -> _TorchGraph:
-    """Capture a function of torch on the stream of a partition, after one call outside of the capture."""
+    """Capture a function of torch on the stream of a partition, after one call outside of the capture.
+
+    part: where the graph will run. function: called with the partition, before the capture and during it.
+    """
     torch = load_torch()
     stream = torch_stream(part)
     with use(part):

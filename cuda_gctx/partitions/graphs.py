@@ -124,7 +124,10 @@ class GraphSet:
             return known.graph.output
 
     def add(self, part: Place | str, key: Hashable, graph: Graph) -> None:
-        """Add a graph that was captured elsewhere. ValueError if it was captured in another context."""
+        """Add a graph that was captured elsewhere. Raises ValueError if it was captured in another context.
+
+        key: distinguishes the graphs of one partition.
+        """
         place = self._place(part)
         if graph.context != place.context:
             raise ValueError(
@@ -140,7 +143,9 @@ class GraphSet:
     def replay(self, part: Place | str, key: Hashable) -> Any:
         """Enqueue the graph on the stream of the partition; returns the result of the function at its capture.
 
-        ValueError if the graph was captured in other partitions only: it would run on their SMs.
+        key: that of the capture.
+
+        Raises ValueError if the graph was captured in other partitions only: it would run on their SMs.
         """
         place = self._place(part)
         entry = self._entries.get((_key(place), key))

@@ -224,7 +224,10 @@ class Layout:
 
     @staticmethod
     def of(*requests: Layout | Mapping[str, Request] | Sequence[Request] | Request, **named: Request) -> Layout:
-        """The layout of requests by position or by name, of one mapping, of one sequence, or of a Layout."""
+        """The layout of requests.
+
+        requests: by position, or one mapping, sequence or Layout. named: by name.
+        """
         return layout_of(requests, named)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -243,7 +246,10 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """Read what to_json() wrote. Anything else raises ValueError."""
+        """Read a layout from JSON.
+
+        text: the output of to_json(). Anything else raises ValueError.
+        """
         document = json.loads(text)
         if not isinstance(document, Mapping) or not isinstance(document.get("partitions"), list):
             raise ValueError('this JSON is not a layout: it must be an object with a list "partitions"')

@@ -204,7 +204,10 @@ class Partition:
         return self.context.record_event(event)
 
     def wait(self, other: Partition | Event) -> None:
-        """Make all later work of the partition wait for an event, or for all work enqueued in another partition."""
+        """Make all later work of the partition wait, on the device. The host goes on.
+
+        other: an event, or a partition, whose work enqueued so far is waited for.
+        """
         if not isinstance(other, (Partition, Event)):
             raise TypeError(f"a partition waits for a Partition or an Event, not for {type(other).__name__}")
         self.context.wait_event(other.record() if isinstance(other, Partition) else other)
@@ -222,6 +225,7 @@ class Partition:
     ) -> AbstractContextManager[Any]:
         """A ``with`` block in which torch works in the partition (see cuda_gctx.interop.torch.use).
 
+        library_sms: "off", "on" or "auto": the SM count hint for cuBLAS.
         after: a fork of cuda_gctx.interop.torch, for blocks that run side by side.
         """
         block: AbstractContextManager[Any] = above.torch_block(self, library_sms, after)
@@ -230,6 +234,7 @@ class Partition:
     def cupy(self, library_sms: Literal["off", "on"] = "off", after: Any = None) -> AbstractContextManager[Any]:
         """A ``with`` block in which CuPy works in the partition (see cuda_gctx.interop.cupy.use).
 
+        library_sms: "off" or "on": the SM count hint for cuBLAS.
         after: a fork of cuda_gctx.interop.cupy, for blocks that run side by side.
         """
         block: AbstractContextManager[Any] = above.cupy_block(self, library_sms, after)
@@ -238,17 +243,24 @@ class Partition:
     def max_blocks(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
         """The number of blocks that run at once in the partition: also the largest grid of a cooperative launch.
 
-        threads: per block; shared_memory: dynamic, bytes per block.
+        kernel: by default, one with few registers. threads: per block; shared_memory: dynamic, bytes per block.
         """
         per_sm = blocks_per_sm(self.context, *self._shape(kernel, threads, shared_memory))
         return per_sm * self.sm_count
 
     def max_cluster_size(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
-        """The largest thread-block cluster that fits in the partition; 1 on devices without clusters."""
+        """The largest thread-block cluster that fits in the partition; 1 on devices without clusters.
+
+        kernel: by default, one with few registers. threads: per block; shared_memory: dynamic, bytes per block.
+        """
         return max_cluster_size(self.stream, *self._shape(kernel, threads, shared_memory))
 
     def max_clusters(self, cluster_size: int, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
-        """The number of clusters of a size that run at once in the partition."""
+        """The number of clusters of a size that run at once in the partition.
+
+        cluster_size: blocks per cluster. kernel: by default, one with few registers. threads: per block;
+        shared_memory: dynamic, bytes per block.
+        """
         size = _positive("cluster_size", cluster_size)
         return max_clusters(self.stream, *self._shape(kernel, threads, shared_memory), size)
 
@@ -411,6 +423,8 @@ class Partitions:
     def verify(self, timeout: float = 10.0) -> VerifyReport:
         """Verify with a probe kernel that each partition runs on all of its own SMs, and on no others.
 
+        timeout: seconds, after which it raises RuntimeError.
+
         Raises IsolationError if not. The report also says whether they ran at the same time.
         """
         self._demand_open()
@@ -498,7 +512,7 @@ class Partitions:
 
 
 def with_background(parts: Partitions) -> tuple[Partition, ...]:
-    """All partitions of a set: the requested ones, and the background partition last if there is one."""
+    """All partitions of `parts`: the requested ones, and the background partition last if there is one."""
     return (*parts, *([parts.background] if parts.background is not None else []))
 
 
@@ -514,6 +528,8 @@ def partition(
     **named: Request,
 ) -> Partitions:
     """Split a device: ``decode=16, prefill=None`` by name, ``8, 8, 16`` by position, or one mapping or Layout.
+
+    requests: by position, or one mapping, sequence or Layout. named: by name.
 
     An int is a number of SMs, rounded up to what the device can give; a float is a share of the device below 1, rounded
     down; None is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further conditions. SMs

@@ -106,6 +106,8 @@ class PartitionPool:
     ) -> Partitions:
         """The partitions of a layout, which takes the same forms as in Device.partition(); built at its first use.
 
+        requests, named: the requests by position or by name, or one mapping or Layout.
+
         A known layout is only looked up: work in the partitions of another layout continues (see switch()).
 
         Building is refused while a stream of this package, or a blocking one of the primary context, is capturing a
@@ -150,7 +152,7 @@ class PartitionPool:
         first switch after it. RuntimeError if streams of the pool are in a capture that the current layout is not part
         of.
 
-        The arguments are those of get().
+        requests, named, stream: as for get().
         """
         parts = self.get(*requests, stream=stream, **named)
         with self._lock:

@@ -98,6 +98,8 @@ class PlannedPartition:
 def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
     """The partitions that opening a layout would give, the background partition last. Makes no context.
 
+    device: the device to split. The other arguments are those of Device.partition().
+
     Raises what opening it would raise, such as SplitError for a layout that does not fit.
     """
     refuse_missing_workqueues(device, layout)

@@ -137,7 +137,7 @@ class Ledger:
 
     @classmethod
     def read(cls, data: Any) -> Ledger:
-        """Build one from the driver's JSON answer."""
+        """Build one from `data`, the driver's JSON answer."""
         return cls(
             live=tuple(
                 LiveObject(**{**entry, "handle": int(entry["handle"], 16)}, stack=_stacks.get(entry["id"]))
@@ -181,7 +181,12 @@ class Session:
         probability: float | None = None,
         seed: int = 0,
     ) -> None:
-        """Make calls of a function (``"*"``: of any) fail: the nth from now, some by chance, or else every one."""
+        """Make calls of a function fail.
+
+        function: the driver function, such as "cuGreenCtxCreate"; "*" for any.
+        code: the CUresult, as a name or a number.
+        nth: only the nth call from now. probability: each call by this chance, with `seed`. Without both, every call.
+        """
         if nth is not None and probability is not None:
             raise ValueError("give nth or probability, not both")
         self._lib.fail(function, self._lib.error_code(code), nth=nth, probability=probability, seed=seed)
@@ -212,7 +217,10 @@ class Session:
         return self._lib.time_ns()
 
     def advance(self, ns: int) -> None:
-        """Let virtual time pass."""
+        """Let virtual time pass.
+
+        ns: nanoseconds, on the clock of the machine.
+        """
         self._lib.advance(ns)
 
     def kernel(
@@ -231,7 +239,8 @@ class Session:
         ``block_ns`` is the time of a block alone on an SM if it waits for no memory, ``block_bytes`` what it moves to
         and from device memory. ``throughput`` is the share of the SM's throughput that it uses: None means all of it
         from four warps on, 0 a kernel that only waits. ``registers`` is the number per thread: None means that of its
-        image, or else 32. The function runs on the thread that waits, and must not wait for the driver.
+        image, or else 32. ``argument_sizes`` has the bytes of each argument, for images that do not contain them. The
+        function runs on the thread that waits, and must not wait for the driver.
         """
         if throughput is not None and not 0 <= throughput <= 1:
             raise ValueError(f"throughput is {throughput}; it must be 0 to 1")
@@ -247,7 +256,10 @@ class Session:
 
 
 def make_spec(profile: str = "h200", driver: str | None = None, devices: int = 1, **options: int) -> str:
-    """The description of a machine in one line: ``h200@13.1,devices=2``."""
+    """The description of a machine in one line: ``h200@13.1,devices=2``.
+
+    profile, driver, devices, options: as for session().
+    """
     spec = profile if driver is None else f"{profile}@{driver}"
     return ",".join([spec, f"devices={devices}", *(f"{key}={value}" for key, value in options.items())])
 
@@ -264,9 +276,11 @@ def session(
 ) -> Iterator[Session]:
     """A fresh simulated machine as the driver of this package.
 
-    Other keys of the machine's description (``connections``, ``max_contexts``, ``memory``) are given by name. At the
-    end, with ``check``, live objects and misuse raise LedgerError; an exception of the block takes precedence.
-    With ``trace``, on the main thread, the ledger also reports the line that made each object; for objects of other
+    profile: the card (see ``python -m cuda_gctx.sim profiles``). driver: the CUDA version, such as "13.1".
+    devices: the number of cards. options: other keys of the machine's description (``connections``,
+    ``max_contexts``, ``memory``).
+    check: at the end, live objects and misuse raise LedgerError; an exception of the block takes precedence.
+    trace: on the main thread, the ledger also reports the line that made each object; for objects of other
     threads it reports only the thread.
     """
     global _tracing

@@ -99,7 +99,7 @@ def arguments_of(thing: object) -> set[str]:
         found = set(inspect.signature(thing).parameters)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         found = set()
-    return found | set(getattr(thing, "__annotations__", ()))
+    return found | (set(getattr(thing, "__annotations__", ())) if inspect.isclass(thing) else set())
 
 
 def fields(paragraph: list[str], names: set[str]) -> list[str]:
