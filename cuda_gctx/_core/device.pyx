@@ -268,12 +268,12 @@ cdef class Device:
         return above.with_core_device(self, lambda device: Stream(device.default_stream))
 
     def allocate(self, size, *, stream):
-        """Allocate device memory in the order of a stream; returns a Buffer of cuda.core, which has to be installed."""
+        """Allocate `size` bytes in the order of a stream; returns a Buffer of cuda.core, which has to be installed."""
         on = above.core_stream(stream)
         return above.with_core_device(self, lambda device: device.allocate(size, stream=on))
 
     def can_access_peer(self, peer):
-        """Whether kernels of this device can access the memory of another one. Needs cuda.core."""
+        """Whether kernels of this device can access the memory of `peer`, a device or its number. Needs cuda.core."""
         other = peer if isinstance(peer, int) else peer.device_id
         return above.core_device(self).can_access_peer(other)
 

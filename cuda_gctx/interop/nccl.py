@@ -55,7 +55,7 @@ def nccl_options(target: Target, *, ctas: int | None = None, cta_policy: CTAPoli
 
     At most one block per SM, and clusters that fit. target: the partition, context or stream. ctas: exactly so many
     blocks. cta_policy: "efficiency" for as few as keep the bandwidth, "zero" for copy engines
-    instead of SMs where NCCL can use them (collectives that compute nothing, on memory that is registered as symmetric).
+    instead of SMs where NCCL can use them (collectives that compute nothing, on symmetric memory).
     """
     return _fitting(_load(), own_stream(target), ctas, cta_policy)
 
