@@ -59,7 +59,7 @@ class Fork:
             )
 
     def start(self, inner: Any) -> None:
-        """Begin a block: its stream waits for the beginning of the fork."""
+        """Begin a block: its stream, `inner`, waits for the beginning of the fork."""
         with self._lock:
             if self._begin is None:
                 raise RuntimeError(
@@ -70,7 +70,7 @@ class Fork:
             self._open += 1
 
     def end(self, inner: Any) -> None:
-        """End a block: the end of the fork waits for it."""
+        """End a block: the end of the fork waits for its stream, `inner`."""
         with self._lock:
             self._open -= 1
             self._ends[self._streams.key(inner)] = self._streams.record(inner)

@@ -166,7 +166,7 @@ class PartitionPool:
         """switch() to a layout, or to none, with further streams on the whole device (see Plan.switch() of the tuner).
 
         whole: names and priorities of these streams. The pool makes each of them once, and closes them. They share SMs
-        with every partition. Returns the partitions and the streams.
+        with every partition. stream: as for get(). Returns the partitions and the streams.
         """
         parts = self.get(layout, stream=stream) if layout is not None else None
         with self._lock:
