@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["CommBackend", "LocalBackend", "TorchBackend", "demand_equal", "gather", "gather_results"]
+__all__ = ["CommBackend", "LocalBackend", "TorchBackend", "as_backend", "demand_equal", "gather", "gather_results"]
 
 Value = TypeVar("Value")
 
@@ -28,6 +28,11 @@ class CommBackend(Protocol):
         """Returns when every rank has called it."""
 
 
+def as_backend(group: Any) -> CommBackend:
+    """A backend as it is, and a process group of torch.distributed as one."""
+    return group if hasattr(group, "Get_rank") else TorchBackend(group)
+
+
 def gather(backend: CommBackend, value: Value) -> list[Value]:
     """The values of all ranks, in the order of the ranks, on each of them."""
     together = getattr(backend, "gather_to_all", None)
@@ -45,7 +50,7 @@ def gather_results(
     try:
         mine = work()
     except errors as error:
-        mine = str(error)
+        mine = str(error) or type(error).__name__
     found = gather(backend, mine)
     failed = [f"rank {rank}: {one}" for rank, one in enumerate(found) if isinstance(one, str)]
     if failed:

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from cuda_gctx import Context, CUDAError, Device, Partition, Stream
-from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, demand_equal, gather_results
+from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, as_backend, demand_equal, gather_results
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._launch import Calls, Kernels
 from cuda_gctx.comm._measured import Measured
@@ -97,7 +97,7 @@ class MixedCommHandler:
     max_message_bytes: the largest input or output of TWO_EXCHANGE that is staged, and of HIERARCHICAL, for which memory
     is reserved; None: 64 MiB. Where all ranks are threads on one device, None reserves nothing for TWO_EXCHANGE and
     sets no limit, because the ranks reach each other's tensors. What map_tensors() was called with is not staged.
-    comm_backend: what connects the ranks on the host; None: torch.distributed.
+    comm_backend: what connects the ranks on the host, a CommBackend or a process group; None: torch.distributed.
     programmatic_launch: launch the kernel for small messages while the kernel before it in the stream still runs; it
     waits for the end of that one on the device (programmatic dependent launch).
     """
@@ -127,7 +127,7 @@ class MixedCommHandler:
         partition: Partition | None = None,
         timeout_s: float = 30.0,
         max_message_bytes: int | None = None,
-        comm_backend: CommBackend | None = None,
+        comm_backend: Any = None,
         programmatic_launch: bool = False,
     ) -> None:
         self._state = _State.BUILDING
@@ -198,8 +198,8 @@ class MixedCommHandler:
             raise
         self._state = _State.OPEN
 
-    def _connect(self, backend: CommBackend | None) -> CommBackend:
-        if backend is None:
+    def _connect(self, given: Any) -> CommBackend:
+        if given is None:
             distributed: Any = import_module("torch.distributed")
             if not (distributed.is_available() and distributed.is_initialized()):
                 raise RuntimeError(
@@ -209,7 +209,9 @@ class MixedCommHandler:
             if "nccl" in str(distributed.get_backend_config()):
                 # What is said on the host stays there: NCCL would put it on a stream, and change the current context.
                 self._torch_groups[()] = distributed.new_group(backend="gloo")
-            backend = TorchBackend(self._torch_groups.get(()))
+            backend: CommBackend = TorchBackend(self._torch_groups.get(()))
+        else:
+            backend = as_backend(given)
         self._demand_place(backend)
         return backend
 
@@ -448,7 +450,7 @@ class MixedCommHandler:
         if chosen is MixedCommMode.GLOO:
             x_out.copy_(
                 exchange_on_cpu(
-                    self.para_info, op, x_in, self._backend, *map(_as_backend, (self.tp_comm_group, self.dp_comm_group))
+                    self.para_info, op, x_in, self._backend, *map(as_backend, (self.tp_comm_group, self.dp_comm_group))
                 )
             )
         elif chosen in NCCL_MODES:
@@ -456,7 +458,7 @@ class MixedCommHandler:
                 self.para_info, op, chosen, x_in, x_out, self._world_group, self.tp_comm_group, self.dp_comm_group
             )
         elif self.device.type == "cpu":
-            groups = map(_as_backend, (self.local_comm_group, self._inter_group))
+            groups = map(as_backend, (self.local_comm_group, self._inter_group))
             x_out.copy_(exchange_by_nodes(self.para_info, op, x_in, self._backend, *groups))
         elif x_in.numel():
             kernels = self._node_kernels if chosen is MixedCommMode.HIERARCHICAL else self._kernels
@@ -727,17 +729,21 @@ class MixedCommHandler:
             self._backend.barrier()
         self._state = _State.RELEASED
 
-    def checkpoint_restore(self, comm_backend: CommBackend) -> None:
-        """Takes new memory at the same addresses. Collective; ValueError if the backend has another rank or size."""
+    def checkpoint_restore(self, comm_backend: Any) -> None:
+        """Maps new memory at the same addresses. Collective.
+
+        comm_backend: a CommBackend, or a process group of torch.distributed; ValueError if its rank or size differs.
+        """
         if self._state is not _State.RELEASED:
             raise RuntimeError(
                 f"the handler of rank {self.para_info.world_rank} {self._state.value}: checkpoint_restore() follows "
                 "checkpoint_prepare()"
             )
-        self._demand_place(comm_backend)
+        backend = as_backend(comm_backend)
+        self._demand_place(backend)
         if self._workspaces is not None:
-            self._workspaces.restore(comm_backend)
-        self._backend = comm_backend
+            self._workspaces.restore(backend)
+        self._backend = backend
         self._state = _State.OPEN
 
     def shutdown(self) -> None:
@@ -810,10 +816,6 @@ class MixedCommHandler:
             f"<MixedCommHandler: rank {info.world_rank} of {info.world_size}, tp {info.tp_size} x dp {info.dp_size}, "
             f"{self._state.value.split(':')[0]}>"
         )
-
-
-def _as_backend(group: Any) -> CommBackend:
-    return group if isinstance(group, LocalBackend) else TorchBackend(group)
 
 
 def _span(tensor: Any) -> tuple[int, int]:

@@ -76,10 +76,16 @@ class LocalRank:
 
 
 class LocalWorld:
-    """The ranks of a world that is in one process. Close it, or use it in a ``with``."""
+    """The ranks of a world in one process. Close it, or use it in a ``with``.
 
-    def __init__(self, ranks: Sequence[LocalRank], partitions: ExitStack) -> None:
+    backgrounds: for each device, the partition over the SMs that no rank has; None where none are left over.
+    """
+
+    def __init__(
+        self, ranks: Sequence[LocalRank], partitions: ExitStack, backgrounds: Sequence[Partition | None]
+    ) -> None:
         self.ranks = tuple(ranks)
+        self.backgrounds = tuple(backgrounds)
         self._partitions = partitions
 
     def run(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
@@ -142,6 +148,7 @@ def local_world(
     backends = LocalBackend.of(size, timeout_s)
     with ExitStack() as undo:
         places: list[tuple[Device | None, Partition | None]] = [(None, None)] * size
+        backgrounds: list[Partition | None] = []
         if device is None:
             if sms is not None:
                 raise ValueError("ranks on the CPU have no SMs: give a device, or leave sms out")
@@ -156,5 +163,6 @@ def local_world(
                 share = one.sm_count // on_it // grain * grain if sms is None else sms
                 parts = undo.enter_context(one.partition(*[share] * on_it))
                 places += [(one, parts[number]) for number in range(on_it)]
+                backgrounds.append(parts.background)
         ranks = [LocalRank(*place, backend) for place, backend in zip(places, backends, strict=True)]
-        return LocalWorld(ranks, undo.pop_all())
+        return LocalWorld(ranks, undo.pop_all(), backgrounds)

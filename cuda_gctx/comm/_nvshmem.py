@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from cuda_gctx import Device
-from cuda_gctx.comm._backends import CommBackend, LocalBackend, gather
+from cuda_gctx.comm._backends import CommBackend, LocalBackend, gather, gather_results
 
 __all__ = ["initialise"]
 
@@ -27,51 +28,56 @@ def initialise(backend: CommBackend, device: Device, *, enable_ibgda: bool) -> N
     RuntimeError on all ranks, with the reasons, if it cannot be done on one.
     """
     place = backend.Get_rank(), backend.Get_size()
-    core, reason = _load(backend)
-    if _initialised and _initialised != [place]:
-        reason = (
-            f"this process is rank {_initialised[0][0]} of {_initialised[0][1]} already, not {place[0]} of {place[1]}"
-        )
-    _agree(backend, reason)
+    loaded: list[Any] = []
+    _on_all(backend, lambda: loaded.append(_load(backend)))
+    core = loaded[0]
     if all(gather(backend, bool(_initialised))):
         return
     os.environ[NO_MULTICAST] = "1"
     os.environ.setdefault(IBGDA, "1" if enable_ibgda else "0")
     rank = place[0]
-    problem, content = "", b""
-    # NVSHMEM belongs to the context that is current: the primary one, which is current again afterwards.
+    found: list[Any] = []  # the identifier, which other ranks cannot be sent
+
+    def identify() -> bytes:
+        found.append(core.get_unique_id(empty=rank != 0))
+        return ctypes.string_at(found[0].ptr, int(found[0]._data.nbytes))
+
+    def start() -> None:
+        own: Any = import_module("cuda.core").Device(device.device_id)
+        own.set_current()
+        core.init(device=own, uid=found[0], rank=rank, nranks=place[1], initializer_method="uid")
+
+    # NVSHMEM belongs to the context that is current: the primary one. The previous context is restored.
     with device.context.current():
-        try:
-            identifier = core.get_unique_id(empty=rank != 0)
-            size = int(identifier._data.nbytes)
-            content = ctypes.string_at(identifier.ptr, size)
-        except Exception as error:  # of the library, or of its loader
-            problem = f"{type(error).__name__}: {error}"
-        _agree(backend, problem)
-        ctypes.memmove(identifier.ptr, backend.bcast(content, 0), size)
-        try:
-            own: Any = import_module("cuda.core").Device(device.device_id)
-            own.set_current()
-            core.init(device=own, uid=identifier, rank=rank, nranks=place[1], initializer_method="uid")
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        _agree(backend, problem)
+        content = _on_all(backend, identify)[0]
+        ctypes.memmove(found[0].ptr, content, len(content))
+        _on_all(backend, start)
     _initialised.append(place)
 
 
-def _load(backend: CommBackend) -> tuple[Any, str]:
-    """nvshmem.core, or why NVSHMEM cannot be initialised on this rank."""
+def _load(backend: CommBackend) -> Any:
+    """nvshmem.core; RuntimeError if NVSHMEM cannot be initialised on this rank."""
+    place = backend.Get_rank(), backend.Get_size()
     if isinstance(backend, LocalBackend):
-        return None, "its ranks are processes, and those of this world are threads of one"
+        raise RuntimeError(
+            "NVSHMEM needs a process for each rank, and the ranks of this world are threads of one process"
+        )
     if os.environ.get(NO_MULTICAST, "1") != "1":
-        return None, f"{NO_MULTICAST} must be 1, not {os.environ[NO_MULTICAST]}: NVLink multicast is not used here"
+        raise RuntimeError(
+            f"{NO_MULTICAST} must be 1, not {os.environ[NO_MULTICAST]}: NVLink multicast is not used here"
+        )
+    if _initialised and _initialised != [place]:
+        raise RuntimeError(
+            f"this process is rank {_initialised[0][0]} of {_initialised[0][1]} already, not {place[0]} of {place[1]}"
+        )
     try:
-        return import_module("nvshmem.core"), ""
+        return import_module("nvshmem.core")
     except (ImportError, OSError, RuntimeError) as error:
-        return None, f"nvshmem4py cannot be imported (pip install nvshmem4py-cu13 nvidia-nvshmem-cu13): {error}"
+        raise RuntimeError(
+            f"nvshmem4py cannot be imported (pip install nvshmem4py-cu13 nvidia-nvshmem-cu13): {error}"
+        ) from error
 
 
-def _agree(backend: CommBackend, problem: str) -> None:
-    problems = [f"rank {rank}: {one}" for rank, one in enumerate(gather(backend, problem)) if one]
-    if problems:
-        raise RuntimeError(f"NVSHMEM cannot be initialised: {'; '.join(problems)}")
+def _on_all(backend: CommBackend, work: Callable[[], Any]) -> list[Any]:
+    """What `work` returns on each rank; RuntimeError on all ranks if it raises on one, whatever the library raises."""
+    return gather_results(backend, work, (Exception,), "NVSHMEM cannot be initialised")

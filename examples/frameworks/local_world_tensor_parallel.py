@@ -1,8 +1,9 @@
-"""A tensor-parallel layer without a cluster: its ranks are threads, each with its own SMs of one GPU.
+"""A tensor-parallel layer without a cluster: its ranks are threads, each with 8 SMs of one GPU for its all-reduce.
 
     python examples/frameworks/local_world_tensor_parallel.py
 
-The kernels of the all-reduce are those of several GPUs. Every rank divides its time between GEMM and all-reduce here.
+The GEMMs of all ranks run on the other SMs. The all-reduce of one half of a batch runs next to the GEMM of the other
+half, with the kernels that also run between GPUs.
 """
 
 from __future__ import annotations
@@ -11,25 +12,36 @@ import torch
 
 from cuda_gctx import Device
 from cuda_gctx.comm import MixedCommOp, local_world, run_mixed_comm
+from cuda_gctx.interop.torch import torch_stream
 
 RANKS, TOKENS, HIDDEN = 4, 256, 1024
 
 
-def work(rank) -> bool:
-    """One rank: a slice of the weights, a partial product, and the sum over all ranks."""
+def work(rank, streams) -> bool:
+    """One rank: a slice of the weights, partial products of two halves, and their sums over all ranks."""
+    compute = torch_stream(streams[rank.rank])
     with rank.partition.torch(), rank.handler(torch.bfloat16) as handler:
+        comm = torch.cuda.current_stream()
         make = {"device": handler.device, "dtype": torch.bfloat16}
-        x = torch.full((TOKENS, HIDDEN // rank.size), 1.0, **make)
+        halves = [torch.full((TOKENS, HIDDEN // rank.size), 1.0, **make) for _ in range(2)]
         weight = torch.full((HIDDEN // rank.size, HIDDEN), 1 / 64, **make)
-        total = run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x @ weight)
-        torch.cuda.current_stream().synchronize()
+        outs, sums = ([torch.empty(TOKENS, HIDDEN, **make) for _ in range(2)] for _ in range(2))
+        compute.wait_stream(comm)
+        for x, out, total in zip(halves, outs, sums, strict=True):
+            with torch.cuda.stream(compute):
+                torch.mm(x, weight, out=out)
+            comm.wait_stream(compute)
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, out, total)
+        comm.synchronize()
         handler.check()
-        return bool((total == HIDDEN / 64).all())
+        return all(bool((total == HIDDEN / 64).all()) for total in sums)
 
 
 def main() -> None:
-    with local_world(RANKS, Device(0), sms=16) as world:
-        print(f"the sum over {len(world)} ranks is right: {all(world.run(work))}")
+    with local_world(RANKS, Device(0), sms=8) as world:
+        [background] = world.backgrounds
+        right = all(world.run(work, background.stream_pool(RANKS)))
+        print(f"the sum over {len(world)} ranks is right: {right}")
 
 
 if __name__ == "__main__":

@@ -301,7 +301,11 @@ def back_to_back_8_ranks() -> dict[str, Any]:
 
 @case
 def back_to_back_beside_products() -> dict[str, Any]:
-    return back_to_back(4, {"local_tp_size": 2}, 8, 1_000, with_products=True)
+    """In partitions of 8, 16 and 24 SMs, while GEMMs run on the other SMs."""
+    return {
+        f"{ranks} ranks of {sms} SMs": back_to_back(ranks, {"local_tp_size": 2}, sms, 600, with_products=True)
+        for ranks, sms in ((8, 8), (4, 16), (4, 24))
+    }
 
 
 @case
@@ -668,6 +672,9 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
         modes |= {mode.name for mode in wanted_modes}
         if with_nvshmem:
             refused(RuntimeError, "NVSHMEM cannot give its memory back", handler.checkpoint_prepare)
+        if options.get("checkpoint"):
+            handler.checkpoint_prepare()
+            handler.checkpoint_restore(dist.group.WORLD)
         for op, mode in itertools.product(handler.valid_op_list, wanted_modes):
             dp = handler.para_info.dp_size if op.scatters else 1
             for seed, rows in enumerate(options["rows"]):
@@ -845,7 +852,8 @@ OF_FOUR = [
 
 @case
 def processes_on_two_gpus() -> dict[str, Any]:
-    return few_gpus(2) or compared_by_processes(2, [{}, {"local_dp_size": 2}], (1, 16, 200), ("bfloat16", "float16"))
+    topologies: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
+    return few_gpus(2) or compared_by_processes(2, topologies, (1, 16, 200), ("bfloat16", "float16"), checkpoint=True)
 
 
 @case

@@ -225,6 +225,9 @@ def refusals(rank: int, size: int, folder: Path) -> dict[str, str]:
 
     handler.checkpoint_restore(TorchBackend())
     assert torch.equal(call(op, handler, x), x * size)
+    handler.checkpoint_prepare()
+    handler.checkpoint_restore(dist.group.WORLD)
+    assert torch.equal(call(op, handler, x), x * size)
     handler.shutdown()
     found["closed"] = message_of(RuntimeError, lambda: call(op, handler, x))
     dist.destroy_process_group()

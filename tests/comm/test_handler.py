@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import threading
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -239,3 +241,26 @@ def test_a_handler_that_exchanges_through_nvshmem_keeps_its_memory(
     with local_world(2, Device(0), sms=8, timeout_s=30) as world:
         world.run(run)
     assert len(initialised) == len(regions) == len(freed) == 2
+
+
+def test_a_world_has_the_sms_that_no_rank_has() -> None:
+    device = Device(0)
+    with local_world(2, device, sms=8) as world:
+        [background] = world.backgrounds
+        assert background is not None
+        assert background.sm_count == device.sm_count - 16
+    with local_world(2) as world:
+        assert world.backgrounds == ()
+
+
+def test_a_half_built_handler_is_collected_without_a_word() -> None:
+    def work(rank: LocalRank) -> None:
+        with pytest.raises(ValueError, match=r"grid_size must be in 1\.\.8"):
+            rank.handler(torch.bfloat16, grid_size=9)
+        with pytest.raises(ValueError, match="dtype must be"):
+            rank.handler(torch.float32)
+
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world.run(work)
+        gc.collect()
