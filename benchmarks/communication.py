@@ -1,4 +1,4 @@
-"""Collectives of cuda_gctx.comm and of NCCL on the GPUs of one host: time over size, and next to matrix products.
+"""Collectives of cuda_gctx.comm and of NCCL on the GPUs of one host: time over size, and next to GEMMs.
 
     python benchmarks/communication.py [--out DIR] [--gpus N] [--part PART] [--limit SECONDS] [--skip WORDS]
 
@@ -42,7 +42,7 @@ UNTUNED_SIZES = [3 << shift for shift in (14, 18, 22, 25)]
 # Bits are compared up to this size.
 COMPARED = 8 << 20
 ROUNDS = 7
-PRODUCT = 8192
+GEMM = 8192
 # Of the partition for the communication.
 OVERLAP_SMS = (8, 16, 24, 32, 48)
 STEPS = 20
@@ -394,9 +394,9 @@ def autotune(ranks: Ranks, keep: Keep) -> None:
 
 
 def overlap(ranks: Ranks, keep: Keep) -> None:
-    """A matrix product next to an all-reduce of 256 MiB, joined after each step, sustained."""
+    """A GEMM next to an all-reduce of 256 MiB, joined after each step, sustained."""
     torch = ranks.torch
-    a, b = (torch.randn(PRODUCT, PRODUCT, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(a)
     message = torch.randn(LARGEST // 2, device="cuda", dtype=torch.bfloat16)
     reduced = torch.empty_like(message)
@@ -405,16 +405,16 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
     def multiply() -> None:
         torch.mm(a, b, out=product)
 
-    def told(sms: int | None) -> AbstractContextManager[None]:
+    def hinted(sms: int | None) -> AbstractContextManager[None]:
         return cublas_sms(torch.cuda.current_blas_handle(), sms, library) if sms else nullcontext()
 
     multiply()
     plain = torch.cuda.Stream()
     times: dict[str, list[float]] = {}
     with ExitStack() as closing:
-        # Streams of the product and of the communication, the communication, SMs of the product, whether there is one.
+        # Streams of the GEMM and of the communication, the communication, SMs of the GEMM, whether there is one.
         plans: dict[str, tuple[Any, Any, Work, int | None, bool]] = {
-            "product alone": (plain, plain, lambda: None, None, True),
+            "GEMM alone": (plain, plain, lambda: None, None, True),
             "in sequence, NCCL": (plain, plain, lambda: ranks.dist.all_reduce(reduced), None, True),
         }
         opened = []
@@ -435,9 +435,9 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
             plans[f"{name} alone"] = comm_stream, comm_stream, call, None, False
             plans[f"{name}, SM count hint {left}"] = compute_stream, comm_stream, call, left, True
 
-        def steps(first: Any, second: Any, call: Work, with_product: bool) -> None:
+        def steps(first: Any, second: Any, call: Work, with_gemm: bool) -> None:
             for _ in range(STEPS):
-                if with_product:
+                if with_gemm:
                     with torch.cuda.stream(first):
                         multiply()
                 with torch.cuda.stream(second):
@@ -448,9 +448,9 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
 
         times = {name: [] for name in plans}
         for number in range(ROUNDS):
-            for name, (first, second, call, sms, with_product) in plans.items():
-                with told(sms):
-                    work = lambda: steps(first, second, call, with_product)  # noqa: B023, E731
+            for name, (first, second, call, sms, with_gemm) in plans.items():
+                with hinted(sms):
+                    work = lambda: steps(first, second, call, with_gemm)  # noqa: B023, E731
                     taken = ranks.timed(first, work, STEPS)
                 reduced.normal_()  # sums of sums grow
                 if number:

@@ -415,7 +415,7 @@ def overlap_picture() -> str:
         }
         sizes = sorted({x for curve in curves.values() for x, _ in curve})
         curves["GEMM, then NCCL on all SMs"] = [(x, us["in sequence, NCCL"]) for x in sizes]
-        curves["GEMM alone"] = [(x, us["product alone"]) for x in sizes]
+        curves["GEMM alone"] = [(x, us["GEMM alone"]) for x in sizes]
         ticks = [(size, f"{size:g} SMs") for size in sizes]
         gpus = result["_what"].split(",")[0].removeprefix("Collectives on ")
         panels.append(Panel(f"{gpus}: step over the size of the partition", curves, "us", ticks, False, 1500.0))

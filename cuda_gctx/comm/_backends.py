@@ -1,4 +1,4 @@
-"""How ranks talk on the host: what a backend is, that of torch.distributed, and that of ranks that are threads."""
+"""How ranks communicate on the host: the protocol of a backend, torch.distributed, and ranks that are threads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Value = TypeVar("Value")
 
 
 class CommBackend(Protocol):
-    """What connects the ranks on the host. mpi4py's communicators are of this kind."""
+    """Connects the ranks on the host. Communicators of mpi4py are such backends."""
 
     def Get_rank(self) -> int:
         """The number of this rank."""
 
     def Get_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """The object of one rank, on every rank."""
@@ -45,7 +45,7 @@ def gather(backend: CommBackend, value: Value) -> list[Value]:
 def gather_results(
     backend: CommBackend, work: Callable[[], Any], errors: tuple[type[Exception], ...], problem: str
 ) -> list[Any]:
-    """What `work` returns on each rank, which is not a string; RuntimeError on all ranks if it fails on one."""
+    """The results of `work` on each rank, which must not be strings; RuntimeError on all ranks if it fails on one."""
     mine: Any
     try:
         mine = work()
@@ -95,7 +95,7 @@ class TorchBackend:
 
 
 class _Meeting:
-    """Where the threads of a group meet."""
+    """The meeting point of the threads of a group."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
@@ -103,7 +103,7 @@ class _Meeting:
 
 
 class LocalBackend:
-    """Ranks that are threads of one process. A rank that fails, or does not come, is an error on all others."""
+    """Ranks that are threads of one process. A rank that fails, or is missing, is an error on all others."""
 
     def __init__(self, meeting: _Meeting, rank: int, timeout_s: float) -> None:
         self._meeting = meeting
@@ -127,15 +127,14 @@ class LocalBackend:
             self._meeting.barrier.wait(self._timeout_s)
         except threading.BrokenBarrierError:
             raise RuntimeError(
-                f"rank {self._rank} waited for the others, of which one has failed, or did not come in "
-                f"{self._timeout_s} s"
+                f"rank {self._rank} waited for the other ranks: one has failed, or was missing for {self._timeout_s} s"
             ) from None
 
     def gather_to_all(self, value: Any) -> list[Any]:
         self._meeting.values[self._rank] = value
         self.barrier()
         values = list(self._meeting.values)
-        # Nobody puts its next value before everybody has read this one.
+        # No rank writes its next value before all ranks have read this one.
         self.barrier()
         return values
 
@@ -150,5 +149,5 @@ class LocalBackend:
         return mine
 
     def abort(self) -> None:
-        """Makes everyone who waits, and everyone who comes, fail."""
+        """Makes every rank that waits, now or later, fail."""
         self._meeting.barrier.abort()

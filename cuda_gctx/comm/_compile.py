@@ -35,7 +35,7 @@ def source(defines: dict[str, str], kernels: tuple[str, ...] = FLAT, primitives:
 
 @dataclass(frozen=True)
 class Report:
-    """What the assembler says of a kernel."""
+    """What the assembler reports about a kernel."""
 
     registers: int
     spill_bytes: int
@@ -50,7 +50,7 @@ class Compiled:
     log: str
 
     def report(self, kernel: str) -> Report:
-        """From the compiler's own report, which says nothing of a kernel only if it did not assemble it."""
+        """From the compiler's log, which describes each kernel that it assembled."""
         part = re.search(
             rf"Function properties for {kernel}\n[^\n]*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
             r"(\d+) bytes spill loads\n[^\n]*?Used (\d+) registers",

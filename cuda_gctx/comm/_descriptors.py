@@ -26,9 +26,9 @@ def _demand_own_user(connection: socket.socket) -> None:
 
 
 def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float) -> dict[int, int]:
-    """Gives a descriptor to every other rank; returns theirs by rank, which are the caller's to close.
+    """Sends a descriptor to every other rank; returns theirs by rank, for the caller to close.
 
-    Every rank calls it. TimeoutError if a rank does not send in time, ConnectionError if it is gone.
+    Collective. TimeoutError if a rank does not send in time, ConnectionError if it has ended.
     """
     rank, size = backend.Get_rank(), backend.Get_size()
     token = backend.bcast(secrets.token_hex(16) if rank == 0 else None, 0)

@@ -1,4 +1,4 @@
-"""The handler: one rank's end of a communicator, its states, and the entry point of every operation."""
+"""The handler: one rank of a communicator, its states, and the entry point of every operation."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ KERNEL_MODES = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE)
 # Those that stage tensors which the other ranks do not reach.
 STAGED_MODES = (MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL)
 NCCL_MODES = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)
-# Bulk copies are what the kernels are made of, and they begin with this architecture.
+# The kernels need bulk copies, which this architecture introduced.
 FIRST_CAPABILITY = 90
-# The largest block of an output that goes by packets, and up to which it does so where no mode is given.
+# The largest block of an output that packets carry, and up to which they do so where no mode is given.
 PACKET_BYTES = 512 * 1024
 SMALL_BYTES = 128 * 1024
-# How much is staged where tensors cannot be reached by the other ranks, if nothing else is asked for.
+# How much can be staged by default, where other ranks cannot reach a tensor.
 STAGED_BYTES = 64 * 1024 * 1024
 # How long the kernels of all ranks have for their first meeting.
 MEETING_S = 5.0
@@ -46,9 +46,9 @@ TUNED_BYTES = tuple(1 << shift for shift in range(10, 29))
 
 
 class CommFault(RuntimeError):
-    """A rank did not come in time, or was called with something else. The handler cannot be used any more.
+    """A rank was missing for the time limit, or was called with other arguments. The handler cannot be used any more.
 
-    kind: "timeout" or "mismatch"; peer_rank: the world rank that was waited for.
+    kind: "timeout" or "mismatch"; peer_rank: the world rank that the kernel waited for.
     """
 
     __module__ = __name__.rpartition(".")[0]  # the public name
@@ -62,7 +62,7 @@ class CommFault(RuntimeError):
 class _State(Enum):
     BUILDING = "is being built"
     OPEN = "is open"
-    RELEASED = "has given its memory back: call checkpoint_restore() first"
+    RELEASED = "has released its memory: call checkpoint_restore() first"
     FAILED = "has failed"
     CLOSED = "has been shut down"
 
@@ -79,27 +79,28 @@ def _names_of_dtypes() -> dict[Any, str]:
 
 
 class MixedCommHandler:
-    """One rank's end of a communicator over a tp x dp topology.
+    """One rank of a communicator over a tp x dp topology.
 
-    Every rank makes one, at the same time: with torch.distributed initialised, or with a `comm_backend` of its own. It
-    belongs to one partition (or to the whole device) and its calls are in one order.
+    Every rank creates a handler, at the same time: with torch.distributed initialised, or with a `comm_backend`. A
+    handler belongs to one partition (or to the whole device), and its calls run in one order.
 
     grid_size: how many blocks the kernels have; None: one for each SM of the partition.
-    max_block_size, min_block_size: the most and the fewest threads that an SM has in the kernel for small messages,
-    which divides them among several blocks.
-    min_num_steps: into how many tiles a block of the kernel for large messages divides its work, if they stay large.
-    ib_enable_ibgda: whether NVSHMEM, if it is initialised here, lets GPUs drive InfiniBand adapters themselves.
+    max_block_size, min_block_size: the largest and the smallest number of threads per SM in the kernel for small
+    messages, which divides them among several blocks.
+    min_num_steps: the number of tiles into which a block of the kernel for large messages divides its work, as long as
+    tiles stay large.
+    ib_enable_ibgda: whether NVSHMEM, if the handler initialises it, lets GPUs drive InfiniBand adapters directly.
     should_init_nvshmem: whether NVSHMEM is initialised where the topology has several nodes, and HIERARCHICAL exchanges
     through it. If not, nodes exchange by peer access. In both cases all ranks must run on one host.
-    use_autotune: whether calls without a mode follow run_autotune(), once that has been called.
+    use_autotune: whether calls without a mode follow the table of run_autotune(), if there is one.
     partition: where the kernels run.
-    timeout_s: how long a kernel waits for another rank.
+    timeout_s: how long a kernel waits for another rank before it reports a fault.
     max_message_bytes: the largest input or output of TWO_EXCHANGE that is staged, and of HIERARCHICAL, for which memory
     is reserved; None: 64 MiB. Where all ranks are threads on one device, None reserves nothing for TWO_EXCHANGE and
     sets no limit, because the ranks reach each other's tensors. What map_tensors() was called with is not staged.
     comm_backend: what connects the ranks on the host, a CommBackend or a process group; None: torch.distributed.
-    programmatic_launch: launch the kernel for small messages while the kernel before it in the stream still runs; it
-    waits for the end of that one on the device (programmatic dependent launch).
+    programmatic_launch: launch the kernel for small messages while the previous kernel of the stream still runs; it
+    waits for the end of that kernel on the device (programmatic dependent launch).
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class MixedCommHandler:
             elif self.device.type != "cpu":
                 raise ValueError(f"device must be a CUDA device or the CPU, not {self.device}")
             elif partition is not None or grid_size is not None:
-                raise ValueError("a handler of the CPU has no partition and no grid: leave partition and grid_size out")
+                raise ValueError("a handler on the CPU has no partition and no grid: omit partition and grid_size")
             else:
                 self.grid_size = 0
                 self.max_block_size_dict: dict[MixedCommMode, int] = {}
@@ -203,11 +204,11 @@ class MixedCommHandler:
             distributed: Any = import_module("torch.distributed")
             if not (distributed.is_available() and distributed.is_initialized()):
                 raise RuntimeError(
-                    "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or give "
+                    "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or pass "
                     "a comm_backend"
                 )
             if "nccl" in str(distributed.get_backend_config()):
-                # What is said on the host stays there: NCCL would put it on a stream, and change the current context.
+                # Messages of the host stay on the host. NCCL would use a stream, and change the current context.
                 self._torch_groups[()] = distributed.new_group(backend="gloo")
             backend: CommBackend = TorchBackend(self._torch_groups.get(()))
         else:
@@ -220,7 +221,7 @@ class MixedCommHandler:
         wanted = self.para_info.world_rank, self.para_info.world_size
         if place != wanted:
             raise ValueError(
-                f"the backend says rank {place[0]} of {place[1]}, and the handler is rank {wanted[0]} of {wanted[1]}"
+                f"the backend is rank {place[0]} of {place[1]}, and the handler is rank {wanted[0]} of {wanted[1]}"
             )
 
     def _demand_agreement(self, max_message_bytes: int | None) -> None:
@@ -237,7 +238,7 @@ class MixedCommHandler:
             demand_equal(self._backend, what, value)
 
     def _make_groups(self, partition: Partition | None) -> None:
-        """The groups of this rank: of torch.distributed, or of the backend of threads."""
+        """Makes the groups of this rank: of torch.distributed, or of the backend of threads."""
         info = self.para_info
         wanted = info.local_ranks(), info.tp_ranks(), info.dp_ranks()
         self._inter_group: Any = None  # of equal local ranks; on a GPU, the transport connects them
@@ -259,7 +260,7 @@ class MixedCommHandler:
             self.local_comm_group = self.tp_comm_group = self.dp_comm_group = None
 
     def _torch_group(self, groups: Sequence[tuple[int, ...]], partition: Partition | None) -> Any:
-        """The one of several groups that this rank is in. All ranks make all groups, in one order."""
+        """The group that contains this rank. All ranks make all groups, in one order."""
         distributed: Any = import_module("torch.distributed")
         for ranks in sorted(set(groups) - self._torch_groups.keys()):
             if partition is not None and self._has_nccl():
@@ -398,11 +399,11 @@ class MixedCommHandler:
         return list(self.valid_op_list)
 
     def get_valid_mode_list(self) -> list[MixedCommMode]:
-        """The modes that this handler has."""
+        """The modes of this handler."""
         return list(self.valid_mode_list)
 
     def check(self) -> None:
-        """CommFault if a kernel of this rank has reported one. What runs still is not waited for."""
+        """Raises CommFault if a kernel of this rank has reported one. Does not wait for kernels that still run."""
         if self._fault is None or self._state is _State.CLOSED:
             return
         kind, peer, detail = self._fault.read()
@@ -446,7 +447,7 @@ class MixedCommHandler:
         return x_out
 
     def _run_mode(self, op: MixedCommOp, x_in: Any, x_out: Any, chosen: MixedCommMode, grid: int) -> None:
-        """grid: how many SMs a kernel uses; 0: all of them."""
+        """grid: the number of SMs that a kernel uses; 0: all of them."""
         if chosen is MixedCommMode.GLOO:
             x_out.copy_(
                 exchange_on_cpu(
@@ -533,11 +534,11 @@ class MixedCommHandler:
     def run_autotune(
         self, *, message_bytes: Sequence[int] = TUNED_BYTES, rounds: int = 3, progress: bool | None = None
     ) -> TuningTable:
-        """Measures every mode and several grids at these sizes, and takes the fastest from then on. Collective.
+        """Measures every mode and several grids at these sizes; later calls use the fastest. Collective.
 
         message_bytes: sizes of the larger of input and output. progress: whether to show a bar on standard error; None:
-        on the first rank, if that is a terminal. Call it inside ``with partition.torch():``, while nothing else runs
-        there. Returns the table, which can be saved.
+        on the first rank, if standard error is a terminal. Call it inside ``with partition.torch():``, while nothing
+        else runs there. Returns the table, which can be saved.
         """
         self._demand_open()
         demand_equal(self._backend, "message_bytes", tuple(message_bytes))
@@ -553,9 +554,9 @@ class MixedCommHandler:
         return self.tuning_table
 
     def use_tuning_table(self, table: TuningTable) -> None:
-        """Takes the choices of a table that was saved. Collective: ValueError unless all ranks have the same one.
+        """Uses the choices of a saved table. Collective: ValueError unless all ranks pass the same table.
 
-        ValueError also for a table that was made for another topology, type, device or number of SMs.
+        ValueError also for a table of another topology, type, device or number of SMs.
         """
         self._demand_open()
         demand_equal(self._backend, "the tuning table", table)
@@ -630,7 +631,7 @@ class MixedCommHandler:
         return None if x_in is None or x_out is None else (x_in, x_out)
 
     def init_virtual_memory(self) -> None:
-        """Maps the workspaces of all ranks, once: the constructor has done it. Collective."""
+        """Maps the workspaces of all ranks, once. The constructor calls it. Collective."""
         if self._workspaces is None and self._state is _State.BUILDING:
             device = Device(self.device.index)
             self._workspaces = Workspaces(self._backend, device, self._workspace_bytes, self._timeout_s)
@@ -638,41 +639,42 @@ class MixedCommHandler:
     def init_nvshmem(self) -> None:
         """Initialises NVSHMEM with the ranks of this handler, through nvshmem4py and without multicast. Collective.
 
-        RuntimeError, with the reason, where it cannot be initialised. Done once; whoever uses NVSHMEM finalises it.
+        RuntimeError, with the reason, if it cannot be initialised. Done once per process; the caller finalises NVSHMEM.
         """
         if self._state is not _State.BUILDING:
             self._demand_open()
         if self._has_nvshmem:
             return
         if self.device.type != "cuda":
-            raise RuntimeError("NVSHMEM cannot be initialised: the handler is one of the CPU")
+            raise RuntimeError("NVSHMEM cannot be initialised: the handler is on the CPU")
         initialise(self._backend, Device(self.device.index), enable_ibgda=self._ib_enable_ibgda)
         self._has_nvshmem = True
 
     def _can_map(self) -> bool:
-        """Whether mapping makes a difference."""
+        """Whether mapped tensors are treated differently."""
         return self._mapped is not None and self._staged_bytes > 0
 
     def map_tensors(self, *tensors: Any) -> None:
-        """Lets the kernels of all ranks reach these tensors, so that TWO_EXCHANGE does not stage them. Collective.
+        """Maps these tensors on all ranks, so that TWO_EXCHANGE and HIERARCHICAL do not stage them. Collective.
 
-        Every rank gives as many tensors, in one order. Views of them are reached too. A call is not staged if its input
-        and its output have been mapped on every rank; if they were on some only, CommFault says "mismatch". The handler
-        keeps the tensors alive. They must come from torch's allocator in its default setting.
+        Every rank passes the same number of tensors, in one order. Views of them count as mapped. A call is not staged
+        if its input and its output are mapped on every rank; if they are mapped on some ranks only, it is a CommFault
+        of kind "mismatch". The handler keeps the tensors alive. They must come from torch's allocator in its default
+        setting.
         """
         self._demand_open()
         if self._mapped is None:
-            raise RuntimeError("a handler of the CPU maps no tensors: its ranks exchange them through the host")
+            raise RuntimeError("a handler on the CPU cannot map tensors: its ranks exchange them through the host")
         for number, tensor in enumerate(tensors):
             self._demand_tensor(f"tensor {number}", tensor)
         self._mapped.add(self._backend, [_span(one) for one in tensors])
         self._mapped_storages += [(_span(one)[0], one.untyped_storage()) for one in tensors]
 
     def unmap_tensors(self, *tensors: Any) -> None:
-        """Ends what map_tensors() of the same tensors began. Collective; waits for the calls of all ranks."""
+        """Unmaps tensors. Collective; waits for the calls of all ranks."""
         self._demand_open()
         if self._mapped is None:
-            raise RuntimeError("a handler of the CPU maps no tensors")
+            raise RuntimeError("a handler on the CPU cannot map tensors")
         self._context.sync()
         self._backend.barrier()
         for tensor in tensors:
@@ -683,7 +685,7 @@ class MixedCommHandler:
         self._backend.barrier()
 
     def _ordered_stream(self) -> Stream:
-        """torch's current stream, behind the stream of the call before if that was another one."""
+        """torch's current stream, ordered behind the stream of the previous call if that was another one."""
         handle = int(_torch().cuda.current_stream(self.device).cuda_stream)
         previous = self._stream
         if previous is not None and previous.handle == handle:
@@ -695,7 +697,7 @@ class MixedCommHandler:
                 raise RuntimeError(
                     f"the handler belongs to {self._context!r}, and torch's current stream to {stream.context!r}: call "
                     "it inside 'with partition.torch():' of that partition. Two partitions that share a communicator "
-                    "would wait for each other for ever"
+                    "would wait for each other forever"
                 )
             self._streams[handle] = stream
         if previous is not None:
@@ -714,13 +716,13 @@ class MixedCommHandler:
             return Stream.from_handle(handle)
 
     def checkpoint_prepare(self) -> None:
-        """Gives the physical memory back and keeps the addresses, so that captured graphs stay valid. Collective.
+        """Releases the physical memory and keeps the addresses, so that captured graphs stay valid. Collective.
 
-        RuntimeError where nodes exchange through NVSHMEM, which cannot do that.
+        RuntimeError if nodes exchange through NVSHMEM, which cannot do that.
         """
         self._demand_open()
         if self._transport is not None and self._transport.cannot_release:
-            raise RuntimeError(f"the handler cannot give its memory back: {self._transport.cannot_release}")
+            raise RuntimeError(f"the handler cannot release its memory: {self._transport.cannot_release}")
         if self._workspaces is not None:
             self._context.sync()
             self.check()
@@ -747,7 +749,10 @@ class MixedCommHandler:
         self._state = _State.OPEN
 
     def shutdown(self) -> None:
-        """Waits for the calls of this rank, then for the other ranks unless one has failed; frees all. Idempotent."""
+        """Waits for the calls of this rank, then for the other ranks unless one has failed, and frees everything.
+
+        A second call does nothing.
+        """
         if self._state is _State.CLOSED:
             return
         before, self._state = self._state, _State.CLOSED
@@ -761,7 +766,7 @@ class MixedCommHandler:
                 self._backend.barrier()
         except (RuntimeError, ValueError):  # torch.distributed may be gone already
             failed = True
-        # Another rank may still write to the memory of this one if not all have come here: it is kept, not unmapped.
+        # Another rank may still write to the memory of this one if not all ranks are here: it stays mapped.
         if failed:
             self._mapped = None
             self._transport = None
@@ -772,7 +777,7 @@ class MixedCommHandler:
         self._free()
 
     def _destroy_groups(self) -> None:
-        """Those of this rank, in the order in which all ranks have made them; that of the host is the last."""
+        """Those of this rank, in one order on all ranks; that of the host is the last."""
         distributed: Any = import_module("torch.distributed") if self._torch_groups else None
         for ranks in sorted(self._torch_groups, reverse=True):
             group = self._torch_groups.pop(ranks)
@@ -805,7 +810,7 @@ class MixedCommHandler:
         self.shutdown()
 
     def __del__(self) -> None:
-        # Nothing is freed here: other ranks may be using it, and asking them would block.
+        # Frees nothing: other ranks may still use the memory, and asking them would block.
         if getattr(self, "_workspaces", None) is not None:
             with suppress(Exception):
                 warnings.warn(f"{self!r} was not shut down: its memory stays mapped", ResourceWarning, stacklevel=2)
@@ -844,8 +849,8 @@ def _is_capturing(stream: Stream) -> bool:
 class _RunMixedComm:
     """``run_mixed_comm(op, handler, x_in, x_out=None, mode=None)``: runs an operation, and returns its output.
 
-    Every rank calls it with inputs of one shape. On a GPU it returns at once, and the work is on torch's current
-    stream. mode: None leaves the choice to the handler.
+    Every rank calls it with inputs of one shape. On a GPU it returns at once, and the work runs on torch's current
+    stream. mode: None lets the handler choose.
     """
 
     def __call__(
@@ -860,7 +865,7 @@ class _RunMixedComm:
 
     @staticmethod
     def is_compute_capability_supported(capability: int) -> bool:
-        """Whether the kernels run on a chip, by its number: 90 for compute capability 9.0."""
+        """Whether the kernels support a compute capability: 90 stands for 9.0."""
         return capability >= FIRST_CAPABILITY
 
 

@@ -119,7 +119,7 @@ STAGED_INPUT, STAGED_OUTPUT = 1, 2
 
 
 class SumCalls:
-    """What one variant of the kernel for large messages is given: it sums parts of inputs, and sends on the sums.
+    """The arguments of one variant of the kernel for large messages, which sums parts of inputs and stores the sums.
 
     world: how many ranks meet in it; sources, targets: which of them. The struct is filled in place: the driver copies
     it at each launch.
@@ -158,12 +158,12 @@ class SumCalls:
         arguments.input_offset[:], arguments.output_offset = offsets
         tile = tile_bytes(size, self.grid, self._fewest_steps, self._largest_tile)
         arguments.share_bytes, arguments.tile_bytes, arguments.is_staged = size, tile, staged
-        # A rank without a share has a block too, which says START and END.
+        # A rank without a share has a block too, which sends START and END.
         return max(min(self.grid, -(-size // tile)), 1)
 
 
 class Calls:
-    """What the kernels of one operation are given, call by call, and with how many blocks and threads they run."""
+    """The arguments of the kernels of one operation, for each call, and their numbers of blocks and threads."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Calls:
         self.sums.grid = grid
 
     def connect(self, peers: tuple[int, ...], fault: int, limit_ns: int) -> None:
-        """What stays the same from call to call: the workspaces, where faults are reported, the time limit."""
+        """Sets the arguments that all calls share: the workspaces, the record of faults, the time limit."""
         for arguments in (self.one.call, self.sums.arguments.call):
             fill_call(arguments, peers, fault, limit_ns, self._info.world_rank)
 
@@ -224,7 +224,7 @@ class Calls:
 
 
 def fill_call(call: Any, peers: Sequence[int], fault: int, limit_ns: int, rank: int, first_world_rank: int = 0) -> None:
-    """What a kernel knows in every call: the ranks that meet in it, and how it reports faults."""
+    """Sets what a kernel needs in every call: the ranks that meet in it, and how it reports faults."""
     call.peer[:] = peers
     call.fault, call.limit = fault, limit_ns
     call.rank, call.first_world_rank = rank, first_world_rank
@@ -330,7 +330,7 @@ class Kernels:
         self._launch_two(grid, stream)
 
     def meet(self, signature: int, limit_ns: int, stream: Stream) -> None:
-        """Launches as many blocks as a call may have. They move nothing, and wait for the blocks of all ranks."""
+        """Launches as many blocks as a call can have. They move nothing, and wait for the blocks of all ranks."""
         self.calls.two_exchange(0, 0, 0, signature, is_staged=False)
         call = self.calls.sums.arguments.call
         usual, call.limit = call.limit, limit_ns

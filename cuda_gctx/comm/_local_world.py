@@ -1,4 +1,4 @@
-"""A world of ranks in one process: threads, each with a partition of a GPU of its own, or on the CPU."""
+"""A world of ranks in one process: threads, each with its own partition of a GPU, or on the CPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Result = TypeVar("Result")
 class LocalRank:
     """One rank of a local world.
 
-    rank, size: its number and how many there are; device: its GPU, None on the CPU; partition: where its kernels run,
-    None on the CPU; backend: what connects it to the others on the host.
+    rank, size: its number, and the number of ranks; device: its GPU, None on the CPU; partition: where its kernels run,
+    None on the CPU; backend: connects it to the other ranks on the host.
     """
 
     def __init__(self, device: Device | None, partition: Partition | None, backend: LocalBackend) -> None:
@@ -41,13 +41,13 @@ class LocalRank:
         inter_dp_size: int | None = None,
         **options: Any,
     ) -> MixedCommHandler:
-        """A handler of this rank; every rank of the world makes one at the same time.
+        """A handler of this rank; every rank of the world creates one at the same time.
 
-        nodes: into how many nodes of equal size the ranks are counted. options: those of MixedCommHandler;
-        should_init_nvshmem is False, because ranks that are threads cannot use NVSHMEM.
+        nodes: the number of nodes into which the ranks are divided. options: those of MixedCommHandler;
+        should_init_nvshmem is False, because threads cannot be ranks of NVSHMEM.
         """
         if nodes < 1 or self.size % nodes:
-            raise ValueError(f"{self.size} ranks cannot be counted into {nodes} nodes of equal size")
+            raise ValueError(f"{self.size} ranks cannot be divided into {nodes} nodes of equal size")
         local_size = self.size // nodes
         inter_rank, local_rank = divmod(self.rank, local_size)
         device = "cpu" if self.device is None else f"cuda:{self.device.device_id}"
@@ -91,8 +91,8 @@ class LocalWorld:
     def run(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
         """Calls ``function(rank, *arguments)`` for every rank, each on a thread, at the same time; returns the results.
 
-        Raises what a rank raised: of several, what was raised first, because the others may follow from it. The world
-        cannot be used any more then, because ranks may have stopped at different places.
+        Raises the first exception of a rank, because others may follow from it. The world cannot be used after that,
+        because ranks may have stopped at different places.
         """
         results: list[Any] = [None] * len(self.ranks)
         failures: list[tuple[int, BaseException]] = []
@@ -116,7 +116,7 @@ class LocalWorld:
         return results
 
     def close(self) -> None:
-        """Closes the partitions of all ranks. Shut the handlers down before."""
+        """Closes the partitions of all ranks. Shut down the handlers first."""
         self._partitions.close()
 
     def __enter__(self) -> LocalWorld:
@@ -135,11 +135,11 @@ class LocalWorld:
 def local_world(
     size: int, device: Device | Sequence[Device] | None = None, *, sms: int | None = None, timeout_s: float = 60.0
 ) -> LocalWorld:
-    """A world of `size` ranks in this process, for tests and for one GPU that several models share.
+    """A world of `size` ranks in this process, for tests and for several models that share one GPU.
 
-    device: the GPU whose SMs the ranks divide among themselves, or several, with equally many ranks on each, in their
-    order; None: the ranks are on the CPU. sms: how many SMs each rank has; None: an equal share. timeout_s: how long
-    ranks wait for each other on the host.
+    device: the GPU whose SMs the ranks share, or several GPUs, each with the same number of ranks, in order; None: the
+    ranks are on the CPU. sms: the number of SMs of each rank; None: an equal share. timeout_s: how long ranks wait for
+    each other on the host.
     """
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"size must be an int, not {type(size).__name__}")
@@ -151,11 +151,11 @@ def local_world(
         backgrounds: list[Partition | None] = []
         if device is None:
             if sms is not None:
-                raise ValueError("ranks on the CPU have no SMs: give a device, or leave sms out")
+                raise ValueError("ranks on the CPU have no SMs: pass a device, or omit sms")
         else:
             devices = [device] if isinstance(device, Device) else list(device)
             if not devices or size % len(devices):
-                raise ValueError(f"{size} ranks cannot be shared equally by {len(devices)} devices")
+                raise ValueError(f"{size} ranks cannot be divided equally among {len(devices)} devices")
             places = []
             for one in devices:
                 on_it = size // len(devices)

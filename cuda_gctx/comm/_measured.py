@@ -15,14 +15,14 @@ from cuda_gctx.measure import clock
 
 __all__ = ["Measured"]
 
-# How many calls a graph has, for messages of up to so many bytes.
+# The number of calls in a graph, for messages of up to so many bytes.
 CALLS_OF_A_GRAPH = ((1 << 20, 50), (1 << 24, 10), (1 << 62, 4))
 MOST_GRIDS = 3
 KERNELS = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL)
 
 
 class Measured:
-    """What run_autotune() measures of a handler (a MixedCommHandler). Every rank makes one at the same time."""
+    """The cases that run_autotune() measures of a MixedCommHandler. Every rank makes one at the same time."""
 
     def __init__(self, handler: Any, message_bytes: Sequence[int], rounds: int) -> None:
         self._handler = handler
@@ -64,7 +64,7 @@ class Measured:
         return x_in, x_out
 
     def candidates(self, case: Case) -> list[tuple[MixedCommMode, int]]:
-        """Modes, and the grids of those that are kernels of this package: all SMs, and halves of them."""
+        """Modes, each with its grids: all SMs, a half and a quarter of them for kernels of this package."""
         x_in, x_out = (one.numel() * one.element_size() for one in self._tensors(case))
         grids = [self._handler.grid_size]
         while grids[-1] > 1 and len(grids) < MOST_GRIDS:
@@ -73,7 +73,7 @@ class Measured:
         return [(mode, grid) for mode in modes for grid in (grids if mode in KERNELS else [0])]
 
     def microseconds(self, case: Case, mode: MixedCommMode, grid: int) -> float:
-        """Of a call on this rank, the median of several rounds."""
+        """The time of a call on this rank: the median of several rounds."""
         x_in, x_out = self._tensors(case)
         calls = next(count for most, count in CALLS_OF_A_GRAPH if case.message_bytes <= most)
 
@@ -94,7 +94,7 @@ class Measured:
         return median(taken[1:])
 
     def _in_graphs(self, work: Callable[[], None], calls: int) -> float:
-        # One by one, small calls would take as long as Python needs to make them.
+        # One at a time, small calls would take as long as Python needs to launch them.
         handler, cuda = self._handler, self._torch.cuda
         stream = cuda.current_stream(handler.device)
         for _ in range(2):

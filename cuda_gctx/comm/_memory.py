@@ -1,8 +1,8 @@
-"""The workspaces of all ranks as one rank sees them.
+"""The workspaces of all ranks, as one rank maps them.
 
-Physical memory and addresses are separate: a checkpoint gives the memory back and keeps the addresses, which captured
-graphs know. Ranks of one process share their mappings; other ranks of the host import each other's memory through file
-descriptors.
+Physical memory and addresses are separate: a checkpoint releases the memory and keeps the addresses, which captured
+graphs contain. Ranks of one process share their mappings; other ranks of the host import each other's memory through
+file descriptors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["FaultRecord", "Identity", "Workspaces"]
 
 
 class Identity(NamedTuple):
-    """What a rank says of itself to the others."""
+    """How a rank describes itself to the others."""
 
     host: str
     process: int
@@ -32,7 +32,7 @@ class Identity(NamedTuple):
 
 
 def _boot_id() -> str:
-    """Of the running system: containers of one host share it, and so they can share memory."""
+    """Of the running system: containers of one host share it, and can share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -173,7 +173,7 @@ class Workspaces:
         return found
 
     def release(self) -> None:
-        """Gives the physical memory back; addresses stay reserved. No kernel may be using it, on any rank."""
+        """Releases the physical memory; addresses stay reserved. No kernel of any rank may be using it."""
         with self._device.context.current():
             while self._imported:
                 call("cuMemUnmap", self._reserved[self._imported.pop()], self._size)
@@ -183,7 +183,7 @@ class Workspaces:
                 call("cuMemRelease", handle)
 
     def restore(self, backend: CommBackend) -> None:
-        """New memory at the same addresses, zero; every rank calls it."""
+        """Maps new memory at the same addresses, zero. Collective."""
         known = self.addresses
         self._backend = backend
         self._map_own()
@@ -192,7 +192,7 @@ class Workspaces:
             raise RuntimeError("the memory of a rank came back at another address: captured graphs cannot be replayed")
 
     def close(self) -> None:
-        """Gives everything back. No kernel may be using it, on any rank."""
+        """Frees everything. No kernel of any rank may be using it."""
         with suppress(CUDAError):  # of a context that is broken; what is left goes with the process
             self.release()
             with self._device.context.current():

@@ -38,7 +38,7 @@ BYTES_OF_A_BLOCK = NODE_THREADS * 64
 
 
 class NodeCalls:
-    """What the kernels of one operation are given in the hierarchical form, step by step."""
+    """The arguments of the kernels of one operation in the hierarchical form, step by step."""
 
     def __init__(self, info: ParallelInfo, op: MixedCommOp, region: Region, *, grid: int, fewest_steps: int) -> None:
         self._info = info
@@ -62,7 +62,10 @@ class NodeCalls:
         self._collect.grid = self._spread.grid = grid
 
     def connect(self, peers: Sequence[int], regions: Sequence[int], fault: int, limit_ns: int) -> None:
-        """What stays the same from call to call. peers: of this node; regions: of the equal local rank of each node."""
+        """Sets the arguments that all calls share.
+
+        peers: workspaces of this node; regions: of the equal local rank of each node.
+        """
         info = self._info
         first = info.inter_rank * info.local_size
         for arguments in (self._collect.arguments.call, self._spread.arguments.call, self.exchange.call):
@@ -108,16 +111,16 @@ class NodeCalls:
 
 
 class Transport(Protocol):
-    """What moves pieces between nodes: it has a region for this rank, and sends signals and pieces in stream order.
+    """Moves pieces between nodes: has a region for this rank, and sends signals and pieces in stream order.
 
-    The waits are not part of it: they are kernels with a time limit.
+    It does not wait: kernels of this package do, with a time limit.
     """
 
     regions: tuple[int, ...]
-    """The regions of the equal local ranks, by node, as far as kernels of this rank write to them; its own always."""
+    """The regions of the equal local ranks, by node. Where a library writes, its own region stands for all of them."""
 
     cannot_release: str
-    """Why its memory cannot be given back for a checkpoint; empty if it can."""
+    """Why its memory cannot be released for a checkpoint; empty if it can."""
 
     def say_ready(self, kernels: Loaded, exchange: Any, stream: Stream) -> None:
         """Counts READY of this rank up, at every other node."""
@@ -126,7 +129,7 @@ class Transport(Protocol):
         """Sends each other node its piece with the header, and then counts DATA up."""
 
     def close(self) -> None:
-        """Gives the region back. Collective."""
+        """Frees the region. Collective."""
 
 
 class PeerTransport:
@@ -148,9 +151,9 @@ class PeerTransport:
 
 
 class NvshmemTransport:
-    """NVSHMEM, called from the host: signals and pieces are operations on the stream. It must be initialised."""
+    """NVSHMEM, called from the host: signals and pieces are operations on the stream. NVSHMEM must be initialised."""
 
-    cannot_release = "NVSHMEM cannot give its memory back and take new memory at the same addresses"
+    cannot_release = "NVSHMEM cannot release memory and restore it at the same addresses"
 
     def __init__(self, backend: CommBackend, info: ParallelInfo, device: Device, region: Region) -> None:
         self._library: Any = import_module("nvshmem.bindings")

@@ -1,8 +1,8 @@
-"""Where everything of a workspace is, and what the kernels are compiled with: one place for host, kernels and tests.
+"""The layout of a workspace, and the defines of the kernels: one place for host, kernels and tests.
 
-Each rank has one workspace, laid out alike on all ranks::
+Each rank has one workspace, with the same layout on all ranks::
 
-    control     what only the rank's own kernels use: epochs, how many blocks have arrived, the fault
+    control     for the rank's own kernels: epochs, the number of blocks that have arrived, the fault
     mailboxes   one for each other rank, written by it: flags, addresses, headers of packets
     node mailboxes   the same for the kernels in which the ranks of one node meet
     slots       packets: two for each rank (even and odd epochs), each as large as the largest message
@@ -46,16 +46,16 @@ __all__ = [
 ALIGNMENT = 16
 # A cache line for each thing that different ranks or blocks write to.
 LINE = 128
-# Reading the clock takes about as long as so many polls of memory; a power of two, so that no division is needed.
+# Reading the clock takes about as long as this many polls of memory. A power of two needs no division.
 POLLS_PER_CLOCK = 64
 # A block of the kernel for small messages. Fewer words than threads leave the rest idle.
 ONE_EXCHANGE_THREADS = 512
-# One warp of which one thread moves, and eight that add: the best of those measured on an H200.
+# One warp, of which one thread moves data, and eight that add: the best of the variants measured on an H200.
 MOVERS = 32
 TWO_EXCHANGE_THREADS = MOVERS + 256
 # Of the kernels between nodes: one thread for each node, and those that copy pieces.
 NODE_THREADS = 256
-# Tiles of 16 KiB in 6 stages were the best; where those of all sources do not fit, there are fewer, then smaller ones.
+# Tiles of 16 KiB in 6 stages were the best. Where those of all sources do not fit: fewer stages, then smaller tiles.
 LARGEST_TILE = 16 * 1024
 MOST_STAGES = 6
 FEWEST_STAGES = 3
@@ -64,7 +64,7 @@ TILES_OFFSET = 1024
 
 
 class Fault(IntEnum):
-    """What a kernel reports to the host."""
+    """The kind of a fault that a kernel reports to the host."""
 
     NONE = 0
     TIMEOUT = 1
@@ -72,7 +72,7 @@ class Fault(IntEnum):
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch of the next call; the twin of the kernels' function, for the simulator."""
+    """The epoch of the next call: the kernels' function, for the simulator."""
     return 2 if epoch == 0xFFFFFFFF else epoch + 1
 
 
@@ -82,10 +82,10 @@ def _rounded(size: int, grain: int) -> int:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The layout of a workspace; equal on all ranks, or they would write to wrong places.
+    """The layout of a workspace. It must be equal on all ranks, or they write to wrong places.
 
-    packet_bytes: the largest block of an output that goes by packets; staged_bytes: the largest input and output that
-    are staged.
+    packet_bytes: the largest block of an output that packets carry; staged_bytes: the largest input and output that
+    can be staged.
     """
 
     world_size: int
@@ -140,7 +140,7 @@ class Geometry:
         return _rounded(self.staged_output + self.staged_bytes, 4096)
 
     def slot(self, epoch: int, source: int, unit: int) -> int:
-        """Where the two packets of a unit (8 bytes of data) of a source are; the twin of the kernels' function."""
+        """The place of the two packets of a unit (8 bytes of data) of a source, as the kernels compute it."""
         return self.slots + ((epoch & 1) * self.world_size + source) * self.slot_bytes + unit * 16
 
     def header(self, epoch: int, source: int) -> int:
@@ -205,7 +205,7 @@ def region_of(info: ParallelInfo, message_bytes: int) -> Region:
 
 
 def stages_and_tile(sources: int) -> tuple[int, int]:
-    """How many stages of how large tiles fit in the shared memory of a block."""
+    """The number of stages, and the size of tiles, that fit in the shared memory of a block."""
     tile = LARGEST_TILE
     while True:
         stages = min(MOST_STAGES, (SHARED_BYTES - TILES_OFFSET) // (sources * tile))
@@ -247,7 +247,7 @@ def _common(world: int, geometry: Geometry, *, is_bfloat16: bool) -> dict[str, i
 
 
 def _large(geometry: Geometry, sources: int, targets: int) -> dict[str, int]:
-    """What the kernel for large messages needs in addition."""
+    """The additional numbers of the kernel for large messages."""
     stages, tile = stages_and_tile(sources)
     return {
         "SOURCES": sources,
@@ -263,7 +263,7 @@ def _large(geometry: Geometry, sources: int, targets: int) -> dict[str, int]:
 
 
 def defines(info: ParallelInfo, op: MixedCommOp, geometry: Geometry, *, is_bfloat16: bool) -> dict[str, str]:
-    """What the kernels of an operation are compiled with; the same on all ranks of a topology."""
+    """The defines of the kernels of an operation; the same on all ranks of a topology."""
     plan = info.plan(op)
     numbers = {
         "BLOCKS": len(plan.blocks),
@@ -280,7 +280,7 @@ def defines(info: ParallelInfo, op: MixedCommOp, geometry: Geometry, *, is_bfloa
 def node_defines(
     info: ParallelInfo, op: MixedCommOp, step: NodeStep, geometry: Geometry, region: Region, *, is_bfloat16: bool
 ) -> dict[str, str]:
-    """What the kernels of a step of the hierarchical form are compiled with; the same on all ranks of a topology."""
+    """The defines of the kernels of a step of the hierarchical form; the same on all ranks of a topology."""
     plan = info.node_plan(op)
     numbers = _common(info.local_size, geometry, is_bfloat16=is_bfloat16)
     if step is NodeStep.EXCHANGE:
@@ -324,18 +324,18 @@ def part_of(share: int, shares: int, block_bytes: int) -> tuple[int, int]:
 
 
 def share_of(info: ParallelInfo, op: MixedCommOp, block_bytes: int) -> tuple[int, int, int]:
-    """What a rank sums in the two-exchange form: offset in the inputs, offset in the outputs, and size, in bytes."""
+    """The share of a rank in the two-exchange form: offset in the inputs, offset in the outputs, and size, in bytes."""
     plan = info.plan(op)
     begin, size = part_of(plan.share, plan.shares, block_bytes)
     return plan.input_block * block_bytes + begin, plan.output_block * block_bytes + begin, size
 
 
 def tile_bytes(share_bytes: int, grid: int, fewest_steps: int, largest: int) -> int:
-    """How large tiles are: at most `largest`, and so that a block has `fewest_steps` of them if they stay large."""
+    """The size of tiles: at most `largest`; small enough for `fewest_steps` in each block, if they stay large."""
     wanted = _rounded(-(-share_bytes // (grid * fewest_steps)), LINE)
     return max(min(wanted, largest), 8 * LINE)
 
 
 def signature(op: MixedCommOp, mode: MixedCommMode, dtype: str, block_bytes: int, *, is_staged: bool) -> int:
-    """What the ranks of a call must agree on, in 32 bits."""
+    """A hash of everything that the ranks of a call must agree on, in 32 bits."""
     return crc32(f"{op.name} {mode.name} {dtype} {block_bytes} {is_staged}".encode())

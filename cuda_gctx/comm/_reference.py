@@ -1,4 +1,4 @@
-"""What the operations compute, in torch operations: the exact values, and the forms of two and of one collective.
+"""The operations in torch: the exact values, and the forms of two collectives, of one, and by nodes.
 
 Sums are taken in fp32 in the order of the ranks and rounded once per exchange.
 """
@@ -24,7 +24,7 @@ def _torch() -> Any:
 
 
 def rounded_sum(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum in fp32, in the order given, rounded once. One tensor comes back as it is, whatever its bits mean."""
+    """The sum in fp32, in the given order, rounded once. A single tensor is returned unchanged, bit for bit."""
     first, *others = tensors
     if not others:
         return first
@@ -44,11 +44,11 @@ def expected(
     """The output of a rank for the inputs of all ranks, in the order of the world ranks.
 
     exchanges: how often a sum is rounded: 2 for REDUCESCATTER_ALLREDUCE in two collectives, which round the sum over
-    each dp group and then the sum of those. The kernels of one node round once. by_nodes: as HIERARCHICAL rounds, the
-    sum over each node and then the sum of those.
+    each dp group and then the sum of those. by_nodes: round as HIERARCHICAL does, the sum over each node and then the
+    sum of those. ONE_EXCHANGE and TWO_EXCHANGE round once.
     """
     if len(inputs) != info.world_size:
-        raise ValueError(f"the world has {info.world_size} ranks, and {len(inputs)} inputs were given")
+        raise ValueError(f"the world has {info.world_size} ranks, and {len(inputs)} inputs were passed")
     demand_same_shape([tuple(one.shape) for one in inputs])
     info.output_shape(op, inputs[0].shape)
     if op is MixedCommOp.REDUCESCATTER_ALLREDUCE and exchanges == 2:
@@ -79,11 +79,11 @@ def _by_node(info: ParallelInfo, ranks: Sequence[int], tensors: Sequence[Tensor]
 
 
 def demand_same_shape(shapes: Sequence[Sequence[int]]) -> None:
-    """ValueError that names the ranks whose shape is another one than that of the first."""
+    """Raises ValueError with the ranks whose shape differs from that of the first rank."""
     other = [rank for rank, shape in enumerate(shapes) if tuple(shape) != tuple(shapes[0])]
     if other:
         found = ", ".join(f"rank {rank}: {list(shapes[rank])}" for rank in (0, *other))
-        raise ValueError(f"all ranks must give inputs of one shape; found {found}")
+        raise ValueError(f"all ranks must pass inputs of one shape; found {found}")
 
 
 def exchange_on_cpu(
@@ -144,9 +144,9 @@ def exchange_with_nccl(
     tp_group: Any,
     dp_group: Any,
 ) -> None:
-    """By collectives of torch.distributed on its groups: one of the world, or one for each axis.
+    """Calls collectives of torch.distributed on its groups: one of the world, or one for each axis.
 
-    NCCL sums in an order and with roundings of its own.
+    NCCL chooses the order of sums and their roundings.
     """
     distributed: Any = import_module("torch.distributed")
     if op is MixedCommOp.ALLREDUCE:

@@ -38,7 +38,7 @@ class _Mapped(NamedTuple):
 class MappedTensors:
     """The tensors of this rank that all ranks have mapped, and the mappings of those of the others.
 
-    The memory belongs to the framework: whoever maps a tensor keeps it alive as long as this object.
+    The memory belongs to the framework. The caller keeps a tensor alive as long as it is mapped.
     """
 
     def __init__(self, device: Device, ranks: Sequence[Identity], rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Who a rank is and what an operation does: ranks, groups, shapes, byte counts. No GPU and no framework is needed.
+"""The place of a rank and what an operation does: ranks, groups, shapes, byte counts. Needs no GPU and no framework.
 
 Tensor parallelism (tp) is the fast axis, both among the ranks of a node and among the nodes.
 """
@@ -13,7 +13,7 @@ __all__ = ["MixedCommMode", "MixedCommOp", "NodePlan", "ParallelInfo", "Plan"]
 
 
 class MixedCommOp(IntEnum):
-    """What is computed. ``n`` is the first dimension of the input, ``dp`` the size of the data-parallel group.
+    """The operation. ``n`` is the first dimension of the input, ``dp`` the size of the data-parallel group.
 
     ALLREDUCE: [n, ..] -> [n, ..], the sum over the world.
     ALLGATHER: [n, ..] -> [n * dp, ..], the inputs in the order of the dp ranks.
@@ -40,15 +40,15 @@ class MixedCommOp(IntEnum):
 
 
 class MixedCommMode(IntEnum):
-    """How it is computed.
+    """The way in which an operation is computed.
 
     ONE_EXCHANGE: one kernel, which sends every input to each rank that needs it; for small messages.
-    TWO_EXCHANGE: one kernel, in which each rank sums a share and sends it on; for large messages.
+    TWO_EXCHANGE: one kernel, in which each rank sums a share and sends the sum to others; for large messages.
     HIERARCHICAL: each node sums, the nodes exchange the sums, each node distributes the result; for several nodes.
     NCCL_ONE: one collective of NCCL, with a local operation before or after it.
     NCCL_TP_DP: two collectives of NCCL, one for each axis.
     GLOO: tensors on the CPU, exchanged through gloo or through the ranks' own backend.
-    AUTOTUNE: the one of these that ``run_autotune()`` has measured to be the fastest; before that, one by the size.
+    AUTOTUNE: the mode that ``run_autotune()`` measured to be the fastest; before that, a choice by the size.
     """
 
     ONE_EXCHANGE = 0
@@ -153,7 +153,7 @@ class ParallelInfo:
         inter_tp_size: int | None = None,
         inter_dp_size: int | None = None,
     ) -> ParallelInfo:
-        """Checks every number. Of a level, both sizes None means all tp; one None means what is left."""
+        """Checks every number. Both sizes of a level None: all ranks are tp; one None: the remaining factor."""
         given = {
             "world_rank": (world_rank, world_size, "world_size"),
             "local_rank": (local_rank, local_size, "local_size"),
@@ -373,4 +373,4 @@ class ParallelInfo:
             of_node = self.node_plan(op)
             within = (len(of_node.sources) - 1) * len(of_node.chunks) + (len(of_node.targets) - 1) * len(of_node.sums)
             return (within + self.inter_size - 1) * block // of_node.shares
-        raise ValueError(f"{mode.name} is not a kernel of this package: how much it sends is up to the library")
+        raise ValueError(f"{mode.name} is not a kernel of this package: its library decides how much it sends")

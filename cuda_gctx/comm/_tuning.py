@@ -1,4 +1,4 @@
-"""Which mode and grid is fastest for an operation and a size: measured once, with the same choice on every rank."""
+"""The fastest mode and grid for an operation and a size: measured once, with the same choice on every rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Choice:
-    """A mode, how many SMs its kernel uses (0 where that is up to a library), and the time of a call, in microseconds.
+    """A mode, the number of SMs of its kernel (0 where a library decides), and the time of a call in microseconds.
 
     The time is that of the slowest rank.
     """
@@ -33,7 +33,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Case:
-    """What was measured: an operation, the bytes of the larger of input and output, whether all ranks reach both."""
+    """What was measured: an operation, the bytes of the larger of input and output, whether both were mapped."""
 
     op: MixedCommOp
     message_bytes: int
@@ -44,7 +44,7 @@ class Case:
 class TuningTable:
     """The choices for the cases that were measured, the fastest first.
 
-    Taken for what is described: topology, data type, device, and SMs.
+    description: what it was measured on: topology, data type, device, number of SMs.
     """
 
     description: tuple[tuple[str, str], ...]
@@ -53,9 +53,9 @@ class TuningTable:
     def select(
         self, op: MixedCommOp, message_bytes: int, is_mapped: bool, possible: Collection[MixedCommMode]
     ) -> Choice | None:
-        """The fastest choice of the measured size that is nearest, of those that are possible; None if there is none.
+        """The fastest possible choice for the nearest size that was measured; None if there is none.
 
-        Sizes are compared by their ratio. Where mapped tensors were not measured, others stand for them.
+        Sizes are compared by their ratio. If mapped tensors were not measured, the choices for others are used.
         """
         cases = [(case, ranking) for case, ranking in self.rankings if case.op is op]
         alike = [one for one in cases if one[0].is_mapped == is_mapped] or cases
@@ -71,9 +71,7 @@ class TuningTable:
             f"{what}: {own.get(what)} there, {value} here" for what, value in description if own.get(what) != value
         ]
         if different:
-            raise ValueError(
-                f"the tuning table was made for something else: {'; '.join(different)}; call run_autotune()"
-            )
+            raise ValueError(f"the tuning table does not fit this handler: {'; '.join(different)}; call run_autotune()")
 
     def to_json(self) -> str:
         """The table as a JSON document."""
@@ -123,12 +121,12 @@ class TuningTable:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> TuningTable:
-        """Reads a file that save() has written; ValueError for another one."""
+        """Reads a file that save() has written; ValueError for any other file."""
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
 
 def description_of(info: ParallelInfo, dtype: str, device: str, grid_size: int) -> tuple[tuple[str, str], ...]:
-    """What a table is made for; the same on all ranks."""
+    """What a table is measured on; the same on all ranks."""
     topology = {
         "local tp x dp": f"{info.local_tp_size} x {info.local_dp_size}",
         "inter tp x dp": f"{info.inter_tp_size} x {info.inter_dp_size}",
@@ -147,7 +145,7 @@ def tune(
     measure: Callable[[Case, MixedCommMode, int], float],
     progress: Progress,
 ) -> TuningTable:
-    """Measures every candidate of every case. Collective: all ranks get the table of the first one.
+    """Measures every candidate of every case. Collective: all ranks get the table of the first rank.
 
     candidates: modes and grids. measure: microseconds of a call on this rank; every rank calls it for the same
     candidates in the same order. An error of one rank is raised on all.

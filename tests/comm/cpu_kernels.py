@@ -28,7 +28,7 @@ from cuda_gctx.comm._protocol import (
 )
 
 HERE = Path(__file__).parent
-# Fewer threads and smaller tiles than on a GPU: what is tested is who does what, and in which order.
+# Fewer threads and smaller tiles than on a GPU: the tests are about the order of accesses.
 MOVERS = 1
 THREADS_OF_TWO = 9  # one moves; as many as there can be other ranks wait for their flags
 STAGES = 3

@@ -217,7 +217,7 @@ def ops_8_ranks_of_8_sms() -> dict[str, Any]:
     return every_op(8, [{"local_tp_size": 2}], 8, 4 << 20)
 
 
-def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, with_products: bool) -> dict[str, Any]:
+def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, with_gemms: bool) -> dict[str, Any]:
     """Calls of random operations, modes, sizes and grids without a wait between them; each output is looked at."""
     torch, comm = modules()
     from cuda_gctx import Device
@@ -269,7 +269,7 @@ def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, w
             assert int(wrong) == 0, f"{int(wrong)} elements were wrong at rank {rank.rank}"
             return calls
 
-    def products() -> None:
+    def run_gemms() -> None:
         a = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda:0")
         while not stop.is_set():
             for _ in range(8):
@@ -277,33 +277,33 @@ def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, w
             torch.cuda.default_stream().synchronize()
 
     with comm.local_world(size, Device(0), sms=sms) as world:
-        beside = threading.Thread(target=products, daemon=True)
-        if with_products:
-            beside.start()
+        gemms = threading.Thread(target=run_gemms, daemon=True)
+        if with_gemms:
+            gemms.start()
         try:
             done = world.run(work)
         finally:
             stop.set()
-            if with_products:
-                beside.join()
+            if with_gemms:
+                gemms.join()
     return {"calls": done[0]}
 
 
 @case
 def back_to_back_4_ranks() -> dict[str, Any]:
-    return back_to_back(4, {"local_tp_size": 2}, 16, 10_000, with_products=False)
+    return back_to_back(4, {"local_tp_size": 2}, 16, 10_000, with_gemms=False)
 
 
 @case
 def back_to_back_8_ranks() -> dict[str, Any]:
-    return back_to_back(8, {"local_tp_size": 4}, 8, 3_000, with_products=False)
+    return back_to_back(8, {"local_tp_size": 4}, 8, 3_000, with_gemms=False)
 
 
 @case
-def back_to_back_beside_products() -> dict[str, Any]:
+def back_to_back_next_to_gemms() -> dict[str, Any]:
     """In partitions of 8, 16 and 24 SMs, while GEMMs run on the other SMs."""
     return {
-        f"{ranks} ranks of {sms} SMs": back_to_back(ranks, {"local_tp_size": 2}, sms, 600, with_products=True)
+        f"{ranks} ranks of {sms} SMs": back_to_back(ranks, {"local_tp_size": 2}, sms, 600, with_gemms=True)
         for ranks, sms in ((8, 8), (4, 16), (4, 24))
     }
 
@@ -313,7 +313,7 @@ def programmatic_launches() -> dict[str, Any]:
     """The kernel for small messages, launched before the kernel ahead of it has ended; in graphs too."""
     options = {"local_tp_size": 2, "programmatic_launch": True}
     compared = every_op(4, [{"local_tp_size": 2}], 16, 1 << 20, programmatic_launch=True)
-    return compared | back_to_back(4, options, 16, 2_000, with_products=False) | graphs_of(options)
+    return compared | back_to_back(4, options, 16, 2_000, with_gemms=False) | graphs_of(options)
 
 
 def capture(torch: Any, work: Callable[[], None]) -> Any:
@@ -421,7 +421,7 @@ def nodes_on_one_gpu() -> dict[str, Any]:
         "4 ranks": every_op(4, OF_FOUR[3:], 16, 16 << 20, both_types=range(4), modes=by_nodes),
         "4 ranks, staged": every_op(4, OF_FOUR[3:5], 16, 4 << 20, modes=by_nodes, max_message_bytes=16 << 20),
         "8 ranks": every_op(8, eight, 8, 4 << 20, modes=by_nodes),
-        "back to back": back_to_back(4, TWO_NODES, 16, 3_000, with_products=False),
+        "back to back": back_to_back(4, TWO_NODES, 16, 3_000, with_gemms=False),
         "graphs": graphs_of(TWO_NODES),
     }
 
@@ -570,11 +570,11 @@ def misuse() -> dict[str, Any]:
             assert bool((out == 3.0).all()), out
             plain = torch.cuda.Stream()
             with torch.cuda.stream(plain):
-                refused(RuntimeError, "would wait for each other for ever", lambda: call(op, handler, x, out))
+                refused(RuntimeError, "would wait for each other forever", lambda: call(op, handler, x, out))
             shared[rank.rank] = rank.partition
             rank.backend.barrier()
             with shared[1 - rank.rank].torch():
-                refused(RuntimeError, "would wait for each other for ever", lambda: call(op, handler, x, out))
+                refused(RuntimeError, "would wait for each other forever", lambda: call(op, handler, x, out))
             with other.torch():
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(capture_error_mode="thread_local")
@@ -671,7 +671,7 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
         wanted_modes = [mode for mode in handler.valid_mode_list if mode.name in options.get("modes", (mode.name,))]
         modes |= {mode.name for mode in wanted_modes}
         if with_nvshmem:
-            refused(RuntimeError, "NVSHMEM cannot give its memory back", handler.checkpoint_prepare)
+            refused(RuntimeError, "NVSHMEM cannot release memory", handler.checkpoint_prepare)
         if options.get("checkpoint"):
             handler.checkpoint_prepare()
             handler.checkpoint_restore(dist.group.WORLD)

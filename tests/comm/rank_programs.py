@@ -1,4 +1,4 @@
-"""What ranks run in the tests: each is a process or a thread of this program, under a watchdog.
+"""The programs of ranks in the tests: each rank is a process or a thread of this program, under a watchdog.
 
     python rank_programs.py PROGRAM RANK SIZE FOLDER LIMIT
 
@@ -307,15 +307,15 @@ def descriptors(rank: int, size: int, folder: Path) -> dict[str, Any]:
         os.close(one)
     try:
         exchange_descriptors(Silent(), own, 0.5)
-        said = "nothing was raised"
+        outcome = "nothing was raised"
     except KeyboardInterrupt:
-        said = "stayed away"
+        outcome = "stayed away"
     except (TimeoutError, ConnectionError) as error:
-        said = f"{type(error).__name__}: {error}"
+        outcome = f"{type(error).__name__}: {error}"
     left_open = len(os.listdir("/proc/self/fd")) - before
     dist.barrier()
     dist.destroy_process_group()
-    return {"texts": texts, "said": said, "left open": left_open}
+    return {"texts": texts, "outcome": outcome, "left open": left_open}
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ Place = tuple[int, Any]
 # Interleavings that one process runs at a time.
 PART = 500
 
-# What can be left out of the protocols. Each must be found.
+# Parts of the protocols that are left out. The simulator must find each.
 BROKEN = {
     "one slot": ONE,
     "slots by block": ONE,
@@ -73,7 +73,7 @@ class Store:
     def __init__(self, place: Place, value: Any, seen: frozenset[Store]) -> None:
         self.place = place
         self.value = value
-        self.seen = seen  # what whoever acquires this store has seen too
+        self.seen = seen  # what a rank that acquires this store has seen too
         self.missing = 0  # how many stores must become visible before
         self.followers: list[Store] | None = []  # None once it is visible
 
@@ -238,7 +238,7 @@ class Simulation:
         involved: Sequence[int],
         move: Callable[[int], None],
     ) -> Iterator[Any]:
-        """START, what is moved, and END, of some ranks. involved: those whose addresses are taken."""
+        """START, the moves, and END of some ranks. involved: the ranks whose addresses are used."""
         rank, geometry = block.rank, self.geometry
         mailbox = geometry.mailbox(0) if self.mode is TWO else geometry.node_mailboxes
         yield
@@ -249,7 +249,7 @@ class Simulation:
         def flag(peer: int, which: int) -> int:
             return mailbox + ranks.index(peer) * geometry.MAILBOX_BYTES + which
 
-        def said(value: Any) -> bool:
+        def is_set(value: Any) -> bool:
             return bool(value[0] == mark)
 
         if index == 0:
@@ -261,7 +261,7 @@ class Simulation:
             if self.broken == "no wait for START":
                 continue
             place = rank, flag(peer, geometry.MAILBOX_START)
-            yield place, said
+            yield place, is_set
             if self.acquire(block, place)[1] != call and self.broken != "flags without an epoch":
                 raise Violation(f"rank {rank} saw START of call {self.memory[place][1]} in call {call}")
         for peer in others:
@@ -289,7 +289,7 @@ class Simulation:
             if self.broken == "no wait for END":
                 continue
             place = rank, flag(peer, geometry.MAILBOX_END)
-            yield place, said
+            yield place, is_set
             if self.acquire(block, place)[1] != call and self.broken != "flags without an epoch":
                 raise Violation(f"rank {rank} saw END of call {self.memory[place][1]} in call {call}")
         self.arrived[rank] = 0
@@ -405,7 +405,7 @@ class Simulation:
         steps += [(some(1, 3), collect(piece)) for piece in range(len(plan.chunks))]
         steps += [(1, wait_ready), (some(1, 3), put_pieces), (1, wait_data)]
         if self.broken == "READY before the sums":
-            # As if it were said for the next exchange.
+            # As if it were sent for the next exchange.
             steps.append((1, say_ready))
             steps.pop(0)
             if call == 0:

@@ -1,4 +1,4 @@
-"""A handler's calls as its driver sees them: what is launched and copied, in which order. No kernel runs here."""
+"""The launches and copies of a handler, in order, on a driver that records them. No kernel runs here."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class FakeDriver:
 
 
 class Tensor:
-    """A tensor on a GPU, as far as the handler looks at it."""
+    """The part of a tensor on a GPU that the handler uses."""
 
     def __init__(self, device: Any, dtype: Any, *shape: int) -> None:
         self.device, self.dtype, self.shape = device, dtype, shape
@@ -233,7 +233,7 @@ def test_a_handler_that_exchanges_through_nvshmem_keeps_its_memory(
         with MixedCommHandler(
             *place, torch.float16, "cuda:0", partition=rank.partition, comm_backend=rank.backend
         ) as handler:
-            with pytest.raises(RuntimeError, match="NVSHMEM cannot give its memory back"):
+            with pytest.raises(RuntimeError, match="NVSHMEM cannot release memory"):
                 handler.checkpoint_prepare()
             x = Tensor(handler.device, torch.float16, 16, 64)
             run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.HIERARCHICAL)

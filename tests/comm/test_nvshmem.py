@@ -22,7 +22,7 @@ DEVICE: Any = SimpleNamespace(device_id=0, context=SimpleNamespace(current=nullc
 
 
 class Processes:
-    """A backend of threads that passes for one of processes."""
+    """A backend of threads that looks like one of processes."""
 
     def __init__(self, local: LocalBackend) -> None:
         self.Get_rank, self.Get_size = local.Get_rank, local.Get_size
@@ -30,7 +30,7 @@ class Processes:
 
 
 class Library(ModuleType):
-    """nvshmem.core, as far as it is called."""
+    """The part of nvshmem.core that is called."""
 
     def __init__(self) -> None:
         super().__init__("nvshmem.core")
@@ -50,7 +50,7 @@ class Library(ModuleType):
 
 
 class Bindings(ModuleType):
-    """nvshmem.bindings, as far as it is called: symmetric memory of the host, and what was sent."""
+    """The part of nvshmem.bindings that is called; records what was sent."""
 
     Signal_op = SimpleNamespace(SIGNAL_ADD=10)
 
@@ -90,7 +90,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 
 
 def on_all(size: int, work: Any, wrap: Any = Processes) -> list[str]:
-    """The message of what each of several ranks raises; empty where nothing is."""
+    """The message that each of several ranks raises; empty for none."""
     found = [""] * size
 
     def run(local: LocalBackend) -> None:

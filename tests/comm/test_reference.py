@@ -41,8 +41,8 @@ def run_ranks(name: str, size: int, folder: Path, processes: int | None = None) 
     finally:
         for rank in ranks:
             rank.kill()
-    told = "\n".join(f"rank {number}:\n{errors}" for number, (_, errors) in enumerate(outputs))
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), told
+    output = "\n".join(f"rank {number}:\n{errors}" for number, (_, errors) in enumerate(outputs))
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks), output
     return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
 
 
@@ -62,27 +62,27 @@ def test_every_operation_in_threads_gives_the_exact_bits(tmp_path: Path) -> None
 @needs_torch
 def test_misuse_is_refused_by_name_on_every_rank(tmp_path: Path) -> None:
     wanted = {
-        "no group": "call torch.distributed.init_process_group() first, or give a comm_backend",
+        "no group": "call torch.distributed.init_process_group() first, or pass a comm_backend",
         "dtype": "dtype must be torch.float16 or torch.bfloat16, not torch.float32",
         "topology": "local_tp_size must be the same on all ranks; found rank 0: 2, rank 1: 1",
-        "grid": "leave partition and grid_size out",
-        "uneven": "all ranks must give inputs of one shape; found rank 0: [4, 8], rank 1: [5, 8]",
+        "grid": "omit partition and grid_size",
+        "uneven": "all ranks must pass inputs of one shape; found rank 0: [4, 8], rank 1: [5, 8]",
         "other dtype": "x_in must be of torch.float16, not of torch.float32",
         "not contiguous": "x_in must be contiguous",
         "wrong output": "x_out must have the shape [4, 8], not [2, 8]",
         "op": "ALLGATHER is not valid for tp_size=2 and dp_size=1; valid: ALLREDUCE",
         "mode": "mode ONE_EXCHANGE is not valid for this handler; valid: GLOO",
-        "uneven nodes": "all ranks must give inputs of one shape; found rank 0: [4, 8], rank 1: [5, 8]",
+        "uneven nodes": "all ranks must pass inputs of one shape; found rank 0: [4, 8], rank 1: [5, 8]",
         "different modes": "found rank 0: ALLREDUCE HIERARCHICAL of torch.float16, rank 1: ALLREDUCE GLOO of",
         "no nodes": "mode HIERARCHICAL is not valid for this handler; valid: GLOO",
-        "nvshmem": "NVSHMEM cannot be initialised: the handler is one of the CPU",
-        "mapping": "a handler of the CPU maps no tensors",
+        "nvshmem": "NVSHMEM cannot be initialised: the handler is on the CPU",
+        "mapping": "a handler on the CPU cannot map tensors",
         "released": "call checkpoint_restore() first",
         "closed": "has been shut down",
     }
     for rank, found in enumerate(run_ranks("refusals", 2, tmp_path)):
-        assert f"says rank {rank} of 2, and the handler is rank 0 of 3" in found.pop("place")
-        assert f"says rank {rank} of 3, and the handler is rank {rank} of 2" in found.pop("restored elsewhere")
+        assert f"is rank {rank} of 2, and the handler is rank 0 of 3" in found.pop("place")
+        assert f"is rank {rank} of 3, and the handler is rank {rank} of 2" in found.pop("restored elsewhere")
         assert found.keys() == wanted.keys()
         for what, words in wanted.items():
             assert words in found[what], what
@@ -93,10 +93,10 @@ def test_every_rank_follows_one_tuning_table(tmp_path: Path) -> None:
     found = run_ranks("autotune", 2, tmp_path)
     assert found[0]["table"] == found[1]["table"]
     assert len(json.loads(found[0]["table"])["cases"]) == 4  # two operations, two sizes
-    for told in found:
-        assert (told["before"], told["after"]) == ("GLOO", "GLOO")
-        assert "the tuning table must be the same on all ranks" in told["different"]
-        assert "message_bytes has no multiple of 64" in told["sizes"]
+    for answers in found:
+        assert (answers["before"], answers["after"]) == ("GLOO", "GLOO")
+        assert "the tuning table must be the same on all ranks" in answers["different"]
+        assert "message_bytes has no multiple of 64" in answers["sizes"]
 
 
 def test_importing_loads_no_framework(tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ def test_importing_loads_no_framework(tmp_path: Path) -> None:
 @needs_torch
 def test_descriptors_reach_every_other_rank_and_one_that_stays_away_is_an_error_in_time(tmp_path: Path) -> None:
     found = run_ranks("descriptors", 3, tmp_path)
-    for rank, told in enumerate(found):
-        assert told["texts"] == [f"of rank {peer}" for peer in range(3) if peer != rank]
-        assert told["left open"] == 0
-    *others, away = (told["said"] for told in found)
+    for rank, answers in enumerate(found):
+        assert answers["texts"] == [f"of rank {peer}" for peer in range(3) if peer != rank]
+        assert answers["left open"] == 0
+    *others, away = (answers["outcome"] for answers in found)
     assert away == "stayed away"
     # It has closed its socket before others connect, or after; on a busy machine the others may miss each other too.
     known = re.compile(
@@ -117,4 +117,4 @@ def test_descriptors_reach_every_other_rank_and_one_that_stays_away_is_an_error_
         r"|ConnectionError: rank \d does not take the descriptor of rank \d: "
         r"|ConnectionError: a rank closed its connection before it had sent its descriptor"
     )
-    assert all(known.match(said) for said in others), others
+    assert all(known.match(outcome) for outcome in others), others

@@ -1,8 +1,8 @@
 // What both kernels share: waiting with a time limit, faults, epochs, sums.
 #pragma once
 
-// A word of a protocol: 32 bits of payload, and the epoch that says which call wrote them. It is stored and loaded as a
-// whole, so whoever sees the epoch sees the payload: no fence is needed between the two.
+// A word of a protocol: 32 bits of payload, and the epoch of the call that wrote them. It is stored and loaded as a
+// whole, so a reader that sees the epoch sees the payload: no fence is needed between the two.
 DEVICE u64 packet(u32 payload, u32 epoch) { return static_cast<u64>(epoch) << 32 | payload; }
 DEVICE u32 payload_of(u64 word) { return static_cast<u32>(word); }
 DEVICE u32 epoch_of(u64 word) { return static_cast<u32>(word >> 32); }

@@ -1,17 +1,17 @@
 // Between nodes: equal local ranks exchange the pieces that each has summed for the others.
 //
 // Two counters for each pair of ranks, which count exchanges and never go back, so that a graph can be replayed:
-// - READY: the writer has read all that it received before, so its incoming pieces may be overwritten.
+// - READY: the writer has read all earlier pieces, so its incoming pieces may be overwritten.
 // - DATA: the piece of the writer has arrived.
 //
 // Why one incoming piece for each node is enough. A rank sends its piece of exchange e when it has seen READY of e from
-// the receiver. The receiver says so when its kernels of call e - 1, which read what came before, have ended: calls are
-// in stream order. DATA of e comes after the bytes of the piece.
+// the receiver. The receiver sends it when its kernels of call e - 1, which read the previous piece, have ended: calls
+// are in stream order. DATA of e comes after the bytes of the piece.
 //
 // A piece has a header: what was called, and in which exchange. A rank that has a fault sends no new header, so that the
-// receiver finds the old one, whatever comes with it.
+// receiver finds the old header, whatever arrives with it.
 //
-// Who sends READY and pieces is the transport: kernels of this file, or a library. Waiting is done here, with a limit.
+// The transport sends READY and the pieces: kernels of this file, or a library. The waits are here, with a time limit.
 #pragma once
 
 struct Exchange {

@@ -1,4 +1,5 @@
-// What the kernels ask of the hardware, one function an instruction. The tests replace this file by one for the CPU.
+// The instructions of the hardware that the kernels use, one function for each. The tests replace this file with one for
+// the CPU.
 #pragma once
 
 typedef unsigned int u32;

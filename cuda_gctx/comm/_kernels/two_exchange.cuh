@@ -2,11 +2,11 @@
 // through tiles in shared memory that bulk copies fill and empty. One thread moves, the others add.
 //
 // Flags at the start and at the end alone, both with the epoch of the call:
-// - A rank says START when its kernel runs: its input is complete then, and nothing reads its old output any more, calls
-//   and copies being in stream order. No rank touches the memory of another before it has seen that rank's START.
-// - A rank says END when all its blocks have fetched and stored everything. A rank's kernel ends when it has seen the END
+// - A rank sends START when its kernel runs: its input is complete then, and nothing reads its old output any more,
+//   because calls and copies are in stream order. No rank touches the memory of another before it has seen that rank's START.
+// - A rank sends END when all its blocks have fetched and stored everything. A rank's kernel ends when it has seen the END
 //   of all ranks: its output is complete then, and its input may be overwritten.
-// - START of call e + 1 is written by a rank that has seen everybody's END of call e, which is said after all blocks have
+// - START of call e + 1 is written by a rank that has seen everybody's END of call e, which is sent after all blocks have
 //   seen the START of call e: one word for each is enough, and waiting for equality cannot miss it. END likewise.
 #pragma once
 
