@@ -7,9 +7,8 @@ import gc
 import itertools
 import threading
 import warnings
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -29,7 +28,28 @@ from cuda_gctx.comm import (
 )
 from cuda_gctx.comm._protocol import Fault
 
-torch = pytest.importorskip("torch", reason="needs torch (make .venv/torch, where its CPU build can be had)")
+# Stands in for torch, which is not loaded into the process of the tests.
+torch: Any = SimpleNamespace(
+    float16="torch.float16",
+    bfloat16="torch.bfloat16",
+    float32="torch.float32",
+    cuda=SimpleNamespace(),
+)
+
+
+class TorchDevice(NamedTuple):
+    type: str
+    index: int | None
+
+
+def torch_device(kind: Any, index: int | None = None) -> TorchDevice:
+    if isinstance(kind, TorchDevice):
+        return kind
+    name, _, number = str(kind).partition(":")
+    return TorchDevice(name, int(number) if number else index)
+
+
+torch.device = torch_device
 MEETING = ["two_exchange"]
 
 
@@ -115,8 +135,14 @@ class Tensor:
 ADDRESSES = itertools.count(1 << 40, 1 << 28)
 
 
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_handler, "_torch", lambda: torch)
+    monkeypatch.setattr(_handler, "_names_of_dtypes", lambda: {torch.float16: "float16", torch.bfloat16: "bfloat16"})
+
+
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
     for module in (_handler, _launch, _memory, _nodes, _tensors):
         monkeypatch.setattr(module, "call", fake.call)
@@ -126,7 +152,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
         monkeypatch.setattr(module, "compile_kernels", lambda *arguments: SimpleNamespace(code=Anything()))
     monkeypatch.setattr(_handler, "_is_capturing", lambda stream: False)
     here = threading.local()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=here.handle))
+    torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=here.handle)
     fake.use = lambda stream: setattr(here, "handle", stream.handle)  # type: ignore[attr-defined]
     return fake
 
