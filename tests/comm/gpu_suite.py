@@ -493,7 +493,13 @@ def faults() -> dict[str, Any]:
     return faults_of(3, 1)
 
 
-def faults_of(size: int, gpus: int) -> dict[str, Any]:
+@case
+def faults_between_nodes() -> dict[str, Any]:
+    """The same between two nodes of two ranks on one GPU, where nodes exchange."""
+    return faults_of(4, 1, nodes=2)
+
+
+def faults_of(size: int, gpus: int, **topology: int) -> dict[str, Any]:
     torch, comm = modules()
     from cuda_gctx import Device
 
@@ -502,7 +508,7 @@ def faults_of(size: int, gpus: int) -> dict[str, Any]:
 
     def missing(rank: Any, mode: Any) -> float:
         torch.cuda.set_device(rank.device.device_id)
-        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0) as handler:
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0, **topology) as handler:
             x = torch.ones(64, 1024, dtype=torch.bfloat16, device=handler.device)
             comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
             torch.cuda.synchronize()
@@ -516,8 +522,10 @@ def faults_of(size: int, gpus: int) -> dict[str, Any]:
 
     def different(rank: Any, mode: Any) -> float:
         torch.cuda.set_device(rank.device.device_id)
-        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=5.0) as handler:
-            rows = 16 if rank.rank == rank.size - 1 else 8
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=5.0, **topology) as handler:
+            # All of another node, so that it is not found within one.
+            last = rank.size // 2 if topology else rank.size - 1
+            rows = 16 if rank.rank >= last else 8
             x = torch.ones(rows, 1024, dtype=torch.bfloat16, device=handler.device)
             torch.cuda.synchronize()
             rank.backend.barrier()
@@ -526,12 +534,12 @@ def faults_of(size: int, gpus: int) -> dict[str, Any]:
 
     def right(rank: Any) -> None:
         torch.cuda.set_device(rank.device.device_id)
-        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S) as handler:
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S, **topology) as handler:
             for mode in handler.valid_mode_list:
                 compare(rank, handler, handler.valid_op_list[0], mode, (16, 1024), 3)
 
-    kernels = (comm.MixedCommMode.ONE_EXCHANGE, comm.MixedCommMode.TWO_EXCHANGE)
-    for mode in kernels:
+    modes = comm.MixedCommMode
+    for mode in (modes.HIERARCHICAL,) if topology else (modes.ONE_EXCHANGE, modes.TWO_EXCHANGE):
         with comm.local_world(size, devices, sms=16, timeout_s=5) as world:
             results[f"{mode.name} a rank does not come, s"] = [round(one, 2) for one in world.run(missing, mode)]
         with comm.local_world(size, devices, sms=16) as world:

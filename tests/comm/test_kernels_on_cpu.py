@@ -260,3 +260,45 @@ def test_ranks_with_different_sizes_are_a_fault_on_all_without_waiting(mode: Mix
     call_once(ranks, mode, [64, 64, 512])
     assert [ranks.fault(rank)[0] for rank in range(3)] == [Fault.MISMATCH] * 3
     assert [ranks.fault(rank)[1] for rank in (0, 1)] == [2, 2]
+
+
+def test_ranks_in_different_modes_are_a_fault_on_all(folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
+    library = build(folder, info, op, geometry_of(info), is_bfloat16=False)
+    ranks = Ranks(info, op, library, geometry_of(info), limit=300)
+    tensors = [(aligned(128), aligned(128)) for _ in range(2)]
+    calls = [[ranks.call(rank, mode, *tensors[rank], grid=2)] for rank, mode in enumerate((ONE, TWO))]
+    assert ranks.run(calls, 1)
+    assert [ranks.fault(rank) for rank in range(2)] == [(Fault.TIMEOUT, 1), (Fault.TIMEOUT, 0)]
+
+
+def call_nodes_once(ranks: Ranks, elements: list[int], *, missing: int | None = None) -> list[tuple[int, int]]:
+    """One hierarchical call, in which each rank has its own number of elements; the faults of all ranks."""
+    calls = []
+    for rank, count in enumerate(elements):
+        x_in, x_out = aligned(2 * count), aligned(2 * count)
+        ranks._kept += [x_in, x_out]
+        calls.append(ranks.node_call(rank, x_in, x_out, grid=2))
+        for call in calls[-1]:
+            call.present = rank != missing
+    assert ranks.run(calls, 1)
+    return [ranks.fault(rank) for rank in range(len(elements))]
+
+
+def test_nodes_that_do_not_agree_or_do_not_come_are_a_fault_that_names_the_rank(folder: Path) -> None:
+    # Two nodes of one rank, and two nodes of two: the equal local rank of the other node is the one that is named.
+    op = MixedCommOp.ALLREDUCE
+    for sizes, elements, of_others in (
+        ((1, 1, 2, 1), [64, 512], [1, 0]),
+        ((2, 1, 2, 1), [64, 64, 512, 512], [2, 3, 0, 1]),
+    ):
+        info = ON_NODES[sizes]
+        region = region_of(info, STAGED_BYTES)
+        library = build_nodes(folder, info, op, geometry_of(info), region, is_bfloat16=False)
+        ranks = Ranks(info, op, library, geometry_of(info))
+        assert call_nodes_once(ranks, elements) == [(Fault.MISMATCH, other) for other in of_others]
+    ranks = Ranks(info, op, library, geometry_of(info), limit=300)
+    faults = call_nodes_once(ranks, [64] * 4, missing=2)
+    assert faults[0] == (Fault.TIMEOUT, 2)
+    assert faults[2] == (0, 0)
+    assert {kind for kind, _ in faults[1::2]} == {Fault.TIMEOUT}
