@@ -54,7 +54,7 @@ class Card:
         self.decodes = sorted(decodes)
         self.pool = PartitionPool(device)
         self.graphs = GraphSet(framework="torch") if graphs is None else graphs
-        self._aside = device.create_stream()
+        self.spare = device.create_stream()  # of the whole device, for what is not a step of a lane
         self.spaces: dict[Lane, Workspace] = {
             "decode": Workspace(model, self.decodes[-1] + most_tokens, self.decodes[-1]),
             "prefill": Workspace(model, most_tokens, 0),
@@ -126,7 +126,7 @@ class Card:
 
     def aside(self) -> Any:
         """The torch stream on which decodes attend next to prompts of the same step, on the whole device."""
-        return self._torch(self._aside)
+        return self._torch(self.spare)
 
     def _torch(self, stream: Stream) -> Any:
         found = self._torchs.get(stream)
@@ -235,7 +235,7 @@ class Card:
         self._running.clear()
         self._streams.clear()
         self.pool.close()
-        self._aside.close()
+        self.spare.close()
 
     def __enter__(self) -> Card:
         return self

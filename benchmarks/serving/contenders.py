@@ -164,7 +164,7 @@ Choice = Callable[[int, int, bool], Contender]
 
 
 class ByPolicy:
-    """Asks a policy for the contender that fits the load, between two steps of the prefill lane.
+    """Asks a policy for the contender that fits the load, while no tokens of prompts are in a step.
 
     A placement changes while no prefill runs: a decode step would have to wait for the SMs of one.
     """
@@ -174,7 +174,7 @@ class ByPolicy:
         self._chosen: Contender | None = None
 
     def decide(self, state: State) -> Decision:
-        if "prefill" not in state.busy or self._chosen is None:
+        if self._chosen is None or not any(step.segments for step in state.busy.values()):
             context = sum(served.row.position + 1 for served in state.decoding)
             self._chosen = self._choose(len(state.decoding), context, bool(state.waiting))
         return self._chosen.decide(state)

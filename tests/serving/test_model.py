@@ -11,11 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
-from serving import reference  # noqa: E402
+from serving import reference, soak  # noqa: E402
 from serving.card import Card  # noqa: E402
-from serving.contenders import ENTRANTS  # noqa: E402
+from serving.contenders import ENTRANTS, Concurrent  # noqa: E402
 from serving.costs import made_up  # noqa: E402
-from serving.loads import Request  # noqa: E402
+from serving.loads import Load, Request  # noqa: E402
 from serving.loop import Limits, Served, Serving  # noqa: E402
 from serving.model import SEGMENTS, Model, Workspace, splits_for  # noqa: E402
 from serving.shapes import SHAPES  # noqa: E402
@@ -224,3 +224,22 @@ def test_every_placement_has_its_sms(card: Card) -> None:
     assert card.stream("prefill", overlay) is card.stream("prefill", disjoint)
     assert card.stream("decode", Placement("priority")).priority == card.device.priority_range[1]
     assert card.stream("decode", Placement("one")) is card.stream("prefill", Placement("one"))
+
+
+def test_random_changes_of_layout_change_no_token(card: Card) -> None:
+    load = Load("soak", "short", 60.0, 8, 3, lambda random: (random.randrange(1, 120), random.randrange(2, 12)), 132)
+    contenders = soak.contenders_of(TINY, card.device.sm_count, chunk=64)
+    serving, kept = soak.serve_window(card, load, soak.at_random(7, contenders, 0.5), 1e6, 7, 8, 60.0)
+    assert serving.record.complete
+    assert serving.record.placements > 8
+    assert len(kept) == 8
+    assert max(soak.distance_of(card, tokens, prompt) for tokens, prompt in kept) < 1e-3
+
+
+def test_a_wrong_token_is_far_from_the_best(card: Card) -> None:
+    load = Load("soak", "one", 60.0, 1, 3, lambda random: (60, 20), 132)
+    _, [(tokens, prompt)] = soak.serve_window(
+        card, load, soak.at_random(1, [Concurrent(Placement("priority"), 64)]), 1.0, 1, 1, 60
+    )
+    tokens[prompt + 9] = (tokens[prompt + 9] + 1) % TINY.vocabulary
+    assert soak.distance_of(card, tokens, prompt) > soak.TOLERANCE
