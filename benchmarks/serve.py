@@ -93,6 +93,7 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
                 print(f"next: {described(trial)}, about {needed:.0f} s, for which no time is left")
                 return 0
             card = bench.card(LOADS[trial.question.load])
+            card.hints = dict.fromkeys(costs.hints, True)
             # The rehearsal knows which graphs are needed.
             card.prepare(card.shot(one.lane, one.step, one.placement) for one in rehearse(trial, costs).steps)
             bench.begin()

@@ -273,8 +273,9 @@ def serving_section(result: Result) -> str:
     parts = [serving.head(result), markdown(serving.goodput_rows(result))]
     for title, rows in (
         ("The trial at the highest rate that was kept, for each question that was asked:", serving.trial_rows(result)),
-        ("Attention:", serving.attention_rows(result)),
-        ("Steps alone, in CUDA graphs:", serving.cost_rows(result)),
+        ("Steps alone, in CUDA graphs, on the whole device and in partitions:", serving.cost_rows(result)),
+        ("How much longer steps take next to each other:", serving.slowdown_rows(result)),
+        ("The attention alone:", serving.attention_rows(result)),
         ("Served without a pause, with changes of layout at random:", serving.soak_rows(result)),
     ):
         if len(rows) > 1:

@@ -17,11 +17,11 @@ from serving.card import LANES, Card
 from serving.costs import Costs, Rates
 from serving.model import MOST_SPLITS, splits_for
 from serving.shapes import Shape
-from serving.work import Placement, Row, Segment, Step
+from serving.work import Lane, Placement, Row, Segment, Step
 
 # Of the same values in float32: what rounding to bfloat16 explains.
 TOLERANCE = 2e-2
-DECODE_TILINGS = ((64, 4, 3), (64, 4, 4), (64, 2, 4), (32, 4, 4), (128, 4, 2), (128, 4, 3), (128, 8, 3))
+DECODE_TILINGS = ((64, 2, 4), (64, 4, 3), (64, 4, 4), (32, 4, 4), (128, 4, 2), (128, 4, 3), (128, 8, 3))
 PREFILL_TILINGS = ((64, 8, 3), (64, 8, 2), (128, 8, 2), (64, 4, 3))
 
 
@@ -190,14 +190,21 @@ def measure_costs(card: Card, decode_sizes: Sequence[int], chunks: Sequence[int]
             times.append({"sms": sms, "what": what, "ms": round(found * 1e3, 4)})
             return found
 
+        # Small parts take seconds for what large ones are there for.
+        mine = [chunk for chunk in chunks if chunk <= 1024 or sms * 2 > whole]
         sizes = [size for size in card.decodes if size <= model.slots]
+        if sms < whole:
+            largest: dict[Lane, Step] = {"decode": _decodes(sizes[-1], 1), "prefill": _chunk(mine[-1], 0)}
+            for lane, step in largest.items():
+                card.hints[sms, lane] = True
+                hinted = timed(lane, step, f"{lane}, largest at the start, with a hint")
+                card.hints[sms, lane] = False
+                card.hints[sms, lane] = hinted < 0.99 * timed(lane, step, f"{lane}, largest at the start, without")
         batches = sorted({1, sizes[len(sizes) // 2], sizes[-1]})
         short = {n: timed("decode", _decodes(n, 1), f"decode of {n} at 1") for n in batches}
         many = batches[-1]
         long = timed("decode", _decodes(many, far), f"decode of {many} at {far}")
         per_cached = (long - short[many]) / (many * (far - 1))
-        # Small parts take seconds for what large ones are there for.
-        mine = [chunk for chunk in chunks if chunk <= 1024 or sms * 2 > whole]
         at_start = {chunk: timed("prefill", _chunk(chunk, 0), f"chunk of {chunk} at 0") for chunk in mine}
         chunk = min(mine, key=lambda size: abs(size - 512))
         behind = timed("prefill", _chunk(chunk, far), f"chunk of {chunk} at {far}")
@@ -210,7 +217,8 @@ def measure_costs(card: Card, decode_sizes: Sequence[int], chunks: Sequence[int]
         for placement in _placements_to_measure(card, decode_sizes)
         if time.monotonic() < until
     }
-    costs = Costs(card.device.name, shape.name, shape.layers, whole, rates, slowdowns)
+    hints = tuple(key for key, hinted in card.hints.items() if hinted)
+    costs = Costs(card.device.name, shape.name, shape.layers, whole, rates, slowdowns, hints)
     return costs, times
 
 

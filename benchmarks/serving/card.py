@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -65,6 +65,8 @@ class Card:
         self._streams: dict[Placement, dict[str, Stream]] = {}
         self._torchs: dict[Stream, Any] = {}
         self._began = time.perf_counter()
+        # Whether the GEMMs of a lane get its SM count as a hint, by SMs and lane: else they are sized for the device.
+        self.hints: dict[tuple[int, str], bool] = {}
         self.late_captures = 0  # graphs that were missing when a step needed them
         self.switch_s: list[float] = []  # what the host spent in Plan.switch
         self.poll_s = 0.0  # sleep between two polls; 0 polls without pause
@@ -134,8 +136,16 @@ class Card:
             found = self._torchs[stream] = torch_stream(stream)
         return found
 
+    def _key(self, stream: Stream, shot: Shot, begin: int, end: int) -> tuple[Any, ...]:
+        hinted = self.hints.get((stream.resources.sm.sm_count, shot.lane), False)
+        return shot.lane, shot.frame, begin, end, hinted
+
+    def hinted(self, stream: Stream) -> AbstractContextManager[Any]:
+        """Gives libraries the SM count of a stream, which is torch's current one."""
+        return stream.torch(library_sms="on")
+
     def _capture(self, stream: Stream, shot: Shot, begin: int, end: int) -> None:
-        key = (shot.lane, shot.frame, begin, end)
+        key = self._key(stream, shot, begin, end)
         if (stream, key) not in self.graphs:
             space, sms = self.spaces[shot.lane], stream.resources.sm.sm_count
             aside = self.aside() if shot.frame.decodes and shot.frame.prompt_tokens else None
@@ -144,7 +154,8 @@ class Card:
             stream.sync()
 
             def run(_: Any) -> None:
-                self.model.run(shot.frame, space, layers=(begin, end), sms=sms, aside=aside)
+                with self.hinted(stream) if key[-1] else nullcontext():
+                    self.model.run(shot.frame, space, layers=(begin, end), sms=sms, aside=aside)
 
             self.graphs.capture(stream, key, run)
             stream.sync()
@@ -166,7 +177,7 @@ class Card:
         if placement != self._placement:
             self._switch(placement)
         shot, stream = self.shot(lane, step, placement), self.stream(lane, placement)
-        keys = [(shot.lane, shot.frame, begin, end) for begin, end in self._ranges(shot)]
+        keys = [self._key(stream, shot, begin, end) for begin, end in self._ranges(shot)]
         if any((stream, key) not in self.graphs for key in keys):
             self.late_captures += 1
             self.prepare([shot])
@@ -210,8 +221,8 @@ class Card:
     def seconds_on(self, stream: Stream, lane: Lane, step: Step, *, times: int = 3) -> float:
         """The median time on the device of a step that runs alone on a stream, with the buffers of a lane."""
         shot = self.shot(lane, step, ONE)
-        key = (lane, shot.frame, 0, self.model.shape.layers)
-        self._capture(stream, shot, *key[2:])
+        key = self._key(stream, shot, 0, self.model.shape.layers)
+        self._capture(stream, shot, 0, self.model.shape.layers)
         found = []
         for _ in range(times + 1):
             with self.on(stream):

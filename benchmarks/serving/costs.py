@@ -31,7 +31,11 @@ class Rates:
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of one model on one card. slowdowns: for each kind of placement, of decode and of prefill."""
+    """The costs of one model on one card.
+
+    slowdowns: for each kind of placement, of decode and of prefill. hints: SM counts and lanes whose GEMMs are faster
+    with the SM count as a hint.
+    """
 
     card: str
     model: str
@@ -39,6 +43,7 @@ class Costs:
     sm_count: int
     rates: Mapping[int, Rates]
     slowdowns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    hints: tuple[tuple[int, str], ...] = ()
 
     def seconds(self, step: Step, sms: int | None = None) -> float:
         """The time of a step that runs alone on so many SMs, on all of them by default."""
@@ -76,7 +81,8 @@ class Costs:
             for count, one in found.pop("rates").items()
         }
         slowdowns = {kind: (decode, prefill) for kind, (decode, prefill) in found.pop("slowdowns").items()}
-        return cls(**found, rates=rates, slowdowns=slowdowns)
+        hints = tuple((sms, lane) for sms, lane in found.pop("hints", ()))
+        return cls(**found, rates=rates, slowdowns=slowdowns, hints=hints)
 
 
 def between(points: Sequence[tuple[float, float]], x: float) -> float:

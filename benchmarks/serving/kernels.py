@@ -227,7 +227,7 @@ def rotate_and_store(
 
 
 # Tile of keys, warps and stages of the pipeline, for blocks of one token and for blocks of more.
-DECODE_TILING = (64, 4, 3)
+DECODE_TILING = (64, 2, 4)
 PREFILL_TILING = (64, 8, 3)
 
 

@@ -109,24 +109,53 @@ def _question(row: Mapping[str, Any]) -> Question:
 
 
 def cost_rows(content: Content) -> list[list[str]]:
-    """What steps cost by SMs, as measured."""
-    rows = [["model", "SMs", "step", "ms"]]
+    """What steps cost by SMs, as measured: one row per step, one column per number of SMs."""
+    rows = []
     for model, entry in content["costs"].items():
-        rows += [[model, str(one["sms"]), one["what"], f"{one['ms']:.2f}"] for one in entry["times"]]
+        times = {(one["what"], one["sms"]): one["ms"] for one in entry["times"]}
+        sizes = sorted({sms for _, sms in times})
+        head = ["model", "step, ms", *(f"{sms} SMs" for sms in sizes)]
+        rows += [] if rows and rows[0] == head else [head]
+        for what in dict.fromkeys(what for what, _ in times):
+            cells = (times.get((what, sms)) for sms in sizes)
+            rows.append([model, what, *("" if ms is None else f"{ms:.2f}" for ms in cells)])
+    return rows
+
+
+def slowdown_rows(content: Content) -> list[list[str]]:
+    """How many times as long decode steps and chunks of prompts take next to each other as alone, by placement."""
+    rows = [["model", "placement", "decode", "prefill"]]
+    for model, entry in content["costs"].items():
+        found = entry["costs"]["slowdowns"]
+        rows += [[model, kind, f"{decode:.2f} x", f"{prefill:.2f} x"] for kind, (decode, prefill) in found.items()]
     return rows
 
 
 def attention_rows(content: Content) -> list[list[str]]:
-    """The rate of the decode attention by SMs, and of the prefill attention by kernel."""
+    """The rate of the decode attention by SMs and by tiling, and of the prefill attention by tiling."""
     found = content.get("attention")
     if found is None:
         return []
-    rows = [["attention", "where", "rate"]]
+    rows = [["attention", "kernel", "SMs", "rate"]]
     what = f"decode of {found['decode_rows']} at {found['decode_context']}"
-    rows += [[what, f"{sms} SMs", f"{rate:.0f} GB/s"] for sms, rate in found["decode_gb_per_s"].items()]
+    whole = str(content["sm_count"])
+    rows += [[what, "as used", sms, f"{rate:.0f} GB/s"] for sms, rate in found["decode_gb_per_s"].items()]
+    rows += [
+        [what, _tiling(kernel), sms, f"{rate:.0f} GB/s"]
+        for kernel, rates in found["decode_tilings"].items()
+        for sms, rate in rates.items()
+    ]
     for chunk, rates in found["prefill_tflop_per_s"].items():
-        rows += [[chunk, kernel, f"{rate:.0f} TFLOP/s"] for kernel, rate in rates.items()]
+        rows += [[chunk, _tiling(kernel), whole, f"{rate:.0f} TFLOP/s"] for kernel, rate in rates.items()]
     return rows
+
+
+def _tiling(name: str) -> str:
+    """A tiling in words, if it is one."""
+    if not name.startswith("("):
+        return name
+    tile, warps, stages = name.strip("()").split(", ")
+    return f"tile {tile}, {warps} warps, {stages} stages"
 
 
 def soak_rows(content: Content) -> list[list[str]]:

@@ -194,7 +194,7 @@ def settings_and_start(question: Question, predictions: Mapping[str, Any], costs
     if known is not None:
         return list(known["settings"]), float(known["start"])
     settings = ENTRANTS[question.contender].settings(costs, limits_of(question))
-    return [written(one) for one in settings], 0.5 / seconds_of_a_prompt(LOADS[question.load], costs)
+    return [written(one) for one in settings], 0.7 / seconds_of_a_prompt(LOADS[question.load], costs)
 
 
 def name_of(question: Question) -> str:

@@ -222,7 +222,7 @@ def test_limits_are_kept_by_a_share_of_gaps_and_of_first_tokens() -> None:
 
 def test_costs_are_what_was_measured_and_go_between_it() -> None:
     rates = {132: Rates(((1, 0.004), (101, 0.006)), 1e-7, 1e-12), 66: Rates(((1, 0.008), (101, 0.012)), 2e-7, 2e-12)}
-    costs = Costs("card", "model", 4, 132, rates)
+    costs = Costs("card", "model", 4, 132, rates, {"disjoint": (1.5, 1.25)}, ((66, "prefill"),))
     step = Step(segments=(Segment(0, 1000, 51),))
     pairs = 51 * 1000 + 51 * 52 // 2
     assert costs.seconds(step) == pytest.approx(0.005 + pairs * 1e-12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext
+from math import ceil
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ from serving.contenders import ENTRANTS, Concurrent  # noqa: E402
 from serving.costs import made_up  # noqa: E402
 from serving.loads import Load, Request  # noqa: E402
 from serving.loop import Limits, Served, Serving  # noqa: E402
-from serving.model import SEGMENTS, Model, Workspace, splits_for  # noqa: E402
+from serving.model import PARTIAL_ROWS, SEGMENTS, Model, Workspace, prompt_splits, splits_for  # noqa: E402
 from serving.shapes import SHAPES  # noqa: E402
 from serving.work import Placement, Row, Segment, Step  # noqa: E402
 
@@ -110,8 +111,20 @@ def test_a_step_that_does_not_fit_its_frame_is_refused() -> None:
 def test_splits_are_powers_of_two_and_fill_the_sms() -> None:
     assert splits_for(256, 132, waves=8) == 4
     assert splits_for(8, 132, waves=8) == 16
-    assert splits_for(1000, 132, waves=1) == 1
     assert {splits_for(blocks, sms, 4) for blocks in range(1, 600, 7) for sms in (16, 132)} <= {1, 2, 4, 8, 16}
+
+
+def test_the_last_wave_of_a_prompt_leaves_few_sms_idle() -> None:
+    assert prompt_splits(128, 512, 132) == 1
+    assert prompt_splits(128, 512, 116) == 8
+    for tokens in (64, 128, 256, 512, 1024, 2048, 4096):
+        for sms in (16, 32, 48, 68, 84, 100, 116, 132):
+            blocks = tokens // 32 * 8
+            parts = prompt_splits(blocks, tokens, sms)
+            assert tokens * parts <= PARTIAL_ROWS or parts == 1
+            waves = ceil(blocks * parts / sms) / parts
+            assert waves <= ceil(blocks / sms)
+            assert waves <= 1.35 * blocks / sms or blocks * 16 < sms
 
 
 class CalledAgain:
@@ -143,6 +156,10 @@ class CardWithoutGPU(Card):
 
     def aside(self) -> Any:
         return None
+
+    def hinted(self, stream: Any) -> Any:
+        self.given = [*getattr(self, "given", []), stream.resources.sm.sm_count]
+        return nullcontext()
 
 
 @pytest.fixture
@@ -196,6 +213,19 @@ def test_graphs_that_were_prepared_are_not_captured_in_a_trial(card: Card) -> No
     card.late_captures = 0
     tokens_of(card, "disjoint")
     assert card.late_captures == 0
+
+
+def test_a_hint_makes_a_graph_of_its_own(card: Card) -> None:
+    placement, step = Placement("disjoint", 32, card.device.sm_count - 32), Step(segments=(Segment(0, 0, 5, True),))
+    shot = card.shot("prefill", step, placement)
+    card.prepare([shot])
+    before = set(card.graphs.known)  # type: ignore[attr-defined]
+    card.hints = {(card.device.sm_count - 32, "prefill"): True}
+    card.prepare([shot])
+    [(_, key)] = set(card.graphs.known) - before  # type: ignore[attr-defined]
+    assert key[-1] is True
+    card.launch("prefill", step, placement)
+    assert card.given == [card.device.sm_count - 32]  # type: ignore[attr-defined]
 
 
 def test_a_lane_runs_one_step_at_a_time(card: Card) -> None:
