@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -201,6 +202,8 @@ def main() -> int:
             print(path)
             (predicted(store, arguments, until) if arguments.command == "predict" else status(store, arguments))
         return 0
+    # A hardware queue for each stream; before the driver is used. With fewer, streams wait for each other.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     head = machine(Device(0), "Serving study, written by benchmarks/serve.py", tables.REPOSITORY)
     store = Store(folder / file_name(head, KIND), head)
     if arguments.command == "check":
