@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, GraphSet
+from cuda_gctx._core.probe import spin
 from cuda_gctx.interop import check
 from cuda_gctx.interop.library_sms import settings
+from cuda_gctx.measure.loop import TIMED
 
 from ..common import on_another_thread
 
@@ -115,3 +117,29 @@ def test_torchs_nccl_takes_a_policy_and_a_count(torch: Any, dev: Device) -> None
     with dev.partition(16) as parts:
         config = nccl_options(parts[0], ctas=4, cta_policy="zero").config
     assert (config.min_ctas, config.max_ctas, config.cta_policy) == (4, 4, 2)
+
+
+def test_blocks_of_cupys_fork_run_at_the_same_time_and_are_joined(dev: Device) -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed here")
+    from cuda_gctx.interop.cupy import fork
+
+    with dev.partition(8, 8) as parts:
+        x = cupy.zeros(1 << 20)
+        for part in parts[:2]:
+            with part.cupy():
+                x + 1  # noqa: B018  loads the kernel
+            spin(part.stream, 8, 10_000)
+        dev.sync()
+        begin = parts[0].stream.record(options=TIMED)
+        parts[1].stream.wait(begin)
+        results = []
+        with fork() as start:
+            for part in parts[:2]:
+                with part.cupy(after=start):
+                    spin(part.stream, 8, 20_000_000)
+                    results.append(x + 1)
+        ends = [part.stream.record(options=TIMED) for part in parts[:2]]
+        assert float((results[0] + results[1]).sum()) == 2 << 20
+        for end in ends:
+            end.sync()
+        assert max(end - begin for end in ends) < 36
