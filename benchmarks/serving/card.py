@@ -105,21 +105,24 @@ class Card:
         """The graph that serves a step: the smallest sizes of which there are graphs."""
         decodes = next(size for size in (0, *self.decodes) if size >= len(step.rows))
         tokens = chunk_for(step.prompt_tokens) if step.segments else 0
-        ends = SEGMENTS if any(segment.last for segment in step.segments) and not step.partial else 0
+        # The parts of one pass through the layers have one table, and so one frame.
+        ends = SEGMENTS if any(segment.last for segment in step.segments) else 0
         return Shot(lane, placement, self.model.frame(decodes, tokens, ends), step.layers)
 
     def prepare(self, shots: Iterable[Shot]) -> None:
         """Capture the graphs that are missing."""
         for shot in dict.fromkeys(shots):
             stream = self.stream(shot.lane, shot.placement)
-            for begin, end in self._ranges(shot):
+            # All layers of a pass before it begins: a capture runs its layer once, on the values of the pass.
+            layers = None if shot.layers is None else (0, self.model.shape.layers)
+            for begin, end in self._ranges(layers):
                 self._capture(stream, shot, begin, end)
 
-    def _ranges(self, shot: Shot) -> list[tuple[int, int]]:
-        """A graph for the whole model, or one for each layer."""
-        if shot.layers is None:
+    def _ranges(self, layers: tuple[int, int] | None) -> list[tuple[int, int]]:
+        """The layers of each graph: all of the model's in one, or each in its own."""
+        if layers is None:
             return [(0, self.model.shape.layers)]
-        return [(layer, layer + 1) for layer in range(*shot.layers)]
+        return [(layer, layer + 1) for layer in range(*layers)]
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """Makes a stream torch's current one, without ordering it."""
@@ -177,7 +180,7 @@ class Card:
         if placement != self._placement:
             self._switch(placement)
         shot, stream = self.shot(lane, step, placement), self.stream(lane, placement)
-        keys = [self._key(stream, shot, begin, end) for begin, end in self._ranges(shot)]
+        keys = [self._key(stream, shot, begin, end) for begin, end in self._ranges(shot.layers)]
         if any((stream, key) not in self.graphs for key in keys):
             self.late_captures += 1
             self.prepare([shot])

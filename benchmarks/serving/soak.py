@@ -52,7 +52,7 @@ def at_random(seed: int, contenders: Sequence[Contender], change: float = 0.1) -
     return ByPolicy(choose)
 
 
-def contenders_of(shape: Shape, sm_count: int, chunk: int = 512) -> list[Contender]:
+def contenders_of(shape: Shape, sm_count: int, chunk: int = 256) -> list[Contender]:
     """Every kind of placement, and three layouts."""
     placements = [Placement("disjoint", sms, sm_count - sms) for sms in (16, 32, 64)]
     placements += [Placement("overlay", None, sm_count - 32), Placement("priority"), Placement("streams")]
