@@ -127,7 +127,7 @@ def test_blocks_of_cupys_fork_run_at_the_same_time_and_are_joined(dev: Device) -
         x = cupy.zeros(1 << 20)
         for part in parts[:2]:
             with part.cupy():
-                x + 1  # noqa: B018  loads the kernel
+                x + 1
             spin(part.stream, 8, 10_000)
         dev.sync()
         begin = parts[0].stream.record(options=TIMED)
