@@ -13,9 +13,10 @@ import torch
 from cuda_gctx import PartitionPool, Stream
 from cuda_gctx.interop.torch import torch_stream
 from serving import kernels, reference
-from serving.card import LANES, Card
+from serving.card import Card
 from serving.costs import Costs, Rates
 from serving.model import MOST_SPLITS, splits_for
+from serving.policy import LANES
 from serving.shapes import Shape
 from serving.work import Lane, Placement, Row, Segment, Step
 

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cuda_gctx import Device, Event, EventOptions, GraphSet, Layout, PartitionPool, Stream
+from cuda_gctx import Device, Event, EventOptions, GraphSet, PartitionPool, Stream
 from cuda_gctx.interop.torch import torch_stream
-from cuda_gctx.tune import Plan
 from serving.contenders import CHUNKS, chunk_for
 from serving.model import SEGMENTS, Frame, Model, Workspace
+from serving.policy import plan_of
 from serving.work import ONE, Done, Lane, Placement, Step
 
 TIMED = EventOptions(timing_enabled=True)
-LANES: tuple[Lane, Lane] = ("decode", "prefill")
 
 
 class Shot(NamedTuple):
@@ -73,19 +72,6 @@ class Card:
 
     # Places
 
-    def plan(self, placement: Placement) -> Plan:
-        """A placement as a plan of the package."""
-        if placement.kind in ("one", "streams"):
-            return Plan("sequence" if placement.kind == "one" else "streams", LANES)
-        if placement.kind == "priority":
-            return Plan("priority", LANES, first="decode")
-        # An overlay has the partition of prefill that disjoint partitions have, and so its context and graphs.
-        decode = placement.decode_sms or self.device.sm_count - (placement.prefill_sms or 0)
-        layout = Layout(decode=decode, prefill=None)
-        if placement.kind == "overlay":
-            return Plan("overlay", LANES, layout, {"prefill": "prefill"}, first="decode")
-        return Plan("partitions", LANES, layout, {lane: lane for lane in LANES})
-
     def stream(self, lane: Lane, placement: Placement) -> Stream:
         """The stream of a lane, which is the same one whenever the placement comes back."""
         if placement not in self._streams:
@@ -95,7 +81,7 @@ class Card:
     def _switch(self, placement: Placement) -> None:
         """Make a placement the current one, behind the work of the one before on the SMs that they share."""
         began = time.perf_counter()
-        self._streams[placement] = self.plan(placement).switch(self.pool)
+        self._streams[placement] = plan_of(placement, self.device.sm_count).switch(self.pool)
         self._placement = placement
         self.switch_s.append(time.perf_counter() - began)
 

@@ -5,13 +5,11 @@ A contender is given what the loop knows and returns what runs next. It has no c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
 
 from serving.costs import Costs
-from serving.loop import Contender, Limits, Served, State
+from serving.loop import Contender, Served, State
 from serving.work import ONE, Lane, Placement, Row, Segment, Step
 
 Decision = list[tuple[Lane, Step, Placement]]
@@ -178,121 +176,3 @@ class ByPolicy:
             context = sum(served.row.position + 1 for served in state.decoding)
             self._chosen = self._choose(len(state.decoding), context, bool(state.waiting))
         return self._chosen.decide(state)
-
-
-class SmallestThatHolds:
-    """The policy that costs alone give: the fewest SMs for decode with which it keeps a share of the limit.
-
-    No prompt waits: the whole device for decode. No size holds the limit: a priority stream. `keep`: a size stays while
-    it holds the limit, until a smaller one would hold `1 - keep` of it, so that sizes do not alternate.
-    """
-
-    def __init__(
-        self, costs: Costs, gap_s: float, sizes: Sequence[int], chunk: int, *, margin: float, keep: float
-    ) -> None:
-        self._costs = costs
-        self._target_s = gap_s * margin
-        self._keep = keep
-        self._sizes = sorted(sizes)
-        self._contenders = {
-            size: Concurrent(Placement("disjoint", size, costs.sm_count - size), chunk) for size in self._sizes
-        }
-        self._whole = Concurrent(Placement("priority"), chunk)
-        self._size: int | None = None
-
-    def __call__(self, batch: int, context: int, waiting: bool) -> Contender:
-        if not waiting or batch == 0:
-            return self._whole
-        fitting = [size for size in self._sizes if self._seconds(size, batch, context) <= self._target_s]
-        if not fitting:
-            self._size = None
-            return self._whole
-        smallest = fitting[0]
-        if self._size in fitting and self._seconds(smallest, batch, context) > self._target_s * (1 - self._keep):
-            # Smaller would do, though not with certainty: stay.
-            smallest = min(self._size, self._next(smallest))
-        self._size = smallest
-        return self._contenders[smallest]
-
-    def _seconds(self, size: int, batch: int, context: int) -> float:
-        placement = self._contenders[size].placement
-        rates = self._costs.decode_seconds(batch, context, size)
-        return rates * self._costs.slowdown(placement, "decode")
-
-    def _next(self, size: int) -> int:
-        return next((larger for one, larger in pairwise(self._sizes) if one == size), size)
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """A contender of the study: how it is called, the settings that are searched, and how one is made of them."""
-
-    title: str
-    settings: Callable[[Costs, Limits], list[dict[str, Any]]]
-    make: Callable[[Mapping[str, Any], Costs, Limits], Contender]
-
-
-DECODE_SIZES = (16, 24, 32, 40, 48, 64)
-OVERLAY_SIZES = (84, 100, 108, 116)
-LARGE_CHUNKS = (1024, 2048, 4096)
-MARGINS = (0.95, 0.9, 0.85, 1.0)
-
-
-def _chunked(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
-    if "chunk" in settings:
-        return Chunked(costs, chunk=settings["chunk"])
-    return Chunked(costs, target_s=settings["margin"] * limits.gap_s)
-
-
-def _concurrent(kind: Any) -> Callable[[Mapping[str, Any], Costs, Limits], Contender]:
-    def make(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
-        decode = settings.get("decode_sms")
-        prefill = settings.get("prefill_sms", costs.sm_count - decode if decode else None)
-        return Concurrent(Placement(kind, decode, prefill), settings["chunk"])
-
-    return make
-
-
-def _policy(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
-    return ByPolicy(
-        SmallestThatHolds(costs, limits.gap_s, DECODE_SIZES, settings["chunk"], margin=settings["margin"], keep=0.1)
-    )
-
-
-def _chunks(costs: Costs, limits: Limits) -> list[dict[str, Any]]:
-    return [{"chunk": chunk} for chunk in LARGE_CHUNKS]
-
-
-ENTRANTS: dict[str, Entrant] = {
-    "prefill-first": Entrant("prefill first", _chunks, lambda settings, costs, limits: PrefillFirst(settings["chunk"])),
-    "chunked": Entrant(
-        "chunked prefill",
-        lambda costs, limits: [
-            *({"margin": margin} for margin in MARGINS),
-            *({"chunk": chunk} for chunk in CHUNKS if chunk <= 2048),
-        ],
-        _chunked,
-    ),
-    "layers": Entrant(
-        "layers of prefill between decode steps",
-        lambda costs, limits: [{"margin": margin, "chunk": chunk} for margin in MARGINS for chunk in (4096, 2048)],
-        lambda settings, costs, limits: LayerInterleaved(costs, settings["margin"] * limits.gap_s, settings["chunk"]),
-    ),
-    "streams": Entrant("two plain streams", _chunks, _concurrent("streams")),
-    "priority": Entrant("decode on a priority stream", _chunks, _concurrent("priority")),
-    "overlay": Entrant(
-        "overlay",
-        lambda costs, limits: [{"prefill_sms": sms, "chunk": chunk} for sms in OVERLAY_SIZES for chunk in (2048, 1024)],
-        _concurrent("overlay"),
-    ),
-    "disjoint": Entrant(
-        "disjoint partitions",
-        lambda costs, limits: [{"decode_sms": sms, "chunk": chunk} for sms in DECODE_SIZES for chunk in (2048, 1024)],
-        _concurrent("disjoint"),
-    ),
-    "policy": Entrant(
-        "partitions by policy",
-        lambda costs, limits: [{"margin": margin, "chunk": chunk} for margin in MARGINS for chunk in (2048, 1024)],
-        _policy,
-    ),
-}

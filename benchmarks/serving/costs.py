@@ -56,6 +56,10 @@ class Costs:
         """The time of a decode step of sequences that have so many cached tokens together."""
         return self._seconds(batch, context, 0, sms)
 
+    def step_seconds(self, tokens: int, cached: int, pairs: int) -> float:
+        """The time of a step on the whole device: tokens in its GEMMs, cached tokens that decodes read, and pairs."""
+        return self._seconds(tokens, cached, pairs, self.sm_count)
+
     def _seconds(self, tokens: int, cached: int, pairs: int, sms: int) -> float:
         if sms in self.rates:
             return self.rates[sms].seconds(tokens, cached, pairs)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend
 from cuda_gctx.draw.table import table
-from serving.contenders import ENTRANTS
+from serving.entrants import ENTRANTS
 from serving.loads import LOADS
 from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, goodput
 from serving.store import outcomes_of

@@ -10,8 +10,8 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from serving.contenders import ENTRANTS
 from serving.costs import Costs
+from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
 from serving.loop import Limits, Record, Serving
 from serving.search import Question, Trial, bracket, next_rate, written

@@ -7,10 +7,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from serving.contenders import CHUNKS, ENTRANTS, ByPolicy, Chunked, Concurrent, LayerInterleaved, SmallestThatHolds
+from serving.contenders import CHUNKS, ByPolicy, Chunked, LayerInterleaved
 from serving.costs import Costs, Rates, made_up
+from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
 from serving.loop import Contender, Limits, Record, Serving
+from serving.policy import ByCosts
 from serving.shapes import SHAPES
 from serving.virtual import VirtualExecutor
 from serving.work import ONE, Done, Placement, Segment, Step
@@ -140,30 +142,50 @@ def test_the_lanes_of_two_streams_run_at_once(kind: str) -> None:
     assert any(a.begin < b.end and b.begin < a.end for a in prefills for b in decodes)
 
 
-def test_the_policy_gives_decode_the_device_while_no_prompt_waits_and_more_sms_to_more_context() -> None:
-    policy = SmallestThatHolds(COSTS, 0.025, (16, 32, 64), 2048, margin=0.95, keep=0.1)
-    small, large = policy(1, 30_000, True), policy(8, 240_000, True)
-    assert isinstance(small, Concurrent)
-    assert isinstance(large, Concurrent)
-    assert small.placement.decode_sms is not None
-    assert large.placement.decode_sms is not None
-    assert small.placement.decode_sms < large.placement.decode_sms
-    assert policy(8, 240_000, False).placement == Placement("priority")  # type: ignore[attr-defined]
-    assert policy(12, 10**7, True).placement == Placement("priority")  # type: ignore[attr-defined]
+def policy(target_s: float = 0.02, sizes: tuple[int, ...] = (16, 24, 32, 48, 64), costs: Costs = COSTS) -> ByCosts:
+    return ByCosts(costs, target_s, sizes, 2048)
+
+
+# A card on which a step slows decode on the same SMs so much that partitions are the only way.
+NEEDS_PARTITIONS = replace(
+    COSTS,
+    slowdowns={"disjoint": (1.1, 1.05), "overlay": (9.0, 1.1), "priority": (9.0, 1.1)},
+    rates={sms: replace(one, gemms=((1, 0.004), (64, 0.03), (4096, 0.1))) for sms, one in COSTS.rates.items()},
+)
+
+
+def test_the_policy_gives_decode_the_device_while_no_prompt_waits() -> None:
+    assert policy()(8, 240_000, False).placement == Placement("priority")  # type: ignore[attr-defined]
+    assert policy()(0, 0, True).placement == Placement("priority")  # type: ignore[attr-defined]
+
+
+def test_the_policy_gives_more_sms_to_more_context() -> None:
+    choose = policy(costs=NEEDS_PARTITIONS)
+    sizes = [choose(4, context, True).placement.decode_sms for context in (10_000, 100_000, 250_000)]  # type: ignore[attr-defined]
+    assert sizes == sorted(set(sizes))
+    assert len(sizes) == 3
 
 
 def test_the_policy_does_not_alternate_between_two_sizes_at_the_bound() -> None:
-    policy = SmallestThatHolds(COSTS, 0.025, (16, 24, 32, 40, 48, 64), 2048, margin=0.95, keep=0.1)
-    contexts = [90_000 + step for step in range(0, 120_000, 1000)]
-    sizes = [policy(4, context, True).placement.decode_sms for context in contexts]  # type: ignore[attr-defined]
-    bound = next(context for context, one, other in zip(contexts, sizes, sizes[1:], strict=False) if other > one)
-    policy(4, bound + 3000, True)
-    flutter = [policy(4, bound + offset, True).placement.decode_sms for offset in (-500, 1500) * 10]  # type: ignore[attr-defined]
-    assert len(set(flutter)) == 1
+    choose = policy(costs=NEEDS_PARTITIONS)
+    bound = 1 << 17
+    assert choose(4, bound - 100, True) is not choose(4, 2 * bound, True)
+    flutter = {id(choose(4, context, True)) for context in (bound - 100, bound + 100) * 10}
+    assert len(flutter) == 1
+
+
+def test_the_policy_takes_chunks_where_partitions_do_not_pay() -> None:
+    slow = dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0))
+    assert isinstance(policy(costs=replace(COSTS, slowdowns=slow))(4, 8000, True), Chunked)
+
+
+def test_a_load_beyond_the_buckets_is_the_largest_one() -> None:
+    choose = policy()
+    assert choose(1000, 10**8, True) is choose(128, 1 << 20, True)
 
 
 def test_placements_change_only_while_no_prefill_runs() -> None:
-    executor = VirtualExecutor(COSTS)
+    executor = VirtualExecutor(NEEDS_PARTITIONS)
     changes: list[bool] = []
     launch = executor.launch
 
@@ -174,8 +196,8 @@ def test_placements_change_only_while_no_prefill_runs() -> None:
 
     executor.launch = watched  # type: ignore[method-assign]
     load = few("documents")
-    policy = ByPolicy(SmallestThatHolds(COSTS, 0.025, (16, 24, 32, 48, 64), 2048, margin=0.95, keep=0.1))
-    assert Serving(policy, executor, load.draw(0.6, 1), load.sequences).run().complete
+    contender = ByPolicy(policy(costs=NEEDS_PARTITIONS))
+    assert Serving(contender, executor, load.draw(0.6, 1), load.sequences).run().complete
     assert changes
     assert not any(changes)
 

@@ -15,8 +15,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from serving import reference, soak  # noqa: E402
 from serving.card import Card  # noqa: E402
-from serving.contenders import ENTRANTS, Concurrent, LayerInterleaved  # noqa: E402
+from serving.contenders import Concurrent, LayerInterleaved  # noqa: E402
 from serving.costs import made_up  # noqa: E402
+from serving.entrants import ENTRANTS  # noqa: E402
 from serving.loads import Load, Request  # noqa: E402
 from serving.loop import Limits, Served, Serving  # noqa: E402
 from serving.model import PARTIAL_ROWS, SEGMENTS, Model, Workspace, prompt_splits, splits_for  # noqa: E402

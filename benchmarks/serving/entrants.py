@@ -1,0 +1,86 @@
+"""The contenders of the study by name, and the settings that are searched for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serving.contenders import CHUNKS, ByPolicy, Chunked, Concurrent, LayerInterleaved, PrefillFirst
+from serving.costs import Costs
+from serving.loop import Contender, Limits
+from serving.policy import ByCosts
+from serving.work import Placement
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contender of the study: how it is called, the settings that are searched, and how one is made of them."""
+
+    title: str
+    settings: Callable[[Costs, Limits], list[dict[str, Any]]]
+    make: Callable[[Mapping[str, Any], Costs, Limits], Contender]
+
+
+DECODE_SIZES = (16, 24, 32, 40, 48, 64)
+OVERLAY_SIZES = (84, 100, 108, 116)
+LARGE_CHUNKS = (1024, 2048, 4096)
+MARGINS = (0.95, 0.9, 0.85, 1.0)
+
+
+def _chunked(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
+    if "chunk" in settings:
+        return Chunked(costs, chunk=settings["chunk"])
+    return Chunked(costs, target_s=settings["margin"] * limits.gap_s)
+
+
+def _concurrent(kind: Any) -> Callable[[Mapping[str, Any], Costs, Limits], Contender]:
+    def make(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
+        decode = settings.get("decode_sms")
+        prefill = settings.get("prefill_sms", costs.sm_count - decode if decode else None)
+        return Concurrent(Placement(kind, decode, prefill), settings["chunk"])
+
+    return make
+
+
+def _policy(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
+    return ByPolicy(ByCosts(costs, settings["margin"] * limits.gap_s, DECODE_SIZES, settings["chunk"]))
+
+
+def _chunks(costs: Costs, limits: Limits) -> list[dict[str, Any]]:
+    return [{"chunk": chunk} for chunk in LARGE_CHUNKS]
+
+
+ENTRANTS: dict[str, Entrant] = {
+    "prefill-first": Entrant("prefill first", _chunks, lambda settings, costs, limits: PrefillFirst(settings["chunk"])),
+    "chunked": Entrant(
+        "chunked prefill",
+        lambda costs, limits: [
+            *({"margin": margin} for margin in MARGINS),
+            *({"chunk": chunk} for chunk in CHUNKS if chunk <= 2048),
+        ],
+        _chunked,
+    ),
+    "layers": Entrant(
+        "layers of prefill between decode steps",
+        lambda costs, limits: [{"margin": margin, "chunk": chunk} for margin in MARGINS for chunk in (4096, 2048)],
+        lambda settings, costs, limits: LayerInterleaved(costs, settings["margin"] * limits.gap_s, settings["chunk"]),
+    ),
+    "streams": Entrant("two plain streams", _chunks, _concurrent("streams")),
+    "priority": Entrant("decode on a priority stream", _chunks, _concurrent("priority")),
+    "overlay": Entrant(
+        "overlay",
+        lambda costs, limits: [{"prefill_sms": sms, "chunk": chunk} for sms in OVERLAY_SIZES for chunk in (2048, 1024)],
+        _concurrent("overlay"),
+    ),
+    "disjoint": Entrant(
+        "disjoint partitions",
+        lambda costs, limits: [{"decode_sms": sms, "chunk": chunk} for sms in DECODE_SIZES for chunk in (2048, 1024)],
+        _concurrent("disjoint"),
+    ),
+    "policy": Entrant(
+        "partitions by policy",
+        lambda costs, limits: [{"margin": margin, "chunk": chunk} for margin in MARGINS for chunk in (2048, 1024)],
+        _policy,
+    ),
+}
