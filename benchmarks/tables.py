@@ -351,11 +351,12 @@ def latency_picture() -> str:
     assert load.calls_per_second is not None
     rate = load.calls_per_second * critical.alone["load"].median
     cost = (
-        f"What it costs: a higher p50, and SMs. With {best.parts['critical'].sm_count} SMs for the kernel and "
-        f"{load.sm_count} for the GEMMs (another run), the GEMMs kept {rate:.0%} of their rate."
+        f"What it costs: a higher p50, and SMs. With {best.parts['critical'].sm_count} SMs for the kernel and",
+        f"{load.sm_count} for the GEMMs (another run), the GEMMs kept {rate:.0%} of their rate.",
     )
-    drawing.text(margin, bottom + 22, cost, kind="faint")
-    return drawing.svg(width, bottom + 38)
+    for line, words in enumerate(cost):
+        drawing.text(margin, bottom + 22 + 17 * line, words, kind="faint")
+    return drawing.svg(width, bottom + 55)
 
 
 def study_picture() -> str:

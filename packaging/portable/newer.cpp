@@ -1,13 +1,13 @@
-// What the headers of newer GNU C++ libraries ask of a library that glibc 2.28's contemporaries do not have. Linked into
-// each library of the package and visible in none, as libstdc++_nonshared.a of manylinux_2_28 is.
+// What the headers of newer GNU C++ libraries ask of a library that glibc 2.28's contemporaries do not have. Linked
+// into each library of the package and visible in none, as libstdc++_nonshared.a of manylinux_2_28 is.
+
+#include <pthread.h>
+#include <time.h>
 
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
 #include <new>
-
-#include <pthread.h>
-#include <time.h>
 
 // glibc 2.32. "Not known to have one thread" makes reference counts atomic, which is right for any number of threads.
 extern "C" {
@@ -33,6 +33,16 @@ int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, cl
   }
   return pthread_cond_timedwait(condition, mutex, &by_system);
 }
+
+// glibc 2.38: the conversions of C23, which also read "0b". Nothing here is written in binary.
+#define GCTX_CONVERSION(type, name)                              \
+  type gctx_old_##name(const char*, char**, int) __asm__(#name); \
+  type __isoc23_##name(const char* text, char** end, int base) { return gctx_old_##name(text, end, base); }
+GCTX_CONVERSION(long, strtol)
+GCTX_CONVERSION(unsigned long, strtoul)
+GCTX_CONVERSION(long long, strtoll)
+GCTX_CONVERSION(unsigned long long, strtoull)
+#undef GCTX_CONVERSION
 }
 
 namespace std {
