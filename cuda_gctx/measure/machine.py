@@ -110,7 +110,7 @@ def own_commit() -> str | None:
 
 # By how much clocks may differ in the same power state: they move in steps of 15 MHz, and with the load.
 CLOCK_TOLERANCE = 0.03
-TEMPERATURE_TOLERANCE_C = 15.0
+TEMPERATURE_TOLERANCE = 0.3
 
 
 @dataclass(frozen=True)
@@ -132,21 +132,30 @@ class Conditions:
         """The conditions now."""
         return cls(own_commit(), **power_state(device))
 
+    def other_state(self, other: Conditions) -> list[str]:
+        """The settings of the card that differ, as texts: power limit and highest clocks."""
+        return self._changed(
+            other,
+            (("largest_sm_clock_mhz", "highest SM clock", "MHz", 0.0), ("power_limit_w", "power limit", "W", 0.0)),
+        )
+
     def differences(self, other: Conditions) -> list[str]:
-        """What differs so much that times of the two cannot be compared, as texts."""
+        """All that differs so much that times of the two cannot be compared, as texts."""
+        return self.other_state(other) + self._changed(
+            other,
+            (
+                ("sm_clock_mhz", "SM clock", "MHz", CLOCK_TOLERANCE),
+                ("memory_clock_mhz", "memory clock", "MHz", CLOCK_TOLERANCE),
+                ("temperature_c", "temperature", "degrees", TEMPERATURE_TOLERANCE),
+            ),
+        )
+
+    def _changed(self, other: Conditions, fields: Sequence[tuple[str, str, str, float]]) -> list[str]:
         found = []
-        for name, what, unit, tolerance in (
-            ("sm_clock_mhz", "SM clock", "MHz", CLOCK_TOLERANCE),
-            ("memory_clock_mhz", "memory clock", "MHz", CLOCK_TOLERANCE),
-            ("largest_sm_clock_mhz", "highest SM clock", "MHz", 0.0),
-            ("power_limit_w", "power limit", "W", 0.0),
-        ):
+        for name, what, unit, tolerance in fields:
             one, two = getattr(self, name), getattr(other, name)
             if one is not None and two is not None and abs(one - two) > tolerance * max(one, two):
                 found.append(f"{what} {one:g} and {two:g} {unit}")
-        one, two = self.temperature_c, other.temperature_c
-        if one is not None and two is not None and abs(one - two) > TEMPERATURE_TOLERANCE_C:
-            found.append(f"temperature {one:g} and {two:g} degrees")
         return found
 
     def __str__(self) -> str:

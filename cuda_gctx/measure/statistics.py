@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, comb, exp, log, sqrt
+from math import ceil, comb, exp, log, pi, sqrt, tan
+from statistics import NormalDist
 
 __all__ = [
     "CERTAINTY",
@@ -31,6 +32,8 @@ __all__ = [
 # both hold with 95%. With fewer pairs than LEAST_PAIRS no such interval exists.
 CERTAINTY = 0.975
 LEAST_PAIRS = 7
+# With more pairs an interval contains it with 99%: one of several rivals may win by luck.
+CERTAINTY_OF_MANY, MANY_PAIRS = 0.99, 15
 # With fewer samples, an opening has no level that could differ from another's.
 LEAST_OF_OPENING = 3
 # A difference below this counts as noise whatever the samples say: clocks and temperatures drift by as much.
@@ -102,16 +105,12 @@ def summary(values: Sequence[float], unit: float = 1.0, digits: int | None = Non
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long one thing takes as another: the median over pairs, and a confidence interval.
-
-    margin: a smaller difference counts as none.
-    """
+    """How many times as long one thing takes as another: the median over pairs, and a confidence interval."""
 
     median: float
     low: float
     high: float
     pairs: int
-    margin: float = NOISE
 
     @property
     def is_known(self) -> bool:
@@ -120,15 +119,12 @@ class Ratio:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the first one is slower by more than the margin."""
-        return self.is_known and self.low > 1 + self.margin
+        """Whether the first one is slower by more than noise."""
+        return self.is_known and self.low > 1 + NOISE
 
     @property
     def is_not_slower(self) -> bool:
-        """Whether the first one is certainly not slower by more than the margin.
-
-        NOISE of it is for what was seen, the rest for other openings.
-        """
+        """Whether the first one is certainly not slower by more than noise."""
         return self.is_known and self.high <= 1 + NOISE
 
     def covering(self, others: Sequence[float]) -> Ratio:
@@ -136,16 +132,17 @@ class Ratio:
         return replace(self, low=min(self.low, *others), high=max(self.high, *others)) if others else self
 
     def widened(self, by: float) -> Ratio:
-        """The ratio with a margin, and an interval, that also cover a relative difference between openings."""
-        return replace(self, low=self.low / (1 + by), high=self.high * (1 + by), margin=NOISE + by)
+        """The ratio with an interval that also covers a relative difference between openings."""
+        return replace(self, low=self.low / (1 + by), high=self.high * (1 + by))
 
 
 def _rank(pairs: int) -> int:
     """The number of ratios to drop at each end: the interval of the sign test, which assumes no distribution."""
     dropped, tail = 0, 0.0
+    certainty = CERTAINTY_OF_MANY if pairs >= MANY_PAIRS else CERTAINTY
     while dropped < pairs // 2:
         tail += comb(pairs, dropped) / 2**pairs
-        if 2 * tail > 1 - CERTAINTY:
+        if 2 * tail > 1 - certainty:
             break
         dropped += 1
     return max(0, dropped - 1)
@@ -183,39 +180,60 @@ def ratio_of_rounds(first: Mapping[int, float], second: Mapping[int, float]) -> 
 # The factor of the median's variance over that of the mean, for normal noise; and of a deviation over the median of the
 # absolute deviations.
 OF_MEDIANS, OF_ABSOLUTE = 1.571, 1.4826
-# Quantiles of Student's distribution for 99.8%, by degrees of freedom: of several rivals none may win by luck.
-STUDENT = (318.3, 22.33, 10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30, 4.14, 4.02, 3.93, 3.85, 3.79, 3.73, 3.69)
-STUDENT_OF_MANY = 3.6
+# Of all rivals of a plan, none may win by luck but for this probability.
+CHANCE = 0.01
 # Openings differ if their variance is so many times what the noise of their samples explains. Less is within the
 # interval of the samples.
 LEAST_OF_NOISE = 1.7
 
 
+def student(chance: float, freedom: int) -> float:
+    """The quantile of Student's distribution that is exceeded with a small chance."""
+    share = 1 - 2 * chance
+    if freedom == 1:
+        return float(tan(pi / 2 * share))
+    if freedom == 2:
+        return float(share * sqrt(2 / (1 - share**2)))
+    z = NormalDist().inv_cdf(1 - chance)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return float(z + sum(term / freedom ** (order + 1) for order, term in enumerate(terms)))
+
+
 @dataclass(frozen=True)
 class Luck:
-    """By how much a thing differs each time it is opened (streams, contexts), beyond the noise of its samples.
+    """By how much things differ each time they are opened (streams, contexts), beyond the noise of their samples.
 
-    deviation: the standard deviation, relative. freedom: from how many differences that is known.
+    own: the variance of the openings of each thing, relative. typical: that of half of the things. freedom: from how
+    many differences these are known. openings: how often each was opened, at the least.
     """
 
-    deviation: float = 0.0
+    own: tuple[float, ...] = ()
+    typical: float = 0.0
     freedom: int = 0
+    openings: int = 1
 
-    def between(self, openings: int) -> float:
-        """By how much two things that are equal may differ, if each was opened so many times."""
-        if not self.freedom or not self.deviation:
+    def between(self, one: int | None = None, other: int | None = None) -> float:
+        """By how much two equal things may differ, as a share: typical ones, or those with these numbers.
+
+        A thing whose own openings differ more than is typical counts with its own variance. One whose openings differ
+        less counts as typical, because two openings can be alike by chance.
+        """
+        if not self.freedom:
             return 0.0
-        student = STUDENT[self.freedom - 1] if self.freedom <= len(STUDENT) else STUDENT_OF_MANY
-        return exp(student * self.deviation * sqrt(2 / openings)) - 1
+        variances = [max(self.typical, self.own[number] if number is not None else 0.0) for number in (one, other)]
+        chance = CHANCE / max(1, len(self.own) - 1)
+        return exp(student(chance, self.freedom) * sqrt(sum(variances) / self.openings)) - 1
 
     @classmethod
-    def of(cls, things: Sequence[Sequence[Mapping[int, float]]]) -> Luck:
-        """The luck in samples by round, of each opening of each thing.
+    def of(cls, things: Sequence[Sequence[Mapping[int, float]]], *, of_noise: bool = True) -> Luck:
+        """The luck in samples by round, of each opening of each thing. What a round does to all alike is left out.
 
-        What a round does to all things alike is left out.
+        of_noise: leave out what noise of the samples explains. Few samples cannot tell the two apart.
         """
-        import numpy as np
-
         rounds: dict[int, list[float]] = {}
         for openings in things:
             for samples in openings:
@@ -223,26 +241,30 @@ class Luck:
                     rounds.setdefault(number, []).append(log(seconds))
         # Of the rounds in which nearly all took part: in others, the middle is that of other things.
         most = max(map(len, rounds.values()), default=0)
-        middle = {number: float(np.median(found)) for number, found in rounds.items() if len(found) == most}
-        between, noise, freedom, counted = 0.0, 0.0, 0, 0
+        middle = {number: median(found) for number, found in rounds.items() if len(found) == most}
+        variances, noises, freedom = [], [], 0
         for openings in things:
             levels = [[log(s) - middle[n] for n, s in samples.items() if n in middle] for samples in openings]
-            levels = [values for values in levels if len(values) >= LEAST_OF_OPENING]
-            if len(levels) < 2:
-                continue
+            if len(levels) < 2 or any(len(values) < LEAST_OF_OPENING for values in levels):
+                return cls()
             centres = [median(values) for values in levels]
             residuals = [abs(x - centre) for values, centre in zip(levels, centres, strict=True) for x in values]
             # The centres have been fitted, which makes the residuals smaller.
-            samples_of_all = len(residuals)
-            scale = OF_ABSOLUTE * median(residuals) * sqrt(samples_of_all / (samples_of_all - len(levels)))
-            share = len(levels) - 1
-            between += share * float(np.var(centres, ddof=1))
-            noise += share * OF_MEDIANS * scale**2 * sum(1 / len(values) for values in levels) / len(levels)
-            freedom, counted = freedom + share, counted + 1
+            scale = OF_ABSOLUTE * median(residuals) * sqrt(len(residuals) / (len(residuals) - len(levels)))
+            centre = sum(centres) / len(centres)
+            variances.append(sum((one - centre) ** 2 for one in centres) / (len(centres) - 1))
+            noises.append(OF_MEDIANS * scale**2 * sum(1 / len(values) for values in levels) / len(levels))
+            freedom += len(levels) - 1
+        counted = len(things)
         if counted < 2:
             return cls()
-        if between <= LEAST_OF_NOISE * noise:
-            return cls(0.0, freedom)
         # The middle of a round is taken from the same things, which hides a share of what they have in common.
         hidden = (counted - 1) / counted
-        return cls(sqrt(max(0.0, between - noise) / (freedom * hidden)), max(1, round(freedom * hidden)))
+        each = freedom / counted
+        # The median of a variance with so many degrees of freedom is less than its mean.
+        of_median = (1 - 2 / (9 * each)) ** 3
+        usual, noise = median(variances) / of_median / hidden, median(noises)
+        if of_noise:
+            usual = usual - noise if usual > LEAST_OF_NOISE * noise else 0.0
+            variances = [v - n if v > LEAST_OF_NOISE * n else 0.0 for v, n in zip(variances, noises, strict=True)]
+        return cls(tuple(variances), usual, max(1, round(freedom * hidden)), min(map(len, things)))

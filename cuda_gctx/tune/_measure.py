@@ -200,15 +200,17 @@ class Runner:
             trial.step_s, trial.host_s = sample.seconds, sample.host_s
             self._steps(trial, self.steps_for(trial, ceil(WARM_S / max(sample.seconds, WARM_S / MOST_STEPS))))
 
-    def settle_clocks(self, trial: Trial) -> None:
+    def settle_clocks(self, trial: Trial) -> list[Sample]:
         """Run batches until they take equally long: a chip that has rested is faster than one that is hot or at its
         power limit."""
         until = clock.now() + MOST_SETTLING_S
-        last: list[float] = []
+        samples: list[Sample] = []
         while clock.now() < until:
-            last = [*last[-2:], self.batch(trial, self.shape([trial])).seconds]
+            samples.append(self.batch(trial, self.shape([trial])))
+            last = [sample.seconds for sample in samples[-3:]]
             if len(last) == 3 and max(last) <= (1 + NOISE) * min(last):
-                return
+                break
+        return samples
 
     def batch(self, trial: Trial, shape: Shape) -> Sample:
         """Take one sample of a warm trial."""
@@ -405,17 +407,27 @@ class Runner:
         alone = self.alone_s
         return min(MOST_DEPTH, 2 + ceil(2 * alone.get(critical, 0) / max(alone.get(name, 0), 1e-6)))
 
-    def _latency(self, trial: Trial, objective: TailLatency) -> Sample:
-        """Make calls of one part, one at a time, while the others are kept queued."""
-        critical = next(part for part in trial.parts if part.name == objective.part)
-        others = [part for part in trial.parts if part is not critical]
-        stream = trial.streams[critical.name]
+    def _calls(self, critical: Part, others: Sequence[Part], objective: TailLatency) -> tuple[int, float]:
+        """How many critical calls a batch has, and how long it lasts at the least."""
         alone_s = self.alone_s.get(critical.name, 0.0)
         wanted = min(max(LEAST_CALLS, ceil(TAIL_CALLS / (1 - objective.quantile))), MOST_CALLS)
         if wanted * alone_s > LONG_S:
             wanted = min(wanted, max(LEAST_LONG_CALLS, int(LONG_S / alone_s)))
         other_s = max((self.alone_s.get(part.name, 0.0) for part in others), default=0.0)
-        window_s = max(min(OTHER_CALLS * other_s, LONG_S), LEAST_LONG_OTHERS * other_s)
+        return wanted, max(min(OTHER_CALLS * other_s, LONG_S), LEAST_LONG_OTHERS * other_s)
+
+    def latency_batch_s(self, parts: Sequence[Part], objective: TailLatency) -> float:
+        """How long a batch takes where the others do not keep the critical part waiting."""
+        critical = next(part for part in parts if part.name == objective.part)
+        wanted, window_s = self._calls(critical, [part for part in parts if part is not critical], objective)
+        return max(2 * wanted * self.alone_s.get(critical.name, 0.0), window_s)
+
+    def _latency(self, trial: Trial, objective: TailLatency) -> Sample:
+        """Make calls of one part, one at a time, while the others are kept queued."""
+        critical = next(part for part in trial.parts if part.name == objective.part)
+        others = [part for part in trial.parts if part is not critical]
+        stream = trial.streams[critical.name]
+        wanted, window_s = self._calls(critical, others, objective)
         call = partial(critical.enqueue, stream, trial.name)
         taken: list[float] = []
 

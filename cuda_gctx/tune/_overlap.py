@@ -101,7 +101,7 @@ def _report(
     assert chosen.plan is not None
     gain = search.ratio(search.sequence(), chosen)
     alone = {name: _spread(search, candidate) for name, candidate in search.alone.items()}
-    results = sorted((_result(search, c, alone) for c in search.known()), key=lambda result: result.seconds.median)
+    results = sorted((_result(search, c, alone) for c in search.known()), key=lambda result: result.relative)
     if isinstance(objective, TailLatency):
         bound = alone[objective.part].median
     else:
@@ -155,6 +155,7 @@ def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> R
     return Result(
         plan=candidate.plan,
         seconds=seconds,
+        relative=search.relative(candidate),
         parts=parts,
         overlap=_overlap(candidate, candidate.profiled(search.final), alone, seconds.median),
         latency=Latency.of(latencies) if latencies else None,

@@ -108,7 +108,7 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
     if not placed:
         return []
     disjoint = [c for c in placed if c.plan is not None and c.plan.kind == "partitions"] or placed
-    best = chosen if chosen in placed else min(disjoint, key=lambda c: (not search.accepts(c), c.seconds(search.final)))
+    best = chosen if chosen in placed else min(disjoint, key=lambda c: (not search.accepts(c), search.relative(c)))
     assert best.plan is not None
     result = report.result(best.plan)
     found = []
@@ -163,7 +163,7 @@ def _libraries(search: Search) -> list[str]:
         return []
     # The pair of finalists is known best.
     best = min(
-        pairs, key=lambda p: (not search.ratio(p[True], p[False]).is_known, min(c.seconds() for c in p.values()))
+        pairs, key=lambda p: (not search.ratio(p[True], p[False]).is_known, min(map(search.relative, p.values())))
     )
     slower, faster = search.ratio(best[True], best[False]), search.ratio(best[False], best[True])
     what = f"the SM count hint for libraries ({best[False].plan}) makes"
@@ -177,7 +177,7 @@ def _libraries(search: Search) -> list[str]:
 def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
     """How the choice compares with the closest plans and with the sequence."""
     found = []
-    fastest = min(search.known(), key=lambda candidate: candidate.seconds(search.final))
+    fastest = min(search.known(), key=lambda candidate: search.relative(candidate))
     rivals = [r for r in (*search.finalists(), *search.best_of_kinds(), fastest) if r is not chosen]
     for rival in dict.fromkeys(rivals):
         ratio = search.ratio(rival, chosen)
@@ -230,10 +230,10 @@ def _changes(report: Report) -> list[str]:
 
 def _trade(search: Search, chosen: Candidate) -> list[str]:
     """What the others would achieve in partitions that leave them more, and what that would cost."""
-    limit = MOST_TRADED * chosen.seconds(search.final)
-    traded = [c for c in search.acceptable() if c.allocation is not None and c.seconds(search.final) <= limit]
+    limit = MOST_TRADED * search.relative(chosen)
+    traded = [c for c in search.acceptable() if c.allocation is not None and search.relative(c) <= limit]
     # Of plans that leave the others equally much, the one with the lowest latency.
-    most = max(traded, key=lambda c: (round(search.others_share(c), 2), -c.seconds(search.final)), default=chosen)
+    most = max(traded, key=lambda c: (round(search.others_share(c), 2), -search.relative(c)), default=chosen)
     if search.others_share(most) - search.others_share(chosen) < LEAST_TRADE:
         return []
     slower = search.ratio(most, chosen)

@@ -65,11 +65,14 @@ class Result:
     """The measurement of a plan.
 
     seconds: the value of the objective for each batch: a step, a mix, or the quantile of the latency.
+    relative: the time as a share of the sequence's in the same rounds. Plans are compared by this, because clocks fall
+    while the chip gets hot, and plans that were left out early were measured with higher ones.
     overlap: the time in which parts overlapped, as a share of the possible time; only for the makespan.
     """
 
     plan: Plan
     seconds: Spread
+    relative: float
     parts: dict[str, PartTime]
     overlap: float | None
     latency: Latency | None
@@ -81,17 +84,17 @@ class Report:
     """The result of overlap(). ``print()`` it.
 
     choice: the plan to use: the simplest one that no other beats by more than the margin.
-    results: all measured plans, fastest first.
+    results: all measured plans, fastest first (by `relative`).
     alone: the seconds of each part alone on the whole device.
     bound: the longest part alone. A plan can take less only by noise and clocks, if the work is launch-bound, or if a
     library with an SM count hint is faster than without one.
     gain: the speedup over the sequence: the median ratio over pairs of batches of the same round.
     gain_low, gain_high: its confidence interval. It covers the noise in this process, and what openings of a plan
     differ by.
-    sure: whether it is certain that the choice is not slower than any other finalist by more than the margin; if not,
-    the reasons name the plans that may be faster.
-    margin: the relative difference that counts as none: 1%, and what equal plans may differ by because each was opened
-    `openings` times only.
+    sure: whether it is certain that the choice is not slower than any other finalist by more than 1%, openings
+    included; if not, the reasons name the plans that may be faster.
+    margin: the relative difference that counts as none between typical plans: 1%, and what equal ones may differ by
+    because each was opened `openings` times only.
     launch: how the work was enqueued.
     reasons: explanations.
     complete: False after Ctrl-C, or if the budget or the device memory was too small for all divisions of the SMs; the
@@ -140,36 +143,40 @@ class Report:
     def compare(self, other: Report) -> str:
         """The same plans in two reports, as a table; the first lines are both answers, and what differed between them.
 
-        ValueError if the reports are of other work, another objective or another card. A change of clocks, power limit
-        or temperature is stated, because times of different power states cannot be compared.
+        ValueError if the reports are of other work, another objective or another card, or if the power limit or the
+        highest clocks differ. Different clocks at the end are stated: then only the shares of the sequence compare.
         """
-        for what, mine, theirs in (
+        mine, theirs = self.conditions[-1:], other.conditions[-1:]
+        states = [one.other_state(two) for one, two in zip(mine, theirs, strict=False)]
+        for what, one, two in (
             ("card", self.device, other.device),
             ("objective", self.objective, other.objective),
             ("parts", set(self.alone), set(other.alone)),
+            *((", ".join(state), "of one run", "of the other") for state in states if state),
         ):
-            if mine != theirs:
-                raise ValueError(f"these reports cannot be compared: their {what} is {mine} and {theirs}")
+            if one != two:
+                raise ValueError(f"these reports cannot be compared: {what} is {one} and {two}")
         lines = [f"first: {self._answer()}", f"second: {other._answer()}"]
-        pairs = [(one, two) for one in self.conditions[-1:] for two in other.conditions[-1:]]
-        changed = [text for one, two in pairs for text in one.differences(two)]
+        changed = [text for one, two in zip(mine, theirs, strict=False) for text in one.differences(two)]
         if changed:
-            lines.append(f"NOT COMPARABLE, the power states differ: {'; '.join(changed)}")
-        elif not any(one.sm_clock_mhz is not None and two.sm_clock_mhz is not None for one, two in pairs):
+            lines.append(f"other power states at the end, so only shares of the sequence compare: {'; '.join(changed)}")
+        elif not any(one.sm_clock_mhz is not None for one in (*mine, *theirs)):
             lines.append("the power states are unknown")
         again = {result.plan: result for result in other.results}
         both = [(result, again[result.plan]) for result in self.foremost(MOST_ROWS) if result.plan in again]
-        title = title_of(self.objective)
         rows = [
             (
                 str(result.plan),
                 words(result.seconds.median),
                 words(second.seconds.median),
-                "?" if changed else f"{second.seconds.median / result.seconds.median:.3f}",
+                f"{result.relative:.3f}",
+                f"{second.relative:.3f}",
+                f"{second.relative / result.relative:.3f}",
             )
             for result, second in both
         ]
-        return "\n".join([*lines, table(("plan", f"{title}, first", "second", "ratio"), rows)])
+        header = ("plan", f"{title_of(self.objective)}, first", "second", "/sequence, first", "second", "ratio")
+        return "\n".join([*lines, table(header, rows)])
 
     # ---- JSON
 
@@ -285,11 +292,10 @@ class Report:
 
     def _columns(self, shown: Sequence[Result]) -> dict[str, list[str | None]]:
         """The columns behind that of the plans, by title."""
-        sequence = next((r.seconds.median for r in self.results if r.plan.kind == "sequence"), None)
         columns: dict[str, list[str | None]] = {
             title_of(self.objective): [words(r.seconds.median) for r in shown],
             RANGE: [_range(r.seconds) for r in shown],
-            "/sequence": [f"{r.seconds.median / sequence:.3f}" if sequence else None for r in shown],
+            "/sequence": [f"{r.relative:.3f}" for r in shown],
         }
         if self.objective == "makespan":
             columns["overlap"] = [None if r.overlap is None else f"{r.overlap:.2f}" for r in shown]

@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CapturingError, CUDAError, FeatureNotSupported
@@ -165,6 +166,8 @@ class Search:
         self._tried: set[Allocation] = set()
         self._pools: dict[Allocation, PartitionPool] = {}  # of the divisions that are open
         self._luck: tuple[int, Luck] = (-1, Luck())  # after so many rounds
+        self._settled: list[Sample] = []  # of the sequence, before the first round
+        self._opened: list[Candidate] = []  # of which the luck is known
         self._sizes: Sizes | None = None
         self._is_full = False  # no more contexts can be made
         try:
@@ -239,7 +242,7 @@ class Search:
             self._open(plan, whole)
         self._show("waiting for stable clocks")
         with self._forgiving(self.candidates[0], self.candidates[0].trial):
-            self._runner.settle_clocks(self.candidates[0].trial)
+            self._settled = self._runner.settle_clocks(self.candidates[0].trial)
         base = [*self.alone.values(), *self.candidates]
         self._rounds(base, 1, drop=False)
         if self._use_threads():
@@ -265,20 +268,26 @@ class Search:
         if isinstance(self.objective, TailLatency):
             others = [facts for name, facts in self.facts.items() if name != self.objective.part]
             return any(facts.host_s >= facts.device_s for facts in others)
-        samples = [sample for candidate in self.known() for sample in candidate.samples.values()]
+        samples = [*self._settled, *self.sequence().samples.values()]
         return 2 * sum(sample.launch_bound for sample in samples) > len(samples)
 
     # ---- what the time allows
 
     def _batch_s(self) -> float:
-        """How long a batch takes: that of a plan for short steps, one step of the sequence for long ones."""
+        """How long a batch of a plan takes at the least: a few steps, one long step, or the calls of a latency."""
         trial = self.sequence().trial
+        if isinstance(self.objective, TailLatency):
+            return max(BATCH_S, self._runner.latency_batch_s(self.parts, self.objective))
         return max(BATCH_S, trial.step_s, trial.host_s, self.sequence().batch_s)
 
-    def _search_until(self) -> float:
+    def _least_comparison_s(self) -> float:
+        """How long it takes to compare a few plans with the sequence."""
+        rivals_s = (LEAST_FINALISTS - 1) * self._batch_s()
+        return 1.1 * (LEAST_PAIRS + OPENINGS) * (max(self.sequence().batch_s, self._batch_s()) + rivals_s)
+
+    def _search_until(self, share: float = SEARCH_UNTIL) -> float:
         """After how many seconds the sizes have to be known, so that time is left to compare a few finalists."""
-        least = (LEAST_PAIRS + OPENINGS) * LEAST_FINALISTS * self._batch_s()
-        return max(0.0, min(SEARCH_UNTIL * self._budget_s, self._budget_s - 1.1 * least))
+        return max(0.0, min(share * self._budget_s, self._budget_s - self._least_comparison_s()))
 
     def _left(self, per_round_s: float) -> int:
         """How many rounds of a length fit before the deadline."""
@@ -298,7 +307,8 @@ class Search:
         choices, batch_s = len(self._library_choices()), self._batch_s()
         for rounds in range(COARSE_ROUNDS, 0, -1):
             each_s = batch_s * choices * (rounds + BATCHES_TO_OPEN)
-            most = self._left(each_s) - (rounds * len(base)) // (rounds + BATCHES_TO_OPEN)
+            base_s = rounds * sum(max(candidate.batch_s, batch_s) for candidate in base if not candidate.hopeless)
+            most = int((self._runner.deadline - clock.now() - base_s) / each_s)
             if most >= len(coarse):
                 break
         most = max(1, most)
@@ -339,31 +349,25 @@ class Search:
                 pool.close()
 
     def _refine(self) -> None:
-        self._runner.deadline = min(
-            self._runner.deadline, self._began + max(self._search_until(), self._refine_until())
-        )
+        self._runner.deadline = min(self._runner.deadline, self._began + self._search_until(REFINE_UNTIL))
         if self._sizes is None:
             return
         for kind in ("overlay", "partitions"):
             self._refine_kind(self._sizes, kind)
 
-    def _refine_until(self) -> float:
-        least = (LEAST_PAIRS + OPENINGS) * LEAST_FINALISTS * self._batch_s()
-        return min(REFINE_UNTIL * self._budget_s, self._budget_s - 1.1 * least)
-
     def _refine_kind(self, sizes: Sizes, kind: str) -> None:
         stride = sizes.first_stride()
         while stride >= 1 and not self._is_full:
             best = self._best_partitions(kind)
-            overall = min(candidate.seconds() for candidate in self.acceptable())
-            if best is None or best.allocation is None or best.seconds() > NOT_REFINED * overall:
+            overall = min(map(self.relative, self.acceptable()))
+            if best is None or best.allocation is None or self.relative(best) > NOT_REFINED * overall:
                 return
             near = [allocation for allocation in sizes.around(best.allocation, stride) if allocation not in self._tried]
             if near:
                 each_s = self._batch_s() * len(self._library_choices()) * (REFINING_ROUNDS + BATCHES_TO_OPEN)
                 if not self._left(each_s):
                     raise OutOfTime
-                self._try(near[: self._left(each_s)], [best], REFINING_ROUNDS)
+                self._try(near[: self._left(each_s)], [self.sequence(), best], REFINING_ROUNDS)
             if self._best_partitions(kind) is best:
                 stride //= 2
 
@@ -371,12 +375,14 @@ class Search:
         finalists = self.finalists()
         for candidate in finalists:
             candidate.hopeless = False
-        batch_s = max(self._batch_s(), *(candidate.batch_s for candidate in finalists))
         # Long steps: fewer finalists, and the parts alone are not measured again.
-        affordable = self._left(batch_s)
-        most = max(LEAST_FINALISTS - 1, affordable // (LEAST_PAIRS + OPENINGS))
-        finalists = finalists[:most]
-        alone = list(self.alone.values()) if affordable >= FINAL_ROUNDS * (len(finalists) + len(self.alone)) else []
+        left_s = self._runner.deadline - clock.now()
+        costs = list(accumulate(max(candidate.batch_s, self._batch_s()) for candidate in finalists))
+        most = sum((LEAST_PAIRS + OPENINGS) * cost_s <= left_s for cost_s in costs)
+        finalists = finalists[: max(LEAST_FINALISTS - 1, most)]
+        parts_s = sum(max(candidate.batch_s, BATCH_S) for candidate in self.alone.values())
+        affordable = FINAL_ROUNDS * (costs[len(finalists) - 1] + parts_s) <= left_s
+        alone = list(self.alone.values()) if affordable else []
         self._open_again(finalists, OPENINGS)
         self.final = self._round
         competing = [*alone, *finalists]
@@ -388,7 +394,7 @@ class Search:
         self._rounds(competing, min(FINAL_ROUNDS - LEAST_PAIRS, self._left(round_s)), drop=False)
         further = min(MOST_FINAL_ROUNDS - FINAL_ROUNDS, self._left(round_s))
         if further > 0 and not self.choose()[1]:
-            if self.luck().between(OPENINGS) > NOISE / 2:
+            if any(self._between(*pair) > NOISE / 2 for pair in pairwise(finalists)):
                 self._open_again(finalists, MOST_OPENINGS)
             self._rounds(competing, further, drop=False)
 
@@ -422,14 +428,22 @@ class Search:
         if self.final is None:
             return Luck()
         if self._luck[0] != self._round:
-            things = [c.by_opening(self.final) for c in self._compared() if c.again]
-            self._luck = self._round, Luck.of(things)
+            self._opened = [c for c in self._compared() if c.again]
+            # After the first look there are further rounds, in which what is luck and what is noise can be told apart.
+            enough = self._round - self.final > FINAL_ROUNDS
+            self._luck = self._round, Luck.of([c.by_opening(self.final) for c in self._opened], of_noise=enough)
         return self._luck[1]
+
+    def _between(self, one: Candidate, other: Candidate) -> float:
+        """By how much two plans may differ, although they are equal, because of their openings."""
+        luck = self.luck()
+        numbers = [self._opened.index(c) if luck.own and c in self._opened else None for c in (one, other)]
+        return luck.between(*numbers)
 
     @property
     def margin(self) -> float:
-        """The relative difference that counts as none."""
-        return NOISE + self.luck().between(self.openings)
+        """The relative difference that counts as none, for typical plans."""
+        return NOISE + self.luck().between()
 
     def _placed(self, finalists: Sequence[Candidate]) -> list[Candidate]:
         """The finalists in partitions, or the best partitions, and their parts alone in these partitions."""
@@ -644,7 +658,7 @@ class Search:
         """The best plan with partitions, or of a kind of these, of those that are open."""
         found = [c for c in self.known() if c.plan is not None and c.allocation is not None and c.is_open]
         found = [c for c in found if c.plan is not None and kind in (None, c.plan.kind)]
-        return min(found, key=lambda c: (not self.accepts(c), c.seconds(self.final)), default=None)
+        return min(found, key=lambda c: (not self.accepts(c), self.relative(c)), default=None)
 
     def others_share(self, candidate: Candidate) -> float:
         """The rate of the parts that are not critical, as a share of their rate alone; the smallest of them."""
@@ -675,14 +689,14 @@ class Search:
     def best_of_kinds(self) -> list[Candidate]:
         """The fastest plan of each kind, of those that can be chosen."""
         found: dict[str, Candidate] = {}
-        for candidate in sorted(self.acceptable(), key=lambda candidate: candidate.seconds(self.final)):
+        for candidate in sorted(self.acceptable(), key=self.relative):
             if candidate.plan is not None:
                 found.setdefault(candidate.plan.kind, candidate)
         return list(found.values())
 
     def finalists(self) -> list[Candidate]:
         """The sequence, the best of each kind that is not hopeless, and those next to the best."""
-        ordered = sorted(self.acceptable(leniently=True), key=lambda candidate: candidate.seconds())
+        ordered = sorted(self.acceptable(leniently=True), key=self.relative)
         close = [c for c in ordered if c.is_open and self._behind(c) <= HOPELESS]
         chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
         if isinstance(self.objective, TailLatency):
@@ -696,12 +710,24 @@ class Search:
         chosen += close[:3]
         return list(dict.fromkeys(chosen))[:MOST_FINALISTS]
 
+    def relative(self, candidate: Candidate) -> float:
+        """The time as a share of the sequence's in the same rounds: clocks change while the chip gets hot."""
+        sequence = self.sequence()
+        for ours, theirs in (
+            (candidate.measured(self.final), sequence.measured(self.final)),
+            (candidate.samples, sequence.samples),
+        ):
+            shares = [ours[number].seconds / theirs[number].seconds for number in ours.keys() & theirs.keys()]
+            if shares:
+                return median(shares)
+        return candidate.seconds(self.final) / sequence.seconds(self.final)
+
     def ratio(self, slow: Candidate, fast: Candidate) -> Ratio:
         """How many times as long one takes as the other, over the rounds in which both were measured.
 
-        The interval and the margin also cover what openings of a plan differ by.
+        The interval also covers what openings of the plans differ by.
         """
-        by = self.luck().between(self.openings)
+        by = self._between(slow, fast)
         for theirs, ours in ((slow.measured(self.final), fast.measured(self.final)), (slow.samples, fast.samples)):
             found = ratio_of_rounds(*({n: sample.seconds for n, sample in side.items()} for side in (theirs, ours)))
             if found is not None:
@@ -728,10 +754,10 @@ class Search:
             return sequence, len(compared) > 1 and not self.undecided(sequence)
         tail = isinstance(self.objective, TailLatency)
         better.sort(
-            key=lambda c: (c.complexity[0], -self.others_share(c) if tail else 0, c.complexity, c.seconds(self.final))
+            key=lambda c: (c.complexity[0], -self.others_share(c) if tail else 0, c.complexity, self.relative(c))
         )
         unbeaten = (c for c in better if not any(self.ratio(c, other).is_slower for other in better if other is not c))
-        chosen = next(unbeaten, None) or min(better, key=lambda candidate: candidate.seconds(self.final))
+        chosen = next(unbeaten, None) or min(better, key=self.relative)
         return chosen, not self.undecided(chosen)
 
     def undecided(self, chosen: Candidate) -> list[Candidate]:

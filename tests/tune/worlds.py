@@ -237,8 +237,8 @@ class Outcome:
 
     @property
     def is_wrong(self) -> bool:
-        """Called sure, and worse than the best by more than the margin."""
-        return self.sure and self.regret > self.margin + 1e-9
+        """Called sure, and worse than the best by more than what counts as noise."""
+        return self.sure and self.regret > NOISE + 1e-9
 
 
 def outcome_of(world: World, report: Report) -> Outcome:
