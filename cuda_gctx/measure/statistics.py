@@ -232,7 +232,7 @@ class Luck:
     def of(cls, things: Sequence[Sequence[Mapping[int, float]]], *, of_noise: bool = True) -> Luck:
         """The luck in samples by round, of each opening of each thing. What a round does to all alike is left out.
 
-        of_noise: leave out what noise of the samples explains. Few samples cannot tell the two apart.
+        of_noise: leave out what noise of the samples explains. Few samples cannot distinguish the two.
         """
         rounds: dict[int, list[float]] = {}
         for openings in things:

@@ -429,7 +429,7 @@ class Search:
             return Luck()
         if self._luck[0] != self._round:
             self._opened = [c for c in self._compared() if c.again]
-            # After the first look there are further rounds, in which what is luck and what is noise can be told apart.
+            # After the first look there are further rounds, in which luck and noise can be distinguished.
             enough = self._round - self.final > FINAL_ROUNDS
             self._luck = self._round, Luck.of([c.by_opening(self.final) for c in self._opened], of_noise=enough)
         return self._luck[1]
