@@ -21,7 +21,7 @@ COSTS = made_up(SHAPES["8B"])
 LIMITS = Limits(0.025, 10.0)
 
 
-def few(name: str, requests: int = 12) -> Load:
+def few(name: str, requests: int = 8) -> Load:
     return replace(LOADS[name], requests=requests)
 
 
@@ -37,7 +37,7 @@ def made(name: str, which: int = 0, limits: Limits = LIMITS) -> Contender:
 @pytest.mark.parametrize("name", ENTRANTS)
 @pytest.mark.parametrize("load", LOADS)
 def test_every_contender_answers_every_request_in_full(name: str, load: str) -> None:
-    some = few(load, 8)
+    some = few(load, 5)
     requests = some.draw(2.0, 3)
     record = served(made(name), some, 2.0, 3)
     assert record.complete
@@ -54,7 +54,7 @@ def prompt_tokens(steps: list[Done]) -> int:
 
 @pytest.mark.parametrize("name", ENTRANTS)
 def test_no_step_uses_a_sequence_that_another_step_is_changing(name: str) -> None:
-    record = served(made(name), few("retrieval"), 3.0)
+    record = served(made(name), few("retrieval", 6), 6.0)
     busy = [
         (one.begin, one.end, {row.slot for row in one.step.rows} | {s.slot for s in one.step.segments})
         for one in record.steps
@@ -68,7 +68,7 @@ def test_no_step_uses_a_sequence_that_another_step_is_changing(name: str) -> Non
 @pytest.mark.parametrize("seed", range(3))
 def test_random_loads_end_with_every_contender_and_few_slots(seed: int) -> None:
     random = Random(seed)
-    load = few(random.choice(list(LOADS)), 6)
+    load = few(random.choice(list(LOADS)), 4)
     for name, entrant in ENTRANTS.items():
         which = random.randrange(len(entrant.settings(COSTS, LIMITS)))
         assert served(made(name, which), load, random.uniform(0.2, 20), seed, slots=random.randrange(1, 4)).complete

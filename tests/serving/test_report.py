@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,6 +18,7 @@ from serving.costs import made_up
 from serving.search import Question, Trial, written
 from serving.shapes import SHAPES
 from serving.store import Store
+from serving.virtual import VirtualExecutor
 
 COSTS = made_up(SHAPES["8B"])
 HEAD = {
@@ -43,7 +47,7 @@ def short_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     from serving.loads import LOADS
 
     for name, load in list(LOADS.items()):
-        monkeypatch.setitem(LOADS, name, replace(load, requests=6))
+        monkeypatch.setitem(LOADS, name, replace(load, requests=4))
 
 
 @pytest.fixture
@@ -146,6 +150,53 @@ def test_status_shows_what_is_known_and_what_is_next(
     printed = capsys.readouterr().out
     assert "search not ended" in printed
     assert "next: 8B chat 50 ms chunked" in printed
+
+
+class FakeBench:
+    """A bench whose card is the virtual clock."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.trials = 0
+
+    def __enter__(self) -> FakeBench:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Nothing is open."""
+
+    def card(self, load: object) -> Any:
+        executor = VirtualExecutor(COSTS)
+        executor.shot = lambda *step: step  # type: ignore[attr-defined]
+        executor.prepare = lambda shots: self.prepared(list(shots))  # type: ignore[attr-defined]
+        return executor
+
+    def prepared(self, shots: list[Any]) -> None:
+        assert shots
+
+    def begin(self) -> None:
+        self.trials += 1
+
+    def end(self) -> dict[str, Any]:
+        return {**BENCH, **MEMORY}
+
+
+def test_runs_go_on_until_all_is_answered_or_the_time_is_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "serving.bench", SimpleNamespace(Bench=FakeBench))
+    options = ["run", "--load", "documents", "--gap-ms", "50", "--contender", "prefill-first"]
+    arguments = serve.parser().parse_args(options)
+    asked = serve.asked(arguments)
+    assert [one for group in asked for one in group] == [question("prefill-first")]
+    assert serve.run(store, arguments, until=time.monotonic() + 1) == 0
+    assert "no time is left" in capsys.readouterr().out
+    assert store.outcomes == []
+    assert serve.run(store, arguments, until=inf) == 0
+    assert "all questions are answered" in capsys.readouterr().out
+    known = report.known(store.content, store.outcomes, question("prefill-first"))
+    assert known is not None
+    assert known.confirmed is not None
+    assert Store(store.path, HEAD).outcomes == store.outcomes
 
 
 def test_a_run_without_costs_says_what_to_do(store: Store) -> None:
