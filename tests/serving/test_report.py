@@ -47,7 +47,7 @@ def short_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     from serving.loads import LOADS
 
     for name, load in list(LOADS.items()):
-        monkeypatch.setitem(LOADS, name, replace(load, requests=4))
+        monkeypatch.setitem(LOADS, name, replace(load, requests=6))
 
 
 @pytest.fixture
