@@ -68,7 +68,6 @@ class Card:
         self.hints: dict[tuple[int, str], bool] = {}
         self.late_captures = 0  # graphs that were missing when a step needed them
         self.switch_s: list[float] = []  # what the host spent in Plan.switch
-        self.poll_s = 0.0  # sleep between two polls; 0 polls without pause
 
     # Places
 
@@ -197,8 +196,6 @@ class Card:
         while not any(one.end.is_done for one in self._running.values()) and self.now() < until:
             if not self._running and until == float("inf"):
                 raise RuntimeError("nothing runs, and nothing is expected")
-            if self.poll_s:
-                time.sleep(self.poll_s)
 
     @property
     def busy(self) -> bool:
