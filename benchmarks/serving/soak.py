@@ -74,6 +74,7 @@ def distance_of(card: Any, tokens: Any, prompt: int) -> float:
         for start in range(0, prompt - 1, 512):
             space.load(frame, Step(segments=(Segment(0, start, min(512, prompt - 1 - start)),)))
             model.run(frame, space)
+            stream.sync()  # before the buffers of the tables come round again
         for first in range(prompt - 1, len(tokens) - 1, SEGMENTS):
             positions = range(first, min(first + SEGMENTS, len(tokens) - 1))
             model.write(0, tokens)  # a step writes its own answers
