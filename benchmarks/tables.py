@@ -278,8 +278,7 @@ def serving_section(result: Result) -> str:
         ("The attention alone:", serving.attention_rows(result)),
         ("Served without a pause, with changes of layout at random:", serving.soak_rows(result)),
     ):
-        if len(rows) > 1:
-            parts.append(f"{title}\n\n{markdown(rows)}")
+        parts.append(f"{title}\n\n{markdown(rows)}" if len(rows) > 1 else f"{title} {serving.NOT_RUN}.")
     return "\n\n".join(parts)
 
 
