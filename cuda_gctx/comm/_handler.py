@@ -39,8 +39,10 @@ PACKET_BYTES = 512 * 1024
 SMALL_BYTES = 128 * 1024
 # How much can be staged by default, where other ranks cannot reach a tensor.
 STAGED_BYTES = 64 * 1024 * 1024
-# How long the kernels of all ranks have for their first meeting.
+# How long the kernels of all ranks have for their first meeting, and how often they try: another thread that loads a
+# module or allocates memory meanwhile can keep a rank from launching.
 MEETING_S = 5.0
+MEETINGS = 3
 # What run_autotune() measures.
 TUNED_BYTES = tuple(1 << shift for shift in range(10, 29))
 
@@ -376,14 +378,29 @@ class MixedCommHandler:
                 raise RuntimeError(f"its kernel waited {limit_s} s for that of rank {peer}")
             return True
 
-        gather_results(
-            self._backend,
-            meet,
-            (CUDAError, RuntimeError),
+        problem = (
             "the kernels of the ranks do not run at the same time (ranks on one device need a partition each; in one "
             "process, also streams with separate hardware queues, of which CUDA_DEVICE_MAX_CONNECTIONS sets the number "
-            "before CUDA starts)",
+            "before CUDA starts)"
         )
+        for meeting in range(MEETINGS):
+            try:
+                gather_results(self._backend, meet, (CUDAError, RuntimeError), problem)
+                return
+            except RuntimeError:  # on all ranks
+                if meeting == MEETINGS - 1:
+                    raise
+                self._forget_meeting()
+
+    def _forget_meeting(self) -> None:
+        """Sets flags, epochs and faults back to those of fresh memory. Collective; no kernel is running."""
+        assert self._workspaces is not None
+        assert self._fault is not None
+        with Device(self.device.index).context.current():
+            call("cuMemsetD8", self._workspaces.addresses[self.para_info.world_rank], 0, self._geometry.slots)
+            call("cuCtxSynchronize")
+        self._fault.clear()
+        self._backend.barrier()
 
     def _valid_modes(self) -> list[MixedCommMode]:
         between = [MixedCommMode.HIERARCHICAL] if self.para_info.use_inter else []

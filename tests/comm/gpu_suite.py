@@ -269,17 +269,25 @@ def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, w
             assert int(wrong) == 0, f"{int(wrong)} elements were wrong at rank {rank.rank}"
             return calls
 
-    def run_gemms() -> None:
-        a = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda:0")
-        while not stop.is_set():
-            for _ in range(8):
-                torch.mm(a, a)
-            torch.cuda.default_stream().synchronize()
+    ready = threading.Event()
+
+    def run_gemms(background: Any) -> None:
+        with background.torch():
+            a = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda:0")
+            out = torch.mm(a, a)
+            torch.cuda.synchronize()
+            # What it loads and allocates is there before kernels of ranks wait for each other.
+            ready.set()
+            while not stop.is_set():
+                for _ in range(8):
+                    torch.mm(a, a, out=out)
+                torch.cuda.current_stream().synchronize()
 
     with comm.local_world(size, Device(0), sms=sms) as world:
-        gemms = threading.Thread(target=run_gemms, daemon=True)
+        gemms = threading.Thread(target=run_gemms, args=world.backgrounds, daemon=True)
         if with_gemms:
             gemms.start()
+            assert ready.wait(30), "the GEMMs did not begin"
         try:
             done = world.run(work)
         finally:

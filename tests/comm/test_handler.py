@@ -74,6 +74,8 @@ class FakeDriver:
         self._kept: list[Any] = []
         self._thread = threading.local()
         self.late: set[str] = set()
+        self.launches = 0
+        self.not_late_after = 99
         self.record: dict[str, Any] = {}
 
     @property
@@ -101,8 +103,9 @@ class FakeDriver:
             return 0
         if name == "cuLaunchKernel":
             self.done.append(arguments[0])
+            self.launches += 1
             thread = threading.current_thread().name
-            if thread in self.late:
+            if thread in self.late and len(self.done) <= self.not_late_after:
                 self.record[thread][0] = Fault.TIMEOUT << 32 | 1
         if name == "cuMemcpyDtoDAsync":
             self.done.append("copy")
@@ -229,9 +232,25 @@ def test_kernels_that_do_not_run_at_the_same_time_are_refused_on_all_ranks(drive
     with local_world(2, Device(0), sms=8, timeout_s=30) as world:
         world.run(run)
     assert len(messages) == 2
+    assert driver.launches == 2 * _handler.MEETINGS  # each rank has tried several times
     for message in messages:
         assert "rank 0: its kernel waited 0.5 s for that of rank 1" in message
         assert "CUDA_DEVICE_MAX_CONNECTIONS" in message
+
+
+def test_ranks_that_miss_each_other_once_try_again(driver: FakeDriver) -> None:
+    driver.late.add("rank 0")
+
+    def run(rank: LocalRank) -> int:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        with rank.handler(torch.bfloat16, timeout_s=0.5) as handler:
+            handler.check()  # what the first meeting has left is gone
+        return len(driver.done)
+
+    driver.not_late_after = 1
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+        assert world.run(run) == [2, 2]
 
 
 def test_a_handler_that_exchanges_through_nvshmem_keeps_its_memory(
