@@ -79,7 +79,8 @@ def record(path: Path) -> None:
 
 
 def section(result: dict[str, Any]) -> str:
-    lines = [f"Recorded on an {result['card']}, driver {result['driver']}, {result['date']}.", ""]
+    card = f"{result['card']}, driver {result['driver']}, CUDA {result['cuda']}"
+    lines = [f"The outputs on an {card}, {result['date']}, as `docs/record_outputs.py` recorded them:", ""]
     for name, output in result["outputs"].items():
         lines += [f"### {name}.py", "", "```text", *output.rstrip().splitlines(), "```", ""]
     return "\n".join(lines)
