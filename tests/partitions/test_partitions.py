@@ -845,3 +845,22 @@ def test_sizes_of_any_card_begin_small_and_end_with_the_device(dev: Device) -> N
     assert sizes == sorted(set(sizes))
     assert 0 < sizes[0] <= dev.resources.sm.min_partition_size
     assert sizes[-1] <= dev.sm_count
+
+
+def test_a_refused_opening_leaves_stored_contexts_in_the_store(
+    sim: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = sim("h200")
+    dev = Device(0)
+    monkeypatch.setattr(store, "_limit", 2)
+    with dev.partition(a=16, b=16):  # and the background partition: one of three is destroyed
+        pass
+    assert store.count(dev) == 2
+    machine.limit_contexts(len(machine.ledger().live_of("green context")))
+    with pytest.raises(CUDAError):
+        dev.partition(a=16, b=16)  # finds two contexts, and cannot make the third
+    machine.clear_faults()
+    assert store.count(dev) == 2
+    made = machine.ledger().green_contexts_made
+    with dev.partition(a=16, b=16):
+        assert machine.ledger().green_contexts_made == made + 1

@@ -69,6 +69,8 @@ def test_the_order_of_the_names_is_part_of_a_layout(dev: Device) -> None:
         assert (first.names, second.names) == (("a", "b"), ("b", "a"))
         assert [part.name for part in pool.get({"b": 16, "a": 8})] == ["b", "a"]
         assert pool.get({"b": 8, "a": 16}).a.sm_count == 16
+        for parts, names in ((pool.get(a=8, b=16), ("a", "b")), (pool.get(b=16, a=8), ("b", "a"))):
+            assert parts.names == names
 
 
 def test_equal_groups_of_several_layouts_share_one_context(sim: Machines) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from cuda_gctx import Device, Layout, PartitionPool, Stream, tune
-from cuda_gctx.tune import Plan, Policy, _policy_building, spin
+from cuda_gctx.tune import Check, Plan, Policy, Prediction, _policy_building, spin
 
 pytestmark = pytest.mark.sim_only
 
@@ -236,3 +236,30 @@ def test_bad_requests_are_refused(dev: Device, change: dict[str, Any], words: st
     given = {"parts_of": parts_of, "latency": "decode", "loads": {"batch": [16], "context": [1024]}, **change}
     with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
         tune.policy(given.pop("parts_of"), device=dev, **given)
+
+
+def test_a_prediction_that_keeps_the_limit_by_less_than_its_error_is_not_chosen() -> None:
+    predicted, safe = Prediction(0.9e-3, 9.0, False), Prediction(0.5e-3, 1.0, True)
+    options: dict[str, Any] = {
+        "keys": ("batch",),
+        "buckets": ((8,),),
+        "latency": "decode",
+        "bulk": "prefill",
+        "quantile": 0.99,
+        "plans": (STREAMS, APART),
+        "predictions": ((predicted, safe),),
+    }
+    assert Policy(**options).choose(1e-3, batch=8) == STREAMS
+    check = Check({"batch": 8}, STREAMS, Prediction(1e-3, 1.0, False), Prediction(1.3e-3, 1.0, True))
+    doubtful = Policy(**options, checks=(check,))
+    assert doubtful.choose(1e-3, batch=8) == APART
+    assert doubtful.choose(1.2e-3, batch=8) == STREAMS
+    assert "it may be up to 30% longer" in doubtful.explain(1.2e-3, batch=8)
+
+
+def test_a_small_gain_is_no_reason_to_switch() -> None:
+    policy = made()
+    overlay = policy.plans[policy.plans.index(OVERLAY)]
+    # Also well inside a bucket, where a somewhat larger load changes nothing.
+    assert policy.choose(3.5e-3, overlay, batch=4, kind="short") is overlay
+    assert made(hysteresis=0.0).choose(3.5e-3, overlay, batch=4, kind="short") == PRIORITY

@@ -1,0 +1,200 @@
+"""Mutants of the package: each is one change that breaks a rule, and a test has to fail with it.
+
+    python tests/mutants.py [NAME...]
+
+copies the installed package, changes one line, and runs the tests that are about it. Prints which test failed, and
+exits with 1 if a mutant survived. Takes some seconds for each mutant; only files of Python can be changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import cuda_gctx
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGE = Path(cuda_gctx.__file__).parent
+LIMIT_S = 300
+
+
+class Mutant(NamedTuple):
+    """A change of a file, and the tests that are run with it."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = {
+    # The tuner.
+    "no gate": Mutant("measure/loop.py", "if gate_s > 0:", "if gate_s < 0:", "tests/tune/test_procedure.py"),
+    "no random order": Mutant("measure/loop.py", "order.shuffle(entries)", "pass", "tests/tune/test_procedure.py"),
+    "unfair rivals": Mutant(
+        "tune/_search.py",
+        "rivals = [rival for rival in rivals if self.others_share(rival) >= share]",
+        "pass",
+        "tests/tune/test_procedure.py",
+    ),
+    "no margins": Mutant(
+        "tune/_search.py", "MARGINS = (1.0, 1.05, 1.1, HOPELESS)", "MARGINS = ()", "tests/tune/test_procedure.py"
+    ),
+    "clock streams are not waited for": Mutant(
+        "tune/_search.py",
+        "{*trial.streams.values(), trial.clock}",
+        "{*trial.streams.values()}",
+        "tests/tune/test_procedure.py",
+    ),
+    "left out early at 1.02": Mutant(
+        "tune/_search.py", "= 1.15, 1.5, 1.4", "= 1.02, 1.5, 1.4", "tests/tune/test_procedure.py"
+    ),
+    "one opening": Mutant(
+        "tune/_search.py",
+        "OPENINGS, MOST_OPENINGS = 2, 4",
+        "OPENINGS, MOST_OPENINGS = 1, 1",
+        "tests/tune/test_procedure.py",
+    ),
+    "openings do not count": Mutant(
+        "measure/statistics.py",
+        "if not self.freedom:\n            return 0.0",
+        "if True:\n            return 0.0",
+        "tests/tune/test_worlds.py",
+    ),
+    "sure as soon as the sequence is beaten": Mutant(
+        "tune/_search.py",
+        "return chosen, not self.undecided(chosen)",
+        "return chosen, True",
+        "tests/tune/test_worlds.py",
+    ),
+    "launch-bound work by one thread": Mutant(
+        "tune/_search.py",
+        "self._runner.start_hosts([part.name for part in self.parts])",
+        "return False",
+        "tests/tune/test_launch.py",
+    ),
+    "a gate in launch-bound work": Mutant(
+        "tune/_measure.py",
+        "return AHEAD.gate_s(host_s) if self.hosts is None else 0.0",
+        "return AHEAD.gate_s(host_s)",
+        "tests/tune/test_launch.py",
+    ),
+    "long steps in batches of three": Mutant(
+        "tune/_measure.py",
+        "return LEAST_STEPS if LEAST_STEPS * step_s <= MOST_STRETCH * BATCH_S else 1",
+        "return LEAST_STEPS",
+        "tests/tune/test_tune.py -k number_of_steps",
+    ),
+    "predictions are not padded": Mutant(
+        "tune/_policy.py",
+        "one.latency_s * (1.0 if one.measured else 1 + pad)",
+        "one.latency_s",
+        "tests/tune/test_policies.py",
+    ),
+    "no hysteresis": Mutant(
+        "tune/_policy.py",
+        "if row.rate[mine] >= row.rate[best] * (1 - self.hysteresis):",
+        "if False:",
+        "tests/tune/test_policies.py",
+    ),
+    # Partitions, pools, stores and verification.
+    "a partition waits for one stream": Mutant(
+        "partitions/partitions.py",
+        "self.context.wait_event(other.record() if isinstance(other, Partition) else other)",
+        "self.context.wait_event(other.stream.record() if isinstance(other, Partition) else other)",
+        "tests/partitions/test_partitions.py",
+    ),
+    "shares without slack": Mutant(
+        "partitions/split.py",
+        "SHARE_SLACK = 1e-6",
+        "SHARE_SLACK = -1e-9",
+        "tests/partitions/test_layout.py tests/partitions/test_partitions.py",
+    ),
+    "a refused opening loses stored contexts": Mutant(
+        "partitions/opening.py",
+        "store._put([stored for stored in found if stored is not None])",
+        "pass",
+        "tests/partitions/test_partitions.py",
+    ),
+    "a refused opening keeps its claim": Mutant(
+        "partitions/opening.py",
+        "def abandon(self) -> None:\n        self._claim.release()",
+        "def abandon(self) -> None:\n        pass",
+        "tests/partitions",
+    ),
+    "contexts come back before their SMs": Mutant(
+        "partitions/store.py",
+        "claim.release()\n            store._put(self._own, self._order)",
+        "store._put(self._own, self._order)\n            claim.release()",
+        "tests/partitions",
+    ),
+    "verification with one block for each SM": Mutant(
+        "partitions/verification.py",
+        "per_sm = max(1, probe_blocks_per_sm(next(iter(contexts.values()))))",
+        "per_sm = 1",
+        "tests/partitions",
+    ),
+    "an overlay counts as isolated": Mutant(
+        "partitions/verification.py",
+        "if not {shared.first, shared.second} & set(self.over):",
+        "if False:",
+        "tests/partitions/test_verify.py",
+    ),
+    "a switch does not wait for the whole device": Mutant(
+        "partitions/pool.py",
+        "return one._group.overlaps(other._group) is not False\n    return True",
+        "return one._group.overlaps(other._group) is not False\n    return False",
+        "tests/tune/test_overlay_plans.py",
+    ),
+    "a layout is found by its names in any order": Mutant(
+        "partitions/pool.py",
+        "spelled = spelling(requests, named)",
+        "spelled = tuple(sorted(named.items())) if named else spelling(requests, named)",
+        "tests/partitions/test_pool.py",
+    ),
+}
+
+
+def killed_by(mutant: Mutant, folder: Path) -> str | None:
+    """The first test that fails with the mutant; None if it survives."""
+    copy = folder / "cuda_gctx"
+    shutil.copytree(PACKAGE, copy, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
+    file = copy / mutant.file
+    text = file.read_text()
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.file} has {text.count(mutant.old)} times: {mutant.old}")
+    file.unlink()  # a link to the installed file
+    file.write_text(text.replace(mutant.old, mutant.new))
+    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests.split()]
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode not in (0, 1):
+        return f"(exit code {done.returncode}) {done.stdout[-300:]}{done.stderr[-300:]}"
+    return found[1] if found else None
+
+
+def main() -> int:
+    survivors = 0
+    for name in sys.argv[1:] or MUTANTS:
+        with tempfile.TemporaryDirectory() as folder:
+            test = killed_by(MUTANTS[name], Path(folder))
+        survivors += test is None
+        print(f"{name:45} {'SURVIVED' if test is None else test}", flush=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
