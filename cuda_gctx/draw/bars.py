@@ -19,11 +19,13 @@ SMALL = 11
 
 @dataclass(frozen=True)
 class Piece:
-    """The work of a part within a plan, in ns since the start of the step."""
+    """The work of a part within a plan, in ns since the start of the step; low, high: of its end in 10% and 90%."""
 
     name: str
     start_ns: float
     end_ns: float
+    low_ns: float
+    high_ns: float
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def draw_bars(
         y += height
     x = axis.x(bound_ns)
     drawing.line(x, bottom - sum(heights) - 6, x, bottom, kind="bound")
-    legend_of_bars = f"A bar is the median {what}{', and the thin bars are its parts' if names else ''}. {note}"
+    cut = " An arrow marks a bar that is longer than the axis." if any(bar.median_ns > limit_ns for bar in bars) else ""
+    legend_of_bars = f"A bar is the median {what}{', and the thin bars are its parts' if names else ''}.{cut} {note}"
     drawing.text(MARGIN, bottom + 18, legend_of_bars, size=SMALL, kind="faint", room=width - 2 * MARGIN)
     return drawing.svg(width, bottom + 34)
 
@@ -137,5 +140,9 @@ def _draw_bar(
     for position, piece in enumerate(bar.pieces):
         start, stop = axis.x(piece.start_ns), axis.x(piece.end_ns)
         top = y + BAR + 2 + PIECE * position
-        took = f"{piece.name}: {in_words(piece.end_ns - piece.start_ns)}"
+        ends = f"{in_words(piece.low_ns - piece.start_ns)} to {in_words(piece.high_ns - piece.start_ns)}"
+        took = f"{piece.name}: {in_words(piece.end_ns - piece.start_ns)}\np10 to p90: {ends}"
         drawing.rectangle(start, top, max(stop - start, 1), PIECE - 1, fill=colours[piece.name], hover=took)
+        if piece.low_ns < limit_ns:
+            left_end, right_end = axis.x(piece.low_ns), axis.x(piece.high_ns)
+            drawing.rectangle(left_end, top + 1, max(right_end - left_end, 1), 2, kind="spread", hover=took)

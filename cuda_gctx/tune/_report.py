@@ -382,8 +382,11 @@ def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:
     for name in report.alone:
         part = result.parts[name]
         if part.seconds is not None:
-            end = start + part.seconds.median * weights.get(name, 1) * 1e9
-            pieces.append(Piece(name, start, end))
+            calls_ns = weights.get(name, 1) * 1e9
+            low, end, high = (
+                start + seconds * calls_ns for seconds in (part.seconds.p10, part.seconds.median, part.seconds.p90)
+            )
+            pieces.append(Piece(name, start, end, low, high))
             start = end if result.plan.kind == "sequence" else 0.0
     return tuple(pieces)
 
