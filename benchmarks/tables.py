@@ -253,6 +253,37 @@ def studies_section(result: Result) -> str:
     return "\n\n".join(parts)
 
 
+def worlds_section(result: Result) -> str:
+    """How often the tuner is wrong where the truth is known."""
+    header = [
+        "true times",
+        "noise",
+        "sure",
+        "sure, but wrong",
+        "won",
+        "won without a gain",
+        "regret",
+        "covered",
+        "margin",
+    ]
+    rows = [header]
+    for row in result["rows"]:
+        rows.append(
+            [
+                row["truth"].replace("_", " "),
+                row["noise"],
+                f"{row['sure']:.1%}",
+                f"{row['sure_but_wrong']:.1%}",
+                f"{row['won']:.1%}",
+                f"{row['false_wins']:.1%}",
+                f"{row['median_regret']:.1%} to {row['largest_regret']:.1%}",
+                f"{row['covered']:.1%}",
+                f"{row['median_margin']:.1%}",
+            ]
+        )
+    return f"{result['rows'][0]['runs']} runs of each world, seed {result['seed']}.\n\n{markdown(rows)}"
+
+
 def allreduce_section(result: Result) -> str:
     """Plans by size of the message: the time of a joined step, and what it is of the one in sequence."""
     sizes = list(dict.fromkeys(row["mebibytes"] for row in result["rows"]))
@@ -291,13 +322,14 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "of single gemms": ("studies", gemms_section),
     "of studies": ("studies", studies_section),
     "of two devices": ("allreduce", allreduce_section),
+    "of worlds": ("worlds", worlds_section),
     "of serving": ("serving", serving_section),
 }
 
 
 def results_of(kind: str) -> list[Result]:
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"*-{kind}.json"))]
-    simulated = [result["card"] for result in results if result["simulated"]]
+    simulated = [result["card"] for result in results if result.get("simulated")]
     if simulated:
         raise SystemExit(f"{RESULTS} holds simulated results ({', '.join(simulated)}): remove them")
     return results
