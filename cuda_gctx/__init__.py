@@ -22,6 +22,9 @@ if find_spec("cuda_gctx._core.driver") is None:
 if TYPE_CHECKING:
     from cuda_gctx._core.context import Context as Context
     from cuda_gctx._core.context import ContextOptions as ContextOptions
+    from cuda_gctx._core.default_streams import LEGACY_DEFAULT_STREAM as LEGACY_DEFAULT_STREAM
+    from cuda_gctx._core.default_streams import PER_THREAD_DEFAULT_STREAM as PER_THREAD_DEFAULT_STREAM
+    from cuda_gctx._core.default_streams import DefaultStream as DefaultStream
     from cuda_gctx._core.device import Device as Device
     from cuda_gctx._core.driver import system as system
     from cuda_gctx._core.errors import CapturingError as CapturingError
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 # The list above is for type checkers, this one for the interpreter; a test compares them.
 _NAMES_OF_MODULE = {
     "cuda_gctx._core.context": ("Context", "ContextOptions"),
+    "cuda_gctx._core.default_streams": ("DefaultStream", "LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM"),
     "cuda_gctx._core.device": ("Device",),
     "cuda_gctx._core.driver": ("system",),
     "cuda_gctx._core.errors": (

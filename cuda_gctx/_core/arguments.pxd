@@ -4,3 +4,7 @@ cdef object as_handle(object value)
 cdef object as_options(type kind, object value)
 cdef int make_only_here(type kind, str advice) except -1
 cdef object refuse_copy(object thing, str advice)
+
+
+cdef class Options:
+    pass

@@ -33,6 +33,45 @@ cdef object as_handle(object value):
     return number
 
 
+cdef class DataclassFields:
+    """The fields of options, as the functions of dataclasses look for them; without a default: ``...``."""
+
+    cdef dict _defaults
+    cdef dict _fields
+
+    def __init__(self, dict defaults not None):
+        self._defaults = defaults
+
+    def __get__(self, instance, kind):
+        if self._fields is None:
+            from dataclasses import field, make_dataclass  # takes longer than the import of this package
+
+            self._fields = make_dataclass(
+                "Options",
+                [
+                    (name, object) if default is ... else (name, object, field(default=default))
+                    for name, default in self._defaults.items()
+                ],
+            ).__dataclass_fields__
+        return self._fields
+
+
+cdef class Options:
+    """Values of named fields. Immutable; `replace`, ``copy.replace`` and the functions of dataclasses accept them."""
+
+    __dataclass_fields__ = DataclassFields({})
+
+    def replace(self, **changes):
+        """A copy with other values for some fields.
+
+        changes: the new values, by the names of the fields.
+        """
+        return type(self)(**({name: getattr(self, name) for name in self.__dataclass_fields__} | changes))
+
+    def __replace__(self, **changes):
+        return self.replace(**changes)
+
+
 cdef object as_options(type kind, object value):
     """Options of a kind, from an object of that kind or a mapping of its fields; None stays None."""
     if value is None or isinstance(value, kind):

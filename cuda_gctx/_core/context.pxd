@@ -1,10 +1,11 @@
 from libc.stdint cimport uint64_t
 
+from cuda_gctx._core.arguments cimport Options
 from cuda_gctx._core.cpp cimport ContextBox, ContextHandle, Slot
 from cuda_gctx._core.resources cimport DeviceResources
 
 
-cdef class ContextOptions:
+cdef class ContextOptions(Options):
     cdef readonly tuple resources
     cdef readonly bint exclusive
     cdef readonly str name

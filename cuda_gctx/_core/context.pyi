@@ -4,13 +4,14 @@ from typing import Any, Literal
 
 from typing_extensions import Never, Self
 
+from cuda_gctx._core.arguments import Options
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event, EventOptions
 from cuda_gctx._core.resources import DeviceResources, SMResource, WorkqueueResource
 from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx.partitions.verification import VerifyReport
 
-class ContextOptions:
+class ContextOptions(Options):
     """The options of a green context. Immutable."""
 
     def __new__(

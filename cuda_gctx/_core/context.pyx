@@ -10,7 +10,7 @@ from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from cuda_gctx._core.arguments cimport as_bool, as_handle, as_options, make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     Borrowed,
     ContextBox,
@@ -34,16 +34,19 @@ from cuda_gctx._core.resources cimport SMResource, WorkqueueResource
 from cuda_gctx._core.stream cimport Stream, StreamOptions, new_stream
 
 from cuda_gctx._core.above import above
+from cuda_gctx._core.arguments import DataclassFields
 from cuda_gctx._core.errors import ResourceOverlapWarning
 
 
-cdef class ContextOptions:
+cdef class ContextOptions(Options):
     """The options of a green context. Immutable.
 
     resources: SM resources of one split, and at most one workqueue resource.
     exclusive: refuse to share SMs with a live context instead of warning.
     name: shown in messages and tables.
     """
+
+    __dataclass_fields__ = DataclassFields({"resources": ..., "exclusive": False, "name": None})
 
     def __cinit__(self, resources, exclusive=False, name=None):
         if resources is None:

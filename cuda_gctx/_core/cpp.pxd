@@ -196,6 +196,7 @@ cdef extern from "handles/current.hpp" namespace "gctx" nogil:
 cdef extern from "handles/event.hpp" namespace "gctx" nogil:
     cdef cppclass EventBox:
         const ContextHandle& context() noexcept
+        void expose() noexcept
         CUevent handle() noexcept
 
     ctypedef shared_ptr[EventBox] EventHandle
@@ -209,6 +210,7 @@ cdef extern from "handles/stream.hpp" namespace "gctx" nogil:
         cbool is_made_here() noexcept
         cbool is_default() noexcept
         cbool pin() noexcept
+        void expose() noexcept
         uint64_t id() except +raise_error
 
     ctypedef shared_ptr[StreamBox] StreamHandle

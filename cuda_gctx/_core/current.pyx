@@ -21,10 +21,39 @@ from cuda_gctx._core.cpp cimport (
 
 cdef extern from *:
     """
-    static inline int gctx_has_contextvars(void) { return PyThreadState_Get()->context != NULL; }
+    #include <atomic>
+
+    static std::atomic<PyObject*> gctx_context_without_task{NULL};
+
+    /* A task runs in a context of contextvars that has been entered. A thread outside of all has none, or one that it
+       got with its first variable, and that nobody can enter: one of these is remembered. */
+    static inline int gctx_may_run_task(void) {
+      PyObject* const context = PyThreadState_Get()->context;
+      return context != NULL && context != gctx_context_without_task.load(std::memory_order_relaxed);
+    }
+    static int gctx_remember_context(void) {
+      PyObject* const context = PyThreadState_Get()->context;
+      PyObject* none = NULL;
+      if (gctx_context_without_task.load(std::memory_order_relaxed) != NULL) {
+        return 0;
+      }
+      if (PyContext_Enter(context) != 0) {
+        PyErr_Clear();  /* it has been entered */
+        return 0;
+      }
+      if (PyContext_Exit(context) != 0) {
+        return -1;
+      }
+      Py_INCREF(context);
+      if (!gctx_context_without_task.compare_exchange_strong(none, context)) {
+        Py_DECREF(context);
+      }
+      return 0;
+    }
     """
     PyObject* PyThreadState_GetDict()
-    bint has_contextvars "gctx_has_contextvars"()
+    bint may_run_task "gctx_may_run_task"()
+    int remember_context "gctx_remember_context"() except -1
 
 
 cdef class _ThreadEnd:
@@ -85,18 +114,15 @@ cdef object get_running_loop = None  # asyncio's, once that is loaded
 cdef object running_task():
     """The asyncio task on the calling thread, and its loop; None if there is none. Imports nothing."""
     global get_running_loop
-    # A task runs in a context of contextvars: most threads have none, and nobody needs to be asked.
-    if not has_contextvars():
+    if not may_run_task():
         return None
     if get_running_loop is None:
         asyncio = modules.get("asyncio")
-        if asyncio is None:
-            return None
-        get_running_loop = getattr(asyncio, "_get_running_loop", None)
-        if get_running_loop is None:
-            return None
-    loop = get_running_loop()
+        if asyncio is not None:
+            get_running_loop = getattr(asyncio, "_get_running_loop", None)
+    loop = None if get_running_loop is None else get_running_loop()
     if loop is None:
+        remember_context()
         return None
     task = modules["asyncio"].current_task(loop)
     return None if task is None else (task, loop)

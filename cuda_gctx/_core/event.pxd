@@ -1,9 +1,10 @@
 from libc.stdint cimport uintptr_t
 
+from cuda_gctx._core.arguments cimport Options
 from cuda_gctx._core.cpp cimport ContextHandle, EventBox, EventHandle, Slot, StreamHandle
 
 
-cdef class EventOptions:
+cdef class EventOptions(Options):
     cdef readonly bint timing_enabled
     cdef readonly bint blocking_sync
 

@@ -3,10 +3,11 @@ from typing import Any
 
 from typing_extensions import Never, Self
 
+from cuda_gctx._core.arguments import Options
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 
-class EventOptions:
+class EventOptions(Options):
     """The options of an event. Immutable."""
 
     def __new__(cls, timing_enabled: bool = False, blocking_sync: bool = False) -> Self: ...

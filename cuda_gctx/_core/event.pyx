@@ -2,11 +2,13 @@
 
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core.arguments cimport as_bool, make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport Options, as_bool, make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     CU_EVENT_BLOCKING_SYNC,
     CU_EVENT_DEFAULT,
     CU_EVENT_DISABLE_TIMING,
+    Borrowed,
+    EventBox,
     create_event,
     create_event_for,
     elapsed_ms,
@@ -16,15 +18,18 @@ from cuda_gctx._core.cpp cimport (
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 
 from cuda_gctx._core.above import above
+from cuda_gctx._core.arguments import DataclassFields
 from cuda_gctx._core.polling import until_done
 
 
-cdef class EventOptions:
+cdef class EventOptions(Options):
     """The options of an event. Immutable.
 
     timing_enabled: whether the event records a timestamp, so that two events can be subtracted.
     blocking_sync: whether `sync` sleeps instead of spinning.
     """
+
+    __dataclass_fields__ = DataclassFields({"timing_enabled": False, "blocking_sync": False})
 
     def __cinit__(self, timing_enabled=False, blocking_sync=False):
         self.timing_enabled = as_bool("timing_enabled", timing_enabled)
@@ -98,7 +103,9 @@ cdef class Event:
     @property
     def handle(self):
         """The CUevent, as an int."""
-        return <uintptr_t>self._slot.live(b"event").get().handle()
+        cdef Borrowed[EventBox] box = self._slot.live(b"event")
+        box.get().expose()
+        return <uintptr_t>box.get().handle()
 
     @property
     def context(self):

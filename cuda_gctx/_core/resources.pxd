@@ -1,10 +1,11 @@
 from libcpp.vector cimport vector
 
+from cuda_gctx._core.arguments cimport Options
 from cuda_gctx._core.cpp cimport CUdevResource, ContextHandle, Runtime, SmResourcePtr
 from cuda_gctx._core.errors cimport GroupRequest
 
 
-cdef class SMResourceOptions:
+cdef class SMResourceOptions(Options):
     cdef readonly object count
     cdef readonly object coscheduled_sm_count
     cdef readonly object preferred_coscheduled_sm_count
@@ -23,7 +24,7 @@ cdef class SMResource:
     cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm)
 
 
-cdef class WorkqueueResourceOptions:
+cdef class WorkqueueResourceOptions(Options):
     cdef readonly object sharing_scope
     cdef readonly object concurrency_limit
 

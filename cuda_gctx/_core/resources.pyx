@@ -7,7 +7,7 @@ cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core.arguments cimport as_bool, as_int, as_options, make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport Options, as_bool, as_int, as_options, make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     CU_WORKQUEUE_SCOPE_DEVICE_CTX,
     CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
@@ -19,6 +19,7 @@ from cuda_gctx._core.cpp cimport (
 )
 
 from cuda_gctx._core.above import above
+from cuda_gctx._core.arguments import DataclassFields
 
 # Beyond any GPU, and within what the driver's fields hold.
 cdef object LARGEST_COUNT = 1_000_000
@@ -54,17 +55,11 @@ cdef object entry_of(field, position):
     return field[position] if isinstance(field, tuple) else field
 
 
-cdef tuple SM_FIELDS = (
-    "count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain"
-)
-
-
-cdef class SMResourceOptions:
+cdef class SMResourceOptions(Options):
     """The groups of a split. Only ``count`` sets their number; the other fields broadcast over it. Immutable.
 
     Equal by value. ``SMResourceOptions(8)`` and ``SMResourceOptions([8])`` request the same split and give a list of
-    one group each, but they are not equal, as in cuda.core: the fields differ. ``copy.replace`` (Python 3.13) and
-    `replace` make a copy with other fields.
+    one group each, but they are not equal, as in cuda.core: the fields differ.
 
     count: SMs of each group, rounded up to the grain of the device; None for all remaining ones, at most once.
     coscheduled_sm_count: the number of SMs that must be in one GPC, which is then the grain; 2 requests none.
@@ -72,6 +67,16 @@ cdef class SMResourceOptions:
     backfill: exactly `count` SMs (even), anywhere on the chip.
     locality_domain: the domain of the SMs (driver 13.4 and newer).
     """
+
+    __dataclass_fields__ = DataclassFields(
+        {
+            "count": None,
+            "coscheduled_sm_count": None,
+            "preferred_coscheduled_sm_count": None,
+            "backfill": False,
+            "locality_domain": None,
+        }
+    )
 
     def __cinit__(
         self,
@@ -122,16 +127,6 @@ cdef class SMResourceOptions:
                 request.locality_domain = <unsigned int>domain
             self._requests.push_back(request)
         return 0
-
-    def replace(self, **changes):
-        """A copy with other values for some fields.
-
-        changes: the new values, by the names of the fields.
-        """
-        return SMResourceOptions(**(dict(zip(SM_FIELDS, self._fields())) | changes))
-
-    def __replace__(self, **changes):
-        return self.replace(**changes)
 
     def _fields(self):
         return (
@@ -341,13 +336,15 @@ cdef dict NUMBER_OF_SCOPE = {
 cdef dict SCOPE_OF_NUMBER = {number: scope for scope, number in NUMBER_OF_SCOPE.items()}
 
 
-cdef class WorkqueueResourceOptions:
+cdef class WorkqueueResourceOptions(Options):
     """The options of the hardware queues of a context. Immutable.
 
     sharing_scope: a WorkqueueSharingScopeType or its string: 'device_ctx' (all contexts share all queues) or
     'green_ctx_balanced' (separate where possible).
     concurrency_limit: the number of streams that are expected to run at once.
     """
+
+    __dataclass_fields__ = DataclassFields({"sharing_scope": None, "concurrency_limit": None})
 
     def __cinit__(self, sharing_scope=None, concurrency_limit=None):
         if sharing_scope is not None:
@@ -361,17 +358,6 @@ cdef class WorkqueueResourceOptions:
             sharing_scope = WorkqueueSharingScopeType(sharing_scope)
         self.sharing_scope = sharing_scope
         self.concurrency_limit = checked_int("concurrency_limit", concurrency_limit, 1)
-
-    def replace(self, **changes):
-        """A copy with other values for some fields.
-
-        changes: the new values, by the names of the fields.
-        """
-        fields = {"sharing_scope": self.sharing_scope, "concurrency_limit": self.concurrency_limit}
-        return WorkqueueResourceOptions(**(fields | changes))
-
-    def __replace__(self, **changes):
-        return self.replace(**changes)
 
     def __reduce__(self):
         return WorkqueueResourceOptions, (self.sharing_scope, self.concurrency_limit)

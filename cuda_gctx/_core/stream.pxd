@@ -1,10 +1,11 @@
 from libc.stdint cimport uintptr_t
 
+from cuda_gctx._core.arguments cimport Options
 from cuda_gctx._core.cpp cimport ContextHandle, Slot, StreamBox, StreamHandle
 from cuda_gctx._core.resources cimport DeviceResources
 
 
-cdef class StreamOptions:
+cdef class StreamOptions(Options):
     cdef readonly bint nonblocking
     cdef readonly object priority
 

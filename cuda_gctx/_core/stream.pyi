@@ -4,6 +4,7 @@ from typing import Any, Literal, Protocol, type_check_only
 
 from typing_extensions import Self
 
+from cuda_gctx._core.arguments import Options
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event, EventOptions
@@ -14,7 +15,7 @@ from cuda_gctx._core.resources import DeviceResources
 class SupportsCudaStream(Protocol):
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
-class StreamOptions:
+class StreamOptions(Options):
     """The options of a stream. Immutable."""
 
     def __new__(cls, nonblocking: bool = True, priority: int | None = None) -> Self: ...

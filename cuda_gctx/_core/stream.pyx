@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport uintptr_t
 from libcpp.optional cimport optional
 
-from cuda_gctx._core.arguments cimport as_bool, as_handle, as_int, as_options, refuse_copy
+from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_int, as_options, refuse_copy
 from cuda_gctx._core.cpp cimport (
     Borrowed,
     CUstream,
@@ -25,14 +25,17 @@ from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, new_event_for
 
 from cuda_gctx._core.above import above
+from cuda_gctx._core.arguments import DataclassFields
 
 
-cdef class StreamOptions:
+cdef class StreamOptions(Options):
     """The options of a stream. Immutable.
 
     nonblocking: whether it does not wait for the legacy default stream; streams of green contexts never wait for it.
     priority: smaller numbers have a higher priority; None is the lowest priority.
     """
+
+    __dataclass_fields__ = DataclassFields({"nonblocking": True, "priority": None})
 
     def __cinit__(self, nonblocking=True, priority=None):
         if priority is not None:
@@ -162,7 +165,9 @@ cdef class Stream:
     @property
     def handle(self):
         """The CUstream, as an int."""
-        return <uintptr_t>self._slot.live(b"stream").get().handle()
+        cdef Borrowed[StreamBox] box = self._slot.live(b"stream")
+        box.get().expose()
+        return <uintptr_t>box.get().handle()
 
     @property
     def context(self):

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cuda_gctx import Device, SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx import (
+    ContextOptions,
+    Device,
+    EventOptions,
+    SMResourceOptions,
+    StreamOptions,
+    WorkqueueResourceOptions,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,3 +66,39 @@ def test_workqueues_take_a_dict_of_fields(sim: Callable[..., Any]) -> None:
     assert (queue.sharing_scope, queue.concurrency_limit) == ("green_ctx_balanced", 4)
     with pytest.raises(TypeError, match="dict of its fields"):
         queue.configure(4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "same"),
+    [
+        (StreamOptions(priority=-1), {"nonblocking": False}, {"nonblocking": False, "priority": -1}),
+        (EventOptions(timing_enabled=True), {"blocking_sync": True}, {"timing_enabled": True, "blocking_sync": True}),
+        (SMResourceOptions([8, 16]), {"backfill": True}, {"count": [8, 16], "backfill": True}),
+        (
+            WorkqueueResourceOptions(concurrency_limit=4),
+            {"sharing_scope": "device_ctx"},
+            {"sharing_scope": "device_ctx", "concurrency_limit": 4},
+        ),
+    ],
+)
+def test_the_functions_of_dataclasses_take_options(options: Any, change: dict[str, Any], same: dict[str, Any]) -> None:
+    assert dataclasses.is_dataclass(options)
+    fields = {field.name: field.default for field in dataclasses.fields(options)}
+    assert type(options)(**fields) == type(options)()
+    assert dataclasses.replace(options, **change) == options.replace(**change) == type(options)(**same)
+    assert type(options)(**dataclasses.asdict(options)) == options
+    if sys.version_info >= (3, 13):
+        assert copy.replace(options, **change) == options.replace(**change)
+
+
+def test_the_options_of_a_context_are_copied_with_other_fields(dev: Device) -> None:
+    (group,), _ = dev.resources.sm.split(16)
+    options = ContextOptions([group], name="decode")
+    assert dataclasses.replace(options, exclusive=True) == ContextOptions([group], exclusive=True, name="decode")
+    assert [field.name for field in dataclasses.fields(options)] == ["resources", "exclusive", "name"]
+    assert dataclasses.fields(options)[0].default is dataclasses.MISSING
+
+
+def test_options_import_dataclasses_only_for_its_functions() -> None:
+    code = "import sys; from cuda_gctx import StreamOptions; StreamOptions(); sys.exit('dataclasses' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

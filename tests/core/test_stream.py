@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, Device, EventOptions, Stream, StreamOptions
+from cuda_gctx import (
+    LEGACY_DEFAULT_STREAM,
+    PER_THREAD_DEFAULT_STREAM,
+    CapturingError,
+    Context,
+    DefaultStream,
+    Device,
+    EventOptions,
+    Stream,
+    StreamOptions,
+)
 
 from ..common import DRIVERS, green, on_another_thread, small_contexts, split
 from ..raw import Raw
@@ -335,3 +346,94 @@ def test_groups_of_different_sizes_give_streams_of_different_sizes(dev: Device) 
         stream.close()
     for ctx in contexts:
         ctx.close()
+
+
+# ---- the default streams by name
+
+
+@pytest.mark.parametrize(("default", "handle"), [(LEGACY_DEFAULT_STREAM, 1), (PER_THREAD_DEFAULT_STREAM, 2)])
+def test_a_named_default_stream_is_that_of_the_context_that_is_current(
+    dev: Device, default: DefaultStream, handle: int
+) -> None:
+    assert default.handle == handle
+    with pytest.raises(RuntimeError, match="nothing is current"):
+        default.sync()
+    with dev.context.current(), dev.create_stream() as stream:
+        assert default.here() == Stream.from_handle(handle)
+        assert default.context == dev.context
+        assert Stream(default) == dev.create_stream(default) == default.here()
+        stream.wait(default)
+        stream.wait(default.record())
+        default.sync()
+        assert default.is_done
+    assert pickle.loads(pickle.dumps(default)) is default
+    assert not hasattr(default, "no_such_attribute")
+
+
+# ---- what is asked of the driver
+
+
+def test_a_stream_that_nobody_else_knows_is_not_asked_whether_it_captures(sim: Callable[..., Any]) -> None:
+    machine = sim("h200", driver="13.0")
+    a, b = small_contexts(Device(0), 2)
+    with a, b, a.create_stream() as stream, b.create_stream() as other:
+        before = machine.calls("cuStreamIsCapturing")
+        event = stream.record()
+        other.wait(event)
+        stream.sync()
+        assert stream.is_done
+        a.record_event(event)
+        b.wait_event(event)
+        b.sync()
+        assert machine.calls("cuStreamIsCapturing") == before
+        assert stream.handle
+        stream.sync()
+        assert machine.calls("cuStreamIsCapturing") == before + 1
+        event.close()
+
+
+def knows_its_handle(stream: Stream, known: Stream) -> None:
+    assert stream.handle
+
+
+def waits_for_the_stream(stream: Stream, known: Stream) -> None:
+    stream.wait(known)
+
+
+def waits_for_an_event_that_is_known(stream: Stream, known: Stream) -> None:
+    with stream.context.create_event() as event:
+        Raw().call("cuEventRecord", ctypes.c_void_p(event.handle), ctypes.c_void_p(known.handle))
+        stream.wait(event)
+
+
+def captures(stream: Stream, known: Stream) -> None:
+    with stream.capture():
+        pass
+
+
+@pytest.mark.parametrize("meets", [knows_its_handle, waits_for_the_stream, waits_for_an_event_that_is_known, captures])
+def test_a_stream_that_may_be_in_a_capture_refuses_what_would_invalidate_it(
+    sim: Callable[..., Any], meets: Callable[[Stream, Stream], None]
+) -> None:
+    machine = sim("h200", driver="13.0")
+    raw = Raw()
+    graph = ctypes.c_void_p()
+    (ctx,) = small_contexts(Device(0), 1)
+    with ctx, ctx.create_stream() as stream, ctx.create_stream() as known:
+        handle = ctypes.c_void_p(known.handle)
+        if meets is captures:
+            captures(stream, known)
+            asked = machine.calls("cuStreamIsCapturing")
+            stream.sync()
+            assert machine.calls("cuStreamIsCapturing") == asked + 1
+            return
+        target = ctypes.c_void_p(stream.handle) if meets is knows_its_handle else handle
+        raw.call("cuStreamBeginCapture_v2", target, 1)
+        meets(stream, known)
+        for call in (stream.sync, lambda: stream.is_done, ctx.record_event, ctx.sync):
+            with pytest.raises(CapturingError):
+                call()
+        if meets is not knows_its_handle:
+            known.wait(stream)
+        raw.call("cuStreamEndCapture", target, ctypes.byref(graph))
+        raw.call("cuGraphDestroy", graph)

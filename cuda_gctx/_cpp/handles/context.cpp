@@ -346,16 +346,23 @@ void ContextBox::remove(StreamBox& stream) noexcept {
 }
 
 bool ContextBox::has_capture() {
-  demand_there();
-  const Driver& driver = runtime_.driver();
+  if (!may_capture()) [[likely]] {
+    return false;
+  }
+  bool is_first = true;
+  const auto captures = [&](CUstream stream) {
+    if (std::exchange(is_first, false)) {
+      demand_there();
+    }
+    return is_capturing(runtime_.driver(), stream);
+  };
   // Under the lock, because a stream takes itself off the list before it is destroyed.
   const std::lock_guard lock(streams_mutex_);
   for (const StreamBox* stream = first_stream_; stream != nullptr; stream = stream->next_of_context()) {
-    if (is_capturing(driver, stream->handle())) {
+    if (stream->may_capture() && captures(stream->handle())) {
       return true;
     }
   }
-  const auto captures = [&](CUstream stream) { return is_capturing(driver, stream); };
   return std::any_of(
              own_streams_.lent.begin(), own_streams_.lent.end(),
              [&](const auto& level) { return std::any_of(level.second.begin(), level.second.end(), captures); }) ||

@@ -100,6 +100,9 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   void add(StreamBox& stream) noexcept;
   void remove(StreamBox& stream) noexcept;
   bool has_capture();
+  // False as long as no stream of it can be part of a capture: see StreamBox::may_capture.
+  bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }
+  void expose_stream() noexcept { may_capture_.store(true, std::memory_order_relaxed); }
   void demand_no_capture(const char* what);
 
   // A framework has its handle, or that of one of its streams: from now on neither is destroyed before the driver is
@@ -147,6 +150,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   SmResourcePtr given_;  // what our own green contexts were made of
   std::optional<CUdevResource> given_workqueue_;
   std::atomic<bool> pinned_{false};
+  std::atomic<bool> may_capture_{false};
   std::mutex query_mutex_;
   SmResourcePtr queried_;
   std::mutex streams_mutex_;

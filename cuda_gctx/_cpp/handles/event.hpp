@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <utility>
 
 #include "handles/context.hpp"
@@ -21,10 +22,14 @@ class EventBox {
   const ContextHandle& context() const noexcept { return use_.context(); }
   void demand_live() const;  // of a driver that may be used
   CUevent handle() const noexcept { return handle_; }
+  // Whether a stream that waits for it may become part of a capture: see StreamBox::may_capture.
+  bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }
+  void expose() noexcept { may_capture_.store(true, std::memory_order_relaxed); }
 
  private:
   ContextUse use_;
   CUevent handle_ = nullptr;
+  std::atomic<bool> may_capture_{false};
 };
 
 EventHandle create_event(const ContextHandle& context, unsigned flags);

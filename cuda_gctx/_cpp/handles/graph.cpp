@@ -71,6 +71,7 @@ void begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode) {
   if (is_capturing(driver, stream->handle())) {
     fail(ErrorKind::capturing, "the stream is capturing a graph already: end that capture first");
   }
+  stream->expose();
   GCTX_CALL(driver, cuStreamBeginCapture, stream->handle(), mode);
 }
 

@@ -20,10 +20,11 @@ class StreamScope {
   // Calls that only enqueue work do not ask whether the context is there: the question takes as long as they do.
   enum class For { any, enqueueing };
   explicit StreamScope(const StreamBox& stream, For purpose = For::any) {
-    if (purpose == For::any) {
-      stream.context()->demand_there();
+    const ContextBox& context = *stream.context();
+    if (purpose == For::any && context.kind() != ContextKind::green) {
+      context.demand_there();
     } else {
-      stream.context()->runtime().demand_usable();
+      context.runtime().demand_usable();
     }
     if (stream.is_default()) {
       scope_.emplace(*stream.context());
@@ -46,7 +47,7 @@ std::uint64_t ask_id(const Driver& driver, CUstream handle) {
 
 // Inside a StreamScope.
 void demand_no_capture(const StreamHandle& stream, const char* what) {
-  if (is_capturing(driver_of(stream), stream->handle())) {
+  if (stream->may_capture() && is_capturing(driver_of(stream), stream->handle())) {
     fail(ErrorKind::capturing,
          std::string("the stream is capturing a graph, and ") + what + " would invalidate the capture: end it first");
   }
@@ -295,11 +296,17 @@ void synchronize_stream(const StreamHandle& stream) {
 
 void record_event(const StreamHandle& stream, const EventHandle& event) {
   const StreamScope scope(*stream, StreamScope::For::enqueueing);
+  if (stream->may_capture()) {
+    event->expose();
+  }
   GCTX_CALL(driver_of(stream), cuEventRecord, event->handle(), stream->handle());
 }
 
 void wait_event(const StreamHandle& stream, const EventHandle& event) {
   const StreamScope scope(*stream, StreamScope::For::enqueueing);
+  if (event->may_capture()) {
+    stream->expose();
+  }
   GCTX_CALL(driver_of(stream), cuStreamWaitEvent, stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
 }
 

@@ -19,7 +19,13 @@ class StreamBox : public Registered<CUstream, StreamBox> {
  public:
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
   StreamBox(ContextUse use, bool owned, std::optional<bool> nonblocking = std::nullopt) noexcept
-      : use_(std::move(use)), owned_(owned), nonblocking_(nonblocking) {}
+      : use_(std::move(use)),
+        owned_(owned),
+        nonblocking_(nonblocking) {
+    if (!owned) {
+      expose();
+    }
+  }
   ~StreamBox();
   StreamBox(const StreamBox&) = delete;
   StreamBox& operator=(const StreamBox&) = delete;
@@ -39,7 +45,19 @@ class StreamBox : public Registered<CUstream, StreamBox> {
   }
   // A framework has its handle: it is not destroyed before its context is. Whether that was known; who pins a stream
   // pins its context as well.
-  bool pin() noexcept { return pinned_.load(std::memory_order_relaxed) || pinned_.exchange(true); }
+  bool pin() noexcept {
+    expose();
+    return pinned_.load(std::memory_order_relaxed) || pinned_.exchange(true);
+  }
+  // Whether it can be part of a capture, so that the driver has to be asked: other code knows its handle, it captured
+  // here, or it has waited for an event that other code knows or that was recorded on such a stream.
+  bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }
+  void expose() noexcept {
+    if (!may_capture()) {
+      context()->expose_stream();
+      may_capture_.store(true, std::memory_order_relaxed);
+    }
+  }
   // The driver's number, asked once; 0 as long as it cannot be asked, because asking would invalidate a capture.
   std::uint64_t id();
 
@@ -54,6 +72,7 @@ class StreamBox : public Registered<CUstream, StreamBox> {
   bool owned_;
   std::optional<bool> nonblocking_;
   std::atomic<bool> pinned_{false};
+  std::atomic<bool> may_capture_{false};
   std::atomic<std::uint64_t> id_{0};
   StreamBox* next_ = nullptr;
   StreamBox* previous_ = nullptr;

@@ -3,6 +3,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <new>
+#include <string_view>
 #include <thread>
 
 #include "driver/process.hpp"
@@ -15,6 +18,43 @@
 
 using namespace gctx;
 using gctx::test::message_of;
+
+namespace {
+
+// Allocations of the calling thread that the core's own code makes: not those of the software driver.
+thread_local bool is_counting = false;
+thread_local int allocations = 0;
+
+void count_allocation(const void* caller) noexcept {
+  Dl_info found{};
+  if (std::exchange(is_counting, false)) {
+    if (dladdr(caller, &found) != 0 && std::string_view(found.dli_fname).find("libcuda_gctx.so") != std::string::npos) {
+      ++allocations;
+    }
+    is_counting = true;
+  }
+}
+
+template <typename Work>
+int allocations_of(Work&& work) {
+  allocations = 0;
+  is_counting = true;
+  work();
+  is_counting = false;
+  return allocations;
+}
+
+}  // namespace
+
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  count_allocation(__builtin_return_address(0));
+  if (void* memory = std::malloc(size)) {
+    return memory;
+  }
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -259,6 +299,7 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
   const auto begin =
       reinterpret_cast<CUresult (*)(CUstream, CUstreamCaptureMode)>(dlsym(library, "cuStreamBeginCapture_v2"));
   const auto end = reinterpret_cast<CUresult (*)(CUstream, CUgraph*)>(dlsym(library, "cuStreamEndCapture"));
+  stream->expose();
   CHECK(begin(stream->handle(), CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
   CHECK(!message_of<Error>([&] { record_context_event(context, event); }).empty());
   CHECK(!message_of<Error>([&] { wait_context_event(context, event); }).empty());
@@ -269,6 +310,21 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
   CUgraph graph = nullptr;
   CHECK(end(stream->handle(), &graph) == CUDA_SUCCESS);
   record_context_event(context, event);
+}
+
+void a_split_and_a_stream_allocate_little() {
+  Machine machine("sim:h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const auto whole = runtime.device_sm(0);
+  const auto requests = groups_of({8, 16, 24});
+  SplitResult split = split_resource(runtime, whole, requests, false);
+  const int of_split = allocations_of([&] { split = split_resource(runtime, whole, requests, false); });
+  auto context = green_context(runtime, split.groups[0]);
+  auto stream = create_stream(context, std::nullopt, true);
+  const int of_stream = allocations_of([&] { stream = create_stream(context, std::nullopt, true); });
+  std::printf("allocations: %d of a split of three, %d of a stream\n", of_split, of_stream);
+  CHECK(of_split > 0 && of_split <= 7);
+  CHECK(of_stream == 1);  // its box; the entry in the registry is part of it
 }
 
 void exclusive_contexts_do_not_share() {
@@ -321,6 +377,7 @@ int main() {
   two_tasks_of_a_thread_cannot_have_a_block_each();
   objects_of_a_driver_that_is_set_aside_wait();
   contexts_are_not_made_and_not_waited_for_during_a_capture();
+  a_split_and_a_stream_allocate_little();
   exclusive_contexts_do_not_share();
   objects_of_a_closed_driver_do_nothing();
   a_forked_child_is_told();
