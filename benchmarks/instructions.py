@@ -44,11 +44,13 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
     """The calls, each with nothing to look up but what it is about."""
     whole = dev.resources.sm
     one, three = SMResourceOptions([8]), SMResourceOptions([8, 16, 24])
-    groups, _ = whole.split(SMResourceOptions([16, 16]))
-    a, b = (dev.create_context(ContextOptions([group])) for group in groups)
+    groups, _ = whole.split(SMResourceOptions([16, 16, 8]))
+    a, b, c = (dev.create_context(ContextOptions([group])) for group in groups)
     stream, other, event = a.create_stream(), b.create_stream(), a.create_event()
     stream.record(event)
-    same = Stream.from_handle(stream.handle)
+    # Other code knows the handle of this one, and could make it capture.
+    known, known_event = c.create_stream(), c.create_event()
+    same = Stream.from_handle(known.handle)
     layout, positions, value = {"decode": 16, "prefill": 104}, (16, 104), Layout(decode=16, prefill=104)
     parts = pool.get(layout)
     pool.get(positions)
@@ -73,6 +75,10 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
         a.record_event(event)
         b.wait_event(event)
 
+    def record_wait_of_known_contexts() -> None:
+        c.record_event(known_event)
+        c.wait_event(known_event)
+
     return {
         "an empty function": lambda: None,
         "whole.split(8)": lambda: whole.split(one),
@@ -85,8 +91,9 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
         "with ctx.current()": push_pop,
         "stream.record, stream.wait": record_wait,
         "ctx.record_event, ctx.wait_event": record_wait_of_contexts,
-        "stream.handle": lambda: stream.handle,
-        "stream.__cuda_stream__()": lambda: stream.__cuda_stream__(),
+        "the same, a handle is known": record_wait_of_known_contexts,
+        "stream.handle": lambda: known.handle,
+        "stream.__cuda_stream__()": lambda: known.__cuda_stream__(),
         "pool.get(dict)": lambda: pool.get(layout),
         "pool.get(name=...)": lambda: pool.get(decode=16, prefill=104),
         "pool.get((16, 104))": lambda: pool.get(positions),
@@ -96,13 +103,14 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
         "parts.decode": lambda: parts.decode,
         "part.stream": lambda: part.stream,
         "stream.is_done": lambda: stream.is_done,
-        "Stream.from_handle": lambda: Stream.from_handle(stream.handle),
-        "stream == stream": lambda: stream == same,
+        "Stream.from_handle": lambda: Stream.from_handle(known.handle),
+        "stream == stream": lambda: known == same,
         "Device(0)": lambda: Device(0),
         "Device(0).resources.sm": lambda: Device(0).resources.sm,
         "ctx.is_current": lambda: a.is_current,
         "dev.set_current(ctx)": lambda: dev.set_current(a),
         "stream.sync()": lambda: stream.sync(),
+        "stream.sync(), its handle is known": lambda: known.sync(),
         "stream.wait(stream)": lambda: other.wait(stream),
         "policy.choose(limit, batch=, context=)": lambda: policy.choose(0.025, batch=20, context=5000),
         "policy.choose(limit, plan, batch=, context=)": lambda: policy.choose(0.025, used, batch=20, context=5000),

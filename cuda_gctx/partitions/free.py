@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import CUDAError, ResourceOverlapError, SplitError
 from cuda_gctx._core.loan import are_free, sm_identity, together
 from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
@@ -27,6 +28,7 @@ MOST_TRIES = 1000
 
 # Drivers that refuse a context out of units and the rest together: their alignments differ.
 _keeps_rest_apart: set[int] = set()
+before_driver_closes(_keeps_rest_apart.discard)
 
 
 def _split_into_units(whole: SMResource) -> list[SMResource]:

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <filesystem>
+
 namespace gctx {
 namespace {
 
@@ -12,7 +14,7 @@ std::string beside_this_library(std::string_view relative) {
   std::string path = info.dli_fname != nullptr ? info.dli_fname : "";
   const auto slash = path.rfind('/');
   path.erase(slash == std::string::npos ? 0 : slash + 1);
-  return path.append(relative);
+  return std::filesystem::path(path.append(relative)).lexically_normal().string();
 }
 
 }  // namespace

@@ -84,12 +84,16 @@ bool ContextBox::keep_pinned() noexcept {
 void ContextBox::take_over(ContextBox& other) noexcept {
   take(other.handle_, other.green_handle_, std::move(other.green_), other.given_workqueue_);
   id_ = other.id_;
+  if (other.may_capture()) {
+    expose_stream();
+  }
   OwnStreams kept = other.take_own_streams();
   const std::lock_guard lock(streams_mutex_);
   own_streams_ = std::move(kept);
 }
 
 bool ContextBox::pin() {
+  expose_stream();
   if (is_pinned() || pinned_.exchange(true) || kind_ != ContextKind::green) {
     return false;
   }

@@ -19,9 +19,7 @@ class StreamBox : public Registered<CUstream, StreamBox> {
  public:
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
   StreamBox(ContextUse use, bool owned, std::optional<bool> nonblocking = std::nullopt) noexcept
-      : use_(std::move(use)),
-        owned_(owned),
-        nonblocking_(nonblocking) {
+      : use_(std::move(use)), owned_(owned), nonblocking_(nonblocking) {
     if (!owned) {
       expose();
     }
