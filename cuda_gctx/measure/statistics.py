@@ -25,6 +25,7 @@ __all__ = [
     "quantile",
     "ratio_of",
     "ratio_of_rounds",
+    "student",
     "summary",
 ]
 

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Sequence
+
 import pytest
 
-from cuda_gctx.measure.statistics import Latency, Spread, median, quantile, ratio_of_rounds, summary
+from cuda_gctx.measure.statistics import (
+    Estimate,
+    Latency,
+    Luck,
+    Spread,
+    median,
+    quantile,
+    ratio_of_rounds,
+    student,
+    summary,
+)
 
 from ..common import run_python
 
@@ -42,3 +56,44 @@ def test_ratios_are_of_samples_of_the_same_round() -> None:
 def test_importing_them_does_not_load_numpy() -> None:
     done = run_python("import sys, cuda_gctx.measure.statistics; print('numpy' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("chance", "freedom", "expected"),
+    [(0.01, 1, 31.82), (0.01, 2, 6.965), (0.01, 3, 4.541), (0.001, 4, 7.173), (0.00143, 7, 4.5), (0.01, 30, 2.457)],
+)
+def test_quantiles_of_student_are_those_of_the_tables(chance: float, freedom: int, expected: float) -> None:
+    assert student(chance, freedom) == pytest.approx(expected, rel=0.05)
+
+
+def openings(levels: Sequence[float], noise: float, numbers: random.Random) -> list[dict[int, float]]:
+    """Samples of a thing by round, for openings that take part by turns."""
+    found: list[dict[int, float]] = [{} for _ in levels]
+    for number in range(60):
+        turn = number % len(levels)
+        found[turn][number] = levels[turn] * math.exp(numbers.gauss(0, noise))
+    return found
+
+
+def test_luck_is_what_openings_differ_by_and_not_noise() -> None:
+    numbers = random.Random(5)
+    same = Luck.of([openings([1.0, 1.0], 0.03, numbers) for _ in range(5)])
+    assert same.between() < 0.01
+    lucky = Luck.of([openings([1.0 + d, 1.0 - d], 0.003, numbers) for d in (0.02, -0.01, 0.03, -0.02, 0.015)])
+    assert 0.03 < lucky.between() < 0.3
+    assert Luck.of([openings([1.0, 1.2], 0.003, numbers)]).between() == 0  # nothing to compare with
+    assert Luck().between() == 0
+
+
+def test_a_thing_whose_openings_differ_more_than_others_does_not_widen_the_others() -> None:
+    numbers = random.Random(6)
+    steady = [openings([1.0, 1.0001], 0.001, numbers) for _ in range(5)]
+    luck = Luck.of([*steady, openings([0.8, 1.2], 0.001, numbers)])
+    assert luck.between(0, 1) < 0.01
+    assert luck.between(0, 5) > 0.5
+
+
+def test_an_estimate_has_the_interval_of_its_median() -> None:
+    found = Estimate.of([float(value) for value in range(1, 16)])
+    assert (found.median, found.samples) == (8.0, 15)
+    assert 1.0 < found.low < 8.0 < found.high < 15.0
