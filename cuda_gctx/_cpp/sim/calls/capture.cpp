@@ -1,7 +1,7 @@
 // Stream capture: from begin to end, and what disturbs it.
 #include <algorithm>
 
-#include "sim/calls/entry.hpp"
+#include "sim/calls/graphs.hpp"
 
 namespace gctx::sim {
 
@@ -47,10 +47,13 @@ CUresult tell_capture(const Stream& stream, const CaptureInfoOut& out) {
   if (out.id != nullptr) *out.id = capture->id();
   if (out.graph != nullptr) *out.graph = as_handle<CUgraph>(capture->graph());
   dependencies.clear();
-  for (const GraphNode* node : stream.capture_tail) dependencies.push_back(as_handle<CUgraphNode>(*node));
+  edges.clear();
+  for (const Edge& edge : stream.capture_tail) {
+    dependencies.push_back(as_handle<CUgraphNode>(*edge.from));
+    edges.push_back(edge.data);
+  }
   if (out.dependencies != nullptr) *out.dependencies = dependencies.data();
-  // Recorded: one datum for each dependency, all zero.
-  edges.assign(dependencies.size(), CUgraphEdgeData{});
+  // Recorded: one datum for each dependency.
   if (out.edges != nullptr) *out.edges = edges.data();
   if (out.count != nullptr) *out.count = dependencies.size();
   return CUDA_SUCCESS;
@@ -65,18 +68,57 @@ CUresult capture_info(CUstream handle, const CaptureInfoOut& out) {
   });
 }
 
-// Every node must be reachable from where the origin stream ends: other streams have to be joined.
+// Every node that was captured must be reachable from where the origin stream ends: other streams have to be joined.
 bool is_joined(const Capture& capture) {
   std::set<const GraphNode*> reached;
-  std::vector<const GraphNode*> open(capture.origin().capture_tail.begin(), capture.origin().capture_tail.end());
+  std::vector<Edge> open = capture.origin().capture_tail;
   while (!open.empty()) {
-    const GraphNode* node = open.back();
+    const GraphNode* node = open.back().from;
     open.pop_back();
     if (!reached.insert(node).second) continue;
     open.insert(open.end(), node->after.begin(), node->after.end());
   }
-  return std::all_of(capture.graph().nodes.begin(), capture.graph().nodes.end(),
-                     [&](const GraphNode* node) { return reached.contains(node); });
+  return std::all_of(capture.graph().nodes.begin(), capture.graph().nodes.end(), [&](const GraphNode* node) {
+    return node->capture != capture.id() || reached.contains(node);
+  });
+}
+
+CUresult begin(Call& c, CUstream handle, CUstreamCaptureMode mode, Graph* given, std::vector<Edge> tail) {
+  CUresult result = CUDA_SUCCESS;
+  Stream* stream = find_stream(c, handle, result);
+  if (stream == nullptr) return result;
+  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+  if (stream == stream->context->default_stream.get()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+  const auto into = given != nullptr ? Capture::Into::given_graph : Capture::Into::own_graph;
+  Graph& graph = given != nullptr ? *given : add_graph(c.machine);
+  if (given == nullptr) graph.hidden = true;  // until the capture ends and hands it out
+  Capture::join(std::make_shared<Capture>(graph, into, *stream, mode, c.thread.serial), *stream);
+  stream->capture_tail = std::move(tail);
+  return CUDA_SUCCESS;
+}
+
+CUresult update_dependencies(Call& c, CUstream handle, const CUgraphNode* nodes, const CUgraphEdgeData* data,
+                             std::size_t count, unsigned flags) {
+  CUresult result = CUDA_SUCCESS;
+  Stream* stream = find_stream(c, handle, result);
+  if (stream == nullptr) return result;
+  if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+  if (!stream->capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<Edge> edges;
+  result = read_edges(c, stream->capture->graph(), nodes, data, count, edges);
+  if (result != CUDA_SUCCESS) return result;
+  std::vector<Edge>& tail = stream->capture_tail;
+  if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
+    // What is taken away need not be joined.
+    for (const Edge& edge : tail) edge.from->capture = 0;
+    tail.clear();
+  }
+  for (const Edge& edge : edges) {
+    if (std::find(tail.begin(), tail.end(), edge) == tail.end()) tail.push_back(edge);
+  }
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -87,20 +129,33 @@ using namespace gctx::sim;
 extern "C" {
 
 CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
-  return call<Fn::cuStreamBeginCapture_v2>([&](Call& c) {
+  return call<Fn::cuStreamBeginCapture_v2>([&](Call& c) { return begin(c, handle, mode, nullptr, {}); });
+}
+
+CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode* nodes,
+                                             const CUgraphEdgeData* data, std::size_t count,
+                                             CUstreamCaptureMode mode) {
+  return call<Fn::cuStreamBeginCaptureToGraph>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    Stream* stream = find_stream(c, handle, result);
-    if (stream == nullptr) return result;
-    if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
-    if (stream == stream->context->default_stream.get()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
-    auto graph = std::make_unique<Graph>();
-    c.machine.made(*graph);
-    graph->hidden = true;  // until the capture ends and hands it out
-    Graph& kept = c.machine.graphs.add(std::move(graph));
-    Capture::join(std::make_shared<Capture>(kept, *stream, mode, c.thread.serial), *stream);
-    return CUDA_SUCCESS;
+    Graph* graph = find_graph(c, graph_handle, result);
+    if (graph == nullptr) return result;
+    if (graph->capturing) return CUDA_ERROR_ILLEGAL_STATE;
+    std::vector<Edge> tail;
+    result = read_edges(c, *graph, nodes, data, count, tail);
+    return result == CUDA_SUCCESS ? begin(c, handle, mode, graph, std::move(tail)) : result;
   });
+}
+
+CUresult CUDAAPI cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode* nodes, std::size_t count,
+                                                   unsigned flags) {
+  return call<Fn::cuStreamUpdateCaptureDependencies>(
+      [&](Call& c) { return update_dependencies(c, handle, nodes, nullptr, count, flags); });
+}
+
+CUresult CUDAAPI cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode* nodes, const CUgraphEdgeData* data,
+                                                      std::size_t count, unsigned flags) {
+  return call<Fn::cuStreamUpdateCaptureDependencies_v2>(
+      [&](Call& c) { return update_dependencies(c, handle, nodes, data, count, flags); });
 }
 
 CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* out) {

@@ -48,9 +48,9 @@ CUresult wait(Call& c, Stream& stream, Event& event) {
       return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
     Capture::join(event.capture, stream);
-    for (GraphNode* node : event.captured) {
+    for (const Edge& edge : event.captured) {
       auto& tail = stream.capture_tail;
-      if (std::find(tail.begin(), tail.end(), node) == tail.end()) tail.push_back(node);
+      if (std::find(tail.begin(), tail.end(), edge) == tail.end()) tail.push_back(edge);
     }
     return CUDA_SUCCESS;
   }

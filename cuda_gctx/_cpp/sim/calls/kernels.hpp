@@ -14,6 +14,9 @@ std::shared_ptr<KernelCode> find_code(Call& call, CUfunction handle, CUresult& r
 int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_attribute which);
 // What a block of it takes of an SM.
 BlockNeeds needs_of(const Machine& machine, const KernelCode& code, unsigned threads, std::size_t dynamic_shared_bytes);
+// Completes a plan that has its shape: the code, what the hardware and the context allow, and the arguments.
+CUresult plan_launch(Call& call, const Context& context, CUfunction function, LaunchPlan& plan, void** arguments,
+                     void** extra);
 Function& function_of(Machine& machine, Module& module, const std::shared_ptr<KernelCode>& code);
 
 }  // namespace gctx::sim

@@ -89,13 +89,9 @@ CUresult launch(Call& c, CUfunction handle, CUstream where, LaunchPlan plan, voi
   CUresult result = CUDA_SUCCESS;
   Stream* stream = find_stream(c, where, result);
   if (stream == nullptr) return result;
-  plan.code = find_code(c, handle, result);
-  if (!plan.code) return result;
-  plan.function = handle;
-  plan.priority = std::min(plan.priority, stream->priority);
-  result = check(c.machine, *stream->context, plan);
-  if (result == CUDA_SUCCESS) result = copy_arguments(c, plan, arguments, extra);
+  result = plan_launch(c, *stream->context, handle, plan, arguments, extra);
   if (result != CUDA_SUCCESS) return result;
+  plan.priority = std::min(plan.priority, stream->priority);
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_KERNEL;
   node.launch = std::move(plan);
@@ -191,6 +187,17 @@ CUresult potential_block_size(Call& c, int* min_grid, int* block, CUfunction han
 }
 
 }  // namespace
+
+CUresult plan_launch(Call& c, const Context& context, CUfunction function, LaunchPlan& plan, void** arguments,
+                     void** extra) {
+  CUresult result = CUDA_SUCCESS;
+  plan.code = find_code(c, function, result);
+  if (!plan.code) return result;
+  plan.function = function;
+  result = check(c.machine, context, plan);
+  return result == CUDA_SUCCESS ? copy_arguments(c, plan, arguments, extra) : result;
+}
+
 }  // namespace gctx::sim
 
 using namespace gctx::sim;

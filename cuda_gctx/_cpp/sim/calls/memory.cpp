@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "sim/calls/entry.hpp"
+#include "sim/calls/graphs.hpp"
 #include "sim/machine/costs.hpp"
 
 namespace gctx::sim {
@@ -75,10 +75,16 @@ CUresult allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdevic
   return give(out, static_cast<CUdeviceptr>(address));
 }
 
+bool may_be_freed(const Allocation& allocation) {
+  // Memory of a graph: only while it is in use, and only what the graph does not free itself.
+  return !allocation.freeing && allocation.live && !allocation.freed_in_graph;
+}
+
 void release(Machine& machine, std::uint64_t address) {
   const auto found = machine.allocations.find(address);
   if (found == machine.allocations.end()) return;
-  const Allocation& allocation = found->second;
+  Allocation& allocation = found->second;
+  if (allocation.graphs > 0) return free_graph_memory(machine, allocation);
   if (allocation.type == CU_MEMORYTYPE_DEVICE) {
     machine.devices[static_cast<std::size_t>(allocation.device)].allocated -= allocation.size;
   }
@@ -108,7 +114,8 @@ CUresult with_device(Body&& body) noexcept {
 CUresult free_address(Call& c, std::uint64_t address, CUmemorytype type) {
   if (address == 0) return CUDA_SUCCESS;
   const auto found = c.machine.allocations.find(address);
-  if (found == c.machine.allocations.end() || found->second.type != type || found->second.registered) {
+  if (found == c.machine.allocations.end() || found->second.type != type || found->second.registered ||
+      !may_be_freed(found->second)) {
     const bool again = c.machine.freed.contains(address);
     c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no memory that can be freed so");
     return CUDA_ERROR_INVALID_VALUE;

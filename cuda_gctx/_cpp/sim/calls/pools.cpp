@@ -1,5 +1,5 @@
 // Memory pools, and allocation and release in stream order.
-#include "sim/calls/entry.hpp"
+#include "sim/calls/graphs.hpp"
 
 namespace gctx::sim {
 
@@ -24,9 +24,34 @@ Pool* find_pool(Call& c, CUmemoryPool handle, CUresult& result) {
   return nullptr;
 }
 
+// A node that allocates memory of the graph, whichever pool is named.
+CUresult capture_allocation(Call& c, Stream& stream, std::size_t size, int device, CUdeviceptr* out) {
+  if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  AllocNode made;
+  made.parameters.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  made.parameters.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  made.parameters.bytesize = size;
+  if (const CUresult result = make_graph_memory(c, made); result != CUDA_SUCCESS) return result;
+  *out = made.parameters.dptr;
+  GraphNode node;
+  node.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  node.parameters = std::move(made);
+  return enqueue(c, stream, std::move(node));
+}
+
+CUresult capture_free(Call& c, Stream& stream, CUdeviceptr address) {
+  if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  CUgraphNodeParams parameters{};
+  parameters.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+  parameters.free.dptr = address;
+  GraphNode node;
+  const CUresult result = plan_node(c, stream.capture->graph(), parameters, node);
+  return result == CUDA_SUCCESS ? enqueue(c, stream, std::move(node)) : result;
+}
+
 CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdeviceptr* out) {
-  // Allocations inside graphs are not modelled.
-  if (stream.capture) return CUDA_ERROR_NOT_SUPPORTED;
+  if (stream.capture) return capture_allocation(c, stream, size, pool.device, out);
   // Recorded: an allocation of 0 bytes succeeds here, without an address.
   if (size == 0) return give(out, CUdeviceptr{0});
   Device& device = c.machine.devices[static_cast<std::size_t>(pool.device)];
@@ -166,10 +191,11 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     CUresult result = CUDA_SUCCESS;
     Stream* stream = find_stream(c, handle, result);
     if (stream == nullptr) return result;
-    if (stream->capture) return CUDA_ERROR_NOT_SUPPORTED;
     if (address == 0) return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
+    if (stream->capture) return capture_free(c, *stream, address);
     const auto found = c.machine.allocations.find(address);
-    if (found == c.machine.allocations.end() || found->second.type != CU_MEMORYTYPE_DEVICE || found->second.freeing) {
+    if (found == c.machine.allocations.end() || found->second.type != CU_MEMORYTYPE_DEVICE ||
+        !may_be_freed(found->second)) {
       const bool again = c.machine.freed.contains(address) || found != c.machine.allocations.end();
       c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no device memory that can be freed");
       return CUDA_ERROR_INVALID_VALUE;

@@ -70,15 +70,11 @@ WorkPtr submit(Call& c, Stream& stream, const GraphNode& node) {
 CUresult enqueue(Call& c, Stream& stream, GraphNode node) {
   if (stream.capture) {
     if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    auto added = std::make_unique<GraphNode>(std::move(node));
-    c.machine.made(*added);
-    added->hidden = true;
-    added->context_handle = stream.context->handle;
-    added->context_id = stream.context->id;
-    added->after = stream.capture_tail;
-    GraphNode& kept = c.machine.graph_nodes.add(std::move(added));
-    stream.capture->graph().nodes.push_back(&kept);
-    stream.capture_tail = {&kept};
+    node.context_handle = stream.context->handle;
+    node.context_id = stream.context->id;
+    node.after = stream.capture_tail;
+    node.capture = stream.capture->id();
+    stream.capture_tail = {{&add_node(c.machine, stream.capture->graph(), std::move(node)), {}}};
     return CUDA_SUCCESS;
   }
   submit(c, stream, node);

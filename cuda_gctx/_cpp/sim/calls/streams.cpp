@@ -32,6 +32,11 @@ CUresult launch_host_function(CUstream handle, CUhostFn function, void* user, un
     GraphNode node;
     node.type = CU_GRAPH_NODE_TYPE_HOST;
     node.host = [function, user] { function(user); };
+    CUDA_HOST_NODE_PARAMS_v2 parameters{};
+    parameters.fn = function;
+    parameters.userData = user;
+    parameters.syncMode = mode;
+    node.parameters = parameters;
     return enqueue(c, stream, std::move(node));
   });
 }

@@ -11,8 +11,10 @@ void release(Stream& stream) {
 
 }  // namespace
 
-Capture::Capture(Graph& graph, Stream& origin, CUstreamCaptureMode mode, std::uint64_t thread)
-    : id_(next_id()), graph_(&graph), origin_(&origin), mode_(mode), thread_(thread) {}
+Capture::Capture(Graph& graph, Into into, Stream& origin, CUstreamCaptureMode mode, std::uint64_t thread)
+    : id_(next_id()), graph_(&graph), into_(into), origin_(&origin), mode_(mode), thread_(thread) {
+  graph.capturing = true;
+}
 
 void Capture::invalidate() noexcept {
   if (state_ == State::active) state_ = State::invalidated;
@@ -41,11 +43,14 @@ Graph* Capture::end(Machine& machine, bool keep_graph) {
   for (Stream* stream : std::exchange(streams_, {})) release(*stream);
   origin_ = nullptr;
   Graph* graph = std::exchange(graph_, nullptr);
+  graph->capturing = false;
+  // A graph of the program keeps what was captured into it.
+  if (into_ == Into::given_graph) return keep_graph ? graph : nullptr;
   if (keep_graph) {
     graph->hidden = false;
     return graph;
   }
-  machine.drop(*graph);
+  drop(machine, *graph);
   return nullptr;
 }
 

@@ -21,7 +21,13 @@ enum class Kind : std::uint8_t {
   graph,
   graph_node,
   graph_exec,
-  pool
+  pool,
+  condition,
+  user_object,
+  array,
+  mipmapped_array,
+  texture,
+  surface
 };
 
 // What every object that has a handle knows of its making.
@@ -37,8 +43,8 @@ template <class T>
 class HandleTable {
  public:
   HandleTable(Kind kind, unsigned epoch)
-      : base_((std::uint64_t{1} << 46) | (static_cast<std::uint64_t>(kind) << 42) |
-              (static_cast<std::uint64_t>(epoch & 0x7fff) << 27)) {}
+      : base_((std::uint64_t{1} << 46) | (static_cast<std::uint64_t>(kind) << 41) |
+              (static_cast<std::uint64_t>(epoch & 0x3fff) << 27)) {}
 
   T& add(std::unique_ptr<T> object) {
     std::size_t slot = slots_.size();

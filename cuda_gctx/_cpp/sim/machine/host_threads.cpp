@@ -125,6 +125,15 @@ void HostThreads::post(const WorkPtr& work) {
   state_->changed.notify_all();
 }
 
+void HostThreads::run(std::function<void()> function) {
+  auto work = std::make_shared<Work>();
+  work->host = std::move(function);
+  const std::scoped_lock lock(state_->mutex);
+  state_->due.push_back(std::move(work));
+  keep_one_waiting(state_);
+  state_->changed.notify_all();
+}
+
 void HostThreads::abandon() {
   // Never destroyed: its mutex may have been locked by a thread that is not here.
   std::make_unique<std::shared_ptr<State>>(state_).release();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 
 namespace gctx::sim {
@@ -28,6 +29,8 @@ class HostThreads {
   void expect();
   // It is due.
   void post(const WorkPtr& work);
+  // Calls a function that no work waits for.
+  void run(std::function<void()> function);
   // In a forked child, whose threads are gone.
   void abandon();
 

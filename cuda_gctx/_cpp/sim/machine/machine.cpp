@@ -119,7 +119,13 @@ Machine::Machine(const Spec& wanted, unsigned number)
       graphs(Kind::graph, number),
       graph_nodes(Kind::graph_node, number),
       graph_execs(Kind::graph_exec, number),
-      pools(Kind::pool, number) {
+      conditions(Kind::condition, number),
+      user_objects(Kind::user_object, number),
+      pools(Kind::pool, number),
+      arrays(Kind::array, number),
+      mipmapped_arrays(Kind::mipmapped_array, number),
+      textures(Kind::texture, number),
+      surfaces(Kind::surface, number) {
   const Profile* profile = find_profile(spec.profile);
   if (profile == nullptr) throw std::invalid_argument("unknown profile");
   chip = chip_of(*profile);
@@ -149,11 +155,6 @@ ThreadState& Machine::thread() {
     state->serial = name.serial;
   }
   return *state;
-}
-
-void Machine::drop(Graph& graph) {
-  for (GraphNode* node : graph.nodes) graph_nodes.remove(*node);
-  graphs.remove(graph);
 }
 
 void Machine::forget(const ThreadName& name) {

@@ -1,6 +1,7 @@
 // A simulated machine: its devices, the objects that a program made on it, and what is remembered about them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "sim/chip/chip.hpp"
 #include "sim/machine/clock.hpp"
 #include "sim/machine/faults.hpp"
+#include "sim/machine/graph.hpp"
 #include "sim/machine/handles.hpp"
 #include "sim/machine/host_threads.hpp"
 #include "sim/machine/ledger.hpp"
@@ -31,8 +33,6 @@ struct Traits {
 };
 
 struct Context;
-class Capture;
-struct GraphNode;
 
 struct Stream : Object {
   Context* context = nullptr;  // null once the context is destroyed
@@ -43,7 +43,7 @@ struct Stream : Object {
   Connection* connection = nullptr;
   WorkPtr last;
   std::shared_ptr<Capture> capture;
-  std::vector<GraphNode*> capture_tail;
+  std::vector<Edge> capture_tail;
 };
 
 struct Event : Object {
@@ -54,7 +54,7 @@ struct Event : Object {
   unsigned flags = 0;
   WorkPtr record;  // null until recorded
   std::shared_ptr<Capture> capture;
-  std::vector<GraphNode*> captured;
+  std::vector<Edge> captured;
 };
 
 enum class ContextKind { primary, created, green };
@@ -136,12 +136,44 @@ class Storage {
   std::size_t mapped_ = 0;  // 0: from the allocator
 };
 
+// Pixels of one, two or three dimensions. Their rows stand one behind the other.
+struct Array : Object {
+  CUDA_ARRAY3D_DESCRIPTOR descriptor{};
+  std::size_t element_bytes = 0;
+  int device = 0;
+  std::shared_ptr<Storage> storage;  // copies that are under way keep it
+
+  std::size_t row_bytes() const noexcept { return descriptor.Width * element_bytes; }
+  std::size_t rows() const noexcept { return std::max<std::size_t>(descriptor.Height, 1); }
+  std::size_t slices() const noexcept { return std::max<std::size_t>(descriptor.Depth, 1); }
+};
+
+struct MipmappedArray : Object {
+  CUDA_ARRAY3D_DESCRIPTOR descriptor{};
+  std::vector<Array*> levels;
+};
+
+struct Texture : Object {
+  CUDA_RESOURCE_DESC resource{};
+  CUDA_TEXTURE_DESC texture{};
+  CUDA_RESOURCE_VIEW_DESC view{};
+  bool has_view = false;
+};
+
+struct Surface : Object {
+  CUDA_RESOURCE_DESC resource{};
+};
+
 struct Allocation : Object {
   std::size_t size = 0;
   int device = 0;
   CUmemorytype type = CU_MEMORYTYPE_DEVICE;
   bool registered = false;  // the caller's own memory
   bool freeing = false;     // a stream-ordered free is under way
+  bool managed = false;
+  bool live = true;         // false between the launches of the graph that allocates it
+  bool freed_in_graph = false;  // by a node of the graph that allocates it
+  int graphs = 0;               // that allocate it, executable ones included
   unsigned flags = 0;
   Pool* pool = nullptr;
   std::uint64_t context_id = 0;
@@ -189,79 +221,13 @@ struct Kernel : Object {
   std::shared_ptr<KernelCode> code;
 };
 
-struct LaunchPlan {
-  std::shared_ptr<KernelCode> code;
-  CUfunction function = nullptr;
-  std::array<unsigned, 3> grid{};
-  std::array<unsigned, 3> threads{};
-  unsigned shared_bytes = 0;
-  bool cooperative = false;
-  std::array<unsigned, 3> clusters{1, 1, 1};  // blocks of a cluster in each direction
-  unsigned cluster = 1;                       // and together
-  int priority = 0;
-  std::vector<std::vector<unsigned char>> arguments;
-};
-
-// One step of a graph: what it does, and the context of the stream that it was captured on.
-struct GraphNode : Object {
-  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  std::uint64_t context_handle = 0;
-  std::uint64_t context_id = 0;
-  LaunchPlan launch;
-  std::vector<void*> argument_pointers;  // for cuGraphKernelNodeGetParams
-  std::function<void()> effect;
-  std::function<void()> host;
-  std::uint64_t duration = 0;
-  Engine engine = Engine::none;
-  double bytes = 0;
-  std::vector<GraphNode*> after;
-};
-
-struct Graph : Object {
-  std::vector<GraphNode*> nodes;
-};
-
-struct GraphExec : Object {
-  std::vector<GraphNode> nodes;  // copies, in an order in which each stands behind what it waits for
-  std::vector<std::vector<std::size_t>> after;
-  std::uint64_t flags = 0;
-  WorkPtr last;
-};
-
-// A capture from its begin to its end. Events that were recorded in it may outlive it: they find it over, and what it
-// pointed to is then not there any more.
-class Capture {
- public:
-  enum class State { active, invalidated, over };
-
-  Capture(Graph& graph, Stream& origin, CUstreamCaptureMode mode, std::uint64_t thread);
-
-  State state() const noexcept { return state_; }
-  bool is_active() const noexcept { return state_ == State::active; }
-  std::uint64_t id() const noexcept { return id_; }
-  CUstreamCaptureMode mode() const noexcept { return mode_; }
-  std::uint64_t thread() const noexcept { return thread_; }
-  // Until it is over.
-  Graph& graph() const noexcept { return *graph_; }
-  Stream& origin() const noexcept { return *origin_; }
-
-  void invalidate() noexcept;
-  // A stream takes part in one capture at a time, from here until it leaves or the capture is over.
-  static void join(const std::shared_ptr<Capture>& capture, Stream& stream);
-  // The stream is destroyed. A capture without the stream that it began on can never be ended: it is over, and its
-  // graph is dropped.
-  static void leave(Machine& machine, Stream& stream);
-  // All streams go back to normal, and the graph is handed over or, if nobody wants it, dropped.
-  Graph* end(Machine& machine, bool keep_graph);
-
- private:
-  std::uint64_t id_;
-  State state_ = State::active;
-  Graph* graph_;
-  Stream* origin_;
-  CUstreamCaptureMode mode_;
-  std::uint64_t thread_;
-  std::set<Stream*> streams_;
+// Memory of graphs. What was freed counts as used until it is trimmed, or until a graph needs memory.
+struct GraphMemory {
+  std::uint64_t used = 0;
+  std::uint64_t freed = 0;
+  std::uint64_t used_high = 0;
+  std::uint64_t reserved = 0;
+  std::uint64_t reserved_high = 0;
 };
 
 struct Device {
@@ -277,6 +243,7 @@ struct Device {
   std::uint64_t primary_handle = 0;  // the same for every primary context of the device (seen on an H100)
   Pool* default_pool = nullptr;
   Pool* current_pool = nullptr;
+  GraphMemory graph_memory;
   std::shared_ptr<QueueSet> queues;
 };
 
@@ -347,7 +314,13 @@ struct Machine {
   HandleTable<Graph> graphs;
   HandleTable<GraphNode> graph_nodes;
   HandleTable<GraphExec> graph_execs;
+  HandleTable<Condition> conditions;
+  HandleTable<UserObject> user_objects;
   HandleTable<Pool> pools;
+  HandleTable<Array> arrays;
+  HandleTable<MipmappedArray> mipmapped_arrays;
+  HandleTable<Texture> textures;
+  HandleTable<Surface> surfaces;
   std::map<std::uint64_t, Allocation> allocations;  // by address
   std::set<std::uint64_t> freed;                    // addresses that were allocations
   std::unordered_map<std::string, RegisteredKernel> kernels_by_name;
@@ -358,7 +331,6 @@ struct Machine {
   int version() const noexcept { return spec.driver_version; }
   ThreadState& thread();
   void made(Object& object);  // stamps a new object
-  void drop(Graph& graph);    // with its nodes
   // A thread has ended: what is kept for it goes.
   void forget(const ThreadName& name);
 };
