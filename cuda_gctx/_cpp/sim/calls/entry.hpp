@@ -85,9 +85,10 @@ std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const 
 // Memory. `find_allocation` gives the one that holds all of the range.
 Allocation* find_allocation(Machine& machine, std::uint64_t address, std::size_t size);
 CUresult allocate(Call& call, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out);
+CUresult allocate_managed(Call& call, int device, std::size_t size, Pool* pool, CUdeviceptr* out);
+CUresult allocate_host(Call& call, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out);
 void release(Machine& machine, std::uint64_t address);
 bool may_be_freed(const Allocation& allocation);
-Pool& default_pool(Machine& machine, Device& device);
 
 // Whether the calling thread disturbs an active capture, of one context or of any (null): marks it invalid.
 bool disturbs_capture(Call& call, const Context* context = nullptr);

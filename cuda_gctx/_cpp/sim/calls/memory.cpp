@@ -53,26 +53,55 @@ Allocation* find_allocation(Machine& machine, std::uint64_t address, std::size_t
   return &found->second;
 }
 
-CUresult allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out) {
-  if (out == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!has_room(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
-  Allocation made;
+namespace {
+
+// The same for every kind of memory that the driver gives out.
+CUdeviceptr add(Call& c, Allocation made, Pool* pool) {
   c.machine.made(made);
-  made.size = size;
-  made.device = device.ordinal;
   made.pool = pool;
-  made.storage = Storage(size);
+  made.storage = Storage(made.size);
   made.handle = made.storage.address();
   if (!c.thread.stack.empty()) made.context_id = c.thread.stack.back().id;
-  device.allocated += size;
   if (pool != nullptr) {
-    pool->used += size;
+    pool->used += made.size;
     pool->used_high = std::max(pool->used_high, pool->used);
   }
   const std::uint64_t address = made.handle;
   c.machine.freed.erase(address);
   c.machine.allocations.emplace(address, std::move(made));
-  return give(out, static_cast<CUdeviceptr>(address));
+  return address;
+}
+
+}  // namespace
+
+CUresult allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out) {
+  if (out == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!has_room(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  Allocation made;
+  made.size = size;
+  made.device = device.ordinal;
+  const CUdeviceptr address = add(c, std::move(made), pool);
+  device.allocated += size;
+  return give(out, address);
+}
+
+CUresult allocate_managed(Call& c, int device, std::size_t size, Pool* pool, CUdeviceptr* out) {
+  if (out == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
+  Allocation made;
+  made.size = size;
+  made.device = device;
+  made.managed = true;
+  return give(out, add(c, std::move(made), pool));
+}
+
+CUresult allocate_host(Call& c, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out) {
+  if (out == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
+  Allocation made;
+  made.size = size;
+  made.device = device;
+  made.type = CU_MEMORYTYPE_HOST;
+  made.flags = flags;
+  return give(out, add(c, std::move(made), pool));
 }
 
 bool may_be_freed(const Allocation& allocation) {
@@ -85,7 +114,7 @@ void release(Machine& machine, std::uint64_t address) {
   if (found == machine.allocations.end()) return;
   Allocation& allocation = found->second;
   if (allocation.graphs > 0) return free_graph_memory(machine, allocation);
-  if (allocation.type == CU_MEMORYTYPE_DEVICE) {
+  if (allocation.type == CU_MEMORYTYPE_DEVICE && !allocation.managed) {
     machine.devices[static_cast<std::size_t>(allocation.device)].allocated -= allocation.size;
   }
   if (allocation.pool != nullptr) allocation.pool->used -= allocation.size;
@@ -126,20 +155,11 @@ CUresult free_address(Call& c, std::uint64_t address, CUmemorytype type) {
   return CUDA_SUCCESS;
 }
 
-CUresult allocate_host(Call& c, const Device& device, void** out, std::size_t size, unsigned flags) {
-  if (out == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
-  Allocation made;
-  c.machine.made(made);
-  made.size = size;
-  made.device = device.ordinal;
-  made.type = CU_MEMORYTYPE_HOST;
-  made.flags = flags;
-  made.storage = Storage(size);
-  made.handle = made.storage.address();
-  const std::uint64_t address = made.handle;
-  c.machine.freed.erase(address);
-  c.machine.allocations.emplace(address, std::move(made));
-  return give(out, reinterpret_cast<void*>(address));
+CUresult allocate_page_locked(Call& c, const Device& device, void** out, std::size_t size, unsigned flags) {
+  CUdeviceptr address = 0;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = allocate_host(c, device.ordinal, size, flags, nullptr, &address);
+  return result == CUDA_SUCCESS ? give(out, reinterpret_cast<void*>(address)) : result;
 }
 
 std::uint64_t context_of(Machine& machine, const Allocation& allocation) {
@@ -168,7 +188,7 @@ CUresult pointer_attribute(Call& c, void* out, CUpointer_attribute which, CUdevi
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return store(out, pointer);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      if (found->type != CU_MEMORYTYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
+      if (found->type != CU_MEMORYTYPE_HOST && !found->managed) return CUDA_ERROR_INVALID_VALUE;
       return store(out, pointer);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return store(out, static_cast<unsigned long long>(found->id));
@@ -181,7 +201,7 @@ CUresult pointer_attribute(Call& c, void* out, CUpointer_attribute which, CUdevi
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return store(out, found->pool == nullptr ? std::uint64_t{0} : found->pool->handle);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return store(out, 0u);
+      return store(out, found->managed ? 1u : 0u);
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return store(out, 1u);
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
@@ -260,13 +280,13 @@ CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, C
 
 CUresult CUDAAPI cuMemAllocHost_v2(void** out, std::size_t size) {
   return with_device<Fn::cuMemAllocHost_v2>(
-      [&](Call& c, Device& device) { return allocate_host(c, device, out, size, 0); });
+      [&](Call& c, Device& device) { return allocate_page_locked(c, device, out, size, 0); });
 }
 
 CUresult CUDAAPI cuMemHostAlloc(void** out, std::size_t size, unsigned flags) {
   constexpr unsigned known = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
   return with_device<Fn::cuMemHostAlloc>([&](Call& c, Device& device) {
-    return (flags & ~known) != 0 ? CUDA_ERROR_INVALID_VALUE : allocate_host(c, device, out, size, flags);
+    return (flags & ~known) != 0 ? CUDA_ERROR_INVALID_VALUE : allocate_page_locked(c, device, out, size, flags);
   });
 }
 

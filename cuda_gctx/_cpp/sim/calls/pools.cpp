@@ -3,19 +3,29 @@
 
 namespace gctx::sim {
 
-Pool& default_pool(Machine& machine, Device& device) {
-  if (device.default_pool == nullptr) {
+namespace {
+
+// A place for memory: a device, the host, or wherever managed memory is.
+struct Place {
+  int device = -1;
+  bool managed = false;
+};
+
+Pools& pools_of(Machine& machine, const Place& place) {
+  Pools& pools = place.managed       ? machine.managed_pools
+                 : place.device < 0 ? machine.host_pools
+                                    : machine.devices[static_cast<std::size_t>(place.device)].pools;
+  if (pools.standard == nullptr) {
     auto pool = std::make_unique<Pool>();
     machine.made(*pool);
     pool->hidden = true;
-    pool->device = device.ordinal;
-    device.default_pool = &machine.pools.add(std::move(pool));
-    device.current_pool = device.default_pool;
+    pool->device = place.device;
+    pool->managed = place.managed;
+    pools.standard = &machine.pools.add(std::move(pool));
+    pools.current = pools.standard;
   }
-  return *device.default_pool;
+  return pools;
 }
-
-namespace {
 
 Pool* find_pool(Call& c, CUmemoryPool handle, CUresult& result) {
   if (Pool* pool = c.machine.pools.find(handle)) return pool;
@@ -25,12 +35,13 @@ Pool* find_pool(Call& c, CUmemoryPool handle, CUresult& result) {
 }
 
 // A node that allocates memory of the graph, whichever pool is named.
-CUresult capture_allocation(Call& c, Stream& stream, std::size_t size, int device, CUdeviceptr* out) {
+CUresult capture_allocation(Call& c, Stream& stream, std::size_t size, const Pool& pool, CUdeviceptr* out) {
   if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (pool.device < 0 || pool.managed) return CUDA_ERROR_NOT_SUPPORTED;
   AllocNode made;
   made.parameters.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  made.parameters.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  made.parameters.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {pool.device}};
   made.parameters.bytesize = size;
   if (const CUresult result = make_graph_memory(c, made); result != CUDA_SUCCESS) return result;
   *out = made.parameters.dptr;
@@ -50,15 +61,25 @@ CUresult capture_free(Call& c, Stream& stream, CUdeviceptr address) {
   return result == CUDA_SUCCESS ? enqueue(c, stream, std::move(node)) : result;
 }
 
+// Page-locked memory of the host goes back in the order of a stream only where it came so.
+bool is_from_pool(const Allocation& allocation) {
+  return allocation.type == CU_MEMORYTYPE_DEVICE || allocation.pool != nullptr;
+}
+
 CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdeviceptr* out) {
-  if (stream.capture) return capture_allocation(c, stream, size, pool.device, out);
   // Recorded: an allocation of 0 bytes succeeds here, without an address.
   if (size == 0) return give(out, CUdeviceptr{0});
-  Device& device = c.machine.devices[static_cast<std::size_t>(pool.device)];
-  if (const CUresult result = allocate(c, device, size, &pool, out); result != CUDA_SUCCESS) return result;
-  GraphNode node;
-  submit(c, stream, node);
-  return CUDA_SUCCESS;
+  if (stream.capture) return capture_allocation(c, stream, size, pool, out);
+  CUresult result = CUDA_SUCCESS;
+  if (pool.managed) {
+    result = allocate_managed(c, stream.device, size, &pool, out);
+  } else if (pool.device < 0) {
+    result = allocate_host(c, stream.device, size, 0, &pool, out);
+  } else {
+    result = allocate(c, c.machine.devices[static_cast<std::size_t>(pool.device)], size, &pool, out);
+  }
+  if (result == CUDA_SUCCESS) submit(c, stream, GraphNode{});
+  return result;
 }
 
 CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set) {
@@ -105,31 +126,40 @@ CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool
   }
 }
 
-Device* device_of_location(Call& c, const CUmemLocation* location, CUmemAllocationType type, CUresult& result) {
-  if (location == nullptr) {
-    result = CUDA_ERROR_INVALID_VALUE;
-    return nullptr;
+// Where a pool of this type at this location has its memory.
+CUresult read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type, Place& place) {
+  if (location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = CUDA_SUCCESS;
+  place.managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  if (place.managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_NOT_SUPPORTED;
+  switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      if (find_device(c, location->id, result) != nullptr) place.device = location->id;
+      return result;
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+      return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_NONE:
+      return place.managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    default:
+      return CUDA_ERROR_NOT_SUPPORTED;
   }
-  // Host and managed pools are not modelled.
-  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || type != CU_MEM_ALLOCATION_TYPE_PINNED) {
-    result = CUDA_ERROR_NOT_SUPPORTED;
-    return nullptr;
-  }
-  return find_device(c, location->id, result);
 }
 
-CUresult tell_pool(Call& c, Device& device, bool current, CUmemoryPool* out) {
-  Pool& standard = default_pool(c.machine, device);
-  return give(out, as_handle<CUmemoryPool>(current ? *device.current_pool : standard));
+CUresult tell_pool(Call& c, const Place& place, bool current, CUmemoryPool* out) {
+  const Pools& pools = pools_of(c.machine, place);
+  return give(out, as_handle<CUmemoryPool>(current ? *pools.current : *pools.standard));
 }
 
-CUresult set_pool(Call& c, Device& device, CUmemoryPool handle) {
+CUresult set_pool(Call& c, const Place& place, CUmemoryPool handle) {
   CUresult result = CUDA_SUCCESS;
   Pool* pool = find_pool(c, handle, result);
   if (pool == nullptr) return result;
-  if (pool->device != device.ordinal) return CUDA_ERROR_INVALID_VALUE;
-  default_pool(c.machine, device);
-  device.current_pool = pool;
+  if (pool->managed != place.managed || (!place.managed && pool->device != place.device)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  pools_of(c.machine, place).current = pool;
   return CUDA_SUCCESS;
 }
 
@@ -137,17 +167,16 @@ template <Fn function, class Body>
 CUresult with_device(CUdevice ordinal, Body&& body) noexcept {
   return call<function>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    Device* device = find_device(c, ordinal, result);
-    return device == nullptr ? result : body(c, *device);
+    return find_device(c, ordinal, result) == nullptr ? result : body(c, Place{ordinal, false});
   });
 }
 
 template <Fn function, class Body>
 CUresult with_location(const CUmemLocation* location, CUmemAllocationType type, Body&& body) noexcept {
   return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Device* device = device_of_location(c, location, type, result);
-    return device == nullptr ? result : body(c, *device);
+    Place place;
+    const CUresult result = read_place(c, location, type, place);
+    return result == CUDA_SUCCESS ? body(c, place) : result;
   });
 }
 
@@ -172,9 +201,7 @@ CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr* out, std::size_t size, CUstream ha
     CUresult result = CUDA_SUCCESS;
     Stream* stream = find_stream(c, handle, result);
     if (stream == nullptr) return result;
-    Device& device = c.machine.devices[static_cast<std::size_t>(stream->device)];
-    default_pool(c.machine, device);
-    return allocate_on(c, *stream, size, *device.current_pool, out);
+    return allocate_on(c, *stream, size, *pools_of(c.machine, {stream->device, false}).current, out);
   });
 }
 
@@ -194,7 +221,7 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     if (address == 0) return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
     if (stream->capture) return capture_free(c, *stream, address);
     const auto found = c.machine.allocations.find(address);
-    if (found == c.machine.allocations.end() || found->second.type != CU_MEMORYTYPE_DEVICE ||
+    if (found == c.machine.allocations.end() || !is_from_pool(found->second) ||
         !may_be_freed(found->second)) {
       const bool again = c.machine.freed.contains(address) || found != c.machine.allocations.end();
       c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no device memory that can be freed");
@@ -213,21 +240,22 @@ CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* props)
     if (out == nullptr || props == nullptr) return CUDA_ERROR_INVALID_VALUE;
     // Sharing between processes is not modelled.
     if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = device_of_location(c, &props->location, props->allocType, result);
-    if (device == nullptr) return result;
+    Place place;
+    const CUresult result = read_place(c, &props->location, props->allocType, place);
+    if (result != CUDA_SUCCESS) return result;
     auto pool = std::make_unique<Pool>();
     c.machine.made(*pool);
-    pool->device = device->ordinal;
+    pool->device = place.device;
+    pool->managed = place.managed;
     return give(out, as_handle<CUmemoryPool>(c.machine.pools.add(std::move(pool))));
   });
 }
 
 CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
   return with_pool<Fn::cuMemPoolDestroy>(handle, [&](Call& c, Pool& pool) {
-    Device& device = c.machine.devices[static_cast<std::size_t>(pool.device)];
-    if (&pool == device.default_pool) return CUDA_ERROR_INVALID_VALUE;
-    if (device.current_pool == &pool) device.current_pool = device.default_pool;
+    Pools& pools = pools_of(c.machine, {pool.device, pool.managed});
+    if (&pool == pools.standard) return CUDA_ERROR_INVALID_VALUE;
+    if (pools.current == &pool) pools.current = pools.standard;
     for (auto& [address, allocation] : c.machine.allocations) {
       if (allocation.pool == &pool) allocation.pool = nullptr;
     }
@@ -254,53 +282,58 @@ CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* 
   return with_pool<Fn::cuMemPoolSetAccess>(handle, [&](Call& c, Pool& pool) {
     if (access == nullptr && count > 0) return CUDA_ERROR_INVALID_VALUE;
     for (std::size_t i = 0; i < count; ++i) {
-      CUresult result = CUDA_SUCCESS;
-      if (device_of_location(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, result) == nullptr) return result;
+      Place place;
+      const CUresult result = read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+      if (result != CUDA_SUCCESS) return result;
     }
-    for (std::size_t i = 0; i < count; ++i) pool.access[access[i].location.id] = access[i].flags;
+    for (std::size_t i = 0; i < count; ++i) {
+      Place place;
+      read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+      pool.access[place.device] = access[i].flags;
+    }
     return CUDA_SUCCESS;
   });
 }
 
 CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
   return with_pool<Fn::cuMemPoolGetAccess>(handle, [&](Call& c, Pool& pool) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = device_of_location(c, location, CU_MEM_ALLOCATION_TYPE_PINNED, result);
-    if (device == nullptr) return result;
-    if (device->ordinal == pool.device) return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    const auto found = pool.access.find(device->ordinal);
+    Place place;
+    const CUresult result = read_place(c, location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+    if (result != CUDA_SUCCESS) return result;
+    if (pool.managed || place.device == pool.device) return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    const auto found = pool.access.find(place.device);
     return give(flags, found == pool.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second);
   });
 }
 
 CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) {
   return with_device<Fn::cuDeviceGetDefaultMemPool>(
-      ordinal, [&](Call& c, Device& device) { return tell_pool(c, device, false, out); });
+      ordinal, [&](Call& c, const Place& place) { return tell_pool(c, place, false, out); });
 }
 
 CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
   return with_device<Fn::cuDeviceGetMemPool>(ordinal,
-                                             [&](Call& c, Device& device) { return tell_pool(c, device, true, out); });
+                                             [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
 }
 
 CUresult CUDAAPI cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
   return with_device<Fn::cuDeviceSetMemPool>(ordinal,
-                                             [&](Call& c, Device& device) { return set_pool(c, device, pool); });
+                                             [&](Call& c, const Place& place) { return set_pool(c, place, pool); });
 }
 
 CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
   return with_location<Fn::cuMemGetDefaultMemPool>(
-      location, type, [&](Call& c, Device& device) { return tell_pool(c, device, false, out); });
+      location, type, [&](Call& c, const Place& place) { return tell_pool(c, place, false, out); });
 }
 
 CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
   return with_location<Fn::cuMemGetMemPool>(location, type,
-                                            [&](Call& c, Device& device) { return tell_pool(c, device, true, out); });
+                                            [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
 }
 
 CUresult CUDAAPI cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
   return with_location<Fn::cuMemSetMemPool>(location, type,
-                                            [&](Call& c, Device& device) { return set_pool(c, device, pool); });
+                                            [&](Call& c, const Place& place) { return set_pool(c, place, pool); });
 }
 
 }  // extern "C"

@@ -108,11 +108,18 @@ struct Descriptor : Object {
 };
 
 struct Pool : Object {
-  int device = 0;
+  int device = 0;  // -1: of the host
+  bool managed = false;
   std::map<CUmemPool_attribute, std::uint64_t> values;
   std::uint64_t used = 0;
   std::uint64_t used_high = 0;
   std::map<int, CUmemAccess_flags> access;  // of other devices
+};
+
+// Of one place: its own, and the one that allocations come from.
+struct Pools {
+  Pool* standard = nullptr;
+  Pool* current = nullptr;
 };
 
 // Host memory that stands for device memory. Large pieces are mapped without being reserved, so that a simulated card
@@ -146,6 +153,7 @@ struct Array : Object {
   std::size_t row_bytes() const noexcept { return descriptor.Width * element_bytes; }
   std::size_t rows() const noexcept { return std::max<std::size_t>(descriptor.Height, 1); }
   std::size_t slices() const noexcept { return std::max<std::size_t>(descriptor.Depth, 1); }
+  std::size_t bytes() const noexcept { return row_bytes() * rows() * slices(); }
 };
 
 struct MipmappedArray : Object {
@@ -164,6 +172,14 @@ struct Surface : Object {
   CUDA_RESOURCE_DESC resource{};
 };
 
+// What the program said of a piece of managed memory.
+struct ManagedRange {
+  bool read_mostly = false;
+  CUmemLocation preferred{};
+  CUmemLocation prefetched{};
+  std::set<CUdevice> accessed_by;
+};
+
 struct Allocation : Object {
   std::size_t size = 0;
   int device = 0;
@@ -171,6 +187,7 @@ struct Allocation : Object {
   bool registered = false;  // the caller's own memory
   bool freeing = false;     // a stream-ordered free is under way
   bool managed = false;
+  ManagedRange range;
   bool live = true;         // false between the launches of the graph that allocates it
   bool freed_in_graph = false;  // by a node of the graph that allocates it
   int graphs = 0;               // that allocate it, executable ones included
@@ -241,8 +258,7 @@ struct Device {
   unsigned primary_flags = 0;
   Context* primary = nullptr;
   std::uint64_t primary_handle = 0;  // the same for every primary context of the device (seen on an H100)
-  Pool* default_pool = nullptr;
-  Pool* current_pool = nullptr;
+  Pools pools;
   GraphMemory graph_memory;
   std::shared_ptr<QueueSet> queues;
 };
@@ -317,6 +333,8 @@ struct Machine {
   HandleTable<Condition> conditions;
   HandleTable<UserObject> user_objects;
   HandleTable<Pool> pools;
+  Pools host_pools;
+  Pools managed_pools;
   HandleTable<Array> arrays;
   HandleTable<MipmappedArray> mipmapped_arrays;
   HandleTable<Texture> textures;
