@@ -87,6 +87,12 @@ Handles<CUlibrary> libraries;
 Handles<CUfunction> functions;
 Handles<CUmemoryPool> pools;
 Handles<void*> addresses;  // of the device
+Handles<CUuserObject> objects;
+Handles<void*> conditions;
+Handles<CUarray> arrays;
+Handles<CUmipmappedArray> mipmapped_arrays;
+Handles<void*> textures;
+Handles<void*> surfaces;
 std::mutex resource_mutex;
 std::vector<CUdevResource> resources;
 
@@ -99,7 +105,7 @@ class Fuzzer {
   }
 
   void step() {
-    switch (pick(34)) {
+    switch (pick(42)) {
       case 0:
       case 1:
         return make_green();
@@ -163,6 +169,21 @@ class Fuzzer {
         return occupancy();
       case 32:
         return rare();
+      case 33:
+      case 34:
+        return add_nodes();
+      case 35:
+        return change_graphs();
+      case 36:
+        return change_nodes();
+      case 37:
+        return capture_into();
+      case 38:
+        return user_objects();
+      case 39:
+        return managed_memory();
+      case 40:
+        return array_calls();
       default:
         DRIVER(cuGreenCtxDestroy, greens.get(random_));
         return;
@@ -393,6 +414,299 @@ class Fuzzer {
       }
       default:
         DRIVER(cuGraphLaunch, execs.get(random_), stream());
+    }
+  }
+
+  // A graph, sometimes the one inside a node.
+  CUgraph graph() {
+    CUgraph inner = nullptr;
+    if (pick(6) == 0 && DRIVER(cuGraphChildGraphNodeGetGraph, nodes.get(random_), &inner) == CUDA_SUCCESS) return inner;
+    return graphs.get(random_);
+  }
+
+  std::array<CUgraphNode, 3> some_nodes(CUgraph graph) {
+    std::array<CUgraphNode, 3> found{nodes.get(random_), nodes.get(random_), nodes.get(random_)};
+    std::size_t number = found.size();
+    // Mostly of the graph, since others are refused.
+    if (pick(4) != 0) DRIVER(cuGraphGetNodes, graph, found.data(), &number);
+    return found;
+  }
+
+  CUDA_MEMCPY3D any_copy() {
+    CUDA_MEMCPY3D copy{};
+    const auto side = [&](CUmemorytype& type, CUdeviceptr& device, CUarray& array, std::size_t& pitch,
+                          std::size_t& height) {
+      type = static_cast<CUmemorytype>(1 + pick(4));
+      device = address();
+      array = arrays.get(random_);
+      pitch = pick(2) * 64;
+      height = pick(2) * 8;
+    };
+    side(copy.srcMemoryType, copy.srcDevice, copy.srcArray, copy.srcPitch, copy.srcHeight);
+    side(copy.dstMemoryType, copy.dstDevice, copy.dstArray, copy.dstPitch, copy.dstHeight);
+    // Unknown addresses are the caller's own memory, which a copy may reach: only memory of this program is named so.
+    copy.srcHost = copy.dstHost = buffer_;
+    if (copy.srcMemoryType == CU_MEMORYTYPE_UNIFIED) copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    if (copy.dstMemoryType == CU_MEMORYTYPE_UNIFIED) copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.WidthInBytes = pick(64);
+    copy.Height = pick(8);
+    copy.Depth = pick(4);
+    copy.srcXInBytes = pick(8) == 0 ? pick(64) : 0;
+    copy.dstZ = pick(8) == 0 ? pick(4) : 0;
+    return copy;
+  }
+
+  CUgraphNodeParams any_parameters() {
+    CUgraphNodeParams parameters{};
+    static std::uint64_t argument_values[3] = {0, 0, 0};
+    static void* argument_list[] = {&argument_values[0], &argument_values[1], &argument_values[2]};
+    parameters.type = static_cast<CUgraphNodeType>(pick(15));
+    switch (parameters.type) {
+      case CU_GRAPH_NODE_TYPE_KERNEL:
+        parameters.kernel.func = functions.get(random_);
+        parameters.kernel.gridDimX = 1 + pick(40);
+        parameters.kernel.gridDimY = parameters.kernel.gridDimZ = 1;
+        parameters.kernel.blockDimX = 32 * (1 + pick(32));
+        parameters.kernel.blockDimY = parameters.kernel.blockDimZ = 1;
+        parameters.kernel.kernelParams = argument_list;
+        parameters.kernel.ctx = pick(2) == 0 ? nullptr : contexts.get(random_);
+        break;
+      case CU_GRAPH_NODE_TYPE_MEMCPY:
+        parameters.memcpy.copyCtx = pick(2) == 0 ? nullptr : contexts.get(random_);
+        parameters.memcpy.copyParams = any_copy();
+        break;
+      case CU_GRAPH_NODE_TYPE_MEMSET:
+        parameters.memset = {address(), pick(200), pick(300), 1u << pick(3), pick(100), pick(4), nullptr};
+        break;
+      case CU_GRAPH_NODE_TYPE_HOST:
+        parameters.host.fn = [](void*) { calls.fetch_add(0); };
+        break;
+      case CU_GRAPH_NODE_TYPE_GRAPH:
+        parameters.graph = {graphs.get(random_), static_cast<CUgraphChildGraphNodeOwnership>(pick(3))};
+        break;
+      case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+        parameters.eventWait.event = events.get(random_);
+        break;
+      case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+        parameters.eventRecord.event = events.get(random_);
+        break;
+      case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+        parameters.alloc.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+        parameters.alloc.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {static_cast<int>(pick(3))}};
+        parameters.alloc.bytesize = pick(4096);
+        break;
+      case CU_GRAPH_NODE_TYPE_MEM_FREE:
+        parameters.free.dptr = address();
+        break;
+      case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+        parameters.conditional.handle = reinterpret_cast<std::uint64_t>(conditions.get(random_));
+        parameters.conditional.type = static_cast<CUgraphConditionalNodeType>(pick(4));
+        parameters.conditional.size = 1 + pick(3);
+        break;
+      default:
+        break;
+    }
+    return parameters;
+  }
+
+  void add_nodes() {
+    CUgraph made = nullptr;
+    CUgraphNode node = nullptr;
+    CUgraphConditionalHandle condition = 0;
+    switch (pick(6)) {
+      case 0:
+        if (DRIVER(cuGraphCreate, &made, 0) == CUDA_SUCCESS) graphs.add(made);
+        return;
+      case 1:
+        if (DRIVER(cuGraphConditionalHandleCreate, &condition, graph(), nullptr, pick(3), pick(2)) == CUDA_SUCCESS) {
+          conditions.add(reinterpret_cast<void*>(condition));
+        }
+        return;
+      default: {
+        const CUgraph target = graph();
+        const auto behind = some_nodes(target);
+        CUgraphNodeParams parameters = any_parameters();
+        if (DRIVER(cuGraphAddNode_v2, &node, target, behind.data(), nullptr, pick(3), &parameters) != CUDA_SUCCESS) {
+          return;
+        }
+        nodes.add(node);
+        if (parameters.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+          addresses.add(reinterpret_cast<void*>(parameters.alloc.dptr));
+        }
+        // Bodies of conditions go on being built.
+        if (parameters.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) graphs.add(parameters.conditional.phGraph_out[0]);
+      }
+    }
+  }
+
+  void change_graphs() {
+    const CUgraph target = graph();
+    const auto from = some_nodes(target);
+    const auto to = some_nodes(target);
+    CUgraph copy = nullptr;
+    CUgraphExecUpdateResultInfo information{};
+    std::array<CUgraphNode, 8> listed{};
+    std::array<CUgraphNode, 8> second{};
+    std::array<CUgraphEdgeData, 8> data{};
+    std::size_t number = listed.size();
+    switch (pick(9)) {
+      case 0:
+        DRIVER(cuGraphAddDependencies_v2, target, &from[pick(3)], &to[pick(3)], nullptr, 1);
+        return;
+      case 1:
+        DRIVER(cuGraphRemoveDependencies_v2, target, &from[pick(3)], &to[pick(3)], nullptr, 1);
+        return;
+      case 2:
+        DRIVER(cuGraphDestroyNode, from[pick(3)]);
+        return;
+      case 3:
+        if (DRIVER(cuGraphClone, &copy, target) == CUDA_SUCCESS) graphs.add(copy);
+        return;
+      case 4:
+        DRIVER(cuGraphGetEdges_v2, target, listed.data(), second.data(), data.data(), &number);
+        return;
+      case 5:
+        DRIVER(cuGraphNodeGetDependentNodes_v2, from[0], listed.data(), data.data(), &number);
+        return;
+      case 6:
+        DRIVER(cuGraphNodeFindInClone, listed.data(), from[0], target);
+        return;
+      default:
+        DRIVER(cuGraphExecUpdate_v2, execs.get(random_), target, &information);
+    }
+  }
+
+  void change_nodes() {
+    CUgraphNodeParams parameters = any_parameters();
+    CUgraphNodeType type{};
+    const CUgraphNode node = nodes.get(random_);
+    if (pick(2) == 0 && DRIVER(cuGraphNodeGetType, node, &type) == CUDA_SUCCESS) parameters.type = type;
+    switch (pick(6)) {
+      case 0:
+        DRIVER(cuGraphNodeSetParams, node, &parameters);
+        return;
+      case 1:
+        DRIVER(cuGraphExecNodeSetParams, execs.get(random_), node, &parameters);
+        return;
+      case 2:
+        DRIVER(cuGraphNodeSetEnabled, execs.get(random_), node, pick(2));
+        return;
+      case 3:
+        DRIVER(cuGraphExecChildGraphNodeSetParams, execs.get(random_), node, graph());
+        return;
+      case 4:
+        DRIVER(cuDeviceGraphMemTrim, static_cast<int>(pick(2)));
+        return;
+      default:
+        parameters = {};
+        DRIVER(cuGraphNodeGetParams, node, &parameters);
+    }
+  }
+
+  void capture_into() {
+    const CUgraph target = graph();
+    auto behind = some_nodes(target);
+    if (pick(2) == 0) {
+      DRIVER(cuStreamBeginCaptureToGraph, stream(), target, behind.data(), nullptr, pick(3),
+             static_cast<CUstreamCaptureMode>(pick(3)));
+    } else {
+      DRIVER(cuStreamUpdateCaptureDependencies_v2, stream(), behind.data(), nullptr, pick(3), pick(3));
+    }
+  }
+
+  void user_objects() {
+    CUuserObject made = nullptr;
+    const CUuserObject object = objects.get(random_);
+    switch (pick(6)) {
+      case 0:
+        if (DRIVER(cuUserObjectCreate, &made, nullptr, [](void*) { calls.fetch_add(0); }, 1 + pick(2),
+                   CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) == CUDA_SUCCESS) {
+          objects.add(made);
+        }
+        return;
+      case 1:
+        DRIVER(cuUserObjectRetain, object, pick(3));
+        return;
+      case 2:
+        DRIVER(cuUserObjectRelease, object, pick(3));
+        return;
+      case 3:
+        DRIVER(cuGraphReleaseUserObject, graph(), object, 1);
+        return;
+      default:
+        DRIVER(cuGraphRetainUserObject, graph(), object, 1, pick(2));
+    }
+  }
+
+  void managed_memory() {
+    CUdeviceptr made = 0;
+    const CUmemLocation where{static_cast<CUmemLocationType>(pick(6)), {static_cast<int>(pick(3))}};
+    std::array<int, 4> value{};
+    switch (pick(4)) {
+      case 0:
+        if (DRIVER(cuMemAllocManaged, &made, pick(8192), 1 + pick(2)) == CUDA_SUCCESS) {
+          addresses.add(reinterpret_cast<void*>(made));
+        }
+        return;
+      case 1:
+        DRIVER(cuMemAdvise_v2, address(), 1 + pick(64), static_cast<CUmem_advise>(pick(8)), where);
+        return;
+      case 2:
+        DRIVER(cuMemPrefetchAsync_v2, address(), 1 + pick(64), where, 0, stream());
+        return;
+      default:
+        DRIVER(cuMemRangeGetAttribute, value.data(), 4 * (1 + pick(4)), static_cast<CUmem_range_attribute>(pick(10)),
+               address(), 1 + pick(64));
+    }
+  }
+
+  void array_calls() {
+    CUarray made = nullptr;
+    CUmipmappedArray mipmapped = nullptr;
+    CUtexObject texture = 0;
+    CUDA_RESOURCE_DESC resource{};
+    CUDA_TEXTURE_DESC description{};
+    const CUDA_ARRAY3D_DESCRIPTOR shape{pick(65), pick(9), pick(5), CU_AD_FORMAT_FLOAT, 1 + pick(4), 2 * pick(3)};
+    const CUDA_MEMCPY3D copy = any_copy();
+    switch (pick(9)) {
+      case 0:
+        if (DRIVER(cuArray3DCreate_v2, &made, &shape) == CUDA_SUCCESS) arrays.add(made);
+        return;
+      case 1:
+        DRIVER(cuArrayDestroy, arrays.get(random_));
+        return;
+      case 2:
+        if (DRIVER(cuMipmappedArrayCreate, &mipmapped, &shape, 1 + pick(6)) == CUDA_SUCCESS) {
+          mipmapped_arrays.add(mipmapped);
+        }
+        return;
+      case 3:
+        if (DRIVER(cuMipmappedArrayGetLevel, &made, mipmapped_arrays.get(random_), pick(4)) == CUDA_SUCCESS) {
+          arrays.add(made);
+        }
+        return;
+      case 4:
+        DRIVER(cuMipmappedArrayDestroy, mipmapped_arrays.get(random_));
+        return;
+      case 5:
+        resource.resType = static_cast<CUresourcetype>(pick(2));
+        resource.res.array.hArray = arrays.get(random_);
+        if (pick(2) == 0) resource.res.mipmap.hMipmappedArray = mipmapped_arrays.get(random_);
+        description.flags = 2 * pick(2);
+        if (pick(2) == 0) {
+          if (DRIVER(cuTexObjectCreate, &texture, &resource, &description, nullptr) == CUDA_SUCCESS) {
+            textures.add(reinterpret_cast<void*>(texture));
+          }
+        } else if (DRIVER(cuSurfObjectCreate, &texture, &resource) == CUDA_SUCCESS) {
+          surfaces.add(reinterpret_cast<void*>(texture));
+        }
+        return;
+      case 6:
+        DRIVER(cuTexObjectDestroy, reinterpret_cast<std::uint64_t>(textures.get(random_)));
+        DRIVER(cuSurfObjectDestroy, reinterpret_cast<std::uint64_t>(surfaces.get(random_)));
+        return;
+      default:
+        DRIVER(cuMemcpy3DAsync_v2, &copy, stream());
     }
   }
 
