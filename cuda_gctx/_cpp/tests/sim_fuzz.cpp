@@ -619,8 +619,9 @@ class Fuzzer {
     const CUuserObject object = objects.get(random_);
     switch (pick(6)) {
       case 0:
-        if (DRIVER(cuUserObjectCreate, &made, nullptr, [](void*) { calls.fetch_add(0); }, 1 + pick(2),
-                   CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) == CUDA_SUCCESS) {
+        if (DRIVER(
+                cuUserObjectCreate, &made, nullptr, [](void*) { calls.fetch_add(0); }, 1 + pick(2),
+                CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) == CUDA_SUCCESS) {
           objects.add(made);
         }
         return;

@@ -312,7 +312,7 @@ void a_capture_is_over_when_it_is_over() {
     {
       Captured well(code);
       OK(CALL(cuStreamEndCapture, well.origin, &well.graph));
-      ANSWERS(CUDA_ERROR_CAPTURED_EVENT, CALL(cuStreamWaitEvent, well.other, well.event, 0));
+      ANSWERS(CUDA_ERROR_INVALID_VALUE, CALL(cuStreamWaitEvent, well.other, well.event, 0));
       CHECK(well.status(well.other) == CU_STREAM_CAPTURE_STATUS_NONE);
       OK(CALL(cuGraphDestroy, well.graph));
       OK(well.launch(well.other));
@@ -323,7 +323,7 @@ void a_capture_is_over_when_it_is_over() {
       OK(CALL(cuStreamWaitEvent, unjoined.other, unjoined.event, 0));
       OK(unjoined.launch(unjoined.other));
       ANSWERS(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, CALL(cuStreamEndCapture, unjoined.origin, &unjoined.graph));
-      ANSWERS(CUDA_ERROR_CAPTURED_EVENT, CALL(cuStreamWaitEvent, unjoined.other, unjoined.event, 0));
+      ANSWERS(CUDA_ERROR_INVALID_VALUE, CALL(cuStreamWaitEvent, unjoined.other, unjoined.event, 0));
       OK(unjoined.launch(unjoined.other));
       OK(CALL(cuStreamSynchronize, unjoined.other));
     }

@@ -28,17 +28,16 @@ REASONS = [
     (r"cuProfiler|cuCoredump", "profiling and core dumps: nothing is executed"),
     (r"cuIpc|cuMemPool(Export|Import)|cuDeviceGetNvSci|cuMulticast|cuLogical", "sharing between processes and fabrics"),
     (
-        r"cuTex|cuSurf|cuArray|cuMipmapped|cuMemcpy.*[AaD]to[AH]|cuMemcpy(2D|3D)|cuTensorMap|cuModuleGet(Tex|Surf)",
-        "arrays, textures and tensor maps",
+        r"cuTex|cuSurf|cuArray|cuMipmapped|cuMemcpy.*[AaD]to[AH]|cuMemcpy(2D|3D)|cuModuleGet(Tex|Surf)",
+        "old variants, texture references, sparse arrays and arrays of several planes",
     ),
     (
         r"cuMem(Map|Unmap|Address(Reserve|Free)|Create|Release|SetAccess|GetAccess|GetAllocation|Retain|Export|Import|GetHandle)",
         "virtual memory management",
     ),
-    (r"cuMem(AllocManaged|Prefetch|Advise|Range|Discard)|cuStreamAttach", "managed memory"),
     (
         r"cuGraph|cuUserObject|cuStream(BeginCaptureTo|BeginRecapture|UpdateCapture)|cuThreadExchange|cuDevice(Get|Set)Graph|cuDeviceGraph",
-        "graphs that are built, edited or updated: those of captures are modelled",
+        "old variants, and nodes of external semaphores and of memory operations",
     ),
     (r"cuStream(Write|Wait|Batch)", "memory operations of streams"),
     (

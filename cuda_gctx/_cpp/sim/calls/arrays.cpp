@@ -1,5 +1,5 @@
-// Arrays, mipmapped arrays, and what kernels would read and write them through. Kernels are not executed, so textures and
-// surfaces are their descriptions.
+// Arrays, mipmapped arrays, and what kernels would read and write them through. Kernels are not executed, so textures
+// and surfaces are their descriptions.
 #include <algorithm>
 #include <bit>
 
@@ -169,8 +169,8 @@ CUresult CUDAAPI cuArrayCreate_v2(CUarray* out, const CUDA_ARRAY_DESCRIPTOR* wan
   return call<Fn::cuArrayCreate_v2>([&](Call& c) {
     if (out == nullptr || wanted == nullptr) return CUDA_ERROR_INVALID_VALUE;
     Array* array = nullptr;
-    const CUresult result = create_array(
-        c, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}, false, array);
+    const CUresult result =
+        create_array(c, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}, false, array);
     return result == CUDA_SUCCESS ? give(out, as_handle<CUarray>(*array)) : result;
   });
 }
@@ -204,8 +204,7 @@ CUresult CUDAAPI cuArrayDestroy(CUarray handle) {
   });
 }
 
-CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
-                                        unsigned levels) {
+CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted, unsigned levels) {
   return call<Fn::cuMipmappedArrayCreate>([&](Call& c) {
     if (out == nullptr || wanted == nullptr || levels == 0 || !is_valid(*wanted)) return CUDA_ERROR_INVALID_VALUE;
     const bool layered = (wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;

@@ -78,9 +78,8 @@ bool is_joined(const Capture& capture) {
     if (!reached.insert(node).second) continue;
     open.insert(open.end(), node->after.begin(), node->after.end());
   }
-  return std::all_of(capture.graph().nodes.begin(), capture.graph().nodes.end(), [&](const GraphNode* node) {
-    return node->capture != capture.id() || reached.contains(node);
-  });
+  return std::all_of(capture.graph().nodes.begin(), capture.graph().nodes.end(),
+                     [&](const GraphNode* node) { return node->capture != capture.id() || reached.contains(node); });
 }
 
 CUresult begin(Call& c, CUstream handle, CUstreamCaptureMode mode, Graph* given, std::vector<Edge> tail) {
@@ -133,8 +132,7 @@ CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mo
 }
 
 CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode* nodes,
-                                             const CUgraphEdgeData* data, std::size_t count,
-                                             CUstreamCaptureMode mode) {
+                                             const CUgraphEdgeData* data, std::size_t count, CUstreamCaptureMode mode) {
   return call<Fn::cuStreamBeginCaptureToGraph>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Graph* graph = find_graph(c, graph_handle, result);

@@ -43,32 +43,26 @@ struct Place {
 
 Place source_of(const CUDA_MEMCPY3D& copy) {
   const bool host = copy.srcMemoryType == CU_MEMORYTYPE_HOST;
-  return {copy.srcMemoryType,
-          host ? reinterpret_cast<std::uint64_t>(copy.srcHost) : copy.srcDevice,
-          copy.srcArray,
-          copy.srcXInBytes,
-          copy.srcY,
-          copy.srcZ,
-          copy.srcPitch,
-          copy.srcHeight};
+  return {copy.srcMemoryType, host ? reinterpret_cast<std::uint64_t>(copy.srcHost) : copy.srcDevice,
+          copy.srcArray,      copy.srcXInBytes,
+          copy.srcY,          copy.srcZ,
+          copy.srcPitch,      copy.srcHeight};
 }
 
 Place target_of(const CUDA_MEMCPY3D& copy) {
   const bool host = copy.dstMemoryType == CU_MEMORYTYPE_HOST;
-  return {copy.dstMemoryType,
-          host ? reinterpret_cast<std::uint64_t>(copy.dstHost) : copy.dstDevice,
-          copy.dstArray,
-          copy.dstXInBytes,
-          copy.dstY,
-          copy.dstZ,
-          copy.dstPitch,
-          copy.dstHeight};
+  return {copy.dstMemoryType, host ? reinterpret_cast<std::uint64_t>(copy.dstHost) : copy.dstDevice,
+          copy.dstArray,      copy.dstXInBytes,
+          copy.dstY,          copy.dstZ,
+          copy.dstPitch,      copy.dstHeight};
 }
 
 bool locate_array(Call& c, const Place& place, const Extent& extent, Side& side) {
   const Array* array = c.machine.arrays.find(place.array);
   if (array == nullptr) return false;
-  const auto fits = [](std::size_t at, std::size_t size, std::size_t whole) { return at <= whole && size <= whole - at; };
+  const auto fits = [](std::size_t at, std::size_t size, std::size_t whole) {
+    return at <= whole && size <= whole - at;
+  };
   if (!fits(place.x, extent.width, array->row_bytes()) || !fits(place.y, extent.height, array->rows()) ||
       !fits(place.z, extent.depth, array->slices())) {
     return false;
@@ -147,7 +141,8 @@ struct Located {
 CUresult locate_both(Call& c, const CUDA_MEMCPY3D& copy, Located& found) {
   found.extent = {copy.WidthInBytes, copy.Height, copy.Depth};
   if (found.extent.is_empty()) return CUDA_SUCCESS;
-  const bool both = locate(c, target_of(copy), found.extent, found.to) && locate(c, source_of(copy), found.extent, found.from);
+  const bool both =
+      locate(c, target_of(copy), found.extent, found.to) && locate(c, source_of(copy), found.extent, found.from);
   return both ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -414,9 +409,7 @@ CUresult CUDAAPI cuMemcpyAtoA_v2(CUarray to, std::size_t to_offset, CUarray from
   });
 }
 
-CUresult CUDAAPI cuMemcpy2D_v2(const CUDA_MEMCPY2D* flat) {
-  return copy_flat<Fn::cuMemcpy2D_v2>(flat, nullptr, true);
-}
+CUresult CUDAAPI cuMemcpy2D_v2(const CUDA_MEMCPY2D* flat) { return copy_flat<Fn::cuMemcpy2D_v2>(flat, nullptr, true); }
 CUresult CUDAAPI cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* flat) {
   return copy_flat<Fn::cuMemcpy2DUnaligned_v2>(flat, nullptr, true);
 }

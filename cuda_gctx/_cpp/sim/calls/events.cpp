@@ -38,9 +38,9 @@ CUresult record(Call& c, Event& event, Stream& stream) {
 
 CUresult wait(Call& c, Stream& stream, Event& event) {
   if (event.capture) {
-    // Waiting for an event of a capture draws the stream into it. What follows of an event whose capture is over, or of
-    // a default stream, which cannot be captured, is assumed.
-    if (event.capture->state() == Capture::State::over) return CUDA_ERROR_CAPTURED_EVENT;
+    // Waiting for an event of a capture draws the stream into it. Recorded: when the capture is over, the event is an
+    // invalid value. What follows for a default stream, which cannot be captured, is assumed.
+    if (event.capture->state() == Capture::State::over) return CUDA_ERROR_INVALID_VALUE;
     if (!event.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (stream.capture && stream.capture != event.capture) return CUDA_ERROR_STREAM_CAPTURE_MERGE;
     if (&stream == stream.context->default_stream.get()) {

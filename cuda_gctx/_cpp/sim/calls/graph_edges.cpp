@@ -42,8 +42,8 @@ CUresult list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode
     *count = edges.size();
     return CUDA_SUCCESS;
   }
-  const bool lossy = data == nullptr && !std::all_of(edges.begin(), edges.end(),
-                                                     [](const FullEdge& edge) { return is_plain(edge.data); });
+  const bool lossy = data == nullptr &&
+                     !std::all_of(edges.begin(), edges.end(), [](const FullEdge& edge) { return is_plain(edge.data); });
   if (lossy) return CUDA_ERROR_LOSSY_QUERY;
   for (std::size_t i = 0; i < *count; ++i) {
     const FullEdge edge = i < edges.size() ? edges[i] : FullEdge{};
@@ -245,8 +245,7 @@ CUresult CUDAAPI cuGraphRemoveDependencies_v2(CUgraph handle, const CUgraphNode*
 }
 
 CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
-  return with_node<Fn::cuGraphNodeGetType>(handle,
-                                           [&](Call&, const GraphNode& node) { return give(type, node.type); });
+  return with_node<Fn::cuGraphNodeGetType>(handle, [&](Call&, const GraphNode& node) { return give(type, node.type); });
 }
 CUresult CUDAAPI cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph* out) {
   return with_node<Fn::cuGraphNodeGetContainingGraph>(
@@ -257,9 +256,8 @@ CUresult CUDAAPI cuGraphNodeGetLocalId(CUgraphNode handle, unsigned* id) {
                                               [&](Call&, const GraphNode& node) { return give(id, node.number); });
 }
 CUresult CUDAAPI cuGraphNodeGetToolsId(CUgraphNode handle, unsigned long long* id) {
-  return with_node<Fn::cuGraphNodeGetToolsId>(handle, [&](Call&, const GraphNode& node) {
-    return give(id, static_cast<unsigned long long>(node.id));
-  });
+  return with_node<Fn::cuGraphNodeGetToolsId>(
+      handle, [&](Call&, const GraphNode& node) { return give(id, static_cast<unsigned long long>(node.id)); });
 }
 CUresult CUDAAPI cuGraphGetId(CUgraph handle, unsigned* id) {
   return with_graph<Fn::cuGraphGetId>(
@@ -269,10 +267,9 @@ CUresult CUDAAPI cuGraphGetId(CUgraph handle, unsigned* id) {
 CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode handle) {
   return with_node<Fn::cuGraphDestroyNode>(handle, [&](Call& c, GraphNode& node) {
     if (node.graph->has_memory) return CUDA_ERROR_INVALID_VALUE;
-    const bool captured_into = node.graph->capturing || std::any_of(node.bodies.begin(), node.bodies.end(),
-                                                                    [](const Graph* body) {
-                                                                      return is_being_captured(*body);
-                                                                    });
+    const bool captured_into =
+        node.graph->capturing ||
+        std::any_of(node.bodies.begin(), node.bodies.end(), [](const Graph* body) { return is_being_captured(*body); });
     if (captured_into) return CUDA_ERROR_ILLEGAL_STATE;
     remove_node(c.machine, node);
     return CUDA_SUCCESS;

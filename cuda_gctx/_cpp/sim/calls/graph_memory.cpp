@@ -65,7 +65,8 @@ CUresult make_graph_memory(Call& c, AllocNode& node) {
   if (wanted.poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE || wanted.bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
   const CUmemLocation& where = wanted.poolProps.location;
   const bool managed = wanted.poolProps.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
-  if (where.type != CU_MEM_LOCATION_TYPE_DEVICE || (!managed && wanted.poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED)) {
+  if (where.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      (!managed && wanted.poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED)) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   const Device* device = find_device(c, where.id, result);

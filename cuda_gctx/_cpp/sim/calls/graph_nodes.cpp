@@ -159,8 +159,9 @@ CUresult add_any(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencie
 }
 
 CUDA_KERNEL_NODE_PARAMS_v3 newest(const CUDA_KERNEL_NODE_PARAMS& kernel) {
-  return {kernel.func,      kernel.gridDimX,       kernel.gridDimY,     kernel.gridDimZ, kernel.blockDimX, kernel.blockDimY,
-          kernel.blockDimZ, kernel.sharedMemBytes, kernel.kernelParams, kernel.extra,    kernel.kern,      kernel.ctx};
+  return {kernel.func,         kernel.gridDimX,  kernel.gridDimY,  kernel.gridDimZ,
+          kernel.blockDimX,    kernel.blockDimY, kernel.blockDimZ, kernel.sharedMemBytes,
+          kernel.kernelParams, kernel.extra,     kernel.kern,      kernel.ctx};
 }
 
 CUDA_MEMSET_NODE_PARAMS_v2 newest(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context) {
@@ -283,7 +284,8 @@ auto from_event(CUgraphNodeType type, CUevent event) {
 
 auto give_event(CUgraphNodeType type, CUevent* out) {
   return [type, out](const CUgraphNodeParams& parameters) {
-    return give(out, type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ? parameters.eventRecord.event : parameters.eventWait.event);
+    return give(out,
+                type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ? parameters.eventRecord.event : parameters.eventWait.event);
   };
 }
 
@@ -463,8 +465,8 @@ CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode* out, CUgraph graph, const CUg
   return add_typed<Fn::cuGraphAddMemsetNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEMSET,
                                              from_fill(fill, context));
 }
-CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                    std::size_t count, const CUDA_HOST_NODE_PARAMS* host) {
+CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
+                                    const CUDA_HOST_NODE_PARAMS* host) {
   return add_typed<Fn::cuGraphAddHostNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_HOST, from_host(host));
 }
 CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
@@ -525,9 +527,9 @@ CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NOD
   return get_typed<Fn::cuGraphKernelNodeGetParams_v2>(
       node, CU_GRAPH_NODE_TYPE_KERNEL, [&](const CUgraphNodeParams& parameters) {
         const CUDA_KERNEL_NODE_PARAMS_v3& k = parameters.kernel;
-        return give(out, CUDA_KERNEL_NODE_PARAMS{k.func, k.gridDimX, k.gridDimY, k.gridDimZ, k.blockDimX, k.blockDimY,
-                                                 k.blockDimZ, k.sharedMemBytes, k.kernelParams, k.extra, k.kern,
-                                                 k.ctx});
+        return give(out,
+                    CUDA_KERNEL_NODE_PARAMS{k.func, k.gridDimX, k.gridDimY, k.gridDimZ, k.blockDimX, k.blockDimY,
+                                            k.blockDimZ, k.sharedMemBytes, k.kernelParams, k.extra, k.kern, k.ctx});
       });
 }
 CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* out) {
@@ -539,8 +541,8 @@ CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_P
   return get_typed<Fn::cuGraphMemsetNodeGetParams>(
       node, CU_GRAPH_NODE_TYPE_MEMSET, [&](const CUgraphNodeParams& parameters) {
         const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
-        return give(out, CUDA_MEMSET_NODE_PARAMS{fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width,
-                                                 fill.height});
+        return give(
+            out, CUDA_MEMSET_NODE_PARAMS{fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height});
       });
 }
 CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* out) {
@@ -577,14 +579,12 @@ CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* out)
 }
 
 CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* parameters) {
-  return call<Fn::cuGraphNodeSetParams>([&](Call& c) {
-    return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_graph(c, node, *parameters);
-  });
+  return call<Fn::cuGraphNodeSetParams>(
+      [&](Call& c) { return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_graph(c, node, *parameters); });
 }
 CUresult CUDAAPI cuGraphNodeSetParams_v2(CUgraphNode node, CUgraphNodeParams* parameters) {
-  return call<Fn::cuGraphNodeSetParams_v2>([&](Call& c) {
-    return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_graph(c, node, *parameters);
-  });
+  return call<Fn::cuGraphNodeSetParams_v2>(
+      [&](Call& c) { return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_graph(c, node, *parameters); });
 }
 CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* kernel) {
   return set_typed<Fn::cuGraphKernelNodeSetParams_v2>(node, CU_GRAPH_NODE_TYPE_KERNEL, from_kernel(kernel));
@@ -618,13 +618,11 @@ CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode
 }
 CUresult CUDAAPI cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* copy,
                                                 CUcontext context) {
-  return set_typed<Fn::cuGraphExecMemcpyNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY,
-                                                       from_copy(copy, context));
+  return set_typed<Fn::cuGraphExecMemcpyNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY, from_copy(copy, context));
 }
 CUresult CUDAAPI cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* fill,
                                                 CUcontext context) {
-  return set_typed<Fn::cuGraphExecMemsetNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_MEMSET,
-                                                       from_fill(fill, context));
+  return set_typed<Fn::cuGraphExecMemsetNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_MEMSET, from_fill(fill, context));
 }
 CUresult CUDAAPI cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS* host) {
   return set_typed<Fn::cuGraphExecHostNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_HOST, from_host(host));

@@ -12,7 +12,7 @@ struct Place {
 };
 
 Pools& pools_of(Machine& machine, const Place& place) {
-  Pools& pools = place.managed       ? machine.managed_pools
+  Pools& pools = place.managed      ? machine.managed_pools
                  : place.device < 0 ? machine.host_pools
                                     : machine.devices[static_cast<std::size_t>(place.device)].pools;
   if (pools.standard == nullptr) {
@@ -221,15 +221,19 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     if (address == 0) return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
     if (stream->capture) return capture_free(c, *stream, address);
     const auto found = c.machine.allocations.find(address);
-    if (found == c.machine.allocations.end() || !is_from_pool(found->second) ||
-        !may_be_freed(found->second)) {
+    if (found == c.machine.allocations.end() || !is_from_pool(found->second) || !may_be_freed(found->second)) {
       const bool again = c.machine.freed.contains(address) || found != c.machine.allocations.end();
       c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no device memory that can be freed");
       return CUDA_ERROR_INVALID_VALUE;
     }
-    found->second.freeing = true;
     GraphNode node;
-    node.effect = [&machine = c.machine, address] { release(machine, address); };
+    if (found->second.graphs > 0) {
+      // Memory of graphs is reckoned at the call, as launches do.
+      free_graph_memory(c.machine, found->second);
+    } else {
+      found->second.freeing = true;
+      node.effect = [&machine = c.machine, address] { release(machine, address); };
+    }
     submit(c, *stream, node);
     return CUDA_SUCCESS;
   });
@@ -312,8 +316,8 @@ CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) 
 }
 
 CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
-  return with_device<Fn::cuDeviceGetMemPool>(ordinal,
-                                             [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
+  return with_device<Fn::cuDeviceGetMemPool>(
+      ordinal, [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
 }
 
 CUresult CUDAAPI cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
@@ -327,8 +331,8 @@ CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* locati
 }
 
 CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
-  return with_location<Fn::cuMemGetMemPool>(location, type,
-                                            [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
+  return with_location<Fn::cuMemGetMemPool>(
+      location, type, [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
 }
 
 CUresult CUDAAPI cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {

@@ -73,8 +73,8 @@ bool is_valid(const Description& wanted) {
   if (wanted.map == nullptr || reinterpret_cast<std::uint64_t>(wanted.map) % 64 != 0) return false;
   if (wanted.dimensions == nullptr || wanted.element_strides == nullptr) return false;
   const bool interleaved = wanted.interleave != CU_TENSOR_MAP_INTERLEAVE_NONE;
-  const bool wide = wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B ||
-                    wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B;
+  const bool wide =
+      wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B || wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B;
   const unsigned lowest = interleaved ? std::max(wanted.lowest_rank, 3U) : wanted.lowest_rank;
   if (bits(wanted.type) == 0 || wanted.rank < lowest || wanted.rank > max_rank) return false;
   if (wanted.rank > 1 && wanted.strides == nullptr) return false;
@@ -107,7 +107,8 @@ CUresult encode(Call& c, const Description& wanted) {
   CUtensorMap made{};
   made.opaque[0] = reinterpret_cast<std::uint64_t>(wanted.address);
   made.opaque[1] = wanted.rank | static_cast<std::uint64_t>(wanted.type) << 8 |
-                   static_cast<std::uint64_t>(wanted.interleave) << 16 | static_cast<std::uint64_t>(wanted.swizzle) << 24;
+                   static_cast<std::uint64_t>(wanted.interleave) << 16 |
+                   static_cast<std::uint64_t>(wanted.swizzle) << 24;
   for (unsigned i = 0; i < wanted.rank; ++i) made.opaque[2 + i] = wanted.dimensions[i];
   for (unsigned i = 0; i + 1 < wanted.rank; ++i) made.opaque[2 + max_rank + i] = wanted.strides[i];
   *wanted.map = made;
@@ -153,12 +154,12 @@ CUresult CUDAAPI cuTensorMapEncodeIm2col(CUtensorMap* map, CUtensorMapDataType t
   });
 }
 
-CUresult CUDAAPI cuTensorMapEncodeIm2colWide(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-                                             void* address, const cuuint64_t* dimensions, const cuuint64_t* strides,
-                                             int, int, cuuint32_t channels, cuuint32_t pixels,
-                                             const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                                             CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle,
-                                             CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+CUresult CUDAAPI cuTensorMapEncodeIm2colWide(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                             const cuuint64_t* dimensions, const cuuint64_t* strides, int, int,
+                                             cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* element_strides,
+                                             CUtensorMapInterleave interleave, CUtensorMapIm2ColWideMode mode,
+                                             CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                             CUtensorMapFloatOOBfill fill) {
   return call<Fn::cuTensorMapEncodeIm2colWide>([&](Call& c) {
     if (c.machine.chip->profile().cc_major < 10) return CUDA_ERROR_NOT_SUPPORTED;
     if (channels == 0 || channels > 256 || pixels == 0 || pixels > 1024 || mode > CU_TENSOR_MAP_IM2COL_WIDE_MODE_W128) {

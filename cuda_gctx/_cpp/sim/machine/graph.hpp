@@ -100,9 +100,9 @@ struct GraphNode : Object {
   double bytes = 0;
 
   Graph* graph = nullptr;
-  unsigned number = 0;           // in its graph, in the order of their making
+  unsigned number = 0;            // in its graph, in the order of their making
   std::uint64_t copied_from = 0;  // the id of a node
-  std::uint64_t capture = 0;     // that made it, and that must not leave it unjoined
+  std::uint64_t capture = 0;      // that made it, and that must not leave it unjoined
   std::vector<Edge> after;
   std::vector<Graph*> bodies;  // of a child graph, or of a condition
 };
