@@ -158,11 +158,12 @@ def behaviours(known: str) -> list[dict[str, str]]:
     return [entry for entry in found if entry["known"] == known]
 
 
-def test_what_is_recorded_is_in_a_section_of_every_recording() -> None:
+def test_what_is_recorded_is_in_a_section_of_a_recording() -> None:
+    sections: set[str] = set()
     for path in (ROOT / "tests" / "hardware").glob("*.json"):
         recording = json.loads(path.read_text())
-        sections = recording.keys() | {f"misuse.{name}" for name in recording["misuse"]}
-        assert [entry for entry in behaviours("recorded") if entry["source"] not in sections] == []
+        sections |= recording.keys() | {f"misuse.{name}" for name in recording["misuse"]}
+    assert [entry for entry in behaviours("recorded") if entry["source"] not in sections] == []
 
 
 def test_what_is_timed_is_in_a_recording_of_times() -> None:

@@ -45,8 +45,8 @@ SINCE = {
 NOT_MODELLED = [
     "cuGraphicsMapResources",
     "cuMulticastCreate",
-    "cuMemAllocManaged",
-    "cuTexObjectCreate",
+    "cuMemCreate",
+    "cuTexRefCreate",
     "cuIpcOpenMemHandle",
 ]
 
