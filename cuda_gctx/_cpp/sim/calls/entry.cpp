@@ -2,6 +2,7 @@
 #include "sim/calls/entry.hpp"
 
 #include <cstdlib>
+#include <new>
 #include <stdexcept>
 
 namespace gctx::sim {
@@ -34,8 +35,7 @@ std::uint64_t host_cost(Fn function) {
   }
 }
 
-}  // namespace
-
+// CUDA_SUCCESS, or why the call is not carried out.
 CUresult admit(Present& here, Fn function, bool early) {
   if (here.over) return CUDA_ERROR_DEINITIALIZED;
   // The real driver does not survive a fork: in the child nothing is initialised, and nothing can be.
@@ -60,6 +60,29 @@ CUresult admit(Present& here, Fn function, bool early) {
     if (const auto code = machine.faults.next(function)) return *code;
   }
   return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult carry_out(Fn function, bool early, void* body, CUresult (*run)(void* body, Call& call)) noexcept {
+  Present& here = present();
+  std::shared_ptr<Machine> keep;
+  std::unique_lock lock(here.mutex);
+  if (const CUresult refused = admit(here, function, early); refused != CUDA_SUCCESS) return refused;
+  keep = here.machine;
+  Machine& machine = *keep;
+  Call context{machine, lock, function, machine.thread()};
+  try {
+    const CUresult result = run(body, context);
+    // As on hardware, a caller that runs far ahead of the device is made to wait. Here, where nothing is looked at any
+    // more that another thread may destroy meanwhile.
+    if (machine.clock.is_full()) machine.clock.relieve(lock);
+    return result;
+  } catch (const std::bad_alloc&) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  } catch (...) {
+    return CUDA_ERROR_UNKNOWN;
+  }
 }
 
 void Call::note(Misuse kind, std::uint64_t handle, std::string detail) const {

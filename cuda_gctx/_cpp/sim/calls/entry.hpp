@@ -2,7 +2,8 @@
 // simulated version lacks, and fail where a test asked for it.
 #pragma once
 
-#include <new>
+#include <memory>
+#include <type_traits>
 
 #include "sim/machine/machine.hpp"
 
@@ -22,29 +23,14 @@ struct Call {
   }
 };
 
-// CUDA_SUCCESS, or why the call is not carried out. Before cuInit only `early` functions work.
-CUresult admit(Present& present, Fn function, bool early);
+// The frame of every call, compiled once. Before cuInit only `early` functions work.
+CUresult carry_out(Fn function, bool early, void* body, CUresult (*run)(void* body, Call& call)) noexcept;
 
 template <Fn function, bool early = false, class Body>
 CUresult call(Body&& body) noexcept {
-  Present& here = present();
-  std::shared_ptr<Machine> keep;
-  std::unique_lock lock(here.mutex);
-  if (const CUresult refused = admit(here, function, early); refused != CUDA_SUCCESS) return refused;
-  keep = here.machine;
-  Machine& machine = *keep;
-  Call context{machine, lock, function, machine.thread()};
-  try {
-    const CUresult result = body(context);
-    // As on hardware, a caller that runs far ahead of the device is made to wait. Here, where nothing is looked at any
-    // more that another thread may destroy meanwhile.
-    if (machine.clock.is_full()) machine.clock.relieve(lock);
-    return result;
-  } catch (const std::bad_alloc&) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  } catch (...) {
-    return CUDA_ERROR_UNKNOWN;
-  }
+  using Type = std::remove_reference_t<Body>;
+  return carry_out(function, early, std::addressof(body),
+                   [](void* given, Call& context) -> CUresult { return (*static_cast<Type*>(given))(context); });
 }
 
 // Look-ups. On failure they note the misuse, set `result` and return null.

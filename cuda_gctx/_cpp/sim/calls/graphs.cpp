@@ -138,7 +138,7 @@ std::shared_ptr<Work> work_of(Call& c, const ExecNode& one, const Stream& stream
   return work;
 }
 
-// An event may be destroyed before a graph that names it is launched: then there is nobody to tell.
+// An event may be destroyed before a graph that names it is launched: then nothing is recorded and nothing waits.
 void pass_event(Call& c, const GraphNode& node, const WorkPtr& work) {
   const auto* named = std::get_if<EventNode>(&node.parameters);
   Event* event = named == nullptr ? nullptr : c.machine.events.find(named->event);
