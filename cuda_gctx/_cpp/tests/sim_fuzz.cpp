@@ -456,11 +456,11 @@ class Fuzzer {
     return copy;
   }
 
-  CUgraphNodeParams any_parameters() {
+  CUgraphNodeParams any_parameters(CUgraphNodeType type) {
     CUgraphNodeParams parameters{};
     static std::uint64_t argument_values[3] = {0, 0, 0};
     static void* argument_list[] = {&argument_values[0], &argument_values[1], &argument_values[2]};
-    parameters.type = static_cast<CUgraphNodeType>(pick(15));
+    parameters.type = type;
     switch (parameters.type) {
       case CU_GRAPH_NODE_TYPE_KERNEL:
         parameters.kernel.func = functions.get(random_);
@@ -525,7 +525,7 @@ class Fuzzer {
       default: {
         const CUgraph target = graph();
         const auto behind = some_nodes(target);
-        CUgraphNodeParams parameters = any_parameters();
+        CUgraphNodeParams parameters = any_parameters(static_cast<CUgraphNodeType>(pick(15)));
         if (DRIVER(cuGraphAddNode_v2, &node, target, behind.data(), nullptr, pick(3), &parameters) != CUDA_SUCCESS) {
           return;
         }
@@ -577,10 +577,11 @@ class Fuzzer {
   }
 
   void change_nodes() {
-    CUgraphNodeParams parameters = any_parameters();
-    CUgraphNodeType type{};
+    auto type = static_cast<CUgraphNodeType>(pick(15));
     const CUgraphNode node = nodes.get(random_);
-    if (pick(2) == 0 && DRIVER(cuGraphNodeGetType, node, &type) == CUDA_SUCCESS) parameters.type = type;
+    // Mostly of the node's own type, since others are refused.
+    if (pick(4) != 0) DRIVER(cuGraphNodeGetType, node, &type);
+    CUgraphNodeParams parameters = any_parameters(type);
     switch (pick(6)) {
       case 0:
         DRIVER(cuGraphNodeSetParams, node, &parameters);

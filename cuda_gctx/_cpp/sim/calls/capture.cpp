@@ -137,7 +137,7 @@ CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_hand
     CUresult result = CUDA_SUCCESS;
     Graph* graph = find_graph(c, graph_handle, result);
     if (graph == nullptr) return result;
-    if (graph->capturing) return CUDA_ERROR_ILLEGAL_STATE;
+    if (graph->capture != nullptr) return CUDA_ERROR_ILLEGAL_STATE;
     std::vector<Edge> tail;
     result = read_edges(c, *graph, nodes, data, count, tail);
     return result == CUDA_SUCCESS ? begin(c, handle, mode, graph, std::move(tail)) : result;

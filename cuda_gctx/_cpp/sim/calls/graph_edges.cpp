@@ -268,7 +268,7 @@ CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode handle) {
   return with_node<Fn::cuGraphDestroyNode>(handle, [&](Call& c, GraphNode& node) {
     if (node.graph->has_memory) return CUDA_ERROR_INVALID_VALUE;
     const bool captured_into =
-        node.graph->capturing ||
+        node.graph->capture != nullptr ||
         std::any_of(node.bodies.begin(), node.bodies.end(), [](const Graph* body) { return is_being_captured(*body); });
     if (captured_into) return CUDA_ERROR_ILLEGAL_STATE;
     remove_node(c.machine, node);
@@ -281,6 +281,7 @@ CUresult CUDAAPI cuGraphClone(CUgraph* out, CUgraph handle) {
     if (out == nullptr || is_being_captured(graph) || has_memory_nodes(graph) || has_conditions(graph)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
+    if (!has_room_for_copy(c, graph)) return CUDA_ERROR_OUT_OF_MEMORY;
     return give(out, as_handle<CUgraph>(clone(c.machine, graph)));
   });
 }

@@ -54,6 +54,7 @@ CUresult plan_child_node(Call& c, const Graph& parent, const CUDA_CHILD_GRAPH_NO
   if (is_being_captured(*graph) || has_conditions(*graph)) return CUDA_ERROR_INVALID_VALUE;
   if (!moved) {
     if (has_memory_nodes(*graph)) return CUDA_ERROR_INVALID_VALUE;
+    if (!has_room_for_copy(c, *graph)) return CUDA_ERROR_OUT_OF_MEMORY;
     node.bodies = {&clone(c.machine, *graph)};
     return CUDA_SUCCESS;
   }
@@ -419,6 +420,11 @@ CUresult read_edges(Call& c, const Graph& graph, const CUgraphNode* nodes, const
     edges.push_back(edge);
   }
   return CUDA_SUCCESS;
+}
+
+bool has_room_for_copy(Call& c, const Graph& graph) {
+  constexpr std::size_t limit = 1'000'000;
+  return c.machine.graph_nodes.live() + count_nodes(graph) <= limit;
 }
 
 ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node) {

@@ -20,6 +20,9 @@ CUresult describe(Call& call, GraphNode& node, CUgraphNodeParams& parameters);
 CUresult read_edges(Call& call, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,
                     std::size_t count, std::vector<Edge>& edges);
 
+// A graph that is put into itself doubles: copies end at a million nodes.
+bool has_room_for_copy(Call& call, const Graph& graph);
+
 // The place of a node of the graph that an executable one was made of.
 ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node);
 

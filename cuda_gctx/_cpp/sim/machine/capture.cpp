@@ -13,7 +13,7 @@ void release(Stream& stream) {
 
 Capture::Capture(Graph& graph, Into into, Stream& origin, CUstreamCaptureMode mode, std::uint64_t thread)
     : id_(next_id()), graph_(&graph), into_(into), origin_(&origin), mode_(mode), thread_(thread) {
-  graph.capturing = true;
+  graph.capture = this;
 }
 
 void Capture::invalidate() noexcept {
@@ -43,7 +43,7 @@ Graph* Capture::end(Machine& machine, bool keep_graph) {
   for (Stream* stream : std::exchange(streams_, {})) release(*stream);
   origin_ = nullptr;
   Graph* graph = std::exchange(graph_, nullptr);
-  graph->capturing = false;
+  graph->capture = nullptr;
   // A graph of the program keeps what was captured into it.
   if (into_ == Into::given_graph) return keep_graph ? graph : nullptr;
   if (keep_graph) {

@@ -63,6 +63,8 @@ void remove_node(Machine& machine, GraphNode& node) {
 }
 
 void drop(Machine& machine, Graph& graph) {
+  // A graph may go together with the one that it is inside of, while something is captured into it.
+  if (graph.capture != nullptr) graph.capture->end(machine, false);
   for (GraphNode* node : std::exchange(graph.nodes, {})) {
     for (Graph* body : node->bodies) drop(machine, *body);
     count_memory(machine, *node, -1);
@@ -155,11 +157,19 @@ bool any_graph(const Graph& graph, Test&& test) {
 }  // namespace
 
 bool is_being_captured(const Graph& graph) {
-  return any_graph(graph, [](const Graph& one) { return one.capturing; });
+  return any_graph(graph, [](const Graph& one) { return one.capture != nullptr; });
 }
 
 bool has_memory_nodes(const Graph& graph) {
   return any_graph(graph, [](const Graph& one) { return one.has_memory; });
+}
+
+std::size_t count_nodes(const Graph& graph) {
+  std::size_t count = graph.nodes.size();
+  for (const GraphNode* node : graph.nodes) {
+    for (const Graph* body : node->bodies) count += count_nodes(*body);
+  }
+  return count;
 }
 
 bool has_conditions(const Graph& graph) {

@@ -17,6 +17,7 @@
 
 namespace gctx::sim {
 
+class Capture;
 struct Context;
 struct Graph;
 struct GraphNode;
@@ -112,9 +113,9 @@ struct Graph : Object {
   std::vector<Condition*> conditions;
   KeptObjects kept;
   GraphNode* owner = nullptr;  // the node whose body this is
-  bool capturing = false;
-  bool has_memory = false;  // nodes that allocate or free
-  unsigned made = 0;        // nodes so far
+  Capture* capture = nullptr;  // that adds to it
+  bool has_memory = false;     // nodes that allocate or free
+  unsigned made = 0;           // nodes so far
 };
 
 // What is launched: copies, in an order in which each stands behind what it waits for.
@@ -193,6 +194,8 @@ void hold_memory(Machine& machine, const GraphExec& exec);
 // Whether it or a graph inside it is the target of a capture.
 bool is_being_captured(const Graph& graph);
 bool has_memory_nodes(const Graph& graph);
+// With those of the graphs inside.
+std::size_t count_nodes(const Graph& graph);
 bool has_conditions(const Graph& graph);
 
 // References of a graph to objects of the program.
