@@ -31,6 +31,8 @@ from typing import Any
 
 # Multicast over NVLink can put the GPUs of a shared host out of service: nothing here uses it, nothing below may.
 SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+# Eight ranks that are threads, and GEMMs next to them, have more streams than the default number of hardware queues.
+QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 90
 # Of waits in the kernels: a rank that is late by more is an error of the tests.
@@ -1056,7 +1058,7 @@ def main() -> int:
 
     options.out.mkdir(parents=True, exist_ok=True)
     out = options.out.resolve()
-    environment = os.environ | SAFE | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | SAFE | QUEUES | {"PYTHONUNBUFFERED": "1"}
     if options.build:
         build(out / "site")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(out / "site"), os.environ.get("PYTHONPATH")]))
