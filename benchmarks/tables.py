@@ -335,6 +335,11 @@ def results_of(kind: str) -> list[Result]:
     return results
 
 
+def h200_studies() -> list[Result]:
+    """The studies of the card of the pictures."""
+    return next(list(result["studies"]) for result in results_of("studies") if result["card"] == "NVIDIA H200")
+
+
 # The rows of the picture of latencies: where the short kernel and the GEMMs run, and how that is called there.
 LATENCY_ROWS = {
     ("plain stream", "(none)"): ("kernel alone", "bar"),
@@ -349,7 +354,7 @@ LATENCY_AXIS_US = (5, 5000)
 def latency_picture() -> str:
     """The p99 of a short kernel next to GEMMs, and what isolation costs, as an SVG picture."""
     [result] = results_of("partitions")
-    [critical] = [report_of(study) for study in results_of("studies")[0]["studies"] if study["name"] == "critical-load"]
+    [critical] = [report_of(study) for study in h200_studies() if study["name"] == "critical-load"]
     margin, left, plot, height = 20, 300, 350, 26
     width = left + plot + 170
     drawing = Drawing("p99 latency of a short kernel next to GEMMs")
@@ -392,7 +397,7 @@ def latency_picture() -> str:
 
 def study_picture() -> str:
     """The first study, as the tuner draws it."""
-    return report_of(results_of("studies")[0]["studies"][0]).svg()
+    return report_of(h200_studies()[0]).svg()
 
 
 # The curves of the pictures of communication: names there, and variants of the benchmark, of which the fastest counts.

@@ -5,14 +5,16 @@ A sample: `python tests/tune/worlds.py` runs all worlds 200 times each, with the
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 
 from cuda_gctx import Device
 from cuda_gctx.measure.statistics import NOISE
 
-from .worlds import TRUTHS, WITHOUT_A_GAIN, World, lognormal, measured, outcomes
+from .worlds import NOISES, TRUTHS, WITHOUT_A_GAIN, World, lognormal, measured, outcomes
 
 pytestmark = pytest.mark.sim_only
 
@@ -67,3 +69,13 @@ def test_long_steps_get_an_answer(dev: Device, step_s: float) -> None:
     assert report.choice.kind != "sequence"
     assert report.gain_low > 1.01
     assert report.result(report.choice).seconds.samples >= 7
+
+
+def test_the_record_of_all_worlds_keeps_the_limits() -> None:
+    record = Path(__file__).parents[2] / "benchmarks" / "results" / "tuner-worlds.json"
+    rows = json.loads(record.read_text())["rows"]
+    assert {(row["truth"], row["noise"]) for row in rows} == {(truth, noise) for truth in TRUTHS for noise in NOISES}
+    for row in rows:
+        assert row["runs"] == 200
+        assert row["sure_but_wrong"] <= 0.02, row
+        assert row["false_wins"] <= 0.01, row
