@@ -454,7 +454,7 @@ class Search:
         placed += [] if any(c.plan is not None and c.plan.kind == "partitions" for c in placed) else [best]
         placed = list(dict.fromkeys(placed))
         for candidate in placed:
-            for part in candidate.trial.parts:
+            for part in self.parts:  # not the graphs of the candidate
                 if candidate.plan is None or part.name not in candidate.plan.places:
                     continue  # on the whole device
                 hint, stream = candidate.trial.library_sms, candidate.trial.streams[part.name]

@@ -136,6 +136,7 @@ def test_graphs_are_captured_once_for_each_stream_and_replayed(dev: Device) -> N
     opened = sum(report.openings for _ in report.results)
     assert calls <= 4 * (opened + 8) + 12
     assert "launch-bound" not in "\n".join(report.reasons)
+    assert "excluded" not in "\n".join(report.reasons)
 
 
 def test_what_cannot_be_captured_is_named(dev: Device) -> None:
