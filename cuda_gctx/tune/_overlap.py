@@ -69,7 +69,7 @@ def overlap(
     if launch not in LAUNCHES:
         raise ValueError(f"launch must be one of {', '.join(LAUNCHES)}, not {launch!r}")
     if library_sms == "on" and not libraries_loaded():
-        raise ValueError('library_sms="on" needs torch or CuPy, and neither is imported: import it first')
+        raise ValueError('library_sms="on" needs torch or CuPy with a GPU, and neither is imported: import it first')
     device = device_of(device)
     refuse_capture(device)
     with only_tuning(device), Progress(progress) as bar, ExitStack() as closing:

@@ -130,9 +130,15 @@ def naming(what: object) -> Iterator[None]:
 # ---- libraries
 
 
+def _library(name: str) -> Any:
+    """The library of this name; None if it is not loaded, or has no GPU to work on (a torch for CPUs has none)."""
+    library: Any = sys.modules.get(name)
+    return library if library is not None and library.cuda.is_available() else None
+
+
 def libraries_loaded() -> bool:
     """Whether a library is loaded that takes an SM count hint."""
-    return any(sys.modules.get(name) is not None for name in LIBRARIES)
+    return any(map(_library, LIBRARIES))
 
 
 @contextmanager
@@ -143,8 +149,8 @@ def _library_sms(stream: Stream, on: bool) -> Iterator[None]:
             from cuda_gctx.interop.library_sms import cupy_block, torch_block
 
             for name, block in zip(LIBRARIES, (torch_block, cupy_block), strict=True):
-                library = sys.modules.get(name)
-                if library is not None and library.cuda.is_available():
+                library = _library(name)
+                if library is not None:
                     blocks.enter_context(block(library, stream, "on"))
         yield
 
@@ -174,10 +180,9 @@ def captured(part: Part, stream: Stream, library_sms: bool, plan: object, closin
     closing: destroys the graph.
     """
     call = partial(part.enqueue, stream, plan)
-    torch = sys.modules.get("torch")
     try:
         with entered(stream, library_sms):
-            if torch is not None and torch.cuda.is_available():
+            if _library("torch") is not None:
                 graph = graph_of_calls(stream, call)
                 closing.callback(graph.close)
                 return Part(part.name, lambda _: graph.replay())

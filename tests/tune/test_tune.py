@@ -1249,6 +1249,13 @@ def test_partitions_are_measured_without_and_with_library_sms(
     assert {result.plan.library_sms for result in of_kind(always, "partitions")} == {True}
 
 
+def test_a_torch_without_a_gpu_takes_no_hint(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(ValueError, match="needs torch or CuPy with a GPU"):
+        tune.overlap(chain, other=chain, device=dev, library_sms="on")
+
+
 def test_each_library_that_is_loaded_is_told(torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
 
