@@ -909,10 +909,10 @@ def nodes_through_nvshmem() -> dict[str, Any]:
 
 @case
 def processes_on_four_gpus() -> dict[str, Any]:
-    """Every topology in one type, and in the other those whose groups of NCCL are different ones."""
+    """Every topology, and with NCCL in both types those whose groups of NCCL are different ones."""
     return few_gpus(4) or {
-        "float16": compared_by_processes(4, OF_FOUR, (1, 16, 100), ("float16",), nccl=False),
-        "bfloat16": compared_by_processes(4, OF_FOUR[:4], (1, 16, 100)),
+        "without NCCL": compared_by_processes(4, OF_FOUR, (1, 16, 100), ("float16",), nccl=False),
+        "with NCCL": compared_by_processes(4, OF_FOUR[:4], (1, 16, 100), ("bfloat16", "float16")),
     }
 
 
