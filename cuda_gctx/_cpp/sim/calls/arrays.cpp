@@ -71,19 +71,12 @@ void destroy_array(Machine& machine, const Array& array) {
 }
 
 Array* find_array(Call& c, CUarray handle, CUresult& result) {
-  if (Array* array = c.machine.arrays.find(handle)) return array;
-  if (c.machine.arrays.is_stale(handle)) c.note(Misuse::use_after_destroy, handle, "the array is destroyed");
-  result = CUDA_ERROR_INVALID_HANDLE;
-  return nullptr;
+  return find_in(c, c.machine.arrays, handle, CUDA_ERROR_INVALID_HANDLE, "the array is destroyed", result);
 }
 
 MipmappedArray* find_mipmapped(Call& c, CUmipmappedArray handle, CUresult& result) {
-  if (MipmappedArray* array = c.machine.mipmapped_arrays.find(handle)) return array;
-  if (c.machine.mipmapped_arrays.is_stale(handle)) {
-    c.note(Misuse::use_after_destroy, handle, "the mipmapped array is destroyed");
-  }
-  result = CUDA_ERROR_INVALID_HANDLE;
-  return nullptr;
+  return find_in(c, c.machine.mipmapped_arrays, handle, CUDA_ERROR_INVALID_HANDLE, "the mipmapped array is destroyed",
+                 result);
 }
 
 // What a texture or a surface is made of must be there.
@@ -121,21 +114,12 @@ CUresult check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
   }
 }
 
-template <class Known, class Handle>
-Known* find_object(HandleTable<Known>& table, Call& c, Handle handle, CUresult& result) {
-  Known* found = table.find(handle);
-  if (found == nullptr) {
-    if (table.is_stale(handle)) c.note(Misuse::use_after_destroy, handle, "the texture or surface is destroyed");
-    result = CUDA_ERROR_INVALID_VALUE;
-  }
-  return found;
-}
-
 template <Fn function, class Body>
 CUresult with_texture(CUtexObject handle, Body&& body) noexcept {
   return call<function>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    Texture* texture = find_object(c.machine.textures, c, handle, result);
+    Texture* texture =
+        find_in(c, c.machine.textures, handle, CUDA_ERROR_INVALID_VALUE, "the texture or surface is destroyed", result);
     return texture == nullptr ? result : body(c, *texture);
   });
 }
@@ -144,7 +128,8 @@ template <Fn function, class Body>
 CUresult with_surface(CUsurfObject handle, Body&& body) noexcept {
   return call<function>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    Surface* surface = find_object(c.machine.surfaces, c, handle, result);
+    Surface* surface =
+        find_in(c, c.machine.surfaces, handle, CUDA_ERROR_INVALID_VALUE, "the texture or surface is destroyed", result);
     return surface == nullptr ? result : body(c, *surface);
   });
 }

@@ -43,6 +43,15 @@ Context* find_green(Call& call, CUgreenCtx handle, CUresult& result);
 // A stream handle, the special ones included, of a context that is alive.
 Stream* find_stream(Call& call, CUstream handle, CUresult& result);
 Event* find_event(Call& call, CUevent handle, CUresult& result);
+// An object of a table. `refusal` is the result of any other handle, `gone` what is noted of one whose object is gone.
+template <class Object, class Handle>
+Object* find_in(Call& call, const HandleTable<Object>& table, Handle handle, CUresult refusal, const char* gone,
+                CUresult& result) {
+  if (Object* object = table.find(handle)) return object;
+  if (table.is_stale(handle)) call.note(Misuse::use_after_destroy, handle, gone);
+  result = refusal;
+  return nullptr;
+}
 
 // Makes the primary context exist, for a retain or a green context.
 Context& activate_primary(Call& call, Device& device);

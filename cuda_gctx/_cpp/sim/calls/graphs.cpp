@@ -6,26 +6,16 @@
 namespace gctx::sim {
 
 Graph* find_graph(Call& c, CUgraph handle, CUresult& result) {
-  if (Graph* graph = c.machine.graphs.find(handle)) return graph;
-  if (c.machine.graphs.is_stale(handle)) c.note(Misuse::use_after_destroy, handle, "the graph is destroyed");
-  result = CUDA_ERROR_INVALID_VALUE;
-  return nullptr;
+  return find_in(c, c.machine.graphs, handle, CUDA_ERROR_INVALID_VALUE, "the graph is destroyed", result);
 }
 
 GraphNode* find_node(Call& c, CUgraphNode handle, CUresult& result) {
-  if (GraphNode* node = c.machine.graph_nodes.find(handle)) return node;
-  if (c.machine.graph_nodes.is_stale(handle)) c.note(Misuse::use_after_destroy, handle, "the node is destroyed");
-  result = CUDA_ERROR_INVALID_VALUE;
-  return nullptr;
+  return find_in(c, c.machine.graph_nodes, handle, CUDA_ERROR_INVALID_VALUE, "the node is destroyed", result);
 }
 
 GraphExec* find_exec(Call& c, CUgraphExec handle, CUresult& result) {
-  if (GraphExec* exec = c.machine.graph_execs.find(handle)) return exec;
-  if (c.machine.graph_execs.is_stale(handle)) {
-    c.note(Misuse::use_after_destroy, handle, "the executable graph is destroyed");
-  }
-  result = CUDA_ERROR_INVALID_VALUE;
-  return nullptr;
+  return find_in(c, c.machine.graph_execs, handle, CUDA_ERROR_INVALID_VALUE, "the executable graph is destroyed",
+                 result);
 }
 
 namespace {

@@ -23,17 +23,11 @@ Function& function_of(Machine& machine, Module& module, const std::shared_ptr<Ke
 namespace {
 
 Module* find_module(Call& c, CUmodule handle, CUresult& result) {
-  if (Module* module = c.machine.modules.find(handle)) return module;
-  if (c.machine.modules.is_stale(handle)) c.note(Misuse::use_after_destroy, handle, "the module is unloaded");
-  result = CUDA_ERROR_INVALID_HANDLE;
-  return nullptr;
+  return find_in(c, c.machine.modules, handle, CUDA_ERROR_INVALID_HANDLE, "the module is unloaded", result);
 }
 
 Library* find_library(Call& c, CUlibrary handle, CUresult& result) {
-  if (Library* library = c.machine.libraries.find(handle)) return library;
-  if (c.machine.libraries.is_stale(handle)) c.note(Misuse::use_after_destroy, handle, "the library is unloaded");
-  result = CUDA_ERROR_INVALID_HANDLE;
-  return nullptr;
+  return find_in(c, c.machine.libraries, handle, CUDA_ERROR_INVALID_HANDLE, "the library is unloaded", result);
 }
 
 CUresult read_file(const char* name, std::vector<char>& bytes) {

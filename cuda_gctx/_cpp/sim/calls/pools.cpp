@@ -28,10 +28,7 @@ Pools& pools_of(Machine& machine, const Place& place) {
 }
 
 Pool* find_pool(Call& c, CUmemoryPool handle, CUresult& result) {
-  if (Pool* pool = c.machine.pools.find(handle)) return pool;
-  if (c.machine.pools.is_stale(handle)) c.note(Misuse::use_after_destroy, handle, "the memory pool is destroyed");
-  result = CUDA_ERROR_INVALID_VALUE;
-  return nullptr;
+  return find_in(c, c.machine.pools, handle, CUDA_ERROR_INVALID_VALUE, "the memory pool is destroyed", result);
 }
 
 // A node that allocates memory of the graph, whichever pool is named.

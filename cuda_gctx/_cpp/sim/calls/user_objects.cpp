@@ -7,14 +7,11 @@ namespace gctx::sim {
 namespace {
 
 UserObject* find_object(Call& c, CUuserObject handle, unsigned count, CUresult& result) {
-  UserObject* object = count == 0 || count > INT_MAX ? nullptr : c.machine.user_objects.find(handle);
-  if (object == nullptr) {
-    if (c.machine.user_objects.is_stale(handle)) {
-      c.note(Misuse::use_after_destroy, handle, "the last reference to the user object is gone");
-    }
-    result = CUDA_ERROR_INVALID_VALUE;
-  }
-  return object;
+  UserObject* object = find_in(c, c.machine.user_objects, handle, CUDA_ERROR_INVALID_VALUE,
+                               "the last reference to the user object is gone", result);
+  if (count > 0 && count <= INT_MAX) return object;
+  result = CUDA_ERROR_INVALID_VALUE;
+  return nullptr;
 }
 
 }  // namespace
