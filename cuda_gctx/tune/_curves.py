@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -26,7 +26,7 @@ from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.layout import Layout, Request
 from cuda_gctx.tune._guard import checked_budget, device_of, only_tuning, refuse_capture, sharing
-from cuda_gctx.tune._json import conditions, each, made, optional
+from cuda_gctx.tune._json import conditions, each, made, optional, reading
 from cuda_gctx.tune._measure import OutOfTime, Runner, Trial
 from cuda_gctx.tune._objectives import TailLatency
 from cuda_gctx.tune._report import words
@@ -111,21 +111,16 @@ class Curve:
     @classmethod
     def from_json(cls, text: str) -> Curve:
         """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
-        value = json.loads(text)
-        if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
-            raise ValueError(f"not a curve of schema {SCHEMA}: measure again with this version")
-        try:
+        with reading(text, "curve", SCHEMA) as given:
             found = made(
                 cls,
-                {name: item for name, item in value.items() if name != "schema"},
+                given,
                 "",
                 points=lambda value, where: tuple(each(value, where, _point)),
                 conditions=lambda value, where: tuple(each(value, where, conditions)),
             )
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"not a curve of schema {SCHEMA}: {error}") from error
-        if not found.points:
-            raise ValueError(f"not a curve of schema {SCHEMA}: points is empty")
+            if not found.points:
+                raise ValueError("points is empty")
         return found
 
     # ---- for people

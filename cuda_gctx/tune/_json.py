@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.tune._plans import Plan
 
-__all__ = ["Reader", "by_name", "conditions", "each", "made", "optional", "plain", "plan_of"]
+__all__ = ["Reader", "by_name", "conditions", "each", "made", "optional", "plain", "plan_of", "reading"]
 
 Value = TypeVar("Value")
 Reader: TypeAlias = Callable[[Any, str], Any]
+
+
+@contextmanager
+def reading(text: str, what: str, schema: int) -> Iterator[dict[str, Any]]:
+    """A block that reads the fields of a saved document. Its errors name the document, and are ValueErrors."""
+    value = json.loads(text)
+    if not isinstance(value, Mapping) or value.get("schema") != schema:
+        raise ValueError(f"not a {what} of schema {schema}: measure again with this version")
+    try:
+        yield {name: item for name, item in value.items() if name != "schema"}
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"not a {what} of schema {schema}: {error}") from error
 
 
 def plain(kind: Any, value: Any, where: str) -> Any:
@@ -28,8 +43,9 @@ def plain(kind: Any, value: Any, where: str) -> Any:
 
 
 def made(kind: type[Value], value: Any, where: str, **readers: Reader) -> Value:
-    """A dataclass, from exactly its fields."""
-    kinds = get_type_hints(kind)
+    """A dataclass, from exactly the fields that it is made from."""
+    hints = get_type_hints(kind)
+    kinds = {field.name: hints[field.name] for field in fields(kind) if field.init}  # type: ignore[arg-type]
     at = f"{where}." if where else ""
     given = set(mapping(value, where))
     for name in sorted(kinds.keys() ^ given):

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from cuda_gctx.draw.table import table
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plan_of
+from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plan_of, reading
 from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._report import words
 
@@ -302,12 +302,8 @@ class Policy:
     @classmethod
     def from_json(cls, text: str) -> Policy:
         """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
-        value = json.loads(text)
-        if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
-            raise ValueError(f"not a policy of schema {SCHEMA}: measure again with this version")
-        fields = {name: item for name, item in value.items() if name != "schema"}
-        try:
-            plans = tuple(each(fields.get("plans"), "plans", plan_of))
+        with reading(text, "policy", SCHEMA) as given:
+            plans = tuple(each(given.get("plans"), "plans", plan_of))
 
             def check(value: Any, where: str) -> Check:
                 return made(
@@ -320,25 +316,21 @@ class Policy:
                     found=_prediction,
                 )
 
-            return cls(
-                **made(
-                    _Fields,
-                    fields,
-                    "",
-                    keys=lambda value, where: tuple(each(value, where, _text)),
-                    buckets=lambda value, where: tuple(
-                        tuple(values) for values in each(value, where, lambda one, at: each(one, at, _value))
-                    ),
-                    plans=lambda value, where: plans,
-                    predictions=lambda value, where: tuple(
-                        tuple(row) for row in each(value, where, lambda one, at: each(one, at, optional(_prediction)))
-                    ),
-                    checks=lambda value, where: tuple(each(value, where, check)),
-                    conditions=lambda value, where: tuple(each(value, where, conditions)),
-                ).__dict__
+            return made(
+                cls,
+                given,
+                "",
+                keys=lambda value, where: tuple(each(value, where, _text)),
+                buckets=lambda value, where: tuple(
+                    tuple(values) for values in each(value, where, lambda one, at: each(one, at, _value))
+                ),
+                plans=lambda value, where: plans,
+                predictions=lambda value, where: tuple(
+                    tuple(row) for row in each(value, where, lambda one, at: each(one, at, optional(_prediction)))
+                ),
+                checks=lambda value, where: tuple(each(value, where, check)),
+                conditions=lambda value, where: tuple(each(value, where, conditions)),
             )
-        except (TypeError, ValueError, IndexError) as error:
-            raise ValueError(f"not a policy of schema {SCHEMA}: {error}") from error
 
     # ---- for people
 
@@ -364,23 +356,6 @@ class Policy:
         from_ = f"p{self.quantile * 100:g} of {self.latency} from"
         lines.append(table((*self.keys, from_, "plan", f"{self.bulk}, calls/s"), rows))
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """What the JSON of a policy holds."""
-
-    keys: tuple[str, ...]
-    buckets: tuple[tuple[Value, ...], ...]
-    latency: str
-    bulk: str
-    quantile: float
-    plans: tuple[Plan, ...]
-    predictions: tuple[tuple[Prediction | None, ...], ...]
-    checks: tuple[Check, ...]
-    hysteresis: float
-    device: str
-    conditions: tuple[Conditions, ...]
 
 
 def _text(value: Any, where: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from textwrap import fill
@@ -16,7 +16,7 @@ from cuda_gctx.draw.table import table
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import Latency, Spread
 from cuda_gctx.tune import _objectives
-from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plain, plan_of
+from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plain, plan_of, reading
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
 
@@ -203,13 +203,10 @@ class Report:
     @classmethod
     def from_json(cls, text: str) -> Report:
         """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
-        value = json.loads(text)
-        if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
-            raise ValueError(f"not a report of schema {SCHEMA}: measure again with this version")
-        try:
+        with reading(text, "report", SCHEMA) as given:
             report = made(
                 cls,
-                {name: item for name, item in value.items() if name != "schema"},
+                given,
                 "",
                 choice=plan_of,
                 objective=_objective,
@@ -219,8 +216,6 @@ class Report:
                 conditions=lambda value, where: tuple(each(value, where, conditions)),
             )
             report._demand_consistency()
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"not a report of schema {SCHEMA}: {error}") from error
         return report
 
     def _demand_consistency(self) -> None:
