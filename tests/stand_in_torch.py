@@ -6,6 +6,7 @@ torch makes of that is tested on a GPU, by the same tests and more.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,3 +122,14 @@ class StandInTorch(ModuleType):
     def close(self) -> None:
         for stream in self._defaults.values():
             stream.close()
+
+
+class StandInDispatchMode:
+    """torch's TorchDispatchMode: the open ones are the `modes` of the stand-in, the innermost last."""
+
+    def __enter__(self) -> StandInDispatchMode:
+        sys.modules["torch"].modes.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert sys.modules["torch"].modes.pop() is self

@@ -20,6 +20,7 @@ from cuda_gctx.interop import _counts, library_sms
 from cuda_gctx.interop.library_sms import settings
 
 from ..common import on_another_thread, run_python
+from ..stand_in_torch import StandInDispatchMode
 
 pytestmark = pytest.mark.sim_only
 SMS = 132
@@ -107,20 +108,11 @@ class Operator:
         return None
 
 
-class Mode:
-    def __enter__(self) -> Mode:
-        sys.modules["torch"].modes.append(self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert sys.modules["torch"].modes.pop() is self
-
-
 @pytest.fixture
 def attention(torch: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.modes = []
     module(monkeypatch, "torch.utils")
-    module(monkeypatch, "torch.utils._python_dispatch", TorchDispatchMode=Mode)
+    module(monkeypatch, "torch.utils._python_dispatch", TorchDispatchMode=StandInDispatchMode)
     module(monkeypatch, "flash_attn_3._C")
     _counts._margin_class.cache_clear()
     yield lambda namespace, *arguments: Operator(torch, namespace, *arguments)
@@ -133,7 +125,7 @@ def test_deep_gemm_has_the_count_of_the_partition_in_the_block(
     torch: Any, deep_gemm: Any, dev: Device, choice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if choice == "auto":
-        monkeypatch.setattr(library_sms, "_mode_class", lambda torch: lambda stream, count: Mode())
+        monkeypatch.setattr(library_sms, "_mode_class", lambda torch: lambda stream, count: StandInDispatchMode())
         torch.modes = []
     with dev.partition(16, 32) as parts:
         with parts[0].torch(library_sms=choice):

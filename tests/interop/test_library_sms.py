@@ -28,7 +28,7 @@ from cuda_gctx.interop.library_sms import Decisions, Gemm, cublas_sms, decisions
 from cuda_gctx.interop.torch import torch_stream, use
 
 from ..common import on_another_thread, refusal
-from ..stand_in_torch import StandInTorch
+from ..stand_in_torch import StandInDispatchMode, StandInTorch
 
 
 class StandInCuBLAS:
@@ -142,17 +142,6 @@ class TorchWithGemms(StandInTorch):
         self.cuda.is_current_stream_capturing = lambda: self.capturing
 
 
-class Mode:
-    """torch's TorchDispatchMode."""
-
-    def __enter__(self) -> Mode:
-        sys.modules["torch"].modes.append(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        assert sys.modules["torch"].modes.pop() is self
-
-
 @pytest.fixture
 def cublas(dev: Device, monkeypatch: pytest.MonkeyPatch) -> StandInCuBLAS:
     stand_in = StandInCuBLAS()
@@ -164,7 +153,7 @@ def cublas(dev: Device, monkeypatch: pytest.MonkeyPatch) -> StandInCuBLAS:
 def gemms(cublas: StandInCuBLAS, monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchWithGemms]:
     torch = TorchWithGemms(cublas)
     dispatch = types.ModuleType("torch.utils._python_dispatch")
-    dispatch.TorchDispatchMode = Mode  # type: ignore[attr-defined]
+    dispatch.TorchDispatchMode = StandInDispatchMode  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.utils", types.ModuleType("torch.utils"))
     monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", dispatch)
