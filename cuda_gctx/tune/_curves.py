@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from itertools import pairwise
 from os import PathLike
@@ -244,8 +244,10 @@ def curve(
     device = device_of(device)
     refuse_capture(device)
     with only_tuning(device), Progress(progress) as bar:
+        before = Conditions.of(device)
         device.sync()
-        return measured_curve(device, work, other, sizes, launch, budget_s, bar, seed)
+        found = measured_curve(device, work, other, sizes, launch, budget_s, bar, seed)
+        return replace(found, conditions=(before, Conditions.of(device)))
 
 
 def measured_curve(
@@ -259,16 +261,14 @@ def measured_curve(
     seed: int,
     most_rounds: int = MOST_ROUNDS,
 ) -> Curve:
-    """The curve of a part; the caller has made sure that nothing else is being tuned."""
+    """The curve of a part, without the conditions; the caller has made sure that nothing else is being tuned."""
     with ExitStack() as closing:
         until = clock.now() + budget_s
         runner = closing.enter_context(Runner("makespan", until, launch))
         calls = closing.enter_context(Runner(TailLatency(PART, quantile=0.5), until, launch))
-        before = Conditions.of(device)
         measured, complete = _measure(
             device, work, load, sizes, runner, calls, budget_s, bar, seed, closing, most_rounds
         )
-        after = Conditions.of(device)
     points = sorted((size.point() for size in measured if size.seconds), key=lambda point: point.sm_count)
     return Curve(
         part=work.name,
@@ -279,7 +279,7 @@ def measured_curve(
         sm_count=device.sm_count,
         driver=".".join(map(str, system.driver_version)),
         date=date.today().isoformat(),
-        conditions=(before, after),
+        conditions=(),
     )
 
 

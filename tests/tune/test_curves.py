@@ -44,6 +44,7 @@ def test_a_part_takes_as_many_waves_as_its_sms_need(dev: Device) -> None:
         assert point.rate == pytest.approx(1 / point.seconds.median)
     assert curve.complete
     assert (curve.part, curve.load) == ("product", "hog")
+    assert len(curve.conditions) == 2
 
 
 def test_a_load_on_other_sms_slows_nothing_that_is_simulated(dev: Device) -> None:
