@@ -14,25 +14,31 @@ torch and a GPU.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Collection, Sequence
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 import tables
 from serving.costs import Costs
 from serving.loads import LOADS
-from serving.search import Question, Trial, goodput, next_trial, questions
+from serving.loop import Record
+from serving.search import Question, Trial, next_trial, questions
 from serving.shapes import SHAPES
 from serving.store import KIND, Store
-from serving.trials import name_of, predict, rehearse, row_of, seconds_needed, serve, settings_and_start
+from serving.trials import name_of, predict, rehearse, row_of, serve, settings_and_start
 
 DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128)
-# What starting, capturing graphs and saving take of a run, at most.
-RESERVE_S = 20.0
+# What capturing graphs and saving take of a run, at most.
+RESERVE_S = 10.0
+# Beyond the time that a run has, after which it has hung.
+PATIENCE_S = 15.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,18 +73,24 @@ def asked(arguments: argparse.Namespace) -> list[list[Question]]:
     ]
 
 
-def next_of(store: Store, costs: Costs, groups: Sequence[Sequence[Question]]) -> Trial | None:
-    """The next trial of the first group that has one: of the question that has had the fewest."""
+def next_of(
+    store: Store, costs: Costs, groups: Sequence[Sequence[Question]], without: Collection[Question] = ()
+) -> Trial | None:
+    """The next trial: a rate for each question first, by one seed and the best predicted settings, then the rest.
+
+    without: questions that are left out.
+    """
     outcomes = store.outcomes
-    for group in groups:
-        found = []
-        for question in group:
-            settings, start = settings_and_start(question, store.content["predictions"], costs)
-            trial = next_trial(outcomes, question, settings, start)
-            if trial is not None:
-                found.append((goodput(outcomes, question, settings, start).trials, trial))
-        if found:
-            return min(found, key=lambda one: one[0])[1]
+    by_load = groupby(groups, key=lambda group: (group[0].model, group[0].load))
+    for some in [list(mine) for _, mine in by_load]:
+        for thorough in (False, True):
+            for question in chain.from_iterable(some):
+                if question in without:
+                    continue
+                settings, start = settings_and_start(question, store.content["predictions"], costs)
+                trial = next_trial(outcomes, question, settings, start, thorough=thorough)
+                if trial is not None:
+                    return trial
     return None
 
 
@@ -87,23 +99,47 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
 
     costs = costs_of(store, arguments.model)
     groups = asked(arguments)
+    failed: dict[Question, str] = {}
     with Bench(SHAPES[arguments.model], DECODES, arguments.distinct_layers) as bench:
-        while (trial := next_of(store, costs, groups)) is not None:
-            needed = seconds_needed(trial, costs) + RESERVE_S
-            if time.monotonic() + needed > until:
-                print(f"next: {described(trial)}, about {needed:.0f} s, for which no time is left")
-                return 0
-            card = bench.card(LOADS[trial.question.load])
-            card.hints = dict.fromkeys(costs.hints, True)
-            # The rehearsal knows which graphs are needed.
-            card.prepare(card.shot(one.lane, one.step, one.placement) for one in rehearse(trial, costs).steps)
-            bench.begin()
-            record, _ = serve(trial, costs, card)
-            row = {**row_of(trial, record), **bench.end()}
+        while (trial := next_of(store, costs, groups, failed)) is not None:
+            rehearsed = rehearse(trial, costs)
+            left = until - time.monotonic() - RESERVE_S
+            if rehearsed.seconds > left:
+                print(f"next: {described(trial)}, about {rehearsed.seconds:.0f} s, for which no time is left")
+                break
+            try:
+                row = run_one(trial, costs, bench, rehearsed, left)
+            except Exception as error:  # one contender's error is not the end of the others'
+                traceback.print_exc()
+                failed[trial.question] = f"{type(error).__name__}: {error}".split("\n")[0]
+                store.add("errors", {"trial": described(trial), "error": failed[trial.question]})
+                # The second one in a row may be the device's, which stays.
+                if len(failed) > 1:
+                    break
+                continue
             store.add("trials", row)
             print(f"{described(trial)}: {verdict(row)}", flush=True)
-    print("all questions are answered")
-    return 0
+    for question, error in failed.items():
+        print(f"{name_of(question)} failed: {error}", file=sys.stderr)
+    open_questions = [one for one in chain.from_iterable(groups) if next_of(store, costs, [[one]]) is not None]
+    print("all questions are answered" if not open_questions else "not answered yet: " + open_list(open_questions))
+    return int(bool(failed))
+
+
+def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seconds: float) -> dict[str, Any]:
+    """One trial on the card, with the graphs that the rehearsal needed; what is kept of it."""
+    began = time.monotonic()
+    card = bench.card(LOADS[trial.question.load])
+    card.hints = dict.fromkeys(costs.hints, True)
+    card.prepare(card.shot(one.lane, one.step, one.placement) for one in rehearsed.steps)
+    prepared = time.monotonic() - began
+    bench.begin()
+    record, _ = serve(trial, costs, card, most_seconds=most_seconds - prepared)
+    return {**row_of(trial, record), **bench.end(), "prepare_s": round(prepared, 1)}
+
+
+def open_list(questions: Sequence[Question]) -> str:
+    return ", ".join(map(name_of, questions))
 
 
 def described(trial: Trial) -> str:
@@ -155,11 +191,16 @@ def measure(store: Store, arguments: argparse.Namespace, until: float) -> int:
     decodes = [1, 4, load.sequences]
     with Bench(SHAPES[arguments.model], decodes, arguments.distinct_layers) as bench:
         card = bench.card(load)
-        costs, times = calibrate.measure_costs(card, (32, 16, 48), (64, 256, 512, 1024, 2048), until=until - RESERVE_S)
-        store.put("costs", arguments.model, {"costs": json.loads(costs.to_json()), "times": times, **bench.memory()})
-    for one in times:
+
+        def save(costs: Costs, times: list[dict[str, Any]]) -> None:
+            kept = {"costs": json.loads(costs.to_json()), "times": times, **bench.memory()}
+            store.put("costs", arguments.model, kept)
+
+        calibrate.measure_costs(card, (32, 16, 48), (64, 256, 512, 1024, 2048), until=until - RESERVE_S, save=save)
+    known = store.content["costs"][arguments.model]
+    for one in known["times"]:
         print(f"{one['sms']:4} SMs  {one['what']:28} {one['ms']:9.3f} ms")
-    print(f"slowdowns of decode and prefill next to each other: {costs.slowdowns}")
+    print(f"slowdowns of decode and prefill next to each other: {known['costs']['slowdowns']}")
     return 0
 
 
@@ -202,6 +243,8 @@ def main() -> int:
             print(path)
             (predicted(store, arguments, until) if arguments.command == "predict" else status(store, arguments))
         return 0
+    # Whatever hangs, the run ends, and says where it was.
+    faulthandler.dump_traceback_later(60 * arguments.minutes + PATIENCE_S, exit=True)
     # A hardware queue for each stream; before the driver is used. With fewer, streams wait for each other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     head = machine(Device(0), "Serving study, written by benchmarks/serve.py", tables.REPOSITORY)

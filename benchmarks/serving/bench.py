@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,30 +14,9 @@ from serving import kernels
 from serving.card import Card
 from serving.loads import Load
 from serving.model import Model
+from serving.power import Nvml, Watch
 from serving.shapes import Shape
 from serving.trials import spread
-
-
-class Power:
-    """Energy and clocks as NVML reports them, which is only read; without NVML nothing is known."""
-
-    def __init__(self, device: Device) -> None:
-        try:
-            self._nvml: Any = importlib.import_module("pynvml")
-            self._nvml.nvmlInit()
-            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{device.uuid}")
-        except Exception as error:  # no module, no library, or a machine that hides it: each has a type of its own
-            self._nvml, self.why_not = None, str(error)
-
-    def joules(self) -> float | None:
-        if self._nvml is None:
-            return None
-        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
-
-    def sm_clock_mhz(self) -> int | None:
-        if self._nvml is None:
-            return None
-        return int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
 
 
 class Bench:
@@ -49,10 +27,10 @@ class Bench:
         self._decodes = decodes
         self._distinct_layers = distinct_layers
         self._device = Device(0)
-        self._power = Power(self._device)
+        self._watch = Watch(lambda: Nvml(str(self._device.uuid)))
         self._load: Load | None = None
         self._card: Card | None = None
-        self._begin: tuple[float, float | None] = (0.0, None)
+        self._began = 0.0
 
     def card(self, load: Load) -> Card:
         """The card with a model whose caches have room for a load."""
@@ -66,22 +44,24 @@ class Bench:
         return self._card
 
     def begin(self) -> None:
-        """A trial begins."""
+        """A trial begins, in which Python's collector does not run: it would stop the loop for tens of milliseconds."""
         assert self._card is not None
+        gc.collect()
+        gc.disable()
         self._card.late_captures = 0
         self._card.switch_s.clear()
-        self._begin = time.perf_counter(), self._power.joules()
+        self._watch.begin()
+        self._began = time.perf_counter()
 
     def end(self) -> dict[str, Any]:
         """What the card reports of the trial that has ended."""
         assert self._card is not None
-        (began, before), after = self._begin, self._power.joules()
-        watts = None if before is None or after is None else (after - before) / (time.perf_counter() - began)
+        measured = self._watch.end(time.perf_counter() - self._began)
+        gc.enable()
         return {
             "late_captures": self._card.late_captures,
             "switch_us": spread(self._card.switch_s, 1e-6, 1),
-            "power_w": None if watts is None else round(watts, 1),
-            "sm_clock_mhz": self._power.sm_clock_mhz(),
+            **measured,
             **self.memory(),
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -167,10 +167,17 @@ def attention_rates(shape: Shape, pool: PartitionPool, sizes: Sequence[int], *, 
     return result
 
 
-def measure_costs(card: Card, decode_sizes: Sequence[int], chunks: Sequence[int], *, until: float) -> tuple[Costs, Any]:
+def measure_costs(
+    card: Card,
+    decode_sizes: Sequence[int],
+    chunks: Sequence[int],
+    *,
+    until: float,
+    save: Callable[[Costs, list[dict[str, Any]]], None],
+) -> None:
     """The costs of steps on the whole device and on both parts of each layout; stops between two sizes after a time.
 
-    Also returns every time that was measured.
+    save: called with the costs and every time that was measured, after each layout and at the end.
     """
     model = card.model
     shape, whole = model.shape, card.device.sm_count
@@ -181,6 +188,11 @@ def measure_costs(card: Card, decode_sizes: Sequence[int], chunks: Sequence[int]
     far = model.length - max(chunks)
     rates: dict[int, Rates] = {}
     times: list[dict[str, Any]] = []
+
+    def costs_so_far(slowdowns: Mapping[str, tuple[float, float]]) -> Costs:
+        hints = tuple(key for key, hinted in card.hints.items() if hinted)
+        return Costs(card.device.name, shape.name, shape.layers, whole, dict(rates), slowdowns, hints)
+
     for stream in streams:
         sms = stream.resources.sm.sm_count
         if time.monotonic() > until and rates:
@@ -213,14 +225,14 @@ def measure_costs(card: Card, decode_sizes: Sequence[int], chunks: Sequence[int]
         gemms = [(n, time_ - per_cached * n) for n, time_ in short.items()]
         gemms += [(n, time_ - per_pair * n * (n + 1) / 2) for n, time_ in at_start.items() if n > many]
         rates[sms] = Rates(tuple(sorted(gemms)), per_cached, per_pair)
+        if len(rates) % 2:  # the whole device, and both parts of each layout
+            save(costs_so_far({}), times)
     slowdowns: dict[str, tuple[float, float]] = {
         placement.kind: _slowdown(card, placement, far)
         for placement in _placements_to_measure(card, decode_sizes)
         if time.monotonic() < until
     }
-    hints = tuple(key for key, hinted in card.hints.items() if hinted)
-    costs = Costs(card.device.name, shape.name, shape.layers, whole, rates, slowdowns, hints)
-    return costs, times
+    save(costs_so_far(slowdowns), times)
 
 
 def _decodes(count: int, context: int) -> Step:

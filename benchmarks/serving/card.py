@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -59,7 +60,10 @@ class Card:
             "prefill": Workspace(model, most_tokens, 0),
         }
         self._running: dict[Lane, _Running] = {}
-        self._prompts: dict[int, Any] = {}  # not on the device yet, by slot
+        # Prompts on the host, by slot. A slot is given away again only when the answer to its prompt has ended.
+        pinned = model.device.type == "cuda"
+        self._prompts = torch.zeros(model.slots, model.length, dtype=torch.int32, pin_memory=pinned)
+        self._to_write: dict[int, int] = {}  # tokens that are not on the device yet, by slot
         self._placement: Placement | None = None
         self._streams: dict[Placement, dict[str, Stream]] = {}
         self._torchs: dict[Stream, Any] = {}
@@ -90,18 +94,33 @@ class Card:
         """The graph that serves a step: the smallest sizes of which there are graphs."""
         decodes = next(size for size in (0, *self.decodes) if size >= len(step.rows))
         tokens = chunk_for(step.prompt_tokens) if step.segments else 0
-        # The parts of one pass through the layers have one table, and so one frame.
-        ends = SEGMENTS if any(segment.last for segment in step.segments) else 0
+        # The parts of one pass through the layers have one table, and so one frame. Next to decodes, ends cost nothing.
+        ends = SEGMENTS if tokens and (decodes or any(segment.last for segment in step.segments)) else 0
         return Shot(lane, placement, self.model.frame(decodes, tokens, ends), step.layers)
 
     def prepare(self, shots: Iterable[Shot]) -> None:
-        """Capture the graphs that are missing."""
-        for shot in dict.fromkeys(shots):
+        """Capture the graphs that are missing: those of the shots, and those of smaller steps at the same places.
+
+        A trial is not exactly what was rehearsed, and a capture in it would cost gaps. Single layers, of which there
+        are many, are captured as rehearsed.
+        """
+        asked = dict.fromkeys(shots)
+        for shot in dict.fromkeys(chain(asked, *map(self._smaller, asked))):
             stream = self.stream(shot.lane, shot.placement)
             # All layers of a pass before it begins: a capture runs its layer once, on the values of the pass.
             layers = None if shot.layers is None else (0, self.model.shape.layers)
             for begin, end in self._ranges(layers):
                 self._capture(stream, shot, begin, end)
+
+    def _smaller(self, shot: Shot) -> Iterator[Shot]:
+        if shot.layers is not None:
+            return
+        decodes = [size for size in self.decodes if size <= shot.frame.decodes] or [0]
+        tokens = [chunk for chunk in CHUNKS if chunk <= shot.frame.prompt_tokens] or [0]
+        for size in decodes:
+            for chunk in tokens:
+                for ends in dict.fromkeys((SEGMENTS * bool(chunk), SEGMENTS * bool(chunk and size))):
+                    yield shot._replace(frame=self.model.frame(size, chunk, ends))
 
     def _ranges(self, layers: tuple[int, int] | None) -> list[tuple[int, int]]:
         """The layers of each graph: all of the model's in one, or each in its own."""
@@ -156,8 +175,8 @@ class Card:
     def admit(self, slot: int, prompt: int, seed: int) -> None:
         """A prompt of random tokens for a slot, which its first step copies to the device."""
         generator = torch.Generator().manual_seed(seed)
-        tokens = torch.randint(self.model.shape.vocabulary, (prompt,), generator=generator, dtype=torch.int32)
-        self._prompts[slot] = tokens.pin_memory() if self.model.device.type == "cuda" else tokens
+        torch.randint(self.model.shape.vocabulary, (prompt,), generator=generator, out=self._prompts[slot, :prompt])
+        self._to_write[slot] = prompt
 
     def launch(self, lane: Lane, step: Step, placement: Placement) -> None:
         if lane in self._running or (placement.kind == "one" and self._running):
@@ -171,8 +190,8 @@ class Card:
             self.prepare([shot])
         with self.on(stream):
             for segment in step.segments:
-                if segment.slot in self._prompts:
-                    self.model.write(segment.slot, self._prompts.pop(segment.slot))
+                if segment.slot in self._to_write:
+                    self.model.write(segment.slot, self._prompts[segment.slot, : self._to_write.pop(segment.slot)])
             if step.layers is None or step.layers[0] == 0:
                 self.spaces[lane].load(shot.frame, step)
         begin = stream.record(None, TIMED)

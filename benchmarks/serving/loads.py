@@ -30,13 +30,14 @@ class Load:
     longest: int  # prompt and answer together, at most
 
     def draw(self, rate: float, seed: int) -> list[Request]:
-        """The requests of a seed. A higher rate shortens the time between them and changes nothing else."""
+        """The requests of a seed. A higher rate shortens the time between them and changes nothing else.
+
+        Arrivals of a Poisson process, given their number in a time: uniform over it, and sorted. So every seed has the
+        rate that it is asked for, and seeds differ in their bursts only.
+        """
         random_ = random.Random(f"{self.name} {seed}")
-        now, found = 0.0, []
-        for number in range(self.requests):
-            now += random_.expovariate(1.0) / rate
-            found.append(Request(number, now, *self.lengths(random_)))
-        return found
+        arrivals = sorted(random_.uniform(0.0, self.requests / rate) for _ in range(self.requests))
+        return [Request(number, at, *self.lengths(random_)) for number, at in enumerate(arrivals)]
 
 
 def _log_normal(random_: random.Random, median: float, sigma: float, least: int, most: int) -> int:
@@ -59,7 +60,7 @@ def _documents(random_: random.Random) -> tuple[int, int]:
 LOADS = {
     load.name: load
     for load in (
-        Load("documents", "long documents: 28k to 30.5k in, 15 to 256 out", 5.0, 40, 12, _documents, 31488),
+        Load("documents", "long documents: 28k to 30.5k in, 15 to 256 out", 5.0, 32, 12, _documents, 31488),
         Load("retrieval", "retrieval: 7k to 9k in, 256 out", 2.0, 80, 40, _retrieval, 9472),
         Load("chat", "chat: about 200 in, about 200 out", 1.0, 400, 128, _chat, 2560),
     )

@@ -77,7 +77,11 @@ class Limits:
 
 @dataclass
 class Record:
-    """What a trial showed. `complete`: whether all requests were served; a trial that has failed is cut short."""
+    """What a trial showed.
+
+    complete: whether all requests were served; a trial that has failed is cut short. out_of_time: it was cut short
+    although it had not failed.
+    """
 
     gaps: list[float] = field(default_factory=list)
     first_tokens: list[float] = field(default_factory=list)
@@ -86,6 +90,7 @@ class Record:
     tokens: int = 0
     placements: int = 0
     complete: bool = False
+    out_of_time: bool = False
 
     def keeps(self, limits: Limits) -> bool:
         """Whether the share of gaps and the share of first tokens keep their limits."""
@@ -129,6 +134,7 @@ class Serving:
             if limits is not None and self._has_failed(limits):
                 break
             if state.now > most_seconds:
+                record.out_of_time = True
                 break
             launched = self._contender.decide(state)
             for lane, step, placement in launched:

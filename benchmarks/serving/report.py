@@ -35,8 +35,10 @@ def in_words(found: Goodput | None) -> str:
         return NOT_RUN
     if found.confirmed is not None:
         return f"{found.confirmed:.3f}" if found.confirmed else "0: no rate that was tried is kept"
-    if found.settled:
+    if found.raced:
         return f"{found.rate:.3f} (1 seed)"
+    if found.settled:
+        return f"{found.rate:.3f} (1 seed, settings as predicted)"
     return f"at least {found.rate:.3f} (search not ended)" if found.rate else "search not ended"
 
 

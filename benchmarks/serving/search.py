@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf, prod, sqrt
 from typing import Any
 
 # Rates that differ by less are one.
 TOLERANCE = 0.06
 SEEDS = (1, 2, 3)
-# A rate that was kept is followed by one higher by this factor; a search ends so many steps above or below its start.
-STEP = 1.5
-MOST_STEPS = 6
+# A search goes up or down from its start by these factors, and ends behind the last one. The first are small: the cost
+# model is seldom far off, and a bracket that is narrow from the beginning saves trials.
+UP = (1.12, 1.12, 1.25, 1.5, 2.0, 2.0, 2.0)
+DOWN = (1.12, 1.5, 2.0, 4.0)
 # Settings that are raced on the card for one question, in the order that the cost model predicts.
 RACED = 3
 
@@ -54,13 +55,15 @@ class Goodput:
     """What is known of a question.
 
     rate: the highest one that was kept with the first seed; 0 if none was; None if nothing is known yet. settings:
-    those of that rate. settled: whether the first seed's search has ended. confirmed: the highest rate that every seed
-    of SEEDS has kept; None before all have been run.
+    those of that rate. settled: whether the search has ended for the first settings that keep anything. raced: whether
+    it has ended for all settings. confirmed: the highest rate that every seed of SEEDS has kept; None before all have
+    been run.
     """
 
     rate: float | None = None
     settings: str | None = None
     settled: bool = False
+    raced: bool = False
     confirmed: float | None = None
     trials: int = 0
 
@@ -83,10 +86,12 @@ def next_rate(tried: Sequence[tuple[float, bool]], start: float) -> float | None
     low, high = bracket(tried)
     if not tried:
         return start
-    if high == inf:
-        return None if low >= start * STEP**MOST_STEPS / (1 + TOLERANCE) else low * STEP
-    if low == 0:
-        return None if high <= start / STEP**MOST_STEPS * (1 + TOLERANCE) else high / STEP
+    if high == inf or low == 0:
+        steps = UP if high == inf else DOWN
+        if len(tried) > len(steps):
+            return None
+        step = steps[len(tried) - 1]
+        return low * step if high == inf else high / step
     return None if high <= low * (1 + TOLERANCE) else sqrt(low * high)
 
 
@@ -109,9 +114,15 @@ def goodput(outcomes: Sequence[Outcome], question: Question, settings: Sequence[
     return _searched(outcomes, question, settings, start)[0]
 
 
-def next_trial(outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], start: float) -> Trial | None:
-    """The next trial of a question, or None once it is answered."""
-    return _searched(outcomes, question, settings, start)[1]
+def next_trial(
+    outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], start: float, *, thorough: bool = True
+) -> Trial | None:
+    """The next trial of a question, or None once it is answered.
+
+    thorough: also race the other settings, and confirm the rate with further seeds.
+    """
+    found, trial = _searched(outcomes, question, settings, start)
+    return trial if thorough or not found.settled else None
 
 
 def _searched(
@@ -120,6 +131,7 @@ def _searched(
     mine = [one for one in outcomes if one.trial.question == question]
     first, *others = SEEDS
     best_rate, best = 0.0, None
+    settled = False
     for one in settings[:RACED]:
         tried = _tried(mine, question, one, first)
         # The first settings are bisected; others have to beat the best so far, and are left after one failure at that.
@@ -131,15 +143,13 @@ def _searched(
         if low > best_rate:
             best_rate, best = low, one
         if rate is not None:
-            known = Goodput(best_rate if mine else None, best, False, None, len(mine))
+            known = Goodput(best_rate if mine else None, best, settled, False, None, len(mine))
             return known, Trial(question, one, rate, first)
-        if best is None:
-            # Nothing is kept with these settings; the next ones start afresh.
-            continue
+        settled = best is not None
     if best is None:
-        return Goodput(0.0, None, True, 0.0, len(mine)), None
+        return Goodput(0.0, None, True, True, 0.0, len(mine)), None
     rate = best_rate
-    floor = best_rate / STEP**MOST_STEPS
+    floor = best_rate / prod(DOWN)
     while rate > floor:
         verdicts = {seed: _keeps(mine, question, best, seed, rate) for seed in SEEDS}
         if False in verdicts.values():
@@ -147,9 +157,9 @@ def _searched(
             continue
         for seed in (first, *others):
             if verdicts[seed] is None:
-                return Goodput(best_rate, best, True, None, len(mine)), Trial(question, best, rate, seed)
-        return Goodput(best_rate, best, True, rate, len(mine)), None
-    return Goodput(best_rate, best, True, 0.0, len(mine)), None
+                return Goodput(best_rate, best, True, True, None, len(mine)), Trial(question, best, rate, seed)
+        return Goodput(best_rate, best, True, True, rate, len(mine)), None
+    return Goodput(best_rate, best, True, True, 0.0, len(mine)), None
 
 
 MODELS = ("8B", "34B")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +17,6 @@ from serving.work import Placement, Segment, Step
 
 # Logits have a standard deviation of about 1. Rounding moves them by a few hundredths; a wrong token is off by more.
 TOLERANCE = 0.25
-# Beyond the time that a run has, after which it has hung.
-PATIENCE_S = 60.0
 DECODES = {"small": (1, 4, 16, 48), "8B": (1, 4, 12)}
 
 
@@ -112,7 +109,6 @@ def soak(store: Any, shape: Shape, until: float) -> int:
     """Serve until a time, add what happened to the results; 1 if a token was wrong."""
     from serving.bench import Bench
 
-    faulthandler.dump_traceback_later(until - time.monotonic() + PATIENCE_S, exit=True)
     load, rate = LOADS[shape.name], RATES[shape.name]
     began = time.monotonic()
     seed = sum(one["windows"] for one in store.content["soaks"] if one["model"] == shape.name)
@@ -139,9 +135,9 @@ def soak(store: Any, shape: Shape, until: float) -> int:
             seed += 1
             # The first window captures the graphs, which takes memory.
             free.append(card.free_bytes())
-            print(f"{time.monotonic() - began:6.1f} s: {row}, {free[-1] / 2**20:.0f} MiB free", flush=True)
-        row["free_bytes"] = [free[min(1, len(free) - 1)], free[-1]] if free else [0, 0]
-        row["seconds"] = round(time.monotonic() - began, 1)
-        store.add("soaks", row)
-    faulthandler.cancel_dump_traceback_later()
+            row["free_bytes"] = [free[min(1, len(free) - 1)], free[-1]]
+            row["seconds"] = round(time.monotonic() - began, 1)
+            # After each window: a run that is killed has shown something too.
+            (store.add if row["windows"] == 1 else store.change_last)("soaks", row)
+            print(f"{row['seconds']:6.1f} s: {row}, {free[-1] / 2**20:.0f} MiB free", flush=True)
     return int(row["wrong"] > 0)

@@ -28,7 +28,7 @@ class Store:
                     f"{path} is of {self.content['card']}, CUDA {self.content['cuda']}: use another folder"
                 )
         else:
-            self.content = {**head, "runs": [], "costs": {}, "predictions": {}, "trials": [], "soaks": []}
+            self.content = {**head, "runs": [], "costs": {}, "predictions": {}, "trials": [], "soaks": [], "errors": []}
         self._run = dict(head)
 
     @property
@@ -46,8 +46,13 @@ class Store:
         os.replace(part, self.path)
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Append a row to "trials" or "soaks", and save."""
-        self.content[kind].append({**row, "run": self.run})
+        """Append a row to "trials", "soaks" or "errors", and save."""
+        self.content[kind].append({})
+        self.change_last(kind, row)
+
+    def change_last(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Write the row that was added last anew, and save."""
+        self.content[kind][-1] = {**row, "run": self.run}
         self.save()
 
     def put(self, kind: str, name: str, value: Any) -> None:
@@ -63,18 +68,17 @@ class Store:
 def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:
     """The trials of a file of results, for the search.
 
-    One that failed while graphs were captured on the way is left out.
+    One that ran out of time is left out, and one that failed while graphs were captured on the way: at its first time.
     """
-    return [
-        Outcome(
-            Trial(
-                Question(row["model"], row["load"], row["gap_ms"], row["contender"]),
-                row["settings"],
-                row["rate"],
-                row["seed"],
-            ),
-            row["kept"],
-        )
-        for row in content["trials"]
-        if row["kept"] or not row["late_captures"]
-    ]
+    found: list[Outcome] = []
+    disturbed: set[Trial] = set()
+    for row in content["trials"]:
+        question = Question(row["model"], row["load"], row["gap_ms"], row["contender"])
+        trial = Trial(question, row["settings"], row["rate"], row["seed"])
+        if row["out_of_time"]:
+            continue
+        if not row["kept"] and row["late_captures"] and trial not in disturbed:
+            disturbed.add(trial)
+            continue
+        found.append(Outcome(trial, row["kept"]))
+    return found

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 from statistics import median
 from typing import Any
 
@@ -41,12 +41,12 @@ def spread(values: Iterable[float], unit: float, digits: int = 3) -> dict[str, f
     return {**{name: round(value / unit, digits) for name, value in found.items()}, "count": len(ordered)}
 
 
-def serve(trial: Trial, costs: Costs, executor: Any) -> tuple[Record, Serving]:
-    """Run a trial on an executor, until it is complete or cannot keep its limits any more."""
+def serve(trial: Trial, costs: Costs, executor: Any, *, most_seconds: float = inf) -> tuple[Record, Serving]:
+    """Run a trial on an executor, until it is complete or cannot keep its limits any more, or for so many seconds."""
     load, limits = LOADS[trial.question.load], limits_of(trial.question)
     contender = ENTRANTS[trial.question.contender].make(json.loads(trial.settings), costs, limits)
     serving = Serving(contender, executor, load.draw(trial.rate, trial.seed), load.sequences, seed=trial.seed)
-    record = serving.run(limits)
+    record = serving.run(limits, most_seconds=most_seconds)
     serving.drain()
     return record, serving
 
@@ -71,6 +71,7 @@ def row_of(trial: Trial, record: Record) -> dict[str, Any]:
         "requests": LOADS[question.load].requests,
         "kept": record.keeps(limits),
         "complete": record.complete,
+        "out_of_time": record.out_of_time,
         "seconds": round(record.seconds, 3),
         "gaps_ms": spread(record.gaps, 1e-3),
         "gaps_kept": share_within(record.gaps, limits.gap_s),
@@ -181,11 +182,6 @@ def _predicted(question: Question, settings: str, costs: Costs, start: float) ->
         trial = Trial(question, settings, rate, 1)
         tried.append((rate, rehearse(trial, costs).keeps(limits_of(question))))
     return bracket(tried)[0]
-
-
-def seconds_needed(trial: Trial, costs: Costs) -> float:
-    """How long a trial will take, as the cost model has it."""
-    return rehearse(trial, costs).seconds
 
 
 def settings_and_start(question: Question, predictions: Mapping[str, Any], costs: Costs) -> tuple[list[str], float]:

@@ -217,6 +217,12 @@ def test_a_load_is_the_same_for_all_and_a_rate_only_stretches_it() -> None:
         assert all(one.prompt + one.answer <= load.longest for one in slow)
 
 
+def test_a_seed_has_the_rate_that_it_is_asked_for() -> None:
+    for load in LOADS.values():
+        last = [load.draw(2.0, seed)[-1].arrival for seed in range(5)]
+        assert all(0.8 < 2.0 * one / load.requests <= 1.0 for one in last)
+
+
 def test_chat_has_about_200_tokens_in_and_out() -> None:
     requests = LOADS["chat"].draw(1.0, 1)
     for values in ([one.prompt for one in requests], [one.answer for one in requests]):

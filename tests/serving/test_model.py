@@ -230,6 +230,20 @@ def test_graphs_that_were_prepared_are_not_captured_in_a_trial(card: Card) -> No
     assert card.late_captures == 0
 
 
+def test_smaller_steps_than_those_rehearsed_have_graphs_too(card: Card) -> None:
+    placement = Placement("one")
+    rehearsed = Step((Row(0, 3), Row(1, 3)), (Segment(2, 0, 100, True),))
+    card.prepare([card.shot("decode", rehearsed, placement)])
+    for rows in (rehearsed.rows[:1], rehearsed.rows):
+        for count, last in ((64, False), (5, True), (128, False)):
+            step = Step(rows, (Segment(2, 0, count, last),))
+            card.admit(2, count, 1)
+            card.launch("decode", step, placement)
+            while card.busy:
+                card.finished()
+    assert card.late_captures == 0
+
+
 def test_a_hint_makes_a_graph_of_its_own(card: Card) -> None:
     placement, step = Placement("disjoint", 32, card.device.sm_count - 32), Step(segments=(Segment(0, 0, 5, True),))
     shot = card.shot("prefill", step, placement)
@@ -237,8 +251,9 @@ def test_a_hint_makes_a_graph_of_its_own(card: Card) -> None:
     before = set(card.graphs.known)  # type: ignore[attr-defined]
     card.hints = {(card.device.sm_count - 32, "prefill"): True}
     card.prepare([shot])
-    [(_, key)] = set(card.graphs.known) - before  # type: ignore[attr-defined]
-    assert key[-1] is True
+    made = set(card.graphs.known) - before  # type: ignore[attr-defined]
+    assert made
+    assert all(key[-1] is True for _, key in made)
     card.launch("prefill", step, placement)
     assert set(card.given) == {card.device.sm_count - 32}  # type: ignore[attr-defined]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,7 +100,7 @@ def test_a_rate_is_shown_with_the_seeds_that_have_kept_it(store: Store) -> None:
         store.content["trials"].append({**row, "run": 0})
         settled = report.known(store.content, store.outcomes, question())
         if settled is not None and settled.settled and settled.confirmed is None:
-            assert "(1 seed)" in report.in_words(settled)
+            assert ("(1 seed)" if settled.raced else "(1 seed, settings as predicted)") in report.in_words(settled)
     found = report.known(store.content, store.outcomes, question())
     assert found is not None
     assert found.confirmed
@@ -127,17 +126,34 @@ def test_predictions_put_the_best_settings_first() -> None:
     assert found["start"] == rates[0] > 0
 
 
-def test_the_question_with_the_fewest_trials_is_next(store: Store) -> None:
+def answers_all(store: Store, costs: Any, groups: list[list[Question]]) -> list[Question]:
+    """Runs every trial on the virtual clock; returns the questions in the order in which they were asked."""
+    order = []
+    while (following := serve.next_of(store, costs, groups)) is not None:
+        add(store, following)
+        order.append(following.question)
+    return order
+
+
+def test_every_question_has_a_rate_before_settings_are_raced_and_seeds_confirm(store: Store) -> None:
+    both = [question("priority"), question("prefill-first")]
+    order = answers_all(store, COSTS, [both[:1], both[1:]])
+    blocks = [one for one, before in zip(order, [None, *order], strict=False) if one != before]
+    assert blocks == both * 2
+    outcomes = store.outcomes
+    ends = [i for i, one in enumerate(order) if one == both[1] and order[i - 1] == both[0]]
+    early = store.content["trials"][: ends[0]]
+    assert {row["seed"] for row in early} == {1}
+    assert len({row["settings"] for row in early}) == 1
+    assert len(outcomes) == len(order)
+
+
+def test_a_question_that_fails_is_left_out(store: Store) -> None:
     both = [question("chunked"), question("disjoint")]
-    for one in both:
-        settings = trial(one.contender).settings
-        store.put("predictions", trials.name_of(one), {"settings": [settings], "start": 0.2, "rates": {settings: 0.2}})
-    first = serve.next_of(store, COSTS, [both])
-    assert first is not None
-    add(store, first)
-    second = serve.next_of(store, COSTS, [both])
-    assert second is not None
-    assert {first.question, second.question} == set(both)
+    trial = serve.next_of(store, COSTS, [both], {both[0]})
+    assert trial is not None
+    assert trial.question == both[1]
+    assert serve.next_of(store, COSTS, [both], set(both)) is None
 
 
 def test_status_shows_what_is_known_and_what_is_next(
@@ -180,6 +196,38 @@ class FakeBench:
         return {**BENCH, **MEMORY}
 
 
+def test_an_error_of_one_contender_does_not_end_the_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing(FakeBench):
+        def begin(self) -> None:
+            super().begin()
+            if self.trials == 1:
+                raise RuntimeError("no memory for a graph")
+
+    monkeypatch.setitem(sys.modules, "serving.bench", SimpleNamespace(Bench=Failing))
+    arguments = serve.parser().parse_args(["run", "--load", "documents", "--gap-ms", "50"])
+    monkeypatch.setattr(serve, "asked", lambda arguments: [[question("priority"), question("prefill-first")]])
+    assert serve.run(store, arguments, until=time.monotonic() + 1e6) == 1
+    assert store.content["errors"] == [
+        {"trial": store.content["errors"][0]["trial"], "error": "RuntimeError: no memory for a graph", "run": 0}
+    ]
+    assert {one.trial.question for one in store.outcomes} == {question("prefill-first")}
+    printed = capsys.readouterr()
+    assert "8B documents 50 ms priority failed: RuntimeError: no memory for a graph" in printed.err
+    assert "not answered yet: 8B documents 50 ms priority" in printed.out
+
+
+def test_a_trial_that_runs_out_of_time_says_nothing(store: Store) -> None:
+    one = trial()
+    record, _ = trials.serve(one, COSTS, VirtualExecutor(COSTS), most_seconds=2.0)
+    row = {**trials.row_of(one, record), **BENCH, **MEMORY}
+    assert row["out_of_time"]
+    assert not row["kept"]
+    store.add("trials", row)
+    assert store.outcomes == []
+
+
 def test_runs_go_on_until_all_is_answered_or_the_time_is_over(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +239,7 @@ def test_runs_go_on_until_all_is_answered_or_the_time_is_over(
     assert serve.run(store, arguments, until=time.monotonic() + 1) == 0
     assert "no time is left" in capsys.readouterr().out
     assert store.outcomes == []
-    assert serve.run(store, arguments, until=inf) == 0
+    assert serve.run(store, arguments, until=time.monotonic() + 1e6) == 0
     assert "all questions are answered" in capsys.readouterr().out
     known = report.known(store.content, store.outcomes, question("prefill-first"))
     assert known is not None

@@ -80,7 +80,7 @@ def test_the_best_settings_win_and_three_seeds_confirm(seed: int) -> None:
     assert found.confirmed <= worst_seed
     assert found.confirmed >= min(worst_seed, found.rate) / (1 + TOLERANCE) ** 2  # type: ignore[type-var]
     # Losing settings cost one trial, or few.
-    assert all(sum(one.settings == name for one in trials) <= 12 for name in base)
+    assert all(sum(one.settings == name for one in trials) <= 14 for name in base)
 
 
 def test_settings_that_are_worse_cost_one_trial_each() -> None:
@@ -115,6 +115,7 @@ def row(trial: Trial, truth: dict[tuple[str, int], float], late: int = 0) -> dic
         "seed": trial.seed,
         "kept": trial.rate <= truth[trial.settings, trial.seed],
         "late_captures": late,
+        "out_of_time": False,
     }
 
 
@@ -123,6 +124,15 @@ def test_a_failure_with_captures_on_the_way_is_tried_again() -> None:
     truth = {("a", 1): 1.0}
     assert outcomes_of({"trials": [row(trial, truth, late=1)]}) == []
     assert len(outcomes_of({"trials": [row(trial, truth), row(Trial(QUESTION, "a", 0.5, 1), truth, late=1)]})) == 2
+    # Once: a failure that comes again counts.
+    assert len(outcomes_of({"trials": [row(trial, truth, late=1)] * 2})) == 1
+
+
+def test_a_good_start_needs_few_trials() -> None:
+    for truth in (0.92, 1.0, 1.05, 1.15):
+        found, trials = answered({("a", seed): truth for seed in (1, 2, 3)}, 1.0)
+        assert found.settled
+        assert sum(one.seed == 1 for one in trials) <= 4
 
 
 def test_a_file_is_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
