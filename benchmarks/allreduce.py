@@ -1,11 +1,12 @@
 """A GEMM and an all-reduce on two GPUs: sequentially, on plain streams, and in partitions.
 
-    python benchmarks/allreduce.py [--out DIR] [--seed N]
+    python benchmarks/allreduce.py [--out DIR] [--seed N] [--budget SECONDS]
 
 One process per GPU, NCCL through torch.distributed, NVLink multicast off. Every step is joined: the next one begins
 when both are done. The GEMM is 8192 x 8192 x 8192 in bf16, without and with an SM count hint.
 All plans of all message sizes are measured in rounds in random order, each batch behind steps of the same plan that are
-not counted. A time is the larger of the two GPUs. Needs torch and two GPUs.
+not counted; the first round only warms up. Behind the least number of rounds, another one begins only if it fits into
+the budget. A time is the larger of the two GPUs. Needs torch and two GPUs.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import tables
 
@@ -36,11 +38,14 @@ from cuda_gctx.measure.statistics import summary
 
 SIZE = 8192
 MEBIBYTES = (1, 16, 64, 256)
-COMM_SMS = (8, 16, 24, 32)
-STEPS, WARM_STEPS = 20, 5
-ROUNDS = 9
-LIMIT_SECONDS = 400
+COMM_SMS = (8, 16, 32)
+STEPS, WARM_STEPS = 15, 5
+LEAST_ROUNDS, MOST_ROUNDS = 5, 15
+START_SECONDS = 120  # the most that imports, communicators and the first round take
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+Key: TypeAlias = tuple[int | None, str]  # the size of the message in MiB if there is one, and the plan
+Step: TypeAlias = tuple[Any, Callable[[], None], int | None]  # where it is timed, and the SM count hint
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,31 @@ def plans_of(torch: Any, pool: PartitionPool, everybody: Any, groups: dict[int, 
         yield Plan(f"{sms} + {left} SMs, hint of {left}", *streams, group, left)
 
 
-def measure(rank: int, store: str, out: Path, seed: int) -> None:
+def steps_of(
+    plans: Sequence[Plan],
+    groups: Mapping[int, Any],
+    messages: Mapping[int, Any],
+    torch: Any,
+    dist: Any,
+    multiply: Callable[[], object],
+) -> dict[Key, Step]:
+    """What is measured: each plan with each message, and its parts alone."""
+    one, everybody = plans[0].gemm, plans[0].group
+    alone_in = {"all SMs": (one, everybody)}
+    for sms, group in groups.items():
+        alone_in[f"{sms} SMs"] = next(plan.comm for plan in plans if plan.group is group), group
+    steps: dict[Key, Step] = {(None, "GEMM alone"): (one, alone(one, torch, multiply), None)}
+    for mebibytes, message in messages.items():
+        for where, (stream, group) in alone_in.items():
+            reduced = partial(dist.all_reduce, message, group=group)
+            steps[mebibytes, f"all-reduce alone, {where}"] = stream, alone(stream, torch, reduced), None
+        for plan in plans:
+            step = partial(joined, plan, torch, dist, multiply, message)
+            steps[mebibytes, plan.name] = plan.gemm, step, plan.hint
+    return steps
+
+
+def measure(rank: int, store: str, out: Path, seed: int, budget_s: float) -> None:
     import torch
     import torch.distributed as dist
 
@@ -109,6 +138,12 @@ def measure(rank: int, store: str, out: Path, seed: int) -> None:
     def hinted(sms: int | None) -> AbstractContextManager[None]:
         return cublas_sms(torch.cuda.current_blas_handle(), sms, cublas) if sms else nullcontext()
 
+    def of_both(value: float) -> float:
+        """The larger of the values of both GPUs."""
+        largest = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=slowest)
+        return float(largest)
+
     def microseconds(stream: Any, step: Callable[[], None]) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -120,37 +155,35 @@ def measure(rank: int, store: str, out: Path, seed: int) -> None:
             step()
         end.record(stream)
         end.synchronize()
-        taken = torch.tensor([begin.elapsed_time(end) * 1000 / STEPS])
-        dist.all_reduce(taken, op=dist.ReduceOp.MAX, group=slowest)
-        return float(taken)
+        return of_both(begin.elapsed_time(end) * 1000 / STEPS)
 
-    rows = []
     with ExitStack() as closing:
         pool = closing.enter_context(PartitionPool(device))
         groups = {sms: new_group(pool.get({"comm": sms}).comm) for sms in COMM_SMS}
         plans = list(plans_of(torch, pool, dist.group.WORLD, groups))
-        one = plans[0].gemm
-        order = random.Random(seed)
         messages = {size: torch.randn(size * 2**19, device="cuda", dtype=torch.bfloat16) for size in MEBIBYTES}
-        steps: dict[tuple[int, str], tuple[Any, Callable[[], None], int | None]] = {}
-        for mebibytes, message in messages.items():
-            steps[mebibytes, "GEMM alone"] = one, alone(one, torch, multiply), None
-            steps[mebibytes, "all-reduce alone"] = one, alone(one, torch, lambda m=message: dist.all_reduce(m)), None
-            for plan in plans:
-                step = lambda plan=plan, m=message: joined(plan, torch, dist, multiply, m)  # noqa: E731
-                steps[mebibytes, plan.name] = plan.gemm, step, plan.hint
-        times: dict[tuple[int, str], list[float]] = {key: [] for key in steps}
-        # The first round only warms up. The random order is the same on both GPUs.
-        for number, (key, (stream, step, sms)) in in_rounds(steps.items(), ROUNDS + 1, order):
-            with hinted(sms):
-                taken = microseconds(stream, step)
-            # The sums grow with each step.
-            messages[key[0]].normal_()
-            if number:
-                times[key].append(taken)
-        for (mebibytes, name), samples in times.items():
-            us = summary(samples)
-            rows.append({"mebibytes": mebibytes, "plan": name, "us": us, "samples": us["samples"]})
+        steps = steps_of(plans, groups, messages, torch, dist, multiply)
+        times: dict[Key, list[float]] = {key: [] for key in steps}
+        order = random.Random(seed)  # the same on both GPUs
+        began = longest_s = 0.0
+        for number in range(MOST_ROUNDS + 1):
+            round_began = time.monotonic()
+            # The first round only warms up.
+            began = round_began if number == 1 else began
+            if number > LEAST_ROUNDS and of_both(round_began - began) + longest_s > budget_s:
+                break
+            for _, (key, (stream, step, sms)) in in_rounds(steps.items(), 1, order):
+                with hinted(sms):
+                    taken = microseconds(stream, step)
+                if key[0] is not None:
+                    messages[key[0]].normal_()  # the sums grow with each step
+                if number:
+                    times[key].append(taken)
+            took_s = of_both(time.monotonic() - round_began)
+            longest_s = max(longest_s, took_s) if number else 0.0
+            if rank == 0:
+                print(f"round {number}: {took_s:.1f} s", flush=True)
+        rows = [{"mebibytes": size, "plan": name, "us": summary(taken)} for (size, name), taken in times.items()]
     if rank == 0:
         result = described(
             device, "A GEMM and an all-reduce on two GPUs, written by benchmarks/allreduce.py", tables.REPOSITORY
@@ -166,8 +199,7 @@ def measure(rank: int, store: str, out: Path, seed: int) -> None:
         )
         path.write_text(json.dumps(result, indent=2) + "\n")
         print(f"{path}\n")
-        for row in rows:
-            print(f"{row['mebibytes']:4} MiB  {row['plan']:40} {row['us']['median']:8.1f} us")
+        print(tables.allreduce_section(result))
     torch.cuda.synchronize()
     dist.barrier(group=slowest)
     dist.destroy_process_group()
@@ -177,11 +209,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
     parser.add_argument("--seed", type=int, default=0, help="of the random order; also the number of the result's file")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds to measure, behind a round that warms up")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        measure(arguments.rank, arguments.store, arguments.out, arguments.seed)
+        measure(arguments.rank, arguments.store, arguments.out, arguments.seed, arguments.budget)
         return 0
     # Ranks meet through a file: a port that was free a moment ago may be taken.
     with TemporaryDirectory() as meeting:
@@ -190,7 +223,7 @@ def main() -> int:
             subprocess.Popen([*command, "--rank", str(rank)], env=os.environ | NO_MULTICAST) for rank in range(2)
         ]
         # A rank that is gone, or waits for ever, takes the other one along.
-        end = time.monotonic() + LIMIT_SECONDS
+        end = time.monotonic() + START_SECONDS + arguments.budget
         while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
             if any(worker.poll() not in (None, 0) for worker in workers):
                 break

@@ -286,15 +286,16 @@ def worlds_section(result: Result) -> str:
 
 def allreduce_section(result: Result) -> str:
     """Plans by size of the message: the time of a joined step, and what it is of the one in sequence."""
-    sizes = list(dict.fromkeys(row["mebibytes"] for row in result["rows"]))
-    plans = list(dict.fromkeys(row["plan"] for row in result["rows"]))
     us = {(row["plan"], row["mebibytes"]): row["us"] for row in result["rows"]}
+    gemm = us["GEMM alone", None]
+    sizes = list(dict.fromkeys(size for _, size in us if size is not None))
+    plans = list(dict.fromkeys(plan for plan, size in us if size is not None))
     rows = [["plan", *(f"{size} MiB, us" for size in sizes)]]
     rows += [[plan, *(in_us(us[plan, size]) for size in sizes)] for plan in plans]
     head = (
         f"{machine(result).removesuffix('.')}; two cards joined by NVLink, NCCL {result['nccl']}, without multicast. "
-        f"Medians, and the smallest and largest of {result['rows'][0]['samples']} batches of "
-        f"{result['steps_per_sample']} steps, of the slower card."
+        f"Medians, and the smallest and largest of {gemm['samples']} batches of {result['steps_per_sample']} steps, of "
+        f"the slower card. The GEMM alone takes {in_us(gemm)} us."
     )
     return f"{head}\n\n{markdown(rows)}"
 
