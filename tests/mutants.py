@@ -85,6 +85,12 @@ MUTANTS = {
         "return AHEAD.gate_s(host_s)",
         "tests/tune/test_launch.py",
     ),
+    "one part of a mix after the other": Mutant(
+        "tune/_measure.py",
+        "counts.items() if trial.in_sequence else _evenly(counts)",
+        "counts.items()",
+        "tests/tune/test_launch.py",
+    ),
     "long steps in batches of three": Mutant(
         "tune/_measure.py",
         "return LEAST_STEPS if LEAST_STEPS * step_s <= MOST_STRETCH * BATCH_S else 1",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from math import ceil
 from threading import Barrier
 from threading import Event as Flag
@@ -63,6 +64,20 @@ Around: TypeAlias = Callable[[Part, Stream, int], AbstractContextManager[None]]
 def _least_steps(step_s: float) -> int:
     """The least number of steps of a batch: one if the steps are long."""
     return LEAST_STEPS if LEAST_STEPS * step_s <= MOST_STRETCH * BATCH_S else 1
+
+
+def _evenly(weights: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The calls of a mix, those of each part evenly over the whole: parts, and how many calls in a row.
+
+    If one part after the other was enqueued, the later ones would not begin while the driver's queue is full of the
+    calls of the first one.
+    """
+    calls = sorted(
+        (number / weight, position, name)
+        for position, (name, weight) in enumerate(weights.items())
+        for number in range(weight)
+    )
+    return [(name, len(list(run))) for name, run in groupby(name for *_, name in calls)]
 
 
 class OutOfTime(Exception):
@@ -357,28 +372,38 @@ class Runner:
         with ExitStack() as closing:
             before_last = {name: closing.enter_context(stream.record()) for name, stream in trial.streams.items()}
 
-            def calls(part: Part, mix: int) -> None:
-                stream = trial.streams[part.name]
-                for _ in range(weights[part.name]):
-                    part.enqueue(stream, trial.name)
-                if mix == mixes - 2:
-                    stream.record(before_last[part.name])
+            def calls(part: Part, count: int) -> None:
+                for _ in range(count):
+                    part.enqueue(trial.streams[part.name], trial.name)
 
             def run(part: Part) -> None:
                 with entered(trial.streams[part.name], trial.library_sms):
                     for mix in range(mixes):
-                        calls(part, mix)
+                        calls(part, weights[part.name])
+                        if mix == mixes - 2:
+                            trial.streams[part.name].record(before_last[part.name])
+
+            def by_one_thread() -> None:
+                for mix in range(mixes):
+                    for part, count in rows:
+                        with nullcontext() if trial.in_sequence else entered(
+                            trial.streams[part.name], trial.library_sms
+                        ):
+                            calls(part, count)
+                    if mix == mixes - 2:
+                        for name, event in before_last.items():
+                            trial.streams[name].record(event)
+
+            by_name = {part.name: part for part in trial.parts}
+            counts = {name: weights[name] for name in by_name}
+            rows = [(by_name[name], n) for name, n in (counts.items() if trial.in_sequence else _evenly(counts))]
 
             def enqueue() -> Sequence[Event]:
                 if self.hosts is not None and not trial.in_sequence:
                     self.hosts.run({part.name: partial(run, part) for part in trial.parts})
                 else:
                     with entered(streams[0]) if trial.in_sequence else nullcontext():
-                        for mix in range(mixes):
-                            for part in trial.parts:
-                                stream = trial.streams[part.name]
-                                with nullcontext() if trial.in_sequence else entered(stream, trial.library_sms):
-                                    calls(part, mix)
+                        by_one_thread()
                 return list(before_last.values()) if mixes > 1 else []
 
             batch = timed_batch(streams, enqueue, gate_s)

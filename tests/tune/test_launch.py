@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -66,6 +67,29 @@ def test_the_parts_of_a_mix_are_enqueued_at_the_same_time(dev: Device) -> None:
         runner.start_hosts(["a", "b"])
         trial = _measure.Trial("", (Part("a", meets), Part("b", meets)), {"a": one, "b": two}, one)
         assert runner.batch(trial, _measure.Shape(3, 0.0)).calls["a"][0] == 3
+
+
+@pytest.mark.parametrize("names", [("short", "long"), ("long", "short")])
+def test_no_part_of_a_mix_waits_until_the_queue_has_room_for_it(dev: Device, names: tuple[str, str]) -> None:
+    # 3000 launches are more than the driver's queue holds, so the host waits while it enqueues them.
+    weights = {"short": 3000, "long": 4}
+    parts = {
+        "short": Part("short", lambda stream: spin(stream, 1, 8_000)),
+        "long": Part("long", lambda stream: spin(stream, 1, 6 * MS)),
+    }
+    with _measure.Runner(Throughput(**weights), deadline=1e12) as runner, ExitStack() as closing:
+        streams = {name: closing.enter_context(dev.create_stream()) for name in names}
+        trial = _measure.Trial("", tuple(parts[name] for name in names), streams, streams["long"])
+        found = runner.batch(trial, _measure.Shape(1, 0.0))
+    both = {name: calls / seconds for name, (calls, seconds) in found.calls.items()}
+    assert found.seconds == pytest.approx(3000 / both["short"], rel=0.01)
+    assert found.seconds < 1.2 * 4 * 6e-3
+
+
+def test_calls_of_a_mix_are_spread_evenly() -> None:
+    assert _measure._evenly({"a": 1, "b": 1}) == [("a", 1), ("b", 1)]
+    assert _measure._evenly({"a": 4, "b": 2}) == [("a", 1), ("b", 1), ("a", 2), ("b", 1), ("a", 1)]
+    assert _measure._evenly({"a": 1, "b": 5}) == [("a", 1), ("b", 5)]
 
 
 def test_steps_of_host_threads_are_joined(dev: Device) -> None:
