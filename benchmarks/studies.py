@@ -1,12 +1,15 @@
 """Studies on real work: pairs that people want to run concurrently, and what the tuner reports for each.
 
-    python benchmarks/studies.py [--out DIR] [--only NAME] [--budget SECONDS] [--processes N]
+    python benchmarks/studies.py [--out DIR] [--only NAME] [--budget SECONDS] [--processes N] [--limit SECONDS]
+                                 [--parts DIR]
 
 Each study is measured in two processes, one after the other: openings, clocks and memory placement differ between them.
+With --parts, what each process measures is kept in a folder, and a later run measures only what is missing there.
 
 - gemm-sigmoid: an 8192 x 8192 x 8192 bf16 GEMM and an 8192 x 8192 sigmoid.
 - prefill-decode: large GEMMs, as in a prefill, and GEMMs of 16 rows, which read weights, as in a decode.
 - critical-load: a short kernel whose slowest calls matter, and a background load of GEMMs without end.
+- mixes: mixes of many launches on plain streams, by the tuner and by a program with two threads.
 - gemms: what an SM count hint does to single GEMMs in partitions of several sizes.
 
 Needs torch and a GPU. The study of two GPUs is benchmarks/allreduce.py.
@@ -18,10 +21,12 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import tables
 
@@ -70,23 +75,33 @@ def critical_and_load(torch: Any) -> tuple[dict[str, Callable[[Any], object]], A
     }, tune.TailLatency("critical", quantile=0.99, others=0.75)
 
 
-STUDIES: dict[str, tuple[str, Callable[[Any], tuple[dict[str, Callable[[Any], object]], Any]]]] = {
-    "gemm-sigmoid": ("8192 x 8192 x 8192 bf16 GEMM, and sigmoid of 8192 x 8192 bf16", gemm_and_sigmoid),
-    "prefill-decode": (
-        "4096 x 8192 x 8192 bf16 GEMM, and four times 16 x 8192 x 8192, four such calls for each GEMM",
-        prefill_and_decode,
-    ),
-    "critical-load": (
+class Study(NamedTuple):
+    """Work, its objective, and how many times the usual budget it needs: batches of calls take longer than of steps."""
+
+    title: str
+    work_of: Callable[[Any], tuple[dict[str, Callable[[Any], object]], Any]]
+    share: float = 1.0
+
+
+STUDIES = {
+    "critical-load": Study(
         "sigmoid of 256 x 4096 bf16, one call at a time, next to 8192 x 8192 x 8192 bf16 GEMMs without end, which "
         "have to keep 75% of their rate",
         critical_and_load,
+        2.0,
     ),
+    "prefill-decode": Study(
+        "4096 x 8192 x 8192 bf16 GEMM, and four times 16 x 8192 x 8192, four such calls for each GEMM",
+        prefill_and_decode,
+    ),
+    "gemm-sigmoid": Study("8192 x 8192 x 8192 bf16 GEMM, and sigmoid of 8192 x 8192 bf16", gemm_and_sigmoid),
 }
+ONCE = {"mixes": 14.0, "gemms": 8.0}  # measured in the last process only; the seconds they take
 
 
 LEFT_OUT_SMS = (8, 16, 24, 64)  # the GEMM runs in the background partition of a partition of so many
 GEMM_ROUNDS, GEMM_CALLS = 15, 4
-LIMIT_S = 600  # of a process
+MIX_BUDGET_S, MIX_RUNS, MIX_RUN_S = 4.0, 5, 0.3
 
 
 def gemms_of(torch: Any) -> dict[str, Callable[[], object]]:
@@ -129,64 +144,175 @@ def measure_gemms(torch: Any, device: Device) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All studies, in this process."""
+def mixes_of(torch: Any) -> dict[str, tuple[dict[str, Callable[[Any], object]], dict[str, int]]]:
+    """Work on one SM or a few, in mixes: the functions, and how often each is called."""
+    x, y = (torch.ones(1 << 10, device="cuda") for _ in range(2))
+
+    def short(stream: Any) -> None:
+        for _ in range(30):
+            torch.cuda._sleep(16_000)  # some 8 us: more than a launch takes the host
+
+    def long(stream: Any) -> None:
+        torch.cuda._sleep(12_500_000)  # some 6 to 7 ms
+
+    def adds(tensor: Any) -> Callable[[Any], None]:
+        def enqueue(stream: Any) -> None:
+            for _ in range(30):
+                tensor.add_(1)
+
+        return enqueue
+
+    return {
+        "3000 launches of 8 us, and 4 of 6.5 ms": ({"short": short, "long": long}, {"short": 100, "long": 4}),
+        "300 and 300 launches that take the host longer than the device": (
+            {"one": adds(x), "other": adds(y)},
+            {"one": 10, "other": 10},
+        ),
+    }
+
+
+def seconds_with_threads(
+    torch: Any, work: Mapping[str, Callable[[Any], object]], weights: Mapping[str, int], mixes: int
+) -> float:
+    """How long a mix takes a program that has a host thread and a stream for each part."""
+    streams = {name: torch.cuda.Stream() for name in work}
+    ready = threading.Barrier(len(work) + 1)
+
+    def run(name: str) -> None:
+        with torch.cuda.stream(streams[name]):
+            ready.wait()
+            for _ in range(mixes * weights[name]):
+                work[name](None)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in work]
+    for thread in threads:
+        thread.start()
+    torch.cuda.synchronize()
+    ready.wait()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / mixes
+
+
+def measure_mixes(torch: Any, device: Device) -> list[dict[str, Any]]:
+    """Mixes on plain streams in microseconds: by the tuner, and by a program with two threads."""
+    rows = []
+    for title, (work, weights) in mixes_of(torch).items():
+        report = tune.overlap(
+            device=device,
+            objective=tune.Throughput(**weights),
+            sizes=[8],
+            library_sms="off",
+            budget_s=MIX_BUDGET_S,
+            **work,
+        )
+        [streams] = [result for result in report.results if result.plan.kind == "streams"]
+        mixes = max(2, round(MIX_RUN_S / streams.seconds.median))
+        found = [seconds_with_threads(torch, work, weights, mixes) for _ in range(MIX_RUNS + 1)]
+        rows.append(
+            {
+                "mix": title,
+                "launch": report.launch,
+                "launch_bound": streams.launch_bound,
+                "tuner_us": {which: getattr(streams.seconds, which) * 1e6 for which in ("median", "p10", "p90")},
+                "threads_us": summary(found[1:], 1e-6),
+            }
+        )
+    return rows
+
+
+def measured(torch: Any, device: Device, name: str, budget_s: float, seed: int) -> Any:
+    """One study, or what is measured once."""
+    if name == "gemms":
+        return measure_gemms(torch, device)
+    if name == "mixes":
+        return measure_mixes(torch, device)
+    work, objective = STUDIES[name].work_of(torch)
+    report = tune.overlap(device=device, objective=objective, budget_s=budget_s, seed=seed, **work)
+    print(f"\n{name}: {STUDIES[name].title}\n{report}", flush=True)
+    return json.loads(report.to_json())
+
+
+def part_of(arguments: argparse.Namespace, seed: int, name: str) -> Path:
+    """Where a process keeps what it has measured."""
+    return Path(arguments.parts) / f"{seed}-{name}.json"
+
+
+def missing(arguments: argparse.Namespace, seed: int) -> list[str]:
+    """What a process has to measure."""
+    names = [*STUDIES, *(ONCE if seed == arguments.processes - 1 else ())]
+    wanted = [name for name in names if arguments.only in (None, name)]
+    return [name for name in wanted if not part_of(arguments, seed, name).exists()]
+
+
+def measure(arguments: argparse.Namespace, until: float) -> None:
+    """What is missing of the studies of this process, each into a file of its own."""
     import torch
 
     device = Device(0)
-    result: dict[str, Any] = described(
-        device, "Studies of the tuner, written by benchmarks/studies.py", tables.REPOSITORY
-    )
-    result["studies"] = []
-    for name, (title, work_of) in STUDIES.items():
-        if arguments.only in (None, name):
-            work, objective = work_of(torch)
-            report = tune.overlap(
-                device=device, objective=objective, budget_s=arguments.budget, seed=arguments.seed, **work
-            )
-            print(f"\n{name}: {title}\n{report}", flush=True)
-            result["studies"].append({"name": name, "title": title, "reports": [json.loads(report.to_json())]})
-            del work
-            torch.cuda.empty_cache()
-    if arguments.only in (None, "gemms"):
-        result["gemms"] = measure_gemms(torch, device)
-        for row in result["gemms"]:
-            times = ", ".join(f"{choice} {us['median']:.1f} us" for choice, us in row["us"].items())
-            print(f"{row['sm_count']:4} SMs  {row['gemm']:40} {times}", flush=True)
+    for name in missing(arguments, arguments.seed):
+        budget_s = arguments.budget * STUDIES[name].share if name in STUDIES else ONCE[name]
+        if time.monotonic() + budget_s > until:
+            print(f"{name}: not measured, the limit is reached", flush=True)
+            continue
+        machine = described(device, "Studies of the tuner, written by benchmarks/studies.py", tables.REPOSITORY)
+        found = measured(torch, device, name, budget_s, arguments.seed)
+        part_of(arguments, arguments.seed, name).write_text(json.dumps({"machine": machine, "found": found}))
+        torch.cuda.empty_cache()
+
+
+def in_processes(arguments: argparse.Namespace) -> None:
+    """The studies in several processes, one after the other."""
+    until = time.monotonic() + arguments.limit
+    for number in range(arguments.processes):
+        if not missing(arguments, number):
+            continue
+        left_s = until - time.monotonic()
+        command = [sys.executable, *sys.argv, "--seed", str(number), "--parts", str(arguments.parts)]
+        try:
+            subprocess.run([*command, "--limit", str(left_s)], check=True, timeout=max(1.0, left_s))
+        except subprocess.SubprocessError as error:  # what it has measured so far is kept
+            print(f"process {number}: {error}", flush=True)
+
+
+def joined(parts: Path) -> dict[str, Any]:
+    """What the processes have measured, as one result."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(parts.glob("*.json"))}
+    if not found:
+        raise SystemExit("nothing was measured")
+    result: dict[str, Any] = next(iter(found.values()))["machine"]
+    studies = {
+        name: [part["found"] for key, part in found.items() if key.partition("-")[2] == name] for name in STUDIES
+    }
+    result["studies"] = [
+        {"name": name, "title": STUDIES[name].title, "reports": reports}
+        for name, reports in reversed(studies.items())
+        if reports
+    ]
+    result |= {part: one["found"] for part in ONCE for key, one in found.items() if key.partition("-")[2] == part}
     return result
-
-
-def in_processes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The studies of several processes in one result."""
-    results = []
-    with TemporaryDirectory() as folder:
-        for number in range(arguments.processes):
-            path = Path(folder) / f"{number}.json"
-            command = [sys.executable, __file__, "--seed", str(number), "--part", str(path)]
-            command += ["--budget", str(arguments.budget)]
-            command += ["--only", arguments.only] if arguments.only else []
-            subprocess.run(command, check=True, timeout=LIMIT_S)
-            results.append(json.loads(path.read_text()))
-    first, *others = results
-    for other in others:
-        for study, again in zip(first["studies"], other["studies"], strict=True):
-            study["reports"] += again["reports"]
-    return first
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
-    parser.add_argument("--only", choices=[*STUDIES, "gemms"], help="one study")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each study")
+    parser.add_argument("--only", choices=[*STUDIES, *ONCE], help="one study")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for a study; twice as long for latencies")
     parser.add_argument("--processes", type=int, default=2, help="measure each study in so many processes")
-    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=float, default=1200.0, help="seconds in all; what does not fit is left out")
+    parser.add_argument("--parts", type=Path, help="folder of what single processes measured; it is continued")
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.part is not None:
-        arguments.part.write_text(json.dumps(measure(arguments)))
+    if arguments.seed is not None:
+        measure(arguments, time.monotonic() + arguments.limit)
         return 0
-    result = in_processes(arguments)
+    with TemporaryDirectory() as folder:
+        arguments.parts = arguments.parts or Path(folder)
+        arguments.parts.mkdir(parents=True, exist_ok=True)
+        in_processes(arguments)
+        result = joined(arguments.parts)
     path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "studies")
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\n{path}")

@@ -253,6 +253,18 @@ def studies_section(result: Result) -> str:
     return "\n\n".join(parts)
 
 
+def mixes_section(result: Result) -> str:
+    """Mixes on plain streams: by the tuner, and by a program with two threads."""
+    if "mixes" not in result:
+        return ""
+    rows = [["mix", "enqueued by the tuner", "by the tuner, us", "by two threads, us", "ratio"]]
+    for row in result["mixes"]:
+        times = [row[side] for side in ("tuner_us", "threads_us")]
+        cells = [f"{us['median']:.0f} ({us['p10']:.0f} to {us['p90']:.0f})" for us in times]
+        rows.append([row["mix"], row["launch"], *cells, f"{times[0]['median'] / times[1]['median']:.2f}"])
+    return f"{machine(result)} Medians, p10 and p90.\n\n{markdown(rows)}"
+
+
 def worlds_section(result: Result) -> str:
     """How often the tuner is wrong where the truth is known."""
     header = [
@@ -322,6 +334,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "of background partitions": ("partitions", background_section),
     "of single gemms": ("studies", gemms_section),
     "of studies": ("studies", studies_section),
+    "of mixes": ("studies", mixes_section),
     "of two devices": ("allreduce", allreduce_section),
     "of worlds": ("worlds", worlds_section),
     "of serving": ("serving", serving_section),
@@ -478,7 +491,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 def table(name: str) -> str:
     kind, section = TABLES[name]
     results = results_of(kind)
-    return "\n\n".join(map(section, results)) or NOTHING_MEASURED
+    return "\n\n".join(filter(None, map(section, results))) or NOTHING_MEASURED
 
 
 def page_with_tables(page: str) -> str:

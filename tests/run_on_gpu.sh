@@ -266,7 +266,7 @@ if wanted studies || wanted allreduce; then
   if [ -n "$simulated" ] || ! has torch; then
     note 'studies and allreduce did not run: they need torch and a GPU'
   else
-    wanted studies && step studies 300 "$python" "$repository/benchmarks/studies.py" --budget 25 --out "$output/benchmarks"
+    wanted studies && step studies 300 "$python" "$repository/benchmarks/studies.py" --budget 22 --limit 290 --out "$output/benchmarks"
     if wanted allreduce && [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -lt 2 ]; then
       note 'allreduce did not run: it needs two GPUs'
     elif wanted allreduce; then
