@@ -386,8 +386,8 @@ class Runner:
             def by_one_thread() -> None:
                 for mix in range(mixes):
                     for part, count in rows:
-                        with nullcontext() if trial.in_sequence else entered(
-                            trial.streams[part.name], trial.library_sms
+                        with (
+                            nullcontext() if trial.in_sequence else entered(trial.streams[part.name], trial.library_sms)
                         ):
                             calls(part, count)
                     if mix == mixes - 2:
