@@ -6,9 +6,10 @@
     python benchmarks/serve.py run              trials, those of most worth first, until --minutes are over
     python benchmarks/serve.py soak             serve a random load with changes of layout, and check tokens and memory
     python benchmarks/serve.py status           what is known, what is next
+    python benchmarks/serve.py merge FILE...    add the results of other processes
 
-All write to one file of benchmarks/results (or --out), which the next run continues. All but predict and status need
-torch and a GPU.
+All write to one file of benchmarks/results (or --out), which the next run continues. All but predict, status and merge
+need torch and a GPU. On several GPUs, one process for each: --share 1/4 to 4/4, with a folder of its own, then merge.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from serving.loads import LOADS
 from serving.loop import Record
 from serving.search import Question, Trial, next_trial, questions
 from serving.shapes import SHAPES
-from serving.store import KIND, Store
+from serving.store import KIND, Store, merged
 from serving.trials import name_of, predict, rehearse, row_of, serve, settings_and_start
 
 DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128)
@@ -45,32 +46,44 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter, epilog=__doc__
     )
-    found.add_argument("command", choices=("check", "costs", "predict", "run", "soak", "status"))
+    found.add_argument("command", choices=("check", "costs", "predict", "run", "soak", "status", "merge"))
+    found.add_argument("files", type=Path, nargs="*", help="results to merge")
     found.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/results)")
     found.add_argument("--minutes", type=float, default=9.0, help="end before that (default: 9)")
     found.add_argument("--model", choices=tuple(SHAPES), default="8B", help="shapes of the decoder (default: 8B)")
     found.add_argument("--load", choices=tuple(LOADS), help="one load (default: all, by worth)")
     found.add_argument("--contender", help="one contender")
     found.add_argument("--gap-ms", type=float, help="one limit on the time between tokens")
+    found.add_argument("--share", type=share, default=(1, 1), help="the N-th of M parts of the questions, as N/M")
     found.add_argument("--distinct-layers", type=int, help="layers with weights of their own, where memory is short")
     return found
 
 
+def share(text: str) -> tuple[int, int]:
+    """2/4 as the numbers 2 and 4."""
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError(f"a share is from 1/{parts} to {parts}/{parts}, not {text}")
+    return part, parts
+
+
 def asked(arguments: argparse.Namespace) -> list[list[Question]]:
-    """The questions that the options leave, in groups."""
-    return [
-        mine
+    """The questions that the options leave, in groups.
+
+    Shares take turns in every group, so that each has a part of those of most worth.
+    """
+    part, parts = arguments.share
+    groups = [
+        [
+            one
+            for one in group
+            if arguments.load in (None, one.load)
+            and arguments.contender in (None, one.contender)
+            and arguments.gap_ms in (None, one.gap_ms)
+        ][part - 1 :: parts]
         for group in questions([arguments.model])
-        if (
-            mine := [
-                one
-                for one in group
-                if arguments.load in (None, one.load)
-                and arguments.contender in (None, one.contender)
-                and arguments.gap_ms in (None, one.gap_ms)
-            ]
-        )
     ]
+    return [group for group in groups if group]
 
 
 def next_of(
@@ -226,6 +239,19 @@ def status(store: Store, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def merge(folder: Path, files: Sequence[Path]) -> int:
+    """Add results to those of a folder, by card."""
+    by_name = groupby(sorted(files, key=lambda path: path.name), key=lambda path: path.name)
+    for name, others in by_name:
+        contents = [json.loads(path.read_text()) for path in others]
+        path = folder / name
+        store = Store(path, contents[0] if not path.exists() else json.loads(path.read_text()))
+        store.content = merged(store.content, contents)
+        store.save()
+        print(f"{path}: {len(store.content['trials'])} trials, {len(store.content['soaks'])} soaks")
+    return 0
+
+
 def main() -> int:
     arguments = parser().parse_args()
     until = time.monotonic() + 60 * arguments.minutes
@@ -234,6 +260,8 @@ def main() -> int:
     from cuda_gctx.measure.machine import file_name, folder_of_results
 
     folder = folder_of_results(arguments.out, tables.RESULTS)
+    if arguments.command == "merge":
+        return merge(folder, arguments.files)
     if arguments.command in ("predict", "status"):
         found = sorted(folder.glob(f"*-{KIND}.json"))
         if not found:

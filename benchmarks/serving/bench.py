@@ -61,6 +61,7 @@ class Bench:
         return {
             "late_captures": self._card.late_captures,
             "switch_us": spread(self._card.switch_s, 1e-6, 1),
+            "gpu": str(self._device.uuid),
             **measured,
             **self.memory(),
         }

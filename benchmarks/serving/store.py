@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from serving.search import Outcome, Question, Trial
 
 KIND = "serving"
+ROWS = ("trials", "soaks", "errors")
+ENTRIES = ("costs", "predictions")
 
 
 class Store:
@@ -28,7 +30,8 @@ class Store:
                     f"{path} is of {self.content['card']}, CUDA {self.content['cuda']}: use another folder"
                 )
         else:
-            self.content = {**head, "runs": [], "costs": {}, "predictions": {}, "trials": [], "soaks": [], "errors": []}
+            rows: dict[str, Any] = {kind: [] for kind in ROWS}
+            self.content = {**head, "runs": [], **{kind: {} for kind in ENTRIES}, **rows}
         self._run = dict(head)
 
     @property
@@ -63,6 +66,29 @@ class Store:
     @property
     def outcomes(self) -> list[Outcome]:
         return outcomes_of(self.content)
+
+
+def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The results of processes that began with the same file, or with none: each row once, runs numbered anew.
+
+    Of costs, predictions and rates of the attention that several have, the last one is kept. Raises ValueError for
+    results of different cards.
+    """
+    found: dict[str, Any] = json.loads(json.dumps(first))
+    for other in others:
+        if (other["card"], other["cuda"]) != (found["card"], found["cuda"]):
+            raise ValueError(f"{other['card']} and {found['card']} are different cards: merge the files of one")
+        runs = found["runs"]
+        runs += [run for run in other["runs"] if run not in runs]
+        numbers = [runs.index(run) for run in other["runs"]]
+        for kind in ROWS:
+            rows = [{**row, "run": numbers[row["run"]]} for row in other[kind]]
+            found[kind] += [row for row in rows if row not in found[kind]]
+        for kind in ENTRIES:
+            found[kind] |= {name: {**one, "run": numbers[one["run"]]} for name, one in other[kind].items()}
+        if "attention" in other:
+            found["attention"] = {**other["attention"], "run": numbers[other["attention"]["run"]]}
+    return found
 
 
 def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:

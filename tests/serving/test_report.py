@@ -31,6 +31,7 @@ HEAD = {
 BENCH = {
     "late_captures": 0,
     "switch_us": None,
+    "gpu": "GPU-1",
     "power_w": 512.3,
     "sm_clock_mhz": 1980,
     "graphs": 7,
@@ -154,6 +155,29 @@ def test_a_question_that_fails_is_left_out(store: Store) -> None:
     assert trial is not None
     assert trial.question == both[1]
     assert serve.next_of(store, COSTS, [both], set(both)) is None
+
+
+def test_shares_are_disjoint_and_each_begins_with_the_most_worth() -> None:
+    whole = [one for group in serve.asked(serve.parser().parse_args(["run"])) for one in group]
+    parts = [
+        [one for group in serve.asked(serve.parser().parse_args(["run", "--share", f"{n}/4"])) for one in group]
+        for n in (1, 2, 3, 4)
+    ]
+    assert sorted(map(str, whole)) == sorted(str(one) for part in parts for one in part)
+    assert [part[0].contender for part in parts] == ["chunked", "overlay", "disjoint", "policy"]
+    assert all(part[0].load == part[1].load == "documents" for part in parts)
+    for wrong in ("5/4", "0/4", "half"):
+        with pytest.raises(SystemExit):
+            serve.parser().parse_args(["run", "--share", wrong])
+
+
+def test_merge_adds_the_results_of_other_folders(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = Store(tmp_path / "gpu1" / store.path.name, {**HEAD, "date": "2026-11-23"})
+    add(other, trial())
+    monkeypatch.setattr(sys, "argv", ["serve.py", "--out", str(store.path.parent), "merge", str(other.path)])
+    for _ in range(2):
+        assert serve.main() == 0
+        assert len(Store(store.path, HEAD).content["trials"]) == 1
 
 
 def test_status_shows_what_is_known_and_what_is_next(
