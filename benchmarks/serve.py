@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py check            the kernels against torch, and their speed
     python benchmarks/serve.py costs            what steps cost on this card, by SMs
-    python benchmarks/serve.py predict          which settings and rates to begin with; needs costs, and no GPU
+    python benchmarks/serve.py predict          which settings and rates to begin with; a run predicts what it needs
     python benchmarks/serve.py run              trials, those of most worth first, until --minutes are over
     python benchmarks/serve.py soak             serve a random load with changes of layout, and check tokens and memory
     python benchmarks/serve.py status           what is known, what is next
@@ -33,7 +33,7 @@ from serving.loop import Record
 from serving.search import Question, Trial, next_trial, questions
 from serving.shapes import SHAPES
 from serving.store import KIND, Store, merged
-from serving.trials import name_of, predict, rehearse, row_of, serve, settings_and_start
+from serving.trials import name_of, predict, rehearse, row_of, serve
 
 DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128)
 # What capturing graphs and saving take of a run, at most.
@@ -54,7 +54,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--load", choices=tuple(LOADS), help="one load (default: all, by worth)")
     found.add_argument("--contender", help="one contender")
     found.add_argument("--gap-ms", type=float, help="one limit on the time between tokens")
-    found.add_argument("--share", type=share, default=(1, 1), help="the N-th of M parts of the questions, as N/M")
+    found.add_argument(
+        "--share",
+        type=share,
+        default=(1, 1),
+        help="the N-th of M parts of the questions, or seeds of a soak of its own, as N/M",
+    )
     found.add_argument("--distinct-layers", type=int, help="layers with weights of their own, where memory is short")
     return found
 
@@ -100,11 +105,21 @@ def next_of(
             for question in chain.from_iterable(some):
                 if question in without:
                     continue
-                settings, start = settings_and_start(question, store.content["predictions"], costs)
-                trial = next_trial(outcomes, question, settings, start, thorough=thorough)
+                known = prediction(store, question, costs)
+                trial = next_trial(outcomes, question, known["settings"], known["start"], thorough=thorough)
                 if trial is not None:
                     return trial
     return None
+
+
+def prediction(store: Store, question: Question, costs: Costs) -> dict[str, Any]:
+    """What the cost model predicts of a question: kept, so that a search goes on as it began."""
+    name = name_of(question)
+    if name not in store.content["predictions"]:
+        store.content["predictions"][name] = predict(question, costs)
+        store.save()
+    found: dict[str, Any] = store.content["predictions"][name]
+    return found
 
 
 def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
@@ -122,6 +137,7 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
                 break
             try:
                 row = run_one(trial, costs, bench, rehearsed, left)
+                row["costs_run"] = store.content["costs"][arguments.model]["run"]
             except Exception as error:  # one contender's error is not the end of the others'
                 traceback.print_exc()
                 failed[trial.question] = f"{type(error).__name__}: {error}".split("\n")[0]
@@ -134,9 +150,15 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             print(f"{described(trial)}: {verdict(row)}", flush=True)
     for question, error in failed.items():
         print(f"{name_of(question)} failed: {error}", file=sys.stderr)
-    open_questions = [one for one in chain.from_iterable(groups) if next_of(store, costs, [[one]]) is not None]
-    print("all questions are answered" if not open_questions else "not answered yet: " + open_list(open_questions))
+    left = [name for one in chain.from_iterable(groups) if not answered(store, one, name := name_of(one))]
+    print(f"not answered yet: {', '.join(left)}" if left else "all questions are answered")
     return int(bool(failed))
+
+
+def answered(store: Store, question: Question, name: str) -> bool:
+    """Whether no trial of a question is left. One without a prediction has had none."""
+    known = store.content["predictions"].get(name)
+    return known is not None and next_trial(store.outcomes, question, known["settings"], known["start"]) is None
 
 
 def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seconds: float) -> dict[str, Any]:
@@ -149,10 +171,6 @@ def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seco
     bench.begin()
     record, _ = serve(trial, costs, card, most_seconds=most_seconds - prepared)
     return {**row_of(trial, record), **bench.end(), "prepare_s": round(prepared, 1)}
-
-
-def open_list(questions: Sequence[Question]) -> str:
-    return ", ".join(map(name_of, questions))
 
 
 def described(trial: Trial) -> str:
@@ -207,9 +225,11 @@ def measure(store: Store, arguments: argparse.Namespace, until: float) -> int:
 
         def save(costs: Costs, times: list[dict[str, Any]]) -> None:
             kept = {"costs": json.loads(costs.to_json()), "times": times, **bench.memory()}
-            store.put("costs", arguments.model, kept)
+            store.put_costs(arguments.model, kept)
 
-        calibrate.measure_costs(card, (32, 16, 48), (64, 256, 512, 1024, 2048), until=until - RESERVE_S, save=save)
+        calibrate.measure_costs(
+            card, (32, 24, 48, 16, 64), (64, 256, 512, 1024, 2048), until=until - RESERVE_S, save=save
+        )
     known = store.content["costs"][arguments.model]
     for one in known["times"]:
         print(f"{one['sms']:4} SMs  {one['what']:28} {one['ms']:9.3f} ms")
@@ -223,8 +243,7 @@ def predicted(store: Store, arguments: argparse.Namespace, until: float) -> int:
         for question in group:
             if time.monotonic() > until:
                 return 0
-            found = predict(question, costs)
-            store.put("predictions", name_of(question), found)
+            found = prediction(store, question, costs)
             print(f"{name_of(question)}: {found['start']:.3f}/s with {found['settings'][0]}", flush=True)
     return 0
 
@@ -284,7 +303,7 @@ def main() -> int:
     if arguments.command == "soak":
         from serving.soak import soak
 
-        return soak(store, SHAPES[arguments.model], until)
+        return soak(store, SHAPES[arguments.model], until, arguments.share[0])
     return run(store, arguments, until)
 
 

@@ -15,6 +15,7 @@ from cuda_gctx.interop.torch import torch_stream
 from serving import kernels, reference
 from serving.card import Card
 from serving.costs import Costs, Rates
+from serving.entrants import WAVES
 from serving.model import MOST_SPLITS, splits_for
 from serving.policy import LANES
 from serving.shapes import Shape
@@ -203,16 +204,18 @@ def measure_costs(
             times.append({"sms": sms, "what": what, "ms": round(found * 1e3, 4)})
             return found
 
-        # Small parts take seconds for what large ones are there for.
-        mine = [chunk for chunk in chunks if chunk <= 1024 or sms * 2 > whole]
+        # Small parts are for decode: chunks there only show the time of as many rows.
+        large = sms * 2 > whole
+        suited = {shape.tokens_of_waves(sms, waves) for waves in WAVES}
+        mine = sorted({*chunks, *suited} if large else {chunk for chunk in chunks if chunk <= 256})
         sizes = [size for size in card.decodes if size <= model.slots]
         if sms < whole:
-            largest: dict[Lane, Step] = {"decode": _decodes(sizes[-1], 1), "prefill": _chunk(mine[-1], 0)}
-            for lane, step in largest.items():
-                card.hints[sms, lane] = True
-                hinted = timed(lane, step, f"{lane}, largest at the start, with a hint")
-                card.hints[sms, lane] = False
-                card.hints[sms, lane] = hinted < 0.99 * timed(lane, step, f"{lane}, largest at the start, without")
+            lane: Lane = "prefill" if large else "decode"
+            step = _chunk(max(suited), 0) if large else _decodes(sizes[-1], 1)
+            card.hints[sms, lane] = True
+            hinted = timed(lane, step, f"{lane}, with a hint")
+            card.hints[sms, lane] = False
+            card.hints[sms, lane] = hinted < 0.99 * timed(lane, step, f"{lane}, without a hint")
         batches = sorted({1, sizes[len(sizes) // 2], sizes[-1]})
         short = {n: timed("decode", _decodes(n, 1), f"decode of {n} at 1") for n in batches}
         many = batches[-1]
@@ -257,7 +260,8 @@ def _placements_to_measure(card: Card, decode_sizes: Sequence[int]) -> list[Plac
 def _slowdown(card: Card, placement: Placement, far: int, seconds: float = 0.6) -> tuple[float, float]:
     """How many times as long decode steps and chunks take next to each other as alone."""
     decode = _decodes(card.decodes[-1] // 2 or 1, far // 2)
-    chunk = Step(segments=(Segment(card.model.slots - 1, far // 2, 1024, False),))
+    tokens = card.model.shape.tokens_of_waves(placement.prefill_sms or card.device.sm_count, WAVES[0])
+    chunk = Step(segments=(Segment(card.model.slots - 1, far // 2, tokens, False),))
     steps = {"decode": decode, "prefill": chunk}
     alone = {lane: card.seconds_on(card.stream(lane, placement), lane, step) for lane, step in steps.items()}  # type: ignore[arg-type]
     card.prepare(card.shot(lane, step, placement) for lane, step in steps.items())  # type: ignore[arg-type]

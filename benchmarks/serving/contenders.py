@@ -6,7 +6,7 @@ A contender is given what the loop knows and returns what runs next. It has no c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from serving.costs import Costs
 from serving.loop import Contender, Served, State
@@ -17,7 +17,7 @@ Decision = list[tuple[Lane, Step, Placement]]
 # Prompts of which one step takes tokens, at most.
 SEGMENTS = 8
 # Tokens of prompts in one step: what graphs are captured for.
-CHUNKS: tuple[int, ...] = (*range(64, 1025, 64), 1280, 1536, 2048, 3072, 4096)
+CHUNKS: tuple[int, ...] = (*range(64, 1025, 64), *range(1152, 1793, 128), 2048, 3072, 4096)
 
 
 def chunk_for(tokens: int) -> int:
@@ -61,6 +61,7 @@ class Chunked:
     costs: Costs
     target_s: float | None = None
     chunk: int | None = None
+    _last: int = field(default=0, init=False)  # the chunk of the step before, as an index
 
     def decide(self, state: State) -> Decision:
         if state.busy or not (state.waiting or state.decoding):
@@ -75,16 +76,26 @@ class Chunked:
             return replace(alone, segments=packed(state.waiting, self.chunk or CHUNKS[-1]))
         if not state.decoding:
             return Step(segments=packed(state.waiting, CHUNKS[-1]))
-        # The time grows with the chunk: bisect for the largest one that keeps the target.
-        low, high, best = 0, len(CHUNKS) - 1, packed(state.waiting, CHUNKS[0])
-        while low <= high:
-            middle = (low + high) // 2
-            segments = packed(state.waiting, CHUNKS[middle])
-            if self.costs.seconds(replace(alone, segments=segments)) <= self.target_s:
-                best, low = segments, middle + 1
-            else:
-                high = middle - 1
-        return replace(alone, segments=best)
+        # The time grows with the chunk. The largest that keeps the target is seldom far from that of the step before.
+        index, segments = self._last, packed(state.waiting, CHUNKS[self._last])
+        if self._keeps(alone, segments):
+            while index + 1 < len(CHUNKS):
+                larger = packed(state.waiting, CHUNKS[index + 1])
+                if not self._keeps(alone, larger):
+                    break
+                index, segments = index + 1, larger
+        else:
+            while index > 0:
+                index -= 1
+                segments = packed(state.waiting, CHUNKS[index])
+                if self._keeps(alone, segments):
+                    break
+        self._last = index
+        return replace(alone, segments=segments)
+
+    def _keeps(self, alone: Step, segments: tuple[Segment, ...]) -> bool:
+        assert self.target_s is not None
+        return self.costs.seconds(replace(alone, segments=segments)) <= self.target_s
 
 
 class LayerInterleaved:

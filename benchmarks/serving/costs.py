@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from serving.shapes import Shape
@@ -94,7 +95,7 @@ def between(points: Sequence[tuple[float, float]], x: float) -> float:
     last_x, last = points[-1]
     if x >= last_x:
         return last * x / last_x if last_x > 0 else last
-    i = bisect_left([at for at, _ in points], x)
+    i = bisect_left(points, x, key=itemgetter(0))
     if i == 0:
         return points[0][1]
     (x0, y0), (x1, y1) = points[i - 1], points[i]

@@ -10,6 +10,7 @@ from serving.contenders import CHUNKS, ByPolicy, Chunked, Concurrent, LayerInter
 from serving.costs import Costs
 from serving.loop import Contender, Limits
 from serving.policy import ByCosts
+from serving.shapes import SHAPES
 from serving.work import Placement
 
 
@@ -22,8 +23,8 @@ class Entrant:
     make: Callable[[Mapping[str, Any], Costs, Limits], Contender]
 
 
-DECODE_SIZES = (16, 24, 32, 40, 48, 64)
-OVERLAY_SIZES = (84, 100, 108, 116)
+DECODE_SIZES = (16, 24, 32, 48, 64)
+WAVES = (2, 1)
 LARGE_CHUNKS = (1024, 2048, 4096)
 MARGINS = (0.95, 0.9, 0.85, 1.0)
 
@@ -43,8 +44,17 @@ def _concurrent(kind: Any) -> Callable[[Mapping[str, Any], Costs, Limits], Conte
     return make
 
 
+def _in_partitions(costs: Costs, most_decode: int) -> list[tuple[int, int]]:
+    """SMs of prefill next to the sizes for decode, and chunks that suit them."""
+    prefills = [costs.sm_count - size for size in DECODE_SIZES if size <= most_decode]
+    return [(sms, SHAPES[costs.model].tokens_of_waves(sms, waves)) for sms in prefills for waves in WAVES]
+
+
 def _policy(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
-    return ByPolicy(ByCosts(costs, settings["margin"] * limits.gap_s, DECODE_SIZES, settings["chunk"]))
+    def chunk_of(sms: int) -> int:
+        return settings.get("chunk") or SHAPES[costs.model].tokens_of_waves(sms, settings["waves"])
+
+    return ByPolicy(ByCosts(costs, settings["margin"] * limits.gap_s, DECODE_SIZES, chunk_of))
 
 
 def _chunks(costs: Costs, limits: Limits) -> list[dict[str, Any]]:
@@ -70,17 +80,19 @@ ENTRANTS: dict[str, Entrant] = {
     "priority": Entrant("decode on a priority stream", _chunks, _concurrent("priority")),
     "overlay": Entrant(
         "overlay",
-        lambda costs, limits: [{"prefill_sms": sms, "chunk": chunk} for sms in OVERLAY_SIZES for chunk in (2048, 1024)],
+        lambda costs, limits: [{"prefill_sms": sms, "chunk": chunk} for sms, chunk in _in_partitions(costs, 48)],
         _concurrent("overlay"),
     ),
     "disjoint": Entrant(
         "disjoint partitions",
-        lambda costs, limits: [{"decode_sms": sms, "chunk": chunk} for sms in DECODE_SIZES for chunk in (2048, 1024)],
+        lambda costs, limits: [
+            {"decode_sms": costs.sm_count - sms, "chunk": chunk} for sms, chunk in _in_partitions(costs, 64)
+        ],
         _concurrent("disjoint"),
     ),
     "policy": Entrant(
         "partitions by policy",
-        lambda costs, limits: [{"margin": margin, "chunk": chunk} for margin in MARGINS for chunk in (2048, 1024)],
+        lambda costs, limits: [{"margin": margin, "waves": waves} for margin in MARGINS for waves in WAVES],
         _policy,
     ),
 }

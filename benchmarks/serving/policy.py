@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cuda_gctx import Layout
 from cuda_gctx.tune import Plan, Policy
@@ -36,19 +36,22 @@ def plan_of(placement: Placement, sm_count: int) -> Plan:
 class ByCosts:
     """Chooses by a tune.Policy for one limit: disjoint partitions, overlays, a priority stream, or chunked prefill.
 
-    target_s: the share of the limit that a decode step may take. While no prompt waits or nothing decodes, the one that
-    works has the whole device.
+    target_s: the share of the limit that a decode step may take. chunk_of: the tokens of a chunk on so many SMs. While
+    no prompt waits or nothing decodes, the one that works has the whole device.
     """
 
-    def __init__(self, costs: Costs, target_s: float, decode_sizes: Sequence[int], chunk: int) -> None:
+    def __init__(
+        self, costs: Costs, target_s: float, decode_sizes: Sequence[int], chunk_of: Callable[[int], int]
+    ) -> None:
         whole = costs.sm_count
         self._target_s = target_s
         placements = [Placement("priority")]
         placements += [Placement("overlay", None, whole - size) for size in decode_sizes]
         placements += [Placement("disjoint", size, whole - size) for size in decode_sizes]
-        self._whole = Concurrent(placements[0], chunk)
+        chunks = {placement: chunk_of(placement.prefill_sms or whole) for placement in placements}
+        self._whole = Concurrent(placements[0], chunks[placements[0]])
         self._contenders: dict[Plan, Contender] = {
-            plan_of(placement, whole): Concurrent(placement, chunk) for placement in placements
+            plan_of(placement, whole): Concurrent(placement, chunk) for placement, chunk in chunks.items()
         }
         self._contenders[plan_of(ONE, whole)] = Chunked(costs, target_s)
         self._current: Plan | None = None
@@ -61,7 +64,7 @@ class ByCosts:
                 for found in [
                     _chunked(costs, batch, context, target_s)
                     if placement == ONE
-                    else _concurrent(costs, batch, context, placement, chunk)
+                    else _concurrent(costs, batch, context, placement, chunks[placement])
                 ]
             ),
             latency="decode",

@@ -105,13 +105,16 @@ def serve_window(
     return serving, kept
 
 
-def soak(store: Any, shape: Shape, until: float) -> int:
-    """Serve until a time, add what happened to the results; 1 if a token was wrong."""
+def soak(store: Any, shape: Shape, until: float, share: int = 1) -> int:
+    """Serve until a time, add what happened to the results; 1 if a token was wrong.
+
+    share: the number of this process among those that soak at once, each with seeds of its own.
+    """
     from serving.bench import Bench
 
     load, rate = LOADS[shape.name], RATES[shape.name]
     began = time.monotonic()
-    seed = sum(one["windows"] for one in store.content["soaks"] if one["model"] == shape.name)
+    seed = 100_000 * (share - 1) + sum(one["windows"] for one in store.content["soaks"] if one["model"] == shape.name)
     row: dict[str, Any] = {"model": shape.name, "first_seed": seed, "windows": 0, "decode_steps": 0, "tokens": 0}
     row |= {"requests": 0, "switches": 0, "checked": 0, "wrong": 0, "worst_distance": 0.0}
     free: list[int] = []

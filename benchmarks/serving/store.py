@@ -12,7 +12,6 @@ from serving.search import Outcome, Question, Trial
 
 KIND = "serving"
 ROWS = ("trials", "soaks", "errors")
-ENTRIES = ("costs", "predictions")
 
 
 class Store:
@@ -31,7 +30,7 @@ class Store:
                 )
         else:
             rows: dict[str, Any] = {kind: [] for kind in ROWS}
-            self.content = {**head, "runs": [], **{kind: {} for kind in ENTRIES}, **rows}
+            self.content = {**head, "runs": [], "costs": {}, "predictions": {}, **rows}
         self._run = dict(head)
 
     @property
@@ -58,9 +57,11 @@ class Store:
         self.content[kind][-1] = {**row, "run": self.run}
         self.save()
 
-    def put(self, kind: str, name: str, value: Any) -> None:
-        """Set an entry of "costs" or "predictions", and save."""
-        self.content[kind][name] = {**value, "run": self.run}
+    def put_costs(self, model: str, value: Mapping[str, Any]) -> None:
+        """Set the costs of a model, and save. Predictions that were made of other costs are dropped."""
+        self.content["costs"][model] = {**value, "run": self.run}
+        known = self.content["predictions"]
+        self.content["predictions"] = {name: one for name, one in known.items() if not name.startswith(f"{model} ")}
         self.save()
 
     @property
@@ -84,8 +85,8 @@ def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dic
         for kind in ROWS:
             rows = [{**row, "run": numbers[row["run"]]} for row in other[kind]]
             found[kind] += [row for row in rows if row not in found[kind]]
-        for kind in ENTRIES:
-            found[kind] |= {name: {**one, "run": numbers[one["run"]]} for name, one in other[kind].items()}
+        found["costs"] |= {model: {**one, "run": numbers[one["run"]]} for model, one in other["costs"].items()}
+        found["predictions"] |= other["predictions"]
         if "attention" in other:
             found["attention"] = {**other["attention"], "run": numbers[other["attention"]["run"]]}
     return found

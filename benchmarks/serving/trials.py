@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import ceil, inf
 from statistics import median
@@ -14,12 +14,13 @@ from serving.costs import Costs
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
 from serving.loop import Limits, Record, Serving
-from serving.search import Question, Trial, bracket, next_rate, written
+from serving.search import Question, Trial, written
 from serving.virtual import VirtualExecutor
 from serving.work import Done, Segment, Step
 
-# A prediction looks at rates that differ by this factor, no finer.
-COARSE = 0.15
+# Predictions begin at a share of the rate at which prompts alone would keep the device busy, go down and up from there
+# by factors, and end at others.
+SHARE_OF_PROMPTS, COARSE, FINE, LOWEST, HIGHEST = 0.7, 1.5, 1.12, 20.0, 3.0
 TIMELINE_S = 1.0
 
 
@@ -155,13 +156,27 @@ def timeline(steps: Sequence[Done]) -> list[list[Any]]:
 
 
 def predict(question: Question, costs: Costs) -> dict[str, Any]:
-    """The settings of a contender in the order of the goodput that the cost model gives them, and where to start."""
-    entrant = ENTRANTS[question.contender]
-    start = 1.0 / seconds_of_a_prompt(LOADS[question.load], costs)
-    rates = {
-        written(settings): _predicted(question, written(settings), costs, start)
-        for settings in entrant.settings(costs, limits_of(question))
-    }
+    """The settings of a contender in the order of the goodput that the cost model gives them, and where to start.
+
+    All settings are rehearsed at one rate, and those that keep it at higher ones.
+    """
+    limits = limits_of(question)
+    settings = [written(one) for one in ENTRANTS[question.contender].settings(costs, limits)]
+    rates = dict.fromkeys(settings, 0.0)
+    start = SHARE_OF_PROMPTS / seconds_of_a_prompt(LOADS[question.load], costs)
+
+    def keeping(those: Iterable[str], rate: float) -> list[str]:
+        return [one for one in those if rehearse(Trial(question, one, rate, 1), costs).keeps(limits)]
+
+    rate = start
+    found = keeping(settings, rate)
+    while not found and rate > start / LOWEST:
+        rate /= COARSE
+        found = keeping(settings, rate)
+    while found and rate < start * HIGHEST:
+        rates |= dict.fromkeys(found, rate)
+        rate *= FINE
+        found = keeping(found, rate)
     order = sorted(rates, key=lambda one: -rates[one])
     return {"start": rates[order[0]] or start, "settings": order, "rates": rates}
 
@@ -171,26 +186,6 @@ def seconds_of_a_prompt(load: Load, costs: Costs) -> float:
     requests = load.draw(1.0, 1)
     steps = [Step(segments=(Segment(0, 0, request.prompt),)) for request in requests]
     return sum(map(costs.seconds, steps)) / len(steps)
-
-
-def _predicted(question: Question, settings: str, costs: Costs, start: float) -> float:
-    tried: list[tuple[float, bool]] = []
-    while (rate := next_rate(tried, start)) is not None:
-        low, high = bracket(tried)
-        if low and high <= low * (1 + COARSE):
-            break
-        trial = Trial(question, settings, rate, 1)
-        tried.append((rate, rehearse(trial, costs).keeps(limits_of(question))))
-    return bracket(tried)[0]
-
-
-def settings_and_start(question: Question, predictions: Mapping[str, Any], costs: Costs) -> tuple[list[str], float]:
-    """The settings to race and the rate to start with: as predicted before, else in the order of the contender."""
-    known = predictions.get(name_of(question))
-    if known is not None:
-        return list(known["settings"]), float(known["start"])
-    settings = ENTRANTS[question.contender].settings(costs, limits_of(question))
-    return [written(one) for one in settings], 0.7 / seconds_of_a_prompt(LOADS[question.load], costs)
 
 
 def name_of(question: Question) -> str:

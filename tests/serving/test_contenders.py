@@ -143,7 +143,7 @@ def test_the_lanes_of_two_streams_run_at_once(kind: str) -> None:
 
 
 def policy(target_s: float = 0.02, sizes: tuple[int, ...] = (16, 24, 32, 48, 64), costs: Costs = COSTS) -> ByCosts:
-    return ByCosts(costs, target_s, sizes, 2048)
+    return ByCosts(costs, target_s, sizes, lambda sms: SHAPES["8B"].tokens_of_waves(sms, 2))
 
 
 # A card on which a step slows decode on the same SMs so much that partitions are the only way.
@@ -246,6 +246,18 @@ def test_limits_are_kept_by_a_share_of_gaps_and_of_first_tokens() -> None:
     assert not Record(gaps=[*gaps, 0.2], first_tokens=first, complete=True).keeps(LIMITS)
     assert not Record(gaps=gaps, first_tokens=[*first, 11.0, 11.0], complete=True).keeps(LIMITS)
     assert not Record(gaps=gaps, first_tokens=first).keeps(LIMITS)
+
+
+def test_chunks_in_partitions_take_whole_waves() -> None:
+    shape = SHAPES["8B"]
+    assert [shape.tokens_of_waves(sms, 2) for sms in (132, 116, 108, 100, 84)] == [2048, 1792, 1664, 1536, 1280]
+    assert shape.tokens_of_waves(116, 1) == 896
+    for name in ("overlay", "disjoint"):
+        for settings in ENTRANTS[name].settings(COSTS, LIMITS):
+            sms = settings.get("prefill_sms") or COSTS.sm_count - settings["decode_sms"]
+            tiles = settings["chunk"] // 128 * (shape.hidden // 256)
+            assert tiles % sms == 0 or sms - tiles % sms < shape.hidden // 256
+            assert settings["chunk"] in CHUNKS
 
 
 def test_costs_are_what_was_measured_and_go_between_it() -> None:

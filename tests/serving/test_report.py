@@ -53,9 +53,7 @@ def short_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = Store(tmp_path / "made-up-card-driver-13.0-serving.json", HEAD)
-    made.put(
-        "costs", "8B", {"costs": json.loads(COSTS.to_json()), "times": [{"sms": 132, "what": "a step", "ms": 5.0}]}
-    )
+    made.put_costs("8B", {"costs": json.loads(COSTS.to_json()), "times": [{"sms": 132, "what": "a step", "ms": 5.0}]})
     return made
 
 

@@ -159,22 +159,29 @@ def test_results_of_another_card_are_not_mixed(tmp_path: Path) -> None:
 def test_results_of_several_processes_are_merged_without_doubles(tmp_path: Path) -> None:
     base = Store(tmp_path / "base.json", HEAD)
     base.add("trials", {"n": 0})
-    base.put("costs", "8B", {"costs": 1})
+    base.put_costs("8B", {"costs": 1})
     parts = []
     for name, head in (("a", {**HEAD, "date": "2026-11-23"}), ("b", {**HEAD, "date": "2026-11-24"})):
         (tmp_path / f"{name}.json").write_text(base.path.read_text())
         part = Store(tmp_path / f"{name}.json", head)
         part.add("trials", {"n": name})
-        part.put("predictions", name, {"start": 1.0})
+        part.content["predictions"][name] = {"start": 1.0}
         parts.append(part.content)
     found = merged(base.content, [*parts, *parts])
     assert [row["n"] for row in found["trials"]] == [0, "a", "b"]
     assert [found["runs"][row["run"]]["date"] for row in found["trials"]] == ["2026-11-22", "2026-11-23", "2026-11-24"]
     assert found["predictions"].keys() == {"a", "b"}
-    assert found["runs"][found["predictions"]["b"]["run"]]["date"] == "2026-11-24"
+    assert found["costs"] == {"8B": {"costs": 1, "run": 0}}
     assert base.content["trials"] == [{"n": 0, "run": 0}]
     with pytest.raises(ValueError, match="different cards"):
         merged(base.content, [{**parts[0], "card": "another card"}])
+
+
+def test_new_costs_make_old_predictions_void(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.json", HEAD)
+    store.content["predictions"] = {"8B documents 25 ms chunked": {}, "34B documents 60 ms chunked": {}}
+    store.put_costs("8B", {})
+    assert list(store.content["predictions"]) == ["34B documents 60 ms chunked"]
 
 
 def test_long_documents_with_four_contenders_come_first() -> None:
