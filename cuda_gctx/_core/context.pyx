@@ -308,7 +308,8 @@ cdef class Context:
         It is then destroyed, unless a framework has seen one of its streams: such a context releases its SMs, and
         is kept for the next request for them.
 
-        Raises ContextCurrentError if it is current on this thread, or on another one through this package.
+        Raises ContextCurrentError if it is current on this thread, or on another one through this package, and
+        RuntimeError for the primary context.
         """
         cdef ContextHandle box = self._slot.get()
         if not box:

@@ -38,7 +38,10 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned i
 
 
 def spin(Stream stream not None, blocks, spin_ns):
-    """Keep SMs busy: launch `blocks` blocks on a stream, two of which fill an SM, each for `spin_ns`. Does not wait."""
+    """Keep SMs busy: launch `blocks` blocks on a stream, two of which fill an SM, each for `spin_ns`. Does not wait.
+
+    stream: a Stream. ValueError for a number or a time out of range.
+    """
     cdef StreamHandle box = stream._slot.demand(b"stream")
     cdef shared_ptr[Probe] probe
     cdef unsigned int count
@@ -89,7 +92,7 @@ cdef class Stamps:
             stamps.reset()
 
     def write(self, Stream stream not None, int place):
-        """Enqueue the stamp of a place on a stream. Does not wait."""
+        """Enqueue the stamp of a place on a stream. Does not wait. IndexError if there is no such place."""
         cdef shared_ptr[CStamps] stamps = self._slot.demand(b"place for stamps")
         cdef StreamHandle box = stream._slot.demand(b"stream")
         if not 0 <= place < self.capacity:

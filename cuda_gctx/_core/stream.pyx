@@ -220,7 +220,10 @@ cdef class Stream:
         return self._slot.borrow().get() == NULL
 
     def record(self, Event event=None, options=None):
-        """Record `event`, or a new one made with `options`, behind all work enqueued so far, and return it."""
+        """Record `event`, or a new one made with `options`, behind all work enqueued so far, and return it.
+
+        Raises ValueError for an event together with options.
+        """
         cdef StreamHandle box = self._slot.demand(b"stream")
         cdef EventHandle event_box
         if event is None:

@@ -22,7 +22,10 @@ class CommBackend(Protocol):
         """The number of ranks."""
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """The object of one rank, on every rank."""
+        """The object of one rank, on every rank.
+
+        obj: the object, on the rank that has it. root: the number of that rank.
+        """
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""

@@ -539,7 +539,8 @@ class MixedCommHandler:
     def select_autotune_mode(self, op: MixedCommOp, x_in: Any) -> MixedCommMode:
         """The mode that AUTOTUNE takes for an input, with an output that is mapped if the input is.
 
-        By the table of run_autotune(), or without one by the size.
+        op: the operation. x_in: the input, of which only its size and memory matter. The choice is that of the table of
+        run_autotune(), or without one by the size.
         """
         self._demand_open()
         op = MixedCommOp(op)
@@ -553,8 +554,11 @@ class MixedCommHandler:
     ) -> TuningTable:
         """Measures every mode and several grids at these sizes; later calls use the fastest. Collective.
 
-        message_bytes: sizes of the larger of input and output. progress: whether to show a bar on standard error; None:
-        on the first rank, if standard error is a terminal. Call it inside ``with partition.torch():``, while nothing
+        message_bytes: sizes of the larger of input and output.
+        rounds: how often each is measured; the median counts.
+        progress: whether to show a bar on standard error; None: on the first rank, if standard error is a terminal.
+
+        Call it inside ``with partition.torch():``, while nothing
         else runs there. Returns the table, which can be saved.
         """
         self._demand_open()
@@ -677,7 +681,7 @@ class MixedCommHandler:
         Every rank passes the same number of tensors, in one order. Views of them count as mapped. A call is not staged
         if its input and its output are mapped on every rank; if they are mapped on some ranks only, it is a CommFault
         of kind "mismatch". The handler keeps the tensors alive. They must come from torch's allocator in its default
-        setting.
+        setting. Raises RuntimeError if the handler is on the CPU or closed.
         """
         self._demand_open()
         if self._mapped is None:
@@ -688,7 +692,10 @@ class MixedCommHandler:
         self._mapped_storages += [(_span(one)[0], one.untyped_storage()) for one in tensors]
 
     def unmap_tensors(self, *tensors: Any) -> None:
-        """Unmaps tensors. Collective; waits for the calls of all ranks."""
+        """Unmap tensors. Collective; waits for the calls of all ranks.
+
+        tensors: those that were mapped. Raises RuntimeError if the handler is on the CPU or closed.
+        """
         self._demand_open()
         if self._mapped is None:
             raise RuntimeError("a handler on the CPU cannot map tensors")
@@ -752,6 +759,8 @@ class MixedCommHandler:
         """Maps new memory at the same addresses. Collective.
 
         comm_backend: a CommBackend, or a process group of torch.distributed; ValueError if its rank or size differs.
+
+        Raises RuntimeError unless checkpoint_prepare() was called before.
         """
         if self._state is not _State.RELEASED:
             raise RuntimeError(

@@ -43,8 +43,12 @@ class LocalRank:
     ) -> MixedCommHandler:
         """A handler of this rank; every rank of the world creates one at the same time.
 
-        nodes: the number of nodes into which the ranks are divided. options: those of MixedCommHandler;
-        should_init_nvshmem is False, because threads cannot be ranks of NVSHMEM.
+        dtype: the type of the elements, as for MixedCommHandler.
+        nodes: the number of nodes into which the ranks are divided.
+        local_tp_size, local_dp_size, inter_tp_size, inter_dp_size: as for MixedCommHandler.
+        options: those of MixedCommHandler; should_init_nvshmem is False, because threads cannot be ranks of NVSHMEM.
+
+        Raises ValueError if the ranks cannot be divided so.
         """
         if nodes < 1 or self.size % nodes:
             raise ValueError(f"{self.size} ranks cannot be divided into {nodes} nodes of equal size")
@@ -140,6 +144,8 @@ def local_world(
     device: the GPU whose SMs the ranks share, or several GPUs, each with the same number of ranks, in order; None: the
     ranks are on the CPU. sms: the number of SMs of each rank; None: an equal share. timeout_s: how long ranks wait for
     each other on the host.
+
+    Raises ValueError if the devices cannot have equally many ranks, and SplitError if they have too few SMs.
     """
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"size must be an int, not {type(size).__name__}")

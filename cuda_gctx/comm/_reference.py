@@ -43,9 +43,12 @@ def expected(
 ) -> Tensor:
     """The output of a rank for the inputs of all ranks, in the order of the world ranks.
 
+    info: the place of the rank. op: the operation. inputs: the inputs of all ranks.
     exchanges: how often a sum is rounded: 2 for REDUCESCATTER_ALLREDUCE in two collectives, which round the sum over
     each dp group and then the sum of those. by_nodes: round as HIERARCHICAL does, the sum over each node and then the
     sum of those. ONE_EXCHANGE and TWO_EXCHANGE round once.
+
+    Raises ValueError unless there is an input of the same shape for each rank.
     """
     if len(inputs) != info.world_size:
         raise ValueError(f"the world has {info.world_size} ranks, and {len(inputs)} inputs were passed")

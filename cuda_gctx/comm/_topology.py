@@ -153,7 +153,16 @@ class ParallelInfo:
         inter_tp_size: int | None = None,
         inter_dp_size: int | None = None,
     ) -> ParallelInfo:
-        """Checks every number. Both sizes of a level None: all ranks are tp; one None: the remaining factor."""
+        """The place of a rank, with every number checked.
+
+        world_rank, world_size: the rank among all, and how many there are.
+        local_rank, local_size: the same within its node.
+        inter_rank, inter_size: its node among the nodes, and how many there are.
+        local_tp_size, local_dp_size, inter_tp_size, inter_dp_size: how each level is divided. Both sizes of a level
+        None: all ranks are tp; one None: the remaining factor.
+
+        Raises TypeError or ValueError for numbers that do not fit together.
+        """
         given = {
             "world_rank": (world_rank, world_size, "world_size"),
             "local_rank": (local_rank, local_size, "local_size"),
@@ -193,7 +202,10 @@ class ParallelInfo:
         )
 
     def at(self, world_rank: int) -> ParallelInfo:
-        """Another rank of the same topology."""
+        """Another rank of the same topology.
+
+        world_rank: its number among all.
+        """
         inter_rank, local_rank = divmod(world_rank, self.local_size)
         return ParallelInfo.of(
             world_rank,
@@ -266,19 +278,28 @@ class ParallelInfo:
         return self.use_tp and self.use_dp
 
     def rank_of(self, tp_rank: int, dp_rank: int) -> int:
-        """The world rank at a place of the tp x dp grid."""
+        """The world rank at a place of the tp x dp grid.
+
+        tp_rank, dp_rank: the place.
+        """
         inter_tp, local_tp = divmod(tp_rank, self.local_tp_size)
         inter_dp, local_dp = divmod(dp_rank, self.local_dp_size)
         inter_rank = inter_tp + inter_dp * self.inter_tp_size
         return inter_rank * self.local_size + local_tp + local_dp * self.local_tp_size
 
     def tp_ranks(self, dp_rank: int | None = None) -> tuple[int, ...]:
-        """The world ranks of a tp group in the order of their tp ranks; None: of this rank's own."""
+        """The world ranks of a tp group in the order of their tp ranks.
+
+        dp_rank: which group; None: this rank's own.
+        """
         dp_rank = self.dp_rank if dp_rank is None else dp_rank
         return tuple(self.rank_of(tp_rank, dp_rank) for tp_rank in range(self.tp_size))
 
     def dp_ranks(self, tp_rank: int | None = None) -> tuple[int, ...]:
-        """The world ranks of a dp group in the order of their dp ranks; None: of this rank's own."""
+        """The world ranks of a dp group in the order of their dp ranks.
+
+        tp_rank: which group; None: this rank's own.
+        """
         tp_rank = self.tp_rank if tp_rank is None else tp_rank
         return tuple(self.rank_of(tp_rank, dp_rank) for dp_rank in range(self.dp_size))
 
@@ -300,7 +321,10 @@ class ParallelInfo:
         return (MixedCommOp.ALLREDUCE,) if self.use_tp else ()
 
     def demand_valid(self, op: MixedCommOp) -> None:
-        """ValueError for an operation that this topology does not have."""
+        """Check that this topology has an operation.
+
+        op: the operation. Raises ValueError if it has not.
+        """
         if op not in self.valid_ops:
             valid = ", ".join(one.name for one in self.valid_ops) or "none, because the world has one rank"
             raise ValueError(
@@ -309,7 +333,12 @@ class ParallelInfo:
             )
 
     def output_shape(self, op: MixedCommOp, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the output for the shape of an input."""
+        """The shape of the output of an operation.
+
+        op: the operation. shape: that of the input.
+
+        Raises ValueError if the input cannot be divided by the number of ranks.
+        """
         self.demand_valid(op)
         if not shape:
             raise ValueError("a tensor without dimensions has no rows: give one with at least one dimension")
@@ -326,7 +355,10 @@ class ParallelInfo:
         return rows // self.dp_size, *rest
 
     def plan(self, op: MixedCommOp) -> Plan:
-        """What this rank does in an operation."""
+        """What this rank does in an operation.
+
+        op: the operation.
+        """
         self.demand_valid(op)
         world = tuple(range(self.world_size))
         tp, dp = self.tp_rank, self.dp_rank
@@ -338,7 +370,10 @@ class ParallelInfo:
         return Plan((world,), world, self.tp_ranks(), tp, self.tp_size, dp, 0)
 
     def node_plan(self, op: MixedCommOp) -> NodePlan:
-        """What this rank does in the hierarchical form of an operation."""
+        """What this rank does in the hierarchical form of an operation.
+
+        op: the operation.
+        """
         self.demand_valid(op)
         node = tuple(range(self.local_size))
         first = self.local_dp_rank * self.local_tp_size
@@ -355,13 +390,18 @@ class ParallelInfo:
         return NodePlan(tp_group, self.local_tp_rank, self.local_tp_size, (0,), (0,) * self.inter_size, sums, node)
 
     def block_size(self, op: MixedCommOp, input_size: int) -> int:
-        """The size of one block of the output for the size of an input: elements in, elements out; or bytes."""
+        """The size of one block of the output, in the unit of `input_size`.
+
+        op: the operation. input_size: that of the input, in elements or bytes.
+        """
         return input_size // self.dp_size if op.scatters else input_size
 
     def sent_size(self, op: MixedCommOp, mode: MixedCommMode, input_size: int) -> int:
         """How much this rank sends to and fetches from others in a kernel, in the unit of `input_size`.
 
-        Shares are counted as equal: rounding them to 16 bytes is left out.
+        op: the operation. mode: one with a kernel of this package. input_size: that of the input, in elements or bytes.
+
+        Shares are counted as equal: rounding them to 16 bytes is left out. Raises ValueError for other modes.
         """
         plan = self.plan(op)
         block = self.block_size(op, input_size)

@@ -55,7 +55,9 @@ class TuningTable:
     ) -> Choice | None:
         """The fastest possible choice for the nearest size that was measured; None if there is none.
 
-        Sizes are compared by their ratio. If mapped tensors were not measured, the choices for others are used.
+        op: the operation. message_bytes: the larger of input and output; sizes are compared by their ratio.
+        is_mapped: whether both tensors are mapped. If those were not measured, the choices for others are used.
+        possible: the modes from which to choose.
         """
         cases = [(case, ranking) for case, ranking in self.rankings if case.op is op]
         alike = [one for one in cases if one[0].is_mapped == is_mapped] or cases
@@ -94,7 +96,7 @@ class TuningTable:
 
     @classmethod
     def from_json(cls, text: str) -> TuningTable:
-        """ValueError for a text that is not a table of this schema."""
+        """A table that was written as JSON; ValueError for a text that is not a table of this schema."""
         try:
             found: Any = json.loads(text)
             if found["schema"] != SCHEMA:
@@ -116,12 +118,18 @@ class TuningTable:
             raise ValueError(f"not a tuning table: {type(error).__name__}: {error}") from error
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes it as JSON."""
+        """Write it as JSON.
+
+        path: the file.
+        """
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> TuningTable:
-        """Reads a file that save() has written; ValueError for any other file."""
+        """The table of a file.
+
+        path: a file that save() wrote; ValueError for any other file.
+        """
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
 

@@ -118,7 +118,7 @@ def create_green_ctx_streams(*args: Any, **kwargs: Any) -> NoReturn:
 def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
     """The smallest number of SMs of a group and its alignment, from a device with this compute capability.
 
-    major, minor: the compute capability.
+    major, minor: the compute capability; ValueError if no device of the machine has it.
     """
     for device in map(Device, range(Device.count())):
         if device.compute_capability == (major, minor):
@@ -201,7 +201,8 @@ def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[l
 
     dev: a torch.device.
 
-    Returns a torch stream and a resource for each group, the remainder last. RuntimeError if the device has fewer SMs.
+    Returns a torch stream and a resource for each group, the remainder last. RuntimeError if the device has fewer SMs,
+    ValueError for numbers that are never possible.
     """
     groups, least = index(num_groups), index(min_count)
     if groups < 1:

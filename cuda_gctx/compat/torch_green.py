@@ -128,7 +128,7 @@ class SMPartition:
         preferred_coscheduled_sm_count: int | Sequence[int] = 0,
         backfill: bool | Sequence[bool] = False,
     ) -> tuple[tuple[SMPartition, ...], SMPartition | None]:
-        """Split off disjoint groups: ``(partitions, remainder)``, with None for an empty remainder.
+        """Split off disjoint groups. Returns ``(partitions, remainder)``, with None for an empty remainder.
 
         num_sms: of each group, rounded up unless `backfill` is set; 0: all that the other groups leave, for one group
         at most. coscheduled_sm_count, preferred_coscheduled_sm_count, backfill: as in SMResourceOptions, with 0 for
@@ -364,7 +364,10 @@ class GreenContext:
             _active.entries.append((self, entering.pop_all()))
 
     def pop_context(self) -> None:
-        """Restore the context and the stream before set_context(); that stream waits for the work since then."""
+        """Restore the context and the stream before set_context(); that stream waits for the work since then.
+
+        Raises RuntimeError unless this is the context that the thread has set last.
+        """
         entries = _active.entries
         if not any(active is self for active, _ in entries):
             raise RuntimeError("pop_context() without set_context(): this GreenContext is not active on this thread")

@@ -59,7 +59,10 @@ class Fork:
             )
 
     def start(self, inner: Any) -> None:
-        """Begin a block: its stream, `inner`, waits for the beginning of the fork."""
+        """Begin a block: its stream, `inner`, waits for the beginning of the fork.
+
+        Raises RuntimeError if the fork is not open.
+        """
         with self._lock:
             if self._begin is None:
                 raise RuntimeError(

@@ -32,7 +32,7 @@ def core_device(device: Device) -> Any:
 
 
 def with_core_device(device: Device, action: Callable[[Any], Answer]) -> Answer:
-    """Call `action` with the cuda.core.Device of a device, whose primary context is current for that long."""
+    """What `action` returns for the cuda.core.Device of a device, whose primary context is current during the call."""
     # cuda.core works only on the device that it made current. The block restores the previous context.
     theirs = core_device(device)
     with device.context.current():

@@ -82,6 +82,8 @@ def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[
     """Set the SM count target of a cuBLAS handle for the length of a block (0: none), and restore the previous one.
 
     library: the cuBLAS that made the handle, as a file name ("libcublas.so.13") or a ctypes library.
+
+    Raises ValueError if the count is negative.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"count must be a number of SMs, or 0 for no target, not {count!r}")
@@ -99,7 +101,10 @@ def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[
 
 
 def demand_choice(library_sms: object, choices: tuple[str, ...]) -> None:
-    """Raise ValueError for an invalid `library_sms`."""
+    """Check a `library_sms`.
+
+    library_sms: what the caller passed. choices: what is allowed. Raises ValueError for anything else.
+    """
     if library_sms == "auto" and "auto" not in choices:
         raise ValueError('library_sms="auto" needs torch, which reports each GEMM: use "on" or "off" here')
     if library_sms not in choices:
@@ -123,7 +128,10 @@ def _torch_target(torch: Any, stream: Stream, count: int) -> Iterator[None]:
 
 
 def torch_block(torch: Any, stream: Stream, choice: LibrarySMs) -> AbstractContextManager[Any]:
-    """Apply `library_sms` to torch in a block in which `stream` is its current stream."""
+    """Apply `library_sms` to torch in a block in which `stream` is its current stream.
+
+    torch: the module. stream: its current stream. choice: the `library_sms` of the block.
+    """
     if choice == "off":
         return nullcontext()
     return _torch_counts(torch, stream, choice)
@@ -151,7 +159,10 @@ def _cupy_target(cupy: Any, count: int) -> Iterator[None]:
 
 
 def cupy_block(cupy: Any, stream: Stream, choice: Literal["off", "on"]) -> AbstractContextManager[Any]:
-    """Apply `library_sms` to CuPy in a block in which `stream` is its current stream."""
+    """Apply `library_sms` to CuPy in a block in which `stream` is its current stream.
+
+    cupy: the module. stream: its current stream. choice: the `library_sms` of the block.
+    """
     return nullcontext() if choice == "off" else _cupy_target(cupy, _sm_count(stream))
 
 
@@ -331,12 +342,18 @@ class Decisions:
         self._is_pinned = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a JSON file that load() reads."""
+        """Write a JSON file that load() reads.
+
+        path: the file.
+        """
         kept = [{**asdict(found), "gemm": found.gemm._asdict()} for found in self]
         Path(path).write_text(json.dumps({"decisions": kept}, indent=1) + "\n")
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Add the decisions of a file that save() wrote; they replace those of the same GEMMs."""
+        """Add the decisions of a file; they replace those of the same GEMMs.
+
+        path: a file that save() wrote; ValueError for any other file.
+        """
         try:
             read = {}
             for entry in json.loads(Path(path).read_text())["decisions"]:
@@ -347,11 +364,16 @@ class Decisions:
         self._known.update(read)
 
     def find(self, gemm: Gemm) -> Decision | None:
-        """The decision about a GEMM; None if there is none."""
+        """The decision about a GEMM; None if there is none.
+
+        gemm: the GEMM.
+        """
         return self._known.get(gemm)
 
     def measure(self, gemm: Gemm, measured: Callable[[], tuple[float, float] | None]) -> Decision | None:
-        """Decide by the seconds without and with a target; None while another thread is measuring, and when pinned.
+        """Decide by the seconds without and with a target. Returns None while another thread is measuring, and when pinned.
+
+        gemm: the GEMM. measured: is called to measure, and returns the two times, or None if it could not.
 
         Concurrent measurements would disturb each other, and waiting for the other one could deadlock.
         """

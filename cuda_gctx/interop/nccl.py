@@ -78,7 +78,9 @@ def new_group(
 
     Every rank calls it. The current context of the thread is restored. Use the group in this partition only, inside
     ``with partition.torch():``, and without async_op: torch runs asynchronous collectives on a separate stream, on
-    all SMs. ctas, cta_policy: as in nccl_options(), without pg_options.
+    all SMs. ctas, cta_policy: as in nccl_options(); ValueError together with pg_options.
+
+    Returns the group.
     """
     torch = _load()
     if pg_options is not None and (ctas, cta_policy) != (None, None):

@@ -249,6 +249,8 @@ def check(**uses: Any) -> SharingReport:
     graphs and their memory pools (also inside functions of torch.cuda.make_graphed_callables), `CublasHandle`, and
     memory that kernels write to: tensors that are given as such, and attributes of modules and other objects whose name
     has lock, workspace, semaphore, barrier, counter or scratch in it. Weights and inputs may be shared.
+
+    Returns a SharingReport. Raises ValueError for fewer than two keywords.
     """
     if len(uses) < 2:
         raise ValueError("check() compares partitions: give the objects of two or more, as in check(a=[...], b=[...])")

@@ -162,6 +162,8 @@ def capture_graph(part: Partition, function: Callable[[Partition], Any]) -> _Tor
     """Capture a function of torch on the stream of a partition, after one call outside of the capture.
 
     part: where the graph will run. function: called with the partition, before the capture and during it.
+
+    Returns the executable graph.
     """
     torch = load_torch()
     stream = torch_stream(part)
@@ -172,7 +174,7 @@ def capture_graph(part: Partition, function: Callable[[Partition], Any]) -> _Tor
 
 
 def graph_of_calls(stream: Stream, call: Callable[[], object]) -> _TorchGraph:
-    """Captures what a call enqueues on a stream, which outlives the graph and on which it was called before."""
+    """The graph of what a call enqueues on a stream, which outlives the graph and on which it was called before."""
     torch = load_torch()
     with current(stream):
         own = torch.cuda.current_stream()

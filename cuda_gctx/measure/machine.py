@@ -129,18 +129,27 @@ class Conditions:
 
     @classmethod
     def of(cls, device: Device) -> Conditions:
-        """The conditions now."""
+        """The conditions of a device now.
+
+        device: the device whose clocks, power limit and temperature are read.
+        """
         return cls(own_commit(), **power_state(device))
 
     def other_state(self, other: Conditions) -> list[str]:
-        """The settings of the card that differ, as texts: power limit and highest clocks."""
+        """The settings of the card that differ, as texts: power limit and highest clocks.
+
+        other: the conditions of another run.
+        """
         return self._changed(
             other,
             (("largest_sm_clock_mhz", "highest SM clock", "MHz", 0.0), ("power_limit_w", "power limit", "W", 0.0)),
         )
 
     def differences(self, other: Conditions) -> list[str]:
-        """All that differs so much that times of the two cannot be compared, as texts."""
+        """All that differs so much that times of the two cannot be compared, as texts.
+
+        other: the conditions of another run.
+        """
         return self.other_state(other) + self._changed(
             other,
             (

@@ -67,7 +67,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Summarize samples."""
+        """The spread of samples.
+
+        values: the samples, in any order and unit.
+        """
         return cls(median(values), quantile(values, 0.1), quantile(values, 0.9), len(values))
 
 
@@ -83,7 +86,10 @@ class Latency:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Latency:
-        """Summarize latencies."""
+        """The percentiles of latencies.
+
+        values: the latencies of single calls in seconds, in any order.
+        """
         p50, p90, p99 = (quantile(values, share) for share in (0.5, 0.9, 0.99))
         return cls(p50, p90, p99, float(max(values)), len(values))
 
@@ -160,7 +166,10 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """The estimate from samples. With fewer than LEAST_PAIRS of them the interval is that of all samples."""
+        """The estimate from samples. With fewer than LEAST_PAIRS of them the interval is that of all samples.
+
+        values: the samples, in any order and unit.
+        """
         ordered = sorted(values)
         rank = _rank(len(ordered))
         return cls(median(ordered), float(ordered[rank]), float(ordered[-1 - rank]), len(ordered))

@@ -246,7 +246,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """Read a layout from JSON.
+        """A layout that was written as JSON.
 
         text: the output of to_json(). Anything else raises ValueError.
         """

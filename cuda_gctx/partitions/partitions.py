@@ -425,7 +425,7 @@ class Partitions:
 
         timeout: seconds, after which it raises RuntimeError.
 
-        Raises IsolationError if not. The report also says whether they ran at the same time.
+        Returns a VerifyReport, which also says whether they ran at the same time. Raises IsolationError otherwise.
         """
         self._demand_open()
         in_use = self._others_in_use(self) if self._others_in_use is not None else []
@@ -539,7 +539,10 @@ def partition(
     among: "free" splits only SMs that no live context of the process is known to have (device.resources.sm.free), in
     one step with claiming them: several libraries can share a device without coordination. None is
     then all that are free, and there is no background partition. The SMs of a context count as taken, too, where it is
-    not known which they are. SplitError if too few are free.
+    not known which they are.
+
+    Returns Partitions. Raises SplitError if the requests do not fit or too few SMs are free, ValueError for invalid requests,
+    ResourceOverlapError with `exclusive`, and CapturingError during a capture.
     """
     if not isinstance(exclusive, bool):
         raise TypeError(

@@ -199,8 +199,10 @@ def verify(
     """Fill several contexts of one device with a probe kernel at once, and compare where it ran with their SMs.
 
     contexts: by the names that the report shows. covers_device: every SM should belong to one of them. over: those that
-    may share SMs with the others, which the report then states. in_use: other known work, for the report. Raises
-    IsolationError if they differ, and RuntimeError if the probe does not finish within `timeout` seconds.
+    may share SMs with the others, which the report then states. in_use: other known work, for the report.
+
+    Returns a VerifyReport. Raises IsolationError if they differ, RuntimeError if the probe does not finish within `timeout` seconds, and
+    ValueError for contexts of several devices.
     """
     timeout_ns = _nanoseconds(timeout)
     if not isinstance(contexts, Mapping):

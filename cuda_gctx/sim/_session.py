@@ -137,7 +137,7 @@ class Ledger:
 
     @classmethod
     def read(cls, data: Any) -> Ledger:
-        """Build one from `data`, the driver's JSON answer."""
+        """The ledger in `data`, the JSON answer of the driver."""
         return cls(
             live=tuple(
                 LiveObject(**{**entry, "handle": int(entry["handle"], 16)}, stack=_stacks.get(entry["id"]))
@@ -185,7 +185,8 @@ class Session:
 
         function: the driver function, such as "cuGreenCtxCreate"; "*" for any.
         code: the CUresult, as a name or a number.
-        nth: only the nth call from now. probability: each call by this chance, with `seed`. Without both, every call.
+        nth: only the nth call from now. probability: each call by this chance, with `seed`. Without both, every call;
+        ValueError with both.
         """
         if nth is not None and probability is not None:
             raise ValueError("give nth or probability, not both")
@@ -241,6 +242,8 @@ class Session:
         from four warps on, 0 a kernel that only waits. ``registers`` is the number per thread: None means that of its
         image, or else 32. ``argument_sizes`` has the bytes of each argument, for images that do not contain them. The
         function runs on the thread that waits, and must not wait for the driver.
+
+        Raises ValueError unless the throughput is 0 to 1.
         """
         if throughput is not None and not 0 <= throughput <= 1:
             raise ValueError(f"throughput is {throughput}; it must be 0 to 1")

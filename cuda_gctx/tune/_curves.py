@@ -82,15 +82,22 @@ class Curve:
     conditions: tuple[Conditions, ...]
 
     def point(self, sm_count: int) -> CurvePoint:
-        """The point of a size. KeyError if that size was not measured."""
+        """The point of a size.
+
+        sm_count: the number of SMs.
+
+        Raises KeyError if that size was not measured.
+        """
         for point in self.points:
             if point.sm_count == sm_count:
                 return point
         raise KeyError(f"{sm_count} SMs were not measured, but {', '.join(str(p.sm_count) for p in self.points)}")
 
     def seconds(self, sm_count: float) -> float:
-        """The time of a call in a number of SMs: between measured sizes, interpolated in work per SM; beyond them, that
-        of the nearest.
+        """The time of a call in a number of SMs.
+
+        sm_count: the number of SMs. Between measured sizes, the time is interpolated in work per SM; beyond them, it is
+        that of the nearest.
         """
         ordered = sorted(self.points, key=lambda point: point.sm_count)
         if sm_count <= ordered[0].sm_count:
@@ -110,7 +117,10 @@ class Curve:
 
     @classmethod
     def from_json(cls, text: str) -> Curve:
-        """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
+        """A curve that was written as JSON.
+
+        text: what to_json() returned. Anything else raises a ValueError that names the field.
+        """
         with reading(text, "curve", SCHEMA) as given:
             found = made(
                 cls,
@@ -232,9 +242,16 @@ def curve(
     sizes: the SM counts, instead of all aligned ones.
     load: other work, which is kept queued on all other SMs; on the whole device there is no room for it.
     launch: "graphs" captures the part once for each size, and replays it.
+    device: the device to measure; None: device 0.
+    budget_s: the longest time to measure, in seconds.
+    progress: whether to show progress on stderr; None: if stderr is a terminal.
+    seed: the seed of the random order in which sizes are measured.
 
     All sizes are measured in rounds in random order, each in 7 to 15 rounds. With a budget that does not suffice for 7,
     fewer sizes are measured.
+
+    Returns a Curve. Raises RuntimeError if the budget is too short to measure the part once, if a part raises, and
+    during a capture; ValueError for invalid arguments.
     """
     work = part_of(part, "part")
     other = part_of(load, LOAD) if load is not None else None

@@ -289,13 +289,17 @@ def _piece(given: Where | tuple[Where, Work]) -> tuple[Where, Work]:
 def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work], *, rounds: int = 5) -> ExplainReport:
     """Measure two pieces of work, each ``(where, work)``, alone and together, and report whether they overlap and why.
 
+    first, second: the two; without work, only the place.
     where: a Partition, a Stream, or the stream of another library.
     work: a function that is called with the Stream, enqueues work on it, and returns. During the call the stream is
     the current stream of torch and CuPy, if they are imported. It is called about ``5 * rounds`` times. Nothing else
     should be queued on the streams meanwhile.
 
+    rounds: how often each is measured, 1 to 1000.
+
     A place without work gets a small kernel, which shows whether two streams of a running program can overlap. First,
-    explain waits for what is queued on them.
+    explain waits for what is queued on them. Raises ValueError for streams of two devices, and RuntimeError during a
+    capture or if work raises.
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int):
         raise TypeError(f"rounds must be an int, not {type(rounds).__name__}")

@@ -46,6 +46,8 @@ def overlap(
     stream is the current stream of torch and CuPy during the call. Parts have the names of their functions, or the
     keywords by which they are passed.
 
+    work, named: the parts, by position or by name.
+    device: the device to measure; None: device 0.
     objective: "makespan" (the time of a step in which all parts start together and are waited for),
     Throughput(decode=8, prefill=1), or TailLatency("decode", quantile=0.99).
     sizes: the SM counts to try for partitions, instead of all aligned sizes.
@@ -58,7 +60,8 @@ def overlap(
     progress: whether to show progress on stderr; None: if stderr is a terminal.
     seed: the seed of the random order in which plans are measured.
 
-    Ctrl-C ends the measurement and returns the results so far.
+    Ctrl-C ends the measurement and returns the results so far. Raises RuntimeError if the budget is too short to
+    measure each part alone and the sequence, if a part raises, and during a capture; ValueError for invalid arguments.
     """
     parts = parts_of(work, named)
     names = tuple(part.name for part in parts)

@@ -99,8 +99,8 @@ class Plan:
     def open(self, where: Device | PartitionPool) -> Iterator[dict[str, Stream]]:
         """The stream of each part, for the length of a block. In a sequence it is the same one for all.
 
-        With a pool, partitions and their streams stay open as long as the pool; with a device they are closed with the
-        block, as streams on the whole device are in either case.
+        where: a PartitionPool, whose partitions and streams stay open as long as the pool, or a Device, for which they
+        are closed with the block. Streams on the whole device are closed with the block in either case.
         """
         device = _device_of(where)
         with ExitStack() as closing:
@@ -118,7 +118,9 @@ class Plan:
             yield self._in_order(streams, device, made)
 
     def switch(self, pool: PartitionPool) -> dict[str, Stream]:
-        """Make this plan the current one of a pool, behind the work of earlier plans; the stream of each part.
+        """Make this plan the current one of a pool, behind the work of earlier plans; returns the stream of each part.
+
+        pool: the pool of the layouts.
 
         All streams stay open as long as the pool, and each part has the same ones at each switch. On the device, later
         work on a stream that the plan before did not have waits for the work enqueued so far on those of its streams
@@ -134,7 +136,10 @@ class Plan:
     def verify(self, where: Device | PartitionPool, timeout: float = 10.0) -> VerifyReport:
         """Verify with a probe kernel on which SMs each part runs. What the plan lets overlap is stated in the report.
 
-        Raises IsolationError if a part runs elsewhere, or if partitions overlap.
+        where: a PartitionPool or a Device, as for open().
+        timeout: seconds to wait for the kernel.
+
+        Returns a VerifyReport. Raises IsolationError if a part runs elsewhere, or if partitions overlap.
         """
         with self.open(where) as streams:
             names: dict[Context, list[str]] = {}
@@ -191,7 +196,10 @@ class Plan:
 
     @classmethod
     def from_dict(cls, value: Any) -> Plan:
-        """The plan of a dictionary that to_dict() returned."""
+        """The plan of a dictionary.
+
+        value: what to_dict() returned. Anything else raises a ValueError that names the field.
+        """
         if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
             raise ValueError(f"this is not a plan of schema {SCHEMA}: save it again with this version")
         fields = {name: item for name, item in value.items() if name != "schema"}
@@ -208,7 +216,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that to_json() wrote."""
+        """A plan that was written as JSON.
+
+        text: what to_json() returned. Anything else raises a ValueError that names the field.
+        """
         return cls.from_dict(json.loads(text))
 
     def __str__(self) -> str:

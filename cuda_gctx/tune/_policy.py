@@ -143,8 +143,8 @@ class Policy:
     def choose(self, limit_s: float, current: Plan | None = None, /, **load: Value) -> Plan:
         """The plan with which the bulk part is fastest while the latency keeps a limit, for ``plan.switch(pool)``.
 
-        If no plan keeps the limit, the one with the lowest latency. load: a value for each key; ValueError if a number
-        is larger than all buckets.
+        limit_s: the limit of the latency, in seconds. If no plan keeps it, the one with the lowest latency.
+        load: a value for each key; ValueError if a number is larger than all buckets.
         current: the plan that is in use. It is kept as long as it keeps the limit, unless another one is faster by more
         than the hysteresis, and would keep the limit under a load that is larger by the hysteresis.
         """
@@ -207,7 +207,10 @@ class Policy:
         return found
 
     def explain(self, limit_s: float, current: Plan | None = None, /, **load: Value) -> str:
-        """What choose() returns for the same arguments, and why, as a sentence."""
+        """What choose() returns, and why, as a sentence.
+
+        limit_s, current, load: as for choose().
+        """
         plan = self.choose(limit_s, current, **load)
         found = self.predict(plan, **load)
         how = "measured" if found.measured else f"predicted; it may be up to {self.error_of(plan):.0%} longer"
@@ -254,7 +257,15 @@ class Policy:
         quantile: float = 0.99,
         hysteresis: float = HYSTERESIS,
     ) -> Policy:
-        """A policy from measurements of your own: load, plan, latency in seconds, and bulk calls per second."""
+        """A policy from measurements of your own.
+
+        rows: load, plan, latency in seconds, and bulk calls per second of each measurement.
+        latency, bulk: the names of the two parts.
+        quantile: the quantile of the latencies in the rows.
+        hysteresis: as for policy().
+
+        Raises ValueError if there is no row, or if the keys of the loads differ.
+        """
         found = list(rows)
         if not found:
             raise ValueError("a policy needs at least one measurement")
@@ -301,7 +312,10 @@ class Policy:
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
-        """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
+        """A policy that was written as JSON.
+
+        text: what to_json() returned. Anything else raises a ValueError that names the field.
+        """
         with reading(text, "policy", SCHEMA) as given:
             plans = tuple(each(given.get("plans"), "plans", plan_of))
 

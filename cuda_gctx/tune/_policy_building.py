@@ -67,6 +67,13 @@ def policy(
     loads: for each key, its buckets: the largest values that occur in them, or texts.
     checks: how many predictions are measured afterwards; the policy states their error, and pads by it.
     hysteresis: the share by which another plan has to be better before a policy leaves the one that is in use.
+    device: the device to measure; None: device 0.
+    quantile: the quantile of the latency that is limited.
+    budget_s: the longest time to measure, in seconds.
+    progress: whether to show progress on stderr; None: if stderr is a terminal.
+    seed: the seed of the random order in which predictions are checked.
+
+    Raises RuntimeError if the budget is too short, if a part raises, and during a capture.
     """
     return _Builder(parts_of, latency, loads, device, quantile, checks, hysteresis, budget_s, progress, seed).build()
 

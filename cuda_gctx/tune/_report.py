@@ -128,7 +128,10 @@ class Report:
         return self.choice
 
     def result(self, plan: Plan) -> Result:
-        """The measurement of a plan."""
+        """The measurement of a plan.
+
+        plan: the plan. Raises KeyError if it was not measured.
+        """
         for result in self.results:
             if result.plan == plan:
                 return result
@@ -202,7 +205,10 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """Read what to_json() wrote. Anything else raises a ValueError that names the field."""
+        """A report that was written as JSON.
+
+        text: what to_json() returned. Anything else raises a ValueError that names the field.
+        """
         with reading(text, "report", SCHEMA) as given:
             report = made(
                 cls,

@@ -246,7 +246,13 @@ class Timeline:
 
     @contextmanager
     def span(self, stream: SupportsCudaStream | Stream, name: str) -> Iterator[None]:
-        """Record when the work that is queued on a stream in the ``with`` block runs. Does not wait."""
+        """Record when the work that is queued on a stream in the ``with`` block runs. Does not wait.
+
+        stream: a Stream, or the stream of another library.
+        name: what tables and pictures show.
+
+        Raises RuntimeError if the timeline is full, and ValueError if the stream is on another device.
+        """
         queue = stream if isinstance(stream, Stream) else Stream(stream)
         if queue.device != self._device:
             raise ValueError(f"the stream is on {queue.device!r}, but the timeline on {self._device!r}")

@@ -1,4 +1,5 @@
-"""The reference has every public module, and everything in it that can be called has a docstring."""
+"""The reference has every public module, and everything in it that can be called has a docstring, which names what it
+takes, returns and raises."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import inspect
 import pkgutil
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 
@@ -52,45 +54,118 @@ def test_every_public_module_has_a_place_in_the_reference() -> None:
     assert public_modules() <= set(DOCUMENTED)
 
 
-def arguments(thing: object) -> set[str]:
-    """The arguments of a function: those of the stub for a compiled one, which has no signature to read."""
+@cache
+def parsed(stub: Path) -> ast.Module:
+    return ast.parse(stub.read_text())
+
+
+def stub_of(thing: object) -> ast.FunctionDef | None:
+    """What the stub says of a compiled function, which has no signature to read; None for one written in Python."""
     owner = getattr(thing, "__objclass__", thing)
     module = sys.modules[str(getattr(owner, "__module__", None) or "cuda_gctx")]
     stub = Path(str(module.__file__).split(".")[0] + ".pyi")
-    if not isinstance(thing, FunctionType) and stub.exists():
-        node: ast.AST = ast.parse(stub.read_text())
-        for name in str(getattr(thing, "__qualname__", "")).split("."):
-            node = next(child for child in ast.iter_child_nodes(node) if getattr(child, "name", None) == name)
-        assert isinstance(node, ast.FunctionDef)
-        given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        return {argument.arg for argument in given}
+    if isinstance(thing, FunctionType) or not stub.exists():
+        return None
+    node: ast.AST = parsed(stub)
+    for name in str(getattr(thing, "__qualname__", "")).split("."):
+        node = next(child for child in ast.iter_child_nodes(node) if getattr(child, "name", None) == name)
+    assert isinstance(node, ast.FunctionDef)
+    return node
+
+
+def arguments(thing: object) -> set[str]:
+    """The arguments of a function."""
+    node = stub_of(thing)
+    if node is not None:
+        return {argument.arg for argument in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]}
     try:
         return set(inspect.signature(thing).parameters)  # type: ignore[arg-type]
     except ValueError:
         return set()
 
 
-# Every argument is named in these rooms; a result that only holds values has the names of its fields.
-ROOMS = ("cuda_gctx._core", "cuda_gctx.partitions", "cuda_gctx.sim", "cuda_gctx.compat", "cuda_gctx.interop")
-WITHOUT_ARGUMENTS = ("cuda_gctx.interop.library_sms",)
 FUNCTIONS = [(name, thing) for name, thing in callables() if not inspect.isclass(thing)]
+every_function = pytest.mark.parametrize(("name", "thing"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
 
 
-@pytest.mark.parametrize(("name", "thing"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
-def test_a_docstring_names_every_argument(name: str, thing: object) -> None:
-    module = str(getattr(getattr(thing, "__objclass__", thing), "__module__", ""))
-    if not module.startswith(ROOMS) or module.startswith(WITHOUT_ARGUMENTS):
-        return
+def described(name: str, thing: object) -> str:
+    """The docstring of a function; what several methods written in Python share stands in that of their class."""
     words = inspect.getdoc(thing) or ""
     if isinstance(thing, FunctionType) and name.rsplit(".", 1)[0].rsplit(".", 1)[-1][:1].isupper():
         owner = getattr(importlib.import_module(name.rsplit(".", 2)[0]), name.rsplit(".", 2)[1])
-        words += inspect.getdoc(owner) or ""  # what several methods take is said once, in the docstring of the class
+        words += inspect.getdoc(owner) or ""
+    return words
+
+
+@every_function
+def test_a_docstring_names_every_argument(name: str, thing: object) -> None:
+    words = described(name, thing)
     missing = {
         argument
         for argument in arguments(thing) - {"self", "cls", "args", "kwargs"}
         if not re.search(rf"\b{argument}\b", words)
     }
     assert not missing, f"the docstring of {name} does not name {', '.join(sorted(missing))}"
+
+
+def compiled_body(path: Path, qualified: str) -> str:
+    """The lines of a function or method in the source of a compiled module."""
+    *owner, function = qualified.split(".")
+    lines = path.read_text().splitlines()
+    if owner:
+        start = next(at for at, line in enumerate(lines) if re.match(rf"(cdef )?class {owner[0]}\b", line))
+        end = next((at for at in range(start + 1, len(lines)) if re.match(r"[^\s#)]", lines[at])), len(lines))
+        lines = lines[start:end]
+    indent = "    " * len(owner)
+    start = next(at for at, line in enumerate(lines) if re.match(rf"{indent}def {function}\(", line))
+    below = (at for at in range(start + 1, len(lines)) if re.match(rf"{indent}[^\s)]", lines[at]))
+    return "\n".join(lines[start : next(below, len(lines))])
+
+
+def raised(thing: object) -> set[str]:
+    """The exceptions that a function raises itself; a TypeError needs no words where the arguments have types."""
+    owner = getattr(thing, "__objclass__", thing)
+    module = sys.modules[str(getattr(owner, "__module__", None) or "cuda_gctx")]
+    source = REPOSITORY / f"{module.__name__.replace('.', '/')}.pyx"
+    if isinstance(thing, FunctionType):
+        text = inspect.getsource(inspect.unwrap(thing))
+    elif source.exists() and hasattr(thing, "__qualname__"):
+        text = compiled_body(source, thing.__qualname__)
+    else:
+        return set()
+    return set(re.findall(r"\braise (\w+)\(", text)) - {"TypeError"}
+
+
+@every_function
+def test_a_docstring_names_what_is_raised(name: str, thing: object) -> None:
+    words = described(name, thing)
+    missing = {error for error in raised(thing) if error not in words}
+    assert not missing, f"the docstring of {name} does not name {', '.join(sorted(missing))}"
+
+
+# How the docstring of an action begins; other docstrings begin with what is returned.
+ACTIONS = """
+    Add Adopt Apply Begin Build Call Capture Check Close Compare Count Create Decide End Fill Find Get Make Measure Open
+    Pin Prepare Put Read Record Replay Run Set Split Start Summarize Switch Take Verify Wait Write
+""".split()
+
+
+def result(thing: object) -> str:
+    """The type of a result as it is written in the source or the stub."""
+    node = stub_of(thing)
+    if node is not None:
+        return ast.unparse(node.returns) if node.returns is not None else "None"
+    return str(getattr(inspect.unwrap(thing), "__annotations__", {}).get("return"))  # type: ignore[arg-type]
+
+
+@every_function
+def test_the_docstring_of_an_action_says_what_is_returned(name: str, thing: object) -> None:
+    words = inspect.getdoc(thing) or ""
+    kind = result(thing)
+    if words.split()[0] in ACTIONS and kind != "None" and not re.match("Iterator|AbstractContextManager|Self", kind):
+        assert re.search(r"\breturns?\b", words, re.IGNORECASE), (
+            f"{name} returns {kind}, and its docstring does not say"
+        )
 
 
 @pytest.mark.parametrize(("name", "thing"), callables(), ids=[name for name, _ in callables()])
