@@ -371,7 +371,7 @@ class Decisions:
         return self._known.get(gemm)
 
     def measure(self, gemm: Gemm, measured: Callable[[], tuple[float, float] | None]) -> Decision | None:
-        """Decide by the seconds without and with a target. Returns None while another thread is measuring, and when pinned.
+        """Decide by the seconds without and with a target. Returns None when pinned, or while another thread measures.
 
         gemm: the GEMM. measured: is called to measure, and returns the two times, or None if it could not.
 

@@ -541,8 +541,8 @@ def partition(
     then all that are free, and there is no background partition. The SMs of a context count as taken, too, where it is
     not known which they are.
 
-    Returns Partitions. Raises SplitError if the requests do not fit or too few SMs are free, ValueError for invalid requests,
-    ResourceOverlapError with `exclusive`, and CapturingError during a capture.
+    Returns Partitions. Raises SplitError if the requests do not fit or too few SMs are free, ValueError for invalid
+    requests, ResourceOverlapError with `exclusive`, and CapturingError during a capture.
     """
     if not isinstance(exclusive, bool):
         raise TypeError(

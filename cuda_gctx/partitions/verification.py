@@ -201,8 +201,8 @@ def verify(
     contexts: by the names that the report shows. covers_device: every SM should belong to one of them. over: those that
     may share SMs with the others, which the report then states. in_use: other known work, for the report.
 
-    Returns a VerifyReport. Raises IsolationError if they differ, RuntimeError if the probe does not finish within `timeout` seconds, and
-    ValueError for contexts of several devices.
+    Returns a VerifyReport. Raises IsolationError if they differ, RuntimeError if the probe does not finish within
+    `timeout` seconds, and ValueError for contexts of several devices.
     """
     timeout_ns = _nanoseconds(timeout)
     if not isinstance(contexts, Mapping):

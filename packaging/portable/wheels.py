@@ -122,10 +122,12 @@ def build(python: str, target: Target, source: Path, work: Path, out: Path) -> P
     (wheel,) = raw.glob("*.whl")
     audited = work / "audited" / soabi(python, target)
     shutil.rmtree(audited, ignore_errors=True)
-    # Only the one tag: a wheel must not claim less than it was asked for, nor quietly more.
-    audit = [sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", target.platform]
+    # Only the one tag: a wheel must not claim less than it was asked for, nor quietly more. auditwheel reads the
+    # processor from the wheel, but accepts only names of the one that it runs on.
+    platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{os.uname().machine}"
+    audit = [sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", platform]
     run(*audit, "--wheel-dir", audited, wheel)
-    (result,) = audited.glob("*.whl")
+    (result,) = audited.glob(f"*-{target.platform}.whl")
     out.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(result, out))
 

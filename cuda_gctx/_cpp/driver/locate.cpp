@@ -2,7 +2,8 @@
 
 #include <dlfcn.h>
 
-#include <filesystem>
+#include <cstdlib>
+#include <memory>
 
 namespace gctx {
 namespace {
@@ -14,7 +15,10 @@ std::string beside_this_library(std::string_view relative) {
   std::string path = info.dli_fname != nullptr ? info.dli_fname : "";
   const auto slash = path.rfind('/');
   path.erase(slash == std::string::npos ? 0 : slash + 1);
-  return std::filesystem::path(path.append(relative)).lexically_normal().string();
+  path.append(relative);
+  // Messages show it. std::filesystem needs a newer C++ library than the wheels may.
+  const std::unique_ptr<char, decltype(&std::free)> resolved(realpath(path.c_str(), nullptr), &std::free);
+  return resolved != nullptr ? resolved.get() : path;
 }
 
 }  // namespace
