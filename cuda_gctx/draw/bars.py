@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import floor, log10
 
 from cuda_gctx.draw.durations import UNITS, in_words
-from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend, text_width
+from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend, lines_of, text_width
 
 __all__ = ["Bar", "Piece", "draw_bars"]
 
@@ -15,6 +15,7 @@ MARGIN, PLOT, LABELS = 20, 560, 190  # the sheet's margin, the length of the axi
 NARROWEST, WIDEST = 90, 330  # of the names of the plans
 BAR, PIECE, PAD = 14, 5, 10
 SMALL = 11
+LINE = 17  # from one line of a longer text to the next
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,12 @@ def draw_bars(
     limit_ns: float,
     *,
     logarithmic: bool = False,
-    note: str = "",
+    notes: Sequence[str] = (),
 ) -> str:
     """Draw the SVG, with the bars from top to bottom.
 
     what: the quantity that the length of a bar shows. limit_ns: the end of the axis; longer bars end in an arrow.
+    notes: explanations below the bars.
     """
     names = list(dict.fromkeys(piece.name for bar in bars for piece in bar.pieces))
     colours = colours_of(names)
@@ -90,7 +92,8 @@ def draw_bars(
     width = left + PLOT + LABELS + MARGIN
     drawing = Drawing(f"{title}: {subtitle}")
     drawing.text(MARGIN, 32, title, size=17, bold=True, room=width - 2 * MARGIN)
-    drawing.text(MARGIN, 51, subtitle, kind="faint", room=width - 2 * MARGIN)
+    room = width - 2 * MARGIN
+    y = _draw_lines(drawing, [subtitle], 51, 12, room)
     entries = [
         Entry(None, "", "best plan", "", "best"),
         Entry(None, "", "other plans", "", "bar"),
@@ -98,20 +101,33 @@ def draw_bars(
         Entry(None, "", f"bound: {in_words(bound_ns)}", "", "bound"),
         *(Entry(colour, "", name, "") for name, colour in colours.items()),
     ]
-    y = 66 + legend(drawing, MARGIN, 66, entries, width - MARGIN) + 28
+    y += legend(drawing, MARGIN, y, entries, width - MARGIN) + 28
     axis = _Axis(left, bound_ns / 2 if logarithmic else 0, limit_ns, logarithmic)
     heights = [BAR + 2 + PIECE * len(bar.pieces) + PAD for bar in bars]
     bottom = y + sum(heights)
     _draw_axis(drawing, axis, y - 10, bottom)
-    for bar, height in zip(bars, heights, strict=True):
-        _draw_bar(drawing, axis, bar, left, y, colours, limit_ns)
-        y += height
+    tops = [bottom - sum(heights[number:]) for number in range(len(bars))]
+    for bar, top in zip(bars, tops, strict=True):
+        _draw_bar(drawing, axis, bar, left, top, colours, limit_ns)
     x = axis.x(bound_ns)
-    drawing.line(x, bottom - sum(heights) - 6, x, bottom, kind="bound")
-    cut = " An arrow marks a bar that is longer than the axis." if any(bar.median_ns > limit_ns for bar in bars) else ""
-    legend_of_bars = f"A bar is the median {what}{', and the thin bars are its parts' if names else ''}.{cut} {note}"
-    drawing.text(MARGIN, bottom + 18, legend_of_bars, size=SMALL, kind="faint", room=width - 2 * MARGIN)
-    return drawing.svg(width, bottom + 34)
+    drawing.line(x, y - 6, x, bottom, kind="bound")
+    for bar, top in zip(bars, tops, strict=True):
+        end = axis.x(max(bar.median_ns, bar.high_ns))
+        words = bar.text + " \N{RIGHTWARDS ARROW}" * (bar.median_ns > limit_ns)
+        drawing.text(end + 6, top + 11, words, size=SMALL, kind="label", room=LABELS + left + PLOT - end)
+    explained = [f"A bar is the median {what}{', and the thin bars are its parts' if names else ''}"]
+    if any(bar.median_ns > limit_ns for bar in bars):
+        explained.append("\N{RIGHTWARDS ARROW}: a bar that is longer than the axis")
+    y = _draw_lines(drawing, [*explained, *notes], bottom + 18, SMALL, room)
+    return drawing.svg(width, y)
+
+
+def _draw_lines(drawing: Drawing, texts: Sequence[str], y: float, size: float, room: float) -> float:
+    """Texts one below the other, each in as many lines as it needs; returns where what follows may begin."""
+    lines = [line for text in texts for line in lines_of(text, size, room)]
+    for number, line in enumerate(lines):
+        drawing.text(MARGIN, y + number * LINE, line, size=size, kind="faint", room=room)
+    return y + (len(lines) - 1) * LINE + 15
 
 
 def _draw_axis(drawing: Drawing, axis: _Axis, top: float, bottom: float) -> None:
@@ -135,8 +151,6 @@ def _draw_bar(
     low, high = axis.x(bar.low_ns), axis.x(bar.high_ns)
     if bar.low_ns < limit_ns:
         drawing.rectangle(low, y + BAR / 2 - 2, max(high - low, 2), 4, kind="spread", hover=hover)
-    arrow = " \N{RIGHTWARDS ARROW}" if bar.median_ns > limit_ns else ""
-    drawing.text(max(end, high) + 6, y + 11, bar.text + arrow, size=SMALL, room=LABELS + left + PLOT - max(end, high))
     for position, piece in enumerate(bar.pieces):
         start, stop = axis.x(piece.start_ns), axis.x(piece.end_ns)
         top = y + BAR + 2 + PIECE * position

@@ -11,7 +11,18 @@ from os import PathLike
 from typing import NamedTuple
 from unicodedata import east_asian_width
 
-__all__ = ["Drawing", "Entry", "colours_of", "contrast", "ink_on", "legend", "page", "text_width", "written"]
+__all__ = [
+    "Drawing",
+    "Entry",
+    "colours_of",
+    "contrast",
+    "ink_on",
+    "legend",
+    "lines_of",
+    "page",
+    "text_width",
+    "written",
+]
 
 # The palette of Okabe and Ito, blue and orange first; the yellow is darker, to be seen on a light sheet.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#d4c93a")
@@ -85,6 +96,7 @@ def _style(colours: dict[str, str]) -> str:
         f".gctx-empty{{fill:{colours['paper']};stroke:{colours['faint']}}}"
         f".gctx-cell{{stroke:{colours['faint']}}}"
         f".gctx-ink{{fill:{colours['ink']}}}"
+        f".gctx-label{{fill:{colours['ink']};stroke:{colours['paper']};stroke-width:4;paint-order:stroke}}"
         f".gctx-faint{{fill:{colours['faint']}}}"
         f".gctx-bar{{fill:{colours['line']};stroke:{colours['faint']}}}"
         f".gctx-best{{fill:{colours['ink']}}}"
@@ -94,7 +106,7 @@ def _style(colours: dict[str, str]) -> str:
 
 # The classes have a prefix of their own, because in a notebook a style reaches the whole page.
 STYLE = (
-    f".gctx-ink,.gctx-faint,.gctx-mark{{font-family:{FONT}}}"
+    f".gctx-ink,.gctx-label,.gctx-faint,.gctx-mark{{font-family:{FONT}}}"
     + _style(LIGHT)
     + f"@media (prefers-color-scheme:dark){{{_style(DARK)}}}"
     + ".gctx-bound{stroke:#d55e00;fill:#d55e00;stroke-width:1.5;stroke-dasharray:4 3}"
@@ -160,7 +172,8 @@ class Drawing:
         room: float = inf,
         tail: str = "",
     ) -> None:
-        """Words on a baseline: "ink", "faint", or "mark" with a colour, which lets the pointer through to its box.
+        """Words on a baseline: "ink", "label" (with a rim of the sheet's colour, over lines), "faint", or "mark" with a
+        colour, which lets the pointer through to its box.
 
         Words that do not fit into `room` are shortened, except for their `tail`, and shown in full on hover.
         """
@@ -229,6 +242,18 @@ def legend(drawing: Drawing, x: float, y: float, entries: Iterable[Entry], limit
 def text_width(words: str, size: float) -> float:
     """The approximate width of words; fonts differ, so it is an upper estimate."""
     return size * sum(1.1 if east_asian_width(c) in "WF" else 0.75 if c.isupper() else 0.55 for c in words)
+
+
+def lines_of(words: str, size: float, room: float) -> list[str]:
+    """Words in lines that fit into `room`; a word that is too long for it has a line of its own."""
+    lines = [""]
+    for word in words.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if lines[-1] and text_width(longer, size) > room:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _shortened(words: str, size: float, room: float) -> str:

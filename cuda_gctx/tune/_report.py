@@ -312,19 +312,26 @@ class Report:
         return f"{part}{'' if self.objective == 'makespan' else ', calls/s'}"
 
     def _below_table(self, shown: Sequence[Result], left_out: Sequence[str], *, briefly: bool) -> str:
+        notes = self._notes(shown, "line above the table", briefly=briefly)
+        if left_out:
+            notes.append(f"left out for width: {', '.join(left_out)}; to_json() has all columns")
+        lines = [fill(note, WIDTH, initial_indent="  ", subsequent_indent="  ") for note in notes]
+        return "\n".join(["", "", *lines] if lines else [])
+
+    def _notes(self, shown: Sequence[Result], title: str, *, briefly: bool) -> list[str]:
+        """What the names of plans mean, which plans may be chosen, and how many are not shown."""
         notes = []
         if briefly:
-            notes.append("with /: the SMs of the parts, in the order of the line above the table")
+            notes.append(f"with /: the SMs of the parts, in the order of the {title}")
         if any(result.plan.kind == "overlay" for result in shown):
             notes.append(f"{ALL}: on the whole device with the highest priority, over the others")
         if any(result.plan.library_sms for result in shown):
             notes.append("hint: libraries use the SM counts of their partitions")
-        if left_out:
-            notes.append(f"left out for width: {', '.join(left_out)}; to_json() has all columns")
+        if isinstance(self.objective, TailLatency) and self.objective.others:
+            notes.append(f"a plan is chosen only if the others keep {self.objective.others:.0%} of their rate")
         if hidden := len(self.results) - len(shown):
             notes.append(f"and {hidden} slower plans")
-        lines = [fill(note, WIDTH, initial_indent="  ", subsequent_indent="  ") for note in notes]
-        return "\n".join(["", "", *lines] if lines else [])
+        return notes
 
     # ---- pictures
 
@@ -358,9 +365,6 @@ def _picture(report: Report) -> str:
         times = (spread.median * 1e9, spread.p10 * 1e9, spread.p90 * 1e9)
         pieces = () if tail else _pieces(report, result)
         bars.append(Bar(name, *times, text, result.plan == report.choice, pieces))
-    notes = ["Partitions are given by their sizes, in the order of the title."] if briefly else []
-    if any(result.plan.kind == "overlay" for result in results):
-        notes.append(f"{ALL}: on the whole device with the highest priority, over the others.")
     slowest = max(bar.high_ns for bar in bars)
     near = max(r.seconds.p90 for r in results if r.plan == report.choice or r.plan.kind in ("sequence", "streams"))
     return draw_bars(
@@ -371,12 +375,15 @@ def _picture(report: Report) -> str:
         report.bound * 1e9,
         slowest * 1.5 if tail else min(slowest * 1.02, BEHIND * near * 1e9),
         logarithmic=tail,
-        note=" ".join(notes),
+        notes=report._notes(results, "title", briefly=briefly),
     )
 
 
 def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:
-    """What each part takes: from the start of the step, or in a sequence from the end of the part before."""
+    """What each part takes: from the start of the step, or in a sequence from the end of the part before.
+
+    The calls of a mix in sequence alternate, so each part takes as long as the mix.
+    """
     weights = report.objective.weights if isinstance(report.objective, Throughput) else {}
     pieces: list[Piece] = []
     start = 0.0
@@ -388,7 +395,7 @@ def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:
                 start + seconds * calls_ns for seconds in (part.seconds.p10, part.seconds.median, part.seconds.p90)
             )
             pieces.append(Piece(name, start, end, low, high))
-            start = end if result.plan.kind == "sequence" else 0.0
+            start = end if result.plan.kind == "sequence" and not weights else 0.0
     return tuple(pieces)
 
 

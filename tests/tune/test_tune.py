@@ -1140,6 +1140,42 @@ def test_parts_in_sequence_are_drawn_one_after_the_other(dev: Device) -> None:
         assert right.start_ns == (left.end_ns if result.plan.kind == "sequence" else 0)
 
 
+def test_parts_of_a_mix_in_sequence_are_drawn_as_long_as_the_mix(dev: Device) -> None:
+    report = tune.overlap(
+        a=work(8, MS), b=work(8, MS), objective=Throughput(a=1, b=2), device=dev, sizes=[8], budget_s=2
+    )
+    [sequence] = [result for result in report.results if result.plan.kind == "sequence"]
+    for piece in _report._pieces(report, sequence):
+        assert piece.start_ns == 0
+        assert piece.end_ns == pytest.approx(sequence.seconds.median * 1e9, rel=0.01)
+
+
+def test_the_picture_has_the_whole_answer_and_explains_what_it_shows(dev: Device) -> None:
+    measured = read_only("a hog")
+    assert isinstance(measured.objective, TailLatency)
+
+    def hinted(plan: Plan) -> Plan:
+        return dataclasses.replace(plan, library_sms=plan.layout is not None)
+
+    report = dataclasses.replace(
+        measured,
+        sure=False,
+        objective=dataclasses.replace(measured.objective, others=0.75),
+        choice=hinted(measured.choice),
+        results=tuple(dataclasses.replace(result, plan=hinted(result.plan)) for result in measured.results),
+    )
+    assert len(report.results) > _report.MOST_BARS
+    texts = " ".join(shown_in(report.svg()))
+    for words in (
+        str(report).splitlines()[0],
+        "hint: libraries use the SM counts of their partitions",
+        "a plan is chosen only if the others keep 75% of their rate",
+        "over the others",
+        "slower plans",
+    ):
+        assert words in texts
+
+
 def test_a_picture_shows_names_as_they_are_and_finds_room_for_long_ones(dev: Device) -> None:
     parts = {"_decode": chain, "cost $a_{<": work(8, MS), "x" * 300: work(8, MS)}
     texts = shown_in(tune.overlap(**parts, device=dev, budget_s=5).svg())
