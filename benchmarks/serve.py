@@ -38,6 +38,8 @@ from serving.trials import name_of, predict, rehearse, row_of, serve
 DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128)
 # What capturing graphs and saving take of a run, at most.
 RESERVE_S = 10.0
+# Questions whose trials raised an error before a run ends: an error of the device stays.
+MOST_FAILED = 2
 # Beyond the time that a run has, after which it has hung.
 PATIENCE_S = 15.0
 
@@ -142,9 +144,9 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
                 traceback.print_exc()
                 failed[trial.question] = f"{type(error).__name__}: {error}".split("\n")[0]
                 store.add("errors", {"trial": described(trial), "error": failed[trial.question]})
-                # The second one in a row may be the device's, which stays.
-                if len(failed) > 1:
+                if len(failed) > MOST_FAILED:
                     break
+                bench.close()
                 continue
             store.add("trials", row)
             print(f"{described(trial)}: {verdict(row)}", flush=True)

@@ -80,6 +80,9 @@ class Bench:
         }
 
     def close(self) -> None:
+        """Drop the model and everything on the card; the next trial makes them anew."""
+        self._watch.stop()
+        gc.enable()
         if self._card is not None:
             self._card.close()
         self._card = self._load = None

@@ -64,13 +64,18 @@ class Watch:
         while not self._over.wait(SAMPLES_EVERY_S):
             self._clocks.append(self._nvml.sm_clock_mhz())
 
+    def stop(self) -> None:
+        """End the thread, if it runs."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+
     def end(self, seconds: float) -> dict[str, Any]:
         """Mean power since begin(), and the lowest and the median clock; without NVML, the reason."""
         if self._nvml is None:
             return {"power_w": None, "sm_clock_mhz": None, "no_power": self._why_not}
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        self.stop()
         clocks = self._clocks or [self._nvml.sm_clock_mhz()]
         return {
             "power_w": round((self._nvml.joules() - self._joules) / seconds, 1),

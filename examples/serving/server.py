@@ -1,11 +1,12 @@
-"""A server on one GPU that keeps a limit on the time between two tokens: it measures, chooses a plan, and says why.
+"""A server on one GPU that keeps a limit on the time between two tokens: it measures, serves by a policy, and says why.
 
     python examples/serving/server.py --limit 25ms
     CUDA_GCTX_DRIVER=sim python examples/serving/server.py --limit 25ms
 
-Requests come from coroutines. Prompts are prefilled in chunks, answers are decoded in batches, each on the stream that
-the plan gives it. While no prompt waits, decode has the whole device. The model here is made up and its kernels only
-spin: replace MadeUpModel by yours, which launches on the stream that it is given (``with stream.torch(): ...``).
+Requests come from coroutines. Prompts are prefilled in chunks, answers are decoded in batches, each on the stream of
+the plan that the policy chooses for the present batch. While no prompt waits, decode has the whole device. The model
+is made up and its kernels only spin: replace MadeUpModel by yours, which launches on the stream that it is given
+(``with stream.torch(): ...``).
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import argparse
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from cuda_gctx import Device, Event, EventOptions, GraphSet, Layout, PartitionPool, Stream
-from cuda_gctx.tune import Plan, spin
+from cuda_gctx.tune import Plan, Policy, spin
 
 PARTS = ("decode", "prefill")
 DECODE_SMS = (16, 24, 32, 48)  # for decode, in partitions; an overlay leaves as many SMs to decode alone
 BATCHES = (1, 4, 16)  # a graph of a decode step for each
-STEPS = 12  # decode steps of a trial
+STEPS = 8  # decode steps of a trial
 MARGIN = 0.9  # the share of the limit that a trial may use: other requests come than those of the trial
 TIMED = EventOptions(timing_enabled=True)
 US = 1_000
@@ -48,14 +50,12 @@ class MadeUpModel:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a plan showed: the longest time between two decode steps that ended, and chunks of prompts per second."""
+    """What a plan showed for a batch: the longest time between two decode steps, and chunks of prompts per second."""
 
     plan: Plan
+    batch: int
     gap_ms: float
     chunks_per_s: float
-
-    def keeps(self, limit_ms: float) -> bool:
-        return self.gap_ms <= MARGIN * limit_ms
 
 
 def plans() -> list[Plan]:
@@ -80,8 +80,8 @@ def called(plan: Plan) -> str:
     return f"overlay, {sms} SMs left to decode" if plan.kind == "overlay" else f"partitions, {sms} SMs for decode"
 
 
-def measure(pool: PartitionPool, graphs: GraphSet, model: MadeUpModel, plan: Plan) -> Trial:
-    """Run decode steps one after the other while prefill is kept busy."""
+def measure(pool: PartitionPool, graphs: GraphSet, model: MadeUpModel, plan: Plan, batch: int) -> Trial:
+    """Run decode steps of a batch one after the other while prefill is kept busy."""
     streams = plan.switch(pool)
     decode, prefill = streams["decode"], streams["prefill"]
     capture(graphs, model, decode)
@@ -95,13 +95,13 @@ def measure(pool: PartitionPool, graphs: GraphSet, model: MadeUpModel, plan: Pla
                 chunks.append(prefill.record(None, TIMED))
                 if plan.kind == "sequence":
                     break
-        graphs.replay(decode, BATCHES[-1])
+        graphs.replay(decode, batch)
         ends.append(decode.record(None, TIMED))
         ends[-1].sync()
     pool.device.sync()
     gaps = [after - before for before, after in pairwise(ends)]
     seconds = (chunks[-1] - chunks[0]) / 1e3
-    return Trial(plan, max(gaps), (len(chunks) - 1) / seconds if seconds else 0.0)
+    return Trial(plan, batch, max(gaps), (len(chunks) - 1) / seconds if seconds else 0.0)
 
 
 def capture(graphs: GraphSet, model: MadeUpModel, stream: Stream) -> None:
@@ -113,24 +113,26 @@ def capture(graphs: GraphSet, model: MadeUpModel, stream: Stream) -> None:
             graphs.capture(stream, batch, lambda stream, batch=batch: model.decode(stream, batch))
 
 
-def choose(trials: list[Trial], limit_ms: float) -> tuple[Trial, str]:
-    """The plan with the highest rate of prefill among those that keep the limit, the simplest first; and the reason."""
-    keeping = [trial for trial in trials if trial.keeps(limit_ms)]
-    if not keeping:
-        best = min(trials, key=lambda trial: trial.gap_ms)
-        return best, f"no plan keeps {MARGIN:.0%} of {limit_ms:g} ms: this one has the shortest gap"
-    most = max(trial.chunks_per_s for trial in keeping)
-    # Within 2% of the best rate, the simpler plan is the better one.
-    best = next(trial for trial in keeping if trial.chunks_per_s >= 0.98 * most)
-    faster = [trial for trial in trials if trial.chunks_per_s > best.chunks_per_s and not trial.keeps(limit_ms)]
-    reason = "the highest rate of prefill within the limit"
-    if faster:
-        other = max(faster, key=lambda trial: trial.chunks_per_s)
-        more = other.chunks_per_s / best.chunks_per_s - 1
-        reason += f"; with {called(other.plan)} prefill is {more:.0%} faster, and gaps reach {other.gap_ms:.1f} ms"
-    if best.plan.layout is None:
-        reason += "; partitions do not pay here"
-    return best, reason
+def policy_of(trials: list[Trial]) -> Policy:
+    """For each batch and limit, the plan with the highest rate of prefill."""
+    rows = [({"batch": one.batch}, one.plan, one.gap_ms / 1e3, one.chunks_per_s) for one in trials]
+    return Policy.of(rows, latency="decode", bulk="prefill", quantile=1.0)
+
+
+def reason(policy: Policy, limit_ms: float, batch: int) -> str:
+    """What the policy chooses for a batch, and why."""
+    limit_s = MARGIN * limit_ms / 1e3
+    plan = policy.choose(limit_s, batch=batch)
+    mine = policy.predict(plan, batch=batch)
+    text = f"{called(plan)}: the highest rate of prefill within the limit"
+    if mine.latency_s > limit_s:
+        text = f"{called(plan)}: no plan keeps {MARGIN:.0%} of {limit_ms:g} ms, this one has the shortest gaps"
+    other = max(policy.plans, key=lambda one: policy.predict(one, batch=batch).rate)
+    faster = policy.predict(other, batch=batch)
+    if faster.rate > mine.rate:
+        more, gap_ms = faster.rate / mine.rate - 1, faster.latency_s * 1e3
+        text += f"; with {called(other)} prefill is {more:.0%} faster, and gaps reach {gap_ms:.1f} ms"
+    return text + ("; partitions do not pay here" if plan.layout is None else "")
 
 
 async def ended(event: Event) -> None:
@@ -148,25 +150,32 @@ class Request:
 
 
 class Server:
-    """Serves coroutines with one plan for the time in which prompts wait, and the whole device for decode else."""
+    """Serves coroutines with the plan of a policy while prompts wait, and the whole device for decode else."""
 
-    def __init__(self, pool: PartitionPool, graphs: GraphSet, model: MadeUpModel, plan: Plan) -> None:
-        self.pool, self.graphs, self.model, self.plan = pool, graphs, model, plan
+    def __init__(
+        self, pool: PartitionPool, graphs: GraphSet, model: MadeUpModel, policy: Policy, limit_ms: float
+    ) -> None:
+        self.pool, self.graphs, self.model, self.policy = pool, graphs, model, policy
+        self.limit_s = MARGIN * limit_ms / 1e3
         self.prompts: asyncio.Queue[Request] = asyncio.Queue()
         self.batch: list[Request] = []
         self.joined = asyncio.Event()
         self.turn = asyncio.Lock()  # on one stream, prefill and decode take turns
         self.gaps_ms: list[float] = []
+        self.used: Counter[str] = Counter()  # chunks of prompts, by the plan that they ran with
         self.switches = 0
-        for one in (plan, WHOLE):
-            capture(graphs, model, one.switch(pool)["decode"])
-        self.streams = WHOLE.switch(pool)
+        self.plan, self.streams = WHOLE, WHOLE.switch(pool)
 
     def switch(self, plan: Plan) -> None:
         """Ordered on the device behind the work of the plan before, where the two share SMs. The host goes on."""
-        streams = plan.switch(self.pool)
-        self.switches += streams != self.streams
-        self.streams = streams
+        if plan != self.plan:
+            self.switches += 1
+            self.plan, self.streams = plan, plan.switch(self.pool)
+
+    def choose(self) -> Plan:
+        """The plan for the present batch. The one in use is kept where another is hardly better."""
+        batch = min(max(1, len(self.batch)), BATCHES[-1])
+        return self.policy.choose(self.limit_s, self.plan, batch=batch)
 
     async def answer(self, prompt: int, answer: int) -> AsyncIterator[int]:
         """The tokens of an answer, as they come."""
@@ -180,8 +189,9 @@ class Server:
             if self.prompts.empty():
                 self.switch(WHOLE)
             request = await self.prompts.get()
-            self.switch(self.plan)
             for _ in range(0, request.prompt, self.model.chunk):
+                self.switch(self.choose())
+                self.used[called(self.plan)] += 1
                 async with self.exclusive():
                     self.model.prefill(self.streams["prefill"])
                     await ended(self.streams["prefill"].record())
@@ -226,16 +236,12 @@ async def client(server: Server, prompt: int, answer: int) -> int:
     return len([token async for token in server.answer(prompt, answer)])
 
 
-async def all_of(clients: list[Coroutine[None, None, int]]) -> list[int]:
-    return await asyncio.gather(*clients)
-
-
 async def serve(server: Server, requests: int, seed: int) -> int:
     """Requests of random lengths, each from its own coroutine; returns the number of tokens."""
     lengths = random.Random(seed)
     clients = [client(server, lengths.randrange(1, 2048), lengths.randrange(2, 16)) for _ in range(requests)]
     loops = [asyncio.create_task(loop) for loop in (server.prefill(), server.decode())]
-    answers = asyncio.create_task(all_of(clients))
+    answers = asyncio.gather(*clients)
     # A loop that fails ends the server, instead of leaving its clients waiting.
     await asyncio.wait([answers, *loops], return_when=asyncio.FIRST_COMPLETED)
     for loop in loops:
@@ -270,19 +276,22 @@ def main() -> None:
     device = Device(0)
     model = MadeUpModel()
     with PartitionPool(device) as pool, GraphSet() as graphs:
-        trials = [measure(pool, graphs, model, plan) for plan in plans()]
-        best, reason = choose(trials, options.limit)
-        print(f"{device.name}, limit {options.limit:g} ms between two tokens")
-        for trial in trials:
-            mark = ">" if trial is best else " " if trial.keeps(options.limit) else "x"
-            print(f"{mark} {called(trial.plan):36} gap {trial.gap_ms:6.1f} ms   {trial.chunks_per_s:6.1f} chunks/s")
-        print(f"chosen: {called(best.plan)}: {reason}")
+        policy = policy_of([measure(pool, graphs, model, plan, batch) for plan in plans() for batch in BATCHES])
+        print(f"{device.name}, limit {options.limit:g} ms between two tokens, of which plans may use {MARGIN:.0%}")
+        print(f"  gaps and prefill by batch {'':6}" + "   ".join(f"{batch:>9}{'':17}" for batch in BATCHES).rstrip())
+        for plan in policy.plans:
+            found = [policy.predict(plan, batch=batch) for batch in BATCHES]
+            cells = (f"{1e3 * one.latency_s:6.1f} ms, {one.rate:5.1f} chunks/s" for one in found)
+            print(f"  {called(plan):32}" + "   ".join(cells))
+        for batch in BATCHES:
+            print(f"chosen for a batch of {batch}: {reason(policy, options.limit, batch)}")
 
-        server = Server(pool, graphs, model, best.plan)
+        server = Server(pool, graphs, model, policy, options.limit)
         tokens = asyncio.run(serve(server, options.requests, options.seed))
         gaps = sorted(server.gaps_ms)
         longest = f"the longest gap {gaps[-1]:.1f} ms" if gaps else "no two tokens followed each other"
         print(f"{options.requests} requests, {tokens} tokens, {server.switches} switches; {longest}")
+        print("chunks of prompts: " + ", ".join(f"{count} with {plan}" for plan, count in server.used.items()))
         device.sync()
 
 

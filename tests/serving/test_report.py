@@ -208,6 +208,9 @@ class FakeBench:
         executor.prepare = lambda shots: self.prepared(list(shots))  # type: ignore[attr-defined]
         return executor
 
+    def close(self) -> None:
+        self.closed = True
+
     def prepared(self, shots: list[Any]) -> None:
         assert shots
 

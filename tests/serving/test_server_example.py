@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from cuda_gctx import Device, GraphSet, PartitionPool
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "serving" / "server.py"
 
@@ -41,30 +44,51 @@ def printed(*options: str) -> str:
 def test_it_prints_what_it_chose_and_why() -> None:
     text = printed("--limit", "25ms", "--requests", "3")
     assert "(simulated), limit 25 ms" in text
-    assert "chosen: decode first: the highest rate of prefill within the limit; with plain streams prefill is" in text
-    assert "partitions do not pay here" in text
+    assert "chosen for a batch of 16: decode first: the highest rate of prefill within the limit; with plain" in text
+    assert text.count("partitions do not pay here") == 3
     assert "3 requests, " in text
+    assert "with decode first" in text.split("chunks of prompts: ")[1]
 
 
 def test_a_shorter_limit_makes_it_partition() -> None:
     text = printed("--limit", "3ms", "--requests", "2")
-    assert "chosen: overlay, 16 SMs left to decode" in text
+    assert "chosen for a batch of 1: overlay, 16 SMs left to decode" in text
     assert "faster, and gaps reach" in text
     assert int(text.split(" switches")[0].split()[-1]) > 0
+    assert "with overlay" in text.split("chunks of prompts: ")[1]
+
+
+def policy_of(server: ModuleType, of: dict[tuple[str, int], tuple[float, float]]) -> Any:
+    """A policy in which plans of a kind have a gap in ms and a rate, by batch."""
+    trials = [
+        server.Trial(plan, batch, *of.get((plan.kind, batch), (90.0, 1.0)))
+        for plan in server.plans()
+        for batch in server.BATCHES
+    ]
+    return server.policy_of(trials)
 
 
 def test_a_limit_that_nothing_keeps_is_said(server: ModuleType) -> None:
-    trials = [server.Trial(plan, gap, 10.0) for plan, gap in zip(server.plans(), (50.0, 40.0), strict=False)]
-    best, reason = server.choose(trials, 25.0)
-    assert best is trials[1]
-    assert "no plan keeps 90% of 25 ms" in reason
+    policy = policy_of(server, {("priority", 4): (40.0, 5.0)})
+    text = server.reason(policy, 25.0, 4)
+    assert text.startswith("decode first: no plan keeps 90% of 25 ms, this one has the shortest gaps")
 
 
-def test_the_simpler_plan_wins_where_rates_are_equal(server: ModuleType) -> None:
-    trials = [server.Trial(plan, 10.0, 100.0 + number / 10) for number, plan in enumerate(server.plans())]
-    best, reason = server.choose(trials, 25.0)
-    assert best.plan.kind == "sequence"
-    assert "partitions do not pay here" in reason
+def test_the_plan_follows_the_batch(server: ModuleType, dev: Device) -> None:
+    policy = policy_of(
+        server,
+        {("streams", 1): (5.0, 100.0), ("streams", 4): (5.0, 100.0), ("partitions", 16): (8.0, 50.0)},
+    )
+    with PartitionPool(dev) as pool, GraphSet() as graphs:
+        one = server.Server(pool, graphs, server.MadeUpModel(), policy, 25.0)
+        kinds = []
+        for size in (0, 4, 5, 40):
+            one.batch = [server.Request(1, 1)] * size
+            one.switch(one.choose())
+            kinds.append(one.plan.kind)
+        assert kinds == ["streams", "streams", "partitions", "partitions"]
+        assert one.switches == 2
+        dev.sync()
 
 
 def test_limits_have_units(server: ModuleType) -> None:
