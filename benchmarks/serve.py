@@ -140,6 +140,8 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             try:
                 row = run_one(trial, costs, bench, rehearsed, left)
                 row["costs_run"] = store.content["costs"][arguments.model]["run"]
+                # As many processes ran at once, each on a GPU of the same host.
+                row["processes"] = arguments.share[1]
             except Exception as error:  # one contender's error is not the end of the others'
                 traceback.print_exc()
                 failed[trial.question] = f"{type(error).__name__}: {error}".split("\n")[0]
