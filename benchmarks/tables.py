@@ -24,6 +24,7 @@ from serving import report as serving
 from cuda_gctx.draw.durations import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
 from cuda_gctx.tune import Report
+from cuda_gctx.tune._report import title_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -253,6 +254,24 @@ def studies_section(result: Result) -> str:
     return "\n\n".join(parts)
 
 
+def answers_section(results: Sequence[Result]) -> str:
+    """What the tuner answered, on each card and in each process."""
+    rows = [["work", "card", "one process", "another process"]]
+    for result in results:
+        for study in result["studies"]:
+            reports = reports_of(study)
+            work = f"{' and '.join(reports[0].alone)}: {title_of(reports[0].objective)}"
+            rows.append([work, result["card"], *(answer(report) for report in reports)])
+    versions = ", ".join(dict.fromkeys(f"driver {r['driver']} (CUDA {r['cuda']}), {r['date']}" for r in results))
+    return f"{versions}.\n\n{markdown(rows)}"
+
+
+def answer(report: Report) -> str:
+    if report.plan.kind == "sequence":
+        return f"{report.plan}"
+    return f"{report.plan}: {report.gain:.2f}x ({report.gain_low:.2f} to {report.gain_high:.2f})"
+
+
 def mixes_section(result: Result) -> str:
     """Mixes on plain streams: by the tuner, and by a program with two threads."""
     if "mixes" not in result:
@@ -326,18 +345,24 @@ def serving_section(result: Result) -> str:
     return "\n\n".join(parts)
 
 
-# The tables that a page can have: the results that they are made of, and what each becomes.
-TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
-    "of calls": ("calls", calls_section),
-    "of contexts": ("partitions", contexts_section),
-    "of costs": ("partitions", costs_section),
-    "of background partitions": ("partitions", background_section),
-    "of single gemms": ("studies", gemms_section),
-    "of studies": ("studies", studies_section),
-    "of mixes": ("studies", mixes_section),
-    "of two devices": ("allreduce", allreduce_section),
-    "of worlds": ("worlds", worlds_section),
-    "of serving": ("serving", serving_section),
+def each(section: Callable[[Result], str]) -> Callable[[Sequence[Result]], str]:
+    """The section of each result, one after the other."""
+    return lambda results: "\n\n".join(filter(None, map(section, results)))
+
+
+# The tables that a page can have: the results that they are made of, and what these become.
+TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
+    "of calls": ("calls", each(calls_section)),
+    "of contexts": ("partitions", each(contexts_section)),
+    "of costs": ("partitions", each(costs_section)),
+    "of background partitions": ("partitions", each(background_section)),
+    "of single gemms": ("studies", each(gemms_section)),
+    "of studies": ("studies", each(studies_section)),
+    "of answers": ("studies", answers_section),
+    "of mixes": ("studies", each(mixes_section)),
+    "of two devices": ("allreduce", each(allreduce_section)),
+    "of worlds": ("worlds", each(worlds_section)),
+    "of serving": ("serving", each(serving_section)),
 }
 
 
@@ -491,7 +516,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 def table(name: str) -> str:
     kind, section = TABLES[name]
     results = results_of(kind)
-    return "\n\n".join(filter(None, map(section, results))) or NOTHING_MEASURED
+    return (section(results) if results else "") or NOTHING_MEASURED
 
 
 def page_with_tables(page: str) -> str:
@@ -504,11 +529,13 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing, and fail where a page differs")
     arguments = parser.parse_args()
-    pages = {path: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    pages = {path: path.read_text() for path in [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]}
     pictures = {DOCS / "images" / name: draw() for name, draw in PICTURES.items()}
     found = [marked[2] for page in pages.values() for marked in MARKED.finditer(page)]
     if sorted(found) != sorted(TABLES):
-        raise SystemExit(f"{DOCS} should have each of these tables once: {', '.join(TABLES)}; found {', '.join(found)}")
+        raise SystemExit(
+            f"README.md and {DOCS} should have each of these tables once: {', '.join(TABLES)}; found {', '.join(found)}"
+        )
     due = {path: page_with_tables(page) for path, page in pages.items()} | pictures
     pages |= {path: path.read_text() if path.exists() else "" for path in pictures}
     differing = [path for path in due if pages[path] != due[path]]

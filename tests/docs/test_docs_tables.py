@@ -32,6 +32,7 @@ def run_program(*arguments: str | Path, **environment: str) -> subprocess.Comple
 def copy(tmp_path: Path) -> Path:
     """Copies of the benchmarks and of the pages that show them, to be changed."""
     shutil.copytree(BENCHMARKS.parent / "docs", tmp_path / "docs")
+    shutil.copy(BENCHMARKS.parent / "README.md", tmp_path)
     return shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
 
 
