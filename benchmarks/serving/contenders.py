@@ -184,6 +184,6 @@ class ByPolicy:
 
     def decide(self, state: State) -> Decision:
         if self._chosen is None or not any(step.segments for step in state.busy.values()):
-            context = sum(served.row.position + 1 for served in state.decoding)
+            context = sum([served.context for served in state.decoding])
             self._chosen = self._choose(len(state.decoding), context, bool(state.waiting))
         return self._chosen.decide(state)

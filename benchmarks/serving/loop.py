@@ -26,6 +26,11 @@ class Served:
     tokens: list[float] = field(default_factory=list)  # when each token of the answer was seen
 
     @property
+    def context(self) -> int:
+        """Tokens that the next step reads: the prompt, and the answer so far."""
+        return self.request.prompt + len(self.tokens)
+
+    @property
     def row(self) -> Row:
         return Row(self.slot, self.request.prompt + len(self.tokens) - 1)
 

@@ -74,8 +74,8 @@ def trial_rows(content: Content) -> list[list[str]]:
     rows = [
         [
             "contender", "load, limit", "settings", "rate", "seed", "gaps p50 / p99 / max, ms",
-            "first token p50 / p99, s", "tokens/s", "decode next to prefill", "changes of placement", "W", "graphs",
-            "contexts",
+            "first token p50 / p99, s", "tokens/s", "decode next to prefill", "changes of placement",
+            "switch on the host p50 / max, us", "between two steps p50, us", "W", "SM clock, MHz", "graphs", "contexts",
         ]
     ]  # fmt: skip
     questions = dict.fromkeys(one.trial.question for one in outcomes)
@@ -85,7 +85,8 @@ def trial_rows(content: Content) -> list[list[str]]:
             continue
         row = max(kept, key=lambda one: (one["rate"], -one["seed"]))
         gaps, first = row["gaps_ms"], row["first_tokens_s"]
-        slowdown, watts = row["slowdown_of_decode"], row["power_w"]
+        slowdown, watts, clock = row["slowdown_of_decode"], row["power_w"], row["sm_clock_mhz"]
+        switch, between = row["switch_us"], row["turnaround_us"]
         rows.append(
             [
                 ENTRANTS[question.contender].title,
@@ -98,7 +99,10 @@ def trial_rows(content: Content) -> list[list[str]]:
                 f"{row['output_tokens_per_s']:.0f}",
                 "" if slowdown is None else f"{slowdown:.2f} x",
                 str(row["placements"]),
+                "" if switch is None else f"{switch['p50']:.0f} / {switch['max']:.0f}",
+                "" if between is None else f"{between['p50']:.0f}",
                 "" if watts is None else f"{watts:.0f}",
+                "" if clock is None else f"{clock['median']:.0f} (least {clock['least']})",
                 f"{row['graphs']}, {row['graph_bytes'] / 2**20:.0f} MiB",
                 f"{row['contexts']}, {row['context_bytes'] / 2**20:.0f} MiB",
             ]

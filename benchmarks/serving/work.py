@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Lane = Literal["decode", "prefill"]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The next token of a sequence in a slot, at a position."""
 
     slot: int

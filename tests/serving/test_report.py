@@ -33,7 +33,7 @@ BENCH = {
     "switch_us": None,
     "gpu": "GPU-1",
     "power_w": 512.3,
-    "sm_clock_mhz": 1980,
+    "sm_clock_mhz": {"least": 1755, "median": 1980},
     "graphs": 7,
     "graph_bytes": 1 << 20,
 }
@@ -83,6 +83,17 @@ def test_a_row_says_what_a_trial_showed(store: Store) -> None:
     assert row["timeline"]
     assert all(0 <= begin <= end <= 1 for _, begin, end, *_ in row["timeline"])
     assert json.loads(json.dumps(row)) == row
+
+
+def test_the_best_trial_is_shown_in_detail(store: Store) -> None:
+    for rate in (0.1, 0.2):
+        add(store, trial("disjoint", rate))
+    head, row = report.trial_rows(store.content)
+    shown = dict(zip(head, row, strict=True))
+    assert shown["rate"] == "0.200"
+    assert shown["W"] == "512"
+    assert shown["SM clock, MHz"] == "1980 (least 1755)"
+    assert shown["graphs"] == "7, 1 MiB"
 
 
 def test_what_was_not_run_is_printed_as_such(store: Store) -> None:
