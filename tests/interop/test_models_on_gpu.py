@@ -35,15 +35,14 @@ def run(setting: str, *arguments: str) -> None:
     assert done.stdout.splitlines()[-1] == "as it should be"
 
 
-@pytest.mark.parametrize("setting", ["", "backend:cudaMallocAsync", "expandable_segments:True"])
+SETTINGS = ["", "backend:cudaMallocAsync", "expandable_segments:True"]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_generate_gives_the_same_tokens_in_a_partition(setting: str) -> None:
     run(setting)
 
 
-@pytest.mark.xfail(
-    reason="a step without waits of the host, next to prefills, ended in a device-side assert on an H100 (torch 2.11.0,"
-    " transformers 4.57.6, 2026-11-22); it is not known yet whether torch, transformers or this package is the cause",
-    strict=False,
-)
-def test_a_static_cache_a_cuda_graph_and_compiled_code_give_the_same_tokens_in_a_partition() -> None:
-    run("", "--static")
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_static_cache_a_cuda_graph_and_compiled_code_give_the_same_tokens_in_a_partition(setting: str) -> None:
+    run(setting, "--static")
