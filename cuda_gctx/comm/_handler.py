@@ -21,6 +21,7 @@ from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, Peer
 from cuda_gctx.comm._nvshmem import initialise
 from cuda_gctx.comm._protocol import ALIGNMENT, ONE_EXCHANGE_THREADS, Fault, Geometry, region_of, signature
 from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu, exchange_with_nccl
+from cuda_gctx.comm._staging import Staging
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable, description_of, tune
@@ -141,6 +142,8 @@ class MixedCommHandler:
         self._fault: FaultRecord | None = None
         self._kernels: dict[MixedCommOp, Kernels] = {}
         self._node_kernels: dict[MixedCommOp, NodeKernels] = {}
+        self._staging: dict[MixedCommOp, Staging] = {}
+        self._copying: tuple[Stream, Stream] | None = None
         self._transport: Transport | None = None
         self._stream: Stream | None = None
         self._streams: dict[int, Stream] = {}
@@ -335,6 +338,10 @@ class MixedCommHandler:
         elif self.para_info.use_inter:
             self._transport = PeerTransport(self.para_info, self._workspaces.addresses, geometry.total_bytes)
         self._mapped = MappedTensors(device, self._workspaces.ranks, self.para_info.world_rank)
+        if self._staged_bytes and self._is_alone():
+            # Before and after the kernels. With ranks of one process on one device, more streams could share a hardware
+            # queue with the kernel of a rank that waits.
+            self._copying = self._context.create_stream(), self._context.create_stream()
         for op in self.valid_op_list:
             calls = Calls(self.para_info, op, grid=self.grid_size, block_sizes=(fewest, most), fewest_steps=steps)
             limit_ns = round(self._timeout_s * 1_000_000_000)
@@ -349,6 +356,8 @@ class MixedCommHandler:
                 is_bfloat16=self.dtype is torch.bfloat16,
                 is_programmatic=programmatic_launch,
             )
+            if self._staged_bytes:
+                self._staging[op] = Staging(self.para_info, op, geometry, self._workspaces.addresses)
             if self._transport is not None:
                 node_calls = NodeCalls(self.para_info, op, region, grid=self.grid_size, fewest_steps=steps)
                 peers = [self._workspaces.addresses[rank] for rank in self.para_info.local_ranks()]
@@ -360,6 +369,12 @@ class MixedCommHandler:
         # No rank launches while another one is still loading its kernels: loading may wait for what runs.
         self._backend.barrier()
         self._demand_concurrency()
+
+    def _is_alone(self) -> bool:
+        """Whether no other rank of this process is on this device."""
+        assert self._workspaces is not None
+        places = [(one.process, one.device_id) for one in self._workspaces.ranks]
+        return places.count(places[self.para_info.world_rank]) == 1
 
     def _demand_concurrency(self) -> None:
         """RuntimeError on all ranks unless their kernels, in full size, run at the same time."""
@@ -630,13 +645,17 @@ class MixedCommHandler:
         if mode is MixedCommMode.ONE_EXCHANGE:
             self._kernels[op].one_exchange(*addresses, block_bytes, agreed, stream)
             return
-        launch = self._kernels[op].two_exchange
-        if mode is MixedCommMode.HIERARCHICAL:
-            launch = self._node_kernels[op].run
+        if mode is MixedCommMode.TWO_EXCHANGE:
+            if is_staged:
+                self._launch_staged(op, *addresses, block_bytes, agreed, stream)
+            else:
+                self._kernels[op].two_exchange(*addresses, block_bytes, agreed, stream, seen)
+            return
+        launch = self._node_kernels[op].run
+        if not is_staged:
             if seen is not None:
                 of_node = slice(self.para_info.local_ranks()[0], self.para_info.local_ranks()[-1] + 1)
                 seen = seen[0][of_node], seen[1][of_node]
-        if not is_staged:
             launch(*addresses, block_bytes, agreed, stream, is_staged=False, seen=seen)
             return
         own = self._workspaces.addresses[self.para_info.world_rank]
@@ -644,6 +663,28 @@ class MixedCommHandler:
         _copy(staged[0], in_address, in_bytes, stream)
         launch(*staged, block_bytes, agreed, stream, is_staged=True, seen=None)
         _copy(out_address, staged[1], out_bytes, stream)
+
+    def _launch_staged(
+        self, op: MixedCommOp, x_in: int, x_out: int, block_bytes: int, agreed: int, stream: Stream
+    ) -> None:
+        """The parts of a call, so that the copies of one run next to the kernel of another."""
+        parts = list(self._staging[op].parts(x_in, x_out, block_bytes))
+        before, after = self._copying or (stream, stream)
+        # A stream without copies stays out of it: in a capture it would not be joined.
+        if before is not stream and any(part.sends for part in parts):
+            before.wait(stream)
+        for part in parts:
+            for one in part.sends:
+                _copy(*one, before)
+            if part.sends and before is not stream:
+                stream.wait(before)
+            self._kernels[op].staged_part(part, agreed, stream)
+            if part.fetches and after is not stream:
+                after.wait(stream)
+            for one in part.fetches:
+                _copy(*one, after)
+        if after is not stream and any(part.fetches for part in parts):
+            stream.wait(after)
 
     def _seen_by_all(self, *spans: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """The addresses of input and output in the process of each rank; None unless both are mapped."""
@@ -815,6 +856,9 @@ class MixedCommHandler:
             self._kernels.popitem()[1].close()
         while self._node_kernels:
             self._node_kernels.popitem()[1].close()
+        for stream in self._copying or ():
+            stream.close()
+        self._copying = None
         if self._transport is not None:
             self._transport.close()
             self._transport = None

@@ -19,6 +19,7 @@ from cuda_gctx.comm._protocol import (
     stages_and_tile,
     tile_bytes,
 )
+from cuda_gctx.comm._staging import Part
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = [
@@ -114,8 +115,9 @@ def exchange_arguments(local_size: int, nodes: int) -> Any:
     return Exchange
 
 
-# Whether the input, the output or both are in the staging buffers, as the kernels know it.
-STAGED_INPUT, STAGED_OUTPUT = 1, 2
+# How the tensors of a call are reached, as the kernels know it: the input or the output of every rank is in its staging
+# buffer, or `seen` is where this rank itself reads and writes.
+STAGED_INPUT, STAGED_OUTPUT, PLACED = 1, 2, 4
 
 
 class SumCalls:
@@ -208,19 +210,17 @@ class Calls:
         threads = min(on_each, _rounded(-(-on_each // BLOCKS_OF_AN_SM), WARP))
         return min(self.grid * -(-on_each // threads), -(-units // threads)), threads
 
-    def two_exchange(
-        self, x_in: int, x_out: int, block_bytes: int, signature: int, *, is_staged: bool, seen: Seen | None = None
-    ) -> int:
+    def two_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, seen: Seen | None = None) -> int:
         """Fills the struct; returns the number of blocks."""
         input_offset, output_offset, share = share_of(self._info, self._op, block_bytes)
-        return self.sums.fill(
-            (x_in, x_out),
-            ((input_offset,) * len(self.sums.arguments.source), output_offset),
-            share,
-            signature,
-            staged=STAGED_INPUT | STAGED_OUTPUT if is_staged else 0,
-            seen=seen,
-        )
+        offsets = (input_offset,) * len(self.sums.arguments.source), output_offset
+        return self.sums.fill((x_in, x_out), offsets, share, signature, staged=0, seen=seen)
+
+    def staged_part(self, part: Part, signature: int) -> int:
+        """Fills the struct for a part of a call whose tensors are staged; returns the number of blocks."""
+        nowhere = (0,) * len(self.sums.arguments.source), 0
+        seen = part.inputs, part.outputs
+        return self.sums.fill((0, 0), nowhere, part.size, signature, staged=PLACED, seen=seen)
 
 
 def fill_call(call: Any, peers: Sequence[int], fault: int, limit_ns: int, rank: int, first_world_rank: int = 0) -> None:
@@ -322,16 +322,16 @@ class Kernels:
         block_bytes: int,
         signature: int,
         stream: Stream,
-        *,
-        is_staged: bool,
         seen: Seen | None = None,
     ) -> None:
-        grid = self.calls.two_exchange(x_in, x_out, block_bytes, signature, is_staged=is_staged, seen=seen)
-        self._launch_two(grid, stream)
+        self._launch_two(self.calls.two_exchange(x_in, x_out, block_bytes, signature, seen), stream)
+
+    def staged_part(self, part: Part, signature: int, stream: Stream) -> None:
+        self._launch_two(self.calls.staged_part(part, signature), stream)
 
     def meet(self, signature: int, limit_ns: int, stream: Stream) -> None:
         """Launches as many blocks as a call can have. They move nothing, and wait for the blocks of all ranks."""
-        self.calls.two_exchange(0, 0, 0, signature, is_staged=False)
+        self.calls.two_exchange(0, 0, 0, signature)
         call = self.calls.sums.arguments.call
         usual, call.limit = call.limit, limit_ns
         try:

@@ -133,7 +133,8 @@ class Geometry:
 
     @property
     def staged_output(self) -> int:
-        return _rounded(self.staged_input + self.staged_bytes, 4096)
+        # Parts of several ranks lie behind each other, each rounded up.
+        return _rounded(self.staged_input + self.staged_bytes + self.world_size * ALIGNMENT, 4096)
 
     @property
     def total_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import random
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from cuda_gctx.comm._protocol import (
     region_of,
     signature,
 )
+from cuda_gctx.comm._staging import Copy, Staging
 
 HERE = Path(__file__).parent
 # Fewer threads and smaller tiles than on a GPU: the tests are about the order of accesses.
@@ -40,6 +42,10 @@ STEPS = 20_000_000
 u32, u64 = ctypes.c_uint32, ctypes.c_uint64
 
 
+class HostCopy(ctypes.Structure):
+    _fields_ = (("to", u64), ("source", u64), ("size", u64))
+
+
 class HostCall(ctypes.Structure):
     _fields_ = (
         ("kernel", u32),
@@ -47,13 +53,17 @@ class HostCall(ctypes.Structure):
         ("threads", u32),
         ("present", u32),
         ("arguments", ctypes.c_void_p),
-        ("copy_to", u64),
-        ("copy_from", u64),
-        ("copy_bytes", u64),
-        ("result_to", u64),
-        ("result_from", u64),
-        ("result_bytes", u64),
+        ("before", ctypes.POINTER(HostCopy)),
+        ("after", ctypes.POINTER(HostCopy)),
+        ("copies_before", u32),
+        ("copies_after", u32),
     )
+
+    def copy_before(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        self.before, self.copies_before = (HostCopy * len(copies))(*copies), len(copies)
+
+    def copy_after(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        self.after, self.copies_after = (HostCopy * len(copies))(*copies), len(copies)
 
 
 # The kernels of a library by their numbers in it: namespace, struct and name.
@@ -186,6 +196,13 @@ class Ranks:
         kind_and_peer = int(self.faults[rank][:8].view(np.uint64)[0])
         return kind_and_peer >> 32, kind_and_peer & 0xFFFFFFFF
 
+    def _calls(self, rank: int, grid: int) -> Calls:
+        calls = Calls(self.info.at(rank), self.op, grid=grid, block_sizes=(4, 8), fewest_steps=2)
+        calls.sums._largest_tile = TILE
+        calls.connect(self.addresses, int(self.faults[rank].ctypes.data), self.limit)
+        self._kept.append(calls)
+        return calls
+
     def call(
         self,
         rank: int,
@@ -194,33 +211,59 @@ class Ranks:
         x_out: Any,
         *,
         grid: int,
-        staged: bool = False,
         dtype: str = "float16",
     ) -> HostCall:
         """One call of one rank. Arguments are kept until the run is over."""
-        calls = Calls(self.info.at(rank), self.op, grid=grid, block_sizes=(4, 8), fewest_steps=2)
-        calls.sums._largest_tile = TILE
-        calls.connect(self.addresses, int(self.faults[rank].ctypes.data), self.limit)
-        self._kept.append(calls)
+        calls = self._calls(rank, grid)
         block = self.info.block_size(self.op, x_in.nbytes)
-        agreed = signature(self.op, mode, dtype, block, is_staged=staged)
+        agreed = signature(self.op, mode, dtype, block, is_staged=False)
         addresses = int(x_in.ctypes.data), int(x_out.ctypes.data)
         if mode is MixedCommMode.ONE_EXCHANGE:
             blocks, threads = calls.one_exchange(*addresses, block, agreed)
             # A header is sent and checked by one thread for each rank.
             return HostCall(0, blocks, max(threads, self.info.world_size), 1, ctypes.addressof(calls.one))
-        if not staged:
-            blocks = calls.two_exchange(*addresses, block, agreed, is_staged=False)
-            two = calls.sums.arguments
-            two.tile_bytes = min(two.tile_bytes, TILE)
-            return HostCall(1, blocks, THREADS_OF_TWO, 1, ctypes.addressof(two))
-        own = self.addresses[rank]
-        inner = own + self.geometry.staged_input, own + self.geometry.staged_output
-        blocks = calls.two_exchange(*inner, block, agreed, is_staged=True)
-        two = calls.sums.arguments
+        return self._two_exchange(calls, calls.two_exchange(*addresses, block, agreed))
+
+    def _two_exchange(self, calls: Calls, blocks: int) -> HostCall:
+        two = type(calls.sums.arguments).from_buffer_copy(calls.sums.arguments)
         two.tile_bytes = min(two.tile_bytes, TILE)
-        copies = (inner[0], addresses[0], x_in.nbytes, addresses[1], inner[1], x_out.nbytes)
-        return HostCall(1, blocks, THREADS_OF_TWO, 1, ctypes.addressof(two), *copies)
+        self._kept.append(two)
+        return HostCall(1, blocks, THREADS_OF_TWO, 1, ctypes.addressof(two))
+
+    def staged_call(
+        self,
+        rank: int,
+        x_in: Any,
+        x_out: Any,
+        *,
+        grid: int,
+        choose: random.Random,
+        part_bytes: int,
+        broken: bool = False,
+    ) -> list[HostCall]:
+        """A call of one rank in parts. Copies run in an order that their own streams allow.
+
+        broken: results are fetched before the kernel that sums them.
+        """
+        calls = self._calls(rank, grid)
+        block = self.info.block_size(self.op, x_in.nbytes)
+        agreed = signature(self.op, MixedCommMode.TWO_EXCHANGE, "float16", block, is_staged=True)
+        staging = Staging(self.info.at(rank), self.op, self.geometry, self.addresses, part_bytes)
+        parts = list(staging.parts(int(x_in.ctypes.data), int(x_out.ctypes.data), block))
+        made = [self._two_exchange(calls, calls.staged_part(part, agreed)) for part in parts]
+        before: list[list[Copy]] = [[] for _ in parts]
+        after: list[list[Copy]] = [[] for _ in parts]
+        # In order among themselves; sends as early as the first kernel, results as late as the last.
+        first, last = 0, 0
+        for number, part in enumerate(parts):
+            first = choose.randint(first, number)
+            last = choose.randint(max(last, number), len(parts) - 1)
+            before[first] += part.sends
+            (before if broken else after)[last] += part.fetches
+        for one, copies, results in zip(made, before, after, strict=True):
+            one.copy_before(copies)
+            one.copy_after(results)
+        return made
 
     def node_call(
         self, rank: int, x_in: Any, x_out: Any, *, grid: int, staged: bool = False, dtype: str = "float16"
@@ -255,13 +298,14 @@ class Ranks:
             else:
                 made.append(host_call(COLLECT if step is NodeStep.COLLECT else SPREAD, blocks, arguments))
         if staged:
-            made[0].copy_to, made[0].copy_from, made[0].copy_bytes = inner[0], addresses[0], x_in.nbytes
-            made[-1].result_to, made[-1].result_from, made[-1].result_bytes = addresses[1], inner[1], x_out.nbytes
+            made[0].copy_before([(inner[0], addresses[0], x_in.nbytes)])
+            made[-1].copy_after([(addresses[1], inner[1], x_out.nbytes)])
         return made
 
     def run(self, calls: Sequence[Sequence[HostCall]], seed: int) -> bool:
         """Runs the calls of every rank, each rank's in order, the ranks at the same time. Returns whether they end."""
         count = len(calls[0])
+        assert all(len(one) == count for one in calls)
         table = (HostCall * (len(calls) * count))(*[one for rank in calls for one in rank])
         shared = TILES_OFFSET + STAGES * self.info.world_size * TILE
         return bool(self.library.run_ranks(table, len(calls), count, ctypes.c_size_t(shared), u32(seed), u64(STEPS)))

@@ -1,10 +1,23 @@
 // Runs the kernels of all ranks on the CPU: each rank's calls one after the other, as on a stream.
+struct HostCopy {
+  u64 to, from, bytes;
+};
+
 struct HostCall {
   u32 kernel, blocks, threads, present;
   const void* arguments;
-  u64 copy_to, copy_from, copy_bytes;     // before the kernel
-  u64 result_to, result_from, result_bytes;  // after it
+  const HostCopy* before;  // the kernel
+  const HostCopy* after;
+  u32 copies_before, copies_after;
 };
+
+// One at a time, as other ranks run.
+static void copy(const HostCopy* copies, u32 count) {
+  for (u32 at = 0; at < count; ++at) {
+    std::memcpy(reinterpret_cast<void*>(copies[at].to), reinterpret_cast<void*>(copies[at].from), copies[at].bytes);
+    Fibers::yield();
+  }
+}
 
 struct World {
   Fibers fibers;
@@ -41,13 +54,10 @@ extern "C" int run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t sha
       for (u32 at = 0; at < count; ++at) {
         const HostCall& call = calls[rank * count + at];
         if (!call.present) continue;
-        if (call.copy_bytes)
-          std::memcpy(reinterpret_cast<void*>(call.copy_to), reinterpret_cast<void*>(call.copy_from), call.copy_bytes);
+        copy(call.before, call.copies_before);
         u32 own_seed = seed + 7919 * (rank * count + at);
         run_call(world, rank, call, own_seed);
-        if (call.result_bytes)
-          std::memcpy(reinterpret_cast<void*>(call.result_to), reinterpret_cast<void*>(call.result_from),
-                      call.result_bytes);
+        copy(call.after, call.copies_after);
       }
     });
   return world.fibers.run();

@@ -675,16 +675,17 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
 
     compared = 0
     modes: set[str] = set()
+    largest = options.get("largest", 16 << 20)
     for topology, dtype_name in itertools.product(options["topologies"], options["dtypes"]):
         dtype = getattr(torch, dtype_name)
         with_nvshmem = options.get("nvshmem", False)
         handler = handler_of_process(
             *(rank, size, partition, dtype, topology),
             timeout_s=40.0,
-            max_message_bytes=16 << 20,
+            max_message_bytes=largest,
             should_init_nvshmem=with_nvshmem,
         )
-        reachable = [torch.zeros(8 << 20, dtype=dtype, device=handler.device) for _ in range(2)]
+        reachable = [torch.zeros(largest // 2, dtype=dtype, device=handler.device) for _ in range(2)]
         handler.map_tensors(*reachable)
         wanted_modes = [mode for mode in handler.valid_mode_list if mode.name in options.get("modes", (mode.name,))]
         modes |= {mode.name for mode in wanted_modes}
@@ -721,7 +722,7 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
                     else:
                         torch.testing.assert_close(x_out, wanted, rtol=0.05, atol=0.05, msg=where)
                     compared += 1
-                    if by_nodes:
+                    if by_nodes or options.get("replays"):
                         replay_with_other_inputs(handler, op, mode, x_in, x_out, where)
         handler.shutdown()
     return {"compared": compared, "modes": sorted(modes)}
@@ -736,7 +737,7 @@ def replay_with_other_inputs(handler: Any, op: Any, mode: Any, x_in: Any, x_out:
     graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x_in, x_out, mode))
     for seed in (11, 12, 13):
         inputs = inputs_of(torch, tuple(x_in.shape), x_in.dtype, info.world_size, seed, handler.device)
-        wanted = comm.expected(info, op, inputs, by_nodes=True)
+        wanted = comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL)
         x_in.copy_(inputs[info.world_rank])
         torch.cuda.synchronize()
         dist.barrier()
@@ -872,6 +873,19 @@ OF_FOUR = [
 def processes_on_two_gpus() -> dict[str, Any]:
     topologies: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
     return few_gpus(2) or compared_by_processes(2, topologies, (1, 16, 200), ("bfloat16", "float16"), checkpoint=True)
+
+
+@case
+def staged_in_parts() -> dict[str, Any]:
+    """Messages whose copies run next to the kernels of other parts, between GPUs; captured and replayed too."""
+    from cuda_gctx import Device
+
+    options: dict[str, Any] = {"modes": ("TWO_EXCHANGE",), "nccl": False, "largest": 128 << 20, "replays": True}
+    found = few_gpus(2) or {"2 ranks": compared_by_processes(2, [{}, {"local_dp_size": 2}], (1999, 4000), **options)}
+    if Device.count() >= 4:
+        options["largest"] <<= 1
+        found["4 ranks"] = compared_by_processes(4, OF_FOUR[:3], (2000, 3999), ("float16",), **options)
+    return found
 
 
 @case

@@ -48,6 +48,8 @@ BROKEN = {
     "END is not released": TWO,
     "START is not released": TWO,
     "flags without an epoch": TWO,
+    "sent after the sums": TWO,
+    "fetched before the sums": TWO,
     "no wait for READY": NODES,
     "READY before the sums": NODES,
     "no wait for DATA": NODES,
@@ -56,6 +58,8 @@ BROKEN = {
     "exchanges are not counted": NODES,
 }
 
+
+STAGED_ALONE = ("sent after the sums", "fetched before the sums")
 
 # The steps of a block of a kernel, by its index and how many blocks there are.
 Kernel = Callable[[Any, int, int], Iterator[Any]]
@@ -115,6 +119,8 @@ class Simulation:
         # A run has fast and slow ranks, and a fast or a slow memory.
         self.speed = [self.random.choice([1, 1, 3, 9]) for _ in range(info.world_size)]
         self.delivery = self.random.choice([0.1, 0.5, 0.9])
+        # Whether tensors are staged, in parts.
+        self.staged = mode is TWO and (broken in STAGED_ALONE or self.random.random() < 0.5)
         self.done = 0
 
     # ---- memory
@@ -222,6 +228,63 @@ class Simulation:
         ranks = list(range(self.info.world_size))
         yield from self.meeting(block, call, index, blocks, units, ranks, (*plan.sources, *plan.targets), move)
 
+    def staged_steps(self, rank: int, call: int, units: int) -> list[tuple[int, Kernel]]:
+        """The copies and kernels of a call whose tensors are staged, in an order that streams for copies allow."""
+        plan, ranks = self.plans[rank], list(range(self.info.world_size))
+        others = [one for one in ranks if one != rank]
+
+        def send(part: Sequence[int]) -> Kernel:
+            def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
+                for peer, unit in itertools.product(others, part):
+                    if rank in self.plans[peer].sources:
+                        yield
+                        self.put(block, peer, ("staged input", rank, unit), self.memory[rank, "input"])
+
+            return kernel
+
+        def sum_up(number: int, part: Sequence[int]) -> Kernel:
+            def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
+                def move(at: int) -> None:
+                    for source in plan.sources:
+                        place = "input" if source == rank else ("staged input", source, part[at])
+                        found = self.memory.get((rank, place))
+                        if found != call:
+                            raise Violation(f"rank {rank} summed call {found} of rank {source} in call {call}")
+                    total = call, plan.sources
+                    if rank in plan.targets:
+                        self.put(block, rank, ("output", plan.output_block, plan.share, part[at]), total)
+                    self.put(block, rank, ("staged output", part[at]), total)
+
+                return self.meeting(block, (call, number), index, blocks, len(part), ranks, (), move)
+
+            return kernel
+
+        def fetch(part: Sequence[int]) -> Kernel:
+            def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
+                for peer, unit in itertools.product(others, part):
+                    theirs = self.plans[peer]
+                    if rank in theirs.targets:
+                        yield
+                        found = self.memory.get((peer, ("staged output", unit)))
+                        self.put(block, rank, ("output", theirs.output_block, theirs.share, unit), found)
+
+            return kernel
+
+        # The same parts on all ranks.
+        parts = [range(units)] if call % 2 else [range(0, units, 2), range(1, units, 2)]
+        sends: list[tuple[int, Kernel]] = [(1, send(part)) for part in parts]
+        sums = [(self.random.randint(1, 3), sum_up(number, part)) for number, part in enumerate(parts)]
+        fetches: list[tuple[int, Kernel]] = [(1, fetch(part)) for part in parts]
+        if self.broken == "sent after the sums":
+            return [*sums, *sends, *fetches]
+        if self.broken == "fetched before the sums":
+            return [*sends, *fetches, *sums]
+        early, late = self.random.random() < 0.5, self.random.random() < 0.5
+        steps = sends if early else []
+        for number, one in enumerate(sums):
+            steps = [*steps, *([] if early else [sends[number]]), one, *([] if late else [fetches[number]])]
+        return [*steps, *(fetches if late else [])]
+
     def fetch_input(self, rank: int, source: int, call: int) -> None:
         found = self.memory.get((source, "input"))
         if found != call:
@@ -230,7 +293,7 @@ class Simulation:
     def meeting(
         self,
         block: Block,
-        call: int,
+        call: Any,
         index: int,
         blocks: int,
         units: int,
@@ -436,6 +499,8 @@ class Simulation:
     def kernels(self, rank: int, call: int, units: int) -> list[tuple[int, Kernel]]:
         if self.mode is NODES:
             return self.node_steps(rank, call, units)
+        if self.staged:
+            return self.staged_steps(rank, call, units)
         kernel = self.one_exchange if self.mode is ONE else self.two_exchange
         blocks = self.random.randint(1, 3)
         return [(blocks, lambda block, index, blocks: kernel(block, call, index, blocks, units))]

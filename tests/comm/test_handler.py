@@ -81,8 +81,14 @@ class FakeDriver:
     @property
     def done(self) -> list[Any]:
         if not hasattr(self._thread, "done"):
-            self._thread.done = []
+            self._thread.done, self._thread.streams = [], []
         found: list[Any] = self._thread.done
+        return found
+
+    @property
+    def streams(self) -> list[tuple[str, int]]:
+        """The stream of each copy and kernel."""
+        found: list[tuple[str, int]] = self._thread.streams
         return found
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -99,16 +105,20 @@ class FakeDriver:
             return arguments[0]
         if name == "cuLibraryGetKernel":
             return arguments[1].decode()
+        if name == "cuDeviceCanAccessPeer":
+            return 1
         if name == "cuStreamIsCapturing":
             return 0
         if name == "cuLaunchKernel":
             self.done.append(arguments[0])
+            self._thread.streams.append(("kernel", arguments[8]))
             self.launches += 1
             thread = threading.current_thread().name
             if thread in self.late and len(self.done) <= self.not_late_after:
                 self.record[thread][0] = Fault.TIMEOUT << 32 | 1
         if name == "cuMemcpyDtoDAsync":
             self.done.append("copy")
+            self._thread.streams.append(("copy", arguments[3]))
         return None
 
 
@@ -187,6 +197,8 @@ EXCHANGE = ["wait_ready", "put_pieces", "wait_data"]
 @pytest.mark.parametrize("staged", [False, True])
 def test_kernels_follow_each_other_in_the_order_of_their_mode(driver: FakeDriver, staged: bool) -> None:
     copied = ["copy"] if staged else []
+    # To each rank that sums of this one's input, and from each one that sums for it.
+    parts = {MixedCommOp.ALLREDUCE_ALLGATHER: (1, 3), MixedCommOp.REDUCESCATTER_ALLREDUCE: (3, 1)}
     # A reduce-scatter over the nodes sums one piece for each of them; an all-gather stores one block for each.
     steps = {
         MixedCommOp.ALLREDUCE_ALLGATHER: ["two_exchange", *EXCHANGE, "two_exchange", "two_exchange"],
@@ -197,12 +209,36 @@ def test_kernels_follow_each_other_in_the_order_of_their_mode(driver: FakeDriver
         assert handler.valid_mode_list[:3] == list(MixedCommMode)[:3]
         for op, wanted in steps.items():
             assert launched(driver, handler, op, MixedCommMode.ONE_EXCHANGE) == ["one_exchange"]
-            assert launched(driver, handler, op, MixedCommMode.TWO_EXCHANGE) == [*copied, "two_exchange", *copied]
+            sends, fetches = parts[op]
+            found = launched(driver, handler, op, MixedCommMode.TWO_EXCHANGE)
+            assert found == [*copied * sends, "two_exchange", *copied * fetches]
             found = launched(driver, handler, op, MixedCommMode.HIERARCHICAL)
             assert found == [*copied, "say_ready", *wanted, *copied]
 
     options: dict[str, Any] = {"max_message_bytes": 1 << 20} if staged else {}
     on_ranks(driver, 4, work, nodes=2, local_tp_size=2, inter_dp_size=2, **options)
+
+
+def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver: FakeDriver, sim: Any) -> None:
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        main = rank.partition.stream
+        driver.use(main)  # type: ignore[attr-defined]
+        with rank.handler(torch.bfloat16) as handler:
+            x = Tensor(handler.device, torch.bfloat16, 2048, 8192)
+            driver.streams.clear()
+            run_mixed_comm(handler.valid_op_list[0], handler, x, None, MixedCommMode.TWO_EXCHANGE)
+            found = [driver.streams[at : at + 3] for at in range(0, len(driver.streams), 3)]
+        # 16 MiB of 32 are this rank's share, in parts of 4 MiB: one copy to the other rank, and one from it.
+        assert len(found) == 4
+        assert all([kind for kind, _ in part] == ["copy", "kernel", "copy"] for part in found)
+        assert {part[1][1] for part in found} == {main.handle}
+        before, after = {part[0][1] for part in found}, {part[2][1] for part in found}
+        assert len(before) == len(after) == len(before | after | {main.handle}) - 2 == 1
+
+    sim("h200", devices=2)
+    with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
+        world.run(run)
 
 
 def test_a_message_for_which_nodes_have_no_memory_is_refused(driver: FakeDriver) -> None:

@@ -77,22 +77,36 @@ def data(rng: np.random.Generator, elements: int, is_bfloat16: bool) -> Any:
     return bits
 
 
-def run_calls(ranks: Ranks, seed: int, count: int, *, is_bfloat16: bool, modes: tuple[MixedCommMode, ...]) -> list[str]:
-    """Calls of random modes, sizes and grids, back to back; what was wrong."""
+def run_calls(
+    ranks: Ranks,
+    seed: int,
+    count: int,
+    *,
+    is_bfloat16: bool,
+    modes: tuple[MixedCommMode, ...],
+    broken_staging: bool = False,
+) -> list[str]:
+    """Calls of random modes, sizes and grids, back to back; what was wrong. broken_staging: all of them staged."""
     info, op, world = ranks.info, ranks.op, ranks.info.world_size
     rng, choose = np.random.default_rng(seed), random.Random(seed)
     calls: list[list[Any]] = [[] for _ in range(world)]
     wanted, found = [], []
     for _ in range(count):
         mode = choose.choice(modes)
-        staged = mode is TWO and choose.random() < 0.5
+        staged = broken_staging or (mode is TWO and choose.random() < 0.5)
+        part_bytes = choose.choice([1 << 20, 768])
         dp = info.dp_size if op.scatters else 1
         # Small messages now and then, so that packets of older calls lie behind those of the last one.
         elements = 8 * choose.choice([1, 2, 3, 17, choose.randint(1, PACKET_BYTES // 16)]) * dp
         inputs = [data(rng, elements, is_bfloat16) for _ in range(world)]
         for rank in range(world):
             out = aligned(2 * info.output_shape(op, [elements])[0]).view(np.uint16)
-            calls[rank].append(ranks.call(rank, mode, inputs[rank], out, grid=choose.randint(1, 3), staged=staged))
+            grid = choose.randint(1, 3)
+            if staged:
+                how: dict[str, Any] = {"choose": choose, "part_bytes": part_bytes, "broken": broken_staging}
+                calls[rank] += ranks.staged_call(rank, inputs[rank], out, grid=grid, **how)
+            else:
+                calls[rank].append(ranks.call(rank, mode, inputs[rank], out, grid=grid))
             wanted.append(expected_bits(info.at(rank), op, inputs, is_bfloat16))
             found.append(out)
             ranks._kept.append(inputs)
@@ -225,6 +239,15 @@ def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
         os._exit(not is_found())
     _, status = os.waitpid(child, 0)
     assert status == 0 or os.WIFSIGNALED(status), "the broken kernels gave the right bits 100 times"
+
+
+def test_results_that_are_fetched_before_the_sums_are_found_out(folder: Path) -> None:
+    info = next(one for one in ON_ONE_NODE if (one.tp_size, one.dp_size) == (2, 2))
+    op = MixedCommOp.ALLREDUCE_ALLGATHER
+    library = build(folder, info, op, geometry_of(info), is_bfloat16=True)
+    ranks = Ranks(info, op, library, geometry_of(info))
+    wrong = run_calls(ranks, 1, 2, is_bfloat16=True, modes=(TWO,), broken_staging=True)
+    assert any(one.startswith("output") for one in wrong)
 
 
 def call_once(ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing: int | None = None) -> None:

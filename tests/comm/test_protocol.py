@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import pytest
 
@@ -23,6 +24,7 @@ from cuda_gctx.comm._protocol import (
     stages_and_tile,
     tile_bytes,
 )
+from cuda_gctx.comm._staging import Staging
 
 from .simulate import BROKEN, Simulation, Violation, every_geometry, first_violation
 from .topologies import TOPOLOGIES, name_of
@@ -70,7 +72,7 @@ def places(geometry: Geometry) -> list[tuple[str, int, int]]:
         ("put arrived", geometry.CONTROL_PUT_ARRIVED, 4),
         ("packets arrived", geometry.CONTROL_PACKET_ARRIVED, 4),
         ("flags arrived", geometry.CONTROL_FLAG_ARRIVED, 4),
-        ("staged input", geometry.staged_input, geometry.staged_bytes),
+        ("staged input", geometry.staged_input, geometry.staged_bytes + geometry.world_size * ALIGNMENT),
         ("staged output", geometry.staged_output, geometry.staged_bytes),
     ]
     words = (geometry.MAILBOX_START, geometry.MAILBOX_INPUT, geometry.MAILBOX_OUTPUT, geometry.MAILBOX_END)
@@ -195,3 +197,49 @@ def test_defines_are_the_same_on_all_ranks() -> None:
                     for rank in range(first.world_size)
                 ]
                 assert all(one == words[0] for one in words)
+
+
+def spans(copies: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Begins and ends in order, none of which overlaps the next one."""
+    found = sorted((begin, begin + size) for begin, size in copies if size)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(found))
+    return found
+
+
+@pytest.mark.parametrize("first", [one for one in TOPOLOGIES if one.valid_ops], ids=name_of)
+@pytest.mark.parametrize("units", [1, 3, 64, 1000])
+def test_staged_parts_fit_and_bring_every_rank_what_it_sums_and_gets(first: ParallelInfo, units: int) -> None:
+    world = range(first.world_size)
+    x_in, x_out = 1 << 20, 1 << 30
+    for op, part_bytes in itertools.product(first.valid_ops, (16, 1024, 1 << 20)):
+        block = units * ALIGNMENT
+        in_bytes = block * (first.dp_size if op.scatters else 1)
+        out_bytes = block * (first.dp_size if op.gathers else 1)
+        geometry = Geometry(first.world_size, 4096, max(in_bytes, out_bytes))
+        bases = [1 << (40 + rank) for rank in world]
+        calls = [
+            list(Staging(first.at(rank), op, geometry, bases, part_bytes).parts(x_in, x_out, block)) for rank in world
+        ]
+        assert len({len(parts) for parts in calls}) == 1
+        sent = [one for parts in calls for part in parts for one in part.sends]
+        for rank in world:
+            base, parts, plan = bases[rank], calls[rank], first.at(rank).plan(op)
+            arrived = spans((one.to - base, one.size) for one in sent if base <= one.to < 2 * base)
+            # What the kernel reads is its own tensor, or has arrived.
+            for part, source in itertools.product(parts, set(plan.sources) - {rank}):
+                begin = part.inputs[source] - base
+                assert not part.size or any(one <= begin < end for one, end in arrived)
+            if arrived:
+                assert arrived[0][0] >= geometry.staged_input
+                assert arrived[-1][1] <= geometry.staged_output
+            # What the others fetch is what it has stored for them in the same part.
+            for number, part in enumerate(parts):
+                stored = {(address, part.size) for address in part.outputs if address >= base}
+                assert len(stored) <= 1
+                theirs = {(one.source, one.size) for other in calls for one in other[number].fetches}
+                assert {one for one in theirs if base <= one[0] < 2 * base} <= stored
+            # Its output is complete: its own sums, and those that it fetches.
+            own = [(part.outputs[rank], part.size) for part in parts if part.outputs[rank]]
+            mine = spans([*own, *((one.to, one.size) for part in parts for one in part.fetches)])
+            assert (mine[0][0], mine[-1][1]) == (x_out, x_out + out_bytes)
+            assert sum(end - begin for begin, end in mine) == out_bytes

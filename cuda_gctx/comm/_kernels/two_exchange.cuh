@@ -3,24 +3,29 @@
 //
 // Flags at the start and at the end alone, both with the epoch of the call:
 // - A rank sends START when its kernel runs: its input is complete then, and nothing reads its old output any more,
-//   because calls and copies are in stream order. No rank touches the memory of another before it has seen that rank's START.
+//   because calls and copies are in stream order. No kernel touches the memory of another rank before it has seen that
+//   rank's START. Copies between ranks: _staging.py.
 // - A rank sends END when all its blocks have fetched and stored everything. A rank's kernel ends when it has seen the END
 //   of all ranks: its output is complete then, and its input may be overwritten.
 // - START of call e + 1 is written by a rank that has seen everybody's END of call e, which is sent after all blocks have
 //   seen the START of call e: one word for each is enough, and waiting for equality cannot miss it. END likewise.
 #pragma once
 
+// How the tensors of a call are reached, as the host passes it.
+constexpr u32 STAGED_IN = 1, STAGED_OUT = 2, PLACED = 4;
+
 struct TwoExchange {
   Call call;
   u64 input;          // of this rank: of its tensor, or of its staging buffer
   u64 output;
-  u64 input_at[WORLD];   // the same tensors as each rank has them mapped, unless they are staged
-  u64 output_at[WORLD];
+  u64 input_at[WORLD];   // the same tensors as each rank has them mapped; with PLACED, what this rank reads of each rank
+  u64 output_at[WORLD];  // and writes for each rank, unless it is 0
   u64 input_offset[SOURCES];  // bytes into the input of each source where this rank's share begins
   u64 output_offset;  // bytes into the output of each target where it goes
   u64 share_bytes;    // a multiple of 16
   u32 tile_bytes;     // a multiple of 16, at most TILE_BYTES
-  u32 is_staged;      // 1: the input of every rank is its staging buffer; 2: the output; else tensors that all ranks reach
+  u32 is_staged;      // STAGED_IN: the input of every rank is its staging buffer; STAGED_OUT: the output; PLACED: as above;
+                      // 0: tensors that all ranks reach
   u32 source[SOURCES];
   u32 target[TARGETS];
 };
@@ -81,21 +86,24 @@ DEVICE Walk walk_of(const TwoExchange& a) {
 // The thread that moves. False after the time limit.
 DEVICE bool move(const TwoExchange& a, const Tiles& tiles, const Walk& walk) {
   const u64 own = a.call.peer[a.call.rank];
-  const bool is_input_staged = a.is_staged & 1, is_output_staged = a.is_staged & 2;
+  const bool is_input_staged = a.is_staged & STAGED_IN, is_output_staged = a.is_staged & STAGED_OUT;
+  const bool is_placed = a.is_staged & PLACED;
   u64 from[SOURCES], to[TARGETS];
 #pragma unroll
   for (u32 one = 0; one < SOURCES; ++one) {
     u32 source = a.source[one];
-    u64 base = is_input_staged ? a.call.peer[source] + STAGED_INPUT : a.input;
-    if (!is_input_staged && source != a.call.rank) base = load_relaxed(mailbox_of(own, source) + MAILBOX_INPUT);
+    u64 base = is_input_staged ? a.call.peer[source] + STAGED_INPUT : is_placed ? a.input_at[source] : a.input;
+    if (!is_input_staged && !is_placed && source != a.call.rank)
+      base = load_relaxed(mailbox_of(own, source) + MAILBOX_INPUT);
     from[one] = base + a.input_offset[one];
   }
 #pragma unroll
   for (u32 one = 0; one < TARGETS; ++one) {
     u32 target = a.target[one];
-    u64 base = is_output_staged ? a.call.peer[target] + STAGED_OUTPUT : a.output;
-    if (!is_output_staged && target != a.call.rank) base = load_relaxed(mailbox_of(own, target) + MAILBOX_OUTPUT);
-    to[one] = base + a.output_offset;
+    u64 base = is_output_staged ? a.call.peer[target] + STAGED_OUTPUT : is_placed ? a.output_at[target] : a.output;
+    if (!is_output_staged && !is_placed && target != a.call.rank)
+      base = load_relaxed(mailbox_of(own, target) + MAILBOX_OUTPUT);
+    to[one] = base == 0 ? 0 : base + a.output_offset;
   }
   // The inputs were written by ordinary stores and acquired by ordinary loads; the copies below are another proxy.
   fence_bulk();
@@ -114,7 +122,8 @@ DEVICE bool move(const TwoExchange& a, const Tiles& tiles, const Walk& walk) {
     u32 parity = (k / STAGES) & 1;
     if (!wait_barrier(a.call, SOURCES == 1 ? &tiles.full[stage] : &tiles.summed[stage], parity)) return false;
 #pragma unroll
-    for (u32 one = 0; one < TARGETS; ++one) bulk_store(to[one] + walk.offset(k), tiles.of(stage, 0), walk.bytes(k));
+    for (u32 one = 0; one < TARGETS; ++one)
+      if (to[one] != 0) bulk_store(to[one] + walk.offset(k), tiles.of(stage, 0), walk.bytes(k));
     bulk_commit();
     // The stage of the tile before this one is filled again as soon as its stores have read it.
     if (k > 0 && k - 1 + STAGES < walk.count) {
