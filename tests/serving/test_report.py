@@ -67,6 +67,14 @@ def trial(contender: str = "chunked", rate: float = 0.2, seed: int = 1) -> Trial
     return Trial(question(contender), written(entrant.settings(COSTS, limits)[0]), rate, seed)
 
 
+def predict(store: Store, *questions: Question, start: float = 0.2, settings: int = 2) -> None:
+    """Enters predictions, which take seconds to make."""
+    for one in questions:
+        some = report.ENTRANTS[one.contender].settings(COSTS, trials.limits_of(one))[:settings]
+        known = {"settings": [written(each) for each in some], "start": start, "rates": {}}
+        store.content["predictions"][trials.name_of(one)] = known
+
+
 def add(store: Store, one: Trial) -> dict[str, Any]:
     record = trials.rehearse(one, COSTS)
     row = {**trials.row_of(one, record), **BENCH, **MEMORY}
@@ -105,6 +113,7 @@ def test_what_was_not_run_is_printed_as_such(store: Store) -> None:
 
 def test_a_rate_is_shown_with_the_seeds_that_have_kept_it(store: Store) -> None:
     costs = COSTS
+    predict(store, question(), start=0.6)
     while (following := serve.next_of(store, costs, [[question()]])) is not None:
         row = {**trials.row_of(following, trials.rehearse(following, costs)), **BENCH, **MEMORY}
         store.content["trials"].append({**row, "run": 0})
@@ -146,7 +155,8 @@ def answers_all(store: Store, costs: Any, groups: list[list[Question]]) -> list[
 
 
 def test_every_question_has_a_rate_before_settings_are_raced_and_seeds_confirm(store: Store) -> None:
-    both = [question("priority"), question("prefill-first")]
+    both = [question("prefill-first", 50.0), question("prefill-first", 25.0)]
+    predict(store, *both)
     order = answers_all(store, COSTS, [both[:1], both[1:]])
     blocks = [one for one, before in zip(order, [None, *order], strict=False) if one != before]
     assert blocks == both * 2
@@ -160,6 +170,7 @@ def test_every_question_has_a_rate_before_settings_are_raced_and_seeds_confirm(s
 
 def test_a_question_that_fails_is_left_out(store: Store) -> None:
     both = [question("chunked"), question("disjoint")]
+    predict(store, *both)
     trial = serve.next_of(store, COSTS, [both], {both[0]})
     assert trial is not None
     assert trial.question == both[1]
@@ -193,6 +204,8 @@ def test_status_shows_what_is_known_and_what_is_next(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add(store, trial())
+    predict(store, Question("8B", "chat", 50.0, "chunked"))
+    store.save()
     options = ["serve.py", "status", "--out", str(store.path.parent), "--contender", "chunked", "--load", "chat"]
     monkeypatch.setattr(sys, "argv", [*options, "--gap-ms", "50"])
     assert serve.main() == 0
@@ -243,15 +256,16 @@ def test_an_error_of_one_contender_does_not_end_the_others(
 
     monkeypatch.setitem(sys.modules, "serving.bench", SimpleNamespace(Bench=Failing))
     arguments = serve.parser().parse_args(["run", "--load", "documents", "--gap-ms", "50"])
-    monkeypatch.setattr(serve, "asked", lambda arguments: [[question("priority"), question("prefill-first")]])
+    predict(store, question("streams"), question("prefill-first"), settings=1)
+    monkeypatch.setattr(serve, "asked", lambda arguments: [[question("streams"), question("prefill-first")]])
     assert serve.run(store, arguments, until=time.monotonic() + 1e6) == 1
     assert store.content["errors"] == [
         {"trial": store.content["errors"][0]["trial"], "error": "RuntimeError: no memory for a graph", "run": 0}
     ]
     assert {one.trial.question for one in store.outcomes} == {question("prefill-first")}
     printed = capsys.readouterr()
-    assert "8B documents 50 ms priority failed: RuntimeError: no memory for a graph" in printed.err
-    assert "not answered yet: 8B documents 50 ms priority" in printed.out
+    assert "8B documents 50 ms streams failed: RuntimeError: no memory for a graph" in printed.err
+    assert "not answered yet: 8B documents 50 ms streams" in printed.out
 
 
 def test_a_trial_that_runs_out_of_time_says_nothing(store: Store) -> None:
