@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, prod, sqrt
+from math import inf, sqrt
 from typing import Any
 
 # Rates that differ by less are one.
@@ -103,12 +103,6 @@ def _tried(outcomes: Iterable[Outcome], question: Question, settings: str, seed:
     ]
 
 
-def _keeps(outcomes: Iterable[Outcome], question: Question, settings: str, seed: int, rate: float) -> bool | None:
-    """Whether a rate is kept: a higher one that was kept counts, a lower one that failed too; None if not known."""
-    low, high = bracket(_tried(outcomes, question, settings, seed))
-    return True if low >= rate else False if high <= rate else None
-
-
 def goodput(outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], start: float) -> Goodput:
     """What the trials so far say of a question."""
     return _searched(outcomes, question, settings, start)[0]
@@ -149,17 +143,17 @@ def _searched(
     if best is None:
         return Goodput(0.0, None, True, True, 0.0, len(mine)), None
     rate = best_rate
-    floor = best_rate / prod(DOWN)
-    while rate > floor:
-        verdicts = {seed: _keeps(mine, question, best, seed, rate) for seed in SEEDS}
-        if False in verdicts.values():
-            rate /= 1 + TOLERANCE
+    for seed in others:
+        tried = _tried(mine, question, best, seed)
+        low, _ = bracket(tried)
+        if low >= rate:
             continue
-        for seed in (first, *others):
-            if verdicts[seed] is None:
-                return Goodput(best_rate, best, True, True, None, len(mine)), Trial(question, best, rate, seed)
-        return Goodput(best_rate, best, True, True, rate, len(mine)), None
-    return Goodput(best_rate, best, True, True, 0.0, len(mine)), None
+        # A seed that does not keep the rate is searched for one that it does.
+        lower = next_rate(tried, rate)
+        if lower is not None:
+            return Goodput(best_rate, best, True, True, None, len(mine)), Trial(question, best, min(lower, rate), seed)
+        rate = low
+    return Goodput(best_rate, best, True, True, rate, len(mine)), None
 
 
 MODELS = ("8B", "34B")

@@ -44,7 +44,7 @@ class Store:
         """Write the file, whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.content, indent=1) + "\n")
+        part.write_text(as_text(self.content))
         os.replace(part, self.path)
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
@@ -67,6 +67,18 @@ class Store:
     @property
     def outcomes(self) -> list[Outcome]:
         return outcomes_of(self.content)
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """Results as JSON, each row on a line of its own."""
+    entries = []
+    for name, value in content.items():
+        if isinstance(value, list):
+            text = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in value) + "\n ]" if value else "[]"
+        else:
+            text = json.dumps(value, indent=1).replace("\n", "\n ")
+        entries.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
 def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
