@@ -158,6 +158,13 @@ MUTANTS = {
         "return one._group.overlaps(other._group) is not False\n    return False",
         "tests/tune/test_overlay_plans.py",
     ),
+    "requests are found by values of any type": Mutant(
+        "partitions/pool.py",
+        "spelled = spelling(requests, named)",
+        "asked = requests[0] if requests else None\n"
+        "        spelled = tuple(asked.items()) if isinstance(asked, dict) else spelling(requests, named)",
+        "tests/partitions/test_pool.py",
+    ),
     "a layout is found by its names in any order": Mutant(
         "partitions/pool.py",
         "spelled = spelling(requests, named)",
