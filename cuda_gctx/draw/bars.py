@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import floor, log10
 
 from cuda_gctx.draw.durations import UNITS, in_words
-from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend, lines_of, text_width
+from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend, lines_of, round_ticks, text_width
 
 __all__ = ["Bar", "Piece", "draw_bars"]
 
@@ -58,14 +58,10 @@ class _Axis:
         return self._left + PLOT * share
 
     def ticks(self) -> list[float]:
-        if self._logarithmic:
-            first = floor(log10(self._least))
-            times = [10**power for power in range(first, first + 20)]
-        else:
-            rough = self._most / 8
-            power = 10 ** floor(log10(rough))
-            step = next(step * power for step in (1, 2, 5, 10) if step * power >= rough)
-            times = [step * number for number in range(10)]
+        if not self._logarithmic:
+            return round_ticks(self._most, 8)
+        first = floor(log10(self._least))
+        times = [10.0**power for power in range(first, first + 20)]
         return [time for time in times if self._least <= time <= self._most]
 
 

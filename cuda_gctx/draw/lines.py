@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cuda_gctx.draw.durations import in_words
-from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend
+from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend, round_ticks
 
 __all__ = ["Line", "Point", "draw_lines"]
 
 MARGIN, LEFT, WIDTH, HEIGHT = 20, 90, 620, 300
 SMALL = 11
-TICKS = 6
+TICKS, SM_TICKS = 6, 10
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ def draw_lines(title: str, subtitle: str, lines: Sequence[Line], note: str) -> s
     def y(ns: float) -> float:
         return bottom - HEIGHT * ns / most_ns
 
-    for number in range(TICKS + 1):
-        ns, sms = most_ns * number / TICKS, most_sms * number / TICKS
+    for ns in round_ticks(most_ns, TICKS):
         drawing.line(LEFT, y(ns), LEFT + WIDTH, y(ns))
-        drawing.text(LEFT - 8, y(ns) + 4, in_words(ns) if number else "0", size=SMALL, kind="faint", anchor="end")
+        drawing.text(LEFT - 8, y(ns) + 4, in_words(ns) if ns else "0", size=SMALL, kind="faint", anchor="end")
+    for sms in round_ticks(most_sms, SM_TICKS):
         drawing.text(x(sms), bottom + 16, f"{sms:.0f}", size=SMALL, kind="faint", anchor="middle")
     for line in lines:
         ordered = sorted(line.points, key=lambda point: point.sm_count)

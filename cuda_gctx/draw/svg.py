@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import accumulate
-from math import inf
+from math import floor, inf, log10
 from os import PathLike
 from typing import NamedTuple
 from unicodedata import east_asian_width
@@ -237,6 +237,14 @@ def legend(drawing: Drawing, x: float, y: float, entries: Iterable[Entry], limit
         drawing.text(at + 19, row + 11, entry.name, room=limit - at - 19, tail=entry.tail)
         at += advance
     return row + 20 - y
+
+
+def round_ticks(most: float, number: int) -> list[float]:
+    """Round values from 0 to `most` for an axis, at most so many above 0."""
+    rough = most / number
+    power = 10.0 ** floor(log10(rough))
+    step = next(step * power for step in (1, 2, 5, 10) if step * power >= rough)
+    return [step * count for count in range(number + 1) if step * count <= most]
 
 
 def text_width(words: str, size: float) -> float:

@@ -95,7 +95,7 @@ def test_a_curve_has_a_table_a_short_repr_and_a_picture(tmp_path: Path) -> None:
     titles = [element.text or "" for element in ElementTree.fromstring(text).iter() if element.tag.endswith("title")]
     # Each point has its interval; the whole device has no load.
     assert sum("SMs: " in title for title in titles) == 2 * (4 + 3 + 3)
-    for name in ("product, back to back", "product, single calls next to hog", "97.5% interval"):
+    for name in ("product, back to back", "product, single calls next to hog", "97.5% interval", ">10 ms<", ">120<"):
         assert name in text
 
 
