@@ -307,7 +307,7 @@ def main() -> int:
     if arguments.command == "soak":
         from serving.soak import soak
 
-        return soak(store, SHAPES[arguments.model], until, arguments.share[0])
+        return soak(store, SHAPES[arguments.model], until, arguments.share[0], arguments.distinct_layers)
     return run(store, arguments, until)
 
 

@@ -105,7 +105,7 @@ def serve_window(
     return serving, kept
 
 
-def soak(store: Any, shape: Shape, until: float, share: int = 1) -> int:
+def soak(store: Any, shape: Shape, until: float, share: int = 1, distinct_layers: int | None = None) -> int:
     """Serve until a time, add what happened to the results; 1 if a token was wrong.
 
     share: the number of this process among those that soak at once, each with seeds of its own.
@@ -115,10 +115,17 @@ def soak(store: Any, shape: Shape, until: float, share: int = 1) -> int:
     load, rate = LOADS[shape.name], RATES[shape.name]
     began = time.monotonic()
     seed = 100_000 * (share - 1) + sum(one["windows"] for one in store.content["soaks"] if one["model"] == shape.name)
-    row: dict[str, Any] = {"model": shape.name, "first_seed": seed, "windows": 0, "decode_steps": 0, "tokens": 0}
+    row: dict[str, Any] = {
+        "model": shape.name,
+        "distinct_layers": distinct_layers or shape.layers,
+        "first_seed": seed,
+        "windows": 0,
+        "decode_steps": 0,
+        "tokens": 0,
+    }
     row |= {"requests": 0, "switches": 0, "checked": 0, "wrong": 0, "worst_distance": 0.0}
     free: list[int] = []
-    with Bench(shape, DECODES[shape.name]) as bench:
+    with Bench(shape, DECODES[shape.name], distinct_layers) as bench:
         card = bench.card(load)
         contenders = contenders_of(shape, card.device.sm_count)
         while (left := until - time.monotonic() - 10.0) > 0:
