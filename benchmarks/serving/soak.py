@@ -105,6 +105,12 @@ def serve_window(
     return serving, kept
 
 
+def baseline(free: Sequence[tuple[float, int]]) -> int:
+    """The free memory after a quarter of the time: before, graphs are captured, and other processes may begin."""
+    last, _ = free[-1]
+    return next(some for at, some in free if at >= last / 4)
+
+
 def soak(store: Any, shape: Shape, until: float, share: int = 1, distinct_layers: int | None = None) -> int:
     """Serve until a time, add what happened to the results; 1 if a token was wrong.
 
@@ -124,7 +130,7 @@ def soak(store: Any, shape: Shape, until: float, share: int = 1, distinct_layers
         "tokens": 0,
     }
     row |= {"requests": 0, "switches": 0, "checked": 0, "wrong": 0, "worst_distance": 0.0}
-    free: list[int] = []
+    free: list[tuple[float, int]] = []  # of the device, after each window
     with Bench(shape, DECODES[shape.name], distinct_layers) as bench:
         card = bench.card(load)
         contenders = contenders_of(shape, card.device.sm_count)
@@ -143,11 +149,12 @@ def soak(store: Any, shape: Shape, until: float, share: int = 1, distinct_layers
                 row["wrong"] += not distance <= TOLERANCE
                 row["worst_distance"] = max(row["worst_distance"], round(distance, 4))
             seed += 1
-            # The first window captures the graphs, which takes memory.
-            free.append(card.free_bytes())
-            row["free_bytes"] = [free[min(1, len(free) - 1)], free[-1]]
             row["seconds"] = round(time.monotonic() - began, 1)
+            free.append((row["seconds"], card.free_bytes()))
+            row["free_bytes"] = [baseline(free), free[-1][1]]
+            row["free_mib"] = [[at, round(some / 2**20)] for at, some in free]
             # After each window: a run that is killed has shown something too.
             (store.add if row["windows"] == 1 else store.change_last)("soaks", row)
-            print(f"{row['seconds']:6.1f} s: {row}, {free[-1] / 2**20:.0f} MiB free", flush=True)
+            shown = {name: value for name, value in row.items() if name != "free_mib"}
+            print(f"{row['seconds']:6.1f} s: {shown}", flush=True)
     return int(row["wrong"] > 0)

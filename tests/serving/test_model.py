@@ -296,6 +296,11 @@ def test_random_changes_of_layout_change_no_token(card: Card) -> None:
     assert max(soak.distance_of(card, tokens, prompt) for tokens, prompt in kept) < 1e-3
 
 
+def test_memory_is_compared_from_a_quarter_of_the_time_on() -> None:
+    assert soak.baseline([(30.0, 900)]) == 900
+    assert soak.baseline([(30.0, 900), (60.0, 700), (110.0, 600), (200.0, 600), (400.0, 500)]) == 600
+
+
 def test_a_wrong_token_is_far_from_the_best(card: Card) -> None:
     load = Load("soak", "one", 60.0, 1, 3, lambda random: (60, 20), 132)
     _, [(tokens, prompt)] = soak.serve_window(
