@@ -433,6 +433,53 @@ void host_functions_stop_nobody() {
   release_primary();
 }
 
+// A call that waits has been overtaken by others when it goes on: by a green context that keeps the primary context
+// alive, by another call that frees the same memory.
+void calls_look_again_after_they_have_waited() {
+  start("h200@13.0");
+  retain_primary();
+  {
+    static std::atomic<bool> go;
+    static std::atomic<bool> entered;
+    go = entered = false;
+    CUstream stream = nullptr;
+    CUdeviceptr memory = 0;
+    OK(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+    OK(CALL(cuMemAlloc_v2, &memory, 4096));
+    const CUhostFn waits = [](void*) {
+      entered = true;
+      entered.notify_all();
+      go.wait(false);
+    };
+    OK(CALL(cuLaunchHostFunc, stream, waits, nullptr));
+    std::atomic<int> freed{0};
+    std::thread resetting([] { ANSWERS(CUDA_ERROR_NOT_PERMITTED, CALL(cuDevicePrimaryCtxReset, 0)); });
+    const auto frees = [&] { freed += CALL(cuMemFree_v2, memory) == CUDA_SUCCESS ? 1 : 0; };
+    std::thread freeing[] = {std::thread(frees), std::thread(frees)};
+    entered.wait(false);
+    // Calls are counted under the lock, which is open again only while they wait.
+    const auto are_waiting = [] {
+      const std::string calls = text_of("gctxSimCalls");
+      return contains(calls, "\"cuDevicePrimaryCtxReset\":1") && contains(calls, "\"cuMemFree\":2");
+    };
+    while (!are_waiting()) std::this_thread::yield();
+    const CUgreenCtx made = green(split(1, 16));
+    const CUstream inside = stream_on(made);
+    go = true;
+    go.notify_all();
+    resetting.join();
+    for (std::thread& one : freeing) one.join();
+    CHECK(freed == 1);
+    CUcontext context = nullptr;
+    CUgreenCtx found = nullptr;
+    OK(symbol<decltype(cuStreamGetCtx_v2)>("cuStreamGetCtx_v2")(inside, &context, &found));
+    CHECK(found == made);
+    for (const CUstream one : {stream, inside}) OK(CALL(cuStreamDestroy_v2, one));
+    OK(CALL(cuGreenCtxDestroy, made));
+  }
+  release_primary();
+}
+
 // A caller that runs far ahead of the device is made to wait, whatever it queues.
 void queues_do_not_grow_without_end() {
   start("h200@13.0");
@@ -715,6 +762,7 @@ int main() {
     structured_splits_and_workqueues();
     a_capture_is_over_when_it_is_over();
     host_functions_stop_nobody();
+    calls_look_again_after_they_have_waited();
     queues_do_not_grow_without_end();
     faults_are_answered();
     wild_handles_answer_errors();

@@ -140,17 +140,25 @@ CUresult with_device(Body&& body) noexcept {
   });
 }
 
+// What can be freed so; null, and noted, otherwise.
+const Allocation* find_freeable(Call& c, std::uint64_t address, CUmemorytype type) {
+  const auto found = c.machine.allocations.find(address);
+  if (found != c.machine.allocations.end() && found->second.type == type && !found->second.registered &&
+      may_be_freed(found->second)) {
+    return &found->second;
+  }
+  const bool again = c.machine.freed.contains(address);
+  c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no memory that can be freed so");
+  return nullptr;
+}
+
 CUresult free_address(Call& c, std::uint64_t address, CUmemorytype type) {
   if (address == 0) return CUDA_SUCCESS;
-  const auto found = c.machine.allocations.find(address);
-  if (found == c.machine.allocations.end() || found->second.type != type || found->second.registered ||
-      !may_be_freed(found->second)) {
-    const bool again = c.machine.freed.contains(address);
-    c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no memory that can be freed so");
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  // Freeing waits for the device, as on hardware.
-  if (const CUresult result = wait_for_device(c, found->second.device); result != CUDA_SUCCESS) return result;
+  const Allocation* found = find_freeable(c, address, type);
+  if (found == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  // Freeing waits for the device, as on hardware. Another thread may have freed the memory meanwhile.
+  if (const CUresult result = wait_for_device(c, found->device); result != CUDA_SUCCESS) return result;
+  if (find_freeable(c, address, type) == nullptr) return CUDA_ERROR_INVALID_VALUE;
   release(c.machine, address);
   return CUDA_SUCCESS;
 }

@@ -34,6 +34,8 @@ CUresult reset(Call& c, CUdevice ordinal) {
   if (device == nullptr) return result;
   if (device->green_contexts > 0) return CUDA_ERROR_NOT_PERMITTED;  // seen on an H100
   if (result = wait_for_device(c, ordinal); result != CUDA_SUCCESS) return result;
+  // Other threads may have made some meanwhile.
+  if (device->green_contexts > 0) return CUDA_ERROR_NOT_PERMITTED;
   // All that the device has is destroyed: memory, modules, and the primary context with what belongs to it. Whoever
   // has retained it still has to release it; the next retain makes another one at the same address (seen on an H100).
   std::vector<std::uint64_t> addresses;

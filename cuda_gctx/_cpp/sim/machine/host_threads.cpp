@@ -43,8 +43,8 @@ void serve_functions(const std::shared_ptr<State>& state);
 // With the state locked. One thread is always left to look.
 void keep_one_waiting(const std::shared_ptr<State>& state) {
   if (state->waiting > 0) return;
-  ++state->waiting;
   std::thread(serve_functions, state).detach();
+  ++state->waiting;
 }
 
 void call_next(const std::shared_ptr<State>& state, std::unique_lock<std::mutex>& lock) {
@@ -113,8 +113,8 @@ void HostThreads::serve(const std::weak_ptr<Machine>& machine) { state_->machine
 
 void HostThreads::expect() {
   const std::scoped_lock lock(state_->mutex);
-  ++state_->expected;
   keep_one_waiting(state_);
+  ++state_->expected;
   state_->changed.notify_all();
 }
 
@@ -129,8 +129,8 @@ void HostThreads::run(std::function<void()> function) {
   auto work = std::make_shared<Work>();
   work->host = std::move(function);
   const std::scoped_lock lock(state_->mutex);
-  state_->due.push_back(std::move(work));
   keep_one_waiting(state_);
+  state_->due.push_back(std::move(work));
   state_->changed.notify_all();
 }
 
