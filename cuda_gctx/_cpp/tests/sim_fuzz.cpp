@@ -2,7 +2,6 @@
 // program does, the software driver answers. Made for the builds with sanitizers.
 //   sim_fuzz [--seed N] [--threads N] [--calls N | --seconds N]
 #include <cuda.h>
-#include <dlfcn.h>
 
 #include <array>
 #include <atomic>
@@ -12,25 +11,17 @@
 #include <cstring>
 #include <mutex>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "sim/abi/control.h"
+#include "sim_library.hpp"
 
 namespace {
 
-void* library = nullptr;
+using gctx::test::symbol;
 
-template <class Function>
-Function* symbol(const char* name) {
-  void* address = dlsym(library, name);
-  if (address == nullptr) throw std::runtime_error(std::string("no symbol ") + name);
-  return reinterpret_cast<Function*>(address);
-}
-
-// The function of this very name, whatever the header makes of it.
+// The function of this very name, whatever the header makes of it; counted.
 #define DRIVER(name, ...)                                         \
   [&] {                                                           \
     static auto* const driver_ = symbol<decltype(::name)>(#name); \
@@ -933,12 +924,8 @@ int main(int count_of, char** values) {
   const auto threads = static_cast<unsigned>(argument(count_of, values, "--threads", 3));
   const std::uint64_t wanted = argument(count_of, values, "--calls", 0);
   const std::chrono::seconds seconds(argument(count_of, values, "--seconds", wanted == 0 ? 60 : 1'000'000));
-  library = dlopen(CUDA_GCTX_SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    std::fprintf(stderr, "%s\n", dlerror());
-    return 2;
-  }
-  symbol<decltype(gctxSimConfigure)>("gctxSimConfigure")("h200@13.0,devices=2", nullptr, 0);
+  if (!gctx::test::open_library()) return 2;
+  gctx::test::configure("h200@13.0,devices=2");
   if (DRIVER(cuInit, 0) != CUDA_SUCCESS) return 2;
   const auto end = std::chrono::steady_clock::now() + seconds;
   std::atomic<unsigned> running{threads};

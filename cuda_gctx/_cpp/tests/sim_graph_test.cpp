@@ -1,34 +1,22 @@
 // Graphs that are built of nodes, on the software driver: what runs, in which order, and what is refused; and the kinds
 // of memory that their nodes move.
 #include <cuda.h>
-#include <dlfcn.h>
 
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "check.hpp"
-#include "sim/abi/control.h"
+#include "sim_library.hpp"
 
 namespace {
 
-void* library = nullptr;
+using gctx::test::symbol;
 
-template <class Function>
-Function* symbol(const char* name) {
-  void* address = dlsym(library, name);
-  if (address == nullptr) throw std::runtime_error(std::string("no symbol ") + name);
-  return reinterpret_cast<Function*>(address);
-}
-
-// The function of this very name, whatever the header makes of it.
-#define CALL(name, ...) symbol<decltype(::name)>(#name)(__VA_ARGS__)
 #define OK(name, ...) CHECK(CALL(name, __VA_ARGS__) == CUDA_SUCCESS)
 #define REFUSED(code, name, ...) CHECK(CALL(name, __VA_ARGS__) == (code))
 
@@ -46,10 +34,7 @@ struct Bench {
   CUstream stream = nullptr;
 
   explicit Bench(const char* spec = "h200@13.0") {
-    char error[256] = "";
-    if (symbol<decltype(gctxSimConfigure)>("gctxSimConfigure")(spec, error, sizeof error) != 0) {
-      throw std::runtime_error(error);
-    }
+    gctx::test::configure(spec);
     OK(cuInit, 0);
     OK(cuDevicePrimaryCtxRetain, &context, 0);
     OK(cuCtxSetCurrent, context);
@@ -451,11 +436,7 @@ void textures_need_what_they_are_made_of() {
 }  // namespace
 
 int main() {
-  library = dlopen(CUDA_GCTX_SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    std::fprintf(stderr, "%s\n", dlerror());
-    return 2;
-  }
+  if (!gctx::test::open_library()) return 2;
   nodes_run_behind_what_they_wait_for();
   an_executable_graph_is_a_copy_that_can_be_changed();
   a_child_graph_is_a_copy_too();

@@ -70,7 +70,7 @@ std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const 
   grid->sms = context.sms;
   grid->blocks = plan.grid;
   grid->threads = plan.threads;
-  grid->total = std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2];
+  grid->count = BlockCount(std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2]);
   grid->needs = needs_of(machine, *plan.code, threads, plan.shared_bytes);
   grid->places = std::max<std::uint64_t>(
       1, Sms::capacity(machine.chip->profile(), grid->needs) * std::uint64_t{context.sms.count()});
@@ -85,7 +85,7 @@ std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const 
     grid->cost = {static_cast<double>(cost.block_ns), cost.throughput < 0 ? throughput_of(threads) : cost.throughput,
                   static_cast<double>(cost.block_bytes)};
     grid->function = registered->second.function;
-    grid->seen = grid->function != nullptr ? grid->total : 0;
+    grid->seen = grid->function != nullptr ? grid->count.waiting() : 0;
     grid->user = registered->second.user;
   } else if (plan.code->name == "cuda_gctx_probe") {
     fill_probe(machine, *grid);

@@ -3,7 +3,11 @@
 #include "sim/machine/clock.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "sim/machine/host_threads.hpp"
@@ -22,8 +26,8 @@ bool is_ready(const Work& work, std::uint64_t time) {
 // are left the longer the run, so that a launch costs the same however many blocks it has; the last four waves are
 // dealt block by block.
 std::uint64_t run_length(const Grid& grid) {
-  if (grid.placed < grid.seen) return 1;
-  return std::max<std::uint64_t>(1, (grid.total - grid.placed) / (2 * grid.places));
+  if (grid.count.placed() < grid.seen) return 1;
+  return std::max<std::uint64_t>(1, grid.count.waiting() / (2 * grid.places));
 }
 
 gctxSimBlock describe(const Work& work, const Resident& resident, std::size_t sm, std::uint64_t end) {
@@ -45,6 +49,11 @@ gctxSimBlock describe(const Work& work, const Resident& resident, std::size_t sm
 
 }  // namespace
 
+void broken_law(const char* what) {
+  std::fprintf(stderr, "cuda_gctx software driver (simulated): a fault of the driver itself: %s\n", what);
+  std::abort();
+}
+
 // Queued work and the queue that it stands in keep each other alive: they are parted here.
 Clock::~Clock() {
   std::vector<std::deque<WorkPtr>> parted;
@@ -52,11 +61,12 @@ Clock::~Clock() {
 }
 
 void Clock::submit(const WorkPtr& work) {
+  if (work->sequence != 0) broken_law("work is queued twice");
   work->submitted = now_;
   work->sequence = ++sequence_;
   std::erase_if(work->after, [](const WorkPtr& before) { return !before || before->done; });
-  ++outstanding_;
   if (work->host) host_threads_.expect();
+  ++outstanding_;
   if (work->connection == nullptr) {
     unbound_.push_back(work);
     return;
@@ -100,14 +110,12 @@ void Clock::queue_grid(DeviceLoad& device, const WorkPtr& work) {
 void Clock::begin_grid(const WorkPtr& work) {
   DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
   // Runs of blocks with less priority give way after the block that is running.
-  device.sms.cut_short(work->grid->sms, time_, [&](Resident& resident, std::uint64_t running) -> std::uint64_t {
-    Grid& other = *resident.work->grid;
-    if (other.priority <= work->grid->priority) return 0;
-    const std::uint64_t back = resident.count - running;
-    if (other.placed == other.total) queue_grid(device, resident.work);
-    other.placed -= back;
-    return back;
-  });
+  device.sms.cut_short(
+      work->grid->sms, time_, [&](const Work& other) { return other.grid->priority > work->grid->priority; },
+      [&](const WorkPtr& other, std::uint64_t blocks) {
+        if (other->grid->count.waiting() == 0) queue_grid(device, other);
+        other->grid->count.give_back(blocks);
+      });
   auto& grids = device.grids;
   const auto place = std::find_if(grids.begin(), grids.end(),
                                   [&](const WorkPtr& other) { return other->grid->priority > work->grid->priority; });
@@ -174,13 +182,13 @@ void Clock::place_blocks(DeviceLoad& device) {
   for (auto it = device.grids.begin(); it != device.grids.end();) {
     const WorkPtr work = *it;
     Grid& grid = *work->grid;
-    const auto place = [&](const std::vector<std::size_t>& sms) {
+    const auto place = [&](std::span<const std::size_t> sms) {
       const std::uint64_t length = run_length(grid);
-      for (const std::size_t sm : sms) {
-        device.sms.place(sm, {work, grid.placed, length, grid.needs, grid.cost}, time_);
-        grid.placed += length;
-      }
-      return grid.placed < grid.total;
+      device.sms.place(
+          sms, {.work = work, .index = grid.count.placed(), .count = length, .needs = grid.needs, .cost = grid.cost},
+          time_);
+      grid.count.place(length * sms.size());
+      return grid.count.waiting() > 0;
     };
     if (grid.cluster > 1) {
       std::vector<std::size_t> sms;
@@ -188,16 +196,17 @@ void Clock::place_blocks(DeviceLoad& device) {
         sms = device.sms.room_together(grid.parts, grid.needs, grid.cluster);
       } while (!sms.empty() && place(sms));
     } else {
-      device.sms.deal(grid.sms, grid.needs, [&](std::size_t sm) { return place({sm}); });
+      device.sms.deal(grid.sms, grid.needs, [&](std::size_t sm) { return place(std::array{sm}); });
     }
-    it = grid.placed == grid.total ? device.grids.erase(it) : it + 1;
+    it = grid.count.waiting() == 0 ? device.grids.erase(it) : it + 1;
   }
 }
 
 void Clock::end_blocks(std::size_t sm, const Resident& resident) {
   const WorkPtr& work = resident.work;
+  if (!work->grid) broken_law("a block ends after its grid");
   Grid& grid = *work->grid;
-  grid.ended += resident.count;
+  grid.count.end(resident.count);
   if (grid.function != nullptr || grid.built_in) {
     const gctxSimBlock block = describe(*work, resident, sm, time_);
     if (grid.built_in) grid.built_in(block);
@@ -207,10 +216,12 @@ void Clock::end_blocks(std::size_t sm, const Resident& resident) {
       return;
     }
   }
-  if (grid.ended == grid.total) complete(work);
+  if (grid.count.is_over()) complete(work);
 }
 
 void Clock::complete(const WorkPtr& work) {
+  if (work->done) broken_law("work is done twice");
+  if (work->grid && !work->grid->count.is_over()) broken_law("a grid is done before its blocks");
   work->done = true;
   work->ended = time_;
   work->after.clear();
@@ -249,7 +260,7 @@ bool Clock::call_blocks(Lock& lock) {
   }
   lock.lock();
   for (const BlockCall& call : calls) {
-    if (call.work->grid && call.work->grid->ended == call.work->grid->total) complete(call.work);
+    if (call.work->grid && call.work->grid->count.is_over()) complete(call.work);
   }
   return true;
 }
@@ -285,7 +296,18 @@ std::uint64_t Clock::next_moment() {
 // Up to `limit`, or until `reached`.
 template <class Reached>
 void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
-  advancing_ = true;
+  // Whatever happens here, others that wait for their turn get it.
+  struct Turn {
+    explicit Turn(Clock& of) : clock(of) { clock.advancing_ = true; }
+    ~Turn() {
+      clock.advancing_ = false;
+      clock.advanced_.notify_all();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    Clock& clock;
+  };
+  const Turn turn(*this);
   while (true) {
     while (start_ready()) {
     }
@@ -312,8 +334,6 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
           [&](const WorkPtr& work) { complete(work); });
     }
   }
-  advancing_ = false;
-  advanced_.notify_all();
 }
 
 void Clock::catch_up(Lock& lock) {

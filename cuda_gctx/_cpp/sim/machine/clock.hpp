@@ -37,14 +37,41 @@ struct QueueSet {
   Connection* deal() { return &connections[next++ % connections.size()]; }
 };
 
+// Prints what cannot be and ends the process: the clock has lost count, and would go on with numbers that mean nothing.
+[[noreturn]] void broken_law(const char* what);
+
+// The blocks of a grid. Each of them waits, is on an SM or has ended; none is ever in two places, or in none.
+class BlockCount {
+ public:
+  BlockCount() = default;
+  explicit BlockCount(std::uint64_t total) : waiting_(total) {}
+
+  void place(std::uint64_t blocks) { move(waiting_, on_sms_, blocks, "more blocks are placed than wait"); }
+  void give_back(std::uint64_t blocks) { move(on_sms_, waiting_, blocks, "more blocks are given back than run"); }
+  void end(std::uint64_t blocks) { move(on_sms_, ended_, blocks, "more blocks end than run"); }
+
+  std::uint64_t waiting() const noexcept { return waiting_; }
+  std::uint64_t placed() const noexcept { return on_sms_ + ended_; }
+  bool is_over() const noexcept { return waiting_ + on_sms_ == 0; }
+
+ private:
+  static void move(std::uint64_t& from, std::uint64_t& to, std::uint64_t blocks, const char* otherwise) {
+    if (blocks == 0 || blocks > from) broken_law(otherwise);
+    from -= blocks;
+    to += blocks;
+  }
+
+  std::uint64_t waiting_ = 0;
+  std::uint64_t on_sms_ = 0;
+  std::uint64_t ended_ = 0;
+};
+
 // A kernel's grid on its way through the SMs.
 struct Grid {
   SmSet sms;
   std::array<unsigned, 3> blocks{};
   std::array<unsigned, 3> threads{};
-  std::uint64_t total = 0;
-  std::uint64_t placed = 0;
-  std::uint64_t ended = 0;
+  BlockCount count;
   std::uint64_t places = 1;  // blocks that run at once on empty SMs
   BlockNeeds needs;
   BlockCost cost;

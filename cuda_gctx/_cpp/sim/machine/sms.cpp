@@ -2,8 +2,10 @@
 #include "sim/machine/sms.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <optional>
 #include <queue>
 #include <utility>
@@ -99,18 +101,23 @@ std::vector<std::size_t> Sms::room_together(const std::vector<SmSet>& parts, con
   return best;
 }
 
-void Sms::place(std::size_t index, Resident resident, std::uint64_t now) {
+void Sms::place(std::span<const std::size_t> places, Resident run, std::uint64_t now) {
   progress(now);
-  Sm& sm = sms_[index];
-  ++sm.blocks;
-  sm.threads += resident.needs.threads;
-  sm.registers += resident.needs.registers;
-  sm.shared_bytes += resident.needs.shared_bytes;
-  resident.started = now;
-  resident.alone_ns = alone_ns(resident.cost);
-  resident.left_ns = resident.alone_ns * static_cast<double>(resident.count);
-  sm.residents.push_back(std::move(resident));
-  busy_.set(index);
+  run.run = ++runs_;
+  run.places = places.size();
+  run.started = now;
+  run.alone_ns = alone_ns(run.cost);
+  run.left_ns = run.alone_ns * static_cast<double>(run.count);
+  for (const std::size_t i : places) {
+    Sm& sm = sms_[i];
+    ++sm.blocks;
+    sm.threads += run.needs.threads;
+    sm.registers += run.needs.registers;
+    sm.shared_bytes += run.needs.shared_bytes;
+    sm.residents.push_back(run);
+    run.index += run.count;
+    busy_.set(i);
+  }
   stale_ = true;
 }
 
@@ -221,20 +228,43 @@ void Sms::collect(std::uint64_t now, const std::function<void(std::size_t, const
   }
 }
 
-void Sms::cut_short(const SmSet& among, std::uint64_t now,
-                    const std::function<std::uint64_t(Resident&, std::uint64_t)>& cut) {
+void Sms::cut_short(const SmSet& among, std::uint64_t now, const std::function<bool(const Work&)>& gives_way,
+                    const std::function<void(const WorkPtr&, std::uint64_t)>& given_back) {
   progress(now);
-  for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!among.test(i) || !busy_.test(i)) continue;
-    for (Resident& resident : sms_[i].residents) {
-      if (resident.count == 1) continue;
-      const double done = resident.alone_ns * static_cast<double>(resident.count) - resident.left_ns;
-      const auto running = static_cast<std::uint64_t>(std::max(done, 0.0) / resident.alone_ns) + 1;
-      if (running >= resident.count) continue;
-      const std::uint64_t back = cut(resident, running);
-      resident.count -= back;
-      resident.left_ns -= resident.alone_ns * static_cast<double>(back);
+  const auto cut = [&](std::span<Resident* const> runs) {
+    std::uint64_t kept = 0;
+    for (const Resident* run : runs) {
+      const double done = run->alone_ns * static_cast<double>(run->count) - run->left_ns;
+      kept = std::max(kept, static_cast<std::uint64_t>(std::max(done, 0.0) / run->alone_ns) + 1);
     }
+    if (kept >= runs.front()->count) return;
+    const std::uint64_t back = runs.front()->count - kept;
+    for (Resident* run : runs) {
+      run->count = kept;
+      run->left_ns -= run->alone_ns * static_cast<double>(back);
+    }
+    given_back(runs.front()->work, back * runs.size());
+  };
+  struct Cluster {
+    std::vector<Resident*> runs;
+    bool is_among = false;
+  };
+  std::map<std::uint64_t, Cluster> clusters;
+  for (std::size_t i = 0; i < sms_.size(); ++i) {
+    if (!busy_.test(i)) continue;
+    for (Resident& resident : sms_[i].residents) {
+      if (resident.count == 1 || !gives_way(*resident.work)) continue;
+      if (resident.places > 1) {
+        Cluster& cluster = clusters[resident.run];
+        cluster.runs.push_back(&resident);
+        cluster.is_among = cluster.is_among || among.test(i);
+      } else if (among.test(i)) {
+        cut(std::array{&resident});
+      }
+    }
+  }
+  for (const auto& [number, cluster] : clusters) {
+    if (cluster.is_among && cluster.runs.size() == cluster.runs.front()->places) cut(cluster.runs);
   }
 }
 

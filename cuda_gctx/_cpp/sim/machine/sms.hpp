@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "sim/chip/chip.hpp"
@@ -28,11 +29,14 @@ struct BlockCost {
   double bytes = 0;
 };
 
-// Blocks of one grid that follow each other in one place of an SM.
+// A run: blocks of one grid that follow each other in one place of an SM. The blocks of a cluster are as many runs of
+// one length, which share their number.
 struct Resident {
   WorkPtr work;
   std::uint64_t index = 0;  // of the first block
   std::uint64_t count = 1;
+  std::uint64_t run = 0;
+  std::size_t places = 1;  // of all runs with this number
   BlockNeeds needs;
   BlockCost cost;
   double alone_ns = 0;  // of one block, alone on the device
@@ -58,7 +62,8 @@ class Sms {
   // SMs for `count` blocks at once, all in one of `parts`; empty if there is no room.
   std::vector<std::size_t> room_together(const std::vector<SmSet>& parts, const BlockNeeds& needs,
                                          unsigned count) const;
-  void place(std::size_t sm, Resident resident, std::uint64_t now);
+  // Begins a run in each of the places: several are those of a cluster.
+  void place(std::span<const std::size_t> places, Resident run, std::uint64_t now);
 
   // Copies and fills inside device memory take their part of its bandwidth.
   void add_flow(const WorkPtr& work, double bytes, std::uint64_t now);
@@ -68,9 +73,11 @@ class Sms {
   // Takes away what has ended by `now`.
   void collect(std::uint64_t now, const std::function<void(std::size_t sm, const Resident&)>& ended,
                const std::function<void(const WorkPtr&)>& flow_ended);
-  // Ends runs of blocks after the one that runs, on the SMs of a set, and reports how many were given back.
-  void cut_short(const SmSet& among, std::uint64_t now,
-                 const std::function<std::uint64_t(Resident&, std::uint64_t running)>& cut);
+  // Ends the runs that reach into a set of SMs after the blocks that are running, where `gives_way`, and reports how
+  // many blocks are given back. The runs of a cluster are cut to one length, so that whole clusters are given back;
+  // they are left alone once one of them has ended.
+  void cut_short(const SmSet& among, std::uint64_t now, const std::function<bool(const Work&)>& gives_way,
+                 const std::function<void(const WorkPtr&, std::uint64_t blocks)>& given_back);
 
  private:
   struct Sm {
@@ -94,6 +101,7 @@ class Sms {
   std::vector<Sm> sms_;
   SmSet busy_;
   std::vector<Flow> flows_;
+  std::uint64_t runs_ = 0;  // begun
   std::uint64_t updated_ = 0;
   bool stale_ = false;  // the rates do not fit what runs
 };
