@@ -167,7 +167,7 @@ def partitions_table(result: Result, shown: Callable[[dict[str, float]], str]) -
         ],
         ["build a layout of a pool", shown(in_ns(switching["built_us"], 1e3)), ""],
         [
-            f"switch among {switching['layouts']} layouts of a pool: {switching['switches']:,} times",
+            f"look up one of {switching['layouts']} layouts of a pool: {switching['switches']:,} times",
             shown(in_ns(switching["switch_ns"], 1)),
             mebibytes_less(switching["memory_change_bytes"]),
         ],

@@ -4,7 +4,7 @@
     python docs/record_outputs.py                  write the outputs of docs/outputs.json to docs/examples.md
     python docs/record_outputs.py --check          exit with status 1 if the page is out of date
 
-An example whose framework is missing, or that fails, is reported and left out of the file.
+An example whose framework or GPUs are missing, or that fails, is reported and left out of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGE = REPOSITORY / "docs" / "examples.md"
 OUTPUTS = REPOSITORY / "docs" / "outputs.json"
 SECTION = re.compile(r"(?<=<!-- outputs on a GPU: begin -->\n).*(?=<!-- outputs on a GPU: end -->)", re.DOTALL)
 LIMIT_S = 100
-# The examples that one GPU runs, and the module without which they cannot.
+# The examples, and the module without which they cannot run.
 EXAMPLES = {
     "torch_partition": "torch",
     "torch_decode_graphs": "torch",
@@ -38,7 +38,11 @@ EXAMPLES = {
     "cuda_core_partition": "cuda.core",
     "cuda_core_latency": "cuda.core",
     "triton_persistent": "triton",
+    "torchrun_tensor_parallel": "torch",
 }
+# Those that run as a process for each of two GPUs.
+OF_TWO_GPUS = ("torchrun_tensor_parallel",)
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def is_installed(module: str) -> bool:
@@ -57,11 +61,15 @@ def record(path: Path) -> None:
         if not is_installed(module):
             print(f"{name}: left out, {module} is not installed", flush=True)
             continue
+        if name in OF_TWO_GPUS and Device.count() < 2:
+            print(f"{name}: left out, it needs two GPUs", flush=True)
+            continue
+        launcher = TORCHRUN if name in OF_TWO_GPUS else ()
         program = REPOSITORY / "examples" / "frameworks" / f"{name}.py"
         environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
         try:
             done = subprocess.run(
-                [sys.executable, str(program)],
+                [sys.executable, *launcher, str(program)],
                 capture_output=True,
                 text=True,
                 check=False,

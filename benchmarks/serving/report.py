@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -200,18 +201,25 @@ BAR, GAP, LEFT, PLOT, MARGIN = 14, 8, 250, 380, 20
 
 
 def goodput_picture(contents: Sequence[Content]) -> str:
-    """Bars of goodput by contender for each load and limit of each card; what was not run says so."""
-    title = "Goodput: requests per second with 99% of gaps and of first tokens within their limits"
+    """Bars of goodput by contender, for each load and limit that was run on a card; contenders without a run say so."""
+    title = "Goodput: requests/s with 99% of gaps and first tokens in time"
     drawing = Drawing(title)
     drawing.text(MARGIN, 30, title, size=15, bold=True, room=LEFT + PLOT + 120)
-    y = 52.0
-    for content in contents or [{"trials": [], "costs": {}, "predictions": {}, "card": "No card", "cuda": "-"}]:
+    y, missing = 52.0, 0
+    for content in contents:
         outcomes = outcomes_of(content)
         for model in _models(content):
             for load in LOADS.values():
                 for gap in GAPS_MS[model]:
                     found = {name: known(content, outcomes, Question(model, load.name, gap, name)) for name in ENTRANTS}
-                    y = _bars(drawing, y, f"{content['card']}: {model}, {load.title}; gaps {gap:g} ms", found)
+                    if any(one is not None for one in found.values()):
+                        y = _bars(drawing, y, f"{content['card']}: {model}, {load.title}; gaps {gap:g} ms", found)
+                    else:
+                        missing += 1
+    if missing or not contents:
+        words = f"{missing} other questions of the study" if y > 52 else "every question of the study"
+        drawing.text(MARGIN, y + 12, f"{NOT_RUN}: {words}", kind="faint", size=11)
+        y += 22
     return drawing.svg(LEFT + PLOT + 160, y + 8)
 
 
@@ -238,17 +246,19 @@ def timelines_picture(contents: Sequence[Content]) -> str:
     colours = colours_of(("decode", "prefill", "both"))
     entries = [Entry(colour, name[0].upper(), name, "") for name, colour in colours.items()]
     y = 44 + legend(drawing, MARGIN, 44, entries, LEFT + PLOT) + 14
-    for name, entrant in ENTRANTS.items():
-        row = _best_of(contents, name)
-        drawing.text(MARGIN, y + 12, entrant.title, bold=True, size=12)
+    rows = {name: _best_of(contents, name) for name in ENTRANTS}
+    for name, row in rows.items():
         if row is None:
-            drawing.text(LEFT, y + 12, NOT_RUN, kind="faint")
-            y += 26
             continue
+        drawing.text(MARGIN, y + 12, ENTRANTS[name].title, bold=True, size=12)
         content, trial = row
         words = f"{content['card']}, {trial['rate']:.2f} requests/s, gaps {trial['gap_ms']:g} ms"
-        drawing.text(LEFT, y + 12, words, kind="faint", size=11, room=PLOT)
+        drawing.text(LEFT + 50, y + 12, words, kind="faint", size=11, room=PLOT)
         y = _lane_shapes(drawing, y + 20, trial["timeline"], content["sm_count"], colours) + 14
+    missing = [ENTRANTS[name].title for name, row in rows.items() if row is None]
+    for line in textwrap.wrap(f"{NOT_RUN}: {', '.join(missing)}", 100) if missing else []:
+        drawing.text(MARGIN, y + 12, line, kind="faint", size=11)
+        y += 16
     return drawing.svg(LEFT + PLOT + 160, y + 8)
 
 

@@ -109,7 +109,7 @@ STYLE = (
     f".gctx-ink,.gctx-label,.gctx-faint,.gctx-mark{{font-family:{FONT}}}"
     + _style(LIGHT)
     + f"@media (prefers-color-scheme:dark){{{_style(DARK)}}}"
-    + ".gctx-bound{stroke:#d55e00;fill:#d55e00;stroke-width:1.5;stroke-dasharray:4 3}"
+    + ".gctx-bound{stroke:#d55e00;fill:#d55e00;stroke-width:1.5}line.gctx-bound{stroke-dasharray:4 3}"
     + ".gctx-hover:hover,.gctx-cell:hover{stroke:#d55e00;stroke-width:2}"
 )
 
