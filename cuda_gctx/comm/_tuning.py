@@ -53,18 +53,30 @@ class TuningTable:
     def select(
         self, op: MixedCommOp, message_bytes: int, is_mapped: bool, possible: Collection[MixedCommMode]
     ) -> Choice | None:
-        """The fastest possible choice for the nearest size that was measured; None if there is none.
+        """The fastest possible choice for a size; None if there is none.
 
-        op: the operation. message_bytes: the larger of input and output; sizes are compared by their ratio.
+        op: the operation. message_bytes: the larger of input and output. Between two sizes that were measured, the
+        times of both are interpolated by ratios; outside of all of them, the nearest one counts.
         is_mapped: whether both tensors are mapped. If those were not measured, the choices for others are used.
         possible: the modes from which to choose.
         """
         cases = [(case, ranking) for case, ranking in self.rankings if case.op is op]
         alike = [one for one in cases if one[0].is_mapped == is_mapped] or cases
+        if not alike:
+            return None
         wanted = log2(max(message_bytes, 1))
-        for _, ranking in sorted(alike, key=lambda one: abs(log2(one[0].message_bytes) - wanted))[:1]:
-            return next((choice for choice in ranking if choice.mode in possible), None)
-        return None
+        (at, nearest), *others = sorted(
+            ((log2(case.message_bytes), ranking) for case, ranking in alike), key=lambda one: abs(one[0] - wanted)
+        )
+        ranking = [choice for choice in nearest if choice.mode in possible]
+        beyond = next(((size, there) for size, there in others if (size - wanted) * (at - wanted) < 0), None)
+        if beyond is not None:
+            weight = (wanted - at) / (beyond[0] - at)
+            times = {(one.mode, one.grid): one.us for one in beyond[1]}
+            in_both = [one for one in ranking if (one.mode, one.grid) in times]
+            in_both.sort(key=lambda one: one.us ** (1 - weight) * times[one.mode, one.grid] ** weight)
+            ranking = in_both or ranking
+        return ranking[0] if ranking else None
 
     def demand_made_for(self, description: tuple[tuple[str, str], ...]) -> None:
         """ValueError that names what differs."""

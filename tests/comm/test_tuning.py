@@ -96,6 +96,18 @@ def test_the_nearest_size_by_ratio_is_taken() -> None:
     assert table.select(MixedCommOp.ALLGATHER, 1024, False, [ONE, TWO]) is None
 
 
+def test_times_are_interpolated_between_sizes_that_were_measured() -> None:
+    # One mode costs the same at all sizes, the other one more than doubles with the size: they meet below the middle.
+    table = table_of(
+        (Case(REDUCE, 1 << 10, False), [Choice(TWO, 8, 2.0), Choice(NCCL, 0, 4.0), Choice(ONE, 8, 9.0)]),
+        (Case(REDUCE, 1 << 14, False), [Choice(NCCL, 0, 4.0), Choice(TWO, 8, 64.0)]),
+    )
+    modes = [table.select(REDUCE, 1 << shift, False, [TWO, NCCL, ONE]) for shift in range(9, 16)]
+    assert [choice.mode for choice in modes if choice] == [TWO, TWO, NCCL, NCCL, NCCL, NCCL, NCCL]
+    # At a size that only one of them has, that one counts.
+    assert table.select(REDUCE, 3 << 9, False, [ONE]) == Choice(ONE, 8, 9.0)
+
+
 def test_what_cannot_carry_out_a_call_is_passed_over() -> None:
     table = table_of((Case(REDUCE, 1 << 19, False), [Choice(ONE, 8, 1.0), Choice(TWO, 4, 2.0)]))
     assert table.select(REDUCE, 1 << 20, False, [TWO]) == Choice(TWO, 4, 2.0)

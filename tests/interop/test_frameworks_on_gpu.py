@@ -471,6 +471,40 @@ def wait(cupy: Any) -> Any:
     )
 
 
+def test_blocks_of_a_cupy_fork_run_at_the_same_time_and_are_joined(cupy: Any, parts: Partitions) -> None:
+    from cuda_gctx.interop.cupy import fork
+
+    # Each sets its own flag and waits for that of the other one, for two seconds at most: one after the other, the
+    # first would not find it.
+    meet = cupy.RawKernel(
+        r"""
+        extern "C" __global__ void meet(volatile int* flags, int own, int* met) {
+          unsigned long long begin, now;
+          asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+          now = begin;
+          flags[own] = 1;
+          __threadfence();
+          while (!flags[1 - own] && now - begin < 2000000000ull) asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+          met[own] = flags[1 - own];
+        }
+        """,
+        "meet",
+    )
+    flags, met = cupy.zeros(2, cupy.int32), cupy.zeros(2, cupy.int32)
+    meet.compile()
+    for _ in range(2):  # launched once in each partition first: loading may wait for kernels that run
+        flags.fill(0)
+        met.fill(0)
+        cupy.cuda.Device(0).synchronize()
+        with fork() as start:
+            for number, part in enumerate(parts):
+                with part.cupy(after=start):
+                    meet((1,), (1,), (flags, number, met))
+        # Behind the fork, on the stream outside.
+        found = cupy.asnumpy(met * 2).tolist()
+    assert found == [2, 2]
+
+
 def test_cupy_reuses_no_memory_that_work_still_needs(cupy: Any, wait: Any, parts: Partitions) -> None:
     results = []
     for number in range(16):
