@@ -244,32 +244,40 @@ cdef class Context:
         """
         return new_event(self._slot.demand(b"context"), as_options(EventOptions, options))
 
+    @cython.binding(False)
     def record_event(self, Event event=None):
         """Record `event`, or a new one, behind all work of all streams of the context, and return it.
 
         Raises CapturingError while a stream of the context is capturing.
         """
-        cdef ContextHandle box = self._slot.demand(b"context")
+        cdef ContextHandle box = self._slot.copy(b"context")
         cdef EventHandle event_box
         if event is None:
             event = new_event(box, None)
-        event_box = event._slot.demand(b"event")
+        event_box = event._slot.copy(b"event")
         with nogil:
             record_context_event(box, event_box)
+        self._slot.keep_copy(box)
+        event._slot.keep_copy(event_box)
         return event
 
+    @cython.binding(False)
     def wait_event(self, Event event not None):
         """Make all later work of all streams of the context wait for the event."""
-        cdef ContextHandle box = self._slot.demand(b"context")
-        cdef EventHandle event_box = event._slot.demand(b"event")
+        cdef ContextHandle box = self._slot.copy(b"context")
+        cdef EventHandle event_box = event._slot.copy(b"event")
         with nogil:
             wait_context_event(box, event_box)
+        self._slot.keep_copy(box)
+        event._slot.keep_copy(event_box)
 
+    @cython.binding(False)
     def sync(self):
         """Wait on the host until all work of the context has finished."""
-        cdef ContextHandle box = self._slot.demand(b"context")
+        cdef ContextHandle box = self._slot.copy(b"context")
         with nogil:
             synchronize_context(box)
+        self._slot.keep_copy(box)
 
     def verify(self):
         """Verify with a probe kernel that the context runs on its own SMs only; raises IsolationError if not."""
@@ -281,8 +289,8 @@ cdef class Context:
 
         Blocks of a thread must end in the reverse order of their beginning, and must not contain an await.
         """
-        cdef ContextHandle box = self._slot.demand_live(b"context")
-        return new_block(box, self)
+        self._slot.live(b"context")
+        return new_block(&self._slot, self)
 
     def torch(self, library_sms="off", after=None):
         """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use).

@@ -119,7 +119,7 @@ cdef extern from *:
     cdef cppclass Borrowed "gctx_borrowed"[Box]:
         Box* get() noexcept
 
-    # Where an object keeps its handle: a call works on a copy, and closing takes the handle away.
+    # Where an object keeps its handle: a call that gives up the GIL works on a copy, and closing takes the handle away.
     cdef cppclass Slot "gctx_slot"[Box]:
         void put(shared_ptr[Box]) noexcept
         shared_ptr[Box] get() noexcept
@@ -128,6 +128,9 @@ cdef extern from *:
         Borrowed[Box] borrow() noexcept
         shared_ptr[Box] demand(const char*) except +raise_error
         shared_ptr[Box] demand_live(const char*) except +raise_error
+        shared_ptr[Box] copy(const char*) except +raise_error
+        shared_ptr[Box] copy_live(const char*) except +raise_error
+        void keep_copy(shared_ptr[Box]&) noexcept
         Borrowed[Box] live(const char*) except +raise_error
 
 
@@ -184,10 +187,10 @@ cdef extern from "handles/current.hpp" namespace "gctx" nogil:
         uint64_t task
         string place
 
-    ContextHandle set_current(Runtime&, const ContextHandle&) except +raise_error
+    ContextHandle set_current(Runtime&, ContextHandle) except +raise_error
+    cbool set_current_at_once(ContextHandle&) except +raise_error
     CurrentToken push_current(ContextHandle&, const BlockOwner*) except +raise_error
     ContextHandle pop_current(CurrentToken) except +raise_error
-    ContextHandle context_of(CurrentToken) except +raise_error
     CurrentToken take_token(vector[CurrentToken]&) except +raise_error
     cbool is_new_thread() except +raise_error
     void end_this_thread() noexcept

@@ -9,9 +9,10 @@ from libc.stdint cimport uintptr_t
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     BlockOwner,
+    ContextBox,
     ContextHandle,
     CurrentToken,
-    context_of,
+    Slot,
     end_this_thread,
     pop_current,
     push_current,
@@ -51,7 +52,6 @@ cdef extern from *:
       return 0;
     }
     """
-    PyObject* PyThreadState_GetDict()
     bint may_run_task "gctx_may_run_task"()
     int remember_context "gctx_remember_context"() except -1
 
@@ -135,6 +135,20 @@ cdef str place_of_caller():
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+cdef extern from *:
+    """
+    /* What a cdef class cannot declare: its objects are called without a tuple of the arguments. */
+    static void gctx_set_vectorcall(PyObject* type, Py_ssize_t offset) {
+      ((PyTypeObject*)type)->tp_vectorcall_offset = offset;
+      ((PyTypeObject*)type)->tp_call = PyVectorcall_Call;
+      ((PyTypeObject*)type)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+      PyType_Modified((PyTypeObject*)type);
+    }
+    """
+    void gctx_set_vectorcall(object, Py_ssize_t) noexcept
+    Py_ssize_t PyVectorcall_NARGS(size_t) noexcept
+
+
 cdef class _Callable:
     """A method of objects that can be called: of an instance, it is the instance itself."""
 
@@ -145,7 +159,19 @@ cdef class _Callable:
         return instance(*args)
 
 
+cdef object call_block(PyObject* called, PyObject** arguments, size_t count, PyObject* names):
+    """Enters a block if there are no arguments, and leaves it if there are those of ``__exit__``."""
+    cdef CurrentBlock block = <CurrentBlock>called
+    if PyVectorcall_NARGS(count) == 0:
+        block.do_enter()
+        return block._context
+    block.do_exit(arguments[0] == <PyObject*>None)
+    return None
+
+
+@cython.final
 @cython.freelist(8)
+@cython.no_gc_clear  # the slot is part of the context
 cdef class CurrentBlock:
     """A ``with`` block in which a context is current on the calling thread."""
 
@@ -153,23 +179,18 @@ cdef class CurrentBlock:
     # instructions of a block.
     __enter__ = __exit__ = _Callable()
 
-    def __call__(self, *exception):
-        if exception:
-            self.do_exit(exception[0] is None)
-        else:
-            self.do_enter()
-            return self._context
-
     cdef int do_enter(self) except -1:
+        cdef ContextHandle box
         cdef bint is_new
         found = running_task()
         with cython.critical_section(self):
-            if found is None and self._box:
-                self._token = push_current(self._box, NULL)
+            box = self._slot.copy_live(b"context")
+            if found is None and not self._is_entered and self._more.empty():
+                self._token = push_current(box, NULL)
                 self._is_entered = True
                 is_new = self._token.is_new_thread
             else:
-                is_new = self.enter(found)
+                is_new = self.enter(box, found)
             if is_new:
                 self.watch()
         return 0
@@ -178,25 +199,23 @@ cdef class CurrentBlock:
         with cython.critical_section(self):
             if self._is_entered and self._more.empty() and self._waits is None:
                 self._is_entered = False
-                self._box = pop_current(self._token)
+                self.pop(self._token)
             else:
                 self.leave(is_well)
         return 0
 
-    cdef int enter(self, found) except -1:
+    cdef int pop(self, CurrentToken token) except -1:
+        cdef ContextHandle box = pop_current(token)
+        self._slot.keep_copy(box)
+        if box:
+            with nogil:
+                box.reset()
+        return 0
+
+    cdef int enter(self, ContextHandle& box, found) except -1:
         """Enter in a task, or once more before the block is left."""
         cdef BlockOwner owner
-        cdef ContextHandle box = self._box
         cdef CurrentToken token
-        if not box:
-            if self._is_entered:
-                box = context_of(self._token)
-            elif not self._more.empty():
-                box = context_of(self._more.back())
-            if not box:
-                raise RuntimeError(
-                    "this block cannot be entered again after leaving it has failed: call current() again"
-                )
         if found is None:
             token = push_current(box, NULL)
         else:
@@ -204,7 +223,6 @@ cdef class CurrentBlock:
             owner.task = <uintptr_t><PyObject*>found[0]
             owner.place = (<str>place).encode("utf-8", "replace")
             token = push_current(box, &owner)
-        self._box.reset()
         if self._is_entered or not self._more.empty():
             self._more.push_back(token)
         else:
@@ -241,7 +259,7 @@ cdef class CurrentBlock:
             waited = self._waits.pop((token.thread, token.entry), None)
             if not self._waits:
                 self._waits = None
-        self._box = pop_current(token)
+        self.pop(token)
         if waited is not None and is_well:
             turn, place, _ = waited
             if turn.is_over:
@@ -259,9 +277,19 @@ cdef class CurrentBlock:
 make_only_here(CurrentBlock, "a block comes from Context.current()")
 
 
-cdef CurrentBlock new_block(ContextHandle& box, object context):
-    """A new block; moves the handle out of `box`."""
+cdef int call_without_tuples() except -1:
     cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
-    block._box.swap(box)
+    gctx_set_vectorcall(CurrentBlock, <char*>&block._call - <char*><PyObject*>block)
+    return 0
+
+
+call_without_tuples()
+
+
+cdef CurrentBlock new_block(Slot[ContextBox]* slot, object context):
+    """A new block of a context, whose slot it uses as long as it keeps the object."""
+    cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
+    block._call = <void*>call_block
+    block._slot = slot
     block._context = context
     return block

@@ -1,11 +1,12 @@
 """GPUs: their properties and resources, and what can be made on them."""
 
-from _thread import _local
 from collections import namedtuple
 from types import MappingProxyType
 from weakref import ref
 
 cimport cython
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
 
 from cuda_gctx._core.arguments cimport as_int, as_options
 from cuda_gctx._core.context cimport Context, ContextOptions, new_green_context, wrap_context
@@ -25,9 +26,10 @@ from cuda_gctx._core.cpp cimport (
     device_uuid,
     is_new_thread,
     set_current,
+    set_current_at_once,
     synchronize_context,
 )
-from cuda_gctx._core.current cimport watch_thread
+from cuda_gctx._core.current cimport PyThreadState_GetDict, watch_thread
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.event cimport EventOptions, new_event
 from cuda_gctx._core.resources cimport DeviceResources
@@ -38,8 +40,6 @@ from cuda_gctx._core.stream import Stream
 
 ComputeCapability = namedtuple("ComputeCapability", ("major", "minor"))
 
-# The objects that set_current() was given, on each thread, by the ids of their contexts.
-cdef object made_current = _local()
 # Beyond so many, those that are gone are forgotten.
 cdef int MANY = 64
 
@@ -48,12 +48,15 @@ _NO_OPTIONS = MappingProxyType({})
 
 
 cdef dict given_contexts():
-    """The objects that set_current() was given on the calling thread."""
-    try:
-        return made_current.given
-    except AttributeError:
-        made_current.given = {}
-        return made_current.given
+    """The objects that set_current() was given on the calling thread, by the ids of their contexts."""
+    cdef PyObject* state = PyThreadState_GetDict()
+    if state == NULL:
+        return {}
+    cdef PyObject* given = PyDict_GetItem(<dict>state, "cuda_gctx.given")
+    if given == NULL:
+        (<dict>state)["cuda_gctx.given"] = {}
+        given = PyDict_GetItem(<dict>state, "cuda_gctx.given")
+    return <dict>given
 
 
 cdef Context same_object(dict given, const ContextHandle& box):
@@ -183,6 +186,7 @@ cdef class Device:
         """The primary context, which the CUDA runtime uses."""
         return wrap_context(self.primary())
 
+    @cython.binding(False)
     def set_current(self, Context ctx=None):
         """Make a context current on the calling thread, until the next call.
 
@@ -193,19 +197,23 @@ cdef class Device:
         Raises ClosedError if it is closed, ValueError if it belongs to another device.
         """
         cdef ContextHandle context
-        cdef ContextHandle previous
+        cdef Context found = None
         if ctx is None:
             context = self.primary()
         else:
-            context = ctx._slot.demand_live(b"context")
+            context = ctx._slot.copy_live(b"context")
             if context.get().device() != self.device_id or &context.get().runtime() != self._runtime:
                 raise ValueError(f"the context belongs to device {context.get().device()}, not {self.device_id}")
         if is_new_thread():
             watch_thread()
-        with nogil:
-            previous = set_current(self._runtime[0], context)
+        if not set_current_at_once(context):
+            # Looking up a foreign context may take as long as making the primary one.
+            with nogil:
+                context = set_current(self._runtime[0], context)
         given = given_contexts()
-        found = same_object(given, previous) if previous else None
+        if context:
+            found = same_object(given, context)
+            found._slot.keep_copy(context)
         if ctx is not None and ctx is not found:
             remember(given, ctx)
         return found

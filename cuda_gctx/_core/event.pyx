@@ -1,5 +1,6 @@
 """Events: points in the work of a stream or of a whole context."""
 
+cimport cython
 from libc.stdint cimport uintptr_t
 
 from cuda_gctx._core.arguments cimport Options, as_bool, make_only_here, refuse_copy
@@ -140,11 +141,13 @@ cdef class Event:
         """Whether the event has been closed."""
         return self._slot.borrow().get() == NULL
 
+    @cython.binding(False)
     def sync(self):
         """Wait on the host until all work before the event has finished."""
-        cdef EventHandle box = self._slot.demand(b"event")
+        cdef EventHandle box = self._slot.copy(b"event")
         with nogil:
             synchronize_event(box)
+        self._slot.keep_copy(box)
 
     def __await__(self):
         """Waits in a coroutine until all work before it has finished, by asking now and then: the loop goes on."""

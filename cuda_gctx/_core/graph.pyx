@@ -1,5 +1,6 @@
 """CUDA graphs: work that is captured on a stream once, and then launched as a whole."""
 
+cimport cython
 from libc.stdint cimport uintptr_t
 
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
@@ -144,21 +145,26 @@ cdef class GraphExec:
 
         stream: on which the upload is enqueued.
         """
-        cdef GraphExecHandle box = self._slot.demand(b"executable graph")
-        cdef StreamHandle on = stream._slot.demand(b"stream")
+        cdef GraphExecHandle box = self._slot.copy(b"executable graph")
+        cdef StreamHandle on = stream._slot.copy(b"stream")
         with nogil:
             upload(box, on)
+        self._slot.keep_copy(box)
+        stream._slot.keep_copy(on)
 
+    @cython.binding(False)
     def launch(self, Stream stream not None):
         """Runs it behind what the stream was given so far.
 
         ValueError for a stream of another context: the kernels would run on the SMs of the one that captured them, in
         the order of the other one.
         """
-        cdef GraphExecHandle box = self._slot.demand(b"executable graph")
-        cdef StreamHandle on = stream._slot.demand(b"stream")
+        cdef GraphExecHandle box = self._slot.copy(b"executable graph")
+        cdef StreamHandle on = stream._slot.copy(b"stream")
         with nogil:
             launch(box, on)
+        self._slot.keep_copy(box)
+        stream._slot.keep_copy(on)
 
     def close(self):
         """Destroy the executable graph, which must not be running. Closing twice does nothing."""

@@ -219,37 +219,43 @@ cdef class Stream:
         """Whether the stream has been closed."""
         return self._slot.borrow().get() == NULL
 
+    @cython.binding(False)
     def record(self, Event event=None, options=None):
         """Record `event`, or a new one made with `options`, behind all work enqueued so far, and return it.
 
         Raises ValueError for an event together with options.
         """
-        cdef StreamHandle box = self._slot.demand(b"stream")
+        cdef StreamHandle box = self._slot.copy(b"stream")
         cdef EventHandle event_box
         if event is None:
             event = new_event_for(box, as_options(EventOptions, options))
         elif options is not None:
             raise ValueError("options are only for a new event: omit either the options or the event")
-        event_box = event._slot.demand(b"event")
+        event_box = event._slot.copy(b"event")
         with nogil:
             record_event(box, event_box)
+        self._slot.keep_copy(box)
+        event._slot.keep_copy(event_box)
         return event
 
+    @cython.binding(False)
     def wait(self, event_or_stream):
         """Make all later work wait, on the device. The host goes on.
 
         event_or_stream: an event, or a stream, whose work enqueued so far is waited for.
         """
-        cdef StreamHandle box = self._slot.demand(b"stream")
+        cdef StreamHandle box = self._slot.copy(b"stream")
         cdef EventHandle event_box
         cdef Event event
         if isinstance(event_or_stream, Event):
             event = event_or_stream
         else:
             event = stream_of(event_or_stream).record()
-        event_box = event._slot.demand(b"event")
+        event_box = event._slot.copy(b"event")
         with nogil:
             wait_event(box, event_box)
+        self._slot.keep_copy(box)
+        event._slot.keep_copy(event_box)
 
     def capture(self, mode="thread_local"):
         """A ``with`` block in which the stream captures a graph instead of running its work: ``capture.graph``.
@@ -260,11 +266,13 @@ cdef class Stream:
         self._slot.demand(b"stream")
         return above.capture(self, mode)
 
+    @cython.binding(False)
     def sync(self):
         """Wait on the host until all work of the stream has finished."""
-        cdef StreamHandle box = self._slot.demand(b"stream")
+        cdef StreamHandle box = self._slot.copy(b"stream")
         with nogil:
             synchronize_stream(box)
+        self._slot.keep_copy(box)
 
     def torch(self, library_sms="off", after=None):
         """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use).

@@ -129,8 +129,9 @@ CUresult ContextBox::ask_whether_there() const noexcept {
 
 bool ContextBox::is_there() const noexcept { return ask_whether_there() != CUDA_ERROR_CONTEXT_IS_DESTROYED; }
 
-void ContextBox::demand_there() const {
-  runtime_.demand_usable();
+void ContextBox::demand_usable() const { runtime_.demand_usable(); }
+
+void ContextBox::ask_to_be_there() const {
   const CUresult answer = ask_whether_there();
   if (answer == CUDA_ERROR_CONTEXT_IS_DESTROYED) [[unlikely]] {
     fail(ErrorKind::closed, kind_ == ContextKind::primary
@@ -374,11 +375,9 @@ bool ContextBox::has_capture() {
                      [&](const SpareStream& spare) { return captures(spare.handle); });
 }
 
-void ContextBox::demand_no_capture(const char* what) {
-  if (has_capture()) {
-    fail(ErrorKind::capturing, "a stream of " + label() + " is capturing a graph, and " + what +
-                                   " the whole context would invalidate the capture: end it first, or name a stream");
-  }
+void ContextBox::fail_capturing(const char* what) const {
+  fail(ErrorKind::capturing, "a stream of " + label() + " is capturing a graph, and " + what +
+                                 " the whole context would invalidate the capture: end it first, or name a stream");
 }
 
 // ---- uses

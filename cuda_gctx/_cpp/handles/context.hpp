@@ -80,7 +80,12 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   // Whether the driver's object is still there. A primary context goes with a reset of its device, one of others when
   // they destroy it. A green one of ours stays: while there is one, the driver (13.0) refuses the reset.
   bool is_there() const noexcept;
-  void demand_there() const;  // and that the driver may be used
+  void demand_there() const {  // and that the driver may be used
+    demand_usable();
+    if (kind_ != ContextKind::green) {
+      ask_to_be_there();
+    }
+  }
 
   bool is_current() const;  // on the calling thread
 
@@ -103,7 +108,11 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   // False as long as no stream of it can be part of a capture: see StreamBox::may_capture.
   bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }
   void expose_stream() noexcept { may_capture_.store(true, std::memory_order_relaxed); }
-  void demand_no_capture(const char* what);
+  void demand_no_capture(const char* what) {
+    if (may_capture() && has_capture()) [[unlikely]] {
+      fail_capturing(what);
+    }
+  }
 
   // A framework has its handle, or that of one of its streams: from now on neither is destroyed before the driver is
   // closed. True the first time for a green context of ours.
@@ -134,7 +143,10 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   OwnStreams take_own_streams() noexcept;
   bool keep_pinned() noexcept;
   void destroy(const OwnStreams& kept) const noexcept;
+  void demand_usable() const;
+  void ask_to_be_there() const;
   CUresult ask_whether_there() const noexcept;
+  [[noreturn]] void fail_capturing(const char* what) const;
   [[noreturn]] void fail_current(bool here) const;
 
   Runtime& runtime_;

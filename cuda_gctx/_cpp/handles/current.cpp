@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "handles/context.hpp"
+#include "handles/owner_lock.hpp"
 #include "handles/runtime.hpp"
-#include "handles/short_lock.hpp"
 
 namespace gctx {
 namespace {
@@ -32,21 +32,14 @@ std::string address_text(const void* address) {
   return text.data();
 }
 
-// What a thread made current: by a block (pushed), or by set_current. It counts in the context's state for as long as
-// it exists.
+// What a thread made current: by a block (pushed), or by set_current. It ends a count in the context's state, which has
+// begun in the step that asks whether the context is open: close() on another thread comes before or after, never
+// between.
 class Entry {
  public:
-  // Counted in the step that asks whether it is open: close() on another thread comes before or after, never between.
-  // Takes the handle only if it succeeds.
-  Entry(ContextHandle&& context, CUcontext before, std::uint64_t number, const BlockOwner* owner)
-      : before_(before),
-        number_(number),
-        owner_(owner != nullptr ? std::make_unique<const BlockOwner>(*owner) : nullptr) {
-    if (!context->state().make_current()) [[unlikely]] {
-      context->fail_closed();
-    }
-    context_ = std::move(context);
-  }
+  Entry(ContextHandle&& counted, CUcontext before, std::uint64_t number,
+        std::unique_ptr<const BlockOwner> owner) noexcept
+      : context_(std::move(counted)), before_(before), number_(number), owner_(std::move(owner)) {}
   Entry(Entry&& other) noexcept
       : context_(std::move(other.context_)),
         before_(other.before_),
@@ -97,18 +90,18 @@ class ThreadList {
   std::uint64_t number() const noexcept { return number_; }
   long system_id() const noexcept { return system_id_; }
 
-  std::uint64_t add_block(ContextHandle& context, CUcontext before, const BlockOwner* owner) {
-    const std::lock_guard lock(mutex_);
-    entries_.emplace_back(std::move(context), before, ++last_block_, owner);
-    return last_block_;
-  }
-
   // Room for one more, so that adding it cannot fail.
   void reserve() {
-    const std::lock_guard lock(mutex_);
-    if (entries_.size() == entries_.capacity()) {
+    if (entries_.size() == entries_.capacity()) [[unlikely]] {
+      const std::lock_guard lock(mutex_);
       entries_.reserve(2 * entries_.size() + 2);
     }
+  }
+
+  std::uint64_t add_block(ContextHandle& counted, CUcontext before, std::unique_ptr<const BlockOwner> owner) noexcept {
+    const std::lock_guard lock(mutex_);
+    entries_.emplace_back(std::move(counted), before, ++last_block_, std::move(owner));
+    return last_block_;
   }
 
   // What set_current does replaces what it did before, if no block was entered in between: the old one comes back.
@@ -145,7 +138,8 @@ class ThreadList {
   // For others.
   template <typename Look>
   auto look(Look&& look) {
-    const std::lock_guard lock(mutex_);
+    OwnerLock::Others others(mutex_);
+    const std::lock_guard lock(others);
     return look(entries_);
   }
   bool names(const ContextBox& context) {
@@ -158,7 +152,7 @@ class ThreadList {
  private:
   std::uint64_t number_;
   long system_id_;
-  ShortLock mutex_;
+  OwnerLock mutex_;
   std::vector<Entry> entries_;
   std::uint64_t last_block_ = 0;
   std::atomic<bool> has_left_blocks_{false};
@@ -376,6 +370,10 @@ const Entry* innermost_open_block(const std::vector<Entry>& entries) {
 
 // Blocks of two tasks of one thread would each work in the other's context.
 void demand_same_task(ThreadList& list, const BlockOwner* owner) {
+  if (list.entries().empty() || (list.entries().back().is_open_block() && list.entries().back().owner() == nullptr))
+      [[likely]] {
+    return;
+  }
   const Entry* const inner = innermost_open_block(list.entries());
   if (inner != nullptr && inner->owner() != nullptr && (owner == nullptr || inner->owner()->task != owner->task)) {
     fail_state(
@@ -500,25 +498,24 @@ ContextHandle context_of(const std::vector<Entry>& entries, CurrentToken token) 
 }  // namespace
 
 CurrentToken push_current(ContextHandle& context, const BlockOwner* owner) {
-  const ContextBox& box = *context;
-  if (box.kind() == ContextKind::green) [[likely]] {
-    box.runtime().demand_usable();
-  } else {
-    box.demand_there();
-  }
+  ContextBox& box = *context;
+  box.demand_there();
   const Driver& driver = box.runtime().driver();
   ThreadList& mine = list_here();
   leave_what_was_left(mine);
-  if (!mine.entries().empty()) {
-    demand_same_task(mine, owner);
-  }
+  demand_same_task(mine, owner);
+  auto own = owner != nullptr ? std::make_unique<const BlockOwner>(*owner) : nullptr;
+  mine.reserve();
   const CUcontext before = current_raw(driver);
-  const std::uint64_t block = mine.add_block(context, before, owner);
+  if (!box.state().make_current()) [[unlikely]] {
+    box.fail_closed();
+  }
   const CUresult result = driver.cuCtxPushCurrent(box.handle());
   if (result != CUDA_SUCCESS) [[unlikely]] {
-    context = mine.take_last();
+    box.state().make_not_current();
     driver.fail(result, "cuCtxPushCurrent");
   }
+  const std::uint64_t block = mine.add_block(context, before, std::move(own));
   return {mine.number(), block, std::exchange(mine.is_new, false)};
 }
 
@@ -533,23 +530,50 @@ ContextHandle pop_current(CurrentToken token) {
   return pop_out_of_turn(mine, token);
 }
 
-ContextHandle context_of(CurrentToken token) {
-  if (const auto list = list_of(token.thread)) {
-    return list->look([&](const std::vector<Entry>& entries) { return context_of(entries, token); });
+namespace {
+
+// Puts a context in the place of what is current and of what this thread has set before. Returns the context of the
+// latter, if it has set one.
+ContextHandle replace_current(ThreadList& mine, ContextHandle&& context, CUcontext before) {
+  ContextBox& box = *context;
+  const Driver& driver = box.runtime().driver();
+  mine.reserve();
+  if (!box.state().make_current()) [[unlikely]] {
+    box.fail_closed();
   }
-  return nullptr;
+  const CUresult result = driver.cuCtxSetCurrent(box.handle());
+  if (result != CUDA_SUCCESS) [[unlikely]] {
+    box.state().make_not_current();
+    driver.fail(result, "cuCtxSetCurrent");
+  }
+  return mine.add_set(Entry(std::move(context), before, 0, nullptr)).release();
 }
 
-ContextHandle set_current(Runtime& runtime, const ContextHandle& context) {
+}  // namespace
+
+ContextHandle set_current(Runtime& runtime, ContextHandle context) {
   ThreadList& mine = list_here();
   leave_what_was_left(mine);
   context->demand_there();
   ContextHandle previous = current_context(runtime);
-  Entry made(ContextHandle(context), previous ? previous->handle() : nullptr, 0, nullptr);
-  mine.reserve();
-  GCTX_CALL(runtime.driver(), cuCtxSetCurrent, context->handle());
-  mine.add_set(std::move(made));
+  replace_current(mine, std::move(context), previous ? previous->handle() : nullptr);
   return previous;
+}
+
+bool set_current_at_once(ContextHandle& context) {
+  ThreadList& mine = list_here();
+  const Runtime& runtime = context->runtime();
+  runtime.demand_usable();
+  if (mine.has_left_blocks() || mine.entries().empty() || mine.entries().back().is_block()) {
+    return false;
+  }
+  const ContextBox& last = mine.entries().back().context();
+  if (&last.runtime() != &runtime || current_raw(runtime.driver()) != last.handle() || !last.is_there() ||
+      !context->is_there()) {
+    return false;
+  }
+  context = replace_current(mine, std::move(context), last.handle());
+  return true;
 }
 
 // ---- what is forgotten

@@ -64,9 +64,10 @@ CurrentToken push_current(ContextHandle& context, const BlockOwner* owner = null
 // innermost of its own thread. Returns the handle that push_current took, or null after a fork.
 ContextHandle pop_current(CurrentToken token);
 
-ContextHandle context_of(CurrentToken token);  // of a block that has been entered; null if its thread has ended
-
-ContextHandle set_current(Runtime& runtime, const ContextHandle& context);  // returns what was current, or null
+ContextHandle set_current(Runtime& runtime, ContextHandle context);  // returns what was current, or null
+// The same without waiting for anything, if what is current is what one of the two has set: the handle then is that of
+// the previous context. False if not.
+bool set_current_at_once(ContextHandle& context);
 
 void forget_current_of(const Runtime& runtime);  // removes all contexts of that driver from this thread
 void forget_replaced_current();                  // drops what this thread set and others have replaced since

@@ -1,6 +1,7 @@
 #include "handles/event.hpp"
 
 #include <memory>
+#include <optional>
 
 #include "handles/current.hpp"
 #include "handles/runtime.hpp"
@@ -71,28 +72,52 @@ float elapsed_ms(const EventHandle& start, const EventHandle& end) {
   return ms;
 }
 
+namespace {
+
+// Keeps a context from being destroyed during a call with an event. One of the same context does that already.
+class CallUseWith {
+ public:
+  CallUseWith(const EventHandle& event, ContextBox& context) {
+    if (event->context().get() != &context) {
+      use_.emplace(context);
+      return;
+    }
+    context.demand_there();
+    if (context.is_closed()) [[unlikely]] {
+      context.fail_closed();
+    }
+  }
+
+ private:
+  std::optional<CallUse> use_;
+};
+
+}  // namespace
+
 void record_context_event(const ContextHandle& context, const EventHandle& event) {
-  const CallUse use(*context);
+  const CallUseWith use(event, *context);
   context->demand_no_capture("recording an event of");
   const Driver& driver = context->runtime().driver();
-  if (driver.cuCtxRecordEvent == nullptr && context->is_green()) {
+  if (driver.cuCtxRecordEvent != nullptr) [[likely]] {
+    GCTX_CALL(driver, cuCtxRecordEvent, context->handle(), event->handle());
+  } else if (context->is_green()) {
     GCTX_CALL(driver, cuGreenCtxRecordEvent, context->green_handle(), event->handle());
-    return;
+  } else {
+    driver.require(Feature::context_events);
   }
-  driver.require(Feature::context_events);
-  GCTX_CALL(driver, cuCtxRecordEvent, context->handle(), event->handle());
 }
 
 void wait_context_event(const ContextHandle& context, const EventHandle& event) {
-  const CallUse use(*context);
+  const CallUseWith use(event, *context);
   context->demand_no_capture("a wait of");
   const Driver& driver = context->runtime().driver();
-  if (driver.cuCtxWaitEvent == nullptr && context->is_green()) {
+  if (driver.cuCtxWaitEvent != nullptr) [[likely]] {
+    GCTX_CALL(driver, cuCtxWaitEvent, context->handle(), event->handle());
+  } else if (context->is_green()) {
     GCTX_CALL(driver, cuGreenCtxWaitEvent, context->green_handle(), event->handle());
-    return;
+  } else {
+    driver.require(Feature::context_events);
   }
-  driver.require(Feature::context_events);
-  GCTX_CALL(driver, cuCtxWaitEvent, context->handle(), event->handle());
 }
 
 }  // namespace gctx

@@ -46,6 +46,21 @@ class BasicSlot {
     live(what);
     return demand(what);
   }
+
+  // For a call that gives up the lock: as `demand`, of a copy that `keep_copy` takes back for the next call. Making a
+  // copy and dropping it are an atomic step each.
+  Handle copy(const char* what) {
+    Handle box = place_.copy();
+    if (!box) [[unlikely]] {
+      fail_empty(what);
+    }
+    return box;
+  }
+  Handle copy_live(const char* what) {
+    live(what);
+    return copy(what);
+  }
+  void keep_copy(Handle& copy) noexcept { place_.keep_copy(copy); }  // leaves it, if the slot has been emptied since
   Borrowed live(const char* what) const {
     Borrowed box = borrow();
     if (!box) [[unlikely]] {
@@ -90,6 +105,8 @@ class SharedPlace {
     return std::exchange(box_, nullptr);
   }
   Borrowed borrow() const noexcept { return get(); }
+  Handle copy() const noexcept { return get(); }
+  void keep_copy(Handle& copy) const noexcept { copy.reset(); }
 
  private:
   mutable ShortLock lock_;
@@ -113,13 +130,26 @@ class LockedPlace {
     Box* box_ = nullptr;
   };
 
-  void put(Handle box) noexcept { box_.swap(box); }
+  void put(Handle box) noexcept {
+    spare_.reset();
+    box_.swap(box);
+  }
   const Handle& get() const noexcept { return box_; }
-  Handle take() noexcept { return std::exchange(box_, nullptr); }
+  Handle take() noexcept {
+    spare_.reset();
+    return std::exchange(box_, nullptr);
+  }
   Borrowed borrow() const noexcept { return Borrowed(box_.get()); }
+  Handle copy() noexcept { return spare_ ? std::move(spare_) : box_; }
+  void keep_copy(Handle& copy) noexcept {
+    if (!spare_ && copy == box_) [[likely]] {
+      spare_.swap(copy);
+    }
+  }
 
  private:
   std::shared_ptr<Box> box_;
+  std::shared_ptr<Box> spare_;  // a copy that no call has
 };
 
 template <typename Box>

@@ -3,9 +3,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <new>
-#include <string_view>
 #include <thread>
 
 #include "driver/process.hpp"
@@ -13,52 +10,12 @@
 #include "handles/current.hpp"
 #include "handles/event.hpp"
 #include "handles/runtime.hpp"
+#include "handles/slot.hpp"
 #include "handles/stream.hpp"
 #include "tests/check.hpp"
 
 using namespace gctx;
 using gctx::test::message_of;
-
-namespace {
-
-// Allocations of the calling thread that the core's own code makes: not those of the software driver.
-thread_local bool is_counting = false;
-thread_local int allocations = 0;
-
-void count_allocation(const void* caller) noexcept {
-  Dl_info found{};
-  if (std::exchange(is_counting, false)) {
-    if (dladdr(caller, &found) != 0 && std::string_view(found.dli_fname).find("libcuda_gctx.so") != std::string::npos) {
-      ++allocations;
-    }
-    is_counting = true;
-  }
-}
-
-template <typename Work>
-int allocations_of(Work&& work) {
-  allocations = 0;
-  is_counting = true;
-  work();
-  is_counting = false;
-  return allocations;
-}
-
-}  // namespace
-
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  count_allocation(__builtin_return_address(0));
-  if (void* memory = std::malloc(size)) {
-    return memory;
-  }
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t& /*unused*/) noexcept {
-  count_allocation(__builtin_return_address(0));
-  return std::malloc(size);
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -275,6 +232,29 @@ void two_tasks_of_a_thread_cannot_have_a_block_each() {
   pop_current(outside);
 }
 
+void a_slot_keeps_one_copy_for_the_next_call() {
+  LockedSlot<int> slot;
+  auto made = std::make_shared<int>(7);
+  const std::weak_ptr<int> seen = made;
+  slot.put(std::move(made));
+  auto copy = slot.copy("thing");
+  auto second = slot.copy("thing");  // of a call meanwhile
+  slot.keep_copy(copy);
+  CHECK(!copy && seen.use_count() == 3);
+  slot.keep_copy(second);
+  CHECK(second && seen.use_count() == 3);  // it has one
+  second.reset();
+  copy = slot.copy("thing");
+  CHECK(*copy == 7 && seen.use_count() == 2);
+  CHECK(*slot.take() == 7);
+  CHECK(seen.use_count() == 1);
+  slot.keep_copy(copy);
+  CHECK(copy && !slot.borrow());
+  copy.reset();
+  CHECK(seen.expired());
+  CHECK(message_of<Error>([&] { slot.copy("thing"); }) == "the thing has been closed");
+}
+
 void objects_of_a_driver_that_is_set_aside_wait() {
   Machine machine("sim:h200@13.0");
   Runtime& runtime = machine.runtime();
@@ -314,21 +294,6 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
   CUgraph graph = nullptr;
   CHECK(end(stream->handle(), &graph) == CUDA_SUCCESS);
   record_context_event(context, event);
-}
-
-void a_split_and_a_stream_allocate_little() {
-  Machine machine("sim:h200@13.0");
-  Runtime& runtime = machine.runtime();
-  const auto whole = runtime.device_sm(0);
-  const auto requests = groups_of({8, 16, 24});
-  SplitResult split = split_resource(runtime, whole, requests, false);
-  const int of_split = allocations_of([&] { split = split_resource(runtime, whole, requests, false); });
-  auto context = green_context(runtime, split.groups[0]);
-  auto stream = create_stream(context, std::nullopt, true);
-  const int of_stream = allocations_of([&] { stream = create_stream(context, std::nullopt, true); });
-  std::printf("allocations: %d of a split of three, %d of a stream\n", of_split, of_stream);
-  CHECK(of_split > 0 && of_split <= 7);
-  CHECK(of_stream == 1);  // its box; the entry in the registry is part of it
 }
 
 void exclusive_contexts_do_not_share() {
@@ -379,9 +344,9 @@ int main() {
   a_block_that_is_left_on_another_thread_goes_on_its_own();
   what_was_current_before_a_block_is_current_after_it();
   two_tasks_of_a_thread_cannot_have_a_block_each();
+  a_slot_keeps_one_copy_for_the_next_call();
   objects_of_a_driver_that_is_set_aside_wait();
   contexts_are_not_made_and_not_waited_for_during_a_capture();
-  a_split_and_a_stream_allocate_little();
   exclusive_contexts_do_not_share();
   objects_of_a_closed_driver_do_nothing();
   a_forked_child_is_told();

@@ -7,6 +7,7 @@
 
 #include "handles/claim.hpp"
 #include "handles/current.hpp"
+#include "handles/owner_lock.hpp"
 #include "handles/runtime.hpp"
 #include "handles/slot.hpp"
 #include "handles/stream.hpp"
@@ -190,6 +191,78 @@ void a_slot_is_emptied_under_its_users() {
   }
 }
 
+// The owner locks without an atomic step: two words are equal whenever others look, and no change of theirs is lost.
+void a_lock_of_one_thread_keeps_others_out() {
+  OwnerLock lock;
+  long one = 0;
+  long other = 0;
+  std::atomic<int> wrong{0};
+  std::atomic<bool> is_over{false};
+  std::atomic<long> changed{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      for (int n = 0; n < rounds; ++n) {
+        OwnerLock::Others others(lock);
+        const std::lock_guard guard(others);
+        wrong += one == other ? 0 : 1;
+        ++one;
+        ++other;
+        ++changed;
+      }
+    });
+  }
+  std::thread waits([&] {
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    is_over = true;
+  });
+  long own = 0;
+  while (!is_over) {
+    const std::lock_guard guard(lock);
+    wrong += one == other ? 0 : 1;
+    ++one;
+    ++other;
+    ++own;
+  }
+  waits.join();
+  CHECK(wrong == 0);
+  CHECK(one == own + changed && other == one);
+}
+
+// A context is closed, and others report where it is current, while its threads enter and leave blocks.
+void blocks_are_seen_by_others() {
+  Machine machine;
+  const ContextHandle context = machine.context();
+  std::atomic<int> left{0};
+  std::vector<std::thread> threads;
+  std::atomic<bool> is_over{false};
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      while (!is_over) {
+        const CurrentToken outer = enter(context);
+        pop_current(enter(context));
+        pop_current(outer);
+        ++left;
+      }
+    });
+  }
+  const CurrentToken mine = enter(context);
+  for (int n = 0; n < rounds * 5 || left < 20; ++n) {
+    CHECK(thread_of_current(*context) != 0);
+    std::thread([&] { message_of<Error>([&] { pop_current({mine.thread, mine.entry + 1, false}); }); }).join();
+  }
+  is_over = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  pop_current(mine);
+  CHECK(thread_of_current(*context) == 0);
+  context->close();
+  CHECK(machine.runtime().context_counts(0).destroyed == 1);
+}
+
 }  // namespace
 
 int main() {
@@ -197,5 +270,7 @@ int main() {
   closing_making_and_pushing_are_one_after_the_other();
   the_registry_finds_the_living_and_only_them();
   a_slot_is_emptied_under_its_users();
+  a_lock_of_one_thread_keeps_others_out();
+  blocks_are_seen_by_others();
   return gctx::test::summary("stress_test");
 }
