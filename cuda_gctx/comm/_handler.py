@@ -36,7 +36,7 @@ NCCL_MODES = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)
 # The kernels need bulk copies, which this architecture introduced.
 FIRST_CAPABILITY = 90
 # The largest block of an output that packets carry, and up to which they do so where no mode is given.
-PACKET_BYTES = 512 * 1024
+PACKET_BYTES = 1024 * 1024
 SMALL_BYTES = 128 * 1024
 # How much can be staged by default, where other ranks cannot reach a tensor.
 STAGED_BYTES = 64 * 1024 * 1024
@@ -669,7 +669,8 @@ class MixedCommHandler:
     ) -> None:
         """The parts of a call, so that the copies of one run next to the kernel of another."""
         parts = list(self._staging[op].parts(x_in, x_out, block_bytes))
-        before, after = self._copying or (stream, stream)
+        # With one part, there is nothing for its copies to run next to.
+        before, after = self._copying if self._copying and len(parts) > 1 else (stream, stream)
         # A stream without copies stays out of it: in a capture it would not be joined.
         if before is not stream and any(part.sends for part in parts):
             before.wait(stream)

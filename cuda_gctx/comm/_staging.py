@@ -22,8 +22,8 @@ from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = ["Copy", "Part", "Staging"]
 
-# A part of a share is worth its kernel from here on; more parts would not hide more of the copies.
-PART_BYTES = 4 * 1024 * 1024
+# Each part costs about 17 us on H200s, whatever its size. Smaller or more parts hide less than that.
+PART_BYTES = 8 * 1024 * 1024
 MOST_PARTS = 8
 
 
@@ -75,14 +75,27 @@ class Staging:
         shares = [share_of(one, self._op, block_bytes) for one in self._ranks]
         largest = -(-block_bytes // ALIGNMENT // self._plans[0].shares) * ALIGNMENT
         count = min(MOST_PARTS, max(1, largest // self._part_bytes))
+        # Nothing hides the copies before the first part and behind the last one: these two are the smallest.
+        weights = [min(number + 1, count - number) for number in range(count)]
         for number in range(count):
-            yield self._part(x_in, x_out, shares, largest, number, count)
+            before, weight = sum(weights[:number]), weights[number]
+            spans = []
+            for _, _, size in shares:
+                begin, _ = part_of(before, sum(weights), size)
+                end, _ = part_of(before + weight, sum(weights), size)
+                spans.append((begin, end - begin))
+            yield self._part(x_in, x_out, shares, largest, spans)
 
     def _part(
-        self, x_in: int, x_out: int, shares: Sequence[tuple[int, int, int]], largest: int, number: int, count: int
+        self,
+        x_in: int,
+        x_out: int,
+        shares: Sequence[tuple[int, int, int]],
+        largest: int,
+        spans: Sequence[tuple[int, int]],
     ) -> Part:
+        """spans: where the part lies in the share of each rank."""
         own, plan = self._rank, self._plans[self._rank]
-        spans = [part_of(number, count, size) for _, _, size in shares]
         begin, size = spans[own]
 
         def place(of_sum: int, source: int) -> int:

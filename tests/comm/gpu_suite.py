@@ -697,7 +697,7 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
         for op, mode in itertools.product(handler.valid_op_list, wanted_modes):
             dp = handler.para_info.dp_size if op.scatters else 1
             for seed, rows in enumerate(options["rows"]):
-                if mode.name == "ONE_EXCHANGE" and rows * 8192 * 2 > 512 * 1024:
+                if mode.name == "ONE_EXCHANGE" and rows * 8192 * 2 > 1 << 20:
                     continue
                 inputs = inputs_of(torch, (rows * dp, 8192), dtype, size, seed, handler.device)
                 by_nodes = mode is comm.MixedCommMode.HIERARCHICAL
