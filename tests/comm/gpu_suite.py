@@ -118,11 +118,10 @@ def every_op(
     sms: int,
     largest: int,
     gpus: int = 1,
-    both_types: Sequence[int] = (0,),
     modes: Sequence[str] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Every operation, mode and a spread of sizes. both_types: the topologies that are run with both types."""
+    """Every operation, mode, type and a spread of sizes."""
     torch, comm = modules()
     from cuda_gctx import Device
 
@@ -131,16 +130,15 @@ def every_op(
     def work(rank: Any) -> None:
         torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch():
-            for number, topology in enumerate(topologies):
-                for dtype in (torch.bfloat16, torch.float16) if number in both_types else (torch.bfloat16,):
-                    with rank.handler(dtype, timeout_s=TIMEOUT_S, **topology, **options) as handler:
-                        wanted = [one for one in handler.valid_mode_list if modes is None or one.name in modes]
-                        for op, mode in itertools.product(handler.valid_op_list, wanted):
-                            dp = handler.para_info.dp_size if op.scatters else 1
-                            for seed, shape in enumerate(shapes_for(mode.name, dp, largest // dp)):
-                                compare(rank, handler, op, mode, shape, seed)
-                                if rank.rank == 0:
-                                    done[0] += 1
+            for topology, dtype in itertools.product(topologies, (torch.bfloat16, torch.float16)):
+                with rank.handler(dtype, timeout_s=TIMEOUT_S, **topology, **options) as handler:
+                    wanted = [one for one in handler.valid_mode_list if modes is None or one.name in modes]
+                    for op, mode in itertools.product(handler.valid_op_list, wanted):
+                        dp = handler.para_info.dp_size if op.scatters else 1
+                        for seed, shape in enumerate(shapes_for(mode.name, dp, largest // dp)):
+                            compare(rank, handler, op, mode, shape, seed)
+                            if rank.rank == 0:
+                                done[0] += 1
 
     with comm.local_world(size, [Device(number) for number in range(gpus)], sms=sms) as world:
         world.run(work)
@@ -219,26 +217,24 @@ def ops_8_ranks_of_8_sms() -> dict[str, Any]:
     return every_op(8, [{"local_tp_size": 2}], 8, 4 << 20)
 
 
-def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, with_gemms: bool) -> dict[str, Any]:
+def back_to_back(
+    size: int, topology: dict[str, Any], sms: int, calls: int, *, with_gemms: bool, gpus: int = 1
+) -> dict[str, Any]:
     """Calls of random operations, modes, sizes and grids without a wait between them; each output is looked at."""
     torch, comm = modules()
     from cuda_gctx import Device
 
-    shared: dict[Any, Any] = {}
     stop = threading.Event()
 
     def work(rank: Any) -> int:
+        torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S, **topology) as handler:
             info = handler.para_info
             rows = [1, 2, 5, 16, 64]
             kinds = []
             for op, count in itertools.product(handler.valid_op_list, rows):
                 shape = (count * (info.dp_size if op.scatters else 1), 1024)
-                if rank.rank == 0:
-                    shared[op, count] = inputs_of(torch, shape, torch.bfloat16, size, count, handler.device)
-                    torch.cuda.synchronize()
-                rank.backend.barrier()
-                inputs = shared[op, count]
+                inputs = inputs_of(torch, shape, torch.bfloat16, size, count, handler.device)
                 for by_nodes in (False, True) if info.use_inter else (False,):
                     kinds.append((op, inputs[rank.rank], comm.expected(info, op, inputs, by_nodes=by_nodes), by_nodes))
             outs = [torch.empty_like(kind[2]) for kind in kinds]
@@ -285,8 +281,8 @@ def back_to_back(size: int, topology: dict[str, Any], sms: int, calls: int, *, w
                     torch.mm(a, a, out=out)
                 torch.cuda.current_stream().synchronize()
 
-    with comm.local_world(size, Device(0), sms=sms) as world:
-        gemms = threading.Thread(target=run_gemms, args=world.backgrounds, daemon=True)
+    with comm.local_world(size, [Device(number) for number in range(gpus)], sms=sms) as world:
+        gemms = threading.Thread(target=run_gemms, args=world.backgrounds[:1], daemon=True)
         if with_gemms:
             gemms.start()
             assert ready.wait(30), "the GEMMs did not begin"
@@ -342,13 +338,12 @@ def graphs_and_checkpoint() -> dict[str, Any]:
     return graphs_of({"local_tp_size": 2})
 
 
-def graphs_of(options: dict[str, Any]) -> dict[str, Any]:
+def graphs_of(options: dict[str, Any], gpus: int = 1) -> dict[str, Any]:
     torch, comm = modules()
     from cuda_gctx import Device
 
-    shared: dict[Any, Any] = {}
-
     def work(rank: Any) -> dict[str, Any]:
+        torch.cuda.set_device(rank.device.device_id)
         with (
             rank.partition.torch(),
             rank.handler(torch.bfloat16, **options, timeout_s=TIMEOUT_S, max_message_bytes=8 << 20) as handler,
@@ -356,13 +351,10 @@ def graphs_of(options: dict[str, Any]) -> dict[str, Any]:
             info = handler.para_info
             modes = list(handler.valid_mode_list)
             ops = list(handler.valid_op_list)
-            if rank.rank == 0:
-                shared["x"] = inputs_of(torch, (32, 1024), torch.bfloat16, rank.size, 1, handler.device)
-                torch.cuda.synchronize()
-            rank.backend.barrier()
-            x = shared["x"][rank.rank]
+            inputs = inputs_of(torch, (32, 1024), torch.bfloat16, rank.size, 1, handler.device)
+            x = inputs[rank.rank]
             wanted = [
-                comm.expected(info, op, shared["x"], by_nodes=mode is comm.MixedCommMode.HIERARCHICAL)
+                comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL)
                 for op in ops
                 for mode in modes
             ]
@@ -396,6 +388,7 @@ def graphs_of(options: dict[str, Any]) -> dict[str, Any]:
                 rank.backend.barrier()
 
             replay(100, "in a replay")
+            rank.backend.barrier()
             free = torch.cuda.mem_get_info()[0]
             rank.backend.barrier()
             handler.checkpoint_prepare()
@@ -408,7 +401,7 @@ def graphs_of(options: dict[str, Any]) -> dict[str, Any]:
             replay(20, "after a checkpoint")
             return {"freed_mib": freed >> 20}
 
-    with comm.local_world(4, Device(0), sms=16) as world:
+    with comm.local_world(4, [Device(number) for number in range(gpus)], sms=16) as world:
         return world.run(work)[0]
 
 
@@ -427,8 +420,8 @@ def nodes_on_one_gpu() -> dict[str, Any]:
         {"nodes": 2},
     ]
     return {
-        "2 ranks": every_op(2, two, 16, 16 << 20, both_types=(0, 1), modes=by_nodes),
-        "4 ranks": every_op(4, OF_FOUR[3:], 16, 16 << 20, both_types=range(4), modes=by_nodes),
+        "2 ranks": every_op(2, two, 16, 16 << 20, modes=by_nodes),
+        "4 ranks": every_op(4, OF_FOUR[3:], 16, 16 << 20, modes=by_nodes),
         "4 ranks, staged": every_op(4, OF_FOUR[3:5], 16, 4 << 20, modes=by_nodes, max_message_bytes=16 << 20),
         "8 ranks": every_op(8, eight, 8, 4 << 20, modes=by_nodes),
         "back to back": back_to_back(4, TWO_NODES, 16, 3_000, with_gemms=False),
@@ -542,6 +535,28 @@ def faults_of(size: int, gpus: int, **topology: int) -> dict[str, Any]:
             comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
             return expect_fault(torch, handler, "mismatch", 2.0)
 
+    def other_operation(rank: Any, mode: Any) -> float:
+        torch.cuda.set_device(rank.device.device_id)
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=5.0, local_dp_size=size) as handler:
+            op = handler.valid_op_list[rank.rank == rank.size - 1]
+            x = torch.ones(8 * size, 1024, dtype=torch.bfloat16, device=handler.device)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            comm.run_mixed_comm(op, handler, x, None, mode)
+            return expect_fault(torch, handler, "mismatch", 2.0)
+
+    def other_mode(rank: Any, mode: Any) -> float:
+        torch.cuda.set_device(rank.device.device_id)
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0, **topology) as handler:
+            x = torch.ones(8, 1024, dtype=torch.bfloat16, device=handler.device)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            other = next(one for one in handler.valid_mode_list if one is not mode)
+            last = rank.rank == rank.size - 1
+            comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, other if last else mode)
+            # They wait in different places, each for the others.
+            return expect_fault(torch, handler, "timeout", 3.0)
+
     def right(rank: Any) -> None:
         torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S, **topology) as handler:
@@ -555,6 +570,10 @@ def faults_of(size: int, gpus: int, **topology: int) -> dict[str, Any]:
         with comm.local_world(size, devices, sms=16) as world:
             took = world.run(different, mode)
             results[f"{mode.name} another size, s"] = [round(one, 3) for one in took]
+        for what, work in (("operation", other_operation), ("mode", other_mode)) if not topology else ():
+            with comm.local_world(size, devices, sms=16, timeout_s=5) as world:
+                took = world.run(work, mode)
+            results[f"{mode.name} another {what}, s"] = [round(one, 3) for one in took]
         with comm.local_world(size, devices, sms=16) as world:
             world.run(right)
     return results
@@ -894,10 +913,21 @@ def nodes_on_two_gpus() -> dict[str, Any]:
     by_nodes = ("HIERARCHICAL",)
     two = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
     return few_gpus(2) or {
-        "2 ranks": every_op(2, two, 16, 16 << 20, gpus=2, both_types=(0, 1), modes=by_nodes),
-        "4 ranks": every_op(4, OF_FOUR[3:], 16, 16 << 20, gpus=2, both_types=range(4), modes=by_nodes),
+        "2 ranks": every_op(2, two, 16, 16 << 20, gpus=2, modes=by_nodes),
+        "4 ranks": every_op(4, OF_FOUR[3:], 16, 16 << 20, gpus=2, modes=by_nodes),
         "8 ranks": every_op(8, [TWO_NODES], 16, 4 << 20, gpus=2, modes=by_nodes),
         "processes": compared_by_processes(2, two, (1, 16, 100), ("bfloat16", "float16"), modes=by_nodes, nccl=False),
+    }
+
+
+@case
+def calls_on_two_gpus() -> dict[str, Any]:
+    """Calls back to back, next to GEMMs on one of the GPUs too; graphs and a checkpoint; with two ranks a GPU."""
+    return few_gpus(2) or {
+        "2 ranks": back_to_back(2, {}, 16, 10_000, with_gemms=False, gpus=2),
+        "4 ranks": back_to_back(4, {"local_tp_size": 2}, 16, 10_000, with_gemms=False, gpus=2),
+        "4 ranks of 8 SMs, next to GEMMs": back_to_back(4, {"local_tp_size": 2}, 8, 600, with_gemms=True, gpus=2),
+        "graphs": graphs_of({"local_tp_size": 2}, gpus=2),
     }
 
 
@@ -934,7 +964,7 @@ def processes_on_four_gpus() -> dict[str, Any]:
 def threads_on_four_gpus() -> dict[str, Any]:
     """Every topology of four ranks in both types, and of eight, two a GPU."""
     return few_gpus(4) or {
-        "4 ranks": every_op(4, OF_FOUR, 16, 16 << 20, gpus=4, both_types=range(len(OF_FOUR))),
+        "4 ranks": every_op(4, OF_FOUR, 16, 16 << 20, gpus=4),
         "8 ranks": every_op(8, [{"local_tp_size": 4}], 16, 4 << 20, gpus=4),
     }
 
