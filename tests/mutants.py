@@ -75,13 +75,13 @@ MUTANTS = {
     ),
     "launch-bound work by one thread": Mutant(
         "tune/_search.py",
-        "self._runner.start_hosts([part.name for part in self.parts])",
-        "return False",
+        "runner.start_hosts([part.name for part in self.parts])",
+        "pass",
         "tests/tune/test_launch.py",
     ),
     "a gate in launch-bound work": Mutant(
         "tune/_measure.py",
-        "return AHEAD.gate_s(host_s) if self.hosts is None else 0.0",
+        "return AHEAD.gate_s(host_s) if self.gated else 0.0",
         "return AHEAD.gate_s(host_s)",
         "tests/tune/test_launch.py",
     ),

@@ -322,6 +322,8 @@ def _measure(
         for each_runner in (runner, calls):
             each_runner.call_s[name] = facts.host_s
             each_runner.alone_s[name] = facts.device_s
+        if name == PART:  # launch-bound: what it takes would depend on the gate
+            runner.gated = facts.waits or facts.host_s < facts.device_s
     whole = _Size(device.sm_count, Trial("whole device", (critical,), {PART: stream}, stream), None)
     runner.warm(whole.alone)
     step_s = max(whole.alone.step_s, whole.alone.host_s)

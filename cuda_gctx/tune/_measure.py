@@ -7,7 +7,7 @@
 - The first steps of a plan are not counted, because kernels are loaded and allocators grow. Neither is the first
   second, in which a chip that has rested runs faster than later.
 - Where the device waits for the host, the work is launch-bound, and the sample says so. Such work is enqueued without a
-  gate, by a host thread for each part, as a program would do it.
+  gate, as a program would do it: by a host thread for each part, unless the caller wants one thread or graphs.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class Runner:
     """Measures trials for one objective until a deadline.
 
     alone_s, call_s: for each part that has been measured, what a call alone takes the device and the host, in seconds.
-    hosts: the threads that enqueue the parts; None while one thread enqueues all of them.
+    hosts: the threads that enqueue the parts; None while one thread enqueues all of them. gated: whether batches begin
+    with a gate; not in launch-bound work, whose times would depend on it.
     """
 
     def __init__(self, objective: Objective, deadline: float, launch: Launch = "calls") -> None:
@@ -146,6 +147,7 @@ class Runner:
         self.alone_s: dict[str, float] = {}
         self.call_s: dict[str, float] = {}
         self.hosts: Hosts | None = None
+        self.gated = True
         self._graphs = ExitStack()
 
     def __enter__(self) -> Runner:
@@ -194,8 +196,8 @@ class Runner:
         return Shape(min(steps, limit), self._gate_s(max((trial.host_s for trial in trials), default=0.0)))
 
     def _gate_s(self, host_s: float) -> float:
-        """How long to close the gate. With host threads the work is launch-bound, and a gate would hide that."""
-        return AHEAD.gate_s(host_s) if self.hosts is None else 0.0
+        """How long to close the gate."""
+        return AHEAD.gate_s(host_s) if self.gated else 0.0
 
     # ---- batches
 

@@ -245,21 +245,27 @@ class Search:
             self._settled = self._runner.settle_clocks(self.candidates[0].trial)
         base = [*self.alone.values(), *self.candidates]
         self._rounds(base, 1, drop=False)
-        if self._use_threads():
+        if self._open_gate():
             self._rounds(base, 1, drop=False)
         self._runner.deadline = self._began + self._search_until()
         self._divide(base)
 
-    def _use_threads(self) -> bool:
-        """Whether the work is launch-bound and now has one host thread for each part: earlier samples do not count."""
-        if self._runner.launch != "threads" or self._runner.hosts is not None or not self._is_launch_bound():
+    def _open_gate(self) -> bool:
+        """Whether the work is launch-bound, and is measured without a gate from now on, by a host thread for each part
+        if threads may be used. Earlier samples do not count then.
+        """
+        runner = self._runner
+        if not runner.gated or not self._is_launch_bound():
             return False
-        self._runner.start_hosts([part.name for part in self.parts])
+        runner.gated = False
+        if runner.launch == "threads":
+            runner.start_hosts([part.name for part in self.parts])
         for candidate in (*self.alone.values(), *self.candidates):
             candidate.samples.clear()
             candidate.steps.clear()
-            with self._forgiving(candidate, candidate.trial):
-                self._runner.warm(candidate.trial)
+            if runner.hosts is not None:
+                with self._forgiving(candidate, candidate.trial):
+                    runner.warm(candidate.trial)
         return True
 
     def _is_launch_bound(self) -> bool:

@@ -121,17 +121,44 @@ def test_a_part_that_fails_on_its_thread_ends_the_others(dev: Device) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tune ")]
 
 
-def test_launch_bound_work_is_measured_without_a_gate(dev: Device) -> None:
-    with _measure.Runner("makespan", deadline=1e12, launch="threads") as runner, dev.create_stream() as stream:
+@pytest.fixture
+def gates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the gate of each batch was closed."""
+    found: list[float] = []
+
+    def timed_batch(streams: Any, enqueue: Any, gate_s: float) -> Any:
+        found.append(gate_s)
+        return measured(streams, enqueue, gate_s)
+
+    measured = _measure.timed_batch
+    monkeypatch.setattr(_measure, "timed_batch", timed_batch)
+    return found
+
+
+@pytest.mark.parametrize("launch", _measure.LAUNCHES)
+def test_launch_bound_work_is_measured_without_a_gate(dev: Device, gates: list[float], launch: Any) -> None:
+    tune.overlap(a=slowly, b=lambda s: slowly(s), device=dev, sizes=[8], launch=launch, budget_s=0.6)
+    assert gates[0] > 0
+    # A graph takes the host no longer than the device here: the host's part of the function is not in it.
+    assert (gates[-1] > 0) == (launch == "graphs")
+
+
+def test_what_launch_bound_work_takes_does_not_depend_on_the_number_of_steps(dev: Device) -> None:
+    with _measure.Runner("makespan", deadline=1e12) as runner, dev.create_stream() as stream:
         parts = (Part("a", slowly), Part("b", slowly))
         trial = _measure.Trial("", parts, {"a": stream, "b": stream}, stream, step_s=1e-5, host_s=1e-5)
-        gated = runner.shape([trial])
-        assert gated.gate_s > 0
-        runner.start_hosts(["a", "b"])
+        assert runner.shape([trial]).gate_s > 0
+        runner.gated = False
         assert runner.shape([trial]).gate_s == 0
-        # So a step takes what the host needs for it, whatever the number of steps.
         few, many = (runner.batch(trial, _measure.Shape(steps, 0.0)).seconds for steps in (20, 200))
         assert few == pytest.approx(many, rel=0.1)
+
+
+def test_a_curve_of_launch_bound_work_is_measured_without_a_gate(dev: Device, gates: list[float]) -> None:
+    tune.curve(slowly, device=dev, sizes=[8], budget_s=0.5)
+    assert set(gates) == {0}
+    tune.curve(lambda stream: spin(stream, 132, MS), device=dev, sizes=[8], budget_s=0.5)
+    assert gates[-1] > 0
 
 
 @pytest.mark.parametrize("launch", ["calls", "threads"])
