@@ -96,12 +96,12 @@ STUDIES = {
     ),
     "gemm-sigmoid": Study("8192 x 8192 x 8192 bf16 GEMM, and sigmoid of 8192 x 8192 bf16", gemm_and_sigmoid),
 }
-ONCE = {"mixes": 14.0, "gemms": 8.0}  # measured in the last process only; the seconds they take
+OTHERS = {"mixes": 24.0, "gemms": 8.0}  # the seconds they take; gemms are measured in the last process only
 
 
 LEFT_OUT_SMS = (8, 16, 24, 64)  # the GEMM runs in the background partition of a partition of so many
 GEMM_ROUNDS, GEMM_CALLS = 15, 4
-MIX_BUDGET_S, MIX_RUNS, MIX_RUN_S = 4.0, 5, 0.3
+MIX_BUDGET_S, MIX_RUNS, MIX_RUN_S = 8.0, 5, 0.3
 
 
 def gemms_of(torch: Any) -> dict[str, Callable[[], object]]:
@@ -200,6 +200,9 @@ def measure_mixes(torch: Any, device: Device) -> list[dict[str, Any]]:
     """Mixes on plain streams in microseconds: by the tuner, and by a program with two threads."""
     rows = []
     for title, (work, weights) in mixes_of(torch).items():
+        once = seconds_with_threads(torch, work, weights, 1)
+        mixes = max(2, round(MIX_RUN_S / once))
+        found = [seconds_with_threads(torch, work, weights, mixes) for _ in range(MIX_RUNS)]
         report = tune.overlap(
             device=device,
             objective=tune.Throughput(**weights),
@@ -208,16 +211,15 @@ def measure_mixes(torch: Any, device: Device) -> list[dict[str, Any]]:
             budget_s=MIX_BUDGET_S,
             **work,
         )
+        found += [seconds_with_threads(torch, work, weights, mixes) for _ in range(MIX_RUNS)]
         [streams] = [result for result in report.results if result.plan.kind == "streams"]
-        mixes = max(2, round(MIX_RUN_S / streams.seconds.median))
-        found = [seconds_with_threads(torch, work, weights, mixes) for _ in range(MIX_RUNS + 1)]
         rows.append(
             {
                 "mix": title,
                 "launch": report.launch,
                 "launch_bound": streams.launch_bound,
                 "tuner_us": {which: getattr(streams.seconds, which) * 1e6 for which in ("median", "p10", "p90")},
-                "threads_us": summary(found[1:], 1e-6),
+                "threads_us": summary(found, 1e-6),
             }
         )
     return rows
@@ -242,7 +244,7 @@ def part_of(arguments: argparse.Namespace, seed: int, name: str) -> Path:
 
 def missing(arguments: argparse.Namespace, seed: int) -> list[str]:
     """What a process has to measure."""
-    names = [*STUDIES, *(ONCE if seed == arguments.processes - 1 else ())]
+    names = [*STUDIES, "mixes", *(["gemms"] if seed == arguments.processes - 1 else [])]
     wanted = [name for name in names if arguments.only in (None, name)]
     return [name for name in wanted if not part_of(arguments, seed, name).exists()]
 
@@ -253,7 +255,7 @@ def measure(arguments: argparse.Namespace, until: float) -> None:
 
     device = Device(0)
     for name in missing(arguments, arguments.seed):
-        budget_s = arguments.budget * STUDIES[name].share if name in STUDIES else ONCE[name]
+        budget_s = arguments.budget * STUDIES[name].share if name in STUDIES else OTHERS[name]
         if time.monotonic() + budget_s > until:
             print(f"{name}: not measured, the limit is reached", flush=True)
             continue
@@ -283,22 +285,26 @@ def joined(parts: Path) -> dict[str, Any]:
     if not found:
         raise SystemExit("nothing was measured")
     result: dict[str, Any] = next(iter(found.values()))["machine"]
-    studies = {
-        name: [part["found"] for key, part in found.items() if key.partition("-")[2] == name] for name in STUDIES
+    by_name = {
+        name: [part["found"] for key, part in found.items() if key.partition("-")[2] == name]
+        for name in (*STUDIES, *OTHERS)
     }
     result["studies"] = [
-        {"name": name, "title": STUDIES[name].title, "reports": reports}
-        for name, reports in reversed(studies.items())
-        if reports
+        {"name": name, "title": STUDIES[name].title, "reports": by_name[name]}
+        for name in reversed(STUDIES)
+        if by_name[name]
     ]
-    result |= {part: one["found"] for part in ONCE for key, one in found.items() if key.partition("-")[2] == part}
+    result["mixes"] = [
+        {"process": number, **row} for number, rows in enumerate(by_name["mixes"], start=1) for row in rows
+    ]
+    result["gemms"] = [row for rows in by_name["gemms"] for row in rows]
     return result
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
-    parser.add_argument("--only", choices=[*STUDIES, *ONCE], help="one study")
+    parser.add_argument("--only", choices=[*STUDIES, *OTHERS], help="one study")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for a study; twice as long for latencies")
     parser.add_argument("--processes", type=int, default=2, help="measure each study in so many processes")
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds in all; what does not fit is left out")

@@ -274,13 +274,15 @@ def answer(report: Report) -> str:
 
 def mixes_section(result: Result) -> str:
     """Mixes on plain streams: by the tuner, and by a program with two threads."""
-    if "mixes" not in result:
+    if not result.get("mixes"):
         return ""
-    rows = [["mix", "enqueued by the tuner", "by the tuner, us", "by two threads, us", "ratio"]]
+    rows = [["mix", "process", "enqueued by the tuner", "by the tuner, us", "by two threads, us", "ratio"]]
     for row in result["mixes"]:
         times = [row[side] for side in ("tuner_us", "threads_us")]
         cells = [f"{us['median']:.0f} ({us['p10']:.0f} to {us['p90']:.0f})" for us in times]
-        rows.append([row["mix"], row["launch"], *cells, f"{times[0]['median'] / times[1]['median']:.2f}"])
+        rows.append(
+            [row["mix"], str(row["process"]), row["launch"], *cells, f"{times[0]['median'] / times[1]['median']:.2f}"]
+        )
     return f"{machine(result)} Medians, p10 and p90.\n\n{markdown(rows)}"
 
 
@@ -425,9 +427,10 @@ def latency_picture() -> str:
     load = best.parts["load"]
     assert load.calls_per_second is not None
     rate = load.calls_per_second * critical.alone["load"].median
+    where = "over the whole device" if best.plan.kind == "overlay" else f"in {best.parts['critical'].sm_count} SMs"
     cost = (
-        f"What it costs: a higher p50, and SMs. With {best.parts['critical'].sm_count} SMs for the kernel and",
-        f"{load.sm_count} for the GEMMs (another run), the GEMMs kept {rate:.0%} of their rate.",
+        f"What it costs: a higher p50, and SMs. With the GEMMs in {load.sm_count} SMs and the kernel {where}",
+        f"(another run), the GEMMs kept {rate:.0%} of their rate.",
     )
     for line, words in enumerate(cost):
         drawing.text(margin, bottom + 22 + 17 * line, words, kind="faint")

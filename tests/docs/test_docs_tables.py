@@ -111,44 +111,98 @@ def test_the_picture_of_latencies_names_its_card_and_what_isolation_costs() -> N
         assert words in picture
 
 
+def studies_of(card: str) -> dict[str, list[Report]]:
+    """The reports of the processes, by study."""
+    studies = json.loads((BENCHMARKS / "results" / f"{card}-driver-13.0-studies.json").read_text())["studies"]
+    return {study["name"]: [Report.from_json(json.dumps(report)) for report in study["reports"]] for study in studies}
+
+
+def fastest(report: Report, kind: str) -> float:
+    """The speedup of the fastest plan of a kind."""
+    return 1 / next(result.relative for result in report.results if result.plan.kind == kind)
+
+
+def tuning_page() -> str:
+    return " ".join((BENCHMARKS.parent / "docs" / "tuning.md").read_text().split())
+
+
 def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
-    studies = json.loads((BENCHMARKS / "results" / "h200-driver-13.0-studies.json").read_text())["studies"]
-    reports = {
-        study["name"]: [Report.from_json(json.dumps(report)) for report in study["reports"]] for study in studies
-    }
-    plain, mix, critical = (reports[name] for name in ("gemm-sigmoid", "prefill-decode", "critical-load"))
-    sequence = next(result for result in plain[0].results if result.plan.kind == "sequence")
-    eighth = next(r for r in plain[0].results if r.plan.kind == "partitions" and r.parts["sigmoid"].alone)
-    slower = eighth.parts["sigmoid"].alone.median / plain[0].alone["sigmoid"].median
-    halves = [r.relative for r in plain[0].results if {64, 68} == {part.sm_count for part in r.parts.values()}]
-
-    def best(report: Report, kind: str) -> float:
-        return 1 / next(result.relative for result in report.results if result.plan.kind == kind)
-
-    assert mix[0].plan == mix[1].plan
-    assert mix[0].plan.sm_counts == {"prefill": 96, "decode": 132}
+    plain, mix, critical = (studies_of("h200")[name] for name in ("gemm-sigmoid", "prefill-decode", "critical-load"))
+    sequences = [next(r for r in report.results if r.plan.kind == "sequence") for report in plain]
+    slower = [
+        part.alone.median / report.alone["sigmoid"].median
+        for report in plain
+        for part in (result.parts["sigmoid"] for result in report.results if result.plan.kind == "partitions")
+        if part.alone and part.sm_count == 8
+    ]
+    halves = [
+        r.relative for one in plain for r in one.results if {64, 68} == {part.sm_count for part in r.parts.values()}
+    ]
     chosen = [report.result(report.plan) for report in critical]
     first = [next(r for r in report.results if str(r.plan) == "critical first") for report in critical]
     shares = [
         one.parts["load"].calls_per_second * report.alone["load"].median
         for one, report in zip(chosen, critical, strict=True)
     ]
-    text = " ".join((BENCHMARKS.parent / "docs" / "tuning.md").read_text().split())
+    assert all(report.complete for reports in (plain, mix, critical) for report in reports)
+    assert [report.plan.kind for report in plain] == ["sequence", "sequence"]
+    assert [report.plan.sm_counts for report in mix] == [{"prefill": 96, "decode": 132}] * 2
+    assert [report.plan.sm_counts for report in critical] == [{"critical": 132, "load": 112}] * 2
     quoted = [
-        f"would be a speedup of {sequence.seconds.median / plain[0].bound:.2f} x",
-        f"a priority for the GEMM with {plain[1].gain:.2f} x",
-        f"in 8 SMs the sigmoid takes {slower:.0f} times as long",
+        "would be a speedup of {:.2f} x and {:.2f} x".format(
+            *(one.seconds.median / report.bound for one, report in zip(sequences, plain, strict=True))
+        ),
+        "in 8 SMs the sigmoid takes {:.0f} and {:.0f} times as long".format(*slower),
         f"take {min(halves):.2f} to {max(halves):.2f} times as long",
         f"with {mix[0].gain:.2f} x and {mix[1].gain:.2f} x",
-        "reached {:.2f} x and {:.2f} x".format(*(best(report, "partitions") for report in mix)),
-        "plain streams {:.2f} x and {:.2f} x".format(*(best(report, "streams") for report in mix)),
+        "reached {:.2f} x and {:.2f} x".format(*(fastest(report, "partitions") for report in mix)),
+        "plain streams {:.2f} x and {:.2f} x".format(*(fastest(report, "streams") for report in mix)),
         "is 1/{:.0f} and 1/{:.0f} of that".format(
             *(p.seconds.median / c.seconds.median for p, c in zip(first, chosen, strict=True))
         ),
         "keeps {:.0%} and {:.0%} of its rate".format(*shares),
         "{:.1f} and {:.1f} us".format(*(one.seconds.median * 1e6 for one in chosen)),
     ]
-    assert [words for words in quoted if words not in text] == []
+    assert [words for words in quoted if words not in tuning_page()] == []
+
+
+def test_what_the_pages_quote_of_the_other_card_is_in_the_results() -> None:
+    reports = studies_of("h100-80gb-hbm3")
+    plain, mix, critical = (reports[name] for name in ("gemm-sigmoid", "prefill-decode", "critical-load"))
+    assert [str(report.plan) for report in plain] == ["in sequence", "gemm first"]
+    assert [report.plan.sm_counts["prefill"] for report in mix] == [96, 104]
+    assert [report.plan.sm_counts for report in critical] == [{"critical": 132, "load": 112}] * 2
+    quoted = [
+        f"a priority for the GEMM with {plain[1].gain:.2f} x",
+        f"96 SMs ({mix[0].gain:.2f} x) and 104 SMs ({mix[1].gain:.2f} x)",
+        f"{critical[0].gain:.0f} x and {critical[1].gain:.0f} x",
+        f"from {critical[1].gain_low:.0f} to {critical[1].gain_high:.0f}",
+    ]
+    assert [words for words in quoted if words not in tuning_page()] == []
+
+
+def test_what_the_pages_quote_of_the_all_reduce_is_in_the_results() -> None:
+    result = json.loads((BENCHMARKS / "results" / "h200-driver-13.0-allreduce.json").read_text())
+    us = {(row["plan"], row["mebibytes"]): row["us"] for row in result["rows"]}
+
+    def median(plan: str, size: int) -> float:
+        return float(us[plan, size]["median"])
+
+    hidden, hinted = "16 + 116 SMs", "8 + 124 SMs, hint of 124"
+    quoted = [
+        f"takes {median(hidden, 256):.0f} us, {median('in sequence', 256) / median(hidden, 256):.2f} times less",
+        f"the all-reduce takes {median('all-reduce alone, 16 SMs', 256):.0f} us",
+        f"take {median(hinted, 64):.0f} us, {median('in sequence', 64) / median(hinted, 64):.2f} times less",
+        f"plain streams {median('plain streams', 64):.0f} us",
+        f"on all SMs ({median('all-reduce alone, 32 SMs', 256):.0f} us for 256 MiB)",
+    ]
+    faster = f"were {median('in sequence', 256) / median(hidden, 256):.2f} times as fast as in sequence"
+    assert faster in (BENCHMARKS.parent / "docs" / "how-to" / "communication.md").read_text()
+    assert [words for words in quoted if words not in tuning_page()] == []
+    steps = [us[hidden, size] for size in (1, 16, 64, 256)]
+    assert max(one["median"] for one in steps) < min(one["max"] for one in steps)
+    assert min(one["median"] for one in steps) > max(one["min"] for one in steps)
+    assert all(10 * median("all-reduce alone, all SMs", size) < us["GEMM alone", None]["median"] for size in (1, 16))
 
 
 def test_missed_targets_are_quoted_as_they_were_measured() -> None:

@@ -126,6 +126,11 @@ def almost_a_gain(kind: str, sms: dict[str, int]) -> float:
     return 0.5 if kind == "alone" else 1.0 if kind == "sequence" else 1 / 1.009
 
 
+def all_are_slower(kind: str, sms: dict[str, int]) -> float:
+    """All plans are slower than the sequence, by a little more than what counts as noise."""
+    return 0.5 if kind == "alone" else 1.0 if kind == "sequence" else 1.015
+
+
 def streams_gain_a_little(kind: str, sms: dict[str, int]) -> float:
     return {"alone": 0.5, "sequence": 1.0, "streams": 1 / 1.03}.get(kind, 1.02)
 
@@ -135,6 +140,11 @@ def one_partition_is_best(kind: str, sms: dict[str, int]) -> float:
     if kind in ("partitions", "overlay"):
         return 1 / 1.15 if kind == "partitions" and min(sms.values()) == 16 else 1.1
     return {"alone": 0.5, "sequence": 1.0, "streams": 1 / 1.08, "priority": 1.02}[kind]
+
+
+def many_are_equal(kind: str, sms: dict[str, int]) -> float:
+    """All partitions gain 10%, whatever their sizes."""
+    return {"alone": 0.5, "sequence": 1.0, "partitions": 1 / 1.1, "overlay": 1 / 1.1}.get(kind, 1.02)
 
 
 def one_overlay_is_best(kind: str, sms: dict[str, int]) -> float:
@@ -155,14 +165,16 @@ TRUTHS: dict[str, Truth] = {
     for truth in (
         nothing_to_gain,
         almost_a_gain,
+        all_are_slower,
         streams_gain_a_little,
         one_partition_is_best,
+        many_are_equal,
         one_overlay_is_best,
         sizes_make_a_bowl,
     )
 }
 # Here, no plan is better than the sequence.
-WITHOUT_A_GAIN = ("nothing_to_gain",)
+WITHOUT_A_GAIN = ("nothing_to_gain", "all_are_slower")
 
 
 # ---- noises
@@ -180,6 +192,12 @@ def heavy_tail(world: World) -> float:
     return 1 + 0.03 * (world.random.paretovariate(1.5) - 1)
 
 
+def both_tails(world: World) -> float:
+    """Student's t with two degrees of freedom, which has no variance."""
+    spread = math.sqrt(sum(world.random.gauss(0, 1) ** 2 for _ in range(2)) / 2)
+    return max(0.3, 1 + 0.01 * world.random.gauss(0, 1) / spread)
+
+
 def wandering(deviation: float, seconds: float) -> Noise:
     """Noise that is alike for so many seconds."""
 
@@ -190,6 +208,11 @@ def wandering(deviation: float, seconds: float) -> Noise:
         return math.exp(at + world.random.gauss(0, 0.002))
 
     return noise
+
+
+def two_levels(world: World) -> float:
+    """Batches at one of two levels, 10% apart."""
+    return math.exp(world.random.gauss(0, 0.005)) * (1.1 if world.random.random() < 0.5 else 1.0)
 
 
 def drift(world: World) -> float:
@@ -209,7 +232,10 @@ NOISES: dict[str, tuple[Noise, float]] = {
     "10%": (lognormal(0.1), 0.0),
     "outliers": (outliers(0.01, 0.1, 3.0), 0.0),
     "heavy tail": (heavy_tail, 0.0),
+    "two tails": (both_tails, 0.0),
+    "two levels": (two_levels, 0.0),
     "wandering": (wandering(0.03, 1.0), 0.0),
+    "wandering 10 s": (wandering(0.05, 10.0), 0.0),
     "drift": (drift, 0.0),
     "throttling": (throttling, 0.0),
     "luck 0.5%": (lognormal(0.003), 0.005),
