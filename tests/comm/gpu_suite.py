@@ -925,7 +925,7 @@ def calls_on_two_gpus() -> dict[str, Any]:
     """Calls back to back, next to GEMMs on one of the GPUs too; graphs and a checkpoint; with two ranks a GPU."""
     return few_gpus(2) or {
         "2 ranks": back_to_back(2, {}, 16, 10_000, with_gemms=False, gpus=2),
-        "4 ranks": back_to_back(4, {"local_tp_size": 2}, 16, 10_000, with_gemms=False, gpus=2),
+        "4 ranks": back_to_back(4, {"local_tp_size": 2}, 16, 2_000, with_gemms=False, gpus=2),
         "4 ranks of 8 SMs, next to GEMMs": back_to_back(4, {"local_tp_size": 2}, 8, 600, with_gemms=True, gpus=2),
         "graphs": graphs_of({"local_tp_size": 2}, gpus=2),
     }
