@@ -226,7 +226,7 @@ def measure_mixes(torch: Any, device: Device) -> list[dict[str, Any]]:
 
 
 def measured(torch: Any, device: Device, name: str, budget_s: float, seed: int) -> Any:
-    """One study, or what is measured once."""
+    """What a process finds for a study, the mixes or the GEMMs."""
     if name == "gemms":
         return measure_gemms(torch, device)
     if name == "mixes":
@@ -319,6 +319,9 @@ def main() -> int:
         arguments.parts.mkdir(parents=True, exist_ok=True)
         in_processes(arguments)
         result = joined(arguments.parts)
+        left_out = [
+            f"{name} ({number})" for number in range(arguments.processes) for name in missing(arguments, number)
+        ]
     path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "studies")
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\n{path}")
@@ -326,7 +329,9 @@ def main() -> int:
         first, *others = tables.reports_of(study)
         for other in others:
             print(f"\n{study['name']}\n{first.compare(other)}")
-    return 0
+    if left_out:
+        print(f"not measured, with the number of the process: {', '.join(left_out)}")
+    return 1 if left_out else 0
 
 
 if __name__ == "__main__":

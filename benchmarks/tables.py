@@ -223,6 +223,8 @@ def in_us(us: dict[str, float]) -> str:
 
 def gemms_section(result: Result) -> str:
     """What an SM count hint does to single GEMMs; on the whole device there is no hint to set."""
+    if not result.get("gemms"):
+        return ""
     rows = [["SMs", "GEMM", "without hint, us", "with hint, us", "ratio"]]
     for row in result["gemms"]:
         off, on = row["us"]["off"], row["us"]["on"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -164,6 +166,26 @@ def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
         "{:.1f} and {:.1f} us".format(*(one.seconds.median * 1e6 for one in chosen)),
     ]
     assert [words for words in quoted if words not in tuning_page()] == []
+
+
+def test_studies_of_several_processes_are_joined_and_the_rest_is_measured_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    studies = importlib.import_module("studies")
+    for key, found in {"0-gemm-sigmoid": "a", "1-gemm-sigmoid": "b", "1-mixes": [{"mix": "c"}]}.items():
+        (tmp_path / f"{key}.json").write_text(json.dumps({"machine": {"card": "d"}, "found": found}))
+    assert studies.joined(tmp_path) == {
+        "card": "d",
+        "studies": [{"name": "gemm-sigmoid", "title": studies.STUDIES["gemm-sigmoid"].title, "reports": ["a", "b"]}],
+        "mixes": [{"process": 1, "mix": "c"}],
+        "gemms": [],
+    }
+    asked = SimpleNamespace(parts=tmp_path, processes=2, only=None)
+    assert [studies.missing(asked, number) for number in range(2)] == [
+        ["critical-load", "prefill-decode", "mixes"],
+        ["critical-load", "prefill-decode", "gemms"],
+    ]
 
 
 def test_what_the_pages_quote_of_the_other_card_is_in_the_results() -> None:
