@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import tables
+from serving.contenders import DECODES
 from serving.costs import Costs
 from serving.loads import LOADS
 from serving.loop import Record
@@ -35,7 +36,6 @@ from serving.shapes import SHAPES
 from serving.store import KIND, Store, merged
 from serving.trials import name_of, predict, rehearse, row_of, serve
 
-DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128)
 # What capturing graphs and saving take of a run, at most.
 RESERVE_S = 10.0
 # Questions whose trials raised an error before a run ends: an error of the device stays.
@@ -131,6 +131,10 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
     groups = asked(arguments)
     failed: dict[Question, str] = {}
     with Bench(SHAPES[arguments.model], DECODES, arguments.distinct_layers) as bench:
+        bench.card(LOADS[groups[0][0].load])
+        heat = bench.heat(costs)
+        costs = costs.heated(heat)
+        print(f"after some seconds of computing, steps take {heat:.3f} times as long as measured", flush=True)
         while (trial := next_of(store, costs, groups, failed)) is not None:
             rehearsed = rehearse(trial, costs)
             left = until - time.monotonic() - RESERVE_S
@@ -140,6 +144,7 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             try:
                 row = run_one(trial, costs, bench, rehearsed, left)
                 row["costs_run"] = store.content["costs"][arguments.model]["run"]
+                row["heat"] = round(heat, 3)
                 # As many processes ran at once, each on a GPU of the same host.
                 row["processes"] = arguments.share[1]
             except Exception as error:  # one contender's error is not the end of the others'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ import torch
 from cuda_gctx import Device, system
 from serving import kernels
 from serving.card import Card
+from serving.costs import Costs
 from serving.loads import Load
 from serving.model import Model
 from serving.power import Nvml, Watch
 from serving.shapes import Shape
 from serving.trials import spread
+from serving.work import ONE, Segment, Step
 
 
 class Bench:
@@ -42,6 +45,20 @@ class Bench:
             decodes = sorted({min(size, load.sequences) for size in self._decodes})
             self._card, self._load = Card(self._device, model, decodes=decodes), load
         return self._card
+
+    def heat(self, costs: Costs, seconds: float = 4.0) -> float:
+        """How many times as long as measured steps take after some seconds of computing, in which clocks fall."""
+        card = self._card
+        assert card is not None
+        step = Step(segments=(Segment(0, card.model.length // 2, 1024),))
+        card.prepare([card.shot("prefill", step, ONE)])
+        times: list[float] = []
+        until = card.now() + seconds
+        while card.now() < until:
+            card.launch("prefill", step, ONE)
+            while card.busy:
+                times += [done.end - done.begin for done in card.finished()]
+        return max(1.0, median(times[-len(times) // 4 :]) / costs.seconds(step))
 
     def begin(self) -> None:
         """A trial begins, in which Python's collector does not run: it would stop the loop for tens of milliseconds."""

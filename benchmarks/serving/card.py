@@ -93,7 +93,8 @@ class Card:
     def shot(self, lane: Lane, step: Step, placement: Placement) -> Shot:
         """The graph that serves a step: the smallest sizes of which there are graphs."""
         decodes = next(size for size in (0, *self.decodes) if size >= len(step.rows))
-        tokens = chunk_for(step.prompt_tokens) if step.segments else 0
+        # Decodes and prompts together have the rows of a chunk.
+        tokens = chunk_for(decodes + step.prompt_tokens) - decodes if step.segments else 0
         # The parts of one pass through the layers have one table, and so one frame. Next to decodes, ends cost nothing.
         ends = SEGMENTS if tokens and (decodes or any(segment.last for segment in step.segments)) else 0
         return Shot(lane, placement, self.model.frame(decodes, tokens, ends), step.layers)
@@ -116,9 +117,9 @@ class Card:
         if shot.layers is not None:
             return
         decodes = [size for size in self.decodes if size <= shot.frame.decodes] or [0]
-        tokens = [chunk for chunk in CHUNKS if chunk <= shot.frame.prompt_tokens] or [0]
+        rows = [chunk for chunk in CHUNKS if chunk <= shot.frame.rows] if shot.frame.prompt_tokens else []
         for size in decodes:
-            for chunk in tokens:
+            for chunk in [some - size for some in rows if some > size] or [0]:
                 for ends in dict.fromkeys((SEGMENTS * bool(chunk), SEGMENTS * bool(chunk and size))):
                     yield shot._replace(frame=self.model.frame(size, chunk, ends))
 

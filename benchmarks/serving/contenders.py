@@ -19,6 +19,14 @@ SEGMENTS = 8
 # Tokens of prompts in one step: what graphs are captured for.
 CHUNKS: tuple[int, ...] = (*range(64, 1025, 64), *range(1152, 1793, 128), 2048, 3072, 4096)
 
+# Answers in one step: what graphs are captured for.
+DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128)
+
+
+def decodes_for(answers: int) -> int:
+    """The smallest size of a decode batch that has room for so many answers."""
+    return next((size for size in DECODES if size >= answers), answers)
+
 
 def chunk_for(tokens: int) -> int:
     """The smallest size of a step that has room for so many tokens of prompts."""
@@ -51,51 +59,82 @@ class PrefillFirst:
         return [("decode", Step(rows=state.rows), ONE)] if state.decoding else []
 
 
+class Pace:
+    """How many times as long as predicted steps take, with the host's part; never less than predicted."""
+
+    SHARE = 0.1  # of a new ratio in the mean
+    MOST = 2.0
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._begun: tuple[float, float] | None = None
+
+    def begin(self, now: float, predicted: float) -> None:
+        """A step is started, alone on the device."""
+        self._begun = now, predicted
+
+    def end(self, now: float) -> None:
+        """The loop has seen its end."""
+        if self._begun is not None:
+            at, predicted = self._begun
+            self.factor += self.SHARE * (min(self.MOST, max(1.0, (now - at) / predicted)) - self.factor)
+        self._begun = None
+
+
 @dataclass
 class Chunked:
     """A part of a prompt in the same step as the decodes.
 
-    The part is as long as the cost model allows within `target_s`; or of `chunk` tokens always.
+    Both together have the rows of whole tiles: 514 rows would take five tiles of 128 where 512 take four. They are as
+    many as the cost model, corrected by what steps have taken, allows within `target_s`; or `chunk` always.
     """
 
     costs: Costs
     target_s: float | None = None
     chunk: int | None = None
     _last: int = field(default=0, init=False)  # the chunk of the step before, as an index
+    _pace: Pace = field(default_factory=Pace, init=False)
 
     def decide(self, state: State) -> Decision:
-        if state.busy or not (state.waiting or state.decoding):
+        if state.busy:
             return []
-        return [("decode", self._step(state), ONE)]
+        self._pace.end(state.now)
+        if not (state.waiting or state.decoding):
+            return []
+        step = self._step(state)
+        if step.rows and step.segments:
+            self._pace.begin(state.now, self.costs.seconds(step))
+        return [("decode", step, ONE)]
 
     def _step(self, state: State) -> Step:
         alone = Step(rows=state.rows)
         if not state.waiting:
             return alone
-        if self.chunk is not None or self.target_s is None:
-            return replace(alone, segments=packed(state.waiting, self.chunk or CHUNKS[-1]))
         if not state.decoding:
-            return Step(segments=packed(state.waiting, CHUNKS[-1]))
-        # The time grows with the chunk. The largest that keeps the target is seldom far from that of the step before.
-        index, segments = self._last, packed(state.waiting, CHUNKS[self._last])
-        if self._keeps(alone, segments):
-            while index + 1 < len(CHUNKS):
-                larger = packed(state.waiting, CHUNKS[index + 1])
-                if not self._keeps(alone, larger):
-                    break
-                index, segments = index + 1, larger
-        else:
-            while index > 0:
-                index -= 1
-                segments = packed(state.waiting, CHUNKS[index])
-                if self._keeps(alone, segments):
-                    break
-        self._last = index
-        return replace(alone, segments=segments)
+            return Step(segments=packed(state.waiting, self.chunk or CHUNKS[-1]))
+        least = next(index for index, chunk in enumerate(CHUNKS) if chunk > decodes_for(len(alone.rows)))
 
-    def _keeps(self, alone: Step, segments: tuple[Segment, ...]) -> bool:
+        def mixed(index: int) -> Step:
+            return replace(alone, segments=packed(state.waiting, CHUNKS[index] - decodes_for(len(alone.rows))))
+
+        if self.chunk is not None or self.target_s is None:
+            return mixed(max(least, CHUNKS.index(self.chunk or CHUNKS[-1])))
+        # The time grows with the chunk. The largest that keeps the target is seldom far from that of the step before.
+        index = max(least, self._last)
+        step = mixed(index)
+        if self._keeps(step):
+            while index + 1 < len(CHUNKS) and self._keeps(larger := mixed(index + 1)):
+                index, step = index + 1, larger
+        else:
+            while index > least and not self._keeps(step):
+                index -= 1
+                step = mixed(index)
+        self._last = index
+        return step
+
+    def _keeps(self, step: Step) -> bool:
         assert self.target_s is not None
-        return self.costs.seconds(replace(alone, segments=segments)) <= self.target_s
+        return self._pace.factor * self.costs.seconds(step) <= self.target_s
 
 
 class LayerInterleaved:
@@ -112,10 +151,22 @@ class LayerInterleaved:
         self._pass: tuple[Segment, ...] = ()
         self._layer = 0
         self._decode_next = False
+        self._paces: dict[Lane, Pace] = {"decode": Pace(), "prefill": Pace()}
 
     def decide(self, state: State) -> Decision:
         if state.busy:
             return []
+        for pace in self._paces.values():
+            pace.end(state.now)
+        found = self._decide(state)
+        for lane, step, _ in found:
+            self._paces[lane].begin(state.now, self._costs.seconds(step))
+        return found
+
+    def _seconds(self, lane: Lane, step: Step) -> float:
+        return self._paces[lane].factor * self._costs.seconds(step)
+
+    def _decide(self, state: State) -> Decision:
         if state.decoding and (self._decode_next or not (state.waiting or self._pass)):
             self._decode_next = False
             return [("decode", Step(rows=state.rows), ONE)]
@@ -126,7 +177,7 @@ class LayerInterleaved:
             self._pass, self._layer = self._tokens(state, self._room(state)), 0
         room = self._room(state)
         left = self._costs.layers - self._layer
-        one = self._costs.seconds(Step(segments=self._pass)) / self._costs.layers
+        one = self._seconds("prefill", Step(segments=self._pass)) / self._costs.layers
         count = left if room == float("inf") else max(1, min(left, int(room / one)))
         begin, self._layer = self._layer, self._layer + count
         partial = self._layer < self._costs.layers
@@ -141,13 +192,13 @@ class LayerInterleaved:
         if not state.decoding:
             return float("inf")
         joining = tuple(Row(one.slot, one.start + one.count) for one in self._pass if one.last)
-        return self._target_s - self._costs.seconds(Step(rows=state.rows + joining))
+        return self._target_s - self._seconds("decode", Step(rows=state.rows + joining))
 
     def _tokens(self, state: State, room: float) -> tuple[Segment, ...]:
         for chunk in reversed(CHUNKS):
             segments = packed(state.waiting, chunk)
             step = Step(segments=segments)
-            if chunk <= self._chunk and self._costs.seconds(step) / self._costs.layers <= room:
+            if chunk <= self._chunk and self._seconds("prefill", step) / self._costs.layers <= room:
                 return segments
         return packed(state.waiting, CHUNKS[0])
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
 from serving.shapes import Shape
 from serving.work import Placement, Step
+
+# The GEMMs of so many tokens take the time of reading the weights.
+FEW_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,18 @@ class Costs:
         known = sorted((-1 / count, rates.seconds(tokens, cached, pairs)) for count, rates in self.rates.items())
         # Between measured sizes, times go with the inverse of the SMs.
         return between(known, -1 / sms)
+
+    def heated(self, factor: float) -> Costs:
+        """The costs of a card that has computed for a while: what computes takes longer, what reads memory does not."""
+        rates = {
+            sms: replace(
+                one,
+                gemms=tuple((tokens, time * factor if tokens > FEW_TOKENS else time) for tokens, time in one.gemms),
+                per_pair=one.per_pair * factor,
+            )
+            for sms, one in self.rates.items()
+        }
+        return replace(self, rates=rates)
 
     def slowdown(self, placement: Placement, lane: str) -> float:
         """How many times as long a step of a lane takes while the other lane is busy."""

@@ -280,7 +280,7 @@ class Model:
                 )  # fmt: skip
         if frame.prompt_tokens:
             part = slice(frame.decodes, rows)
-            blocks = frame.prompt_tokens // self.tokens_per_block * self.shape.kv_heads
+            blocks = ceil(frame.prompt_tokens / self.tokens_per_block) * self.shape.kv_heads
             do.attend(
                 queries[part], keys, values, view["slots"][part], view["prompt_blocks"], attended[part],
                 self.tokens_per_block, prompt_splits(blocks, frame.prompt_tokens, sms), *space.parts["prompt"],

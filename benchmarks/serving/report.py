@@ -12,7 +12,7 @@ from cuda_gctx.draw.table import table
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS
 from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, goodput
-from serving.store import outcomes_of
+from serving.store import outcomes_of, trial_of, trials_of
 from serving.trials import name_of
 
 NOT_RUN = "not run"
@@ -81,7 +81,7 @@ def trial_rows(content: Content) -> list[list[str]]:
     ]  # fmt: skip
     questions = dict.fromkeys(one.trial.question for one in outcomes)
     for question in questions:
-        kept = [row for row in content["trials"] if _question(row) == question and row["kept"]]
+        kept = [row for row in trials_of(content) if trial_of(row).question == question and row["kept"]]
         if not kept:
             continue
         row = max(kept, key=lambda one: (one["rate"], -one["seed"]))
@@ -109,10 +109,6 @@ def trial_rows(content: Content) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def _question(row: Mapping[str, Any]) -> Question:
-    return Question(row["model"], row["load"], row["gap_ms"], row["contender"])
 
 
 def cost_rows(content: Content) -> list[list[str]]:
@@ -266,7 +262,7 @@ def _best_of(contents: Sequence[Content], contender: str) -> tuple[Content, Mapp
     found = [
         (content, row)
         for content in contents
-        for row in content["trials"]
+        for row in trials_of(content)
         if row["contender"] == contender and row["load"] == "documents" and row["kept"] and row["timeline"]
     ]
     return max(found, key=lambda one: one[1]["rate"]) if found else None

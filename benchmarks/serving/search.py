@@ -17,7 +17,7 @@ SEEDS = (1, 2, 3)
 # A search goes up or down from its start by these factors, and ends behind the last one. The first are small: the cost
 # model is seldom far off, and a bracket that is narrow from the beginning saves trials.
 UP = (1.12, 1.12, 1.25, 1.5, 2.0, 2.0, 2.0)
-DOWN = (1.12, 1.5, 2.0, 4.0)
+DOWN = (1.12, 1.5, 2.0)
 # Settings that are raced on the card for one question, in the order that the cost model predicts.
 RACED = 3
 
@@ -160,6 +160,9 @@ MODELS = ("8B", "34B")
 GAPS_MS = {"8B": (25.0, 50.0), "34B": (60.0,)}
 FIRST = ("chunked", "overlay", "disjoint", "policy")
 THEN = ("priority", "layers", "streams", "prefill-first")
+# Of the way in which a contender decides: trials of earlier ones say nothing about it.
+REVISIONS = {"prefill-first": 1, "streams": 1, "priority": 1, "overlay": 1, "disjoint": 1}
+REVISIONS |= {"chunked": 2, "layers": 2, "policy": 2}
 LOADS_BY_WORTH = ("documents", "retrieval", "chat")
 
 

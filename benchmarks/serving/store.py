@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from serving.search import Outcome, Question, Trial
+from serving.search import REVISIONS, Outcome, Question, Trial
 
 KIND = "serving"
 ROWS = ("trials", "soaks", "errors")
@@ -104,20 +104,30 @@ def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dic
     return found
 
 
-def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:
-    """The trials of a file of results, for the search.
+def trials_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The trials of a file of results that say something: of contenders as they are now, and not out of time.
 
-    One that ran out of time is left out, and one that failed while graphs were captured on the way: at its first time.
+    One that failed while graphs were captured on the way is left out at its first time.
     """
-    found: list[Outcome] = []
+    found: list[Mapping[str, Any]] = []
     disturbed: set[Trial] = set()
     for row in content["trials"]:
-        question = Question(row["model"], row["load"], row["gap_ms"], row["contender"])
-        trial = Trial(question, row["settings"], row["rate"], row["seed"])
-        if row["out_of_time"]:
+        if row["out_of_time"] or row["revision"] != REVISIONS[row["contender"]]:
             continue
+        trial = trial_of(row)
         if not row["kept"] and row["late_captures"] and trial not in disturbed:
             disturbed.add(trial)
             continue
-        found.append(Outcome(trial, row["kept"]))
+        found.append(row)
     return found
+
+
+def trial_of(row: Mapping[str, Any]) -> Trial:
+    """Which trial a row is of."""
+    question = Question(row["model"], row["load"], row["gap_ms"], row["contender"])
+    return Trial(question, row["settings"], row["rate"], row["seed"])
+
+
+def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:
+    """The trials of a file of results, for the search."""
+    return [Outcome(trial_of(row), row["kept"]) for row in trials_of(content)]

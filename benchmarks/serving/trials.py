@@ -14,7 +14,7 @@ from serving.costs import Costs
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
 from serving.loop import Limits, Record, Serving
-from serving.search import Question, Trial, written
+from serving.search import REVISIONS, Question, Trial, written
 from serving.virtual import VirtualExecutor
 from serving.work import Done, Segment, Step
 
@@ -66,6 +66,7 @@ def row_of(trial: Trial, record: Record) -> dict[str, Any]:
         "gap_ms": question.gap_ms,
         "first_token_limit_s": limits.first_token_s,
         "contender": question.contender,
+        "revision": REVISIONS[question.contender],
         "settings": trial.settings,
         "rate": trial.rate,
         "seed": trial.seed,

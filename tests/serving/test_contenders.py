@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from serving.contenders import CHUNKS, ByPolicy, Chunked, LayerInterleaved
+from serving.contenders import CHUNKS, ByPolicy, Chunked, LayerInterleaved, decodes_for
 from serving.costs import Costs, Rates, made_up
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
@@ -15,7 +15,7 @@ from serving.loop import Contender, Limits, Record, Serving
 from serving.policy import ByCosts
 from serving.shapes import SHAPES
 from serving.virtual import VirtualExecutor
-from serving.work import ONE, Done, Placement, Segment, Step
+from serving.work import ONE, Done, Placement, Row, Segment, Step
 
 COSTS = made_up(SHAPES["8B"])
 LIMITS = Limits(0.025, 10.0)
@@ -88,17 +88,38 @@ def test_the_chunk_is_the_largest_that_the_cost_model_allows() -> None:
     for step in mixed:
         if step.segments[0].last:
             continue
-        assert COSTS.seconds(step) <= 0.02 or step.prompt_tokens == CHUNKS[0]
-        larger = next((chunk for chunk in CHUNKS if chunk > step.prompt_tokens), None)
+        size = decodes_for(len(step.rows))
+        chunk = step.prompt_tokens + size
+        assert COSTS.seconds(step) <= 0.02 or chunk == CHUNKS[0]
+        larger = next((one for one in CHUNKS if one > chunk), None)
         if larger is not None and len(step.segments) == 1:
-            segment = step.segments[0]
-            grown = replace(segment, count=larger)
+            grown = replace(step.segments[0], count=larger - size)
             assert COSTS.seconds(replace(step, segments=(grown,))) > 0.02
 
 
 def test_a_fixed_chunk_stays() -> None:
     record = served(Chunked(COSTS, chunk=192), few("documents"), 0.5)
-    assert {one.step.prompt_tokens for one in record.steps if one.step.segments and not ends(one.step)} == {192}
+    steps = [one.step for one in record.steps if one.step.segments and not ends(one.step)]
+    assert {step.prompt_tokens + (decodes_for(len(step.rows)) if step.rows else 0) for step in steps} == {192}
+
+
+@pytest.mark.parametrize("name", ["chunked", "layers"])
+def test_a_card_slower_than_its_costs_is_noticed(name: str) -> None:
+    slow = COSTS.heated(1.3)
+    entrant = ENTRANTS[name]
+    limits = Limits(0.05, 10.0)
+    contender = entrant.make(entrant.settings(COSTS, limits)[0], COSTS, limits)
+    load = few("documents", 12)
+    record = Serving(contender, VirtualExecutor(slow), load.draw(0.5, 1), load.sequences).run()
+    late = sum(gap > limits.gap_s for gap in record.gaps)
+    assert late <= 0.01 * len(record.gaps)
+
+
+def test_heat_slows_what_computes_and_not_what_reads() -> None:
+    hot = COSTS.heated(1.25)
+    chunk, decode = Step(segments=(Segment(0, 8192, 1024),)), Step(rows=tuple(Row(slot, 30_000) for slot in range(4)))
+    assert hot.seconds(chunk) == pytest.approx(1.25 * COSTS.seconds(chunk))
+    assert hot.seconds(decode) == COSTS.seconds(decode)
 
 
 def ends(step: Step) -> bool:

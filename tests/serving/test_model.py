@@ -235,7 +235,7 @@ def test_smaller_steps_than_those_rehearsed_have_graphs_too(card: Card) -> None:
     rehearsed = Step((Row(0, 3), Row(1, 3)), (Segment(2, 0, 100, True),))
     card.prepare([card.shot("decode", rehearsed, placement)])
     for rows in (rehearsed.rows[:1], rehearsed.rows):
-        for count, last in ((64, False), (5, True), (128, False)):
+        for count, last in ((60, False), (5, True), (120, False)):
             step = Step(rows, (Segment(2, 0, count, last),))
             card.admit(2, count, 1)
             card.launch("decode", step, placement)

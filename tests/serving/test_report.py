@@ -235,6 +235,9 @@ class FakeBench:
     def close(self) -> None:
         self.closed = True
 
+    def heat(self, costs: object) -> float:
+        return 1.0
+
     def prepared(self, shots: list[Any]) -> None:
         assert shots
 
