@@ -21,6 +21,7 @@ import os
 import sys
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import chain, groupby
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any
 import tables
 from serving.contenders import DECODES
 from serving.costs import Costs
+from serving.entrants import ENTRANTS
 from serving.loads import LOADS
 from serving.loop import Record
 from serving.search import Question, Trial, next_trial, questions
@@ -57,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--contender", help="one contender")
     found.add_argument("--gap-ms", type=float, help="one limit on the time between tokens")
     found.add_argument(
+        "--ask", type=one_question, nargs="*", metavar="LOAD/GAP/CONTENDER", help="these, first of all a rate for each"
+    )
+    found.add_argument(
         "--share",
         type=share,
         default=(1, 1),
@@ -64,6 +69,14 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--distinct-layers", type=int, help="layers with weights of their own, where memory is short")
     return found
+
+
+def one_question(text: str) -> tuple[str, float, str]:
+    """documents/25/chunked as a load, a limit in milliseconds and a contender."""
+    load, gap_ms, contender = text.split("/")
+    if load not in LOADS or contender not in ENTRANTS:
+        raise ValueError(f"{text} is not a question: loads are {', '.join(LOADS)}, contenders {', '.join(ENTRANTS)}")
+    return load, float(gap_ms), contender
 
 
 def share(text: str) -> tuple[int, int]:
@@ -75,36 +88,38 @@ def share(text: str) -> tuple[int, int]:
 
 
 def asked(arguments: argparse.Namespace) -> list[list[Question]]:
-    """The questions that the options leave, in groups.
+    """The questions that the options leave, in stages: those of one load, or those that are asked one by one.
 
-    Shares take turns in every group, so that each has a part of those of most worth.
+    Shares take turns among the questions of most worth, and among the others.
     """
+    if arguments.ask:
+        return [[Question(arguments.model, *one) for one in arguments.ask]]
     part, parts = arguments.share
-    groups = [
-        [
+    stages: dict[str, list[Question]] = defaultdict(list)
+    for group in questions([arguments.model]):
+        mine = [
             one
             for one in group
             if arguments.load in (None, one.load)
             and arguments.contender in (None, one.contender)
             and arguments.gap_ms in (None, one.gap_ms)
-        ][part - 1 :: parts]
-        for group in questions([arguments.model])
-    ]
-    return [group for group in groups if group]
+        ]
+        stages[group[0].load] += mine[part - 1 :: parts]
+    return [stage for stage in stages.values() if stage]
 
 
 def next_of(
-    store: Store, costs: Costs, groups: Sequence[Sequence[Question]], without: Collection[Question] = ()
+    store: Store, costs: Costs, stages: Sequence[Sequence[Question]], without: Collection[Question] = ()
 ) -> Trial | None:
-    """The next trial: a rate for each question first, by one seed and the best predicted settings, then the rest.
+    """The next trial. In each stage, a rate for each question comes first, by one seed and the settings that are
+    predicted to be best; then the other settings and seeds.
 
     without: questions that are left out.
     """
     outcomes = store.outcomes
-    by_load = groupby(groups, key=lambda group: (group[0].model, group[0].load))
-    for some in [list(mine) for _, mine in by_load]:
+    for stage in stages:
         for thorough in (False, True):
-            for question in chain.from_iterable(some):
+            for question in stage:
                 if question in without:
                     continue
                 known = prediction(store, question, costs)
@@ -128,14 +143,14 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
     from serving.bench import Bench
 
     costs = costs_of(store, arguments.model)
-    groups = asked(arguments)
+    stages = asked(arguments)
     failed: dict[Question, str] = {}
     with Bench(SHAPES[arguments.model], DECODES, arguments.distinct_layers) as bench:
-        bench.card(LOADS[groups[0][0].load])
+        bench.card(LOADS[stages[0][0].load])
         heat = bench.heat(costs)
         costs = costs.heated(heat)
         print(f"after some seconds of computing, steps take {heat:.3f} times as long as measured", flush=True)
-        while (trial := next_of(store, costs, groups, failed)) is not None:
+        while (trial := next_of(store, costs, stages, failed)) is not None:
             rehearsed = rehearse(trial, costs)
             left = until - time.monotonic() - RESERVE_S
             if rehearsed.seconds > left:
@@ -159,7 +174,7 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             print(f"{described(trial)}: {verdict(row)}", flush=True)
     for question, error in failed.items():
         print(f"{name_of(question)} failed: {error}", file=sys.stderr)
-    left = [name for one in chain.from_iterable(groups) if not answered(store, one, name := name_of(one))]
+    left = [name for one in chain.from_iterable(stages) if not answered(store, one, name := name_of(one))]
     print(f"not answered yet: {', '.join(left)}" if left else "all questions are answered")
     return int(bool(failed))
 

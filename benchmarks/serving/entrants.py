@@ -26,7 +26,7 @@ class Entrant:
 DECODE_SIZES = (16, 24, 32, 48, 64)
 WAVES = (2, 1)
 LARGE_CHUNKS = (1024, 2048, 4096)
-MARGINS = (0.95, 0.9, 0.85)
+MARGINS = (0.9, 0.95, 0.85)
 
 
 def _chunked(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:

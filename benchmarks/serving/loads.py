@@ -62,6 +62,6 @@ LOADS = {
     for load in (
         Load("documents", "long documents: 28k to 30.5k in, 15 to 256 out", 10.0, 24, 12, _documents, 31488),
         Load("retrieval", "retrieval: 7k to 9k in, 256 out", 2.0, 80, 40, _retrieval, 9472),
-        Load("chat", "chat: about 200 in, about 200 out", 1.0, 400, 128, _chat, 2560),
+        Load("chat", "chat: about 200 in, about 200 out", 1.0, 1600, 128, _chat, 2560),
     )
 }

@@ -101,11 +101,12 @@ class Frame:
             behind = first + segment.count
             view["slots"][first:behind] = segment.slot
             view["positions"][first:behind] = np.arange(segment.start, segment.start + segment.count)
-            for offset in range(0, segment.count, self.tokens_per_block):
-                count = min(self.tokens_per_block, segment.count - offset)
-                at = first - self.decodes + offset
-                view["prompt_blocks"][block] = segment.slot, at, count, segment.start + offset
-                block += 1
+            offsets = np.arange(0, segment.count, self.tokens_per_block)
+            blocks = view["prompt_blocks"][block : block + len(offsets)]
+            blocks[:, 0], blocks[:, 1] = segment.slot, first - self.decodes + offsets
+            blocks[:, 2] = np.minimum(self.tokens_per_block, segment.count - offsets)
+            blocks[:, 3] = segment.start + offsets
+            block += len(offsets)
             if segment.last:
                 view["sample_rows"][sample], view["sample_slots"][sample] = behind - 1, segment.slot
                 view["sample_positions"][sample] = segment.start + segment.count
@@ -199,6 +200,7 @@ class Model:
         self.length = (length + step - 1) // step * step
         self.distinct_layers = distinct_layers or shape.layers
         self.tokens_per_block = max(1, BLOCK_ROWS // shape.group)
+        self._frames: dict[tuple[int, int, int], Frame] = {}
         generator = torch.Generator(device=self.device).manual_seed(seed)
 
         def weights(rows: int, columns: int) -> Any:
@@ -231,7 +233,12 @@ class Model:
         self.cosines, self.sines = angles.cos(), angles.sin()
 
     def frame(self, decodes: int, prompt_tokens: int, ends: int) -> Frame:
-        return Frame(decodes, prompt_tokens, ends, self.tokens_per_block)
+        """The same object for the same sizes, with its sections."""
+        sizes = decodes, prompt_tokens, ends
+        found = self._frames.get(sizes)
+        if found is None:
+            found = self._frames[sizes] = Frame(*sizes, self.tokens_per_block)
+        return found
 
     def write(self, slot: int, tokens: Any) -> None:
         """Enqueue the copy of a prompt, which is pinned on a GPU, into the history of a slot."""

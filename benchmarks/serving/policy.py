@@ -14,7 +14,7 @@ from serving.work import ONE, Lane, Placement, Segment, Step
 LANES: tuple[Lane, Lane] = ("decode", "prefill")
 # A load counts as the next larger one of these: sequences that decode, and their cached tokens.
 BATCHES = (1, 2, 4, 8, 12, 16, 32, 64, 128)
-CONTEXTS = tuple(1 << n for n in range(10, 21))
+CONTEXTS = tuple(round(2 ** (n / 4)) for n in range(40, 81))
 # Rates of prefill are compared for a chunk behind so many tokens of its prompt.
 PAST = 8192
 

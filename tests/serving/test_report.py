@@ -145,10 +145,10 @@ def test_predictions_put_the_best_settings_first() -> None:
     assert found["start"] == rates[0] > 0
 
 
-def answers_all(store: Store, costs: Any, groups: list[list[Question]]) -> list[Question]:
+def answers_all(store: Store, costs: Any, stages: list[list[Question]]) -> list[Question]:
     """Runs every trial on the virtual clock; returns the questions in the order in which they were asked."""
     order = []
-    while (following := serve.next_of(store, costs, groups)) is not None:
+    while (following := serve.next_of(store, costs, stages)) is not None:
         add(store, following)
         order.append(following.question)
     return order
@@ -157,7 +157,7 @@ def answers_all(store: Store, costs: Any, groups: list[list[Question]]) -> list[
 def test_every_question_has_a_rate_before_settings_are_raced_and_seeds_confirm(store: Store) -> None:
     both = [question("prefill-first", 50.0), question("prefill-first", 25.0)]
     predict(store, *both)
-    order = answers_all(store, COSTS, [both[:1], both[1:]])
+    order = answers_all(store, COSTS, [both])
     blocks = [one for one, before in zip(order, [None, *order], strict=False) if one != before]
     assert blocks == both * 2
     outcomes = store.outcomes
@@ -189,6 +189,15 @@ def test_shares_are_disjoint_and_each_begins_with_the_most_worth() -> None:
     for wrong in ("5/4", "0/4", "half"):
         with pytest.raises(SystemExit):
             serve.parser().parse_args(["run", "--share", wrong])
+
+
+def test_questions_can_be_asked_one_by_one() -> None:
+    options = ["run", "--ask", "documents/50/policy", "chat/25/chunked"]
+    asked = serve.asked(serve.parser().parse_args(options))
+    assert asked == [[Question("8B", "documents", 50.0, "policy"), Question("8B", "chat", 25.0, "chunked")]]
+    for wrong in ("documents/50", "documents/50/nobody", "novels/50/chunked"):
+        with pytest.raises(SystemExit):
+            serve.parser().parse_args(["run", "--ask", wrong])
 
 
 def test_merge_adds_the_results_of_other_folders(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
