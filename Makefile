@@ -101,10 +101,16 @@ reproducible: $(VENV)/wheel-tools
 	  --work build/$$folder/work --out build/$$folder/dist || exit 1; done
 	cd build/first/dist && sha256sum * | (cd ../../second/dist && sha256sum --check)
 
-sbom: $(VENV)/wheel-tools
+# The wheel comes from the folder of the package's own build, which has compiled it already.
+sbom: $(VENV)/package $(VENV)/wheel-tools
+	rm -rf build/sbom-wheel
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) \
+	  --wheel-dir build/sbom-wheel .
 	$(BIN)/python -m venv --clear --without-pip build/sbom
-	$(BIN)/python -m pip --python build/sbom/bin/python install -q .
-	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
+	$(BIN)/python -m pip --python build/sbom/bin/python install -q build/sbom-wheel/*.whl
+	version=$$(build/sbom/bin/python -c "import importlib.metadata as m; print(m.version('cuda-gctx'))") && \
+	  sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > build/sbom-pyproject.toml
+	$(BIN)/cyclonedx-py environment --pyproject build/sbom-pyproject.toml --mc-type library --output-reproducible \
 	  --output-file build/sbom.cdx.json build/sbom/bin/python
 
 clean:
