@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from cuda_gctx.tune._report import PartTime as PartTime
     from cuda_gctx.tune._report import Report as Report
     from cuda_gctx.tune._report import Result as Result
+    from cuda_gctx.tune._work import PartError as PartError
     from cuda_gctx.tune.timeline import Timeline as Timeline
     from cuda_gctx.tune.timeline import Trace as Trace
 
@@ -48,6 +49,7 @@ _NAMES_OF_MODULE = {
     "cuda_gctx.tune._policy": ("Check", "Policy", "Prediction"),
     "cuda_gctx.tune._policy_building": ("policy",),
     "cuda_gctx.tune._report": ("PartTime", "Report", "Result"),
+    "cuda_gctx.tune._work": ("PartError",),
     "cuda_gctx.measure.statistics": ("Estimate", "Latency", "Spread"),
     "cuda_gctx.measure.machine": ("Conditions",),
     "cuda_gctx.tune.timeline": ("Timeline", "Trace"),

@@ -250,8 +250,8 @@ def curve(
     All sizes are measured in rounds in random order, each in 7 to 15 rounds. With a budget that does not suffice for 7,
     fewer sizes are measured.
 
-    Returns a Curve. Raises RuntimeError if the budget is too short to measure the part once, if a part raises, and
-    during a capture; ValueError for invalid arguments.
+    Returns a Curve. Raises PartError if a part raises, RuntimeError if the budget is too short to measure the part once
+    and during a capture, and ValueError for invalid arguments.
     """
     work = part_of(part, "part")
     other = part_of(load, LOAD) if load is not None else None

@@ -60,8 +60,9 @@ def overlap(
     progress: whether to show progress on stderr; None: if stderr is a terminal.
     seed: the seed of the random order in which plans are measured.
 
-    Ctrl-C ends the measurement and returns the results so far. Raises RuntimeError if the budget is too short to
-    measure each part alone and the sequence, if a part raises, and during a capture; ValueError for invalid arguments.
+    Ctrl-C ends the measurement and returns the results so far. Raises PartError if a part raises, RuntimeError if
+    the budget is too short to measure each part alone and the sequence and during a capture, and ValueError for invalid
+    arguments.
     """
     parts = parts_of(work, named)
     names = tuple(part.name for part in parts)

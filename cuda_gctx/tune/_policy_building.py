@@ -73,7 +73,7 @@ def policy(
     progress: whether to show progress on stderr; None: if stderr is a terminal.
     seed: the seed of the random order in which predictions are checked.
 
-    Raises RuntimeError if the budget is too short, if a part raises, and during a capture.
+    Raises PartError if a part raises, and RuntimeError if the budget is too short and during a capture.
     """
     return _Builder(parts_of, latency, loads, device, quantile, checks, hysteresis, budget_s, progress, seed).build()
 

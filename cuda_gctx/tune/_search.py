@@ -29,7 +29,7 @@ from cuda_gctx.tune._measure import BATCH_S, Intervals, Launch, OutOfTime, Runne
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import KINDS, Plan
 from cuda_gctx.tune._sizes import Allocation, Sizes
-from cuda_gctx.tune._work import Part, PartFacts, PartFailed, examine, libraries_loaded, naming, why_not
+from cuda_gctx.tune._work import Part, PartError, PartFacts, examine, libraries_loaded, naming, why_not
 
 __all__ = ["Candidate", "Search"]
 
@@ -528,7 +528,7 @@ class Search:
         try:
             with naming(trial.name if len(trial.parts) > 1 else f"{trial.parts[0].name} {trial.name}"):
                 yield
-        except PartFailed as error:
+        except PartError as error:
             if candidate.allocation is None or _capturing(trial):
                 raise
             try:

@@ -26,8 +26,8 @@ from cuda_gctx.measure.loop import AHEAD, QUEUED, Batch, timed_batch
 
 __all__ = [
     "Part",
+    "PartError",
     "PartFacts",
-    "PartFailed",
     "captured",
     "entered",
     "examine",
@@ -45,8 +45,10 @@ LEAST_WORK_S = 0.5e-6
 LIBRARIES = ("torch", "cupy")
 
 
-class PartFailed(RuntimeError):
+class PartError(RuntimeError):
     """A part raised an exception, which is the cause of this one."""
+
+    __module__ = __name__.rpartition(".")[0]  # the public name
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Part:
             self.function(stream)
         except Exception as error:
             hint = "" if _takes_a_stream(self.function) else "; parts are called with one argument, as f(stream)"
-            raise PartFailed(f"{self.name} failed ({plan}): {type(error).__name__}: {error}{hint}") from error
+            raise PartError(f"{self.name} failed ({plan}): {type(error).__name__}: {error}{hint}") from error
 
 
 def _takes_a_stream(function: Callable[..., object]) -> bool:
@@ -192,7 +194,7 @@ def captured(part: Part, stream: Stream, library_sms: bool, plan: object, closin
                 executable = closing.enter_context(once.instantiate())
             return Part(part.name, executable.launch)
     except (CUDAError, RuntimeError) as error:
-        raise PartFailed(
+        raise PartError(
             f'{part.name} cannot be captured as a graph ({plan}): {error}; launch="graphs" needs functions that only '
             "enqueue work"
         ) from error

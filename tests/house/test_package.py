@@ -49,7 +49,9 @@ def test_public_name_is_the_one_of_its_module(name: str) -> None:
     assert name in dir(cuda_gctx)
 
 
-@pytest.mark.parametrize("package", ["cuda_gctx", "cuda_gctx.partitions", "cuda_gctx.sim", "cuda_gctx.comm"])
+@pytest.mark.parametrize(
+    "package", ["cuda_gctx", *(f"cuda_gctx.{room}" for room in ("comm", "partitions", "sim", "tune"))]
+)
 def test_errors_are_shown_under_the_names_by_which_they_are_imported(package: str) -> None:
     module = importlib.import_module(package)
     for name in module.__all__:
