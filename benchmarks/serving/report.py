@@ -304,8 +304,11 @@ def head(content: Content) -> str:
     runs = content["runs"]
     dates = sorted({run["date"] for run in runs})
     when = " and ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "no run"
+    counted, run = len(trials_of(content)), len(content["trials"])
+    trials = f"{run} trials" if counted == run else f"{run} trials, of which {counted} are of the present contenders"
+    absent = [model for model in GAPS_MS if not any(row["model"] == model for row in content["trials"])]
     return (
         f"{content['card']}, {content['sm_count']} SMs, driver {content['driver']} (CUDA {content['cuda']}); {when}, "
-        f"{len(content['trials'])} trials. Goodput is in requests per second; confirmed by {len(SEEDS)} seeds where "
-        "nothing else is said."
+        f"{trials}. Goodput is in requests per second; confirmed by {len(SEEDS)} seeds where nothing else is said."
+        + "".join(f" No trial of {model} shapes was run." for model in absent)
     )

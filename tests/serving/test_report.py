@@ -111,6 +111,17 @@ def test_what_was_not_run_is_printed_as_such(store: Store) -> None:
     assert "at least 0.200 (search not ended)" in report.goodput_table(store.content)
 
 
+def test_the_head_says_which_models_were_not_run_and_which_trials_count(store: Store) -> None:
+    assert "0 trials. " in report.head(store.content)
+    assert "No trial of 8B shapes was run. No trial of 34B shapes was run." in report.head(store.content)
+    add(store, trial())
+    add(store, trial(rate=0.1))
+    store.content["trials"][0]["revision"] -= 1
+    text = report.head(store.content)
+    assert "2 trials, of which 1 are of the present contenders. " in text
+    assert "8B shapes" not in text
+
+
 def test_a_rate_is_shown_with_the_seeds_that_have_kept_it(store: Store) -> None:
     costs = COSTS
     predict(store, question(), start=0.6)
