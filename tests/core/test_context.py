@@ -484,7 +484,9 @@ def test_what_was_made_on_a_primary_context_is_dead_after_a_reset(sim: Callable[
     handle, number = before.handle, before.id
     Raw().call("cuDevicePrimaryCtxReset_v2", 0)
     assert {found.kind for found in machine.ledger().live} == set()  # the reset destroyed what there was
-    for use in (stream.sync, lambda: stream.is_done, lambda: stream.priority, before.sync):
+    uses: list[Callable[[], object]] = [stream.sync, stream.record, before.sync, stream.capture().__enter__]
+    uses += [lambda: stream.is_done, lambda: stream.priority, lambda: stream.record(event), lambda: stream.wait(event)]
+    for use in uses:
         with pytest.raises(ClosedError, match="has been reset"):
             use()
     with pytest.raises(CUDAError) as gone:

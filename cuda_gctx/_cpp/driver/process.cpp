@@ -3,9 +3,12 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <new>
 
 namespace gctx {
 
@@ -19,9 +22,11 @@ struct Failures {
   char first[256] = {};
 };
 
-// Never destroyed: the destructors of objects with static lifetime may still report here.
+// Never destroyed: the destructors of objects with static lifetime may still report here. Nor allocated: memory may
+// have run out.
 Failures& failures() {
-  static auto* instance = new Failures;
+  alignas(Failures) static std::array<std::byte, sizeof(Failures)> place;
+  static auto* instance = new (place.data()) Failures;
   return *instance;
 }
 

@@ -129,8 +129,6 @@ CUresult ContextBox::ask_whether_there() const noexcept {
 
 bool ContextBox::is_there() const noexcept { return ask_whether_there() != CUDA_ERROR_CONTEXT_IS_DESTROYED; }
 
-void ContextBox::demand_usable() const { runtime_.demand_usable(); }
-
 void ContextBox::ask_to_be_there() const {
   const CUresult answer = ask_whether_there();
   if (answer == CUDA_ERROR_CONTEXT_IS_DESTROYED) [[unlikely]] {
@@ -153,13 +151,6 @@ void ContextBox::rename(std::string name) {
 }
 
 void ContextBox::fail_closed() const { fail(ErrorKind::closed, label() + " has been closed"); }
-
-void ContextBox::demand_live() const {
-  runtime_.demand_usable();
-  if (is_closed()) {
-    fail_closed();
-  }
-}
 
 bool ContextBox::is_current() const {
   CUcontext current = nullptr;

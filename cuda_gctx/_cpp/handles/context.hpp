@@ -73,7 +73,13 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   bool is_closed() const noexcept { return !state_.is_open(); }
   // No more use of a green context of ours; it is destroyed with its last stream and event. Throws while it is current.
   void close();
-  void demand_live() const;  // open, and of a driver that may be used
+  inline void demand_usable() const;  // of a driver that may be used
+  void demand_live() const {          // and open
+    demand_usable();
+    if (is_closed()) [[unlikely]] {
+      fail_closed();
+    }
+  }
   void demand_not_current() const;
   [[noreturn]] void fail_closed() const;
 
@@ -143,7 +149,6 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   OwnStreams take_own_streams() noexcept;
   bool keep_pinned() noexcept;
   void destroy(const OwnStreams& kept) const noexcept;
-  void demand_usable() const;
   void ask_to_be_there() const;
   CUresult ask_whether_there() const noexcept;
   [[noreturn]] void fail_capturing(const char* what) const;

@@ -24,8 +24,6 @@ EventBox::~EventBox() {
   }
 }
 
-void EventBox::demand_live() const { context()->runtime().demand_usable(); }
-
 namespace {
 
 EventHandle make_event(ContextUse use, unsigned flags) {

@@ -20,7 +20,7 @@ class EventBox {
 
   void take(CUevent handle) noexcept { handle_ = handle; }
   const ContextHandle& context() const noexcept { return use_.context(); }
-  void demand_live() const;  // of a driver that may be used
+  void demand_live() const { context()->demand_usable(); }  // of a driver that may be used
   CUevent handle() const noexcept { return handle_; }
   // Whether a stream that waits for it may become part of a capture: see StreamBox::may_capture.
   bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }

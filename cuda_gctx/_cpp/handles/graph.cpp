@@ -102,8 +102,7 @@ void upload(const GraphExecHandle& exec, const StreamHandle& stream) {
 
 void launch(const GraphExecHandle& exec, const StreamHandle& stream) {
   demand_own_stream(exec, stream);
-  exec->context()->runtime().demand_usable();
-  GCTX_CALL(exec->context()->runtime().driver(), cuGraphLaunch, exec->handle(), stream->handle());
+  GCTX_CALL(driver_of(exec->context()), cuGraphLaunch, exec->handle(), stream->handle());
 }
 
 }  // namespace gctx

@@ -4,6 +4,7 @@
 
 #include "driver/error.hpp"
 #include "handles/context.hpp"
+#include "handles/runtime.hpp"
 
 namespace gctx {
 namespace {

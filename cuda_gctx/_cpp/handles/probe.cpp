@@ -165,7 +165,7 @@ CUfunction Probe::function() const noexcept { return reinterpret_cast<CUfunction
 
 void Probe::launch(const StreamHandle& stream, unsigned blocks, unsigned threads, std::uint64_t spin_ns,
                    CUdeviceptr out, unsigned capacity, unsigned cluster) const {
-  stream->context()->runtime().demand_usable();
+  stream->context()->demand_there();
   const Driver& driver = primary_->runtime().driver();
   CurrentScope scope(*stream->context());
   void* arguments[] = {&out, &capacity, &spin_ns};
@@ -230,8 +230,8 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
   for (std::size_t i = 0; i < streams.size(); ++i) {
     parts[i] += out;
     CurrentScope scope(*streams[i]->context());
-    is_written_ = true;
     GCTX_CALL(driver, cuMemsetD8Async, parts[i], 0, blocks[i] * sizeof(ProbeBlock), streams[i]->handle());
+    is_written_ = true;
     scope.leave();
     // Where kernels are loaded at their first launch, that would hold up the others and look like a lack of
     // concurrency.

@@ -152,6 +152,8 @@ class Runtime {
   std::vector<std::shared_ptr<void>> later_;
 };
 
+inline void ContextBox::demand_usable() const { runtime_.demand_usable(); }
+
 SmResourcePtr sm_resource_from_query(const Runtime& runtime, int ordinal, const CUdevResource& queried);
 
 SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,

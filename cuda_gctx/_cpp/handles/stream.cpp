@@ -17,15 +17,8 @@ const Driver& driver_of(const StreamHandle& stream) { return stream->context()->
 // The default streams mean the context that is current at each call; a box of one means its own context.
 class StreamScope {
  public:
-  // Calls that only enqueue work do not ask whether the context is there: the question takes as long as they do.
-  enum class For { any, enqueueing };
-  explicit StreamScope(const StreamBox& stream, For purpose = For::any) {
-    const ContextBox& context = *stream.context();
-    if (purpose == For::any && context.kind() != ContextKind::green) {
-      context.demand_there();
-    } else {
-      context.runtime().demand_usable();
-    }
+  explicit StreamScope(const StreamBox& stream) {
+    stream.context()->demand_there();
     if (stream.is_default()) {
       scope_.emplace(*stream.context());
     }
@@ -150,8 +143,6 @@ StreamBox::~StreamBox() {
     runtime.driver().note(runtime.driver().cuStreamDestroy(handle_), "cuStreamDestroy");
   }
 }
-
-void StreamBox::demand_live() const { context()->runtime().demand_usable(); }
 
 std::uint64_t StreamBox::id() {
   std::uint64_t id = id_.load(std::memory_order_relaxed);
@@ -295,7 +286,7 @@ void synchronize_stream(const StreamHandle& stream) {
 }
 
 void record_event(const StreamHandle& stream, const EventHandle& event) {
-  const StreamScope scope(*stream, StreamScope::For::enqueueing);
+  const StreamScope scope(*stream);
   if (stream->may_capture()) {
     event->expose();
   }
@@ -303,7 +294,7 @@ void record_event(const StreamHandle& stream, const EventHandle& event) {
 }
 
 void wait_event(const StreamHandle& stream, const EventHandle& event) {
-  const StreamScope scope(*stream, StreamScope::For::enqueueing);
+  const StreamScope scope(*stream);
   if (event->may_capture()) {
     stream->expose();
   }

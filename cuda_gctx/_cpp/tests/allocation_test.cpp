@@ -1,13 +1,17 @@
-// How many allocations calls of the core make. The core is linked into this program: whether the `operator new` of a
-// program reaches its shared libraries depends on the toolchain.
+// The allocations that calls of the core make: how many, and what is left where one of them fails. The core is linked
+// into this program: whether the `operator new` of a program reaches its shared libraries depends on the toolchain.
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <functional>
 #include <new>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "handles/claim.hpp"
+#include "handles/current.hpp"
+#include "handles/event.hpp"
 #include "handles/runtime.hpp"
 #include "handles/stream.hpp"
 #include "tests/check.hpp"
@@ -16,60 +20,77 @@ using namespace gctx;
 
 namespace {
 
-// Of the calling thread, as long as it counts: all, and those that the software driver makes.
+// Of the calling thread, as long as it counts: those of this program, which contains the core.
 thread_local bool is_counting = false;
-thread_local int all = 0;
-thread_local int of_driver = 0;
+thread_local int allocations = 0;
+thread_local int failing = -1;  // the number of the one that fails
 
-void count_allocation(const void* caller) noexcept {
+// False for the one that fails.
+bool count_allocation(const void* caller) noexcept {
   if (!std::exchange(is_counting, false)) {
-    return;
+    return true;
   }
-  ++all;
-  Dl_info found{};
-  if (dladdr(caller, &found) != 0 && std::string_view(found.dli_fname).find("libcuda_gctx_sim") != std::string::npos) {
-    ++of_driver;
-  }
+  Dl_info from{};
+  Dl_info here{};
+  const bool is_own = dladdr(caller, &from) != 0 && dladdr(reinterpret_cast<void*>(&count_allocation), &here) != 0 &&
+                      from.dli_fbase == here.dli_fbase;
   is_counting = true;
+  return !is_own || allocations++ != failing;
 }
 
 template <typename Work>
-int allocations_of(Work&& work) {
-  all = of_driver = 0;
+int allocations_of(Work&& work, int which_fails = -1) {
+  allocations = 0;
+  failing = which_fails;
   is_counting = true;
-  work();
+  try {
+    work();
+  } catch (...) {
+    is_counting = false;
+    throw;
+  }
   is_counting = false;
-  return all - of_driver;
+  return allocations;
 }
 
 }  // namespace
 
 [[gnu::noinline]] void* operator new(std::size_t size) {
-  count_allocation(__builtin_return_address(0));
-  if (void* memory = std::malloc(size)) {
-    return memory;
+  void* const memory = count_allocation(__builtin_return_address(0)) ? std::malloc(size) : nullptr;
+  if (memory == nullptr) {
+    throw std::bad_alloc();
   }
-  throw std::bad_alloc();
+  return memory;
 }
 [[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t& /*unused*/) noexcept {
-  count_allocation(__builtin_return_address(0));
-  return std::malloc(size);
+  return count_allocation(__builtin_return_address(0)) ? std::malloc(size) : nullptr;
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t /*unused*/) noexcept { std::free(memory); }
 
-int main() {
+namespace {
+
+std::vector<GroupRequest> groups_of(const std::vector<unsigned>& counts) {
+  std::vector<GroupRequest> requests(counts.size());
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    requests[i].count = counts[i];
+  }
+  return requests;
+}
+
+ContextHandle green_context(Runtime& runtime, const SmResourcePtr& sms) {
+  NewContext fresh(runtime, 0, {sms}, std::nullopt, "a name that is too long to be part of a string", false, true);
+  return fresh.create();
+}
+
+void a_split_and_a_stream_allocate_little() {
   Runtime& runtime = Runtime::open(CUDA_GCTX_SIM_LIBRARY);
   const auto whole = runtime.device_sm(0);
-  std::vector<GroupRequest> requests(3);
-  requests[0].count = 8;
-  requests[1].count = 16;
-  requests[2].count = 24;
+  const auto requests = groups_of({8, 16, 24});
   SplitResult split = split_resource(runtime, whole, requests, false);
   const int of_split = allocations_of([&] { split = split_resource(runtime, whole, requests, false); });
   {
-    NewContext fresh(runtime, 0, {split.groups[0]}, std::nullopt, "", false, true);
-    const ContextHandle context = fresh.create();
+    const ContextHandle context = green_context(runtime, split.groups[0]);
     auto stream = create_stream(context, std::nullopt, true);
     const int of_stream = allocations_of([&] { stream = create_stream(context, std::nullopt, true); });
     std::printf("allocations: %d of a split of three, %d of a stream\n", of_split, of_stream);
@@ -77,5 +98,96 @@ int main() {
     CHECK(of_stream == 1);  // its box; the entry in the registry is part of it
   }
   Runtime::close(runtime);
+}
+
+// What there is for the calls below.
+struct World {
+  Runtime& runtime;
+  SplitResult split;
+  ContextHandle context;
+  StreamHandle stream;
+};
+
+// Every allocation of a call fails in turn: what is current stays, and nothing is destroyed twice or left alive.
+void no_allocation_is_needed_to_undo(const char* name, const std::function<void(World&)>& call) {
+  int number = 0;
+  for (bool is_over = false; !is_over; ++number) {
+    Runtime& runtime = Runtime::open(CUDA_GCTX_SIM_LIBRARY);
+    void* const library = dlopen(runtime.driver().path().c_str(), RTLD_NOW | RTLD_NOLOAD);
+    const auto ledger = reinterpret_cast<const char* (*)()>(dlsym(library, "gctxSimLedger"));
+    {
+      World world{runtime, {}, nullptr, nullptr};
+      if (std::string_view(name) != "primary") {
+        world.split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
+        world.context = green_context(runtime, world.split.groups[0]);
+        world.stream = create_stream(world.context, std::nullopt, true);
+      }
+      CUcontext before = nullptr;
+      CUcontext after = nullptr;
+      runtime.driver().cuCtxGetCurrent(&before);
+      try {
+        is_over = allocations_of([&] { call(world); }, number) <= number;
+      } catch (const std::bad_alloc&) {
+      }
+      runtime.driver().cuCtxGetCurrent(&after);
+      CHECK(after == before);
+    }
+    Runtime::close(runtime);
+    const std::string left = ledger();
+    CHECK(left.find("\"misuse\":[]") != std::string::npos);
+    CHECK(left.find("\"live\":[]") != std::string::npos);
+    CHECK(number < 200);
+    if (gctx::test::failures != 0) {
+      std::fprintf(stderr, "%s, allocation %d: %s\n", name, number, left.c_str());
+      return;
+    }
+  }
+  CHECK(number > 1);  // some did fail
+}
+
+// What is destroyed without memory, and fails, ends nothing but itself.
+void a_destruction_that_fails_needs_no_memory() {
+  Runtime& runtime = Runtime::open(CUDA_GCTX_SIM_LIBRARY);
+  void* const library = dlopen(runtime.driver().path().c_str(), RTLD_NOW | RTLD_NOLOAD);
+  const auto fail = reinterpret_cast<int (*)(const char*, unsigned long long, int)>(dlsym(library, "gctxSimFailNth"));
+  {
+    const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
+    ContextHandle context = green_context(runtime, split.groups[0]);
+    StreamHandle stream = create_stream(context, std::nullopt, true);
+    EventHandle event = create_event(context, 0);
+    for (const char* call : {"cuStreamDestroy", "cuEventDestroy", "cuGreenCtxDestroy"}) {
+      CHECK(fail(call, 1, CUDA_ERROR_UNKNOWN) == 0);
+    }
+    const int made = allocations_of([&] {
+      event.reset();
+      stream.reset();
+      context.reset();
+    });
+    CHECK(made == 0);
+    char text[256];
+    CHECK(take_failure(text, sizeof(text)));
+  }
+  Runtime::close(runtime);
+}
+
+}  // namespace
+
+int main() {
+  a_split_and_a_stream_allocate_little();
+  no_allocation_is_needed_to_undo("primary", [](World& world) { world.runtime.primary(0); });
+  no_allocation_is_needed_to_undo("context", [](World& world) { green_context(world.runtime, world.split.groups[1]); });
+  no_allocation_is_needed_to_undo("stream", [](World& world) { create_stream(world.context, std::nullopt, true); });
+  no_allocation_is_needed_to_undo("event", [](World& world) { create_event(world.context, 0); });
+  no_allocation_is_needed_to_undo("stream of a context",
+                                  [](World& world) { context_stream(world.context, std::nullopt, 3); });
+  no_allocation_is_needed_to_undo("block", [](World& world) {
+    ContextHandle context = world.context;
+    const BlockOwner owner{1, "a place that is too long to be part of a string"};
+    pop_current(push_current(context, &owner));
+  });
+  no_allocation_is_needed_to_undo("split", [](World& world) {
+    split_resource(world.runtime, world.runtime.device_sm(0), groups_of({8, 16, 24}), false);
+  });
+  a_destruction_that_fails_needs_no_memory();
   return gctx::test::summary("allocation_test");
 }

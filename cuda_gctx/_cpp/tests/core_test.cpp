@@ -232,6 +232,23 @@ void two_tasks_of_a_thread_cannot_have_a_block_each() {
   pop_current(outside);
 }
 
+void a_context_of_a_device_that_is_not_listed_is_refused() {
+  Machine machine("sim:h200@13.0");
+  auto& driver = const_cast<Driver&>(machine.runtime().driver());
+  CUcontext foreign = nullptr;
+  CHECK(driver.cuDevicePrimaryCtxRetain(&foreign, 0) == CUDA_SUCCESS);
+  const auto real = driver.cuCtxGetDevice;
+  driver.cuCtxGetDevice = [](CUdevice* device) {
+    *device = 7;
+    return CUDA_SUCCESS;
+  };
+  const std::string said = message_of<Error>([&] { adopt_context(machine.runtime(), foreign); });
+  driver.cuCtxGetDevice = real;
+  CHECK(said == "the context belongs to a device that the driver does not list");
+  CHECK(current_of(machine.runtime()) == nullptr);
+  CHECK(driver.cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+}
+
 void a_slot_keeps_one_copy_for_the_next_call() {
   LockedSlot<int> slot;
   auto made = std::make_shared<int>(7);
@@ -344,6 +361,7 @@ int main() {
   a_block_that_is_left_on_another_thread_goes_on_its_own();
   what_was_current_before_a_block_is_current_after_it();
   two_tasks_of_a_thread_cannot_have_a_block_each();
+  a_context_of_a_device_that_is_not_listed_is_refused();
   a_slot_keeps_one_copy_for_the_next_call();
   objects_of_a_driver_that_is_set_aside_wait();
   contexts_are_not_made_and_not_waited_for_during_a_capture();
