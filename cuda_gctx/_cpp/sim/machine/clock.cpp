@@ -318,7 +318,8 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
     if (wait_for_host(lock)) continue;
     const std::uint64_t moment = next_moment();
     if (moment == never || moment > limit) break;
-    time_ = std::max(time_, moment);
+    if (moment < time_) broken_law("time runs backwards");
+    time_ = moment;
     while (!timers_.empty() && timers_.top().end <= time_) {
       const WorkPtr work = timers_.top().work;
       timers_.pop();
