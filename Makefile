@@ -5,6 +5,7 @@
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
 #   make fuzz     call the software driver at random for FUZZ_SECONDS (60), with sanitizers for addresses and undefined behaviour
+#   make peers    run test suites of other projects on the software driver; CUDA_PYTHON names a checkout of NVIDIA/cuda-python
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
 #   make docs     build the documentation into build/docs
 #   make wheels   build the distributions into dist, for every interpreter in PYTHONS
@@ -26,7 +27,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gct
 CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
+.PHONY: demo test peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -37,6 +38,12 @@ test: $(VENV)/package $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
 	$(BIN)/pytest --order=$(ORDER)
+
+# The suites are installed from the registry, hundreds of MB, which is why they are no part of "make test".
+CUDA_PYTHON ?=
+peers: $(VENV)/package
+	$(BIN)/python tests/peers/run.py numba-cuda
+	$(if $(CUDA_PYTHON),$(BIN)/python tests/peers/run.py cuda-core --source $(CUDA_PYTHON))
 
 instructions: $(VENV)/package
 	$(BIN)/python benchmarks/instructions.py --record

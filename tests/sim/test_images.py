@@ -1,4 +1,4 @@
-"""What the software driver reads out of program images: parameters, shared and local memory, registers, limits."""
+"""What the software driver reads out of program images: parameters, memory, registers, limits, variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..raw import Raw
 
 pytestmark = pytest.mark.sim_only
 
-NO_BINARY = 209
+INVALID_VALUE, INVALID_CONTEXT, NO_BINARY, NOT_FOUND = 1, 201, 209, 500
 MAX_THREADS, SHARED, CONSTANT, LOCAL, REGISTERS, MAX_DYNAMIC = 0, 1, 2, 3, 4, 8
 PTX = b"""
 .version 7.0
@@ -36,14 +36,38 @@ PTX = b"""
 \0"""
 
 
+VARIABLES = b"""
+.version 7.0
+.target sm_90
+.address_size 64
+.extern .global .align 4 .u32 elsewhere;
+.visible .global .align 4 .b8 zeros[400];
+.visible .global .align 4 .u32 answer = 42;
+.global .align 4 .s32 signed[4] = {-1, 0x10, 3};
+.visible .global .align 4 .f32 scales[3] = {0f3F800000, 2.5, 0f40400000};
+.visible .global .align 8 .u16 grid[2][3] = {{1, 2, 3}, {4, 5, 6}};
+.visible .global .align 16 .v4 .f32 vectors[2];
+.visible .const .align 1 .b8 text[] = {104, 105};
+.visible .entry work(.param .u64 out) {
+  .shared .align 4 .b8 a[400];
+  ld.global.u32 %r1, [answer];
+  ret;
+}
+.visible .global .f64 last;
+\0"""
+
+
 def cubin() -> bytes:
-    """Machine code of one kernel, reduced to what a driver reads: no instructions."""
+    """Machine code of one kernel and three variables, reduced to what a driver reads: no instructions."""
 
     def entry(kind: int, payload: bytes) -> bytes:
         return struct.pack("<BBH", 4, kind, len(payload)) + payload
 
     def parameter(number: int, offset: int, size: int) -> bytes:
         return entry(0x17, struct.pack("<IHHI", 0, number, offset, size << 18))
+
+    def variable(name_at: int, section: int, offset: int, size: int) -> bytes:
+        return struct.pack("<IBBHQQ", name_at, 0x11, 0, section, offset, size)
 
     symbol = 7
     sections = [
@@ -66,6 +90,10 @@ def cubin() -> bytes:
         ),
         (b".nv.shared.work", 8, b"", 1424, 0),
         (b".nv.shared.reserved.0", 8, b"", 0, 0),
+        (b".nv.global", 8, b"", 64, 0),
+        (b".nv.global.init", 1, struct.pack("<II", 7, 42), 0, 0),
+        (b".strtab", 3, b"\0empty\0answer\0outside\0", 0, 0),
+        (b".symtab", 2, variable(1, 7, 32, 32) + variable(7, 8, 4, 4) + variable(14, 8, 4, 8), 0, 0),
     ]
     names = b"\0".join(name for name, *_ in sections) + b"\0"
     body, headers, offset, name_at = b"", b"", 64, 0
@@ -76,6 +104,29 @@ def cubin() -> bytes:
     start = b"\x7fELF" + bytes([2, 1]) + bytes(10)
     start += struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, offset, 0, 64, 0, 0, 64, len(sections), 1)
     return start + body + headers
+
+
+class Module:
+    """A loaded image and the variables in it."""
+
+    def __init__(self, raw: Raw, image: bytes) -> None:
+        self.raw, self.driver = raw, ctypes.CDLL(system.driver_path)
+        self.handle = ctypes.c_void_p(raw.handle("cuModuleLoadData", image))
+
+    def find(self, name: bytes) -> tuple[int, int, int]:
+        address, size = ctypes.c_uint64(), ctypes.c_size_t()
+        code = self.driver.cuModuleGetGlobal_v2(ctypes.byref(address), ctypes.byref(size), self.handle, name)
+        return code, address.value, size.value
+
+    def read(self, name: bytes) -> bytes:
+        code, address, size = self.find(name)
+        assert code == 0
+        copy = ctypes.create_string_buffer(size)
+        self.raw.call("cuMemcpyDtoH_v2", copy, ctypes.c_uint64(address), ctypes.c_size_t(size))
+        return copy.raw
+
+    def close(self) -> None:
+        self.raw.call("cuModuleUnload", self.handle)
 
 
 class Kernels:
@@ -149,3 +200,107 @@ def test_machine_code_that_is_not_what_it_says_is_refused_or_read(raw: Raw, kept
     assert library.cuLibraryLoadData(ctypes.byref(made), broken, None, None, 0, None, None, 0) in {0, NO_BINARY}
     if made:
         raw.call("cuLibraryUnload", made)
+
+
+def test_variables_have_the_sizes_and_values_of_their_declarations(raw: Raw) -> None:
+    module = Module(raw, VARIABLES)
+    assert module.read(b"zeros") == bytes(400)
+    assert module.read(b"answer") == struct.pack("<I", 42)
+    assert module.read(b"signed") == struct.pack("<4i", -1, 16, 3, 0)
+    assert module.read(b"scales") == struct.pack("<3f", 1, 2.5, 3)
+    assert module.read(b"grid") == struct.pack("<6H", 1, 2, 3, 4, 5, 6)
+    assert [len(module.read(name)) for name in (b"vectors", b"last")] == [32, 8]
+    assert module.read(b"text") == b"hi"
+    assert [module.find(name)[0] for name in (b"elsewhere", b"a", b"work", b"")] == [NOT_FOUND] * 4
+    module.close()
+
+
+def test_variables_of_machine_code_are_its_symbols(raw: Raw) -> None:
+    module = Module(raw, cubin())
+    assert (module.read(b"empty"), module.read(b"answer")) == (bytes(32), struct.pack("<I", 42))
+    assert module.find(b"outside")[0] == NOT_FOUND
+    module.close()
+
+
+def test_a_variable_is_memory_of_the_device_until_its_module_is_unloaded() -> None:
+    with session("h200", check=False) as sim:
+        raw, context = Raw(), ctypes.c_void_p()
+        raw.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        raw.call("cuCtxSetCurrent", context)
+        module = Module(raw, VARIABLES)
+        code, address, size = module.find(b"answer")
+        assert code == 0
+        where, length = ctypes.c_uint64(address), ctypes.c_size_t(size)
+        raw.call("cuMemcpyHtoD_v2", where, struct.pack("<I", 7), length)
+        assert module.find(b"answer")[1] == address
+        assert module.read(b"answer") == struct.pack("<I", 7)
+        assert "device memory" not in {found.kind for found in sim.ledger().live}
+        assert module.driver.cuMemFree_v2(where) == INVALID_VALUE
+        module.close()
+        assert module.driver.cuMemcpyHtoD_v2(where, struct.pack("<I", 7), length) == INVALID_VALUE
+        assert [found.function for found in sim.ledger().misuse] == ["cuMemFree_v2", "cuMemcpyHtoD_v2"]
+        raw.call("cuDevicePrimaryCtxRelease_v2", 0)
+
+
+def test_either_the_address_or_the_size_of_a_variable_is_enough(raw: Raw) -> None:
+    module = Module(raw, VARIABLES)
+    find, size = module.driver.cuModuleGetGlobal_v2, ctypes.c_size_t()
+    assert find(None, ctypes.byref(size), module.handle, b"answer") == 0
+    assert size.value == 4
+    assert find(ctypes.byref(ctypes.c_uint64()), None, module.handle, b"answer") == 0
+    assert find(None, None, module.handle, b"answer") == INVALID_VALUE
+    assert find(None, ctypes.byref(size), module.handle, None) == INVALID_VALUE
+    module.close()
+
+
+def test_a_library_has_its_variables_on_the_current_device() -> None:
+    with session("h200", devices=2) as sim:
+        raw, driver = Raw(), ctypes.CDLL(system.driver_path)
+        library = ctypes.c_void_p(raw.handle("cuLibraryLoadData", VARIABLES, None, None, 0, None, None, 0))
+        address, size = ctypes.c_uint64(), ctypes.c_size_t()
+        find = (ctypes.byref(address), ctypes.byref(size), library, b"answer")
+        assert driver.cuLibraryGetGlobal(*find) == INVALID_CONTEXT
+        places = []
+        for device in (0, 1):
+            context = ctypes.c_void_p()
+            raw.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            raw.call("cuCtxSetCurrent", context)
+            raw.call("cuLibraryGetGlobal", *find)
+            ordinal = ctypes.c_int()
+            raw.call("cuPointerGetAttribute", ctypes.byref(ordinal), 9, address)
+            assert ordinal.value == device
+            places.append(address.value)
+        assert places[0] != places[1]
+        raw.call("cuCtxSetCurrent", None)
+        # A reset takes the variables of its device, and the library loads itself again.
+        raw.call("cuDevicePrimaryCtxReset_v2", 1)
+        assert sim.memory(device=1)["allocated"] == 0
+        raw.call("cuDevicePrimaryCtxRelease_v2", 1)
+        raw.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 1)
+        raw.call("cuCtxSetCurrent", context)
+        raw.call("cuLibraryGetGlobal", *find)
+        assert sim.memory(device=1)["allocated"] == 4
+        raw.call("cuCtxSetCurrent", None)
+        raw.call("cuLibraryUnload", library)
+        for device in (0, 1):
+            assert sim.memory(device=device)["allocated"] == 0
+            raw.call("cuDevicePrimaryCtxRelease_v2", device)
+
+
+def test_the_profiler_is_switched_in_a_context(raw: Raw) -> None:
+    driver = ctypes.CDLL(system.driver_path)
+    assert (driver.cuProfilerStart(), driver.cuProfilerStop()) == (0, 0)
+    raw.call("cuCtxSetCurrent", None)
+    assert (driver.cuProfilerStart(), driver.cuProfilerStop()) == (INVALID_CONTEXT, INVALID_CONTEXT)
+
+
+def test_the_parameters_of_a_librarys_kernel_are_asked_in_a_context(raw: Raw) -> None:
+    driver, count, place = ctypes.CDLL(system.driver_path), ctypes.c_size_t(), ctypes.c_size_t()
+    library = ctypes.c_void_p(raw.handle("cuLibraryLoadData", PTX, None, None, 0, None, None, 0))
+    kernel = ctypes.c_void_p(raw.handle("cuLibraryGetKernel", library, b"plain"))
+    info = (kernel, ctypes.c_size_t(0), ctypes.byref(place), ctypes.byref(count))
+    assert driver.cuKernelGetParamInfo(*info) == 0
+    raw.call("cuCtxSetCurrent", None)
+    assert driver.cuKernelGetParamInfo(*info) == INVALID_CONTEXT
+    assert driver.cuKernelGetParamCount(kernel, ctypes.byref(count)) == INVALID_CONTEXT
+    raw.call("cuLibraryUnload", library)

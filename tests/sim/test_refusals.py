@@ -302,8 +302,8 @@ def test_the_number_of_connections_comes_from_the_environment(
 
 def test_attributes_are_those_of_the_card() -> None:
     shared, l2, bus, clock = 81, 38, 37, 13
-    seen = set()
-    for card in ("h200", "a100", "rtx5080"):
+    seen = {}
+    for card in ("h200", "h100", "a100", "l40s", "rtx4090", "b200", "rtx5080", "thor"):
         with session(card):
             raw = Raw()
             value = ctypes.c_int()
@@ -311,9 +311,14 @@ def test_attributes_are_those_of_the_card() -> None:
             for attribute in (shared, l2, bus, clock):
                 raw.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, 0)
                 answers.append(value.value)
-            seen.add(tuple(answers))
+            seen[card] = tuple(answers)
     assert seen == {
-        (228 * KIB, 60 << 20, 6144, 1_980_000),
-        (164 * KIB, 40 << 20, 5120, 1_410_000),
-        (100 * KIB, 64 << 20, 256, 2_617_000),
+        "h200": (228 * KIB, 60 << 20, 6144, 1_980_000),
+        "h100": (228 * KIB, 50 << 20, 5120, 1_980_000),
+        "a100": (164 * KIB, 40 << 20, 5120, 1_410_000),
+        "l40s": (100 * KIB, 96 << 20, 384, 2_520_000),
+        "rtx4090": (100 * KIB, 72 << 20, 384, 2_520_000),
+        "b200": (228 * KIB, 126 << 20, 8192, 1_965_000),
+        "rtx5080": (100 * KIB, 64 << 20, 256, 2_617_000),
+        "thor": (228 * KIB, 32 << 20, 256, 1_575_000),
     }

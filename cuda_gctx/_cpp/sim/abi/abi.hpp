@@ -10,3 +10,9 @@
 #endif
 
 #include <cuda.h>
+
+// Of cudaProfiler.h, which is not among the headers that the package is built with.
+extern "C" {
+__attribute__((visibility("default"))) CUresult CUDAAPI cuProfilerStart(void);
+__attribute__((visibility("default"))) CUresult CUDAAPI cuProfilerStop(void);
+}

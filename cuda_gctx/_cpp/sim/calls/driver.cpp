@@ -58,6 +58,23 @@ CUresult CUDAAPI cuGetExportTable(const void** table, const CUuuid* id) {
   });
 }
 
+// They switch a profiling tool on and off, and there is none.
+CUresult CUDAAPI cuProfilerStart() {
+  return call<Fn::cuProfilerStart>([](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    current_context(c, result);
+    return result;
+  });
+}
+
+CUresult CUDAAPI cuProfilerStop() {
+  return call<Fn::cuProfilerStop>([](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    current_context(c, result);
+    return result;
+  });
+}
+
 CUresult CUDAAPI cuInit(unsigned flags) {
   return call<Fn::cuInit, true>([&](Call& c) {
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;

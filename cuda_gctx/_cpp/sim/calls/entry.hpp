@@ -57,6 +57,7 @@ Object* find_in(Call& call, const HandleTable<Object>& table, Handle handle, CUr
 Context& activate_primary(Call& call, Device& device);
 void destroy_green(Call& call, Context& context);
 void unload(Machine& machine, Module& module);
+void free_variables(Machine& machine, Module& module);
 void deactivate_primary_if_unused(Call& call, Device& device);
 void add_default_streams(Machine& machine, Context& context);
 // Takes a context's streams and events away from it, and notes those that should have gone first.
@@ -82,6 +83,7 @@ Allocation* find_allocation(Machine& machine, std::uint64_t address, std::size_t
 CUresult allocate(Call& call, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out);
 CUresult allocate_managed(Call& call, int device, std::size_t size, Pool* pool, CUdeviceptr* out);
 CUresult allocate_host(Call& call, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out);
+CUresult place_variable(Call& call, const Module& module, const Variable& variable, std::uint64_t& place);
 void release(Machine& machine, std::uint64_t address);
 bool may_be_freed(const Allocation& allocation);
 

@@ -110,6 +110,15 @@ CUresult name_of(Call& c, CUfunction handle, const char** name) {
 
 CUfunction as_function(CUkernel kernel) { return reinterpret_cast<CUfunction>(kernel); }
 
+// What a library says of a kernel's parameters, it says of the kernel on the current device.
+template <Fn function, class Body>
+CUresult with_context(Body&& body) noexcept {
+  return call<function>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    return current_context(c, result) == nullptr ? result : body(c);
+  });
+}
+
 }  // namespace
 }  // namespace gctx::sim
 
@@ -145,14 +154,14 @@ CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::s
   return call<Fn::cuFuncGetParamInfo>([&](Call& c) { return parameter(c, handle, index, offset, size); });
 }
 CUresult CUDAAPI cuKernelGetParamInfo(CUkernel handle, std::size_t index, std::size_t* offset, std::size_t* size) {
-  return call<Fn::cuKernelGetParamInfo>(
+  return with_context<Fn::cuKernelGetParamInfo>(
       [&](Call& c) { return parameter(c, as_function(handle), index, offset, size); });
 }
 CUresult CUDAAPI cuFuncGetParamCount(CUfunction handle, std::size_t* count) {
   return call<Fn::cuFuncGetParamCount>([&](Call& c) { return parameter_count(c, handle, count); });
 }
 CUresult CUDAAPI cuKernelGetParamCount(CUkernel handle, std::size_t* count) {
-  return call<Fn::cuKernelGetParamCount>([&](Call& c) { return parameter_count(c, as_function(handle), count); });
+  return with_context<Fn::cuKernelGetParamCount>([&](Call& c) { return parameter_count(c, as_function(handle), count); });
 }
 CUresult CUDAAPI cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction handle) {
   return call<Fn::cuFuncIsLoaded>([&](Call& c) {

@@ -2,6 +2,7 @@
 // address answers an error.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -104,9 +105,25 @@ CUresult allocate_host(Call& c, int device, std::size_t size, unsigned flags, Po
   return give(out, add(c, std::move(made), pool));
 }
 
+CUresult place_variable(Call& c, const Module& module, const Variable& variable, std::uint64_t& place) {
+  Device& device = c.machine.devices[static_cast<std::size_t>(module.device)];
+  if (!has_room(device, variable.size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  Allocation made;
+  made.size = variable.size;
+  made.device = module.device;
+  made.module = &module;
+  made.hidden = true;
+  place = add(c, std::move(made), nullptr);
+  device.allocated += variable.size;
+  auto* bytes = reinterpret_cast<char*>(place);
+  if (variable.size < mapping_from) std::fill_n(bytes, variable.size, '\0');  // mapped memory is zero already
+  std::copy(variable.initial.begin(), variable.initial.end(), bytes);
+  return CUDA_SUCCESS;
+}
+
 bool may_be_freed(const Allocation& allocation) {
   // Memory of a graph: only while it is in use, and only what the graph does not free itself.
-  return !allocation.freeing && allocation.live && !allocation.freed_in_graph;
+  return !allocation.freeing && allocation.live && !allocation.freed_in_graph && allocation.module == nullptr;
 }
 
 void release(Machine& machine, std::uint64_t address) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include "sim/calls/kernels.hpp"
 #include "sim/machine/images.hpp"
@@ -89,6 +90,20 @@ Module* module_of(Call& c, Library& library, CUresult& result) {
   return module;
 }
 
+CUresult find_variable(Call& c, Module& module, const char* name, CUdeviceptr* address, std::size_t* size) {
+  if (name == nullptr || (address == nullptr && size == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  const std::vector<Variable>& all = module.image->variables;
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Variable& one) { return one.name == name; });
+  if (found == all.end()) return CUDA_ERROR_NOT_FOUND;
+  std::uint64_t& place = module.variables[name];
+  if (place == 0) {
+    if (const CUresult result = place_variable(c, module, *found, place); result != CUDA_SUCCESS) return result;
+  }
+  if (address != nullptr) *address = static_cast<CUdeviceptr>(place);
+  if (size != nullptr) *size = found->size;
+  return CUDA_SUCCESS;
+}
+
 template <class Handle, class Map>
 CUresult list(Handle* out, unsigned count, const Map& objects) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -102,7 +117,12 @@ CUresult list(Handle* out, unsigned count, const Map& objects) {
 
 }  // namespace
 
+void free_variables(Machine& machine, Module& module) {
+  for (const auto& [name, address] : std::exchange(module.variables, {})) release(machine, address);
+}
+
 void unload(Machine& machine, Module& module) {
+  free_variables(machine, module);
   for (const auto& [name, function] : module.functions) machine.functions.remove(*function);
   machine.modules.remove(module);
 }
@@ -185,6 +205,14 @@ CUresult CUDAAPI cuModuleEnumerateFunctions(CUfunction* out, unsigned count, CUm
   });
 }
 
+CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr* address, std::size_t* size, CUmodule handle, const char* name) {
+  return call<Fn::cuModuleGetGlobal_v2>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Module* module = find_module(c, handle, result);
+    return module == nullptr ? result : find_variable(c, *module, name, address, size);
+  });
+}
+
 CUresult CUDAAPI cuLibraryLoadData(CUlibrary* out, const void* data, CUjit_option*, void**, unsigned, CUlibraryOption*,
                                    void**, unsigned) {
   return call<Fn::cuLibraryLoadData>([&](Call& c) { return load_library(c, out, data); });
@@ -235,6 +263,15 @@ CUresult CUDAAPI cuLibraryEnumerateKernels(CUkernel* out, unsigned count, CUlibr
     CUresult result = CUDA_SUCCESS;
     const Library* library = find_library(c, handle, result);
     return library == nullptr ? result : list(out, count, library->kernels);
+  });
+}
+
+CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr* address, std::size_t* size, CUlibrary handle, const char* name) {
+  return call<Fn::cuLibraryGetGlobal>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Library* library = find_library(c, handle, result);
+    Module* module = library == nullptr ? nullptr : module_of(c, *library, result);
+    return module == nullptr ? result : find_variable(c, *module, name, address, size);
   });
 }
 

@@ -40,12 +40,16 @@ CUresult reset(Call& c, CUdevice ordinal) {
   // has retained it still has to release it; the next retain makes another one at the same address (seen on an H100).
   std::vector<std::uint64_t> addresses;
   for (const auto& [address, allocation] : c.machine.allocations) {
-    if (allocation.device == ordinal && !allocation.registered) addresses.push_back(address);
+    const bool goes_with_module = allocation.module != nullptr;
+    if (allocation.device == ordinal && !allocation.registered && !goes_with_module) addresses.push_back(address);
   }
   for (const std::uint64_t address : addresses) release(c.machine, address);
   std::vector<Module*> modules;
   c.machine.modules.each([&](Module& module) {
-    if (module.device == ordinal && module.library == nullptr) modules.push_back(&module);
+    if (module.device != ordinal) return;
+    // A library loads itself again where it is used next.
+    free_variables(c.machine, module);
+    if (module.library == nullptr) modules.push_back(&module);
   });
   for (Module* module : modules) unload(c.machine, *module);
   device->lost = 0;  // a reset is what brings it back

@@ -1,5 +1,5 @@
-// What can be learned of a program image without running it: the kernels in PTX text or in machine code, and their
-// parameters.
+// What can be learned of a program image without running it: the kernels in PTX text or in machine code, their
+// parameters, and the variables of the device.
 #include "sim/machine/images.hpp"
 
 #include <algorithm>
@@ -40,31 +40,44 @@ std::vector<std::string_view> words_of(std::string_view text) {
   return words;
 }
 
-// One parameter: ".param .u64 name" or ".param .align 8 .b8 name[24]".
-std::size_t parameter_size(std::string_view text) {
-  std::size_t size = 0;
+struct Declaration {
+  std::string_view name;
+  std::string_view type;
+  std::size_t element_bytes = 0;
+  std::size_t elements = 1;  // 0 for an array that does not say how many
+
+  std::size_t bytes() const noexcept { return element_bytes * elements; }
+};
+
+// ".param .u64 name", ".param .align 8 .b8 name[24]", ".align 16 .v4 .f32 name[3][4]"
+Declaration read_declaration(std::string_view text) {
+  Declaration found;
   bool skip = false;
   for (const std::string_view word : words_of(text)) {
     if (skip) {
       skip = false;
-      continue;
-    }
-    if (word == ".align" || word == ".ptr") {
-      skip = word == ".align";
-    } else if (word.front() == '.' && word != ".param" && size == 0) {
-      size = type_size(word);
-    } else if (const auto bracket = word.find('['); bracket != std::string_view::npos) {
-      size *= std::strtoull(std::string(word.substr(bracket + 1)).c_str(), nullptr, 10);
+    } else if (word == ".align") {
+      skip = true;
+    } else if (word == ".v2" || word == ".v4") {
+      found.elements = word == ".v2" ? 2 : 4;
+    } else if (word.front() == '.' && found.element_bytes == 0) {
+      found.type = word;
+      found.element_bytes = type_size(word);
+    } else {
+      if (found.name.empty()) found.name = word.substr(0, word.find('['));
+      for (std::size_t at = word.find('['); at != std::string_view::npos; at = word.find('[', at + 1)) {
+        found.elements *= std::strtoull(std::string(word.substr(at + 1)).c_str(), nullptr, 10);
+      }
     }
   }
-  return size;
+  return found;
 }
 
 void add_parameters(std::string_view list, KernelCode& code) {
   std::size_t offset = 0;
   while (!list.empty()) {
     const auto comma = list.find(',');
-    const std::size_t size = parameter_size(list.substr(0, comma));
+    const std::size_t size = read_declaration(list.substr(0, comma)).bytes();
     if (size > 0) {
       const std::size_t alignment = std::min<std::size_t>(size, 8);
       offset = (offset + alignment - 1) / alignment * alignment;
@@ -92,19 +105,78 @@ std::string without_comments(std::string_view text) {
   return clean;
 }
 
-// The bytes of all variables that a piece of PTX declares in a space: ".shared .align 4 .b8 name[400];"
-std::size_t declared_bytes(std::string_view text, std::string_view space) {
-  std::size_t bytes = 0;
+// Calls `visit` with what follows the name of a space in each declaration: ".shared .align 4 .b8 name[400];"
+template <class Visit>
+void each_declaration(std::string_view text, std::string_view space, Visit&& visit) {
   for (std::size_t at = text.find(space); at != std::string_view::npos; at = text.find(space, at + space.size())) {
     const std::size_t end = at + space.size();
     // Not a part of an instruction, as in "ld.shared.u32".
     const bool begins = at == 0 || std::isspace(static_cast<unsigned char>(text[at - 1])) != 0;
     if (!begins || end >= text.size() || std::isspace(static_cast<unsigned char>(text[end])) == 0) continue;
-    const std::string_view declaration = text.substr(end, text.find_first_of("=;", end) - end);
-    // An array without a size is what the launch gives it.
-    if (declaration.find("[]") == std::string_view::npos) bytes += parameter_size(declaration);
+    visit(at, text.substr(end, text.find(';', end) - end));
+  }
+}
+
+std::string_view until_value(std::string_view declaration) { return declaration.substr(0, declaration.find('=')); }
+
+// The bytes of all variables that a piece of PTX declares in a space. An array without a size is what the launch gives
+// it, and counts as nothing.
+std::size_t declared_bytes(std::string_view text, std::string_view space) {
+  std::size_t bytes = 0;
+  each_declaration(text, space, [&](std::size_t, std::string_view declaration) {
+    bytes += read_declaration(until_value(declaration)).bytes();
+  });
+  return bytes;
+}
+
+// One number of an initial value: "42", "-1", "0x2a", "0f3F800000", "1.5". An address is not known.
+std::uint64_t read_number(std::string_view word, bool is_float, std::size_t bytes) {
+  const std::string text(word);
+  const bool is_bits = text.size() > 2 && text[0] == '0' && std::strchr("fFdD", text[1]) != nullptr;
+  if (is_bits) return std::strtoull(text.c_str() + 2, nullptr, 16);
+  if (!is_float) return std::strtoull(text.c_str(), nullptr, 0);
+  const double value = std::strtod(text.c_str(), nullptr);
+  const auto narrow = static_cast<float>(value);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, bytes == sizeof narrow ? static_cast<const void*>(&narrow) : &value, std::min(bytes, sizeof bits));
+  return bits;
+}
+
+// "{1, 2, 3}", nested for arrays of arrays, or one number.
+std::string read_value(std::string_view text, const Declaration& declared) {
+  std::string bytes;
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t start = text.find_first_not_of(" \t\r\n,{}", i);
+    if (start == std::string_view::npos) break;
+    i = std::min(text.find_first_of(" \t\r\n,{}", start), text.size());
+    const bool is_float = declared.type.starts_with(".f");
+    const std::uint64_t bits = read_number(text.substr(start, i - start), is_float, declared.element_bytes);
+    bytes.append(reinterpret_cast<const char*>(&bits), std::min(declared.element_bytes, sizeof bits));
   }
   return bytes;
+}
+
+// The variables of a module stand outside of all functions, and those of other modules are not its own.
+void read_variables(std::string_view text, Image& image) {
+  for (const std::string_view space : {".global", ".const"}) {
+    std::size_t seen = 0;
+    std::ptrdiff_t depth = 0;
+    each_declaration(text, space, [&](std::size_t at, std::string_view declaration) {
+      const std::string_view before = text.substr(seen, at - seen);
+      depth += std::count(before.begin(), before.end(), '{') - std::count(before.begin(), before.end(), '}');
+      seen = at;
+      const auto words = words_of(before.substr(before.find_last_of(";}") + 1));
+      if (depth != 0 || std::find(words.begin(), words.end(), ".extern") != words.end()) return;
+      Declaration declared = read_declaration(until_value(declaration));
+      const auto value = declaration.find('=');
+      std::string initial =
+          value == std::string_view::npos ? std::string() : read_value(declaration.substr(value + 1), declared);
+      const std::size_t size = declared.elements == 0 ? initial.size() : declared.bytes();
+      if (size == 0) return;
+      initial.resize(std::min(initial.size(), size));
+      image.variables.push_back({std::string(declared.name), size, std::move(initial)});
+    });
+  }
 }
 
 // What a kernel says of itself between its parameters and the end of its body.
@@ -144,6 +216,7 @@ Image read_ptx(std::string_view source) {
   const std::string text = without_comments(source);
   Image image;
   const std::size_t constants = declared_bytes(text, ".const");
+  read_variables(text, image);
   constexpr std::string_view directive = ".entry";
   for (std::size_t at = text.find(directive); at != std::string::npos; at = text.find(directive, at)) {
     at += directive.size();
@@ -182,6 +255,7 @@ std::size_t elf_size(const unsigned char* data) {
 }
 
 struct Section {
+  std::size_t index = 0;
   std::string_view name;
   std::string_view bytes;  // empty if the file holds none of it
   std::size_t size = 0;
@@ -215,7 +289,7 @@ std::vector<Section> sections_of(std::string_view elf) {
     const std::size_t name = read_at<std::uint32_t>(data, at);
     if (name >= texts.size()) continue;
     const std::string_view rest = texts.substr(name);
-    sections.push_back({rest.substr(0, rest.find('\0')), bytes_of(i),
+    sections.push_back({i, rest.substr(0, rest.find('\0')), bytes_of(i),
                         static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 32)),
                         read_at<std::uint32_t>(data, at + 44)});
   }
@@ -261,6 +335,28 @@ void read_information(std::string_view bytes, KernelCode& code) {
   code.arguments_known = true;
 }
 
+// Variables are symbols of the sections that hold them.
+void read_symbols(const std::vector<Section>& sections, std::string_view symbols, std::string_view names,
+                  Image& image) {
+  constexpr std::size_t entry = 24;
+  constexpr unsigned char object = 1;
+  const auto* data = reinterpret_cast<const unsigned char*>(symbols.data());
+  for (std::size_t at = 0; at + entry <= symbols.size(); at += entry) {
+    const std::size_t name = read_at<std::uint32_t>(data, at);
+    if ((data[at + 4] & 0xf) != object || name >= names.size()) continue;
+    const std::size_t place = read_at<std::uint16_t>(data, at + 6);
+    const auto home =
+        std::find_if(sections.begin(), sections.end(), [&](const Section& section) { return section.index == place; });
+    const auto offset = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 8));
+    const auto size = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 16));
+    if (home == sections.end() || size == 0 || offset > home->size || size > home->size - offset) continue;
+    if (!home->name.starts_with(".nv.global") && home->name != ".nv.constant3") continue;
+    const std::string_view text = names.substr(name);
+    image.variables.push_back({std::string(text.substr(0, text.find('\0'))), size,
+                               std::string(home->bytes.substr(std::min(offset, home->bytes.size()), size))});
+  }
+}
+
 // Machine code has a section ".text.NAME" for each kernel, and others with its parameters and its resource usage.
 void read_elf(std::string_view elf, Image& image) {
   constexpr std::string_view prefix = ".text.";
@@ -275,6 +371,9 @@ void read_elf(std::string_view elf, Image& image) {
   constexpr std::uint32_t symbol_mask = 0xffffff;  // a kernel's section names its symbol there
   constexpr std::size_t reserved_bytes = 1024;
   const Section* everything = named(".nv.info");
+  if (const Section* symbols = named(".symtab"); symbols != nullptr && named(".strtab") != nullptr) {
+    read_symbols(sections, symbols->bytes, named(".strtab")->bytes, image);
+  }
   for (const Section& section : sections) {
     if (!section.name.starts_with(prefix)) continue;
     const std::string name(section.name.substr(prefix.size()));
@@ -338,7 +437,7 @@ CUresult read_image(const void* data, Image& image) {
     image = read_ptx(source);
     return CUDA_SUCCESS;
   }
-  return image.kernels.empty() ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;
+  return image.kernels.empty() && image.variables.empty() ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;
 }
 
 }  // namespace gctx::sim

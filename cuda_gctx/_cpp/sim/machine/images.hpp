@@ -1,4 +1,4 @@
-// Program images: which kernels they hold.
+// Program images: which kernels and variables they hold.
 #pragma once
 
 #include "sim/machine/machine.hpp"

@@ -180,6 +180,8 @@ struct ManagedRange {
   std::set<CUdevice> accessed_by;
 };
 
+struct Module;
+
 struct Allocation : Object {
   std::size_t size = 0;
   int device = 0;
@@ -194,6 +196,7 @@ struct Allocation : Object {
   unsigned flags = 0;
   Pool* pool = nullptr;
   std::uint64_t context_id = 0;
+  const Module* module = nullptr;  // whose variable it is
   Storage storage;
 };
 
@@ -206,8 +209,16 @@ struct KernelCode {
   std::map<CUfunction_attribute, int> attributes;
 };
 
+// A variable of the device, as its image declares it.
+struct Variable {
+  std::string name;
+  std::size_t size = 0;
+  std::string initial;  // as many of its bytes as are not zero
+};
+
 struct Image {
   std::vector<std::shared_ptr<KernelCode>> kernels;
+  std::vector<Variable> variables;
 };
 
 struct Machine;
@@ -220,6 +231,7 @@ struct Module : Object {
   Library* library = nullptr;
   std::shared_ptr<Image> image;
   std::map<std::string, Function*, std::less<>> functions;
+  std::map<std::string, std::uint64_t, std::less<>> variables;  // addresses of those that were asked for
 };
 
 struct Function : Object {

@@ -1,0 +1,183 @@
+"""Run the test suites of other projects, unmodified, on the software driver, and compare with what is recorded.
+
+    python tests/peers/run.py numba-cuda
+    python tests/peers/run.py cuda-core --source CHECKOUT
+
+A suite is described by SUITE.json next to this program: what to install, which tests to run on which simulated
+machines, how many pass, and the cause of each failure. The suite gets an environment of its own in build/peers. The
+exit status is 1 if fewer tests pass than recorded, or if a test fails and no cause names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PAGE = ROOT / "docs" / "suites.md"
+SUITES = ("numba-cuda", "cuda-core")
+SECONDS_PER_TEST = 120
+
+Suite = dict[str, Any]
+Outcomes = Mapping[str, str]
+
+
+def suite_file(name: str) -> Path:
+    return HERE / f"{name}.json"
+
+
+def load(name: str) -> Suite:
+    suite: Suite = json.loads(suite_file(name).read_text())
+    return suite
+
+
+def matches(pattern: str, test: str) -> bool:
+    """Whether a pattern names a test. Only * is special: brackets are parts of names."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), test) is not None
+
+
+def cause_of(suite: Suite, test: str) -> str | None:
+    for cause in suite["causes"]:
+        if any(matches(pattern, test) for pattern in cause["tests"]):
+            return str(cause["cause"])
+    return None
+
+
+def count(suite: Suite, outcomes: Outcomes) -> dict[str, Any]:
+    """What is recorded of a run: how many tests had which outcome, and how many failed for which cause."""
+    total = Counter(outcomes.values())
+    causes = Counter(cause_of(suite, test) for test, outcome in outcomes.items() if outcome == "failed")
+    order = [cause["cause"] for cause in suite["causes"]]
+    return {
+        **{outcome: total[outcome] for outcome in ("passed", "failed", "skipped")},
+        "causes": {cause: causes[cause] for cause in order if causes[cause]},
+    }
+
+
+def complaints(suite: Suite, driver: str, outcomes: Outcomes) -> list[str]:
+    """What is wrong with a run, compared with what is recorded."""
+    found = []
+    recorded = suite["counts"].get(driver, {}).get("passed", 0)
+    passed = sum(outcome == "passed" for outcome in outcomes.values())
+    if passed < recorded:
+        found.append(f"{passed} tests pass on driver {driver}, {recorded} are recorded")
+    failed = sorted(test for test, outcome in outcomes.items() if outcome == "failed")
+    found += [f"{test} fails on driver {driver}, and no cause names it" for test in failed if not cause_of(suite, test)]
+    return found
+
+
+def unused_patterns(suite: Suite, runs: Iterable[Outcomes]) -> list[str]:
+    failed = {test for outcomes in runs for test, outcome in outcomes.items() if outcome == "failed"}
+    patterns = [pattern for cause in suite["causes"] for pattern in cause["tests"]]
+    return [pattern for pattern in patterns if not any(matches(pattern, test) for test in failed)]
+
+
+def environment(name: str, suite: Suite) -> Path:
+    """The Python of the suite's environment, which is made or renewed where its requirements have changed."""
+    folder = ROOT / "build" / "peers" / name
+    python, installed = folder / "bin" / "python", folder / "requirements.txt"
+    wanted = "\n".join(suite["requirements"]) + "\n"
+    if not installed.exists() or installed.read_text() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *suite["requirements"]], check=True)
+        installed.write_text(wanted)
+    return python
+
+
+def run(name: str, suite: Suite, driver: str, source: Path | None) -> Outcomes:
+    from cuda_gctx import sim  # not needed to write the page
+
+    python = environment(name, suite)
+    results = ROOT / "build" / "peers" / f"{name}-{driver}.json"
+    results.unlink(missing_ok=True)
+    folder = ROOT / "build" / "peers" if source is None else source / suite["folder"]
+    # One worker process: a crash costs one test, and is a failure of it.
+    command = [python, "-m", "pytest", "-p", "outcomes", "-n", "1", "-q", "--tb=no", "-p", "no:cacheprovider"]
+    command += [f"--timeout={SECONDS_PER_TEST}", *suite["arguments"], *suite["tests"]]
+    subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HERE),
+            "LD_LIBRARY_PATH": sim.library_folder(),
+            "CUDA_GCTX_SIM": suite["machine"].replace("DRIVER", driver),
+            "CUDA_GCTX_OUTCOMES": str(results),
+        },
+        check=False,  # some tests fail: which ones is in the results
+    )
+    outcomes: Outcomes = json.loads(results.read_text())
+    return outcomes
+
+
+def page(suites: Mapping[str, Suite]) -> str:
+    lines = [
+        "# Test suites of other projects",
+        "",
+        "These suites run unmodified on the [software driver](software-driver.md), in an environment of their own:",
+        "",
+        "```",
+        *(line.strip() for line in (__doc__ or "").splitlines() if line.startswith("    ")),
+        "```",
+        "",
+        "A job of the CI runs them, and fails if fewer tests pass, or if a test fails whose cause is not listed here.",
+        "This page is written from `tests/peers/*.json`, which name the tests, by `python tests/peers/run.py --page`.",
+    ]
+    for suite in suites.values():
+        drivers = list(suite["counts"])
+        lines += ["", f"## {suite['name']}", "", suite["about"], ""]
+        lines += ["| driver | passed | failed | skipped |", "| --- | --- | --- | --- |"]
+        for driver in drivers:
+            counts = suite["counts"][driver]
+            lines.append(f"| {driver} | {counts['passed']} | {counts['failed']} | {counts['skipped']} |")
+        lines += ["", f"| why tests fail | {' | '.join(drivers)} |", f"| --- {'| --- ' * len(drivers)}|"]
+        for cause in suite["causes"]:
+            numbers = (str(suite["counts"][driver]["causes"].get(cause["cause"], 0)) for driver in drivers)
+            lines.append(f"| {cause['cause']} | {' | '.join(numbers)} |")
+        if suite.get("skips"):
+            lines += ["", suite["skips"]]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("suite", nargs="?", choices=SUITES)
+    parser.add_argument("--source", type=Path, help="a checkout of the project, for a suite that no registry has")
+    parser.add_argument("--driver", action="append", help="run on this driver only (may be repeated)")
+    parser.add_argument("--record", action="store_true", help="record the counts")
+    parser.add_argument("--page", action="store_true", help="write the page of the documentation")
+    arguments = parser.parse_args()
+    found: list[str] = []
+    if arguments.suite is not None:
+        suite = load(arguments.suite)
+        if ("folder" in suite) != (arguments.source is not None):
+            parser.error(f"{arguments.suite} {'needs' if 'folder' in suite else 'does not take'} --source")
+        runs = {}
+        for driver in arguments.driver or suite["drivers"]:
+            runs[driver] = run(arguments.suite, suite, driver, arguments.source and arguments.source.resolve())
+            print(driver, json.dumps(count(suite, runs[driver]), indent=1))
+            found += complaints(suite, driver, runs[driver])
+            if arguments.record:
+                suite["counts"][driver] = count(suite, runs[driver])
+        for pattern in unused_patterns(suite, runs.values()):
+            print(f"no failure matches {pattern}")
+        if arguments.record:
+            suite_file(arguments.suite).write_text(json.dumps(suite, indent=2) + "\n")
+    if arguments.page:
+        PAGE.write_text(page({name: load(name) for name in SUITES}))
+    for complaint in found:
+        print(complaint, file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The program that runs other projects' suites: what it accepts, what it refuses, and the page that it writes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from . import run
+
+SUITE: dict[str, Any] = {
+    "name": "some",
+    "about": "Some tests.",
+    "counts": {"13.0": {"passed": 2, "failed": 2, "skipped": 0, "causes": {"results": 2}}},
+    "causes": [{"cause": "results", "tests": ["test_a.py::test_add[*", "test_a.py::TestB::test_c[1-2]"]}],
+}
+OUTCOMES = {
+    "test_a.py::test_add[1]": "failed",
+    "test_a.py::TestB::test_c[1-2]": "failed",
+    "test_a.py::test_d": "passed",
+    "test_a.py::test_e": "passed",
+}
+
+
+def test_a_run_as_recorded_is_accepted() -> None:
+    assert run.complaints(SUITE, "13.0", OUTCOMES) == []
+    assert run.count(SUITE, OUTCOMES) == SUITE["counts"]["13.0"]
+
+
+def test_fewer_passing_tests_are_refused() -> None:
+    (complaint,) = run.complaints(SUITE, "13.0", {**OUTCOMES, "test_a.py::test_d": "skipped"})
+    assert "1 tests pass on driver 13.0, 2 are recorded" in complaint
+
+
+def test_a_failure_without_a_cause_is_refused_by_its_name() -> None:
+    found = run.complaints(SUITE, "13.0", {**OUTCOMES, "test_a.py::TestB::test_c[1-23]": "failed"})
+    assert found == ["test_a.py::TestB::test_c[1-23] fails on driver 13.0, and no cause names it"]
+
+
+def test_more_passing_tests_are_accepted_and_their_pattern_is_named() -> None:
+    better = {**OUTCOMES, "test_a.py::test_add[1]": "passed"}
+    assert run.complaints(SUITE, "13.0", better) == []
+    assert run.unused_patterns(SUITE, [better]) == ["test_a.py::test_add[*"]
+
+
+@pytest.mark.parametrize("name", run.SUITES)
+def test_what_is_recorded_adds_up(name: str) -> None:
+    suite = run.load(name)
+    assert list(suite["counts"]) == suite["drivers"]
+    causes = {cause["cause"] for cause in suite["causes"]}
+    for counts in suite["counts"].values():
+        assert sum(counts["causes"].values()) == counts["failed"]
+        assert counts["causes"].keys() <= causes
+
+
+def test_the_page_shows_what_is_recorded() -> None:
+    suites = {name: run.load(name) for name in run.SUITES}
+    assert run.PAGE.read_text() == run.page(suites), "python tests/peers/run.py --page"
+    changed = copy.deepcopy(suites)
+    changed["numba-cuda"]["counts"]["13.0"]["passed"] += 1
+    assert run.page(changed) != run.page(suites)
