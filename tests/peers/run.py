@@ -4,8 +4,9 @@
     python tests/peers/run.py cuda-core --source CHECKOUT
 
 A suite is described by SUITE.json next to this program: what to install, which tests to run on which simulated
-machines, how many pass, and the cause of each failure. The suite gets an environment of its own in build/peers. The
-exit status is 1 if fewer tests pass than recorded, or if a test fails and no cause names it.
+machines, how many pass, and the cause of each failure (which may be a matter of chance). The suite gets an environment
+of its own in build/peers. The exit status is 1 if fewer tests pass than recorded, or if a test fails and no cause
+names it.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ def complaints(suite: Suite, driver: str, outcomes: Outcomes) -> list[str]:
     found = []
     recorded = suite["counts"].get(driver, {}).get("passed", 0)
     passed = sum(outcome == "passed" for outcome in outcomes.values())
-    if passed < recorded:
-        found.append(f"{passed} tests pass on driver {driver}, {recorded} are recorded")
     failed = sorted(test for test, outcome in outcomes.items() if outcome == "failed")
+    by_chance = {cause["cause"] for cause in suite["causes"] if cause.get("by_chance")}
+    if passed + sum(cause_of(suite, test) in by_chance for test in failed) < recorded:
+        found.append(f"{passed} tests pass on driver {driver}, {recorded} are recorded")
     found += [f"{test} fails on driver {driver}, and no cause names it" for test in failed if not cause_of(suite, test)]
     return found
 
@@ -133,7 +135,7 @@ def page(suites: Mapping[str, Suite]) -> str:
         "This page is written from `tests/peers/*.json`, which name the tests, by `python tests/peers/run.py --page`.",
     ]
     for suite in suites.values():
-        drivers = list(suite["counts"])
+        drivers = suite["drivers"]
         lines += ["", f"## {suite['name']}", "", suite["about"], ""]
         lines += ["| driver | passed | failed | skipped |", "| --- | --- | --- | --- |"]
         for driver in drivers:
@@ -168,10 +170,9 @@ def main() -> int:
             found += complaints(suite, driver, runs[driver])
             if arguments.record:
                 suite["counts"][driver] = count(suite, runs[driver])
+                suite_file(arguments.suite).write_text(json.dumps(suite, indent=2) + "\n")
         for pattern in unused_patterns(suite, runs.values()):
             print(f"no failure matches {pattern}")
-        if arguments.record:
-            suite_file(arguments.suite).write_text(json.dumps(suite, indent=2) + "\n")
     if arguments.page:
         PAGE.write_text(page({name: load(name) for name in SUITES}))
     for complaint in found:

@@ -33,6 +33,14 @@ def test_fewer_passing_tests_are_refused() -> None:
     assert "1 tests pass on driver 13.0, 2 are recorded" in complaint
 
 
+def test_a_test_that_fails_by_chance_may_fail() -> None:
+    suite = copy.deepcopy(SUITE)
+    suite["causes"].append({"cause": "addresses", "by_chance": True, "tests": ["test_a.py::test_d"]})
+    unlucky = {**OUTCOMES, "test_a.py::test_d": "failed"}
+    assert run.complaints(suite, "13.0", unlucky) == []
+    assert len(run.complaints(suite, "13.0", {**unlucky, "test_a.py::test_e": "skipped"})) == 1
+
+
 def test_a_failure_without_a_cause_is_refused_by_its_name() -> None:
     found = run.complaints(SUITE, "13.0", {**OUTCOMES, "test_a.py::TestB::test_c[1-23]": "failed"})
     assert found == ["test_a.py::TestB::test_c[1-23] fails on driver 13.0, and no cause names it"]

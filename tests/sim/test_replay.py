@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cuda_gctx import sim
 
 from ..hardware.compare import FOLDER, differences_of, recorded, sections, simulated
 
@@ -54,3 +57,22 @@ def test_the_name_of_the_device_says_that_it_is_simulated(folder: Path) -> None:
 def test_functions_that_the_recorded_driver_lacks_are_absent(folder: Path) -> None:
     for path in RECORDINGS:
         assert simulated(path, folder)["absent"].keys() == recorded(path)["absent"].keys()
+
+
+@pytest.mark.parametrize("version", ["13.1", "13.4", "13.5"])
+def test_what_only_newer_drivers_have_is_recorded_of_them(version: str, tmp_path: Path) -> None:
+    out = tmp_path / "recording.json"
+    newer = ("structured_split", "workqueues", "refusals")
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "record.py"), "--out", str(out), *(f"--only={section}" for section in newer)],
+        env={**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_GCTX_SIM": f"h200@{version}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 sections, 0 with an error" in done.stdout
+    recording = json.loads(out.read_text())
+    assert recording["structured_split"]["16 for clusters of 16: split"][:3] == [0, [16], 116]
+    assert recording["workqueues"]["device: configuration"] == {"wqConcurrencyLimit": 8, "sharingScope": 0}
+    assert recording["refusals"]["descriptor: groups of two splits"] == 915

@@ -161,7 +161,8 @@ CUresult CUDAAPI cuFuncGetParamCount(CUfunction handle, std::size_t* count) {
   return call<Fn::cuFuncGetParamCount>([&](Call& c) { return parameter_count(c, handle, count); });
 }
 CUresult CUDAAPI cuKernelGetParamCount(CUkernel handle, std::size_t* count) {
-  return with_context<Fn::cuKernelGetParamCount>([&](Call& c) { return parameter_count(c, as_function(handle), count); });
+  return with_context<Fn::cuKernelGetParamCount>(
+      [&](Call& c) { return parameter_count(c, as_function(handle), count); });
 }
 CUresult CUDAAPI cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction handle) {
   return call<Fn::cuFuncIsLoaded>([&](Call& c) {
