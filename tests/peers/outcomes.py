@@ -1,4 +1,4 @@
-"""A plugin of pytest: writes the outcome of each test, and stands in for what a suite lacks outside of its repository."""
+"""A plugin of pytest: writes the outcome of each test, and stands in for what a suite lacks outside its repository."""
 
 from __future__ import annotations
 
