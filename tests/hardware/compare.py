@@ -26,8 +26,37 @@ from cuda_gctx.sim._session import library
 FOLDER = Path(__file__).resolve().parent
 # What says when and with what was recorded, and not what the driver answers.
 ASIDE = {"_what", "format", "recorded", "absent"}
+# Features of a card that are not modelled: their attributes are 0.
+NOT_MODELLED = (
+    "CAN_USE_64_BIT_STREAM_MEM_OPS",
+    "CAN_USE_STREAM_WAIT_VALUE_NOR",
+    "COOPERATIVE_MULTI_DEVICE_LAUNCH",
+    "DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED",
+    "DMA_BUF_SUPPORTED",
+    "ECC_ENABLED",
+    "GENERIC_COMPRESSION_SUPPORTED",
+    "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS",
+    "GPU_DIRECT_RDMA_SUPPORTED",
+    "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED",
+    "GPU_DIRECT_RDMA_WRITES_ORDERING",
+    "HANDLE_TYPE_FABRIC_SUPPORTED",
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    "IPC_EVENT_SUPPORTED",
+    "MAX_ACCESS_POLICY_WINDOW_SIZE",
+    "MAX_PERSISTING_L2_CACHE_SIZE",
+    "MEMPOOL_SUPPORTED_HANDLE_TYPES",
+    "MEM_SYNC_DOMAIN_COUNT",
+    "MULTICAST_SUPPORTED",
+    "SPARSE_CUDA_ARRAY_SUPPORTED",
+    "TIMELINE_SEMAPHORE_INTEROP_SUPPORTED",
+    "UNIFIED_FUNCTION_POINTERS",
+    "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED",
+)
 # Answers that the software driver does not give, and why.
 KNOWN_DIFFERENCES = {
+    **{f"attributes/{name}": "the feature is not modelled" for name in NOT_MODELLED},
     "events/a graph whose context is destroyed before the replay": "the real driver ends the process with SIGSEGV; "
     "the software driver answers CONTEXT_IS_DESTROYED",
     "events/!ended": "how that process ended",

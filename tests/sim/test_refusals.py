@@ -250,6 +250,14 @@ def test_unknown_flags_are_refused(driver: Start) -> None:
     assert raw.code("cuGraphInstantiateWithFlags", made, graph, ctypes.c_uint64(4)) == NOT_SUPPORTED
 
 
+def test_events_for_other_processes_have_no_times_and_are_not_modelled(driver: Start) -> None:
+    raw = driver("13.0")
+    disable_timing, interprocess = 2, 4
+    event = ctypes.byref(ctypes.c_void_p())
+    assert raw.code("cuEventCreate", event, interprocess) == INVALID_VALUE
+    assert raw.code("cuEventCreate", event, interprocess | disable_timing) == NOT_SUPPORTED
+
+
 def test_a_reset_ends_what_is_on_the_device(driver: Start) -> None:
     raw = driver("13.0")
     group, count = ctypes.create_string_buffer(RESOURCE_BYTES), ctypes.c_uint(1)
@@ -313,7 +321,7 @@ def test_attributes_are_those_of_the_card() -> None:
                 answers.append(value.value)
             seen[card] = tuple(answers)
     assert seen == {
-        "h200": (228 * KIB, 60 << 20, 6144, 1_980_000),
+        "h200": (228 * KIB, 60 << 20, 6016, 1_980_000),
         "h100": (228 * KIB, 50 << 20, 5120, 1_980_000),
         "a100": (164 * KIB, 40 << 20, 5120, 1_410_000),
         "l40s": (100 * KIB, 96 << 20, 384, 2_520_000),

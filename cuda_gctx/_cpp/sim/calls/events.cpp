@@ -182,7 +182,10 @@ CUresult CUDAAPI cuEventCreate(CUevent* out, unsigned flags) {
     Context* context = current_context(c, result);
     if (context == nullptr) return result;
     // Events between processes are not modelled.
-    if ((flags & CU_EVENT_INTERPROCESS) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+    // Seen on an H200: only events without times go to other processes, which is not modelled.
+    if ((flags & CU_EVENT_INTERPROCESS) != 0) {
+      return (flags & CU_EVENT_DISABLE_TIMING) != 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+    }
     if (out == nullptr || flags > (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
     auto made = std::make_unique<Event>();
     c.machine.made(*made);

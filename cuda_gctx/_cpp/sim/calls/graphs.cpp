@@ -161,7 +161,12 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream&
 }
 
 CUresult replay(Call& c, GraphExec& exec, Stream& stream) {
-  if (stream.capture) return CUDA_ERROR_NOT_SUPPORTED;  // only graphs that are not instantiated go into others
+  if (stream.capture) {
+    // Seen on an H200: only graphs that are not instantiated go into others.
+    const bool active = stream.capture->is_active();
+    stream.capture->invalidate();
+    return active ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  }
   CUresult result = check_contexts(c, exec.nodes);
   if (result == CUDA_SUCCESS) result = pass_memory(c, exec, exec.nodes);
   if (result != CUDA_SUCCESS) return result;

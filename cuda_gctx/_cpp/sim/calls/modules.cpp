@@ -91,7 +91,7 @@ Module* module_of(Call& c, Library& library, CUresult& result) {
 }
 
 CUresult find_variable(Call& c, Module& module, const char* name, CUdeviceptr* address, std::size_t* size) {
-  if (name == nullptr || (address == nullptr && size == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (address == nullptr && size == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const std::vector<Variable>& all = module.image->variables;
   const auto found = std::find_if(all.begin(), all.end(), [&](const Variable& one) { return one.name == name; });
   if (found == all.end()) return CUDA_ERROR_NOT_FOUND;
@@ -209,7 +209,15 @@ CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr* address, std::size_t* size, C
   return call<Fn::cuModuleGetGlobal_v2>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Module* module = find_module(c, handle, result);
-    return module == nullptr ? result : find_variable(c, *module, name, address, size);
+    if (module == nullptr) return result;
+    // Seen on an H200: unlike a library, a module refuses the names of kernels, and clears the results.
+    const auto& kernels = module->image->kernels;
+    const auto is_named = [&](const auto& kernel) { return kernel->name == name; };
+    if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (address != nullptr) *address = 0;
+    if (size != nullptr) *size = 0;
+    if (*name == '\0' || std::any_of(kernels.begin(), kernels.end(), is_named)) return CUDA_ERROR_INVALID_VALUE;
+    return find_variable(c, *module, name, address, size);
   });
 }
 
@@ -271,7 +279,8 @@ CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr* address, std::size_t* size, CUl
     CUresult result = CUDA_SUCCESS;
     Library* library = find_library(c, handle, result);
     Module* module = library == nullptr ? nullptr : module_of(c, *library, result);
-    return module == nullptr ? result : find_variable(c, *module, name, address, size);
+    if (module == nullptr) return result;
+    return name == nullptr ? CUDA_ERROR_INVALID_VALUE : find_variable(c, *module, name, address, size);
   });
 }
 

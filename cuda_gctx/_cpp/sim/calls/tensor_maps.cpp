@@ -70,7 +70,7 @@ std::size_t swizzle_bytes(CUtensorMapSwizzle swizzle) {
 }
 
 bool is_valid(const Description& wanted) {
-  if (wanted.map == nullptr || reinterpret_cast<std::uint64_t>(wanted.map) % 64 != 0) return false;
+  if (wanted.map == nullptr) return false;
   if (wanted.dimensions == nullptr || wanted.element_strides == nullptr) return false;
   const bool interleaved = wanted.interleave != CU_TENSOR_MAP_INTERLEAVE_NONE;
   const bool wide =
@@ -100,7 +100,8 @@ bool is_valid(const Description& wanted) {
   return wanted.fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || is_float(wanted.type);
 }
 
-// The bytes are opaque to programs. Here the address is the first of them.
+// The bytes are opaque to programs. Here the address is the first of them. Recorded: they may lie at any address,
+// although cuda.h asks for a multiple of 64.
 CUresult encode(Call& c, const Description& wanted) {
   if (c.machine.chip->profile().cc_major < 9) return CUDA_ERROR_NOT_SUPPORTED;
   if (!is_valid(wanted)) return CUDA_ERROR_INVALID_VALUE;
@@ -111,7 +112,7 @@ CUresult encode(Call& c, const Description& wanted) {
                    static_cast<std::uint64_t>(wanted.swizzle) << 24;
   for (unsigned i = 0; i < wanted.rank; ++i) made.opaque[2 + i] = wanted.dimensions[i];
   for (unsigned i = 0; i + 1 < wanted.rank; ++i) made.opaque[2 + max_rank + i] = wanted.strides[i];
-  *wanted.map = made;
+  std::memcpy(static_cast<void*>(wanted.map), &made, sizeof made);
   return CUDA_SUCCESS;
 }
 
@@ -172,10 +173,13 @@ CUresult CUDAAPI cuTensorMapEncodeIm2colWide(CUtensorMap* map, CUtensorMapDataTy
 
 CUresult CUDAAPI cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
   return call<Fn::cuTensorMapReplaceAddress>([&](Call&) {
-    if (map == nullptr || reinterpret_cast<std::uint64_t>(map) % 64 != 0) return CUDA_ERROR_INVALID_VALUE;
-    const std::size_t alignment = (map->opaque[1] >> 16 & 0xff) == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
+    if (map == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    CUtensorMap changed;
+    std::memcpy(&changed, static_cast<const void*>(map), sizeof changed);
+    const std::size_t alignment = (changed.opaque[1] >> 16 & 0xff) == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
     if (reinterpret_cast<std::uint64_t>(address) % alignment != 0) return CUDA_ERROR_INVALID_VALUE;
-    map->opaque[0] = reinterpret_cast<std::uint64_t>(address);
+    changed.opaque[0] = reinterpret_cast<std::uint64_t>(address);
+    std::memcpy(static_cast<void*>(map), &changed, sizeof changed);
     return CUDA_SUCCESS;
   });
 }
