@@ -22,11 +22,20 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GLIBC = (2, 28)
+# auditwheel audits wheels of any processor, but accepts only the names of tags of the one that it finds itself on.
+AUDIT = """
+import platform, sys
+machine = sys.argv.pop(1)
+platform.machine = lambda: machine
+from auditwheel.main import main
+sys.exit(main())
+"""
 # In the order of linking; the loader provides __tls_get_addr.
 STUBS = ("libdl.so.2", "libpthread.so.0", "libm.so.6", "libc.so.6", "libld.so.2")
 
@@ -100,6 +109,15 @@ def soabi(python: str, target: Target) -> str:
     return own.replace(os.uname().machine, target.machine)
 
 
+def check_names(wheel: Path, tag: str) -> None:
+    """Refuse a wheel whose modules the interpreter would not find: it looks for names with its own tag."""
+    with zipfile.ZipFile(wheel) as opened:
+        modules = [name for name in opened.namelist() if name.endswith(".so") and not Path(name).name.startswith("lib")]
+    wrong = [name for name in modules if not name.endswith(f".{tag}.so")]
+    if wrong or not modules:
+        raise SystemExit(f"{wheel.name} has no modules for {tag}, but {', '.join(wrong) or 'none'}")
+
+
 def build(python: str, target: Target, source: Path, work: Path, out: Path) -> Path:
     """The audited wheel of one interpreter, from an unpacked source distribution."""
     raw = work / "raw" / soabi(python, target)
@@ -115,19 +133,19 @@ def build(python: str, target: Target, source: Path, work: Path, out: Path) -> P
     environment = {}
     if target.machine != os.uname().machine:
         settings |= {"cmake.define.CMAKE_SYSTEM_NAME": "Linux", "cmake.define.CMAKE_SYSTEM_PROCESSOR": target.machine}
-        settings |= {"cmake.define.SKBUILD_SOABI": soabi(python, target)}
+        # The tag of the wheel, and the names of the modules in it.
         environment["_PYTHON_HOST_PLATFORM"] = f"linux-{target.machine}"
+        environment["SETUPTOOLS_EXT_SUFFIX"] = f".{soabi(python, target)}.so"
     options = [f"--config-settings={name}={value}" for name, value in settings.items()]
     run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", raw, *options, source, **environment)
     (wheel,) = raw.glob("*.whl")
+    check_names(wheel, soabi(python, target))
     audited = work / "audited" / soabi(python, target)
     shutil.rmtree(audited, ignore_errors=True)
-    # Only the one tag: a wheel must not claim less than it was asked for, nor quietly more. auditwheel reads the
-    # processor from the wheel, but accepts only names of the one that it runs on.
-    platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{os.uname().machine}"
-    audit = [sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", platform]
+    # Only the one tag: a wheel must not claim less than it was asked for, nor quietly more.
+    audit = [sys.executable, "-c", AUDIT, target.machine, "repair", "--only-plat", "--plat", target.platform]
     run(*audit, "--wheel-dir", audited, wheel)
-    (result,) = audited.glob(f"*-{target.platform}.whl")
+    (result,) = audited.glob("*.whl")
     out.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(result, out))
 
