@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from cuda_gctx import Device
+
 from ..conftest import REPOSITORY
 from ..numba_kernels import skip_unless_numba_compiles
 
@@ -49,8 +51,21 @@ def test_an_example_with_a_framework_runs(example: str, module: str, said: str) 
     pytest.importorskip(module, reason=f"{module} is not installed here")
     if module == "numba_cuda":
         skip_unless_numba_compiles()
+    run(example, said)
+
+
+@pytest.mark.gpu_only
+def test_ranks_with_a_gpu_each_run() -> None:
+    pytest.importorskip("torch", reason="torch is not installed here")
+    if Device.count() < 2:
+        pytest.skip("needs two GPUs")
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run("torchrun_tensor_parallel", "rank 1 of 2: every element is 64.0: True", *ranks)
+
+
+def run(example: str, said: str, *launcher: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS / f"{example}.py")],
+        [sys.executable, *launcher, str(PROGRAMS / f"{example}.py")],
         capture_output=True,
         text=True,
         check=False,
