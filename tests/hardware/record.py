@@ -1602,6 +1602,17 @@ VARIABLES = b"""
 PLACES = {"PCI_BUS_ID", "PCI_DEVICE_ID", "PCI_DOMAIN_ID", "GPU_PCI_DEVICE_ID", "GPU_PCI_SUBSYSTEM_ID", "HOST_NUMA_ID"}
 
 
+# Older names of attributes, which some versions of the bindings list too.
+OLDER_NAMES = {
+    "MAXIMUM_TEXTURE2D_ARRAY_HEIGHT",
+    "MAXIMUM_TEXTURE2D_ARRAY_NUMSLICES",
+    "MAXIMUM_TEXTURE2D_ARRAY_WIDTH",
+    "REGISTERS_PER_BLOCK",
+    "SHARED_MEMORY_PER_BLOCK",
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+}
+
+
 def raw_call(name: str, *arguments: Any) -> Code:
     return int(getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments))
 
@@ -1619,7 +1630,7 @@ def record_attributes(gpu: Gpu, note: Note) -> Any:
     prefix = "CU_DEVICE_ATTRIBUTE_"
     for member in gpu.driver.module.CUdevice_attribute:
         name = member.name.removeprefix(prefix)
-        if name in PLACES or name == "MAX" or int(member) < 1:
+        if name in PLACES | OLDER_NAMES or name == "MAX" or int(member) < 1:
             continue
         code, value = gpu.driver.call("cuDeviceGetAttribute", member, gpu.device)
         if code == 0:
