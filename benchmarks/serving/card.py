@@ -67,6 +67,8 @@ class Card:
         self._placement: Placement | None = None
         self._streams: dict[Placement, dict[str, Stream]] = {}
         self._torchs: dict[Stream, Any] = {}
+        # The default stream has filled weights and buffers, and other streams are not ordered behind it.
+        device.sync()
         self._began = time.perf_counter()
         # Whether the GEMMs of a lane get its SM count as a hint, by SMs and lane: else they are sized for the device.
         self.hints: dict[tuple[int, str], bool] = {}

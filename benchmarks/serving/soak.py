@@ -62,11 +62,12 @@ def distance_of(card: Any, tokens: Any, prompt: int) -> float:
     tokens: prompt and answer of a sequence, which was served in whatever layouts. The card must be idle; the sequence
     is put into slot 0. Every position is computed given the tokens before it, as parts of a prompt.
     """
-    model, space = card.model, Workspace(card.model, 512, 0)
-    stream = card.stream("prefill", Placement("one"))
+    model, stream = card.model, card.stream("prefill", Placement("one"))
     frame = model.frame(0, 512, SEGMENTS)
     worst = 0.0
     with card.on(stream):
+        # On the stream that uses it: the default stream would fill it with zeros whenever that comes to run.
+        space = Workspace(model, 512, 0)
         model.write(0, tokens)
         for start in range(0, prompt - 1, 512):
             space.load(frame, Step(segments=(Segment(0, start, min(512, prompt - 1 - start)),)))

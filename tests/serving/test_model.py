@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import ceil
 from random import Random
@@ -294,6 +294,28 @@ def test_random_changes_of_layout_change_no_token(card: Card) -> None:
     assert serving.record.placements > 8
     assert len(kept) == 8
     assert max(soak.distance_of(card, tokens, prompt) for tokens, prompt in kept) < 1e-3
+
+
+def test_the_check_of_tokens_fills_its_buffers_on_the_stream_that_uses_them(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[Any] = []
+    made: list[list[Any]] = []
+
+    @contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        entered.append(stream)
+        yield
+        entered.pop()
+
+    def workspace(*arguments: Any) -> Workspace:
+        made.append(list(entered))
+        return Workspace(*arguments)
+
+    monkeypatch.setattr(card, "on", on)
+    monkeypatch.setattr(soak, "Workspace", workspace)
+    soak.distance_of(card, torch.arange(20, dtype=torch.int32), 10)
+    assert made == [[card.stream("prefill", Placement("one"))]]
 
 
 def test_memory_is_compared_from_a_quarter_of_the_time_on() -> None:
