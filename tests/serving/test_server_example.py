@@ -52,10 +52,12 @@ def test_it_prints_what_it_chose_and_why() -> None:
 
 def test_a_shorter_limit_makes_it_partition() -> None:
     text = printed("--limit", "3ms", "--requests", "2")
-    assert "chosen for a batch of 1: overlay, 16 SMs left to decode" in text
+    # An overlay and partitions of this size are equally good for the model that is made up.
+    chosen = text.split("chosen for a batch of 1: ")[1].split(":")[0]
+    assert chosen in ("overlay, 16 SMs left to decode", "partitions, 16 SMs for decode")
     assert "faster, and gaps reach" in text
     assert int(text.split(" switches")[0].split()[-1]) > 0
-    assert "with overlay" in text.split("chunks of prompts: ")[1]
+    assert f"with {chosen}" in text.split("chunks of prompts: ")[1]
 
 
 def policy_of(server: ModuleType, of: dict[tuple[str, int], tuple[float, float]]) -> Any:
