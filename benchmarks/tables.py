@@ -460,8 +460,8 @@ def communication_origin(result: Result) -> str:
 
 
 def communication_picture(kind: str) -> str:
-    """Latency and bandwidth of each operation over the size of the message."""
-    [result] = results_of(kind)
+    """Latency and bandwidth of each operation over the size of the message, on the newer card that was measured."""
+    result = results_of(kind)[-1]  # in the order of the names: H100, H200
     rows = [row for row in result["sweep"] if "us" in row]
     panels = []
     for topology, op in dict.fromkeys((row["topology"], row["op"]) for row in rows):
@@ -483,7 +483,10 @@ def communication_picture(kind: str) -> str:
 def overlap_picture() -> str:
     """Time of a step of GEMM and all-reduce over the size of the partition for the all-reduce."""
     results = {
-        result["_what"]: result for kind in ("2-gpus", "4-gpus") for result in results_of(f"communication-{kind}")
+        result["_what"]: result
+        for kind in ("2-gpus", "4-gpus")
+        for result in results_of(f"communication-{kind}")
+        if "overlap" in result
     }
     panels = []
     for result in results.values():

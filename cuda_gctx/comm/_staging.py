@@ -17,14 +17,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cuda_gctx.comm._protocol import ALIGNMENT, Geometry, part_of, share_of
+from cuda_gctx.comm._protocol import ALIGNMENT, Geometry, share_of
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = ["Copy", "Part", "Staging"]
 
-# Each part costs about 17 us on H200s, whatever its size. Smaller or more parts hide less than that.
-PART_BYTES = 8 * 1024 * 1024
+# A part is worth its kernel from here on; more parts would not hide more of the copies.
+PART_BYTES = 4 * 1024 * 1024
 MOST_PARTS = 8
+# Of the beginnings of parts, where they are large: bulk copies of addresses that 16 alone divides are slower.
+GRAIN = 4096
 
 
 class Copy(NamedTuple):
@@ -75,15 +77,14 @@ class Staging:
         shares = [share_of(one, self._op, block_bytes) for one in self._ranks]
         largest = -(-block_bytes // ALIGNMENT // self._plans[0].shares) * ALIGNMENT
         count = min(MOST_PARTS, max(1, largest // self._part_bytes))
-        # Nothing hides the copies before the first part and behind the last one: these two are the smallest.
-        weights = [min(number + 1, count - number) for number in range(count)]
+        grain = GRAIN if largest >= count * GRAIN else ALIGNMENT
         for number in range(count):
-            before, weight = sum(weights[:number]), weights[number]
-            spans = []
-            for _, _, size in shares:
-                begin, _ = part_of(before, sum(weights), size)
-                end, _ = part_of(before + weight, sum(weights), size)
-                spans.append((begin, end - begin))
+            begins, ends = (
+                [size * part // count // grain * grain for _, _, size in shares] for part in (number, number + 1)
+            )
+            if number == count - 1:
+                ends = [size for _, _, size in shares]
+            spans = [(begin, end - begin) for begin, end in zip(begins, ends, strict=True)]
             yield self._part(x_in, x_out, shares, largest, spans)
 
     def _part(

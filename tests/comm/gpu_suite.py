@@ -134,8 +134,10 @@ def every_op(
                 with rank.handler(dtype, timeout_s=TIMEOUT_S, **topology, **options) as handler:
                     wanted = [one for one in handler.valid_mode_list if modes is None or one.name in modes]
                     for op, mode in itertools.product(handler.valid_op_list, wanted):
-                        dp = handler.para_info.dp_size if op.scatters else 1
-                        for seed, shape in enumerate(shapes_for(mode.name, dp, largest // dp)):
+                        dp = handler.para_info.dp_size
+                        # `largest` is of the larger of input and output.
+                        shapes = shapes_for(mode.name, dp if op.scatters else 1, largest // dp)
+                        for seed, shape in enumerate(shapes):
                             compare(rank, handler, op, mode, shape, seed)
                             if rank.rank == 0:
                                 done[0] += 1

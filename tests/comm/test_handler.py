@@ -225,7 +225,7 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
         main = rank.partition.stream
         driver.use(main)  # type: ignore[attr-defined]
         with rank.handler(torch.bfloat16) as handler:
-            x = Tensor(handler.device, torch.bfloat16, 4096, 8192)
+            x = Tensor(handler.device, torch.bfloat16, 2048, 8192)
             driver.streams.clear()
             run_mixed_comm(handler.valid_op_list[0], handler, x, None, MixedCommMode.TWO_EXCHANGE)
             found = [driver.streams[at : at + 3] for at in range(0, len(driver.streams), 3)]
@@ -233,7 +233,7 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
             small = Tensor(handler.device, torch.bfloat16, 16, 8192)
             run_mixed_comm(handler.valid_op_list[0], handler, small, None, MixedCommMode.TWO_EXCHANGE)
             streams_of_a_small_message = [stream for _, stream in driver.streams]
-        # 32 MiB of 64 are this rank's share, in parts of about 8 MiB: one copy to the other rank, and one from it.
+        # 16 MiB of 32 are this rank's share, in parts of 4 MiB: one copy to the other rank, and one from it.
         assert len(found) == 4
         assert all([kind for kind, _ in part] == ["copy", "kernel", "copy"] for part in found)
         assert {part[1][1] for part in found} == {main.handle}
