@@ -1,6 +1,7 @@
 # The commands of this repository. All that they make is under .venv and build.
 #   make demo     build, and show the main job end to end
 #   make test     build, and run every test: C++ and Python
+#   make test-under-load  the same in a random order of tests, while BUSY (12) processes want a core each
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
@@ -27,7 +28,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gct
 CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
+.PHONY: demo test test-under-load peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -38,6 +39,12 @@ test: $(VENV)/package $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
 	$(BIN)/pytest --order=$(ORDER)
+
+BUSY ?= 12
+test-under-load: $(VENV)/package $(VENV)/torch
+	busy=; trap 'kill $$busy' EXIT; trap 'exit 130' INT TERM; \
+	for n in $$(seq $(BUSY)); do timeout 4h sh -c 'while :; do :; done' & busy="$$busy $$!"; done; \
+	$(MAKE) test ORDER=random
 
 # The suites are installed from the registry, hundreds of MB, which is why they are no part of "make test".
 CUDA_PYTHON ?=

@@ -1,4 +1,4 @@
-"""Partitions: named, disjoint and fenced; what they lend, what they refuse, and what is left when they close."""
+"""Partitions: named and disjoint; what they lend, what they refuse, and what is left when they close."""
 
 from __future__ import annotations
 

@@ -196,11 +196,11 @@ def test_a_probe_that_does_not_end_is_given_up_and_the_next_one_works(sim: Machi
     machine = sim("h200")
     with Device(0).partition(8, 8) as parts:
         parts.verify()
-        hog = parts[0].context.create_stream()
+        load = parts[0].context.create_stream()
         # Of virtual time, an hour; of real time, a millisecond.
-        error = refusal(RuntimeError, lambda: run_probe([hog], [1], 3_600_000_000_000, 1_000_000))
+        error = refusal(RuntimeError, lambda: run_probe([load], [1], 3_600_000_000_000, 1_000_000))
         assert "did not finish within 1 ms" in str(error)
-        hog.sync()
+        load.sync()
         assert parts.verify().problems == ()
-        hog.close()
+        load.close()
         assert machine.ledger().live_of("stream") == ()

@@ -150,7 +150,7 @@ def p99_us(machine: Machine, where: str) -> float:
 
 
 @pytest.mark.parametrize(("where", "recorded"), TIMES["background_load"]["p99_us"].items())
-def test_only_a_fenced_partition_is_out_of_reach_of_persistent_blocks(
+def test_only_a_partition_next_to_work_in_another_is_out_of_reach_of_persistent_blocks(
     machine: Machine, where: str, recorded: float
 ) -> None:
     assert p99_us(machine, where) == pytest.approx(recorded, rel=TOLERANCE)

@@ -21,11 +21,11 @@ PTX = b"""
 .version 7.0
 .target sm_70
 .address_size 64
-.visible .entry hog() { ret; }
+.visible .entry long() { ret; }
 .visible .entry quick() { ret; }
 .visible .entry add(.param .u64 values, .param .u32 amount) { ret; }
 \0"""
-HOG_NS, QUICK_NS = 1_500_000, 5_000
+LONG_NS, QUICK_NS = 1_500_000, 5_000
 THREADS = 1024  # two blocks fit on one SM
 
 
@@ -34,7 +34,7 @@ class Machine:
 
     def __init__(self, sim: Session) -> None:
         self.sim, self.dev, self.raw = sim, Device(0), Raw()
-        sim.kernel("hog", block_ns=HOG_NS)
+        sim.kernel("long", block_ns=LONG_NS)
         sim.kernel("quick", block_ns=QUICK_NS)
         with self.dev.context.current():
             self._library = self.raw.handle("cuLibraryLoadData", PTX, None, None, 0, None, None, 0)
@@ -90,17 +90,17 @@ def partition(dev: Device, count: int) -> tuple[Context, Context]:
 def test_blocks_that_share_an_sm_share_its_throughput(machine: Machine, blocks: int, times: int) -> None:
     small, rest = partition(machine.dev, 16)
     with small, rest, small.create_stream() as stream:
-        took = machine.took_ns("hog", stream, blocks)
-    assert times * HOG_NS <= took < times * HOG_NS + 50_000
+        took = machine.took_ns("long", stream, blocks)
+    assert times * LONG_NS <= took < times * LONG_NS + 50_000
 
 
 @pytest.mark.parametrize(("blocks", "waves"), [(1, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
 def test_blocks_that_only_wait_run_in_waves(machine: Machine, blocks: int, waves: int) -> None:
-    machine.sim.kernel("hog", block_ns=HOG_NS, throughput=0)
+    machine.sim.kernel("long", block_ns=LONG_NS, throughput=0)
     small, rest = partition(machine.dev, 16)
     with small, rest, small.create_stream() as stream:
-        took = machine.took_ns("hog", stream, blocks)
-    assert waves * HOG_NS <= took < waves * HOG_NS + 50_000
+        took = machine.took_ns("long", stream, blocks)
+    assert waves * LONG_NS <= took < waves * LONG_NS + 50_000
 
 
 @pytest.mark.parametrize("blocks", [1_000_000, 2**31 - 1])
@@ -142,9 +142,9 @@ def test_an_idle_stream_takes_no_time(machine: Machine) -> None:
 
 def test_time_passes_on_request(machine: Machine) -> None:
     with machine.dev.create_stream() as stream:
-        machine.launch("hog", stream, 1)
+        machine.launch("long", stream, 1)
         assert not stream.is_done
-        machine.sim.advance(2 * HOG_NS)
+        machine.sim.advance(2 * LONG_NS)
         assert stream.is_done
 
 
@@ -156,29 +156,29 @@ def test_work_on_one_stream_runs_in_order_and_on_two_at_once(machine: Machine) -
     with dev.create_stream() as one, dev.create_stream() as two:
         start = machine.sim.time_ns()
         for _ in range(3):
-            machine.launch("hog", one, 1)
+            machine.launch("long", one, 1)
         one.sync()
         in_order = machine.sim.time_ns() - start
         start = machine.sim.time_ns()
         for stream in (one, two):
-            machine.launch("hog", stream, 1)
+            machine.launch("long", stream, 1)
         one.sync()
         two.sync()
         at_once = machine.sim.time_ns() - start
-    assert 3 * HOG_NS <= in_order < 3 * HOG_NS + 100_000
-    assert HOG_NS <= at_once < HOG_NS + 100_000
+    assert 3 * LONG_NS <= in_order < 3 * LONG_NS + 100_000
+    assert LONG_NS <= at_once < LONG_NS + 100_000
 
 
 def test_a_stream_waits_for_an_event_of_another(machine: Machine) -> None:
     dev = machine.dev
     with dev.create_stream() as one, dev.create_stream() as two:
         start = machine.sim.time_ns()
-        machine.launch("hog", one, 1)
+        machine.launch("long", one, 1)
         with one.record() as event:
             two.wait(event)
             machine.launch("quick", two, 1)
             two.sync()
-            assert machine.sim.time_ns() - start >= HOG_NS + QUICK_NS
+            assert machine.sim.time_ns() - start >= LONG_NS + QUICK_NS
             assert event.is_done
 
 
@@ -189,16 +189,16 @@ def test_a_higher_priority_takes_the_next_free_place_and_moves_nobody_out(machin
             machine.dev.create_stream() as queued,
             machine.dev.create_stream(StreamOptions(priority=priority)) as urgent,
         ):
-            machine.launch("hog", first, 2 * 132)
-            machine.launch("hog", queued, 3 * 2 * 132)
+            machine.launch("long", first, 2 * 132)
+            machine.launch("long", queued, 3 * 2 * 132)
             took = machine.took_ns("quick", urgent, 1)
             first.sync()
             queued.sync()
         return took
 
     # Both wait for the blocks that run; the urgent one only for them, the other for all that stood before it.
-    assert 2 * HOG_NS * 0.9 < waits(-5) < 2 * HOG_NS * 1.5
-    assert waits(0) > 2 * HOG_NS * 3.5
+    assert 2 * LONG_NS * 0.9 < waits(-5) < 2 * LONG_NS * 1.5
+    assert waits(0) > 2 * LONG_NS * 3.5
 
 
 def test_streams_of_one_hardware_queue_wait_for_each_other() -> None:
@@ -208,22 +208,22 @@ def test_streams_of_one_hardware_queue_wait_for_each_other() -> None:
             start = machine.sim.time_ns()
             # The second launch of a stream waits at the head of its queue, and holds up what stands behind it.
             for stream in streams:
-                machine.launch("hog", stream, 1)
-                machine.launch("hog", stream, 1)
+                machine.launch("long", stream, 1)
+                machine.launch("long", stream, 1)
             for stream in streams:
                 stream.sync()
             for stream in streams:
                 stream.close()
             return machine.sim.time_ns() - start
 
-    assert took(8) < 2 * HOG_NS + 100_000
-    assert took(1) > 4 * HOG_NS
+    assert took(8) < 2 * LONG_NS + 100_000
+    assert took(1) > 4 * LONG_NS
 
 
-# ---- the fence
+# ---- background load
 
 
-def quick_beside_hog(quick: str, hog: str) -> int:
+def quick_next_to_load(quick: str, load: str) -> int:
     """How long a short kernel takes while blocks of a long one are on every SM that they may use."""
     with simulated() as machine:
         small, rest = partition(machine.dev, 16)
@@ -235,8 +235,8 @@ def quick_beside_hog(quick: str, hog: str) -> int:
             "partition": small.create_stream(),
             "complement": rest.create_stream(),
         }
-        if hog != "none":
-            machine.launch("hog", streams[hog], 8 * 132)
+        if load != "none":
+            machine.launch("long", streams[load], 8 * 132)
         took = machine.took_ns("quick", streams[quick], 16)
         machine.dev.sync()
         for stream in streams.values():
@@ -247,7 +247,7 @@ def quick_beside_hog(quick: str, hog: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("quick", "hog", "waits"),
+    ("quick", "load", "waits"),
     [
         ("plain", "none", False),
         ("plain", "other", True),
@@ -257,9 +257,9 @@ def quick_beside_hog(quick: str, hog: str) -> int:
         ("partition", "complement", False),
     ],
 )
-def test_only_a_fenced_partition_does_not_wait_behind_a_hog(quick: str, hog: str, waits: bool) -> None:
-    took = quick_beside_hog(quick, hog)
+def test_a_partition_does_not_wait_if_the_load_has_only_the_other_sms(quick: str, load: str, waits: bool) -> None:
+    took = quick_next_to_load(quick, load)
     if waits:
-        assert took > 0.9 * HOG_NS
+        assert took > 0.9 * LONG_NS
     else:
         assert took < 5 * QUICK_NS
