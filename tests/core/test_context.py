@@ -21,6 +21,7 @@ from cuda_gctx import (
     Stream,
     StreamOptions,
 )
+from cuda_gctx._core.probe import spin
 
 from ..common import DRIVERS, green, on_another_thread, refusal, small_contexts, split
 from ..raw import Raw, RawError
@@ -486,6 +487,7 @@ def test_what_was_made_on_a_primary_context_is_dead_after_a_reset(sim: Callable[
     assert {found.kind for found in machine.ledger().live} == set()  # the reset destroyed what there was
     uses: list[Callable[[], object]] = [stream.sync, stream.record, before.sync, stream.capture().__enter__]
     uses += [lambda: stream.is_done, lambda: stream.priority, lambda: stream.record(event), lambda: stream.wait(event)]
+    uses += [lambda: stream.handle, stream.__cuda_stream__, lambda: spin(stream, 1, 1)]
     for use in uses:
         with pytest.raises(ClosedError, match="has been reset"):
             use()

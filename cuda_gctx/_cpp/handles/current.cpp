@@ -101,6 +101,7 @@ class ThreadList {
   std::uint64_t add_block(ContextHandle& counted, CUcontext before, std::unique_ptr<const BlockOwner> owner) noexcept {
     const std::lock_guard lock(mutex_);
     entries_.emplace_back(std::move(counted), before, ++last_block_, std::move(owner));
+    is_empty_.store(false, std::memory_order_relaxed);
     return last_block_;
   }
 
@@ -111,6 +112,7 @@ class ThreadList {
       std::swap(entries_.back(), made);
     } else {
       entries_.push_back(std::move(made));
+      is_empty_.store(false, std::memory_order_relaxed);
     }
     return made;
   }
@@ -120,11 +122,13 @@ class ThreadList {
     const std::lock_guard lock(mutex_);
     ContextHandle context = entries_.back().release();
     entries_.pop_back();
+    is_empty_.store(entries_.empty(), std::memory_order_relaxed);
     return context;
   }
 
   std::vector<Entry> take_all() noexcept {
     const std::lock_guard lock(mutex_);
+    is_empty_.store(true, std::memory_order_relaxed);
     return std::exchange(entries_, {});
   }
 
@@ -143,7 +147,7 @@ class ThreadList {
     return look(entries_);
   }
   bool names(const ContextBox& context) {
-    return look([&](const std::vector<Entry>& entries) {
+    return !is_empty_.load(std::memory_order_relaxed) && look([&](const std::vector<Entry>& entries) {
       return std::any_of(entries.begin(), entries.end(),
                          [&](const Entry& entry) { return &entry.context() == &context; });
     });
@@ -154,6 +158,7 @@ class ThreadList {
   long system_id_;
   OwnerLock mutex_;
   std::vector<Entry> entries_;
+  std::atomic<bool> is_empty_{true};  // for others: most threads have made nothing current
   std::uint64_t last_block_ = 0;
   std::atomic<bool> has_left_blocks_{false};
 };

@@ -222,6 +222,7 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
   std::vector<CUdeviceptr> parts(streams.size());
   std::size_t total = 0;
   for (std::size_t i = 0; i < streams.size(); ++i) {
+    streams[i]->context()->demand_there();
     seen[i].resize(blocks[i]);
     parts[i] = total;
     total += blocks[i] * sizeof(ProbeBlock);

@@ -33,7 +33,7 @@ class StreamBox : public Registered<CUstream, StreamBox> {
   std::optional<bool> nonblocking() const noexcept { return nonblocking_; }  // as it was made, if it was made here
   bool is_made_here() const noexcept { return nonblocking_.has_value(); }
   const ContextHandle& context() const noexcept { return use_.context(); }
-  void demand_live() const { context()->demand_usable(); }  // of a driver that may be used
+  void demand_live() const { context()->demand_there(); }
   CUstream handle() const noexcept { return handle_; }
   bool is_owned() const noexcept { return owned_; }
   // The default streams are words for a stream of whichever context is current.

@@ -249,7 +249,7 @@ void blocks_are_seen_by_others() {
     });
   }
   const CurrentToken mine = enter(context);
-  for (int n = 0; n < rounds * 5 || left < 20; ++n) {
+  for (int n = 0; n < rounds || left < 20; ++n) {
     CHECK(thread_of_current(*context) != 0);
     std::thread([&] { message_of<Error>([&] { pop_current({mine.thread, mine.entry + 1, false}); }); }).join();
   }

@@ -37,7 +37,7 @@ std::uint64_t host_cost(Fn function) {
 
 // CUDA_SUCCESS, or why the call is not carried out.
 CUresult admit(Present& here, Fn function, bool early) {
-  if (here.over) return CUDA_ERROR_DEINITIALIZED;
+  if (std::atomic_ref(here.over).load(std::memory_order_relaxed)) return CUDA_ERROR_DEINITIALIZED;
   // The real driver does not survive a fork: in the child nothing is initialised, and nothing can be.
   if (here.forked) return CUDA_ERROR_NOT_INITIALIZED;
   if (!here.machine) {

@@ -81,7 +81,8 @@ void after_fork_in_child() {
 
 // Calls after the end of the process's main part answer CUDA_ERROR_DEINITIALIZED, as the real driver's do.
 struct EndOfProcess {
-  ~EndOfProcess() { present().over = true; }
+  // Without the lock of the calls: a thread that is still in one may never return it.
+  ~EndOfProcess() { std::atomic_ref(present().over).store(true, std::memory_order_relaxed); }
 };
 
 }  // namespace
