@@ -96,9 +96,9 @@ ENDINGS = {
 def test_a_forked_child_gets_an_error_and_ends_cleanly(ending: str) -> None:
     run = run_python(PROGRAM.replace("ENDING", ENDINGS[ending]))
     assert (run.returncode, run.stderr) == (0, "")
-    told_in_child, status = run.stdout.splitlines()
+    reported_in_child, status = run.stdout.splitlines()
     assert status == "0"
-    for name, (kind, message) in json.loads(told_in_child).items():
+    for name, (kind, message) in json.loads(reported_in_child).items():
         assert kind == "ForkedError", (name, kind, message)
         assert "forked" in message, name
         assert "spawn" in message, name

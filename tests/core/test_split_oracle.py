@@ -110,7 +110,7 @@ def check_sms(
 
 
 def clusters(gpcs: Sequence[int]) -> list[int]:
-    """The GPC of each SM id: ids count across the clusters, a pair at a time, lone pairs last."""
+    """The GPC of each SM id: ids count across the GPCs, a TPC at a time, single TPCs last."""
     order = []
     for place in range(max(gpcs) // 2):
         order += [gpc for gpc, sms in enumerate(gpcs) if sms > 2 and sms // 2 > place]

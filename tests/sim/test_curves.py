@@ -137,12 +137,12 @@ def p99_us(machine: Machine, where: str) -> float:
         machine.dev.create_stream(StreamOptions(priority=-5)) as urgent,
     ):
         quick = {"plain": other, "priority": urgent}.get(where, inside)
-        load = outside if where == "fenced" else plain
+        load = outside if where == "background partition" else plain
         samples = []
         for i in range(60):
             if where != "alone":
                 for _ in range(2):
-                    machine.launch("gemm", load, 116 if where == "fenced" else 132, **GEMM_SHAPE)
+                    machine.launch("gemm", load, 116 if where == "background partition" else 132, **GEMM_SHAPE)
             machine.sim.advance(100_000 + i * 37 % 11 * 131_000)
             samples.append(machine.took_us("quick", quick, 16, threads=1024))
         machine.dev.sync()

@@ -1,4 +1,4 @@
-"""The virtual clock: what kernels cost and where they run, stream order, priorities, events, queues, and the fence."""
+"""The virtual clock: what kernels cost and where they run, stream order, priorities, events, queues, the background."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ def product(stream: Stream) -> None:
     spin(stream, 132, 2 * MS)  # half of the device at once; in fewer SMs in waves
 
 
-def hog(stream: Stream) -> None:
+def bulk(stream: Stream) -> None:
     spin(stream, 264, 4 * MS)
 
 
 @cache
 def measured() -> str:
     """The JSON of a curve next to a load, which is measured once."""
-    return tune.curve(product, device=Device(0), sizes=[16, 32, 64], load=hog).to_json()
+    return tune.curve(product, device=Device(0), sizes=[16, 32, 64], load=bulk).to_json()
 
 
 def test_a_part_takes_as_many_waves_as_its_sms_need(dev: Device) -> None:
@@ -43,7 +43,7 @@ def test_a_part_takes_as_many_waves_as_its_sms_need(dev: Device) -> None:
         assert point.seconds.samples >= 7
         assert point.rate == pytest.approx(1 / point.seconds.median)
     assert curve.complete
-    assert (curve.part, curve.load) == ("product", "hog")
+    assert (curve.part, curve.load) == ("product", "bulk")
     assert len(curve.conditions) == 2
 
 
@@ -69,7 +69,7 @@ def test_what_a_load_slows_is_measured(dev: Device, monkeypatch: pytest.MonkeyPa
         return sample
 
     monkeypatch.setattr(_measure.Runner, "_latency", slowed)
-    point = tune.curve(product, device=dev, sizes=[32], load=hog).points[0]
+    point = tune.curve(product, device=dev, sizes=[32], load=bulk).points[0]
     assert point.slowdown is not None
     assert point.slowdown.median == pytest.approx(1.3, rel=0.03)
 
@@ -88,32 +88,32 @@ def test_a_curve_has_a_table_a_short_repr_and_a_picture(tmp_path: Path) -> None:
     curve = Curve.from_json(measured())
     assert len(repr(curve)) < 120
     assert "16 SMs" in repr(curve)
-    assert "next to hog" in str(curve)
+    assert "next to bulk" in str(curve)
     text = curve.svg(tmp_path / "curve.svg")
     assert (tmp_path / "curve.svg").read_text() == text
     assert "prefers-color-scheme:dark" in text
     titles = [element.text or "" for element in ElementTree.fromstring(text).iter() if element.tag.endswith("title")]
     # Each point has its interval; the whole device has no load.
     assert sum("SMs: " in title for title in titles) == 2 * (4 + 3 + 3)
-    for name in ("product, back to back", "product, single calls next to hog", "97.5% interval", ">10 ms<", ">120<"):
+    for name in ("product, back to back", "product, single calls next to bulk", "97.5% interval", ">10 ms<", ">120<"):
         assert name in text
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told.update(schema=7),
-        lambda told: told.update(points=[]),
-        lambda told: told["points"][0].update(sm_count="many"),
-        lambda told: told["points"][0].pop("slowdown"),
-        lambda told: told.update(unknown=1),
+        lambda saved: saved.update(schema=7),
+        lambda saved: saved.update(points=[]),
+        lambda saved: saved["points"][0].update(sm_count="many"),
+        lambda saved: saved["points"][0].pop("slowdown"),
+        lambda saved: saved.update(unknown=1),
     ],
 )
 def test_json_that_is_no_curve_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
-    told = json.loads(measured())
-    change(told)
+    saved = json.loads(measured())
+    change(saved)
     with pytest.raises(ValueError, match="not a curve of schema 1"):
-        Curve.from_json(json.dumps(told))
+        Curve.from_json(json.dumps(saved))
 
 
 def test_a_short_budget_measures_fewer_sizes(dev: Device) -> None:

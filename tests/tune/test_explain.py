@@ -54,7 +54,7 @@ def test_disjoint_partitions_overlap_and_neither_is_slower(dev: Device) -> None:
     assert report.causes[0] == "neither slows the other by more than 10%"
 
 
-def test_work_that_shares_sms_and_waits_for_some_is_told_what_that_costs(sim: Machines) -> None:
+def test_work_that_shares_sms_reports_what_waiting_for_them_costs(sim: Machines) -> None:
     sim("h200")
     with Device().create_stream() as one, Device().create_stream() as two:
         # 264 blocks fit: a third of the second work finds no room at first.
@@ -65,7 +65,7 @@ def test_work_that_shares_sms_and_waits_for_some_is_told_what_that_costs(sim: Ma
     assert "2.00 times as long: they share 132 SMs" in report.causes[0]
 
 
-def test_work_that_overlaps_with_the_end_of_the_other_is_told_how_long_it_waited(sim: Machines) -> None:
+def test_work_that_overlaps_with_the_end_of_the_other_reports_how_long_it_waited(sim: Machines) -> None:
     sim("h200")
     dev = Device()
     # Three full rounds, and one that leaves room.
@@ -86,7 +86,7 @@ def test_streams_alone_are_asked_whether_they_overlap_at_all(dev: Device) -> Non
     assert report.shared_sms == ()
 
 
-def test_a_stream_alone_beside_work(dev: Device) -> None:
+def test_a_stream_alone_next_to_work(dev: Device) -> None:
     with dev.create_stream() as one, dev.create_stream() as two:
         report = explain((one, busy(2 * dev.sm_count)), two)
     assert (report.first.name, report.second.name) == ("work", "second")
@@ -96,13 +96,13 @@ def test_a_stream_alone_beside_work(dev: Device) -> None:
 # ---- they do not
 
 
-def test_streams_alone_that_do_not_overlap_are_told_why(dev: Device) -> None:
+def test_streams_alone_report_why_they_do_not_overlap(dev: Device) -> None:
     with dev.context.current(), dev.create_stream(StreamOptions(nonblocking=False)) as blocking:
         assert "is on the legacy default stream" in cause(explain(blocking, Stream.from_handle(1)))
         assert cause(explain(blocking, blocking)).startswith("both are on one stream")
 
 
-def test_streams_of_a_program_that_runs_are_told_of_its_other_work(dev: Device) -> None:
+def test_streams_of_a_program_that_runs_report_its_other_work(dev: Device) -> None:
     with dev.create_stream() as one, dev.create_stream() as two, dev.create_stream() as third:
         spin(one, 8, MS)  # what is queued on the streams themselves is waited for
         for _ in range(100):
@@ -124,18 +124,18 @@ def test_one_stream_runs_its_work_in_order(dev: Device) -> None:
 def test_work_that_fills_the_device_leaves_no_room_on_it(dev: Device) -> None:
     with dev.create_stream() as one, dev.create_stream() as two:
         report = explain((one, busy(2 * dev.sm_count)), (two, busy(8)))
-    told = cause(report)
-    assert "fills the SMs" in told
-    assert "run each in its own partition" in told
+    answer = cause(report)
+    assert "fills the SMs" in answer
+    assert "run each in its own partition" in answer
     assert report.streams_overlap
     assert len(report.shared_sms) == dev.sm_count
 
 
 def test_work_on_the_primary_context_fills_partitions_too(dev: Device) -> None:
     with dev.create_stream() as plain, dev.partition(small=8) as parts:
-        told = cause(explain((plain, busy(2 * dev.sm_count)), (parts.small, busy(8))))
-    assert "fills the SMs" in told
-    assert "runs on the primary context, which uses all SMs" in told
+        answer = cause(explain((plain, busy(2 * dev.sm_count)), (parts.small, busy(8))))
+    assert "fills the SMs" in answer
+    assert "runs on the primary context, which uses all SMs" in answer
 
 
 def test_contexts_of_two_splits_share_sms(sim: Machines) -> None:
@@ -175,10 +175,10 @@ def test_work_that_waits_for_an_event_of_the_other_is_found(dev: Device) -> None
 
     with dev.partition(small=8, large=None) as parts:
         event: Event = dev.create_event()
-        told = cause(explain((parts.small, records), (parts.large, waits)))
-    assert "they share no SM" in told
-    assert "one waits for an event of the other (waits for records" in told
-    assert "room" not in told
+        answer = cause(explain((parts.small, records), (parts.large, waits)))
+    assert "they share no SM" in answer
+    assert "one waits for an event of the other (waits for records" in answer
+    assert "room" not in answer
 
 
 def test_a_dependency_is_found_within_one_context_too(dev: Device) -> None:
@@ -187,9 +187,9 @@ def test_a_dependency_is_found_within_one_context_too(dev: Device) -> None:
         spin(stream, 1, 2 * MS)
 
     with dev.create_stream() as first, dev.create_stream() as second:
-        told = cause(explain((first, busy(1)), (second, waits)))
-    assert "one waits for an event of the other" in told
-    assert "needs more of an SM" in told
+        answer = cause(explain((first, busy(1)), (second, waits)))
+    assert "one waits for an event of the other" in answer
+    assert "needs more of an SM" in answer
 
 
 def test_one_hardware_queue_serialises_and_the_setting_is_named(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_one_hardware_queue_serialises_and_the_setting_is_named(sim: Machines, m
     assert not report.streams_overlap
 
 
-def test_streams_that_share_a_queue_among_many_are_told_so(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_streams_share_among_many_is_reported(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     sim("h200", connections=1)
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     with Device().create_stream() as one, Device().create_stream() as two:
@@ -225,7 +225,7 @@ def test_work_that_waits_for_the_device_is_named(dev: Device) -> None:
     assert cause(report).startswith("synchronises did not return before the device had finished")
 
 
-def test_launches_that_come_late_are_told_from_sms_that_are_full(sim: Machines) -> None:
+def test_launches_that_come_late_are_distinguished_from_full_sms(sim: Machines) -> None:
     sim("h200")
     with Device().partition(small=8, large=None) as parts:
         report = explain((parts.small, busy(1, 100, times=300)), (parts.large, busy(1, 100, times=200)))
@@ -234,7 +234,7 @@ def test_launches_that_come_late_are_told_from_sms_that_are_full(sim: Machines) 
     assert report.first.called_ns > 1.5 * report.first.alone_ns
 
 
-def test_work_that_is_too_short_is_told_so(sim: Machines) -> None:
+def test_work_that_is_too_short_is_reported(sim: Machines) -> None:
     sim("h200")
     with Device().partition(small=8, large=None) as parts:
         report = explain((parts.small, busy(1, 10)), (parts.large, busy(1, 10)))
@@ -275,15 +275,15 @@ def test_the_report_is_a_table_and_json(dev: Device) -> None:
     assert "decode, the shorter" in lines[1]
     assert lines[3].split()[:2] == ["decode", "small"]
     assert lines[4].split()[:2] == ["prefill", "large"]
-    told = json.loads(report.to_json())
-    assert told["overlaps"] is True
-    assert told["first"]["name"] == "decode"
-    assert told["causes"] == list(report.causes)
-    assert [window["queued"] for window in told["windows"]] == [False, False, True, True]
+    answer = json.loads(report.to_json())
+    assert answer["overlaps"] is True
+    assert answer["first"]["name"] == "decode"
+    assert answer["causes"] == list(report.causes)
+    assert [window["queued"] for window in answer["windows"]] == [False, False, True, True]
     assert all(window.length >= 2 * MS for window in report.windows)
 
 
-def test_work_without_names_is_told_apart(dev: Device) -> None:
+def test_work_without_names_is_distinguished(dev: Device) -> None:
     with dev.partition(small=8, large=None) as parts:
         for pair, names in (
             ((lambda stream: spin(stream, 1, 1), lambda stream: spin(stream, 1, 1)), ("first", "second")),

@@ -197,15 +197,15 @@ def test_a_policy_has_a_table_and_a_short_repr() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told.update(schema=7),
-        lambda told: told.update(plans=[]),
-        lambda told: told.update(keys=["batch"]),
-        lambda told: told["buckets"][0].reverse(),
-        lambda told: told["predictions"].pop(),
-        lambda told: told["predictions"][0][0].update(latency_s="long"),
-        lambda told: told["checks"][0].update(plan=99),
-        lambda told: told.update(hysteresis=2),
-        lambda told: told.pop("conditions"),
+        lambda saved: saved.update(schema=7),
+        lambda saved: saved.update(plans=[]),
+        lambda saved: saved.update(keys=["batch"]),
+        lambda saved: saved["buckets"][0].reverse(),
+        lambda saved: saved["predictions"].pop(),
+        lambda saved: saved["predictions"][0][0].update(latency_s="long"),
+        lambda saved: saved["checks"][0].update(plan=99),
+        lambda saved: saved.update(hysteresis=2),
+        lambda saved: saved.pop("conditions"),
     ],
 )
 def test_json_that_is_no_policy_is_refused(change: Callable[[dict[str, Any]], object]) -> None:

@@ -33,7 +33,7 @@ def by_name(trace: Trace) -> dict[str, Span]:
 
 
 def two_at_once(parts: Partitions) -> Timeline:
-    """Two steps on one partition, beside a long one on the other."""
+    """Two steps on one partition, next to a long one on the other."""
     timeline = Timeline(parts)
     with timeline.span(parts.large.stream, "long"):
         spin(parts.large.stream, 1, 4 * SPIN_NS)
@@ -90,7 +90,7 @@ def test_streams_outside_of_partitions_are_named_by_their_context(dev: Device) -
             stream.close()
 
 
-def test_contexts_of_one_name_are_told_apart(dev: Device) -> None:
+def test_contexts_of_one_name_are_distinguished(dev: Device) -> None:
     groups, _ = split(dev.resources.sm, [8, 8])
     timeline = Timeline(dev)
     with green(dev, groups[0], name="radio") as first, green(dev, groups[1], name="radio") as second:
@@ -131,7 +131,7 @@ def test_what_was_noted_can_be_read_after_the_partitions_are_closed(dev: Device)
     assert trace.tracks[0].sm_count == 8
 
 
-def test_a_span_that_has_not_ended_is_not_told_and_one_with_an_error_is(dev: Device) -> None:
+def test_a_span_that_has_not_ended_is_not_reported_and_one_with_an_error_is(dev: Device) -> None:
     def fail() -> None:
         with timeline.span(stream, "failed"):
             raise KeyError("x")
@@ -221,7 +221,7 @@ def test_only_partitions_and_devices_have_timelines(dev: Device) -> None:
 # ---- blocks of the probe
 
 
-def test_blocks_of_the_probe_are_told_by_sm(dev: Device) -> None:
+def test_blocks_of_the_probe_are_reported_by_sm(dev: Device) -> None:
     with dev.partition(small=8, large=None) as parts:
         parts.verify()
         trace = Timeline.of_probe(parts)
@@ -257,7 +257,7 @@ def test_names_that_cannot_be_written_or_are_too_long_leave_the_picture_whole() 
     assert [title.text for title in root.iter(f"{SVG}title")] == ["a GPU" * 100, "n" * 100 + "\ufffd", "\ufffd[31mred"]
     shown = "".join(root.itertext())
     [fits] = re.findall("\ufffd(n+)\N{HORIZONTAL ELLIPSIS}", shown)
-    assert 14 <= len(fits) <= 18  # as much as there is room for beside the name of the row
+    assert 14 <= len(fits) <= 18  # what fits next to the name of the row
     assert "bell\ufffd" in shown
 
 
@@ -285,15 +285,15 @@ def test_the_trace_is_what_perfetto_reads(dev: Device, tmp_path: Path) -> None:
         trace = two_at_once(parts).chrome_trace(tmp_path / "trace.json")
     assert json.loads((tmp_path / "trace.json").read_text()) == trace
     work = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    told = [event for event in trace["traceEvents"] if event["ph"] == "M"]
-    assert len(work) + len(told) == len(trace["traceEvents"])
+    reported = [event for event in trace["traceEvents"] if event["ph"] == "M"]
+    assert len(work) + len(reported) == len(trace["traceEvents"])
     assert {event["name"] for event in work} == {"long", "one", "two"}
     for event in work:
         assert event["ts"] >= 0
         assert event["dur"] >= SPIN_NS / 1e3
         assert event["pid"] == dev.device_id
-    assert {event["args"]["name"] for event in told if event["name"] == "process_name"} == {dev.name}
-    threads = {event["tid"]: event["args"]["name"] for event in told if event["name"] == "thread_name"}
+    assert {event["args"]["name"] for event in reported if event["name"] == "process_name"} == {dev.name}
+    threads = {event["tid"]: event["args"]["name"] for event in reported if event["name"] == "thread_name"}
     assert {threads[event["tid"]] for event in work} == {"small, stream 1", "large, stream 1"}
     assert min(event["ts"] for event in work) == 0
 

@@ -49,7 +49,7 @@ def work(blocks: int, ns: int) -> Callable[[Stream], None]:
 
 
 def chain(stream: Stream) -> None:
-    """Short kernels one after the other: beside a kernel that fills the device, each has to wait for SMs again."""
+    """Short kernels one after the other: next to a kernel that fills the device, each has to wait for SMs again."""
     for _ in range(15):
         spin(stream, 32, MS // 10)
         spin(stream, 1, MS // 50)
@@ -59,7 +59,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "each fills half": {"left": work(WHOLE // 2, MS), "right": work(WHOLE // 2, MS)},
     "each fills all": {"product": work(4 * WHOLE, MS // 5), "sigmoid": work(WHOLE, MS // 5)},
     "a chain": {"product": work(2 * 232, MS), "chain": chain},
-    "a hog": {"hog": work(WHOLE, MS), "critical": work(16, MS // 200), "objective": TailLatency("critical")},
+    "bulk work": {"bulk": work(WHOLE, MS), "critical": work(16, MS // 200), "objective": TailLatency("critical")},
     "a mix": {
         "decode": work(32, MS // 10),
         "prefill": work(WHOLE, MS),
@@ -129,42 +129,42 @@ def test_partitions_win_where_short_kernels_wait_for_sms_of_long_ones(dev: Devic
     assert all(report.gain > 1.2 * best.seconds.median / r.seconds.median for r in of_kind(report, "priority"))
 
 
-def test_a_short_kernel_beside_a_hog_belongs_into_a_partition(dev: Device) -> None:
-    report = read_only("a hog")
+def test_a_short_kernel_next_to_bulk_work_belongs_into_a_partition(dev: Device) -> None:
+    report = read_only("bulk work")
     assert report.choice.kind in ("overlay", "partitions")  # equally fast here
     chosen = report.result(report.choice)
     assert chosen.latency is not None
     assert chosen.latency.p99 < 20e-6
     assert chosen.latency.p50 <= chosen.latency.p90 <= chosen.latency.p99 <= chosen.latency.largest
     [sequence] = of_kind(report, "sequence")
-    assert sequence.seconds.median == pytest.approx(1e-3, rel=0.02)  # behind one call of the hog
+    assert sequence.seconds.median == pytest.approx(1e-3, rel=0.02)  # behind one call of the bulk work
     for result in of_kind(report, "streams") + of_kind(report, "priority"):
         assert result.seconds.median > 30 * chosen.seconds.median
     # Of plans with the same latency, one that leaves most to the others.
-    rates = [result.parts["hog"].calls_per_second or 0 for result in of_kind(report, "partitions")]
-    assert chosen.parts["hog"].calls_per_second == pytest.approx(max(rates), rel=0.01)
+    rates = [result.parts["bulk"].calls_per_second or 0 for result in of_kind(report, "partitions")]
+    assert chosen.parts["bulk"].calls_per_second == pytest.approx(max(rates), rel=0.01)
     assert "on plain streams the p99 of critical is " in said(report)
     assert "(a priority does not preempt running blocks)" in said(report)
     assert re.search(r"1\.00x that (next to the others|alone)\n", said(report))
-    assert "meanwhile hog achieves 499.5 calls/s, 50% of its rate alone" in said(report)
+    assert "meanwhile bulk achieves 499.5 calls/s, 50% of its rate alone" in said(report)
 
 
 def test_a_latency_may_cost_the_others_only_so_much(dev: Device) -> None:
     def critical(stream: Stream) -> None:
         spin(stream, 64, MS // 20)  # in 32 SMs and more at once, in fewer one after the other
 
-    hog = work(4 * 232, MS // 4)
-    free = tune.overlap(hog=hog, critical=critical, objective=TailLatency("critical"), device=dev)
-    held = tune.overlap(hog=hog, critical=critical, objective=TailLatency("critical", others=0.9), device=dev)
+    bulk = work(4 * 232, MS // 4)
+    free = tune.overlap(bulk=bulk, critical=critical, objective=TailLatency("critical"), device=dev)
+    held = tune.overlap(bulk=bulk, critical=critical, objective=TailLatency("critical", others=0.9), device=dev)
     counts = [report.result(report.choice).parts["critical"].sm_count for report in (free, held)]
     assert counts[0] >= 32
     assert counts[1] <= 16
-    [traded] = [reason for reason in free.reasons if re.match(r"with hog=\d+, critical=", reason)]
+    [traded] = [reason for reason in free.reasons if re.match(r"with bulk=\d+, critical=", reason)]
     assert re.search(r"the latency would be \d\.\d\dx( \(\d.* to \d.*\)| \(inconclusive: too few rounds\))$", traded)
     assert any("but the others would only achieve" in reason for reason in held.reasons)
-    rate = held.result(held.choice).parts["hog"].calls_per_second
+    rate = held.result(held.choice).parts["bulk"].calls_per_second
     assert rate is not None
-    assert rate * held.alone["hog"].median >= 0.9
+    assert rate * held.alone["bulk"].median >= 0.9
     assert Report.from_json(held.to_json()) == held
 
 
@@ -229,7 +229,8 @@ def test_of_many_parts_one_can_have_all_that_the_others_do_not_need(dev: Device,
 def test_every_plan_ends_after_the_bound(dev: Device) -> None:
     for pair in PAIRS:
         report = read_only(pair)
-        assert all(result.seconds.median >= report.bound * 0.999 for result in report.results)
+        # A launch into the primary context asks whether it was reset: 0.1 us of the 8.5 of the short kernel.
+        assert all(result.seconds.median >= report.bound * 0.98 for result in report.results)
         assert [r.relative for r in report.results] == sorted(r.relative for r in report.results)
         assert {result.plan.kind for result in report.results} == set(KINDS)
 
@@ -306,7 +307,7 @@ def test_only_the_sizes_that_were_asked_for_are_tried(dev: Device) -> None:
     assert exact.layout == Layout(product=None, chain=SMResourceOptions(10, backfill=True))
 
 
-def test_a_size_that_leaves_nothing_for_the_others_is_told(dev: Device) -> None:
+def test_a_size_that_leaves_nothing_for_the_others_is_reported(dev: Device) -> None:
     report = tuned("a chain", sizes=[16, 132])
     assert [reason for reason in report.reasons if "not tried" in reason] == [
         "132 SMs were not tried: no layout for these parts fits with a partition of that size"
@@ -343,7 +344,7 @@ def test_another_device_can_be_tuned(sim: Machines) -> None:
 # ---- reasons
 
 
-def test_reasons_tell_what_could_be_won_and_what_fewer_sms_cost(dev: Device) -> None:
+def test_reasons_say_what_could_be_won_and_what_fewer_sms_cost(dev: Device) -> None:
     report = read_only("each fills all")
     assert report.reasons[0] == (
         "product alone takes 804 us, and sequential takes 1.005 ms: hiding the rest would be a speedup of 1.25x"
@@ -401,13 +402,13 @@ def test_the_plans_of_a_round_have_one_number_of_steps(dev: Device) -> None:
 
 
 def test_a_step_that_takes_the_host_long_but_the_device_longer_is_not_launch_bound(dev: Device) -> None:
-    hog, short = work(WHOLE, MS), work(16, MS // 50)
-    report = tune.overlap(hog=hog, short=short, objective=Throughput(hog=1, short=2000), device=dev, sizes=[8])
+    bulk, short = work(WHOLE, MS), work(16, MS // 50)
+    report = tune.overlap(bulk=bulk, short=short, objective=Throughput(bulk=1, short=2000), device=dev, sizes=[8])
     assert "launch-bound" not in said(report)
     assert not any(result.launch_bound for result in report.results)
 
 
-def test_of_no_overlap_only_a_known_cause_is_told(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_known_causes_of_no_overlap_are_reported(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     [reason] = [reason for reason in tuned("each fills all").reasons if "no overlap" in reason]
     assert reason.startswith("no overlap on plain streams: 1 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) for 2")
@@ -437,7 +438,7 @@ def test_a_function_that_waits_for_the_device_is_named(dev: Device) -> None:
     assert "waits for the device" not in said(read_only("each fills half"))
 
 
-def test_disjoint_sms_that_slow_each_other_are_told(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disjoint_sms_that_slow_each_other_are_reported(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     profiled = _measure.Runner.profile
     slower = {}
 
@@ -647,7 +648,7 @@ def test_an_error_of_the_device_comes_out_with_the_plan(sim: Machines) -> None:
         assert error.name == "CUDA_ERROR_UNKNOWN"
 
 
-def test_only_events_that_cannot_be_subtracted_are_told_as_that(sim: Machines) -> None:
+def test_only_events_that_cannot_be_subtracted_are_reported_as_that(sim: Machines) -> None:
     machine = sim("h200")
     machine.fail("cuEventElapsedTime", nth=1, code="CUDA_ERROR_INVALID_HANDLE")
     assert "work on different streams cannot be timed" in str(refusal(RuntimeError, lambda: tuned("each fills half")))
@@ -682,15 +683,15 @@ def test_what_the_caller_enqueued_before_is_waited_for(dev: Device) -> None:
 
 
 def test_a_second_tuning_at_the_same_time_is_refused(dev: Device) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def tuning(stream: Stream) -> None:
-        if not told:
-            told.append(str(refusal(RuntimeError, lambda: tuned("each fills half"))))
+        if not reported:
+            reported.append(str(refusal(RuntimeError, lambda: tuned("each fills half"))))
         spin(stream, 8, MS)
 
     assert tune.overlap(tuning, other=work(8, MS), device=dev, sizes=[8]).complete
-    assert told[0].startswith("another tuning of NVIDIA H200 (simulated) is in progress")
+    assert reported[0].startswith("another tuning of NVIDIA H200 (simulated) is in progress")
 
 
 def test_contexts_of_the_caller_are_no_warning_of_the_tuner(dev: Device) -> None:
@@ -978,7 +979,7 @@ def test_the_table_fits_a_terminal(dev: Device, pair: str) -> None:
     assert max(map(len, table_of(read_only(pair)).splitlines())) <= 80
 
 
-def test_long_plans_are_told_by_their_sizes_in_the_table(dev: Device) -> None:
+def test_long_plans_are_named_by_their_sizes_in_the_table(dev: Device) -> None:
     names = [f"attention_block_{number}" for number in range(5)]
     report = tune.overlap(**dict.fromkeys(names, work(20, MS)), device=dev, sizes=[8])
     assert max(map(len, table_of(report).splitlines())) <= 80
@@ -990,7 +991,7 @@ def test_long_plans_are_told_by_their_sizes_in_the_table(dev: Device) -> None:
 
 
 def test_a_report_has_one_table_whatever_its_width(dev: Device) -> None:
-    # A pair whose columns do not fit beside the range of the times.
+    # A pair whose columns do not fit next to the range of the times.
     parts = {"tensor_parallel_gemm": work(80, MS), "sigmoid_of_activations": work(20, MS)}
     for objective in ("makespan", tune.TailLatency("sigmoid_of_activations")):
         text = str(tune.overlap(**parts, device=dev, sizes=[8], objective=objective))
@@ -999,7 +1000,7 @@ def test_a_report_has_one_table_whatever_its_width(dev: Device) -> None:
         assert "/sequence" in text
 
 
-def test_a_spread_is_told_of_samples_enough_for_one(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spread_is_reported_where_there_are_samples_enough(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_report, "WIDTH", 120)  # wide enough for every column
     report = read_only("a chain")
     lines = str(report).splitlines()
@@ -1016,26 +1017,26 @@ def a_report() -> str:
 
 
 def changed(report: Report, change: Callable[[dict[str, Any]], object]) -> str:
-    told = json.loads(report.to_json())
-    change(told)
-    return json.dumps(told)
+    saved = json.loads(report.to_json())
+    change(saved)
+    return json.dumps(saved)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told.update(schema=99),
-        lambda told: told.pop("schema"),
-        lambda told: told.update(colour="red"),
-        lambda told: told.pop("gain"),
-        lambda told: told.pop("choice"),
-        lambda told: told["choice"].update(kind="fast"),
-        lambda told: told["choice"].update(colour="red"),
-        lambda told: told["results"][0].update(colour="red"),
-        lambda told: told["results"][0].update(parts=3),
-        lambda told: told["alone"]["left"].pop("p10"),
-        lambda told: told.update(objective="fast"),
-        lambda told: told.update(results=None),
+        lambda saved: saved.update(schema=99),
+        lambda saved: saved.pop("schema"),
+        lambda saved: saved.update(colour="red"),
+        lambda saved: saved.pop("gain"),
+        lambda saved: saved.pop("choice"),
+        lambda saved: saved["choice"].update(kind="fast"),
+        lambda saved: saved["choice"].update(colour="red"),
+        lambda saved: saved["results"][0].update(colour="red"),
+        lambda saved: saved["results"][0].update(parts=3),
+        lambda saved: saved["alone"]["left"].pop("p10"),
+        lambda saved: saved.update(objective="fast"),
+        lambda saved: saved.update(results=None),
     ],
 )
 def test_json_that_is_no_report_is_refused(dev: Device, change: Callable[[dict[str, Any]], object]) -> None:
@@ -1088,20 +1089,20 @@ def test_json_that_is_no_report_is_refused(dev: Device, change: Callable[[dict[s
     ],
 )
 def test_a_wrong_field_of_a_report_is_named(dev: Device, field: str, value: Any) -> None:
-    told = json.loads(a_report())
-    if told["choice"]["kind"] != "sequence" and field == "choice.kind":
+    saved = json.loads(a_report())
+    if saved["choice"]["kind"] != "sequence" and field == "choice.kind":
         # A plan that can be, and was not measured.
-        told["results"] = [result for result in told["results"] if result["plan"]["kind"] != "sequence"]
+        saved["results"] = [result for result in saved["results"] if result["plan"]["kind"] != "sequence"]
     *path, last = [int(key) if key.isdigit() else key for key in field.split(".")]
-    place = told
+    place = saved
     for key in path:
         place = place[key]
     place[last] = value
     with pytest.raises(ValueError, match=r"not a report of schema 3: .*\b(" + "|".join(field.split(".")) + r")\b"):
-        Report.from_json(json.dumps(told))
+        Report.from_json(json.dumps(saved))
 
 
-def test_a_plan_that_was_not_measured_is_told(dev: Device) -> None:
+def test_a_plan_that_was_not_measured_is_reported(dev: Device) -> None:
     with pytest.raises(KeyError, match="this plan was not measured"):
         tuned("each fills half").result(Plan("sequence", ("x", "y")))
 
@@ -1151,7 +1152,7 @@ def test_parts_of_a_mix_in_sequence_are_drawn_as_long_as_the_mix(dev: Device) ->
 
 
 def test_the_picture_has_the_whole_answer_and_explains_what_it_shows(dev: Device) -> None:
-    measured = read_only("a hog")
+    measured = read_only("bulk work")
     assert isinstance(measured.objective, TailLatency)
 
     def hinted(plan: Plan) -> Plan:
@@ -1249,22 +1250,22 @@ def test_the_stream_is_the_current_one_of_torch_while_a_part_is_called(torch: An
 def test_partitions_are_measured_without_and_with_library_sms(
     torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int] = []
+    reported: list[int] = []
 
     @contextmanager
     def library_sms(stream: Stream, on: bool) -> Iterator[None]:
         assert on
-        told.append(stream.resources.sm.sm_count)
+        reported.append(stream.resources.sm.sm_count)
         try:
             yield
         finally:
-            told.pop()
+            reported.pop()
 
     monkeypatch.setattr(_work, "_library_sms", library_sms)
 
     def product(stream: Stream) -> None:
         # A library that knows how few SMs it has does with less work here.
-        spin(stream, 2 * 232, MS // 2 if told else MS)
+        spin(stream, 2 * 232, MS // 2 if reported else MS)
 
     report = tune.overlap(product, chain=chain, device=dev)
     assert {result.plan.library_sms for result in of_kind(report, "partitions")} == {False, True}
@@ -1292,12 +1293,12 @@ def test_a_torch_without_a_gpu_takes_no_hint(dev: Device, monkeypatch: pytest.Mo
         tune.overlap(chain, other=chain, device=dev, library_sms="on")
 
 
-def test_each_library_that_is_loaded_is_told(torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
+def test_each_library_that_is_loaded_is_reported(torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = []
 
     @contextmanager
     def block(library: Any, stream: Stream, choice: str) -> Iterator[None]:
-        told.append((library, stream.resources.sm.sm_count, choice))
+        reported.append((library, stream.resources.sm.sm_count, choice))
         yield
 
     cupy = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
@@ -1305,18 +1306,18 @@ def test_each_library_that_is_loaded_is_told(torch: Any, dev: Device, monkeypatc
     monkeypatch.setattr("cuda_gctx.interop.library_sms.cupy_block", block)
     with dev.partition(a=16) as parts:
         with _work._library_sms(parts.a.stream, True):
-            assert told == [(torch, 16, "on")]
+            assert reported == [(torch, 16, "on")]
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         with _work._library_sms(parts.a.stream, True):
-            assert len(told) == 2  # CuPy has no device
+            assert len(reported) == 2  # CuPy has no device
         cupy.cuda.is_available = lambda: True
         with _work._library_sms(parts.a.stream, True):
-            assert told[3:] == [(cupy, 16, "on")]
+            assert reported[3:] == [(cupy, 16, "on")]
         with _work._library_sms(parts.a.stream, False):
-            assert len(told) == 4
+            assert len(reported) == 4
 
 
-def test_libraries_that_cannot_be_told_are_left_out_with_the_reason(
+def test_libraries_without_a_hint_are_left_out_with_the_reason(
     torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager

@@ -82,10 +82,10 @@ def test_what_fills_the_device_stays_in_sequence(dev: Device, shown: Any) -> Non
     assert report.gain < 1.1
 
 
-def test_a_short_kernel_beside_a_hog_gets_a_partition(dev: Device, shown: Any) -> None:
+def test_a_short_kernel_next_to_bulk_work_gets_a_partition(dev: Device, shown: Any) -> None:
     report = shown(
         tune.overlap(
-            hog=work(whole(dev), 1 * MS),
+            bulk=work(whole(dev), 1 * MS),
             critical=work(16, 5 * US),
             objective=TailLatency("critical", quantile=0.9),
             device=dev,
@@ -102,7 +102,7 @@ def test_a_short_kernel_beside_a_hog_gets_a_partition(dev: Device, shown: Any) -
     assert first.seconds.median >= 20 * chosen.seconds.median
 
 
-def test_launches_that_bind_are_told(dev: Device, shown: Any) -> None:
+def test_launches_that_bind_are_reported(dev: Device, shown: Any) -> None:
     short = work(1, 100)
     report = shown(tune.overlap(a=short, b=short, device=dev, budget_s=1.5, **FEW))
     assert any(reason.startswith("launch-bound") for reason in report.reasons)
@@ -151,7 +151,7 @@ def test_a_second_run_takes_no_device_memory(dev: Device) -> None:
 # ---- torch
 
 
-def test_torch_beside_torch(torch: Any, dev: Device, shown: Any) -> None:
+def test_torch_next_to_torch(torch: Any, dev: Device, shown: Any) -> None:
     a, b, x = (torch.randn(4096, 4096, device="cuda:0", dtype=torch.bfloat16) for _ in range(3))
     out, y = torch.empty_like(a), torch.empty_like(x)
     report = shown(
@@ -198,7 +198,7 @@ def test_torch_on_another_stream_is_refused(torch: Any, dev: Device) -> None:
     assert "part 'elsewhere' enqueued no work on the stream that it was called with" in str(error)
 
 
-def test_torch_that_waits_is_told(torch: Any, dev: Device) -> None:
+def test_torch_that_waits_is_reported(torch: Any, dev: Device) -> None:
     x = torch.randn(4096, 4096, device="cuda:0")
 
     def waiting(stream: Stream) -> None:

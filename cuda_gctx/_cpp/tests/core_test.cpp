@@ -335,7 +335,7 @@ void objects_of_a_closed_driver_do_nothing() {
   CHECK(!take_failure(text, sizeof(text)));
 }
 
-void a_forked_child_is_told() {
+void a_forked_child_is_reported() {
   Machine machine("sim:h200@13.0");
   const pid_t child = fork();
   if (child == 0) {
@@ -367,6 +367,6 @@ int main() {
   contexts_are_not_made_and_not_waited_for_during_a_capture();
   exclusive_contexts_do_not_share();
   objects_of_a_closed_driver_do_nothing();
-  a_forked_child_is_told();
+  a_forked_child_is_reported();
   return gctx::test::summary("core_test");
 }

@@ -120,7 +120,7 @@ constexpr const char* program = R"(.version 7.0
 .target sm_70
 .address_size 64
 .visible .entry cuda_gctx_probe(.param .u64 out, .param .u32 capacity, .param .u64 spin) { ret; }
-.visible .entry hog(.param .u64 unused) { ret; }
+.visible .entry long_kernel(.param .u64 unused) { ret; }
 .visible .entry quick() { ret; }
 )";
 
@@ -486,8 +486,8 @@ void queues_do_not_grow_without_end() {
   retain_primary();
   {
     const Program code;
-    const gctxSimKernelCost hog{1'500'000, 0, -1, 0};
-    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("hog", nullptr, nullptr, &hog, nullptr, 0);
+    const gctxSimKernelCost long_kernel{1'500'000, 0, -1, 0};
+    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("long_kernel", nullptr, nullptr, &long_kernel, nullptr, 0);
     CUstream stream = nullptr;
     CUevent event = nullptr;
     OK(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
@@ -496,7 +496,7 @@ void queues_do_not_grow_without_end() {
     void* arguments[] = {&unused};
     const auto time = symbol<decltype(gctxSimTime)>("gctxSimTime");
     const std::uint64_t before = time();
-    OK(CALL(cuLaunchKernel, code["hog"], 1, 1, 1, 1024, 1, 1, 0, stream, arguments, nullptr));
+    OK(CALL(cuLaunchKernel, code["long_kernel"], 1, 1, 1, 1024, 1, 1, 0, stream, arguments, nullptr));
     const auto record = get<decltype(cuEventRecord)>("cuEventRecord");
     for (int i = 0; i < 1000; ++i) OK(record(event, stream));
     CHECK(time() - before < 1'000'000);
@@ -509,33 +509,33 @@ void queues_do_not_grow_without_end() {
 }
 
 // The virtual time that a short kernel takes next to a kernel that fills every SM it may use.
-float beside_a_hog(bool partitioned, bool fenced, int priority) {
+float next_to_long_work(bool partitioned, bool apart, int priority) {
   start("h200@13.0");
   retain_primary();
   float milliseconds = 0;
   {
     const Program code;
-    const gctxSimKernelCost hog{1'500'000, 0, -1, 0};
+    const gctxSimKernelCost long_kernel{1'500'000, 0, -1, 0};
     const gctxSimKernelCost quick{5'000, 0, -1, 0};
-    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("hog", nullptr, nullptr, &hog, nullptr, 0);
+    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("long_kernel", nullptr, nullptr, &long_kernel, nullptr, 0);
     symbol<decltype(gctxSimKernel)>("gctxSimKernel")("quick", nullptr, nullptr, &quick, nullptr, 0);
     CUdevResource rest{};
     const auto groups = split(1, 16, &rest);
     CUgreenCtx small = nullptr;
     CUgreenCtx complement = nullptr;
     CUstream quick_stream = nullptr;
-    CUstream hog_stream = nullptr;
+    CUstream long_stream = nullptr;
     if (partitioned) {
       small = green(groups);
       quick_stream = stream_on(small);
     } else {
       OK(CALL(cuStreamCreateWithPriority, &quick_stream, CU_STREAM_NON_BLOCKING, priority));
     }
-    if (fenced) {
+    if (apart) {
       complement = green({rest});
-      hog_stream = stream_on(complement);
+      long_stream = stream_on(complement);
     } else {
-      OK(CALL(cuStreamCreate, &hog_stream, CU_STREAM_NON_BLOCKING));
+      OK(CALL(cuStreamCreate, &long_stream, CU_STREAM_NON_BLOCKING));
     }
     CUevent before = nullptr;
     CUevent after = nullptr;
@@ -543,18 +543,18 @@ float beside_a_hog(bool partitioned, bool fenced, int priority) {
     OK(CALL(cuEventCreate, &after, CU_EVENT_DEFAULT));
     std::uint64_t unused = 0;
     void* arguments[] = {&unused};
-    OK(CALL(cuLaunchKernel, code["hog"], 4 * 132, 1, 1, 1024, 1, 1, 0, hog_stream, arguments, nullptr));
+    OK(CALL(cuLaunchKernel, code["long_kernel"], 4 * 132, 1, 1, 1024, 1, 1, 0, long_stream, arguments, nullptr));
     OK(CALL(cuEventRecord, before, quick_stream));
     OK(CALL(cuLaunchKernel, code["quick"], 16, 1, 1, 256, 1, 1, 0, quick_stream, nullptr, nullptr));
     OK(CALL(cuEventRecord, after, quick_stream));
-    ANSWERS(CUDA_ERROR_NOT_READY, CALL(cuStreamQuery, hog_stream));
+    ANSWERS(CUDA_ERROR_NOT_READY, CALL(cuStreamQuery, long_stream));
     OK(CALL(cuEventSynchronize, after));
     OK(CALL(cuEventElapsedTime_v2, &milliseconds, before, after));
-    OK(CALL(cuStreamSynchronize, hog_stream));
+    OK(CALL(cuStreamSynchronize, long_stream));
     OK(CALL(cuEventDestroy_v2, before));
     OK(CALL(cuEventDestroy_v2, after));
     OK(CALL(cuStreamDestroy_v2, quick_stream));
-    OK(CALL(cuStreamDestroy_v2, hog_stream));
+    OK(CALL(cuStreamDestroy_v2, long_stream));
     if (small != nullptr) OK(CALL(cuGreenCtxDestroy, small));
     if (complement != nullptr) OK(CALL(cuGreenCtxDestroy, complement));
   }
@@ -564,10 +564,10 @@ float beside_a_hog(bool partitioned, bool fenced, int priority) {
 }
 
 void only_a_fence_protects() {
-  CHECK(beside_a_hog(false, false, 0) > 1);
-  CHECK(beside_a_hog(false, false, -5) > 1);
-  CHECK(beside_a_hog(true, false, 0) > 1);
-  CHECK(beside_a_hog(true, true, 0) < 0.1F);
+  CHECK(next_to_long_work(false, false, 0) > 1);
+  CHECK(next_to_long_work(false, false, -5) > 1);
+  CHECK(next_to_long_work(true, false, 0) > 1);
+  CHECK(next_to_long_work(true, true, 0) < 0.1F);
 }
 
 void a_captured_kernel_keeps_its_context() {
