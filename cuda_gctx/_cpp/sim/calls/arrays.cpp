@@ -116,22 +116,22 @@ CUresult check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
 
 template <Fn function, class Body>
 CUresult with_texture(CUtexObject handle, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Texture* texture =
-        find_in(c, c.machine.textures, handle, CUDA_ERROR_INVALID_VALUE, "the texture or surface is destroyed", result);
-    return texture == nullptr ? result : body(c, *texture);
-  });
+  return call_with<function>(
+      [&](Call& c, CUresult& result) {
+        return find_in(c, c.machine.textures, handle, CUDA_ERROR_INVALID_VALUE, "the texture or surface is destroyed",
+                       result);
+      },
+      body);
 }
 
 template <Fn function, class Body>
 CUresult with_surface(CUsurfObject handle, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Surface* surface =
-        find_in(c, c.machine.surfaces, handle, CUDA_ERROR_INVALID_VALUE, "the texture or surface is destroyed", result);
-    return surface == nullptr ? result : body(c, *surface);
-  });
+  return call_with<function>(
+      [&](Call& c, CUresult& result) {
+        return find_in(c, c.machine.surfaces, handle, CUDA_ERROR_INVALID_VALUE, "the texture or surface is destroyed",
+                       result);
+      },
+      body);
 }
 
 }  // namespace

@@ -53,6 +53,21 @@ Object* find_in(Call& call, const HandleTable<Object>& table, Handle handle, CUr
   return nullptr;
 }
 
+// A call with what `find` looks up; where it returns null, the call returns the result that it set.
+template <Fn function, class Find, class Body>
+CUresult call_with(Find&& find, Body&& body) noexcept {
+  return call<function>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    auto* found = find(c, result);
+    return found == nullptr ? result : body(c, *found);
+  });
+}
+
+template <Fn function, class Body>
+CUresult with_stream(CUstream handle, Body&& body) noexcept {
+  return call_with<function>([&](Call& c, CUresult& result) { return find_stream(c, handle, result); }, body);
+}
+
 // Makes the primary context exist, for a retain or a green context.
 Context& activate_primary(Call& call, Device& device);
 void destroy_green(Call& call, Context& context);

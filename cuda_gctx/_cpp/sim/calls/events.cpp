@@ -8,11 +8,7 @@ namespace {
 
 template <Fn function, class Body>
 CUresult with_event(CUevent handle, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Event* event = find_event(c, handle, result);
-    return event == nullptr ? result : body(c, *event);
-  });
+  return call_with<function>([&](Call& c, CUresult& result) { return find_event(c, handle, result); }, body);
 }
 
 void forget_record(Event& event) {

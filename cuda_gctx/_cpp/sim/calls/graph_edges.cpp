@@ -9,20 +9,12 @@ namespace {
 
 template <Fn function, class Body>
 CUresult with_graph(CUgraph handle, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Graph* graph = find_graph(c, handle, result);
-    return graph == nullptr ? result : body(c, *graph);
-  });
+  return call_with<function>([&](Call& c, CUresult& result) { return find_graph(c, handle, result); }, body);
 }
 
 template <Fn function, class Body>
 CUresult with_node(CUgraphNode handle, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    GraphNode* node = find_node(c, handle, result);
-    return node == nullptr ? result : body(c, *node);
-  });
+  return call_with<function>([&](Call& c, CUresult& result) { return find_node(c, handle, result); }, body);
 }
 
 struct FullEdge {

@@ -49,11 +49,8 @@ std::uint64_t* value_of(GraphMemory& memory, CUgraphMem_attribute which) {
 
 template <Fn function, class Body>
 CUresult with_device(CUdevice ordinal, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Device* device = find_device(c, ordinal, result);
-    return device == nullptr ? result : body(*device);
-  });
+  return call_with<function>([&](Call& c, CUresult& result) { return find_device(c, ordinal, result); },
+                             [&](Call&, Device& device) { return body(device); });
 }
 
 }  // namespace

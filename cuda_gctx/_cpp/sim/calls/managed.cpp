@@ -91,15 +91,6 @@ CUresult prefetch(Call& c, Stream& stream, CUdeviceptr address, std::size_t size
   return CUDA_SUCCESS;
 }
 
-template <Fn function, class Body>
-CUresult with_stream(CUstream handle, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Stream* stream = find_stream(c, handle, result);
-    return stream == nullptr ? result : body(c, *stream);
-  });
-}
-
 struct Batch {
   CUdeviceptr* addresses;
   std::size_t* sizes;

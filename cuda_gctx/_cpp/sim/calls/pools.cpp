@@ -179,11 +179,7 @@ CUresult with_location(const CUmemLocation* location, CUmemAllocationType type, 
 
 template <Fn function, class Body>
 CUresult with_pool(CUmemoryPool handle, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Pool* pool = find_pool(c, handle, result);
-    return pool == nullptr ? result : body(c, *pool);
-  });
+  return call_with<function>([&](Call& c, CUresult& result) { return find_pool(c, handle, result); }, body);
 }
 
 }  // namespace

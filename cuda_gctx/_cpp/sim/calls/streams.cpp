@@ -4,15 +4,6 @@
 namespace gctx::sim {
 namespace {
 
-template <Fn function, class Body>
-CUresult with_stream(CUstream handle, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Stream* stream = find_stream(c, handle, result);
-    return stream == nullptr ? result : body(c, *stream);
-  });
-}
-
 template <Fn function>
 CUresult create(CUstream* out, unsigned flags, int priority) {
   return call<function>([&](Call& c) {
