@@ -33,18 +33,17 @@ CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h'
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
 
-# ORDER=random runs the tests of Python in a new random order; what it prints as --order=SEED repeats it.
+# ORDER=random runs the tests of Python in a new random order; what it prints as --order=SEED repeats it. SHARE=2/20 runs the
+# second of twenty shares of them, which a machine with many cores runs side by side.
 ORDER ?= files
+SHARE ?= 1/1
 test: $(VENV)/package $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
-	$(BIN)/pytest --order=$(ORDER)
+	$(BIN)/pytest --order=$(ORDER) --share=$(SHARE)
 
-BUSY ?= 12
 test-under-load: $(VENV)/package $(VENV)/torch
-	busy=; trap 'kill $$busy' EXIT; trap 'exit 130' INT TERM; \
-	for n in $$(seq $(BUSY)); do timeout 4h sh -c 'while :; do :; done' & busy="$$busy $$!"; done; \
-	$(MAKE) test ORDER=random
+	tests/under_load.sh $(MAKE) test ORDER=random
 
 # The suites are installed from the registry, hundreds of MB, which is why they are no part of "make test".
 CUDA_PYTHON ?=

@@ -6,6 +6,7 @@ driver. Tests that need the software driver or a real GPU say so by a marker and
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import gc
 import os
@@ -39,6 +40,21 @@ def is_simulated() -> bool:
     return re.match(r"sim(:|$)", os.environ.get("CUDA_GCTX_DRIVER", "")) is not None
 
 
+def share(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    number, shares = map(int, found.groups()) if found is not None else (0, 0)
+    if not 1 <= number <= shares:
+        raise argparse.ArgumentTypeError(f"invalid share {text!r}: write NUMBER/OF, as in 2/20")
+    return number, shares
+
+
+def without_share(items: list[Any], number: int, shares: int) -> list[Any]:
+    """Leaves one of several shares in a list, and returns the other items."""
+    others = [item for at, item in enumerate(items) if at % shares != number - 1]
+    items[:] = items[number - 1 :: shares]
+    return others
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--real-gpu",
@@ -50,6 +66,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="files",
         metavar="SEED",
         help="run the tests in the random order of this seed, of a new one ('random'), or in the order of the files",
+    )
+    parser.addoption(
+        "--share",
+        type=share,
+        default=(1, 1),
+        metavar="NUMBER/OF",
+        help="run one of several shares of the tests, '2/20' the second of twenty, dealt out in the order of the tests",
     )
 
 
@@ -95,6 +118,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.order != "files":
         random.Random(config.option.order).shuffle(items)
+    others = without_share(items, *config.option.share)
+    config.hook.pytest_deselected(items=others)
     simulated = is_simulated()
     for item in items:
         needs_sim = item.get_closest_marker("sim_only") or "sim" in getattr(item, "fixturenames", ())
