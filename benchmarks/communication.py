@@ -38,7 +38,7 @@ from cuda_gctx.measure.machine import described, file_name, folder_of_results
 
 SIZES = [1 << shift for shift in (10, 13, 14, 15, 17, 19, 21, 23, 26, 28)]
 LARGEST = max(SIZES)
-# Between those that run_autotune() has measured.
+# Between those that run_autotune() measures by default.
 UNTUNED_SIZES = [3 << shift for shift in (14, 18, 22, 25)]
 # Bits are compared up to this size.
 COMPARED = 8 << 20
@@ -361,7 +361,7 @@ def autotune(ranks: Ranks, keep: Keep) -> None:
                 handler = ranks.handler(part if sms else None, dp)
                 map_tensors(ranks, keep, handler, *buffers.mapped())
                 begin = time.monotonic()
-                handler.run_autotune(message_bytes=SIZES, progress=False)
+                handler.run_autotune(progress=False)
                 took = time.monotonic() - begin
             where = {"topology": f"{ranks.size // dp} x {dp}", "SMs": sms or ranks.device.sm_count}
             keep(where | {"variant": "run_autotune", "s": round(took, 1)})

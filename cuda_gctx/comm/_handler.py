@@ -569,8 +569,8 @@ class MixedCommHandler:
     ) -> TuningTable:
         """Measures every mode and several grids at these sizes; later calls use the fastest. Collective.
 
-        message_bytes: sizes of the larger of input and output.
-        rounds: how often each is measured; the median counts.
+        message_bytes: sizes of the larger of input and output, rounded down to what the topology can divide.
+        rounds: how often each is measured; the median counts. The fastest are measured again, in turns.
         progress: whether to show a bar on standard error; None: on the first rank, if standard error is a terminal.
 
         Call it inside ``with partition.torch():``, while nothing

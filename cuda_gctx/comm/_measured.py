@@ -30,9 +30,10 @@ class Measured:
         self._rounds = rounds
         self._torch: Any = import_module("torch")
         grain = self._info.dp_size**2 * ALIGNMENT
-        sizes = [size for size in message_bytes if size > 0 and size % grain == 0]
-        if not sizes:
-            raise ValueError(f"message_bytes has no multiple of {grain}, as this topology needs: {list(message_bytes)}")
+        # What this topology can divide, next below each size.
+        sizes = sorted({size // grain * grain for size in message_bytes} - {0})
+        if not sizes or min(message_bytes) < 0:
+            raise ValueError(f"message_bytes must contain a size of {grain} or more: {list(message_bytes)}")
         self._buffers = {is_mapped: self._two(max(sizes)) for is_mapped in (False, True)}
         self._must_unmap = False
         if handler._can_map():

@@ -249,7 +249,7 @@ def autotune(rank: int, size: int, folder: Path) -> dict[str, Any]:
     wanted = torch.arange(size).half().repeat_interleave(2).view(-1, 1).expand(-1, 8)
     before = handler.select_autotune_mode(op, x).name
     assert torch.equal(run_mixed_comm(op, handler, x, None, auto), wanted)
-    table = handler.run_autotune(message_bytes=[1024, 4096], rounds=1)
+    table = handler.run_autotune(message_bytes=[1024, 4096, 4100], rounds=1)
     assert torch.equal(run_mixed_comm(op, handler, x, None, auto), wanted)
     table.save(folder / f"table-{rank}.json")
     other = MixedCommHandler(*place, None, size, None, None, torch.float16, "cpu")
