@@ -75,7 +75,7 @@ def main() -> None:
         server = Server(pool, prompts)
         server.run()
     print(f"{dev.name}: {len(server.finished)} requests, {sum(one.made for one in server.finished)} tokens")
-    print(f"decode ran on {', '.join(map(str, sorted(server.rounds)))} SMs, as the load asked for")
+    print(f"decode ran on {', '.join(map(str, sorted(server.rounds)))} SMs, following the load")
 
 
 if __name__ == "__main__":

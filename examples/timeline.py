@@ -36,7 +36,7 @@ def main() -> None:
         "--pictures", type=Path, metavar="FOLDER", help="write the SVG pictures there, and nothing else"
     )
     folder: Path | None = parser.parse_args().pictures
-    with Device(0).partition(decode=16, prefill=None) as parts:
+    with Device(0).partition(decode=16, prefill=0.8) as parts:
         report = parts.verify()
         timeline = tune.Timeline(parts)
         work(parts, timeline)

@@ -1,4 +1,4 @@
-"""Two libraries that share a card without knowing of each other: each takes SMs that are free, and waits for nobody.
+"""Two libraries that share a card without knowing of each other: each takes free SMs, and none waits for the other.
 
 With ``among="free"``, a partition gets SMs that no open context of the process is known to use. Finding and claiming
 them is one step, so that the order of the imports does not matter, nor which thread is first.

@@ -1,4 +1,4 @@
-"""Uneven groups, exact groups and everything left: what the same request means on every driver."""
+"""Uneven groups, exact groups and all remaining SMs: what the same request means on every driver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from cuda_gctx import Device, SMResource, SMResourceOptions, SplitError, system
 def show(whole: SMResource, title: str, options: SMResourceOptions) -> None:
     groups, remainder = whole.split(options)
     sizes = ", ".join(
-        f"{group.sm_count}" + (f" (asked {group.requested})" if group.requested not in (None, group.sm_count) else "")
+        f"{group.sm_count}"
+        + (f" (requested {group.requested})" if group.requested not in (None, group.sm_count) else "")
         for group in groups
     )
     print(f"{title:28} {sizes}; remainder {remainder.sm_count}; {groups[0].strategy}")
@@ -25,7 +26,7 @@ def main() -> None:
     show(whole, "three uneven groups", SMResourceOptions([grain, 2 * grain, 3 * grain]))
     show(whole, "rounded up to the grain", SMResourceOptions(grain + 2))
     show(whole, "exact, without clusters", SMResourceOptions(grain + 2, backfill=True))
-    show(whole, "some, and everything left", SMResourceOptions([2 * grain, None]))
+    show(whole, "a group, and all remaining", SMResourceOptions([2 * grain, None]))
     show(whole, "every SM in two groups", SMResourceOptions([2 * grain, None], coscheduled_sm_count=2))
     try:
         whole.split(SMResourceOptions([whole.sm_count, grain]))

@@ -78,7 +78,10 @@ cdef object as_options(type kind, object value):
         return value
     if isinstance(value, Mapping):
         return kind(**value)
-    raise TypeError(f"options must be {kind.__name__} or a dict of its fields, not {type(value).__name__}")
+    first = next(iter(kind.__dataclass_fields__))
+    raise TypeError(
+        f'options must be {kind.__name__} or a dict of its fields, like {{"{first}": ...}}, not {type(value).__name__}'
+    )
 
 
 cdef int fill(tuple made, Py_ssize_t at, object value) except -1:

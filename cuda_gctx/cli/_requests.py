@@ -21,11 +21,14 @@ def _amount(word: str) -> Request:
     except ValueError:
         pass
     try:
-        return float(word)
+        share = float(word)
     except ValueError:
         raise click.BadParameter(
             f"invalid request {word!r}: write a number of SMs (16), a fraction of the device (0.25), or {REST!r}"
         ) from None
+    if share == 1:
+        raise click.BadParameter(f"{word!r} is not a fraction below 1: write {REST!r} for all remaining SMs")
+    return share
 
 
 def layout_of(words: Sequence[str]) -> Layout:

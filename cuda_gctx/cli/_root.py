@@ -39,9 +39,11 @@ def _readable() -> Iterator[None]:
         with writing():
             yield
     except click.ClickException as error:
-        if sys.stderr is not None and sys.stderr.isatty():
+        message = error.format_message()
+        # Several lines are a help text, which has its layout.
+        if "\n" not in message and sys.stderr is not None and sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
-            text = textwrap.fill(f"Error: {error.format_message()}", width, break_long_words=False)
+            text = textwrap.fill(f"Error: {message}", width, break_long_words=False)
             # click puts "Error: " in front.
             error.format_message = lambda: text.removeprefix("Error: ")  # type: ignore[method-assign]
         raise

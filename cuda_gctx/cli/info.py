@@ -108,7 +108,7 @@ def info(number: int | None, as_json: bool) -> None:
         write_json("info", found)
         return
     out = console()
-    out.print(f"CUDA driver {found['driver']}: {found['driver_path']}\n")
+    out.print(f"CUDA driver {found['driver']}: {found['driver_path']}\n", soft_wrap=True)
     for header, fields in TABLES.items():
         rows = [[_shown(name, device[name]) for name in fields] for device in found["devices"]]
         out.print(table(header, rows))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from pathlib import Path
 from subprocess import CompletedProcess
 from typing import IO, Any
 
@@ -52,11 +53,11 @@ def child(*arguments: str, stdout: IO[str] | int = subprocess.PIPE, **environmen
 
 
 def in_a_terminal(columns: int, *arguments: str) -> str:
-    """What the command line prints as a program whose standard error is a terminal."""
+    """What the command line prints as a program in a terminal."""
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    done = subprocess.run(
+    subprocess.run(
         [sys.executable, "-m", "cuda_gctx.cli", *arguments],
         stdin=terminal,
         stdout=terminal,
@@ -73,7 +74,6 @@ def in_a_terminal(columns: int, *arguments: str) -> str:
         except OSError:  # the end
             break
     os.close(main)
-    assert done.returncode
     return output.decode().replace("\r\n", "\n")
 
 
@@ -148,6 +148,18 @@ def test_messages_are_wrapped_at_the_width_of_the_terminal() -> None:
     assert len(done.splitlines()) > 1
 
 
+@pytest.mark.parametrize("arguments", [(), ("sim",)], ids=["cuda-gctx", "sim"])
+def test_a_group_without_a_command_shows_its_help_as_it_is_laid_out(arguments: tuple[str, ...]) -> None:
+    done = in_a_terminal(80, *arguments)
+    assert "Commands:\n" in done
+    assert done.splitlines()[1] == ""
+
+
+def test_a_path_is_not_broken_in_a_terminal() -> None:
+    done = in_a_terminal(40, "info", "--profile", "h200")
+    assert f"CUDA driver 13.0: {Path(cuda_gctx.__file__).parent}" in done
+
+
 def test_help_reports_every_command_and_what_the_statuses_mean() -> None:
     done = run("--help")
     assert done.exit_code == 0
@@ -194,6 +206,7 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
         (["plan", "a=8", "a=16"], "a different name"),
         (["plan", "rest", "rest"], "request the remaining SMs"),
         (["plan", "1.5"], "1.5 is not a share of a device"),
+        (["plan", "1.0"], "'1.0' is not a fraction below 1: write 'rest' for all remaining SMs"),
         (["plan", "-5"], "-5 is negative"),
         (["plan", "16", "--foo"], "No such option"),
         (["plan", "device=8"], "'device' cannot be the name of a partition"),

@@ -68,6 +68,11 @@ def test_workqueues_take_a_dict_of_fields(sim: Callable[..., Any]) -> None:
         queue.configure(4)  # type: ignore[arg-type]
 
 
+def test_a_resource_in_place_of_options_is_answered_with_the_field_that_takes_it(dev: Device) -> None:
+    with pytest.raises(TypeError, match=r'a dict of its fields, like \{"resources": \.\.\.\}, not SMResource'):
+        dev.create_context(dev.resources.sm)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "change", "same"),
     [

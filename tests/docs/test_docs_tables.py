@@ -124,6 +124,15 @@ def fastest(report: Report, kind: str) -> float:
     return 1 / next(result.relative for result in report.results if result.plan.kind == kind)
 
 
+def test_the_front_page_quotes_what_isolation_costs_as_it_was_measured() -> None:
+    critical = studies_of("h200")["critical-load"][0]
+    load = critical.result(critical.plan).parts["load"]
+    assert load.calls_per_second is not None
+    kept = load.calls_per_second * critical.alone["load"].median
+    text = " ".join((BENCHMARKS.parent / "README.md").read_text().split())
+    assert f"limited to {load.sm_count} of the {critical.sm_count} SMs kept {kept:.0%} of their rate" in text
+
+
 def tuning_page() -> str:
     return " ".join((BENCHMARKS.parent / "docs" / "tuning.md").read_text().split())
 

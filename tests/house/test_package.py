@@ -155,6 +155,30 @@ def test_links_of_the_description_work_on_a_package_index() -> None:
     assert "[" not in re.sub(r"```.*?```|`[^`]*`|\[[^]]*\]\((https://|#)[^)]*\)", "", text, flags=re.DOTALL)
 
 
+def test_a_release_links_to_the_files_of_its_version(tmp_path: Path) -> None:
+    pytest.importorskip("hatch_fancy_pypi_readme", reason="only a build needs what makes the description")
+    for name in ("pyproject.toml", "README.md", "cuda_gctx/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    address = "https://example.org/someone/cuda-gctx"
+    program = [sys.executable, str(REPOSITORY / "packaging" / "address.py"), "--root", str(tmp_path)]
+    subprocess.run([*program, address], check=True)
+    made = subprocess.run(
+        [sys.executable, "-m", "hatch_fancy_pypi_readme"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]*)\)", made.stdout)
+    files = [
+        link.removeprefix(f"{address}/{'raw' if picture else 'blob'}/v{cuda_gctx.__version__}/").partition("#")[0]
+        for picture, link in links
+    ]
+    assert len(files) > 20
+    assert "docs/images/latency.svg" in files
+    assert [file for file in files if not (REPOSITORY / file).is_file()] == []
+    assert f'Repository = "{address}"' in (tmp_path / "pyproject.toml").read_text()
+    again = subprocess.run([*program, address], capture_output=True, text=True, check=False)
+    assert "must have this line once" in again.stderr
+
+
 def test_every_extension_module_has_a_stub() -> None:
     modules = {path.with_name(path.name.split(".")[0]) for path in PACKAGE.rglob("*.so") if path.name[:3] != "lib"}
     assert modules
