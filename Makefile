@@ -56,6 +56,7 @@ instructions: $(VENV)/package
 
 # The next "make demo" or "make test" puts the installed package back.
 develop: $(VENV)/builders
+	@echo "Compiling the package: about 6 minutes of one core the first time, later only what has changed."
 	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=editable.rebuild=true --config-settings=editable.verbose=false \
 	  --config-settings=build-dir=build/editable $(STRICT) --editable '.[test]'
 	rm -f $(VENV)/package
@@ -139,6 +140,7 @@ $(VENV)/builders: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/package: $(VENV)/builders $(SOURCES)
+	@echo "Compiling the package: about 6 minutes of one core the first time, later only what has changed."
 	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) '.[test]'
 	touch $@
 
