@@ -23,6 +23,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,9 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
         bench.card(LOADS[stages[0][0].load])
         heat = bench.heat(costs)
         costs = costs.heated(heat)
+        costs = replace(costs, mixed=bench.mixed(costs))
         print(f"after some seconds of computing, steps take {heat:.3f} times as long as measured", flush=True)
+        print(f"with decodes and prompts in one step, by rows: {dict(costs.mixed)} times as long", flush=True)
         while (trial := next_of(store, costs, stages, failed)) is not None:
             rehearsed = rehearse(trial, costs)
             left = until - time.monotonic() - RESERVE_S
@@ -160,6 +163,7 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
                 row = run_one(trial, costs, bench, rehearsed, left)
                 row["costs_run"] = store.content["costs"][arguments.model]["run"]
                 row["heat"] = round(heat, 3)
+                row["mixed"] = costs.mixed
                 # As many processes ran at once, each on a GPU of the same host.
                 row["processes"] = arguments.share[1]
             except Exception as error:  # one contender's error is not the end of the others'

@@ -12,6 +12,7 @@ import torch
 
 from cuda_gctx import Device, system
 from serving import kernels
+from serving.calibrate import mixed_factors
 from serving.card import Card
 from serving.costs import Costs
 from serving.loads import Load
@@ -59,6 +60,11 @@ class Bench:
             while card.busy:
                 times += [done.end - done.begin for done in card.finished()]
         return max(1.0, median(times[-len(times) // 4 :]) / costs.seconds(step))
+
+    def mixed(self, costs: Costs) -> tuple[tuple[int, float], ...]:
+        """How many times as long as predicted steps of decodes and prompts take, by their rows."""
+        assert self._card is not None
+        return mixed_factors(self._card, costs)
 
     def begin(self) -> None:
         """A trial begins, in which Python's collector does not run: it would stop the loop for tens of milliseconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -14,12 +15,13 @@ from cuda_gctx import PartitionPool, Stream
 from cuda_gctx.interop.torch import torch_stream
 from serving import kernels, reference
 from serving.card import Card
+from serving.contenders import CHUNKS
 from serving.costs import Costs, Rates
 from serving.entrants import WAVES
 from serving.model import MOST_SPLITS, splits_for
 from serving.policy import LANES
 from serving.shapes import Shape
-from serving.work import Lane, Placement, Row, Segment, Step
+from serving.work import ONE, Lane, Placement, Row, Segment, Step
 
 # Of the same values in float32: what rounding to bfloat16 explains.
 TOLERANCE = 2e-2
@@ -236,6 +238,19 @@ def measure_costs(
         if time.monotonic() < until
     }
     save(costs_so_far(slowdowns), times)
+
+
+def mixed_factors(card: Card, costs: Costs, most: int = 2048) -> tuple[tuple[int, float], ...]:
+    """How many times as long as predicted steps take that have decodes and prompts, by their rows, `most` of them."""
+    stream, length, decodes = card.stream("decode", ONE), card.model.length, 4
+    found = []
+    for rows in CHUNKS:
+        if rows > min(most, length):
+            break
+        prompt = Segment(decodes, min(length // 2, length - rows), rows - decodes)
+        step = replace(_decodes(decodes, length // 2), segments=(prompt,))
+        found.append((rows, round(card.seconds_on(stream, "decode", step) / costs.seconds(step), 3)))
+    return tuple(found)
 
 
 def _decodes(count: int, context: int) -> Step:

@@ -17,7 +17,7 @@ Decision = list[tuple[Lane, Step, Placement]]
 # Prompts of which one step takes tokens, at most.
 SEGMENTS = 8
 # Tokens of prompts in one step: what graphs are captured for.
-CHUNKS: tuple[int, ...] = (*range(64, 1025, 64), *range(1152, 1793, 128), 2048, 3072, 4096)
+CHUNKS: tuple[int, ...] = (*range(64, 512, 32), *range(512, 1025, 64), *range(1152, 1793, 128), 2048, 3072, 4096)
 
 # Answers in one step: what graphs are captured for.
 DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128)
@@ -60,25 +60,21 @@ class PrefillFirst:
 
 
 class Pace:
-    """How many times as long as predicted steps take, with the host's part; never less than predicted."""
+    """How many times as long as predicted steps take, with the host's part.
 
-    SHARE = 0.1  # of a new ratio in the mean
-    MOST = 2.0
+    It rises fast and falls slowly: a limit has to be kept by nearly all steps, and not by their mean.
+    """
+
+    RISE, FALL = 0.2, 0.02
+    LEAST, MOST = 0.5, 2.0  # of a step: a pause of the host says nothing about the next one
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._begun: tuple[float, float] | None = None
 
-    def begin(self, now: float, predicted: float) -> None:
-        """A step is started, alone on the device."""
-        self._begun = now, predicted
-
-    def end(self, now: float) -> None:
-        """The loop has seen its end."""
-        if self._begun is not None:
-            at, predicted = self._begun
-            self.factor += self.SHARE * (min(self.MOST, max(1.0, (now - at) / predicted)) - self.factor)
-        self._begun = None
+    def note(self, seconds: float, predicted: float) -> None:
+        """A step has taken so long."""
+        off = min(self.MOST, max(self.LEAST, seconds / predicted)) - self.factor
+        self.factor += (self.RISE if off > 0 else self.FALL) * off
 
 
 @dataclass
@@ -93,18 +89,15 @@ class Chunked:
     target_s: float | None = None
     chunk: int | None = None
     _last: int = field(default=0, init=False)  # the chunk of the step before, as an index
-    _pace: Pace = field(default_factory=Pace, init=False)
+    pace: Pace = field(default_factory=Pace, init=False)  # of mixed steps
 
     def decide(self, state: State) -> Decision:
-        if state.busy:
+        for one in state.ended:
+            if one.step.rows and one.step.segments:
+                self.pace.note(one.seconds, self.costs.seconds(one.step))
+        if state.busy or not (state.waiting or state.decoding):
             return []
-        self._pace.end(state.now)
-        if not (state.waiting or state.decoding):
-            return []
-        step = self._step(state)
-        if step.rows and step.segments:
-            self._pace.begin(state.now, self.costs.seconds(step))
-        return [("decode", step, ONE)]
+        return [("decode", self._step(state), ONE)]
 
     def _step(self, state: State) -> Step:
         alone = Step(rows=state.rows)
@@ -134,7 +127,7 @@ class Chunked:
 
     def _keeps(self, step: Step) -> bool:
         assert self.target_s is not None
-        return self._pace.factor * self.costs.seconds(step) <= self.target_s
+        return self.pace.factor * self.costs.seconds(step) <= self.target_s
 
 
 class LayerInterleaved:
@@ -154,14 +147,9 @@ class LayerInterleaved:
         self._paces: dict[Lane, Pace] = {"decode": Pace(), "prefill": Pace()}
 
     def decide(self, state: State) -> Decision:
-        if state.busy:
-            return []
-        for pace in self._paces.values():
-            pace.end(state.now)
-        found = self._decide(state)
-        for lane, step, _ in found:
-            self._paces[lane].begin(state.now, self._costs.seconds(step))
-        return found
+        for one in state.ended:
+            self._paces[one.lane].note(one.seconds, self._costs.seconds(one.step))
+        return [] if state.busy else self._decide(state)
 
     def _seconds(self, lane: Lane, step: Step) -> float:
         return self._paces[lane].factor * self._costs.seconds(step)
@@ -219,8 +207,7 @@ class Concurrent:
         return found
 
 
-# What a policy knows of the load: sequences that decode, their cached tokens, and whether prompts wait.
-Choice = Callable[[int, int, bool], Contender]
+Choice = Callable[[State], Contender]
 
 
 class ByPolicy:
@@ -235,6 +222,5 @@ class ByPolicy:
 
     def decide(self, state: State) -> Decision:
         if self._chosen is None or not any(step.segments for step in state.busy.values()):
-            context = sum([served.context for served in state.decoding])
-            self._chosen = self._choose(len(state.decoding), context, bool(state.waiting))
+            self._chosen = self._choose(state)
         return self._chosen.decide(state)

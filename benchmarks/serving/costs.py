@@ -2,7 +2,9 @@
 
 A step takes the time of its GEMMs, which depends on its tokens alone and is interpolated between measured ones, plus a
 time for each cached token that decodes read, plus a time for each pair of a prompt's token and one that it attends to.
-All three depend on the SMs. Two lanes at once slow each other by measured factors.
+All three depend on the SMs. Two lanes at once slow each other by measured factors, and so does a step that takes
+decodes and prompts together: its attentions share the device, and GEMMs of some sizes take longer than those between
+which they are interpolated.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Costs:
     """The costs of one model on one card.
 
     slowdowns: for each kind of placement, of decode and of prefill. hints: SM counts and lanes whose GEMMs are faster
-    with the SM count as a hint.
+    with the SM count as a hint. mixed: rows of steps with decodes and prompts, and how many times as long as predicted
+    they take; a step counts as the next larger one.
     """
 
     card: str
@@ -48,21 +51,32 @@ class Costs:
     rates: Mapping[int, Rates]
     slowdowns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     hints: tuple[tuple[int, str], ...] = ()
+    mixed: tuple[tuple[int, float], ...] = ()
 
     def seconds(self, step: Step, sms: int | None = None) -> float:
         """The time of a step that runs alone on so many SMs, on all of them by default."""
         tokens = len(step.rows) + step.prompt_tokens
         pairs = sum(s.count * s.start + s.count * (s.count + 1) // 2 for s in step.segments)
         share = 1.0 if step.layers is None else (step.layers[1] - step.layers[0]) / self.layers
-        return share * self._seconds(tokens, step.context, pairs, sms or self.sm_count)
+        factor = self._factor(tokens) if step.rows and step.segments else 1.0
+        return factor * share * self._seconds(tokens, step.context, pairs, sms or self.sm_count)
 
     def decode_seconds(self, batch: int, context: int, sms: int) -> float:
         """The time of a decode step of sequences that have so many cached tokens together."""
         return self._seconds(batch, context, 0, sms)
 
-    def step_seconds(self, tokens: int, cached: int, pairs: int) -> float:
-        """The time of a step on the whole device: tokens in its GEMMs, cached tokens that decodes read, and pairs."""
-        return self._seconds(tokens, cached, pairs, self.sm_count)
+    def mixed_seconds(self, tokens: int, cached: int, pairs: int) -> float:
+        """The time of a step of decodes and prompts on the whole device.
+
+        tokens: of its GEMMs. cached: tokens that decodes read.
+        """
+        return self._factor(tokens) * self._seconds(tokens, cached, pairs, self.sm_count)
+
+    def _factor(self, tokens: int) -> float:
+        if not self.mixed:
+            return 1.0
+        at = bisect_left(self.mixed, tokens, key=itemgetter(0))
+        return self.mixed[min(at, len(self.mixed) - 1)][1]
 
     def _seconds(self, tokens: int, cached: int, pairs: int, sms: int) -> float:
         if sms in self.rates:
@@ -102,7 +116,8 @@ class Costs:
         }
         slowdowns = {kind: (decode, prefill) for kind, (decode, prefill) in found.pop("slowdowns").items()}
         hints = tuple((sms, lane) for sms, lane in found.pop("hints", ()))
-        return cls(**found, rates=rates, slowdowns=slowdowns, hints=hints)
+        mixed = tuple((rows, factor) for rows, factor in found.pop("mixed", ()))
+        return cls(**found, rates=rates, slowdowns=slowdowns, hints=hints, mixed=mixed)
 
 
 def between(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving.contenders import CHUNKS, ByPolicy, Chunked, Concurrent, LayerInterleaved, PrefillFirst
+from serving.contenders import CHUNKS, Chunked, Concurrent, LayerInterleaved, PrefillFirst
 from serving.costs import Costs
 from serving.loop import Contender, Limits
 from serving.policy import ByCosts
@@ -54,7 +54,7 @@ def _policy(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Conten
     def chunk_of(sms: int) -> int:
         return settings.get("chunk") or SHAPES[costs.model].tokens_of_waves(sms, settings["waves"])
 
-    return ByPolicy(ByCosts(costs, settings["margin"] * limits.gap_s, DECODE_SIZES, chunk_of))
+    return ByCosts(costs, settings["margin"] * limits.gap_s, DECODE_SIZES, chunk_of)
 
 
 def _chunks(costs: Costs, limits: Limits) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ ENTRANTS: dict[str, Entrant] = {
         "chunked prefill",
         lambda costs, limits: [
             *({"margin": margin} for margin in MARGINS),
-            *({"chunk": chunk} for chunk in CHUNKS if chunk <= 2048),
+            *({"chunk": chunk} for chunk in CHUNKS if chunk <= 2048 and chunk % 64 == 0),
         ],
         _chunked,
     ),

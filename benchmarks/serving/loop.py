@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from serving.loads import Request
 from serving.work import Done, Lane, Placement, Row, Step
@@ -35,6 +35,16 @@ class Served:
         return Row(self.slot, self.request.prompt + len(self.tokens) - 1)
 
 
+class Ended(NamedTuple):
+    """What a step took, from the decision for it to the loop's seeing its end; beside: next to the other lane."""
+
+    lane: Lane
+    step: Step
+    placement: Placement
+    seconds: float
+    beside: bool
+
+
 @dataclass
 class State:
     """What a contender decides from."""
@@ -44,6 +54,7 @@ class State:
     decoding: list[Served] = field(default_factory=list)
     queued: int = 0  # requests that have arrived and have no slot yet
     busy: dict[Lane, Step] = field(default_factory=dict)
+    ended: list[Ended] = field(default_factory=list)  # since the last decision
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -122,6 +133,7 @@ class Serving:
         self._served: dict[int, Served] = {}
         self._late_gaps = self._late_first = 0
         self._placement: Placement | None = None
+        self._begun: dict[Lane, tuple[float, bool]] = {}  # when a step was decided, and whether next to the other lane
         self.state = State()
         self.record = Record()
         self.on_end: Callable[[Served], None] = lambda served: None  # called before the slot is used again
@@ -133,8 +145,10 @@ class Serving:
         ended = 0
         while ended < self._all:
             state.now = self._executor.now() - begin
+            state.ended = []
+            both = len(state.busy) > 1
             for done in self._executor.finished():
-                ended += self._apply(done, begin, limits)
+                ended += self._apply(done, begin, limits, both)
             self._take()
             if limits is not None and self._has_failed(limits):
                 break
@@ -147,6 +161,7 @@ class Serving:
                 record.placements += placement != self._placement
                 self._placement = placement
                 self._executor.launch(lane, step, placement)
+            self._begun |= {lane: (state.now, len(state.busy) > 1) for lane, _, _ in launched}
             if ended < self._all:
                 self._executor.rest(begin + (self._coming[0].arrival if self._coming else inf))
         record.seconds = self._executor.now() - begin
@@ -172,11 +187,13 @@ class Serving:
             state.waiting.append(sequence)
         state.queued = len(self._queue)
 
-    def _apply(self, done: Done, begin: float, limits: Limits | None) -> int:
-        """Enters the results of a step; returns the number of sequences that ended."""
+    def _apply(self, done: Done, begin: float, limits: Limits | None, both: bool) -> int:
+        """Enters the results of a step; returns the number of sequences that ended. both: the other lane was busy."""
         state, record, now = self.state, self.record, self._executor.now() - begin
         del state.busy[done.lane]
         record.steps.append(done)
+        at, beside = self._begun.pop(done.lane)
+        state.ended.append(Ended(done.lane, done.step, done.placement, now - at, beside and both))
         for segment in done.step.segments:
             sequence = self._served[segment.slot]
             if done.step.partial:

@@ -10,14 +10,14 @@ from typing import Any
 from serving.contenders import ByPolicy, Chunked, Concurrent
 from serving.costs import made_up
 from serving.loads import Load
-from serving.loop import Contender, Served, Serving
+from serving.loop import Contender, Served, Serving, State
 from serving.model import SEGMENTS, Workspace
 from serving.shapes import Shape
 from serving.work import Placement, Segment, Step
 
 # Logits have a standard deviation of about 1. Rounding moves them by a few hundredths; a wrong token is off by more.
 TOLERANCE = 0.25
-DECODES = {"small": (1, 4, 16, 48), "8B": (1, 4, 12)}
+DECODES = {"small": (1, 4, 16, 48), "8B": (1, 2, 6)}
 
 
 def _lengths_of(longest_prompt: int, longest_answer: int) -> Callable[[random.Random], tuple[int, int]]:
@@ -29,7 +29,7 @@ def _lengths_of(longest_prompt: int, longest_answer: int) -> Callable[[random.Ra
 
 LOADS = {
     "small": Load("soak", "random lengths for the small model", 60.0, 1000, 48, _lengths_of(1500, 500), 2000),
-    "8B": Load("soak", "random lengths for the 8B model", 60.0, 40, 12, _lengths_of(16000, 256), 16256),
+    "8B": Load("soak", "random lengths for the 8B model", 60.0, 16, 6, _lengths_of(16000, 256), 16256),
 }
 # Requests per second: more than can be served, so that the slots are full.
 RATES = {"small": 1000.0, "8B": 20.0}
@@ -40,7 +40,7 @@ def at_random(seed: int, contenders: Sequence[Contender], change: float = 0.1) -
     random_ = random.Random(seed)
     chosen = random_.choice(contenders)
 
-    def choose(batch: int, context: int, waiting: bool) -> Contender:
+    def choose(state: State) -> Contender:
         nonlocal chosen
         if random_.random() < change:
             chosen = random_.choice(contenders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -38,8 +39,8 @@ def calibrate(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 class FakeCard(VirtualExecutor):
     """A card on which steps take what the cost model says; hints pay for prefill."""
 
-    def __init__(self) -> None:
-        super().__init__(COSTS)
+    def __init__(self, costs: Costs = COSTS) -> None:
+        super().__init__(costs)
         self.model = SimpleNamespace(shape=SHAPES["8B"], length=31488, slots=12)
         self.device = SimpleNamespace(sm_count=132, name="made-up card")
         self.decodes = [1, 4, 12]
@@ -53,7 +54,7 @@ class FakeCard(VirtualExecutor):
     def seconds_on(self, stream: Any, lane: Lane, step: Step) -> float:
         sms = stream.resources.sm.sm_count
         hinted = lane == "prefill" and self.hints.get((sms, lane), False)
-        return COSTS.seconds(step, sms) * (HINTED if hinted else 1.0)
+        return self._costs.seconds(step, sms) * (HINTED if hinted else 1.0)
 
     def shot(self, *step: Any) -> Any:
         return step
@@ -99,3 +100,11 @@ def test_costs_are_kept_after_each_layout(calibrate: ModuleType) -> None:
     saved = measured(calibrate, float("inf"))
     assert [len(costs.rates) for costs, _ in saved] == [1, 3, 5, 5]
     assert [len(measured(calibrate, 0.0)[-1][0].rates)] == [1]
+
+
+def test_steps_of_decodes_and_prompts_are_measured_by_their_rows(calibrate: ModuleType) -> None:
+    truth = ((256, 1.2), (2048, 1.1))
+    found = calibrate.mixed_factors(FakeCard(replace(COSTS, mixed=truth)), COSTS)
+    assert dict(found)[64] == dict(found)[256] == 1.2
+    assert dict(found)[288] == dict(found)[2048] == 1.1
+    assert max(rows for rows, _ in found) == 2048

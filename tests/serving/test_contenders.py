@@ -176,33 +176,64 @@ NEEDS_PARTITIONS = replace(
 
 
 def test_the_policy_gives_decode_the_device_while_no_prompt_waits() -> None:
-    assert policy()(8, 240_000, False).placement == Placement("priority")  # type: ignore[attr-defined]
-    assert policy()(0, 0, True).placement == Placement("priority")  # type: ignore[attr-defined]
+    choose = policy().choose
+    assert choose(8, 240_000, None).placement == Placement("priority")  # type: ignore[attr-defined]
+    assert choose(0, 0, 0).placement == Placement("priority")  # type: ignore[attr-defined]
 
 
 def test_the_policy_gives_more_sms_to_more_context() -> None:
-    choose = policy(costs=NEEDS_PARTITIONS)
-    sizes = [choose(4, context, True).placement.decode_sms for context in (10_000, 100_000, 250_000)]  # type: ignore[attr-defined]
+    choose = policy(costs=NEEDS_PARTITIONS).choose
+    sizes = [choose(4, context, 0).placement.decode_sms for context in (10_000, 100_000, 250_000)]  # type: ignore[attr-defined]
     assert sizes == sorted(set(sizes))
     assert len(sizes) == 3
 
 
 def test_the_policy_does_not_alternate_between_two_sizes_at_the_bound() -> None:
-    choose = policy(costs=NEEDS_PARTITIONS)
+    choose = policy(costs=NEEDS_PARTITIONS).choose
     bound = 1 << 17
-    assert choose(4, bound - 100, True) is not choose(4, bound + 100, True)
-    flutter = {id(choose(4, context, True)) for context in (bound - 100, bound + 100) * 10}
+    assert choose(4, bound - 100, 0) is not choose(4, bound + 100, 0)
+    flutter = {id(choose(4, context, 0)) for context in (bound - 100, bound + 100) * 10}
     assert len(flutter) == 1
 
 
 def test_the_policy_takes_chunks_where_partitions_do_not_pay() -> None:
     slow = dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0))
-    assert isinstance(policy(costs=replace(COSTS, slowdowns=slow))(4, 8000, True), Chunked)
+    assert isinstance(policy(costs=replace(COSTS, slowdowns=slow)).choose(4, 8000, 0), Chunked)
+
+
+# A card on which steps of decodes and prompts take longer than their parts say.
+DEARER = replace(COSTS, mixed=((4096, 1.2),))
+
+
+def keeps_on_dearer(name: str, settings: Any, load: Load, limits: Limits, rate: float) -> bool:
+    """Whether a contender that knows the card by COSTS keeps a rate there."""
+    contender = ENTRANTS[name].make(settings, COSTS, limits)
+    return Serving(contender, VirtualExecutor(DEARER), load.draw(rate, 1), load.sequences).run(limits).keeps(limits)
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "gap_ms", "best"),
+    [("documents", 10, 25.0, 1.85), ("documents", 10, 50.0, 1.85), ("retrieval", 16, 50.0, 6.8)],
+)
+def test_the_policy_corrects_what_it_compares_and_keeps_up_with_the_best(
+    name: str, requests: int, gap_ms: float, best: float
+) -> None:
+    load = few(name, requests)
+    limits = Limits(gap_ms / 1e3, load.first_token_s)
+    others: list[tuple[str, Any]] = [
+        ("priority", {"chunk": 2048}),
+        ("chunked", {"margin": 0.9}),
+        ("disjoint", {"decode_sms": 16, "chunk": 1792}),
+        ("overlay", {"prefill_sms": 116, "chunk": 1792}),
+    ]
+    assert keeps_on_dearer(*others[0], load, limits, best)
+    assert not any(keeps_on_dearer(*other, load, limits, 1.03 * best) for other in others)
+    assert keeps_on_dearer("policy", {"margin": 0.9, "waves": 2}, load, limits, 0.98 * best)
 
 
 def test_a_load_beyond_the_buckets_is_the_largest_one() -> None:
-    choose = policy()
-    assert choose(1000, 10**8, True) is choose(128, 1 << 20, True)
+    choose = policy().choose
+    assert choose(1000, 10**8, 10**6) is choose(128, 1 << 20, 32768)
 
 
 def test_placements_change_only_while_no_prefill_runs() -> None:
@@ -217,7 +248,7 @@ def test_placements_change_only_while_no_prefill_runs() -> None:
 
     executor.launch = watched  # type: ignore[method-assign]
     load = few("documents")
-    contender = ByPolicy(policy(costs=NEEDS_PARTITIONS))
+    contender = policy(costs=NEEDS_PARTITIONS)
     assert Serving(contender, executor, load.draw(0.6, 1), load.sequences).run().complete
     assert changes
     assert not any(changes)
@@ -225,7 +256,7 @@ def test_placements_change_only_while_no_prefill_runs() -> None:
 
 def test_a_policy_can_choose_not_to_partition() -> None:
     chunked = Chunked(COSTS, target_s=0.02)
-    record = served(ByPolicy(lambda batch, context, waiting: chunked), few("chat"), 20.0)
+    record = served(ByPolicy(lambda state: chunked), few("chat"), 20.0)
     assert {one.placement for one in record.steps} == {ONE}
 
 

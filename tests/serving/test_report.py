@@ -258,6 +258,9 @@ class FakeBench:
     def heat(self, costs: object) -> float:
         return 1.0
 
+    def mixed(self, costs: object) -> tuple[tuple[int, float], ...]:
+        return ((4096, 1.0),)
+
     def prepared(self, shots: list[Any]) -> None:
         assert shots
 
