@@ -216,9 +216,9 @@ def test_a_pass_that_is_interrupted_at_every_layer_changes_no_token(card: Card) 
     slow = replace(costs, rates={sms: replace(one, gemms=((1, 1.0), (200, 1.0))) for sms, one in costs.rates.items()})
     # One layer of the two at a time, although the card turns out to be faster than its costs.
     contender = LayerInterleaved(slow, 0.7, 128)
-    load = Load("layers", "short", 60.0, 6, 3, lambda random: (random.randrange(1, 100), random.randrange(2, 9)), 132)
+    load = Load("layers", "short", 60.0, 9, 3, lambda random: (random.randrange(1, 100), random.randrange(2, 9)), 132)
     serving, kept = soak.serve_window(card, load, contender, 1e6, 3, 6, 60.0)
-    assert sum(one.step.partial for one in serving.record.steps) >= 4
+    assert sum(one.step.partial for one in serving.record.steps) >= 3
     assert len(kept) == 6
     assert max(soak.distance_of(card, tokens, prompt) for tokens, prompt in kept) < 1e-3
 
