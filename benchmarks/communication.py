@@ -337,8 +337,9 @@ def measured(
                 graphs.pop(name, None)
                 break
     times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
+    for number in range(ROUNDS):
+        # There and back, so that what a variant leaves behind in caches is not always in front of the same one.
+        for name, graph in list(graphs.items())[:: -1 if number % 2 else 1]:
             times[name].append(ranks.timed(streams.get(variants[name].sms, plain), graph.replay, calls))
     return found | {name: summary(samples, 2) for name, samples in times.items()}
 

@@ -19,9 +19,17 @@ from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import FaultRecord, Workspaces
 from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport
 from cuda_gctx.comm._nvshmem import initialise
-from cuda_gctx.comm._protocol import ALIGNMENT, ONE_EXCHANGE_THREADS, Fault, Geometry, region_of, signature
+from cuda_gctx.comm._protocol import (
+    ALIGNMENT,
+    ONE_EXCHANGE_THREADS,
+    TWO_EXCHANGE_THREADS,
+    Fault,
+    Geometry,
+    region_of,
+    signature,
+)
 from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu, exchange_with_nccl
-from cuda_gctx.comm._staging import Staging
+from cuda_gctx.comm._staging import Part, Staging
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable, description_of, tune
@@ -35,11 +43,13 @@ STAGED_MODES = (MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL)
 NCCL_MODES = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)
 # The kernels need bulk copies, which this architecture introduced.
 FIRST_CAPABILITY = 90
-# The largest block of an output that packets carry, and up to which they do so where no mode is given.
+# The largest block of an output that packets carry at once, and up to which they do so where no mode is given.
 PACKET_BYTES = 1024 * 1024
 SMALL_BYTES = 128 * 1024
 # How much can be staged by default, where other ranks cannot reach a tensor.
 STAGED_BYTES = 64 * 1024 * 1024
+# More rounds of staging than this are not tuned.
+MOST_ROUNDS = 16
 # How long the kernels of all ranks have for their first meeting, and how often they try: another thread that loads a
 # module or allocates memory meanwhile can keep a rank from launching.
 MEETING_S = 5.0
@@ -98,9 +108,10 @@ class MixedCommHandler:
     use_autotune: whether calls without a mode follow the table of run_autotune(), if there is one.
     partition: where the kernels run.
     timeout_s: how long a kernel waits for another rank before it reports a fault.
-    max_message_bytes: the largest input or output of TWO_EXCHANGE that is staged, and of HIERARCHICAL, for which memory
-    is reserved; None: 64 MiB. Where all ranks are threads on one device, None reserves nothing for TWO_EXCHANGE and
-    sets no limit, because the ranks reach each other's tensors. What map_tensors() was called with is not staged.
+    max_message_bytes: for which inputs and outputs memory is reserved; None: 64 MiB. TWO_EXCHANGE stages larger
+    messages in several rounds, and HIERARCHICAL refuses them. Where all ranks are threads on one device, None reserves
+    nothing for TWO_EXCHANGE, because the ranks reach each other's tensors. What map_tensors() was called with is not
+    staged.
     comm_backend: what connects the ranks on the host, a CommBackend or a process group; None: torch.distributed.
     programmatic_launch: launch the kernel for small messages while the previous kernel of the stream still runs; it
     waits for the end of that kernel on the device (programmatic dependent launch).
@@ -195,7 +206,7 @@ class MixedCommHandler:
                 raise ValueError("a handler on the CPU has no partition and no grid: omit partition and grid_size")
             else:
                 self.grid_size = 0
-                self.max_block_size_dict: dict[MixedCommMode, int] = {}
+                self.max_block_size_dict: dict[tuple[MixedCommOp, MixedCommMode], int] = {}
             self.valid_mode_list = self._valid_modes()
         except BaseException:
             self._state = _State.CLOSED
@@ -314,7 +325,8 @@ class MixedCommHandler:
         )
         fewest = _within("min_block_size", block_sizes[0], 32, most, "max_block_size")
         steps = _within("min_num_steps", min_num_steps, 1, 1 << 16)
-        self.max_block_size_dict = {MixedCommMode.ONE_EXCHANGE: most}
+        threads = {MixedCommMode.ONE_EXCHANGE: most, MixedCommMode.TWO_EXCHANGE: TWO_EXCHANGE_THREADS}
+        self.max_block_size_dict = {(op, mode): threads[mode] for op in self.valid_op_list for mode in threads}
         staged = STAGED_BYTES if max_message_bytes is None else max_message_bytes
         staged = _within("max_message_bytes", staged, ALIGNMENT, 1 << 40)
         self._fault = FaultRecord(device)
@@ -535,11 +547,11 @@ class MixedCommHandler:
     def _possible_modes(
         self, op: MixedCommOp, in_bytes: int, out_bytes: int, *, is_reached: bool
     ) -> list[MixedCommMode]:
-        """The modes that can carry out a call of these sizes."""
+        """The modes from which to choose for a call of these sizes."""
         too_large = set()
         if self.para_info.block_size(op, in_bytes) > PACKET_BYTES:
             too_large.add(MixedCommMode.ONE_EXCHANGE)
-        if not is_reached and max(in_bytes, out_bytes) > self._staged_bytes:
+        if not is_reached and max(in_bytes, out_bytes) > MOST_ROUNDS * self._staged_bytes:
             too_large.add(MixedCommMode.TWO_EXCHANGE)
         if self._transport is not None and max(in_bytes, out_bytes) > self._node_bytes:
             too_large.add(MixedCommMode.HIERARCHICAL)
@@ -626,19 +638,10 @@ class MixedCommHandler:
             seen = self._seen_by_all(*spans)
             is_staged = seen is None
         largest = max(in_bytes, out_bytes)
-        if mode is MixedCommMode.ONE_EXCHANGE and block_bytes > PACKET_BYTES:
-            raise ValueError(
-                f"ONE_EXCHANGE takes blocks of up to {PACKET_BYTES} bytes, not {block_bytes}: use TWO_EXCHANGE"
-            )
         if mode is MixedCommMode.HIERARCHICAL and largest > self._node_bytes:
             raise ValueError(
                 f"a message of {largest} bytes is larger than max_message_bytes={self._node_bytes}, for which "
                 "HIERARCHICAL has memory: make the handler with a larger one"
-            )
-        if is_staged and largest > self._staged_bytes:
-            raise ValueError(
-                f"a message of {largest} bytes is larger than max_message_bytes={self._staged_bytes}: make the handler "
-                "with a larger one, or call map_tensors() with the input and the output"
             )
         stream = self._ordered_stream()
         agreed = signature(op, mode, str(self.dtype), block_bytes, is_staged=is_staged)
@@ -668,7 +671,10 @@ class MixedCommHandler:
         self, op: MixedCommOp, x_in: int, x_out: int, block_bytes: int, agreed: int, stream: Stream
     ) -> None:
         """The parts of a call, so that the copies of one run next to the kernel of another."""
-        parts = list(self._staging[op].parts(x_in, x_out, block_bytes))
+        for parts in self._staging[op].rounds(x_in, x_out, block_bytes):
+            self._launch_parts(op, parts, agreed, stream)
+
+    def _launch_parts(self, op: MixedCommOp, parts: Sequence[Part], agreed: int, stream: Stream) -> None:
         # With one part, there is nothing for its copies to run next to.
         before, after = self._copying if self._copying and len(parts) > 1 else (stream, stream)
         # A stream without copies stays out of it: in a capture it would not be joined.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -70,6 +70,7 @@ def one_exchange_arguments(world: int) -> Any:
             ("input", u64),
             ("output", u64),
             ("block_bytes", u64),
+            ("block_stride", u64),
             ("chunk", u32 * world),
         )
 
@@ -198,11 +199,21 @@ class Calls:
         for arguments in (self.one.call, self.sums.arguments.call):
             fill_call(arguments, peers, fault, limit_ns, self._info.world_rank)
 
-    def one_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int) -> tuple[int, int]:
-        """Fills the struct; returns the numbers of blocks and of threads."""
-        self.one.call.signature = signature
-        self.one.input, self.one.output, self.one.block_bytes = x_in, x_out, block_bytes
-        units = block_bytes // 8
+    def one_exchange(
+        self, x_in: int, x_out: int, block_bytes: int, signature: int, packet_bytes: int
+    ) -> Iterator[tuple[int, int]]:
+        """Fills the struct for each piece of the blocks that packets carry at once; the numbers of blocks and threads.
+
+        The pieces follow each other like calls.
+        """
+        self.one.call.signature, self.one.block_stride = signature, block_bytes
+        for begin in range(0, block_bytes, packet_bytes):
+            size = min(packet_bytes, block_bytes - begin)
+            self.one.input, self.one.output, self.one.block_bytes = x_in + begin, x_out + begin, size
+            yield self._one_exchange_grid(size)
+
+    def _one_exchange_grid(self, size: int) -> tuple[int, int]:
+        units = size // 8
         fewest, most = self._block_sizes
         # On as many SMs as there are, with as few threads on each as are allowed, in several small blocks: the smaller
         # they are, the fewer SMs are left without work.
@@ -301,19 +312,20 @@ class Kernels:
         self._programmatic = _programmatic_launch() if is_programmatic else None
         compiled = compile_kernels(defines(info, op, geometry, is_bfloat16=is_bfloat16), device.compute_capability)
         self._loaded = Loaded(compiled, ("one_exchange", "two_exchange"), context)
+        self._packet_bytes = geometry.packet_bytes
         self._shared = shared_bytes(len(info.plan(op).sources))
         self._loaded.allow_shared("two_exchange", self._shared)
         self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(calls.one))
 
     def one_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, stream: Stream) -> None:
-        grid, threads = self.calls.one_exchange(x_in, x_out, block_bytes, signature)
         launch = self._programmatic
-        if launch is None:
-            self._loaded.launch("one_exchange", self.calls.one, grid, threads, 0, stream)
-            return
-        launch.gridDimX, launch.blockDimX, launch.hStream = grid, threads, stream.handle
-        with stream.context.current():
-            call("cuLaunchKernelEx", launch, self._loaded["one_exchange"], ctypes.addressof(self._pointer), 0)
+        for grid, threads in self.calls.one_exchange(x_in, x_out, block_bytes, signature, self._packet_bytes):
+            if launch is None:
+                self._loaded.launch("one_exchange", self.calls.one, grid, threads, 0, stream)
+                continue
+            launch.gridDimX, launch.blockDimX, launch.hStream = grid, threads, stream.handle
+            with stream.context.current():
+                call("cuLaunchKernelEx", launch, self._loaded["one_exchange"], ctypes.addressof(self._pointer), 0)
 
     def two_exchange(
         self,

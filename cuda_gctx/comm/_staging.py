@@ -10,11 +10,14 @@ Why no copy overwrites what is still needed:
   ranks, which read nothing more of that call. The parts of a call have places of their own.
 - A kernel stores sums into its workspace when it has seen START of all ranks. They send it after they have copied the
   sums of the previous call, because a call begins on the stream when the copies of the previous one have ended.
+
+A call that is larger than what the workspaces hold goes in rounds, which follow each other like calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isqrt
 from typing import NamedTuple
 
 from cuda_gctx.comm._protocol import ALIGNMENT, Geometry, share_of
@@ -22,11 +25,18 @@ from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = ["Copy", "Part", "Staging"]
 
-# A part is worth its kernel from here on; more parts would not hide more of the copies.
-PART_BYTES = 4 * 1024 * 1024
+# Each part costs some microseconds; what nothing hides is the copies before the first one and behind the last one.
+# So the best number of parts grows with the root of the size. With 3.5 MiB here it was the best, or close to it, at
+# each of eight sizes in 8, 16 and 132 SMs of two H100s.
+PART_BYTES = 3584 * 1024
 MOST_PARTS = 8
+# Where copies before the kernels and behind them run next to each other, two parts are worth it from here on.
+PAIR_BYTES = 2 * 1024 * 1024
 # Of the beginnings of parts, where they are large: bulk copies of addresses that 16 alone divides are slower.
 GRAIN = 4096
+
+# Where something begins, and its size, in bytes.
+Span = tuple[int, int]
 
 
 class Copy(NamedTuple):
@@ -72,20 +82,44 @@ class Staging:
         self._workspaces = workspaces
         self._part_bytes = part_bytes
 
-    def parts(self, x_in: int, x_out: int, block_bytes: int) -> Iterator[Part]:
-        """The parts of a call, in order. All ranks divide a call into the same number of parts."""
+    def rounds(self, x_in: int, x_out: int, block_bytes: int) -> Iterator[list[Part]]:
+        """The parts of each round of a call, in order. All ranks divide a call in the same way."""
         shares = [share_of(one, self._op, block_bytes) for one in self._ranks]
-        largest = -(-block_bytes // ALIGNMENT // self._plans[0].shares) * ALIGNMENT
-        count = min(MOST_PARTS, max(1, largest // self._part_bytes))
-        grain = GRAIN if largest >= count * GRAIN else ALIGNMENT
+        largest = max(size for _, _, size in shares)
+        capacity = self._geometry.staged_bytes
+        # Of the workspaces, for each source of a sum.
+        room = min((capacity + len(shares) * ALIGNMENT) // len(self._plans[0].sources), capacity)
+        step = room // GRAIN * GRAIN or room // ALIGNMENT * ALIGNMENT
+        for first in [0] if largest <= room else range(0, largest, step):
+            last = largest if largest <= room else first + step
+            spans = [(min(first, size), min(last, size)) for _, _, size in shares]
+            yield list(self._parts(x_in, x_out, shares, [(begin, end - begin) for begin, end in spans]))
+
+    def _parts(
+        self, x_in: int, x_out: int, shares: Sequence[tuple[int, int, int]], spans: Sequence[Span]
+    ) -> Iterator[Part]:
+        """spans: where the round lies in the share of each rank."""
+        firsts, sizes = zip(*spans, strict=True)
+        largest = max(sizes)
+        count = self._count_of_parts(largest)
+        # The first and the last part are the smallest: 1 2 3 3 2 1.
+        weights = [min(number + 1, count - number) for number in range(count)]
+        grain = GRAIN if largest >= sum(weights) * GRAIN else ALIGNMENT
         for number in range(count):
             begins, ends = (
-                [size * part // count // grain * grain for _, _, size in shares] for part in (number, number + 1)
+                [size * sum(weights[:part]) // sum(weights) // grain * grain for size in sizes]
+                for part in (number, number + 1)
             )
             if number == count - 1:
-                ends = [size for _, _, size in shares]
-            spans = [(begin, end - begin) for begin, end in zip(begins, ends, strict=True)]
-            yield self._part(x_in, x_out, shares, largest, spans)
+                ends = list(sizes)
+            cut = [(first + begin, end - begin) for first, begin, end in zip(firsts, begins, ends, strict=True)]
+            yield self._part(x_in, x_out, shares, largest, firsts, cut)
+
+    def _count_of_parts(self, size: int) -> int:
+        plan = self._plans[0]
+        pair_bytes = self._part_bytes * PAIR_BYTES // PART_BYTES
+        fewest = 2 if len(plan.sources) > 1 and len(plan.targets) > 1 and size >= pair_bytes else 1
+        return min(MOST_PARTS, max(fewest, isqrt(size // self._part_bytes)))
 
     def _part(
         self,
@@ -93,9 +127,10 @@ class Staging:
         x_out: int,
         shares: Sequence[tuple[int, int, int]],
         largest: int,
-        spans: Sequence[tuple[int, int]],
+        firsts: Sequence[int],
+        spans: Sequence[Span],
     ) -> Part:
-        """spans: where the part lies in the share of each rank."""
+        """firsts, spans: where the round begins in the share of each rank, and where the part lies in it."""
         own, plan = self._rank, self._plans[self._rank]
         begin, size = spans[own]
 
@@ -107,10 +142,11 @@ class Staging:
                 + self._geometry.staged_input
                 + sources.index(source) * largest
                 + spans[of_sum][0]
+                - firsts[of_sum]
             )
 
         def sums(of_rank: int) -> int:
-            return self._workspaces[of_rank] + self._geometry.staged_output + spans[of_rank][0]
+            return self._workspaces[of_rank] + self._geometry.staged_output + spans[of_rank][0] - firsts[of_rank]
 
         others = [rank for rank in range(len(shares)) if rank != own]
         sends = tuple(

@@ -27,7 +27,7 @@ from cuda_gctx.comm._protocol import (
     region_of,
     signature,
 )
-from cuda_gctx.comm._staging import Copy, Staging
+from cuda_gctx.comm._staging import Copy, Part, Staging
 
 HERE = Path(__file__).parent
 # Fewer threads and smaller tiles than on a GPU: the tests are about the order of accesses.
@@ -212,17 +212,21 @@ class Ranks:
         *,
         grid: int,
         dtype: str = "float16",
-    ) -> HostCall:
-        """One call of one rank. Arguments are kept until the run is over."""
+    ) -> list[HostCall]:
+        """One call of one rank: all its kernels. Arguments are kept until the run is over."""
         calls = self._calls(rank, grid)
         block = self.info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, mode, dtype, block, is_staged=False)
         addresses = int(x_in.ctypes.data), int(x_out.ctypes.data)
         if mode is MixedCommMode.ONE_EXCHANGE:
-            blocks, threads = calls.one_exchange(*addresses, block, agreed)
-            # A header is sent and checked by one thread for each rank.
-            return HostCall(0, blocks, max(threads, self.info.world_size), 1, ctypes.addressof(calls.one))
-        return self._two_exchange(calls, calls.two_exchange(*addresses, block, agreed))
+            made = []
+            for blocks, threads in calls.one_exchange(*addresses, block, agreed, self.geometry.packet_bytes):
+                one = type(calls.one).from_buffer_copy(calls.one)
+                self._kept.append(one)
+                # A header is sent and checked by one thread for each rank.
+                made.append(HostCall(0, blocks, max(threads, self.info.world_size), 1, ctypes.addressof(one)))
+            return made
+        return [self._two_exchange(calls, calls.two_exchange(*addresses, block, agreed))]
 
     def _two_exchange(self, calls: Calls, blocks: int) -> HostCall:
         two = type(calls.sums.arguments).from_buffer_copy(calls.sums.arguments)
@@ -249,7 +253,14 @@ class Ranks:
         block = self.info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, MixedCommMode.TWO_EXCHANGE, "float16", block, is_staged=True)
         staging = Staging(self.info.at(rank), self.op, self.geometry, self.addresses, part_bytes)
-        parts = list(staging.parts(int(x_in.ctypes.data), int(x_out.ctypes.data), block))
+        made = []
+        for parts in staging.rounds(int(x_in.ctypes.data), int(x_out.ctypes.data), block):
+            made += self._staged_parts(calls, parts, agreed, choose, broken)
+        return made
+
+    def _staged_parts(
+        self, calls: Calls, parts: Sequence[Part], agreed: int, choose: random.Random, broken: bool
+    ) -> list[HostCall]:
         made = [self._two_exchange(calls, calls.staged_part(part, agreed)) for part in parts]
         before: list[list[Copy]] = [[] for _ in parts]
         after: list[list[Copy]] = [[] for _ in parts]

@@ -107,6 +107,9 @@ def compare(rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...],
 
 def shapes_for(mode_name: str, dp: int, largest: int) -> list[tuple[int, int]]:
     shapes = [(1, 8), (1, 8192), (3, 8192), (7, 264)]
+    if mode_name == "ONE_EXCHANGE":
+        # More than packets carry at once.
+        shapes.append((129, 8192))
     if mode_name in ("TWO_EXCHANGE", "HIERARCHICAL"):
         shapes += [(64, 8192), (33, 4104), (largest // 16384, 8192)]
     return [(rows * dp, hidden) for rows, hidden in shapes]
@@ -662,9 +665,13 @@ def process_rank(rank: int, size: int, store: str, what: str, options: dict[str,
     index = rank % Device.count()
     torch.cuda.set_device(index)
     # Survivors of a killed rank do not meet any more: what NCCL would do about that is not tested here.
-    with_nccl = options.get("nccl", Device.count() >= size) and what == "compare"
+    with_nccl = options.get("nccl", Device.count() >= size) and what != "killed"
     backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+    if what == "moved":
+        print(json.dumps(moved_program(rank, size)), flush=True)
+        dist.destroy_process_group()
+        return
     with Device(index).partition(comm=16) as parts, parts.comm.torch():
         result = PROGRAMS_OF_PROCESSES[what](rank, size, parts.comm, options)
         print(json.dumps(result), flush=True)
@@ -718,8 +725,6 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
         for op, mode in itertools.product(handler.valid_op_list, wanted_modes):
             dp = handler.para_info.dp_size if op.scatters else 1
             for seed, rows in enumerate(options["rows"]):
-                if mode.name == "ONE_EXCHANGE" and rows * 8192 * 2 > 1 << 20:
-                    continue
                 inputs = inputs_of(torch, (rows * dp, 8192), dtype, size, seed, handler.device)
                 by_nodes = mode is comm.MixedCommMode.HIERARCHICAL
                 wanted = comm.expected(handler.para_info, op, inputs, by_nodes=by_nodes)
@@ -811,6 +816,56 @@ def killed_process(rank: int, size: int, partition: Any, options: dict[str, Any]
     return {"took_s": round(took, 2), "peer": error.peer_rank}
 
 
+def moved_program(rank: int, size: int) -> Any:
+    """As programs are written for other handlers of this name: no partition, torch's default stream, a handler for
+    each topology in turn, every valid mode at every size, and collectives of torch in the groups of the handler.
+    """
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    device = torch.device("cuda", rank)
+    most_rows, hidden = 4096, 8192
+    compared = 0
+    for dtype, tp in itertools.product(
+        (torch.float16, torch.bfloat16), [n for n in range(1, size + 1) if size % n == 0]
+    ):
+        torch.manual_seed(rank)
+        data = torch.empty([most_rows * size, hidden], dtype=dtype, device=device).uniform_(-0.5, 0.5) / tp**0.5
+        handler = comm.MixedCommHandler(
+            world_rank=rank,
+            world_size=size,
+            local_rank=rank,
+            local_size=size,
+            inter_rank=0,
+            inter_size=1,
+            local_tp_size=tp,
+            local_dp_size=size // tp,
+            inter_tp_size=1,
+            inter_dp_size=1,
+            dtype=dtype,
+            device=device,
+        )
+        assert all(threads > 0 and op.name and mode.name for (op, mode), threads in handler.max_block_size_dict.items())
+        modes = handler.valid_mode_list
+        names = comm.MixedCommMode
+        reference = names.NCCL_TP_DP if names.NCCL_TP_DP in modes else names.NCCL_ONE
+        for op, rows in itertools.product(handler.valid_op_list, (1, 2, 7, 333, 2048, most_rows)):
+            scatters = op in (comm.MixedCommOp.REDUCESCATTER, comm.MixedCommOp.REDUCESCATTER_ALLREDUCE)
+            x_in = data[: rows * (handler.para_info.dp_size if scatters else 1)]
+            wanted = comm.run_mixed_comm(op, handler, x_in, mode=reference)
+            for mode in modes:
+                out = comm.run_mixed_comm(op, handler, x_in, mode=mode)
+                assert torch.allclose(out, wanted, rtol=2e-2, atol=2e-1), f"{op.name} {mode.name} of {rows} rows"
+                if tp > 1:
+                    every = torch.empty([tp, *out.shape], dtype=dtype, device=device)
+                    dist.all_gather_into_tensor(every, out, group=handler.tp_comm_group)
+                    assert torch.equal(every, out[None].expand(tp, -1, -1)), f"{op.name} {mode.name} of {rows} rows"
+                compared += 1
+        handler.shutdown()
+        del data
+    return {"compared": compared}
+
+
 PROGRAMS_OF_PROCESSES = {"compare": compare_processes, "killed": killed_process}
 
 
@@ -894,6 +949,15 @@ OF_FOUR = [
 def processes_on_two_gpus() -> dict[str, Any]:
     topologies: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
     return few_gpus(2) or compared_by_processes(2, topologies, (1, 16, 200), ("bfloat16", "float16"), checkpoint=True)
+
+
+@case
+def moved_programs() -> dict[str, Any]:
+    """Programs for other handlers of this name, with another import."""
+    from cuda_gctx import Device
+
+    count = min(Device.count(), 4)
+    return few_gpus(2) or {f"{count} ranks": results_of(spawn(count, "moved"))[0]}
 
 
 @case

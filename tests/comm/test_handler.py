@@ -225,7 +225,7 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
         main = rank.partition.stream
         driver.use(main)  # type: ignore[attr-defined]
         with rank.handler(torch.bfloat16) as handler:
-            x = Tensor(handler.device, torch.bfloat16, 2048, 8192)
+            x = Tensor(handler.device, torch.bfloat16, 8192, 8192)
             driver.streams.clear()
             run_mixed_comm(handler.valid_op_list[0], handler, x, None, MixedCommMode.TWO_EXCHANGE)
             found = [driver.streams[at : at + 3] for at in range(0, len(driver.streams), 3)]
@@ -233,8 +233,8 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
             small = Tensor(handler.device, torch.bfloat16, 16, 8192)
             run_mixed_comm(handler.valid_op_list[0], handler, small, None, MixedCommMode.TWO_EXCHANGE)
             streams_of_a_small_message = [stream for _, stream in driver.streams]
-        # 16 MiB of 32 are this rank's share, in parts of 4 MiB: one copy to the other rank, and one from it.
-        assert len(found) == 4
+        # This rank's share is 64 MiB of 128, in two rounds of three parts: one copy to the other rank, and one from it.
+        assert len(found) == 6
         assert all([kind for kind, _ in part] == ["copy", "kernel", "copy"] for part in found)
         assert {part[1][1] for part in found} == {main.handle}
         before, after = {part[0][1] for part in found}, {part[2][1] for part in found}
@@ -244,6 +244,25 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
     sim("h200", devices=2)
     with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
         world.run(run)
+
+
+def test_what_packets_cannot_carry_at_once_goes_in_pieces(driver: FakeDriver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        x = Tensor(handler.device, torch.bfloat16, 2 * 1024 + 1, 1024)  # 4 MiB and 2 KiB
+        run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.ONE_EXCHANGE)
+        assert driver.done == ["one_exchange"] * 5
+
+    on_ranks(driver, 2, work)
+
+
+def test_block_sizes_are_found_by_operation_and_mode(driver: FakeDriver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        kernels = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE)
+        pairs = set(itertools.product(handler.valid_op_list, kernels))
+        assert handler.max_block_size_dict.keys() == pairs
+        assert {handler.max_block_size_dict[op, kernels[0]] for op, _ in pairs} == {256}
+
+    on_ranks(driver, 2, work, local_dp_size=2, max_block_size=256)
 
 
 def test_a_message_for_which_nodes_have_no_memory_is_refused(driver: FakeDriver) -> None:

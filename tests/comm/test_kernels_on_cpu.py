@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 ONE, TWO, NODES = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL
 PACKET_BYTES = 4096
-STAGED_BYTES = 64 * 1024
+STAGED_BYTES = 16 * 1024
 
 # Of the modes in which all ranks meet. There, a topology of several nodes has the plans of one of a single node, with
 # the ranks in another order, if at all.
@@ -97,7 +97,9 @@ def run_calls(
         part_bytes = choose.choice([1 << 20, 768])
         dp = info.dp_size if op.scatters else 1
         # Small messages now and then, so that packets of older calls lie behind those of the last one.
-        elements = 8 * choose.choice([1, 2, 3, 17, choose.randint(1, PACKET_BYTES // 16)]) * dp
+        # Some are larger than what packets carry at once, or than what is staged at once.
+        few, many = choose.randint(1, PACKET_BYTES // 16), choose.randint(1, PACKET_BYTES // 4)
+        elements = 8 * choose.choice([1, 2, 3, 17, few, few, many]) * dp
         inputs = [data(rng, elements, is_bfloat16) for _ in range(world)]
         for rank in range(world):
             out = aligned(2 * info.output_shape(op, [elements])[0]).view(np.uint16)
@@ -106,7 +108,7 @@ def run_calls(
                 how: dict[str, Any] = {"choose": choose, "part_bytes": part_bytes, "broken": broken_staging}
                 calls[rank] += ranks.staged_call(rank, inputs[rank], out, grid=grid, **how)
             else:
-                calls[rank].append(ranks.call(rank, mode, inputs[rank], out, grid=grid))
+                calls[rank] += ranks.call(rank, mode, inputs[rank], out, grid=grid)
             wanted.append(expected_bits(info.at(rank), op, inputs, is_bfloat16))
             found.append(out)
             ranks._kept.append(inputs)
@@ -183,6 +185,11 @@ def test_the_hierarchical_form_gives_the_exact_bits(info: ParallelInfo, op: Mixe
 BROKEN = {
     "one slot": (ONE, "((epoch & 1) * WORLD + source) * SLOT_BYTES", "source * SLOT_BYTES"),
     "half of a pair unchecked": (ONE, " || epoch_of(second_word) != epoch", ""),
+    "pieces of blocks next to each other": (
+        ONE,
+        "a.output + block * a.block_stride",
+        "a.output + block * a.block_bytes",
+    ),
     "no wait for START": (TWO, "peer_is_here = wait_flag(", "(void)sizeof wait_flag("),
     "no wait for END": (TWO, "    wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);", ""),
     "END of each block": (
@@ -256,7 +263,7 @@ def call_once(ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing
     for rank, count in enumerate(elements):
         x_in, x_out = aligned(2 * count), aligned(2 * count)
         ranks._kept += [x_in, x_out]
-        call = ranks.call(rank, mode, x_in, x_out, grid=2)
+        [call] = ranks.call(rank, mode, x_in, x_out, grid=2)
         call.present = rank != missing
         calls.append([call])
     assert ranks.run(calls, 1)
@@ -290,7 +297,7 @@ def test_ranks_in_different_modes_are_a_fault_on_all(folder: Path) -> None:
     library = build(folder, info, op, geometry_of(info), is_bfloat16=False)
     ranks = Ranks(info, op, library, geometry_of(info), limit=300)
     tensors = [(aligned(128), aligned(128)) for _ in range(2)]
-    calls = [[ranks.call(rank, mode, *tensors[rank], grid=2)] for rank, mode in enumerate((ONE, TWO))]
+    calls = [ranks.call(rank, mode, *tensors[rank], grid=2) for rank, mode in enumerate((ONE, TWO))]
     assert ranks.run(calls, 1)
     assert [ranks.fault(rank) for rank in range(2)] == [(Fault.TIMEOUT, 1), (Fault.TIMEOUT, 0)]
 

@@ -24,7 +24,7 @@ from cuda_gctx.comm._protocol import (
     stages_and_tile,
     tile_bytes,
 )
-from cuda_gctx.comm._staging import Staging
+from cuda_gctx.comm._staging import Part, Staging
 
 from .simulate import BROKEN, Simulation, Violation, every_geometry, first_violation
 from .topologies import TOPOLOGIES, name_of
@@ -211,35 +211,49 @@ def spans(copies: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def test_staged_parts_fit_and_bring_every_rank_what_it_sums_and_gets(first: ParallelInfo, units: int) -> None:
     world = range(first.world_size)
     x_in, x_out = 1 << 20, 1 << 30
-    for op, part_bytes in itertools.product(first.valid_ops, (16, 1024, 1 << 20)):
+    for op, part_bytes, rounds in itertools.product(first.valid_ops, (16, 1 << 20), (1, 7)):
         block = units * ALIGNMENT
         in_bytes = block * (first.dp_size if op.scatters else 1)
         out_bytes = block * (first.dp_size if op.gathers else 1)
-        geometry = Geometry(first.world_size, 4096, max(in_bytes, out_bytes))
+        # The workspaces hold all of a message, or some of it at a time.
+        staged_bytes = max(max(in_bytes, out_bytes) // rounds // ALIGNMENT, 1) * ALIGNMENT
+        geometry = Geometry(first.world_size, 4096, staged_bytes)
         bases = [1 << (40 + rank) for rank in world]
         calls = [
-            list(Staging(first.at(rank), op, geometry, bases, part_bytes).parts(x_in, x_out, block)) for rank in world
+            list(Staging(first.at(rank), op, geometry, bases, part_bytes).rounds(x_in, x_out, block)) for rank in world
         ]
-        assert len({len(parts) for parts in calls}) == 1
-        sent = [one for parts in calls for part in parts for one in part.sends]
+        assert len({tuple(map(len, parts)) for parts in calls}) == 1
+        assert rounds > 1 or len(calls[0]) == 1
+        for together in zip(*calls, strict=True):
+            demand_that_a_round_fits(first, op, geometry, bases, together)
+        # The output of each rank is complete: its own sums, and those that it fetches.
         for rank in world:
-            base, parts, plan = bases[rank], calls[rank], first.at(rank).plan(op)
-            arrived = spans((one.to - base, one.size) for one in sent if base <= one.to < 2 * base)
-            # What the kernel reads is its own tensor, or has arrived.
-            for part, source in itertools.product(parts, set(plan.sources) - {rank}):
-                begin = part.inputs[source] - base
-                assert not part.size or any(one <= begin < end for one, end in arrived)
-            if arrived:
-                assert arrived[0][0] >= geometry.staged_input
-                assert arrived[-1][1] <= geometry.staged_output
-            # What the others fetch is what it has stored for them in the same part.
-            for number, part in enumerate(parts):
-                stored = {(address, part.size) for address in part.outputs if address >= base}
-                assert len(stored) <= 1
-                theirs = {(one.source, one.size) for other in calls for one in other[number].fetches}
-                assert {one for one in theirs if base <= one[0] < 2 * base} <= stored
-            # Its output is complete: its own sums, and those that it fetches.
+            parts = [part for one in calls[rank] for part in one]
             own = [(part.outputs[rank], part.size) for part in parts if part.outputs[rank]]
             mine = spans([*own, *((one.to, one.size) for part in parts for one in part.fetches)])
             assert (mine[0][0], mine[-1][1]) == (x_out, x_out + out_bytes)
             assert sum(end - begin for begin, end in mine) == out_bytes
+
+
+def demand_that_a_round_fits(
+    first: ParallelInfo, op: MixedCommOp, geometry: Geometry, bases: list[int], calls: tuple[list[Part], ...]
+) -> None:
+    """calls: the parts of a round, for each rank."""
+    sent = [one for parts in calls for part in parts for one in part.sends]
+    for rank, (base, parts) in enumerate(zip(bases, calls, strict=True)):
+        plan = first.at(rank).plan(op)
+        arrived = spans((one.to - base, one.size) for one in sent if base <= one.to < 2 * base)
+        # What the kernel reads is its own tensor, or has arrived.
+        for part, source in itertools.product(parts, set(plan.sources) - {rank}):
+            begin = part.inputs[source] - base
+            assert not part.size or any(one <= begin and begin + part.size <= end for one, end in arrived)
+        if arrived:
+            assert arrived[0][0] >= geometry.staged_input
+            assert arrived[-1][1] <= geometry.staged_output
+        # What the others fetch is what it has stored for them in the same part.
+        for number, part in enumerate(parts):
+            stored = {(address, part.size) for address in part.outputs if address >= base}
+            assert len(stored) <= 1
+            assert all(begin + size <= base + geometry.total_bytes for begin, size in stored)
+            theirs = {(one.source, one.size) for other in calls for one in other[number].fetches}
+            assert {one for one in theirs if base <= one[0] < 2 * base} <= stored

@@ -11,7 +11,8 @@ struct OneExchange {
   Call call;
   u64 input;
   u64 output;
-  u64 block_bytes;   // of one block of the output; a multiple of 16
+  u64 block_bytes;   // of one block of the output, or of the piece of it that this launch brings; a multiple of 16
+  u64 block_stride;  // from one block to the next one, in the input and in the output
   u32 chunk[WORLD];  // which block of the input goes to each rank
 };
 
@@ -69,7 +70,7 @@ KERNEL(one_exchange, ONE_EXCHANGE_THREADS)(const __grid_constant__ OneExchange a
       // Each rank begins with its successor, so that not all of them write to the same one at once.
       u32 target = call.rank + hop;
       if (target >= WORLD) target -= WORLD;
-      u64 data = load_tensor(a.input + a.chunk[target] * a.block_bytes + unit * 8);
+      u64 data = load_tensor(a.input + a.chunk[target] * a.block_stride + unit * 8);
       store_relaxed_pair(slot_of(call.peer[target], epoch, call.rank, unit), packet(static_cast<u32>(data), epoch),
                          packet(static_cast<u32>(data >> 32), epoch));
     }
@@ -78,7 +79,7 @@ KERNEL(one_exchange, ONE_EXCHANGE_THREADS)(const __grid_constant__ OneExchange a
   if (block_index() == 0 && thread_index() < WORLD && thread_index() != call.rank)
     if (!check_header(call, thread_index(), epoch)) return;
   for (u64 unit = first; unit < units; unit += stride) {
-    u64 mine = load_tensor(a.input + a.chunk[call.rank] * a.block_bytes + unit * 8);
+    u64 mine = load_tensor(a.input + a.chunk[call.rank] * a.block_stride + unit * 8);
     u32 low[WORLD], high[WORLD];
     Deadline deadline;
     for (bool missing = true; missing;) {
@@ -117,7 +118,7 @@ KERNEL(one_exchange, ONE_EXCHANGE_THREADS)(const __grid_constant__ OneExchange a
         result_low = sum_low.value();
         result_high = sum_high.value();
       }
-      store_tensor(a.output + block * a.block_bytes + unit * 8, static_cast<u64>(result_high) << 32 | result_low);
+      store_tensor(a.output + block * a.block_stride + unit * 8, static_cast<u64>(result_high) << 32 | result_low);
     }
   }
 
