@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import tables
 
@@ -32,6 +33,7 @@ from cuda_gctx import Device, PartitionPool
 from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, ParallelInfo, expected, run_mixed_comm
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._handler import PACKET_BYTES
+from cuda_gctx.comm._staging import Staging
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.interop.torch import torch_stream
 from cuda_gctx.measure.machine import described, file_name, folder_of_results
@@ -40,6 +42,8 @@ SIZES = [1 << shift for shift in (10, 13, 14, 15, 17, 19, 21, 23, 26, 28)]
 LARGEST = max(SIZES)
 # Between those that run_autotune() measures by default.
 UNTUNED_SIZES = [3 << shift for shift in (14, 18, 22, 25)]
+STAGED_SIZES = [1 << shift for shift in range(21, 29)]
+COUNTS_OF_PARTS = (1, 2, 3, 4, 6, 8)
 # Bits are compared up to this size.
 COMPARED = 8 << 20
 ROUNDS = 7
@@ -395,6 +399,42 @@ def autotune(ranks: Ranks, keep: Keep) -> None:
             handler.shutdown()
 
 
+def staging(ranks: Ranks, keep: Keep) -> None:
+    """Calls whose tensors are staged, divided into several numbers of parts, next to NCCL."""
+    plain = ranks.torch.cuda.Stream()
+    buffers = Buffers(ranks.torch)
+    with ExitStack() as closing:
+        parts = closing.enter_context(ranks.device.partition(small=8, large=16))
+        places = {8: parts.small, 16: parts.large, ranks.device.sm_count: None}
+        streams = {part.sm_count: torch_stream(part) for part in (parts.small, parts.large)}
+        for dp in (1, ranks.size):
+            handlers = {}
+            for sms, part in places.items():
+                with ranks.torch.cuda.stream(streams.get(sms, plain)):
+                    handlers[sms] = ranks.handler(part, dp)
+            for op, size in itertools.product(handlers[8].valid_op_list, STAGED_SIZES):
+                x_in, out = (buffers.of(name, shape) for name, shape in shapes_of(handlers[8], op, size).items())
+                for sms, handler in handlers.items():
+                    run = lambda mode: run_mixed_comm(op, handler, x_in, out, mode)  # noqa: B023, E731
+                    variants = {
+                        "NCCL_ONE": Variant(sms, lambda: run(NCCL), out, None),  # noqa: B023
+                        "TWO_EXCHANGE": Variant(sms, lambda: run(TWO), out, None),  # noqa: B023
+                    }
+                    for count in COUNTS_OF_PARTS:
+
+                        def work(count: int = count, run: Callable[[MixedCommMode], Any] = run) -> None:
+                            with patch.object(Staging, "_count_of_parts", lambda self, size: count):
+                                run(TWO)
+
+                        variants[f"{count} parts"] = Variant(sms, work, out, None)
+                    row = {"op": op.name, "bytes": size, "SMs": sms}
+                    for name, outcome in measured(ranks, variants, streams, plain, size).items():
+                        keep(row | {"variant": name} | outcome)
+            for handler in handlers.values():
+                handler.check()
+                handler.shutdown()
+
+
 def overlap(ranks: Ranks, keep: Keep) -> None:
     """A GEMM next to an all-reduce of 256 MiB, joined after each step, sustained."""
     torch = ranks.torch
@@ -531,6 +571,7 @@ PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
     "autotune": autotune,
     "overlap": overlap,
     "copies": copies,
+    "staging": staging,
 }
 
 
