@@ -76,6 +76,10 @@ class Pace:
         off = min(self.MOST, max(self.LEAST, seconds / predicted)) - self.factor
         self.factor += (self.RISE if off > 0 else self.FALL) * off
 
+    @property
+    def rounded(self) -> float:
+        return round(self.factor * 40) / 40
+
 
 @dataclass
 class Chunked:

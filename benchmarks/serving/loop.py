@@ -53,6 +53,7 @@ class State:
     waiting: deque[Served] = field(default_factory=deque)  # in a slot, with prompt left, in order of arrival
     decoding: list[Served] = field(default_factory=list)
     queued: int = 0  # requests that have arrived and have no slot yet
+    slots: int = 1
     busy: dict[Lane, Step] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)  # since the last decision
 
@@ -134,7 +135,7 @@ class Serving:
         self._late_gaps = self._late_first = 0
         self._placement: Placement | None = None
         self._begun: dict[Lane, tuple[float, bool]] = {}  # when a step was decided, and whether next to the other lane
-        self.state = State()
+        self.state = State(slots=slots)
         self.record = Record()
         self.on_end: Callable[[Served], None] = lambda served: None  # called before the slot is used again
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 from cuda_gctx import Layout
 from cuda_gctx.tune import Plan, Policy
-from serving.contenders import CHUNKS, ByPolicy, Chunked, Concurrent, Decision, Pace, decodes_for
+from serving.contenders import CHUNKS, ByPolicy, Chunked, Concurrent, Decision, Pace, decodes_for, packed
 from serving.costs import Costs
 from serving.loop import Contender, State
 from serving.work import ONE, Lane, Placement, Segment, Step
@@ -23,6 +22,8 @@ CONTEXTS = tuple(round(2 ** (n / 4)) for n in range(40, 81))
 HYSTERESIS = 0.05
 # Tokens of a prompt that are cached before a chunk.
 PASTS = (4096, 16384, 32768)
+# Tokens of prompts that one step could take.
+TOKENS = (64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def plan_of(placement: Placement, sm_count: int) -> Plan:
@@ -61,13 +62,13 @@ class ByCosts(ByPolicy):
         chunks = {placement: chunk_of(placement.prefill_sms or whole) for placement in placements}
         self._chunked = Chunked(costs, target_s)
         self._whole = Concurrent(placements[0], chunks[placements[0]])
-        self._contenders: dict[Plan, Contender] = {
-            plan_of(placement, whole): Concurrent(placement, chunk) for placement, chunk in chunks.items()
-        }
+        self._placed = {plan_of(placement, whole): (placement, chunk) for placement, chunk in chunks.items()}
+        self._contenders: dict[Plan, Contender] = {plan: Concurrent(*placed) for plan, placed in self._placed.items()}
         self._work = Work(costs, chunks[placements[0]])
         self._one = plan_of(ONE, whole)
         self._contenders[self._one] = self._chunked
         self._current: Plan | None = None
+        self._known: dict[Any, Plan] = {}
         self.paces: dict[str, dict[Lane, Pace]] = {
             placement.kind: {lane: Pace() for lane in LANES} for placement in placements
         }
@@ -86,39 +87,54 @@ class ByCosts(ByPolicy):
 
     def of_state(self, state: State) -> Contender:
         context = sum([served.context for served in state.decoding])
-        past = state.waiting[0].done if state.waiting else None
-        return self.choose(len(state.decoding), context, past, crowded=state.queued > 0)
+        past = state.waiting[0].done if state.waiting else 0
+        tokens = sum(segment.count for segment in packed(state.waiting, TOKENS[-1]))
+        return self.choose(len(state.decoding), context, past, tokens, held=len(state.decoding) / state.slots)
 
-    def choose(self, batch: int, context: int, past: int | None, *, crowded: bool = False) -> Contender:
-        """What is best for sequences that decode, their cached tokens, and so many of the next prompt, None without.
+    def choose(self, batch: int, context: int, past: int, tokens: int = TOKENS[-1], *, held: float = 0.0) -> Contender:
+        """What is best for sequences that decode and their cached tokens.
 
-        crowded: requests wait for others to end, so that decodes count too, and not only prompts.
+        past: cached tokens of the next prompt. tokens: what is left of it, and of those that fit into the same step.
+        held: the share of the places in the caches that decodes hold. The more they do, the more requests wait for
+        them to end, and the more the speed of decodes counts, and not only that of prompts.
         """
-        if past is None or batch == 0:
+        if tokens == 0 or batch == 0:
             return self._whole
         load = {
-            "batch": min(batch, BATCHES[-1]), "context": min(context, CONTEXTS[-1]), "past": min(past, PASTS[-1])
-        }  # fmt: skip
-        offers = {one.plan: one for one in self._offers(load)}
-        kept = {plan: one.work(crowded) for plan, one in offers.items() if one.seconds <= self._target_s}
-        best = max(kept, key=kept.__getitem__) if kept else min(offers, key=lambda plan: offers[plan].seconds)
-        if self._current not in kept or kept[self._current] < (1 - HYSTERESIS) * kept[best]:
-            self._current = best
+            "batch": BATCHES[min(bisect_left(BATCHES, batch), len(BATCHES) - 1)],
+            "context": CONTEXTS[min(bisect_left(CONTEXTS, context), len(CONTEXTS) - 1)],
+            "past": PASTS[min(bisect_left(PASTS, past), len(PASTS) - 1)],
+        }
+        paces = [pace.rounded for kind in self.paces.values() for pace in kind.values()]
+        # The host has no time for more than a look, as a rule.
+        tokens = TOKENS[min(bisect_left(TOKENS, tokens), len(TOKENS) - 1)]
+        key = (self._current, round(8 * held), tokens, *load.values(), *paces, self._chunked.pace.rounded)
+        if key not in self._known:
+            self._known[key] = self._best(load, tokens, round(8 * held) / 8)
+        self._current = self._known[key]
         return self._contenders[self._current]
 
-    def _offers(self, load: dict[str, Any]) -> Iterator[Offer]:
-        """The best plan of each kind for a load, corrected by what steps have taken."""
-        bucket: Any = {}
+    def _best(self, load: dict[str, Any], tokens: int, held: float) -> Plan:
+        offers = {one.plan: one for one in self._offers(load, tokens)}
+        kept = {plan: one.prompts + held * one.decodes for plan, one in offers.items() if one.seconds <= self._target_s}
+        best = max(kept, key=kept.__getitem__) if kept else min(offers, key=lambda plan: offers[plan].seconds)
+        if self._current in kept and kept[self._current] >= (1 - HYSTERESIS) * kept[best]:
+            return self._current
+        return best
+
+    def _offers(self, load: dict[str, Any], tokens: int) -> Iterator[Offer]:
+        """The best plan of each kind for a load, corrected by what steps have taken, with so many tokens to prefill."""
+        of_decodes, past = self._work.of_decodes(**load), load["past"]
         for kind, paces in self.paces.items():
-            policy, decode, prefill = self.policies[kind], paces["decode"].factor, paces["prefill"].factor
+            policy, decode, prefill = self.policies[kind], paces["decode"].rounded, paces["prefill"].rounded
             plan = policy.choose(self._target_s / decode, self._current, **load)
-            found = policy.predict(plan, **load)
-            bucket = bucket or policy.bucket(**load)
-            seconds = found.latency_s * decode
-            yield Offer(plan, seconds, found.rate / prefill, self._work.of_decodes(**bucket) / seconds)
-        # The chunk that keeps the target depends on the pace, so it is computed for the load that the policies look up.
-        chunked = _chunked(self._costs, self._work, self._target_s, self._chunked.pace.factor, **bucket)
-        yield Offer(self._one, *chunked)
+            seconds = policy.predict(plan, **load).latency_s * decode
+            placement, chunk = self._placed[plan]
+            rate = _rate(self._costs, self._work, placement, min(chunk, tokens), past)
+            yield Offer(plan, seconds, rate / prefill, of_decodes / seconds)
+        # The chunk that keeps the target depends on the pace.
+        pace = self._chunked.pace.rounded
+        yield Offer(self._one, *_chunked(self._costs, self._work, self._target_s, pace, tokens, **load))
 
 
 class Offer(NamedTuple):
@@ -128,10 +144,6 @@ class Offer(NamedTuple):
     seconds: float
     prompts: float
     decodes: float
-
-    def work(self, crowded: bool) -> float:
-        """What plans are compared by: the work of prompts, and that of decodes too where requests wait for them."""
-        return self.prompts + (self.decodes if crowded else 0.0)
 
 
 class Work:
@@ -152,34 +164,38 @@ def _policy_of(costs: Costs, work: Work, chunks: Mapping[Placement, int]) -> Pol
     """A policy over placements: the time of a decode step and the work of prompts per second, next to each other."""
     rows = []
     for placement, chunk in chunks.items():
-        plan, slow = plan_of(placement, costs.sm_count), partial(costs.slowdown, placement)
-        rates = {
-            past: work.of_prompts(chunk, past)
-            / (costs.seconds(Step(segments=(Segment(0, past, chunk),)), placement.prefill_sms) * slow("prefill"))
-            for past in PASTS
-        }
+        plan, slowdown = plan_of(placement, costs.sm_count), costs.slowdown(placement, "decode")
+        rates = {past: _rate(costs, work, placement, chunk, past) for past in PASTS}
         for batch, context in product(BATCHES, CONTEXTS):
-            decode = costs.decode_seconds(batch, context, placement.decode_sms or costs.sm_count) * slow("decode")
+            decode = costs.decode_seconds(batch, context, placement.decode_sms or costs.sm_count) * slowdown
             rows += [
                 ({"batch": batch, "context": context, "past": past}, plan, decode, rate) for past, rate in rates.items()
             ]
     return Policy.of(rows, latency="decode", bulk="prefill", hysteresis=HYSTERESIS)
 
 
+def _rate(costs: Costs, work: Work, placement: Placement, tokens: int, past: int) -> float:
+    """The work of prompts per second next to decodes, in steps of so many tokens."""
+    seconds = costs.seconds(Step(segments=(Segment(0, past, tokens),)), placement.prefill_sms)
+    return work.of_prompts(tokens, past) / (seconds * costs.slowdown(placement, "prefill"))
+
+
 def _chunked(
-    costs: Costs, work: Work, target_s: float, pace: float, batch: int, context: int, past: int
+    costs: Costs, work: Work, target_s: float, pace: float, tokens: int, batch: int, context: int, past: int
 ) -> tuple[float, float, float]:
     """The time of a step and the work of prompts and of decodes per second, for the largest chunk next to decodes that
-    keeps the target, or for the smallest one.
+    keeps the target, or for the smallest one; at most for so many tokens.
     """
     decodes = decodes_for(batch)
 
     def seconds(chunk: int) -> float:
         # Decodes and prompt share the GEMMs, which read the weights once.
-        tokens = chunk - decodes
-        return pace * costs.mixed_seconds(chunk, context, tokens * past + tokens * (tokens + 1) // 2)
+        count = chunk - decodes
+        return pace * costs.mixed_seconds(chunk, context, count * past + count * (count + 1) // 2)
 
     chunks = [chunk for chunk in CHUNKS if chunk > decodes]
+    chunks = chunks[: max(1, bisect_left(chunks, decodes + tokens) + 1)]
     chunk = chunks[max(1, bisect_right(chunks, target_s, key=seconds)) - 1]
     took = seconds(chunk)
-    return took, work.of_prompts(chunk - decodes, past) / took, work.of_decodes(batch, context, past) / took
+    prompts = work.of_prompts(min(tokens, chunk - decodes), past)
+    return took, prompts / took, work.of_decodes(batch, context, past) / took

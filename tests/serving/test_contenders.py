@@ -177,7 +177,7 @@ NEEDS_PARTITIONS = replace(
 
 def test_the_policy_gives_decode_the_device_while_no_prompt_waits() -> None:
     choose = policy().choose
-    assert choose(8, 240_000, None).placement == Placement("priority")  # type: ignore[attr-defined]
+    assert choose(8, 240_000, 0, 0).placement == Placement("priority")  # type: ignore[attr-defined]
     assert choose(0, 0, 0).placement == Placement("priority")  # type: ignore[attr-defined]
 
 
