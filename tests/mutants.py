@@ -75,9 +75,15 @@ MUTANTS = {
     ),
     "launch-bound work by one thread": Mutant(
         "tune/_search.py",
-        "runner.start_hosts([part.name for part in self.parts])",
+        "self._runner.start_hosts([part.name for part in self.parts])",
         "pass",
         "tests/tune/test_launch.py",
+    ),
+    "one pair of host threads": Mutant(
+        "tune/_search.py",
+        "            if self.by_host_threads:\n",
+        "            if False:\n",
+        "tests/tune/test_worlds.py",
     ),
     "a gate in launch-bound work": Mutant(
         "tune/_measure.py",
@@ -140,6 +146,18 @@ MUTANTS = {
         "store._put(self._own, self._order)\n            claim.release()",
         "tests/partitions",
     ),
+    "the oldest context is lent first": Mutant(
+        "partitions/store.py",
+        "reversed(list(self._sets)):\n            for stored in list(one.contexts):\n                if stored.key",
+        "list(self._sets):\n            for stored in list(one.contexts):\n                if stored.key",
+        "tests/partitions",
+    ),
+    "contexts that cannot be lent are stored": Mutant(
+        "partitions/store.py",
+        "if not _can_all_be_lent(contexts):\n            spoiled",
+        "if False:\n            spoiled",
+        "tests/partitions",
+    ),
     "verification with one block for each SM": Mutant(
         "partitions/verification.py",
         "per_sm = max(1, probe_blocks_per_sm(next(iter(contexts.values()))))",
@@ -163,6 +181,13 @@ MUTANTS = {
         "spelled = spelling(requests, named)",
         "asked = requests[0] if requests else None\n"
         "        spelled = tuple(asked.items()) if isinstance(asked, dict) else spelling(requests, named)",
+        "tests/partitions/test_pool.py",
+    ),
+    "a mapping is found by its names in any order": Mutant(
+        "partitions/pool.py",
+        "spelled = spelling(requests, named)",
+        "asked = requests[0] if requests else None\n"
+        "        spelled = spelling((dict(sorted(asked.items())),) if isinstance(asked, dict) else requests, named)",
         "tests/partitions/test_pool.py",
     ),
     "a layout is found by its names in any order": Mutant(

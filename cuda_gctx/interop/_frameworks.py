@@ -87,4 +87,4 @@ def own_stream(target: Target) -> Stream:
     if stream.handle in LEGACY_DEFAULT:
         return stream
     pin(stream)
-    return Stream.from_handle(stream.handle, owner=(stream, target))
+    return Stream.from_handle(stream.handle, owner=stream)  # which keeps the partition or the context

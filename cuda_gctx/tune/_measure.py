@@ -7,7 +7,8 @@
 - The first steps of a plan are not counted, because kernels are loaded and allocators grow. Neither is the first
   second, in which a chip that has rested runs faster than later.
 - Where the device waits for the host, the work is launch-bound, and the sample says so. Such work is enqueued without a
-  gate, as a program would do it: by a host thread for each part, unless the caller wants one thread or graphs.
+  gate, as a program would do it: by a host thread for each part, unless the caller wants one thread or graphs. How fast
+  two threads enqueue depends on how they are scheduled, so each round has new ones.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ class Runner:
         self._graphs.close()
 
     def start_hosts(self, names: Sequence[str]) -> None:
-        """From now on, a host thread enqueues each part."""
+        """From now on, a new host thread enqueues each part."""
+        self.stop()
         self.hosts = Hosts(names)
 
     def stop(self) -> None:

@@ -20,13 +20,13 @@ LEAST_TRADE, MOST_TRADED = 0.1, 3
 def reasons(search: Search, report: Report, chosen: Candidate) -> tuple[str, ...]:
     """The reasons, the most general first."""
     found = [_bound(report)]
-    found += _hosts(search)
+    found += _hosts(search, report)
     found += _streams(search, report)
     found += _partitions(search, report, chosen)
     found += _libraries(search)
     found += _others(search, report, chosen)
     found += _undecided(search, chosen)
-    found.append(_coverage(report))
+    found.append(_coverage(search, report))
     found += _changes(report)
     for why, names in search.left_out.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -55,7 +55,7 @@ def _longest(report: Report) -> str:
     return max(report.alone, key=lambda name: report.alone[name].median * weights.get(name, 1))
 
 
-def _hosts(search: Search) -> list[str]:
+def _hosts(search: Search, report: Report) -> list[str]:
     """What the host limits."""
     found = [
         f"{name} waits for the device inside its function, so nothing else can be enqueued meanwhile"
@@ -73,6 +73,14 @@ def _hosts(search: Search) -> list[str]:
                 f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(search.objective)} of "
                 f"{words(device_s)}, so the device waits for the host: use fewer launches, or a CUDA graph"
             )
+    streams = _by_kind(report, "streams")
+    if search.by_host_threads and streams is not None:
+        taken = f"{words(streams.seconds.p10)} to {words(streams.seconds.p90)}"
+        found.append(
+            f"bound by the host's threads: on plain streams the {title_of(search.objective)} takes {taken} (p10 to p90 "
+            f"of {streams.seconds.samples} rounds, each with new threads), and a program may get any of that; "
+            f'launch="graphs" measures it without these threads'
+        )
     return found
 
 
@@ -211,11 +219,13 @@ def _undecided(search: Search, chosen: Candidate) -> list[str]:
     return found
 
 
-def _coverage(report: Report) -> str:
+def _coverage(search: Search, report: Report) -> str:
     """What the intervals are intervals of."""
     covered = "noise in this process"
     if report.openings > 1:
         covered += f" and what {report.openings} openings of a plan differ by"
+    if search.by_host_threads:
+        covered += ", with new host threads in each round"
     margin = f"differences below {report.margin:.1%} count as none"
     return f"the intervals cover {covered}, not another process or day; {margin}; work was enqueued {report.launch}"
 

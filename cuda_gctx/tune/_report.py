@@ -28,6 +28,7 @@ WIDTH = 80  # of the table, if possible
 RANGE = "p10 to p90"
 LONGEST_NAME = 44  # of a plan; longer ones are shortened to the sizes
 LEAST_SAMPLES = 5
+AS_GRAPHS = "as graphs"  # how the work was enqueued
 
 
 def words(seconds: float) -> str:
@@ -269,9 +270,12 @@ class Report:
         """What to do, how much it gains, and how certain that is."""
         if self.choice.kind == "sequence":
             certainty = "is faster by more than noise" if self.sure else "was measured to be faster with certainty"
-            return f"best: in sequence; no other plan {certainty}"
-        gain = f"{self.gain:.2f}x speedup over sequential ({self.gain_low:.2f} to {self.gain_high:.2f})"
-        return f"best: {self.choice}; {gain}{'' if self.sure else '; another plan may be faster'}"
+            text = f"best: in sequence; no other plan {certainty}"
+        else:
+            gain = f"{self.gain:.2f}x speedup over sequential ({self.gain_low:.2f} to {self.gain_high:.2f})"
+            text = f"best: {self.choice}; {gain}{'' if self.sure else '; another plan may be faster'}"
+        waits = self.result(self.choice).launch_bound and self.launch != AS_GRAPHS
+        return text + ("; but launch-bound: use CUDA graphs first" if waits else "")
 
     def _table(self) -> str:
         """One table that fits a terminal: beyond that, plans are shortened to their sizes, and columns are left out."""

@@ -155,6 +155,7 @@ class Search:
         self.left_out: dict[str, list[object]] = {}  # plans that could not be measured, by the reason
         self.complete = False
         self.final: int | None = None  # the number of the first final round
+        self.by_host_threads = False  # each part is enqueued by a thread of its own
         self._library_sms = library_sms
         self._began = clock.now()
         self._budget_s = budget_s
@@ -210,7 +211,7 @@ class Search:
         """How the work was enqueued."""
         if self._runner.launch == "graphs":
             return "as graphs"
-        return "by a host thread for each part" if self._runner.hosts is not None else "by one host thread"
+        return "by a host thread for each part" if self.by_host_threads else "by one host thread"
 
     def settle(self) -> None:
         """Wait for everything that was enqueued, so that streams and partitions can be closed."""
@@ -259,7 +260,7 @@ class Search:
             return False
         runner.gated = False
         if runner.launch == "threads":
-            runner.start_hosts([part.name for part in self.parts])
+            self._start_hosts()
         for candidate in (*self.alone.values(), *self.candidates):
             candidate.samples.clear()
             candidate.steps.clear()
@@ -267,6 +268,14 @@ class Search:
                 with self._forgiving(candidate, candidate.trial):
                     runner.warm(candidate.trial)
         return True
+
+    def _start_hosts(self) -> None:
+        """Start new host threads, and let them enqueue steps that do not count: first calls of a thread take longer."""
+        self.by_host_threads = True
+        self._runner.start_hosts([part.name for part in self.parts])
+        [streams] = [c for c in self.candidates if c.plan is not None and c.plan.kind == "streams"]
+        with self._forgiving(streams, streams.trial):
+            self._runner.warm(streams.trial)
 
     def _is_launch_bound(self) -> bool:
         if any(facts.waits for facts in self.facts.values()):
@@ -617,6 +626,10 @@ class Search:
             current = self._round
             self._round += 1
             taking_part = [candidate for candidate in candidates if not candidate.hopeless]
+            if self.by_host_threads:
+                # How fast threads enqueue depends on how they are scheduled: one start of them says nothing about the
+                # next one.
+                self._start_hosts()
             shape = self._runner.shape([candidate.trials[candidate.turn(current)] for candidate in taking_part])
             for _, candidate in in_rounds(taking_part, 1, self._random):
                 self._show(f"measuring {candidate.plan or 'each part alone'}")

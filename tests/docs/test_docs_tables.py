@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,44 +138,66 @@ def tuning_page() -> str:
     return " ".join((BENCHMARKS.parent / "docs" / "tuning.md").read_text().split())
 
 
-def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
-    plain, mix, critical = (studies_of("h200")[name] for name in ("gemm-sigmoid", "prefill-decode", "critical-load"))
+def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) -> list[list[float]]:
+    """What the page quotes of the studies of a card: each a number for each process, or for each result."""
     sequences = [next(r for r in report.results if r.plan.kind == "sequence") for report in plain]
-    slower = [
-        part.alone.median / report.alone["sigmoid"].median
-        for report in plain
-        for part in (result.parts["sigmoid"] for result in report.results if result.plan.kind == "partitions")
-        if part.alone and part.sm_count == 8
-    ]
-    halves = [
-        r.relative for one in plain for r in one.results if {64, 68} == {part.sm_count for part in r.parts.values()}
-    ]
     chosen = [report.result(report.plan) for report in critical]
     first = [next(r for r in report.results if str(r.plan) == "critical first") for report in critical]
-    shares = [
-        one.parts["load"].calls_per_second * report.alone["load"].median
-        for one, report in zip(chosen, critical, strict=True)
+    return [
+        [one.seconds.median / report.bound for one, report in zip(sequences, plain, strict=True)],
+        [r.relative for one in plain for r in one.results if {64, 68} == {part.sm_count for part in r.parts.values()}],
+        [
+            part.alone.median / report.alone["sigmoid"].median
+            for report in plain
+            for part in (result.parts["sigmoid"] for result in report.results if result.plan.kind == "partitions")
+            if part.alone and part.sm_count == 8
+        ],
+        [report.gain for report in mix],
+        [fastest(report, "partitions") for report in mix],
+        [fastest(report, "streams") for report in mix],
+        [one.seconds.median / other.seconds.median for one, other in zip(first, chosen, strict=True)],
+        [
+            (one.parts["load"].calls_per_second or 0.0) * report.alone["load"].median
+            for one, report in zip(chosen, critical, strict=True)
+        ],
+        [one.seconds.median * 1e6 for one in chosen],
+        [report.alone["decode"].median * 1e6 for report in mix],
     ]
-    assert all(report.complete for reports in (plain, mix, critical) for report in reports)
-    assert [report.plan.kind for report in plain] == ["sequence", "sequence"]
-    assert [report.plan.sm_counts for report in mix] == [{"prefill": 96, "decode": 132}] * 2
-    assert [report.plan.sm_counts for report in critical] == [{"critical": 132, "load": 112}] * 2
+
+
+def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
+    studies = [studies_of(card) for card in ("h200", "h100-80gb-hbm3")]
+    names = ("gemm-sigmoid", "prefill-decode", "critical-load")
+    assert all(report.complete for one in studies for name in names for report in one[name])
+    plain, mix, critical = ([report for one in studies for report in one[name]] for name in names)
+    assert [str(report.plan) for report in plain] == [*["in sequence"] * 3, "gemm=all, sigmoid=128"]
+    assert {str(report.plan) for report in mix} == {"prefill=96, decode=all, SM count hint"}
+    assert [report.sure for report in mix[2:]] == [True, True]
+    loads = ["load=112"] * 3 + ["load=104, SM count hint"]
+    assert [str(report.plan) for report in critical] == [f"critical=all, {load}" for load in loads]
+    pairs = zip(*(quoted_of(*(one[name] for name in names)) for one in studies), strict=True)
+    hidden, halves, slower, gains, disjoint, streams, urgent, shares, tails, decodes = pairs
     quoted = [
-        "would be a speedup of {:.2f} x and {:.2f} x".format(
-            *(one.seconds.median / report.bound for one, report in zip(sequences, plain, strict=True))
+        "would be a speedup of {:.2f} x and {:.2f} x on the H200, {:.2f} x and {:.2f} x on the H100".format(
+            *hidden[0], *hidden[1]
         ),
-        "in 8 SMs the sigmoid takes {:.0f} and {:.0f} times as long".format(*slower),
-        f"take {min(halves):.2f} to {max(halves):.2f} times as long",
-        f"with {mix[0].gain:.2f} x and {mix[1].gain:.2f} x",
-        "reached {:.2f} x and {:.2f} x".format(*(fastest(report, "partitions") for report in mix)),
-        "plain streams {:.2f} x and {:.2f} x".format(*(fastest(report, "streams") for report in mix)),
-        "is 1/{:.0f} and 1/{:.0f} of that".format(
-            *(p.seconds.median / c.seconds.median for p, c in zip(first, chosen, strict=True))
-        ),
-        "keeps {:.0%} and {:.0%} of its rate".format(*shares),
-        "{:.1f} and {:.1f} us".format(*(one.seconds.median * 1e6 for one in chosen)),
+        "an overlay is, by {0.gain:.2f} x ({0.gain_low:.2f} to {0.gain_high:.2f})".format(plain[3]),
+        "take {:.2f} to {:.2f} times as long as the sequence".format(*least_and_most(halves)),
+        "in 8 SMs the sigmoid takes {:.0f} to {:.0f} times as long".format(*least_and_most(slower)),
+        "{:.2f} x and {:.2f} x on the H200, {:.2f} x and {:.2f} x on the H100, where".format(*gains[0], *gains[1]),
+        "reached {:.2f} x and {:.2f} x, and {:.2f} x and {:.2f} x; plain".format(*disjoint[0], *disjoint[1]),
+        "plain streams {:.2f} x to {:.2f} x".format(*least_and_most(streams)),
+        "is 1/{:.0f} to 1/{:.0f} of that".format(*least_and_most(urgent)),
+        "keeps {:.0%} or {:.0%} of its rate".format(*least_and_most(shares)),
+        "{:.1f} and {:.1f} us on the H200, and {:.1f} and {:.1f} us on the H100".format(*tails[0], *tails[1]),
+        "{:.0f} and {:.0f} us on the H200, {:.0f} and {:.0f} us on the H100".format(*decodes[0], *decodes[1]),
     ]
     assert [words for words in quoted if words not in tuning_page()] == []
+
+
+def least_and_most(of_cards: Sequence[Sequence[float]]) -> tuple[float, float]:
+    values = [value for values in of_cards for value in values]
+    return min(values), max(values)
 
 
 def test_studies_of_several_processes_are_joined_and_the_rest_is_measured_later(
@@ -195,21 +218,6 @@ def test_studies_of_several_processes_are_joined_and_the_rest_is_measured_later(
         ["critical-load", "prefill-decode", "mixes"],
         ["critical-load", "prefill-decode", "gemms"],
     ]
-
-
-def test_what_the_pages_quote_of_the_other_card_is_in_the_results() -> None:
-    reports = studies_of("h100-80gb-hbm3")
-    plain, mix, critical = (reports[name] for name in ("gemm-sigmoid", "prefill-decode", "critical-load"))
-    assert [str(report.plan) for report in plain] == ["in sequence", "gemm first"]
-    assert [report.plan.sm_counts["prefill"] for report in mix] == [96, 104]
-    assert [report.plan.sm_counts for report in critical] == [{"critical": 132, "load": 112}] * 2
-    quoted = [
-        f"a priority for the GEMM with {plain[1].gain:.2f} x",
-        f"96 SMs ({mix[0].gain:.2f} x) and 104 SMs ({mix[1].gain:.2f} x)",
-        f"{critical[0].gain:.0f} x and {critical[1].gain:.0f} x",
-        f"from {critical[1].gain_low:.0f} to {critical[1].gain_high:.0f}",
-    ]
-    assert [words for words in quoted if words not in tuning_page()] == []
 
 
 def test_what_the_pages_quote_of_the_all_reduce_is_in_the_results() -> None:

@@ -577,6 +577,17 @@ def test_a_refused_opening_keeps_what_is_in_the_store(sim: Machines) -> None:
         assert machine.calls("cuGreenCtxCreate") == made
 
 
+@pytest.mark.filterwarnings("ignore::cuda_gctx.ResourceOverlapWarning")
+def test_the_contexts_that_were_stored_last_are_lent_first(dev: Device) -> None:
+    # Those that have been in the store longest are the first that are destroyed.
+    with dev.partition(a=16, b=32) as last:
+        dev.partition(a=16, b=32).close()
+        handles = [part.context.handle for part in last]
+    assert len(store) == 6
+    with dev.partition(x=16, y=32) as parts:
+        assert [part.context.handle for part in parts] == handles
+
+
 def test_the_sms_of_a_refused_opening_are_free_while_its_traceback_is_kept(sim: Machines) -> None:
     machine = sim("h200")
     dev = Device(0)

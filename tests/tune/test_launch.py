@@ -12,6 +12,7 @@ import pytest
 from cuda_gctx import Device, Stream, tune
 from cuda_gctx.tune import TailLatency, Throughput, _measure, spin
 from cuda_gctx.tune._hosts import Hosts
+from cuda_gctx.tune._search import Search
 from cuda_gctx.tune._work import Part
 
 from .conftest import host_takes
@@ -52,6 +53,33 @@ def test_launch_bound_work_is_enqueued_by_a_host_thread_for_each_part(dev: Devic
     # The first look at the work, and all of what is in sequence, is by the caller's thread.
     assert "tune b_0" in threads["b"]
     assert not threads["a"] & threads["b"] - {"MainThread"}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tune ")]
+
+
+def test_each_round_has_new_host_threads(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    # How fast two threads enqueue depends on how they are scheduled, so one pair of them is not enough for an answer.
+    rounds: list[set[int]] = []
+    measure, batch = Search._rounds, _measure.Runner.batch
+
+    def one_by_one(self: Any, candidates: Any, number: int, **options: Any) -> None:
+        for _ in range(number):
+            rounds.append(set())
+            measure(self, candidates, 1, **options)
+
+    def seen(self: Any, trial: Any, shape: Any) -> Any:
+        if self.hosts is not None:
+            rounds[-1].add(id(self.hosts))
+            kept.append(self.hosts)  # so that no other one gets its identity
+        return batch(self, trial, shape)
+
+    kept: list[Hosts] = []
+    monkeypatch.setattr(Search, "_rounds", one_by_one)
+    monkeypatch.setattr(_measure.Runner, "batch", seen)
+    tune.overlap(a=slowly, b=lambda s: slowly(s), device=dev, sizes=[8], budget_s=0.6)
+    found = [one for one in rounds if one]
+    assert len(found) > 5
+    assert all(len(one) == 1 for one in found)
+    assert len(set().union(*found)) == len(found)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tune ")]
 
 

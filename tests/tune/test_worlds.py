@@ -13,6 +13,7 @@ import pytest
 
 from cuda_gctx import Device
 from cuda_gctx.measure.statistics import NOISE
+from cuda_gctx.tune._report import words
 
 from .worlds import NOISES, TRUTHS, WITHOUT_A_GAIN, World, lognormal, measured, outcomes
 
@@ -25,6 +26,7 @@ SAMPLE = [
     ("sizes_make_a_bowl", "10%", 4),
     ("nothing_to_gain", "luck 2%", 4),
     ("nothing_to_gain", "10%", 2),
+    ("nothing_to_gain", "threads 15%", 4),
     ("almost_a_gain", "heavy tail", 2),
     ("one_overlay_is_best", "drift", 2),
     ("streams_gain_a_little", "throttling", 2),
@@ -58,6 +60,29 @@ def test_what_openings_differ_by_widens_the_margin_and_the_interval(dev: Device)
     steady = measured(World(TRUTHS["sizes_make_a_bowl"], lognormal(0.003), random.Random(1)), dev)
     assert NOISE <= steady.margin < 0.015
     assert steady.gain_high / steady.gain_low < 1.03
+
+
+def test_a_report_of_launch_bound_work_states_what_starts_of_the_host_threads_differ_by(dev: Device) -> None:
+    reports = [
+        measured(World(TRUTHS["streams_gain_a_little"], lognormal(0.003), random.Random(seed), threads=0.2), dev)
+        for seed in (1, 2)
+    ]
+    medians, ranges = [], []
+    for report in reports:
+        assert report.launch == "by a host thread for each part"
+        [streams] = [result for result in report.results if result.plan.kind == "streams"]
+        medians.append(streams.seconds.median)
+        ranges.append((streams.seconds.p10, streams.seconds.p90))
+        [reason] = [reason for reason in report.reasons if reason.startswith("bound by the host's threads")]
+        low, high = (words(seconds) for seconds in ranges[-1])
+        assert f"of {streams.seconds.samples} rounds, each with new threads" in reason
+        assert f"{low} to {high}" in reason
+        assert 'launch="graphs"' in reason
+        assert "with new host threads in each round" in "\n".join(report.reasons)
+    # Each contains what another process finds, and the truth.
+    for low, high in ranges:
+        assert low < 4e-3 / 1.03 < high
+        assert all(low < other < high for other in medians)
 
 
 @pytest.mark.parametrize("step_s", [0.2, 1.0])

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import cuda_gctx.sim
@@ -42,18 +42,20 @@ Noise = Callable[["World"], float]
 class World:
     """True times of plans by their kind and SM counts, and noise; both as factors of the time in sequence.
 
-    luck: the deviation of a factor that belongs to an opening of a plan, for as long as it is open.
+    luck: the deviation of a factor that belongs to an opening of a plan, for as long as it is open. threads: that of a
+    factor that belongs to host threads, as long as they live; work that they enqueue is launch-bound.
     """
 
     truth: Truth
     noise: Noise
     random: random.Random
     luck: float = 0.0
+    threads: float = 0.0
     step_s: float = STEP_S
     now: float = 1000.0
     batches: int = 0
     state: dict[str, float] = field(default_factory=dict)
-    # By the identity of a trial, which is kept so that no other one gets it.
+    # By the identity of a trial or of threads, which is kept so that no other one gets it.
     lucks: dict[int, tuple[object, float]] = field(default_factory=dict)
 
     def true_s(self, kind: str, sms: dict[str, int]) -> float:
@@ -62,15 +64,22 @@ class World:
     def of_trial(self, trial: _measure.Trial) -> float:
         """The time of an open plan, its luck included."""
         kind = trial.name.kind if isinstance(trial.name, Plan) else "alone"
-        luck = math.exp(self.random.gauss(0, self.luck)) if self.luck and kind != "alone" else 1.0
-        _, luck = self.lucks.setdefault(id(trial), (trial, luck))
+        luck = self.luck_of(trial, self.luck) if kind != "alone" else 1.0
         return luck * self.true_s(kind, {name: s.resources.sm.sm_count for name, s in trial.streams.items()})
 
-    def batch(self, trial: _measure.Trial, steps: int) -> _measure.Sample:
+    def luck_of(self, thing: object, deviation: float) -> float:
+        """A factor that a thing keeps."""
+        luck = math.exp(self.random.gauss(0, deviation)) if deviation else 1.0
+        _, luck = self.lucks.setdefault(id(thing), (thing, luck))
+        return luck
+
+    def batch(self, trial: _measure.Trial, steps: int, hosts: object = None) -> _measure.Sample:
         seconds = self.of_trial(trial) * self.noise(self)
+        if hosts is not None and len(trial.parts) > 1 and not trial.in_sequence:
+            seconds *= self.luck_of(hosts, self.threads)
         self.now += steps * seconds + 0.0005
         self.batches += 1
-        return _measure.Sample(seconds, False, 1e-5)
+        return _measure.Sample(seconds, bool(self.threads), seconds if self.threads else 1e-5)
 
 
 @contextmanager
@@ -79,7 +88,7 @@ def inhabited(world: World) -> Iterator[None]:
 
     def batch(self: Any, trial: Any, shape: Any) -> Any:
         self.demand_time()
-        return world.batch(trial, self._affordable(trial, shape.steps))
+        return world.batch(trial, self._affordable(trial, shape.steps), self.hosts)
 
     def warm(self: Any, trial: Any) -> None:
         trial.step_s, trial.host_s = world.of_trial(trial), 1e-5
@@ -91,7 +100,7 @@ def inhabited(world: World) -> Iterator[None]:
 
     def examine(part: Any, stream: Any, demand_time: Any) -> PartFacts:
         world.now += 0.05
-        return PartFacts(1e-3, 1e-5, False)
+        return PartFacts(1e-3, 1e-3 if world.threads else 1e-5, False)
 
     with ExitStack() as patches:
         for target, name, replacement in (
@@ -224,23 +233,31 @@ def throttling(world: World) -> float:
     return math.exp(world.random.gauss(0, 0.005)) * (1.08 if world.now % 2.0 < 1.0 else 1.0)
 
 
-# With the luck of an opening.
-NOISES: dict[str, tuple[Noise, float]] = {
-    "0.3%": (lognormal(0.003), 0.0),
-    "1%": (lognormal(0.01), 0.0),
-    "3%": (lognormal(0.03), 0.0),
-    "10%": (lognormal(0.1), 0.0),
-    "outliers": (outliers(0.01, 0.1, 3.0), 0.0),
-    "heavy tail": (heavy_tail, 0.0),
-    "two tails": (both_tails, 0.0),
-    "two levels": (two_levels, 0.0),
-    "wandering": (wandering(0.03, 1.0), 0.0),
-    "wandering 10 s": (wandering(0.05, 10.0), 0.0),
-    "drift": (drift, 0.0),
-    "throttling": (throttling, 0.0),
-    "luck 0.5%": (lognormal(0.003), 0.005),
-    "luck 2%": (lognormal(0.003), 0.02),
-    "luck 2%, 3%": (lognormal(0.03), 0.02),
+class Disturbance(NamedTuple):
+    """The noise of batches, the luck of openings, and that of host threads."""
+
+    noise: Noise
+    luck: float = 0.0
+    threads: float = 0.0
+
+
+NOISES: dict[str, Disturbance] = {
+    "0.3%": Disturbance(lognormal(0.003)),
+    "1%": Disturbance(lognormal(0.01)),
+    "3%": Disturbance(lognormal(0.03)),
+    "10%": Disturbance(lognormal(0.1)),
+    "outliers": Disturbance(outliers(0.01, 0.1, 3.0)),
+    "heavy tail": Disturbance(heavy_tail),
+    "two tails": Disturbance(both_tails),
+    "two levels": Disturbance(two_levels),
+    "wandering": Disturbance(wandering(0.03, 1.0)),
+    "wandering 10 s": Disturbance(wandering(0.05, 10.0)),
+    "drift": Disturbance(drift),
+    "throttling": Disturbance(throttling),
+    "luck 0.5%": Disturbance(lognormal(0.003), 0.005),
+    "luck 2%": Disturbance(lognormal(0.003), 0.02),
+    "luck 2%, 3%": Disturbance(lognormal(0.03), 0.02),
+    "threads 15%": Disturbance(lognormal(0.01), threads=0.15),
 }
 
 
@@ -289,8 +306,8 @@ def outcomes(device: Device, truth: str, noise: str, runs: int, seed: int = 7) -
     numbers = random.Random(f"{truth} {noise} {seed}")
     found = []
     for _ in range(runs):
-        model, luck = NOISES[noise]
-        world = World(TRUTHS[truth], model, random.Random(numbers.randrange(2**32)), luck)
+        model, luck, threads = NOISES[noise]
+        world = World(TRUTHS[truth], model, random.Random(numbers.randrange(2**32)), luck, threads)
         found.append(outcome_of(world, measured(world, device)))
     return found
 
