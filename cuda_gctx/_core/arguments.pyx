@@ -167,4 +167,4 @@ cdef int make_only_here(type kind, str advice) except -1:
 
 cdef object refuse_copy(object thing, str advice):
     """Raise TypeError for pickle and copy: a body for __reduce__."""
-    raise TypeError(f"a {type(thing).__name__} cannot be pickled or copied: {advice}")
+    raise TypeError(f"{type(thing).__name__} objects cannot be pickled or copied: {advice}")

@@ -151,6 +151,10 @@ ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
         lambda dev: dev.create_context(resources=[]),
         r"ContextOptions or a dict of their fields",
     ),
+    "resources without options": (
+        lambda dev: dev.create_context(dev.resources.sm),  # type: ignore[arg-type]
+        r'ContextOptions or a dict of its fields, like \{"resources": \.\.\.\}, not SMResource',
+    ),
     "no options": (lambda dev: dev.create_context(), r'create_context\(\{"resources": \[...\]'),
     "dry run": (
         lambda dev: green(dev, *dev.resources.sm.split(SMResourceOptions([8]), dry_run=True)[0]),

@@ -190,16 +190,27 @@ def test_package_carries_no_sources_of_its_libraries() -> None:
     assert not [path for pattern in ("*.cpp", "*.hpp", "*.pyx", "CMakeLists.txt") for path in PACKAGE.rglob(pattern)]
 
 
+def names_needed(library: Path) -> str:
+    return subprocess.run(
+        ["nm", "-D", "-C", "--undefined-only", library], capture_output=True, text=True, check=True
+    ).stdout
+
+
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, of GNU binutils")
 def test_libraries_need_no_newer_c_plus_plus_library_than_the_wheels_may() -> None:
     """manylinux_2_28 has that of GCC 8; newer.cpp has what the headers of GCC 9 to 12 need in addition."""
     given = (REPOSITORY / "packaging" / "portable" / "newer.cpp").read_text()
     for path in PACKAGE.rglob("*.so"):
-        needed = subprocess.run(
-            ["nm", "-D", "-C", "--undefined-only", path], capture_output=True, text=True, check=True
-        ).stdout
-        for name in re.findall(r"std::(.*?\().*@GLIBCXX_3\.4\.(?:2[6-9]|30)$", needed, re.MULTILINE):
+        for name in re.findall(r"std::(.*?\().*@GLIBCXX_3\.4\.(?:2[6-9]|30)$", names_needed(path), re.MULTILINE):
             assert name in given, f"{path.name} calls std::{name}...), which GCC 8 does not have"
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, of GNU binutils")
+def test_libraries_use_no_streams_of_the_c_plus_plus_library() -> None:
+    """Next to torch 2.11 for CUDA, which brings parts of that library, writing to a stringstream crashed."""
+    for path in PACKAGE.rglob("*.so"):
+        found = re.findall(r"std::(?:\w+::)*(?:basic_)?(?:\w*stream\w*|ios_base|ios|locale)\b", names_needed(path))
+        assert found == [], path.name
 
 
 def test_wheel_is_under_1_5_mb() -> None:

@@ -192,15 +192,52 @@ def test_verify_leaves_no_memory_behind(sim: Machines) -> None:
         assert machine.ledger().live_of("stream") == ()
 
 
+HOUR_NS = 3_600_000_000_000  # of virtual time
+
+
 def test_a_probe_that_does_not_end_is_given_up_and_the_next_one_works(sim: Machines) -> None:
     machine = sim("h200")
     with Device(0).partition(8, 8) as parts:
         parts.verify()
         load = parts[0].context.create_stream()
-        # Of virtual time, an hour; of real time, a millisecond.
-        error = refusal(RuntimeError, lambda: run_probe([load], [1], 3_600_000_000_000, 1_000_000))
+        # An hour of virtual time, a millisecond of real time.
+        error = refusal(RuntimeError, lambda: run_probe([load], [1], HOUR_NS, 1_000_000))
         assert "did not finish within 1 ms" in str(error)
         load.sync()
         assert parts.verify().problems == ()
         load.close()
+        assert machine.ledger().live_of("stream") == ()
+
+
+def test_a_later_run_takes_the_memory_of_runs_that_were_given_up(sim: Machines) -> None:
+    machine = sim("h200")
+    with Device(0).partition(8, 8) as parts:
+        parts.verify()
+        free = machine.memory()["free"]
+        for _ in range(40):
+            stream = parts[0].context.create_stream()
+            refusal(RuntimeError, lambda on=stream: run_probe([on], [1], HOUR_NS, 1_000_000))
+            stream.sync()
+            stream.close()
+        parts.verify()
+        assert machine.memory()["free"] >= free - 64 * 1024
+        assert machine.ledger().live_of("stream") == ()
+
+
+def test_runs_that_were_given_up_keep_a_bounded_memory_until_they_finish(sim: Machines) -> None:
+    machine = sim("h200")
+    with Device(0).partition(8, 8) as parts:
+        streams = [parts[0].context.create_stream() for _ in range(17)]
+        for stream in streams[:16]:
+            error = refusal(RuntimeError, lambda on=stream: run_probe([on], [1], HOUR_NS, 1_000_000))
+            assert "did not finish within 1 ms" in str(error)
+        free = machine.memory()["free"]
+        error = refusal(RuntimeError, lambda: run_probe(streams[16:], [1], HOUR_NS, 1_000_000))
+        assert "the last 16 runs of the probe that were given up have not finished" in str(error)
+        assert machine.memory()["free"] == free
+        for stream in streams:
+            stream.sync()
+        assert parts.verify().problems == ()
+        for stream in streams:
+            stream.close()
         assert machine.ledger().live_of("stream") == ()

@@ -1,7 +1,8 @@
 #include "driver/error.hpp"
 
+#include <array>
+#include <cstdio>
 #include <new>
-#include <sstream>
 
 #include "driver/process.hpp"
 
@@ -24,9 +25,9 @@ void fail_state(std::string message) { fail(ErrorKind::bad_state, std::move(mess
 void name_dead_handle(Error& error, const char* kind, const void* handle) {
   if (error.code == CUDA_ERROR_INVALID_HANDLE || error.code == CUDA_ERROR_INVALID_CONTEXT ||
       error.code == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
-    std::ostringstream text;
-    text << handle << " is not a live " << kind << ": " << error.message;
-    error.message = text.str();
+    std::array<char, 32> number{};
+    std::snprintf(number.data(), number.size(), "%p", handle);
+    error.message = std::string(number.data()) + " is not a live " + kind + ": " + error.message;
   }
 }
 

@@ -64,29 +64,7 @@ done:
 )";
 
 constexpr std::size_t least_buffer = 64 * 1024;
-
-// Asks until it is true or the time is over; a driver's own wait knows no end.
-class Deadline {
- public:
-  explicit Deadline(std::uint64_t timeout_ns)
-      : timeout_ns_(timeout_ns), end_(std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns)) {}
-
-  void wait_for(const std::vector<StreamHandle>& streams) const {
-    for (const StreamHandle& stream : streams) {
-      while (!stream_is_done(stream)) {
-        if (std::chrono::steady_clock::now() > end_) {
-          fail_state("the probe kernel did not finish within " + std::to_string(timeout_ns_ / 1'000'000) +
-                     " ms: other work holds the SMs of " + stream->context()->label() + ", or its queue");
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
-      }
-    }
-  }
-
- private:
-  std::uint64_t timeout_ns_;
-  std::chrono::steady_clock::time_point end_;
-};
+constexpr std::size_t most_given_up = 16;  // runs whose kernels have not finished
 
 // One warp, so that it fits wherever other work leaves a little room on an SM.
 constexpr unsigned stamp_threads = 32;
@@ -114,6 +92,29 @@ CUlaunchConfig launch_config(const StreamHandle& stream, unsigned blocks, unsign
 }
 
 }  // namespace
+
+// Asks until it is true or the time is over; a driver's own wait knows no end.
+class Probe::Deadline {
+ public:
+  explicit Deadline(std::uint64_t timeout_ns)
+      : timeout_ns_(timeout_ns), end_(std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns)) {}
+
+  void wait_for(const std::vector<StreamHandle>& streams) const {
+    for (const StreamHandle& stream : streams) {
+      while (!stream_is_done(stream)) {
+        if (std::chrono::steady_clock::now() > end_) {
+          fail_state("the probe kernel did not finish within " + std::to_string(timeout_ns_ / 1'000'000) +
+                     " ms: other work holds the SMs of " + stream->context()->label() + ", or its queue");
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      }
+    }
+  }
+
+ private:
+  std::uint64_t timeout_ns_;
+  std::chrono::steady_clock::time_point end_;
+};
 
 Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
   Runtime& runtime = primary_->runtime();
@@ -149,11 +150,11 @@ void Probe::release() noexcept {
     return;
   }
   const Driver& driver = primary_->runtime().driver();
-  for (const CUdeviceptr memory : abandoned_) {
-    driver.note(driver.cuMemFree(memory), "cuMemFree");
+  for (const Buffer& buffer : given_up_) {
+    driver.note(driver.cuMemFree(buffer.memory), "cuMemFree");
   }
-  if (buffer_ != 0) {
-    driver.note(driver.cuMemFree(buffer_), "cuMemFree");
+  if (buffer_.memory != 0) {
+    driver.note(driver.cuMemFree(buffer_.memory), "cuMemFree");
   }
   if (library_ != nullptr) {
     driver.note(driver.cuLibraryUnload(library_), "cuLibraryUnload");
@@ -179,35 +180,64 @@ void Probe::launch(const StreamHandle& stream, unsigned blocks, unsigned threads
   scope.leave();
 }
 
+void Probe::take_back_finished() {
+  const auto is_done = [](const StreamHandle& stream) {
+    try {
+      return stream_is_done(stream);
+    } catch (const Error&) {
+      return false;  // it captures, or its context is lost
+    }
+  };
+  for (Buffer& buffer : given_up_) {
+    if (std::all_of(buffer.writers.begin(), buffer.writers.end(), is_done)) {
+      buffer.writers.clear();
+    }
+  }
+  const auto free = std::find_if(given_up_.begin(), given_up_.end(),
+                                 [](const Buffer& buffer) { return buffer.writers.empty(); });
+  if (free != given_up_.end() && buffer_.memory == 0) {
+    buffer_ = std::move(*free);
+    given_up_.erase(free);
+  } else if (free == given_up_.end() && given_up_.size() == most_given_up) {
+    fail_state("the last " + std::to_string(most_given_up) +
+               " runs of the probe that were given up have not finished: other work holds their SMs, or their queues");
+  }
+}
+
 CUdeviceptr Probe::buffer(std::size_t bytes) {
-  if (bytes > capacity_) {
+  if (bytes > buffer_.capacity) {
     const Driver& driver = primary_->runtime().driver();
     CurrentScope scope(*primary_);
-    if (buffer_ != 0) {
-      GCTX_CALL(driver, cuMemFree, buffer_);
-      buffer_ = 0;
-      capacity_ = 0;
+    if (buffer_.memory != 0) {
+      GCTX_CALL(driver, cuMemFree, buffer_.memory);
+      buffer_ = Buffer{};
     }
     const std::size_t wanted = std::max(bytes, least_buffer);
-    GCTX_CALL(driver, cuMemAlloc, &buffer_, wanted);
-    capacity_ = wanted;
+    GCTX_CALL(driver, cuMemAlloc, &buffer_.memory, wanted);
+    buffer_.capacity = wanted;
     scope.leave();
   }
-  return buffer_;
+  return buffer_.memory;
 }
 
 std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>& streams,
                                                 const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
                                                 std::uint64_t timeout_ns, unsigned cluster) {
   const std::lock_guard lock(mutex_);
-  abandoned_.reserve(abandoned_.size() + 1);
+  take_back_finished();
+  given_up_.reserve(given_up_.size() + 1);
+  std::vector<StreamHandle> writers = streams;
+  const Deadline deadline(timeout_ns);
   try {
-    return run_in_buffer(streams, blocks, spin_ns, timeout_ns, cluster);
+    return run_in_buffer(streams, blocks, spin_ns, deadline, cluster);
   } catch (...) {
-    if (is_written_) {
-      abandoned_.push_back(std::exchange(buffer_, 0));
-      capacity_ = 0;
-      is_written_ = false;
+    if (std::exchange(is_written_, false)) {
+      try {
+        deadline.wait_for(streams);  // after a failed call, what was launched before it
+      } catch (const Error&) {
+        buffer_.writers = std::move(writers);
+        given_up_.push_back(std::exchange(buffer_, Buffer{}));
+      }
     }
     throw;
   }
@@ -215,9 +245,8 @@ std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>&
 
 std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<StreamHandle>& streams,
                                                           const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
-                                                          std::uint64_t timeout_ns, unsigned cluster) {
+                                                          const Deadline& deadline, unsigned cluster) {
   const Driver& driver = primary_->runtime().driver();
-  const Deadline deadline(timeout_ns);
   std::vector<std::vector<ProbeBlock>> seen(streams.size());
   std::vector<CUdeviceptr> parts(streams.size());
   std::size_t total = 0;

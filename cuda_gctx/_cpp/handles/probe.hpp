@@ -23,7 +23,8 @@ struct ProbeBlock {
 };
 
 // The probe on one device: the loaded kernel and a buffer for what it writes. Both are kept, because freeing device
-// memory waits for all work of the device, however long that takes.
+// memory waits for all work of the device, however long that takes. A run that is given up leaves its buffer to its
+// kernels, and a later run that finds them finished takes it back.
 class Probe {
  public:
   explicit Probe(ContextHandle primary);
@@ -45,20 +46,27 @@ class Probe {
               unsigned capacity = 0, unsigned cluster = 1) const;
 
  private:
+  class Deadline;
+  struct Buffer {
+    CUdeviceptr memory = 0;
+    std::size_t capacity = 0;
+    std::vector<StreamHandle> writers;  // whose kernels may still write there
+  };
+
   void release() noexcept;
+  void take_back_finished();
   CUdeviceptr buffer(std::size_t bytes);
   std::vector<std::vector<ProbeBlock>> run_in_buffer(const std::vector<StreamHandle>& streams,
                                                      const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
-                                                     std::uint64_t timeout_ns, unsigned cluster);
+                                                     const Deadline& deadline, unsigned cluster);
 
   ContextHandle primary_;
   CUlibrary library_ = nullptr;
   CUkernel kernel_ = nullptr;
   std::mutex mutex_;  // one run at a time
-  CUdeviceptr buffer_ = 0;
-  std::size_t capacity_ = 0;
-  bool is_written_ = false;             // a kernel was started that writes to the buffer, and not waited for yet
-  std::vector<CUdeviceptr> abandoned_;  // kernels that were not waited for may still write there
+  Buffer buffer_;
+  bool is_written_ = false;       // a kernel was started that writes to the buffer, and not waited for yet
+  std::vector<Buffer> given_up_;  // of runs that were not waited for
 };
 
 std::shared_ptr<Probe> probe_of(const StreamHandle& stream);  // that of its device

@@ -1,6 +1,7 @@
 // The shape of graphs: their nodes and edges, asked for and changed; copies of graphs; their picture.
 #include <algorithm>
-#include <fstream>
+#include <cstdio>
+#include <string>
 
 #include "sim/calls/graphs.hpp"
 
@@ -156,18 +157,21 @@ const char* type_name(CUgraphNodeType type) {
   }
 }
 
-void draw(const Graph& graph, std::ostream& out) {
-  out << "subgraph cluster_" << graph.id << " {\nlabel=\"graph_" << graph.id << "\"\n";
+void draw(const Graph& graph, std::string& out) {
+  const auto node_name = [](const GraphNode& node) { return "\"node_" + std::to_string(node.id) + '"'; };
+  const std::string id = std::to_string(graph.id);
+  out += "subgraph cluster_" + id + " {\nlabel=\"graph_" + id + "\"\n";
   for (const GraphNode* node : graph.nodes) {
-    out << "\"node_" << node->id << "\" [label=\"" << node->number << ' ' << type_name(node->type);
-    if (node->launch.code) out << "\\n" << node->launch.code->name;
-    out << "\"]\n";
+    out += node_name(*node) + " [label=\"" + std::to_string(node->number) + ' ';
+    out += type_name(node->type);
+    if (node->launch.code) out += "\\n" + node->launch.code->name;
+    out += "\"]\n";
     for (const Edge& edge : node->after) {
-      out << "\"node_" << edge.from->id << "\" -> \"node_" << node->id << "\"\n";
+      out += node_name(*edge.from) + " -> " + node_name(*node) + '\n';
     }
     for (const Graph* body : node->bodies) draw(*body, out);
   }
-  out << "}\n";
+  out += "}\n";
 }
 
 }  // namespace
@@ -292,12 +296,13 @@ CUresult CUDAAPI cuGraphNodeFindInClone(CUgraphNode* out, CUgraphNode original, 
 CUresult CUDAAPI cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned) {
   return with_graph<Fn::cuGraphDebugDotPrint>(handle, [&](Call&, const Graph& graph) {
     if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::ofstream file(path);
-    file << "digraph dot {\n";
-    draw(graph, file);
-    file << "}\n";
-    file.flush();
-    return file ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+    std::string text = "digraph dot {\n";
+    draw(graph, text);
+    text += "}\n";
+    std::FILE* file = std::fopen(path, "w");
+    if (file == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+    const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    return std::fclose(file) == 0 && is_written ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
   });
 }
 

@@ -1,7 +1,8 @@
 // Modules and libraries: loading, looking kernels up, unloading.
 #include <algorithm>
-#include <fstream>
-#include <iterator>
+#include <array>
+#include <cstdio>
+#include <memory>
 #include <utility>
 
 #include "sim/calls/kernels.hpp"
@@ -33,9 +34,13 @@ Library* find_library(Call& c, CUlibrary handle, CUresult& result) {
 
 CUresult read_file(const char* name, std::vector<char>& bytes) {
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::ifstream file(name, std::ios::binary);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(name, "rb"), std::fclose);
   if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
-  bytes.assign(std::istreambuf_iterator<char>(file), {});
+  std::array<char, 4096> block{};
+  for (std::size_t got = 1; got != 0;) {
+    got = std::fread(block.data(), 1, block.size(), file.get());
+    bytes.insert(bytes.end(), block.data(), block.data() + got);
+  }
   bytes.push_back('\0');
   return CUDA_SUCCESS;
 }
