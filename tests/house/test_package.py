@@ -207,10 +207,11 @@ def test_libraries_need_no_newer_c_plus_plus_library_than_the_wheels_may() -> No
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, of GNU binutils")
 def test_libraries_use_no_streams_of_the_c_plus_plus_library() -> None:
-    """Next to torch 2.11 for CUDA, which brings parts of that library, writing to a stringstream crashed."""
+    """They depend on its locales, of which other libraries of the process may bring their own."""
     for path in PACKAGE.rglob("*.so"):
-        found = re.findall(r"std::(?:\w+::)*(?:basic_)?(?:\w*stream\w*|ios_base|ios|locale)\b", names_needed(path))
-        assert found == [], path.name
+        # Cython can translate the exception of streams, and names its type.
+        names = names_needed(path).replace("typeinfo for std::ios_base::failure", "")
+        assert re.findall(r"std::(?:\w+::)*(?:\w*stream\w*|ios_base|basic_ios|locale)\b", names) == [], path.name
 
 
 def test_wheel_is_under_1_5_mb() -> None:

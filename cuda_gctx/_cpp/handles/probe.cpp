@@ -193,8 +193,8 @@ void Probe::take_back_finished() {
       buffer.writers.clear();
     }
   }
-  const auto free = std::find_if(given_up_.begin(), given_up_.end(),
-                                 [](const Buffer& buffer) { return buffer.writers.empty(); });
+  const auto free =
+      std::find_if(given_up_.begin(), given_up_.end(), [](const Buffer& buffer) { return buffer.writers.empty(); });
   if (free != given_up_.end() && buffer_.memory == 0) {
     buffer_ = std::move(*free);
     given_up_.erase(free);
