@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["CommBackend", "LocalBackend", "TorchBackend", "as_backend", "demand_equal", "gather", "gather_results"]
+__all__ = [
+    "CommBackend",
+    "LocalBackend",
+    "TorchBackend",
+    "as_backend",
+    "barrier_within",
+    "demand_equal",
+    "gather",
+    "gather_results",
+    "on_all_ranks",
+]
 
 Value = TypeVar("Value")
 
@@ -61,6 +72,34 @@ def gather_results(
     return found
 
 
+def on_all_ranks(backend: CommBackend, work: Callable[[], Value], problem: str) -> Value:
+    """The result of `work`, which communicates with nobody. An error of it is also an error on all other ranks.
+
+    There it is a RuntimeError, with the rank and its message.
+    """
+    error: Exception | None = None
+    try:
+        result = work()
+    except Exception as raised:
+        error = raised
+    found = gather(backend, None if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    failed = [f"rank {rank}: {one}" for rank, one in enumerate(found) if one is not None]
+    if failed:
+        raise RuntimeError(f"{problem}: {'; '.join(failed)}")
+    return result
+
+
+def barrier_within(backend: CommBackend, seconds: float) -> None:
+    """A barrier; RuntimeError after a time, where the backend can limit it."""
+    limited = getattr(backend, "barrier_within", None)
+    if limited is None:
+        backend.barrier()
+    else:
+        limited(seconds)
+
+
 def demand_equal(backend: CommBackend, what: str, value: object) -> None:
     """ValueError on every rank if a value is not the same on all."""
     values = gather(backend, value)
@@ -90,6 +129,12 @@ class TorchBackend:
 
     def barrier(self) -> None:
         self._distributed.barrier(self._group)
+
+    def barrier_within(self, seconds: float) -> None:
+        if self._distributed.get_backend(self._group) == "gloo":
+            self._distributed.monitored_barrier(self._group, timeout=timedelta(seconds=seconds))
+        else:
+            self.barrier()
 
     def gather_to_all(self, value: Any) -> list[Any]:
         values = [None] * self.Get_size()
@@ -126,11 +171,15 @@ class LocalBackend:
         return len(self._meeting.values)
 
     def barrier(self) -> None:
+        self.barrier_within(self._timeout_s)
+
+    def barrier_within(self, seconds: float) -> None:
+        seconds = min(seconds, self._timeout_s)
         try:
-            self._meeting.barrier.wait(self._timeout_s)
+            self._meeting.barrier.wait(seconds)
         except threading.BrokenBarrierError:
             raise RuntimeError(
-                f"rank {self._rank} waited for the other ranks: one has failed, or was missing for {self._timeout_s} s"
+                f"rank {self._rank} waited for the other ranks: one has failed, or was missing for {seconds} s"
             ) from None
 
     def gather_to_all(self, value: Any) -> list[Any]:

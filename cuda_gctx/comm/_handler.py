@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -12,7 +13,16 @@ from math import prod
 from typing import Any
 
 from cuda_gctx import Context, CUDAError, Device, Partition, Stream
-from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, as_backend, demand_equal, gather_results
+from cuda_gctx.comm._backends import (
+    CommBackend,
+    LocalBackend,
+    TorchBackend,
+    as_backend,
+    barrier_within,
+    demand_equal,
+    gather_results,
+    on_all_ranks,
+)
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._launch import Calls, Kernels
 from cuda_gctx.comm._measured import Measured
@@ -25,6 +35,7 @@ from cuda_gctx.comm._protocol import (
     TWO_EXCHANGE_THREADS,
     Fault,
     Geometry,
+    Region,
     region_of,
     signature,
 )
@@ -43,6 +54,8 @@ STAGED_MODES = (MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL)
 NCCL_MODES = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)
 # The kernels need bulk copies, which this architecture introduced.
 FIRST_CAPABILITY = 90
+# The number of threads that no block of a device exceeds.
+LARGEST_BLOCK = 1024
 # The largest block of an output that packets carry at once, and up to which they do so where no mode is given.
 PACKET_BYTES = 1024 * 1024
 SMALL_BYTES = 128 * 1024
@@ -53,6 +66,9 @@ MOST_ROUNDS = 16
 # How long the kernels of all ranks have for their first meeting, and how often they try: another thread that loads a
 # module or allocates memory meanwhile can keep a rank from launching.
 MEETING_S = 5.0
+NOT_BUILT = "the handler could not be built"
+# How long ranks wait for each other on the host, at least: some may have more to load than others.
+HOST_S = 60.0
 MEETINGS = 3
 # What run_autotune() measures.
 TUNED_BYTES = tuple(1 << shift for shift in range(10, 29))
@@ -107,7 +123,8 @@ class MixedCommHandler:
     through it. If not, nodes exchange by peer access. In both cases all ranks must run on one host.
     use_autotune: whether calls without a mode follow the table of run_autotune(), if there is one.
     partition: where the kernels run.
-    timeout_s: how long a kernel waits for another rank before it reports a fault.
+    timeout_s: how long a kernel waits for another rank before it reports a fault, and shutdown() for the other ranks.
+    On the host, ranks that torch.distributed connects wait for each other as long, but at least for 60 s.
     max_message_bytes: for which inputs and outputs memory is reserved; None: 64 MiB. TWO_EXCHANGE stages larger
     messages in several rounds, and HIERARCHICAL refuses them. Where all ranks are threads on one device, None reserves
     nothing for TWO_EXCHANGE, because the ranks reach each other's tensors. What map_tensors() was called with is not
@@ -200,11 +217,8 @@ class MixedCommHandler:
                     programmatic_launch,
                     should_init_nvshmem,
                 )
-            elif self.device.type != "cpu":
-                raise ValueError(f"device must be a CUDA device or the CPU, not {self.device}")
-            elif partition is not None or grid_size is not None:
-                raise ValueError("a handler on the CPU has no partition and no grid: omit partition and grid_size")
             else:
+                on_all_ranks(self._backend, lambda: self._demand_cpu(partition, grid_size), NOT_BUILT)
                 self.grid_size = 0
                 self.max_block_size_dict: dict[tuple[MixedCommOp, MixedCommMode], int] = {}
             self.valid_mode_list = self._valid_modes()
@@ -223,14 +237,17 @@ class MixedCommHandler:
                     "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or pass "
                     "a comm_backend"
                 )
-            if "nccl" in str(distributed.get_backend_config()):
-                # Messages of the host stay on the host. NCCL would use a stream, and change the current context.
-                self._torch_groups[()] = distributed.new_group(backend="gloo")
-            backend: CommBackend = TorchBackend(self._torch_groups.get(()))
+            # Messages of the host stay on the host, and have a time limit of their own. NCCL would use a stream, and
+            # change the current context.
+            self._torch_groups[()] = distributed.new_group(backend="gloo", timeout=self._host_limit())
+            backend: CommBackend = TorchBackend(self._torch_groups[()])
         else:
             backend = as_backend(given)
         self._demand_place(backend)
         return backend
+
+    def _host_limit(self) -> timedelta:
+        return timedelta(seconds=max(HOST_S, self._timeout_s))
 
     def _demand_place(self, backend: CommBackend) -> None:
         place = backend.Get_rank(), backend.Get_size()
@@ -282,6 +299,8 @@ class MixedCommHandler:
             if partition is not None and self._has_nccl():
                 # With no more blocks than the partition has SMs.
                 group = import_module("cuda_gctx.interop.nccl").new_group(partition, list(ranks))
+            elif self.device.type == "cpu":
+                group = distributed.new_group(list(ranks), timeout=self._host_limit())
             else:
                 group = distributed.new_group(list(ranks))
             self._torch_groups[ranks] = group
@@ -292,6 +311,44 @@ class MixedCommHandler:
             return False
         distributed: Any = import_module("torch.distributed")
         return "nccl" in str(distributed.get_backend_config())
+
+    def _demand_cpu(self, partition: Partition | None, grid_size: int | None) -> None:
+        if self.device.type != "cpu":
+            raise ValueError(f"device must be a CUDA device or the CPU, not {self.device}")
+        if partition is not None or grid_size is not None:
+            raise ValueError("a handler on the CPU has no partition and no grid: omit partition and grid_size")
+
+    def _demand_numbers(
+        self,
+        device: Device,
+        partition: Partition | None,
+        grid_size: int | None,
+        block_sizes: tuple[int, int | None],
+        min_num_steps: int,
+        max_message_bytes: int | None,
+    ) -> None:
+        """Checks what the constructor was called with, and takes it up."""
+        if partition is not None and partition.context.device != device:
+            raise ValueError(f"the partition belongs to device {partition.context.device.device_id}, not to {device}")
+        major, minor = device.compute_capability
+        if not run_mixed_comm.is_compute_capability_supported(major * 10 + minor):
+            raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
+        self._context: Context = device.context if partition is None else partition.context
+        sms = device.sm_count if partition is None else partition.sm_count
+        self.grid_size = _within(
+            "grid_size", sms if grid_size is None else grid_size, 1, sms, "the SMs of the partition"
+        )
+        most = ONE_EXCHANGE_THREADS
+        if block_sizes[1] is not None:
+            limit = _within("max_block_size", block_sizes[1], 32, LARGEST_BLOCK, "the largest block of a device")
+            most = min(most, limit)
+        self._block_sizes = _within("min_block_size", block_sizes[0], 32, most, "max_block_size"), most
+        self._fewest_steps = _within("min_num_steps", min_num_steps, 1, 1 << 16)
+        threads = {MixedCommMode.ONE_EXCHANGE: most, MixedCommMode.TWO_EXCHANGE: TWO_EXCHANGE_THREADS}
+        self.max_block_size_dict = {(op, mode): threads[mode] for op in self.valid_op_list for mode in threads}
+        staged = STAGED_BYTES if max_message_bytes is None else max_message_bytes
+        self._node_bytes = _within("max_message_bytes", staged, ALIGNMENT, 1 << 40)
+        self._fault = FaultRecord(device)
 
     def _build_kernels(
         self,
@@ -307,36 +364,15 @@ class MixedCommHandler:
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         device = Device(index)
-        if partition is not None and partition.context.device != device:
-            raise ValueError(f"the partition belongs to device {partition.context.device.device_id}, not to {device}")
-        major, minor = device.compute_capability
-        if not run_mixed_comm.is_compute_capability_supported(major * 10 + minor):
-            raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
-        self._context: Context = device.context if partition is None else partition.context
-        sms = device.sm_count if partition is None else partition.sm_count
-        self.grid_size = _within(
-            "grid_size", sms if grid_size is None else grid_size, 1, sms, "the SMs of the partition"
-        )
-        most = _within(
-            "max_block_size",
-            ONE_EXCHANGE_THREADS if block_sizes[1] is None else block_sizes[1],
-            32,
-            ONE_EXCHANGE_THREADS,
-        )
-        fewest = _within("min_block_size", block_sizes[0], 32, most, "max_block_size")
-        steps = _within("min_num_steps", min_num_steps, 1, 1 << 16)
-        threads = {MixedCommMode.ONE_EXCHANGE: most, MixedCommMode.TWO_EXCHANGE: TWO_EXCHANGE_THREADS}
-        self.max_block_size_dict = {(op, mode): threads[mode] for op in self.valid_op_list for mode in threads}
-        staged = STAGED_BYTES if max_message_bytes is None else max_message_bytes
-        staged = _within("max_message_bytes", staged, ALIGNMENT, 1 << 40)
-        self._fault = FaultRecord(device)
+        numbers = device, partition, grid_size, block_sizes, min_num_steps, max_message_bytes
+        on_all_ranks(self._backend, lambda: self._demand_numbers(*numbers), NOT_BUILT)
+        staged = self._node_bytes
         # Without staging, where all ranks reach each other's tensors: known only when they have met.
-        together = isinstance(self._backend, LocalBackend) and max_message_bytes is None
+        in_threads = isinstance(self._backend, LocalBackend) and max_message_bytes is None
         devices = set(self._backend.gather_to_all(index)) if isinstance(self._backend, LocalBackend) else set()
-        self._staged_bytes = 0 if together and len(devices) == 1 else -(-staged // ALIGNMENT) * ALIGNMENT
+        self._staged_bytes = 0 if in_threads and len(devices) == 1 else -(-staged // ALIGNMENT) * ALIGNMENT
         geometry = Geometry(self.para_info.world_size, PACKET_BYTES, self._staged_bytes)
         self._geometry = geometry
-        self._node_bytes = staged
         region = region_of(self.para_info, staged)
         through_nvshmem = self.para_info.use_inter and should_init_nvshmem
         if through_nvshmem:
@@ -354,33 +390,42 @@ class MixedCommHandler:
             # Before and after the kernels. With ranks of one process on one device, more streams could share a hardware
             # queue with the kernel of a rank that waits.
             self._copying = self._context.create_stream(), self._context.create_stream()
+        # No rank launches while another one is still loading its kernels: loading may wait for what runs.
+        on_all_ranks(
+            self._backend, lambda: self._load_kernels(device, region, is_programmatic=programmatic_launch), NOT_BUILT
+        )
+        self._demand_concurrency()
+
+    def _load_kernels(self, device: Device, region: Region, *, is_programmatic: bool) -> None:
+        assert self._workspaces is not None
+        assert self._fault is not None
+        is_bfloat16 = self.dtype is _torch().bfloat16
         for op in self.valid_op_list:
-            calls = Calls(self.para_info, op, grid=self.grid_size, block_sizes=(fewest, most), fewest_steps=steps)
+            calls = Calls(
+                self.para_info, op, grid=self.grid_size, block_sizes=self._block_sizes, fewest_steps=self._fewest_steps
+            )
             limit_ns = round(self._timeout_s * 1_000_000_000)
             calls.connect(self._workspaces.addresses, self._fault.address, limit_ns)
             self._kernels[op] = Kernels(
                 self.para_info,
                 op,
-                geometry,
+                self._geometry,
                 self._context,
                 device,
                 calls,
-                is_bfloat16=self.dtype is torch.bfloat16,
-                is_programmatic=programmatic_launch,
+                is_bfloat16=is_bfloat16,
+                is_programmatic=is_programmatic,
             )
             if self._staged_bytes:
-                self._staging[op] = Staging(self.para_info, op, geometry, self._workspaces.addresses)
+                self._staging[op] = Staging(self.para_info, op, self._geometry, self._workspaces.addresses)
             if self._transport is not None:
-                node_calls = NodeCalls(self.para_info, op, region, grid=self.grid_size, fewest_steps=steps)
+                node_calls = NodeCalls(self.para_info, op, region, grid=self.grid_size, fewest_steps=self._fewest_steps)
                 peers = [self._workspaces.addresses[rank] for rank in self.para_info.local_ranks()]
                 node_calls.connect(peers, self._transport.regions, self._fault.address, limit_ns)
                 self._node_kernels[op] = NodeKernels(
-                    *(self.para_info, op, geometry, region, self._transport, self._context, device, node_calls),
-                    is_bfloat16=self.dtype is torch.bfloat16,
+                    *(self.para_info, op, self._geometry, region, self._transport, self._context, device, node_calls),
+                    is_bfloat16=is_bfloat16,
                 )
-        # No rank launches while another one is still loading its kernels: loading may wait for what runs.
-        self._backend.barrier()
-        self._demand_concurrency()
 
     def _is_alone(self) -> bool:
         """Whether no other rank of this process is on this device."""
@@ -825,7 +870,7 @@ class MixedCommHandler:
     def shutdown(self) -> None:
         """Waits for the calls of this rank, then for the other ranks unless one has failed, and frees everything.
 
-        A second call does nothing.
+        If another rank does not come within `timeout_s`, the memory stays mapped. A second call does nothing.
         """
         if self._state is _State.CLOSED:
             return
@@ -837,8 +882,8 @@ class MixedCommHandler:
                     self._context.sync()
                 failed = failed or (self._fault is not None and self._fault.read()[0] != Fault.NONE)
             if not failed:
-                self._backend.barrier()
-        except (RuntimeError, ValueError):  # torch.distributed may be gone already
+                barrier_within(self._backend, self._timeout_s)
+        except (RuntimeError, ValueError):  # a rank is missing, or torch.distributed is gone already
             failed = True
         # Another rank may still write to the memory of this one if not all ranks are here: it stays mapped.
         if failed:

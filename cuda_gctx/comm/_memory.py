@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from cuda_gctx import CUDAError, Device
-from cuda_gctx.comm._backends import CommBackend, gather
+from cuda_gctx.comm._backends import CommBackend, gather, on_all_ranks
 from cuda_gctx.comm._descriptors import exchange_descriptors
 from cuda_gctx.comm._driver_calls import call, driver
 
@@ -68,8 +68,7 @@ class Workspaces:
         self._reserved: dict[int, int] = {}
         self.addresses: tuple[int, ...] = ()
         try:
-            self._reserved[self._rank] = self._reserve()
-            self._map_own()
+            on_all_ranks(backend, self._reserve_and_map_own, "the workspaces could not be made")
             self._meet(backend)
         except BaseException:
             self.close()
@@ -99,6 +98,10 @@ class Workspaces:
             wanted.append(access)
         call("cuMemSetAccess", address, self._size, wanted, len(wanted))
 
+    def _reserve_and_map_own(self) -> None:
+        self._reserved[self._rank] = self._reserve()
+        self._map_own()
+
     def _map_own(self) -> None:
         address = self._reserved[self._rank]
         with self._device.context.current():
@@ -119,7 +122,7 @@ class Workspaces:
             raise RuntimeError(
                 f"ranks {elsewhere} run on another host than rank {self._rank}: their memory cannot be mapped here"
             )
-        self._demand_peer_access(ranks)
+        on_all_ranks(backend, lambda: self._demand_peer_access(ranks), "the ranks do not reach each other")
         here = {one.device_id for one in ranks if one.process == mine.process}
         self.ranks = tuple(ranks)
         with self._device.context.current():
@@ -186,7 +189,7 @@ class Workspaces:
         """Maps new memory at the same addresses, zero. Collective."""
         known = self.addresses
         self._backend = backend
-        self._map_own()
+        on_all_ranks(backend, self._map_own, "the workspaces could not be made")
         self._meet(backend)
         if self.addresses != known:
             raise RuntimeError("the memory of a rank came back at another address: captured graphs cannot be replayed")

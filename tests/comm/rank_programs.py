@@ -11,6 +11,7 @@ import faulthandler
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,37 @@ def autotune(rank: int, size: int, folder: Path) -> dict[str, Any]:
     other.shutdown()
     dist.destroy_process_group()
     return found
+
+
+@program
+def absences(rank: int, size: int, folder: Path) -> list[str]:
+    """The last rank stays away from a shutdown, and then from a constructor: the others wait for a limited time."""
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommOp, _handler, run_mixed_comm
+
+    dist = initialise_gloo(rank, size, folder)
+    place = rank, size, rank, size, 0, 1, None, None, None, None
+    others_are_done = folder / "done"
+    _handler.HOST_S = 60.0
+    handler = MixedCommHandler(*place, torch.float16, "cpu", timeout_s=1.0)
+    x = torch.ones(4, 8, dtype=torch.float16)
+    assert torch.equal(run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x), x * size)
+    if rank == size - 1:
+        while not others_are_done.exists():
+            time.sleep(0.05)
+        os._exit(0)
+    handler.shutdown()
+    handler.shutdown()
+    _handler.HOST_S = 1.0
+    found = [
+        message_of(RuntimeError, lambda: run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x)),
+        message_of(RuntimeError, lambda: MixedCommHandler(*place, torch.float16, "cpu", timeout_s=1.0)),
+    ]
+    assert dist.is_initialized()
+    others_are_done.touch()
+    print(json.dumps(found), flush=True)
+    os._exit(0)
 
 
 @program

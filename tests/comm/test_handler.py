@@ -265,6 +265,15 @@ def test_block_sizes_are_found_by_operation_and_mode(driver: FakeDriver) -> None
     on_ranks(driver, 2, work, local_dp_size=2, max_block_size=256)
 
 
+def test_a_block_size_is_a_limit(driver: FakeDriver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        assert handler.max_block_size_dict[MixedCommOp.ALLREDUCE, MixedCommMode.ONE_EXCHANGE] == 512
+        with pytest.raises(ValueError, match=r"max_block_size must be in 32\.\.1024 .*, not 1025"):
+            rank.handler(torch.bfloat16, max_block_size=1025)
+
+    on_ranks(driver, 2, work, max_block_size=1024)
+
+
 def test_a_message_for_which_nodes_have_no_memory_is_refused(driver: FakeDriver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         x = Tensor(handler.device, torch.bfloat16, 64, 64)
@@ -356,6 +365,48 @@ def test_a_world_has_the_sms_that_no_rank_has() -> None:
         assert background.sm_count == device.sm_count - 16
     with local_world(2) as world:
         assert world.backgrounds == ()
+
+
+def test_what_fails_on_one_rank_while_handlers_are_built_is_an_error_on_all(driver: FakeDriver) -> None:
+    wrong = {
+        "grid": (ValueError, "grid_size must be in 1..8"),
+        "memory": (MemoryError, "none left"),
+        "kernels": (RuntimeError, "no compiler"),
+    }
+    failing = threading.local()
+    called, compiled = driver.call, _launch.compile_kernels
+
+    def call(name: str, *arguments: Any) -> Any:
+        if name == "cuMemCreate" and getattr(failing, "what", "") == "memory":
+            raise MemoryError("none left")
+        return called(name, *arguments)
+
+    def compile_kernels(*arguments: Any) -> Any:
+        if getattr(failing, "what", "") == "kernels":
+            raise RuntimeError("no compiler")
+        return compiled(*arguments)
+
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        for what, (kind, words) in wrong.items():
+            failing.what = what if rank.rank == 1 else ""
+            grid = 9 if failing.what == "grid" else 8
+            with pytest.raises(kind if rank.rank == 1 else RuntimeError) as raised:
+                rank.handler(torch.bfloat16, grid_size=grid, max_message_bytes=1 << 20)
+            assert words in str(raised.value)
+            assert rank.rank == 1 or f": rank 1: {kind.__name__}: " in str(raised.value)
+        failing.what = ""
+        gc.collect()
+        with rank.handler(torch.bfloat16) as handler:
+            handler.check()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_memory, "call", call)
+        patch.setattr(_launch, "compile_kernels", compile_kernels)
+        with local_world(2, Device(0), sms=8, timeout_s=30) as world, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            world.run(run)
 
 
 def test_a_half_built_handler_is_collected_without_a_word() -> None:

@@ -43,7 +43,7 @@ def run_ranks(name: str, size: int, folder: Path, processes: int | None = None) 
             rank.kill()
     output = "\n".join(f"rank {number}:\n{errors}" for number, (_, errors) in enumerate(outputs))
     assert [rank.returncode for rank in ranks] == [0] * len(ranks), output
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs if output]
 
 
 @needs_torch
@@ -98,6 +98,13 @@ def test_every_rank_follows_one_tuning_table(tmp_path: Path) -> None:
         assert (answers["before"], answers["after"]) == ("GLOO", "GLOO")
         assert "the tuning table must be the same on all ranks" in answers["different"]
         assert "message_bytes must contain a size of 64 or more" in answers["sizes"]
+
+
+@needs_torch
+def test_a_rank_that_stays_away_keeps_the_others_for_a_limited_time(tmp_path: Path) -> None:
+    after_shutdown, alone = run_ranks("absences", 2, tmp_path)[0]
+    assert "has been shut down" in after_shutdown
+    assert "imed out" in alone or "timeout" in alone, alone
 
 
 def test_importing_loads_no_framework(tmp_path: Path) -> None:

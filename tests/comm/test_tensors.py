@@ -189,7 +189,7 @@ def test_the_kernel_gives_each_rank_the_address_under_which_it_sees_the_tensor(t
     calls = []
     for rank in range(2):
         inputs[rank].own[:] = np.full(2048, rank + 1, np.float16).view(np.uint16)
-        calls.append([ranks.call(rank, MixedCommMode.TWO_EXCHANGE, inputs[rank].own, outputs[rank].own, grid=2)])
+        calls.append(ranks.call(rank, MixedCommMode.TWO_EXCHANGE, inputs[rank].own, outputs[rank].own, grid=2))
         two = ranks._kept[-1]
         # What a rank knows of its own tensor is of no use to others: only its peer is given the alias.
         two.input_at[:], two.output_at[:] = (0, 0), (0, 0)
