@@ -247,6 +247,11 @@ class Card:
         free: int = torch.cuda.mem_get_info()[0]
         return free
 
+    def held_bytes(self) -> int:
+        """Device memory that torch holds for this process, that of its graphs included; 0 without a GPU."""
+        held: int = torch.cuda.memory_reserved() if self.model.device.type == "cuda" else 0
+        return held
+
     def close(self) -> None:
         self.device.sync()
         self.graphs.drop()

@@ -169,26 +169,33 @@ def soak_rows(content: Content) -> list[list[str]]:
             "minutes",
             "decode steps",
             "layout switches",
-            "free memory, first to last",
+            "free memory of the GPU, first to last",
+            "memory of the process",
             "answers checked",
             "wrong",
         ]
     ]
     for model in dict.fromkeys(one["model"] for one in content["soaks"]):
         mine = [one for one in content["soaks"] if one["model"] == model]
-        drift = max((abs(one["free_bytes"][0] - one["free_bytes"][1]) for one in mine), default=0)
+        recorded = [one for one in mine if "held_bytes" in one]
         rows.append(
             [
                 model,
                 f"{sum(one['seconds'] for one in mine) / 60:.1f} in {len(mine)} runs",
                 f"{sum(one['decode_steps'] for one in mine):,}",
                 f"{sum(one['switches'] for one in mine):,}",
-                f"at most {drift / 2**20:g} MiB in a run",
+                _drift(mine, "free_bytes"),
+                f"{_drift(recorded, 'held_bytes')}, of {len(recorded)} runs" if recorded else "not recorded",
                 str(sum(one["checked"] for one in mine)),
                 str(sum(one["wrong"] for one in mine)),
             ]
         )
     return rows
+
+
+def _drift(soaks: Sequence[Mapping[str, Any]], name: str) -> str:
+    most = max(abs(one[name][0] - one[name][1]) for one in soaks)
+    return f"at most {most / 2**20:.0f} MiB in a run"
 
 
 # Pictures

@@ -106,10 +106,10 @@ def serve_window(
     return serving, kept
 
 
-def baseline(free: Sequence[tuple[float, int]]) -> int:
-    """The free memory after a quarter of the time: before, graphs are captured, and other processes may begin."""
-    last, _ = free[-1]
-    return next(some for at, some in free if at >= last / 4)
+def baseline(series: Sequence[tuple[float, int]]) -> int:
+    """The memory after a quarter of the time: before, graphs are captured, and other processes may begin."""
+    last, _ = series[-1]
+    return next(some for at, some in series if at >= last / 4)
 
 
 def soak(store: Any, shape: Shape, until: float, share: int = 1, distinct_layers: int | None = None) -> int:
@@ -131,7 +131,9 @@ def soak(store: Any, shape: Shape, until: float, share: int = 1, distinct_layers
         "tokens": 0,
     }
     row |= {"requests": 0, "switches": 0, "checked": 0, "wrong": 0, "worst_distance": 0.0}
-    free: list[tuple[float, int]] = []  # of the device, after each window
+    # After each window: of the device, which other processes may use too, and of this process.
+    free: list[tuple[float, int]] = []
+    held: list[tuple[float, int]] = []
     with Bench(shape, DECODES[shape.name], distinct_layers) as bench:
         card = bench.card(load)
         contenders = contenders_of(shape, card.device.sm_count)
@@ -152,10 +154,12 @@ def soak(store: Any, shape: Shape, until: float, share: int = 1, distinct_layers
             seed += 1
             row["seconds"] = round(time.monotonic() - began, 1)
             free.append((row["seconds"], card.free_bytes()))
-            row["free_bytes"] = [baseline(free), free[-1][1]]
-            row["free_mib"] = [[at, round(some / 2**20)] for at, some in free]
+            held.append((row["seconds"], card.held_bytes()))
+            for name, series in (("free", free), ("held", held)):
+                row[f"{name}_bytes"] = [baseline(series), series[-1][1]]
+                row[f"{name}_mib"] = [[at, round(some / 2**20)] for at, some in series]
             # After each window: a run that is killed has shown something too.
             (store.add if row["windows"] == 1 else store.change_last)("soaks", row)
-            shown = {name: value for name, value in row.items() if name != "free_mib"}
+            shown = {name: value for name, value in row.items() if not name.endswith("_mib")}
             print(f"{row['seconds']:6.1f} s: {shown}", flush=True)
     return int(row["wrong"] > 0)

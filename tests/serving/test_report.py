@@ -326,3 +326,12 @@ def test_runs_go_on_until_all_is_answered_or_the_time_is_over(
 def test_a_run_without_costs_says_what_to_do(store: Store) -> None:
     with pytest.raises(SystemExit, match=r"run 'serve.py costs --model 34B' first"):
         serve.costs_of(store, "34B")
+
+
+def test_the_memory_of_a_process_is_shown_where_it_was_recorded() -> None:
+    soak = {"model": "8B", "seconds": 60.0, "decode_steps": 9, "switches": 2, "checked": 3, "wrong": 0}
+    soak |= {"free_bytes": [9 << 20, 4 << 20]}
+    assert soak_rows({"soaks": [soak]})[1][4:6] == ["at most 5 MiB in a run", "not recorded"]
+    later = {**soak, "free_bytes": [9 << 20, 9 << 20], "held_bytes": [5 << 20, 7 << 20]}
+    shown = soak_rows({"soaks": [soak, later]})[1][4:6]
+    assert shown == ["at most 5 MiB in a run", "at most 2 MiB in a run, of 1 runs"]
