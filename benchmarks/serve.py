@@ -197,8 +197,8 @@ def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seco
     card.prepare(card.shot(one.lane, one.step, one.placement) for one in rehearsed.steps)
     prepared = time.monotonic() - began
     bench.begin()
-    record, _ = serve(trial, costs, card, most_seconds=most_seconds - prepared)
-    return {**row_of(trial, record), **bench.end(), "prepare_s": round(prepared, 1)}
+    record = serve(trial, costs, card, most_seconds=most_seconds - prepared, on_end=bench.note)
+    return {**row_of(trial, record), **bench.end(), **bench.check(), "prepare_s": round(prepared, 1)}
 
 
 def described(trial: Trial) -> str:
@@ -210,7 +210,7 @@ def verdict(row: dict[str, Any]) -> str:
     return (
         f"{'kept' if row['kept'] else 'not kept'} in {row['seconds']:.0f} s; gaps p50 {gaps.get('p50')} p99 "
         f"{gaps.get('p99')} max {gaps.get('max')} ms, first tokens p99 {first.get('p99')} s, "
-        f"{row['output_tokens_per_s']} tokens/s"
+        f"{row['output_tokens_per_s']} tokens/s; {row['wrong']} of {row['checked']} answers wrong"
     )
 
 

@@ -16,9 +16,11 @@ from serving.calibrate import mixed_factors
 from serving.card import Card
 from serving.costs import Costs
 from serving.loads import Load
+from serving.loop import Served
 from serving.model import Model
 from serving.power import Nvml, Watch
 from serving.shapes import Shape
+from serving.soak import TOLERANCE, answer_of, distance_of
 from serving.trials import spread
 from serving.work import ONE, Segment, Step
 
@@ -35,6 +37,7 @@ class Bench:
         self._load: Load | None = None
         self._card: Card | None = None
         self._began = 0.0
+        self._answer: tuple[Any, int] | None = None
 
     def card(self, load: Load) -> Card:
         """The card with a model whose caches have room for a load."""
@@ -66,6 +69,18 @@ class Bench:
         assert self._card is not None
         return mixed_factors(self._card, costs)
 
+    def note(self, served: Served) -> None:
+        """Keep the first answer that ends in a trial, for check()."""
+        if self._answer is None:
+            self._answer = answer_of(self._card, served)
+
+    def check(self) -> dict[str, Any]:
+        """By how much a token of the answer that was kept falls short of the best one on the whole device."""
+        if self._answer is None:
+            return {"checked": 0, "wrong": 0, "worst_distance": 0.0}
+        distance = distance_of(self._card, *self._answer)
+        return {"checked": 1, "wrong": int(not distance <= TOLERANCE), "worst_distance": round(distance, 4)}
+
     def begin(self) -> None:
         """A trial begins, in which Python's collector does not run: it would stop the loop for tens of milliseconds."""
         assert self._card is not None
@@ -73,6 +88,7 @@ class Bench:
         gc.disable()
         self._card.late_captures = 0
         self._card.switch_s.clear()
+        self._answer = None
         self._watch.begin()
         self._began = time.perf_counter()
 

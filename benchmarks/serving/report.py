@@ -314,8 +314,12 @@ def head(content: Content) -> str:
     counted, run = len(trials_of(content)), len(content["trials"])
     trials = f"{run} trials" if counted == run else f"{run} trials, of which {counted} are of the present contenders"
     absent = [model for model in GAPS_MS if not any(row["model"] == model for row in content["trials"])]
+    checked = [row for row in content["trials"] if row.get("checked")]
+    wrong = sum(row["wrong"] for row in checked)
+    tokens = f" The tokens of {len(checked)} answers of trials were checked, {wrong} were wrong." if checked else ""
     return (
         f"{content['card']}, {content['sm_count']} SMs, driver {content['driver']} (CUDA {content['cuda']}); {when}, "
         f"{trials}. Goodput is in requests per second; confirmed by {len(SEEDS)} seeds where nothing else is said."
         + "".join(f" No trial of {model} shapes was run." for model in absent)
+        + tokens
     )

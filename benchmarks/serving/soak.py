@@ -85,6 +85,14 @@ def distance_of(card: Any, tokens: Any, prompt: int) -> float:
     return worst
 
 
+def answer_of(card: Any, served: Served) -> tuple[Any, int]:
+    """The tokens of a sequence that has ended, on the host, and the length of its prompt."""
+    request = served.request
+    with card.on(card.spare):
+        history = card.model.history[served.slot, : request.prompt + request.answer]
+        return history.to("cpu", copy=True), request.prompt
+
+
 def serve_window(
     card: Any, load: Load, contender: Contender, rate: float, seed: int, sample: int, most_seconds: float
 ) -> tuple[Serving, list[tuple[Any, int]]]:
@@ -93,11 +101,7 @@ def serve_window(
 
     def note(served: Served) -> None:
         if len(kept) < sample:
-            request = served.request
-            with card.on(card.spare):
-                history = card.model.history[served.slot, : request.prompt + request.answer]
-                tokens = history.to("cpu", copy=True)
-            kept.append((tokens, request.prompt))
+            kept.append(answer_of(card, served))
 
     serving = Serving(contender, card, load.draw(rate, seed), load.sequences, seed=seed)
     serving.on_end = note

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import ceil, inf
 from statistics import median
@@ -13,7 +13,7 @@ from typing import Any
 from serving.costs import Costs
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
-from serving.loop import Limits, Record, Serving
+from serving.loop import Limits, Record, Served, Serving
 from serving.search import REVISIONS, Question, Trial, written
 from serving.virtual import VirtualExecutor
 from serving.work import Done, Segment, Step
@@ -42,19 +42,30 @@ def spread(values: Iterable[float], unit: float, digits: int = 3) -> dict[str, f
     return {**{name: round(value / unit, digits) for name, value in found.items()}, "count": len(ordered)}
 
 
-def serve(trial: Trial, costs: Costs, executor: Any, *, most_seconds: float = inf) -> tuple[Record, Serving]:
-    """Run a trial on an executor, until it is complete or cannot keep its limits any more, or for so many seconds."""
+def serve(
+    trial: Trial,
+    costs: Costs,
+    executor: Any,
+    *,
+    most_seconds: float = inf,
+    on_end: Callable[[Served], None] = lambda served: None,
+) -> Record:
+    """Run a trial on an executor, until it is complete or cannot keep its limits any more, or for so many seconds.
+
+    on_end: called with each sequence that has ended.
+    """
     load, limits = LOADS[trial.question.load], limits_of(trial.question)
     contender = ENTRANTS[trial.question.contender].make(json.loads(trial.settings), costs, limits)
     serving = Serving(contender, executor, load.draw(trial.rate, trial.seed), load.sequences, seed=trial.seed)
+    serving.on_end = on_end
     record = serving.run(limits, most_seconds=most_seconds)
     serving.drain()
-    return record, serving
+    return record
 
 
 def rehearse(trial: Trial, costs: Costs) -> Record:
     """The same trial on the virtual clock."""
-    return serve(trial, costs, VirtualExecutor(costs))[0]
+    return serve(trial, costs, VirtualExecutor(costs))
 
 
 def row_of(trial: Trial, record: Record) -> dict[str, Any]:

@@ -261,6 +261,12 @@ class FakeBench:
     def mixed(self, costs: object) -> tuple[tuple[int, float], ...]:
         return ((4096, 1.0),)
 
+    def note(self, served: object) -> None:
+        self.ended = served
+
+    def check(self) -> dict[str, Any]:
+        return {"checked": 1, "wrong": 0, "worst_distance": 0.0}
+
     def prepared(self, shots: list[Any]) -> None:
         assert shots
 
@@ -296,7 +302,7 @@ def test_an_error_of_one_contender_does_not_end_the_others(
 
 def test_a_trial_that_runs_out_of_time_says_nothing(store: Store) -> None:
     one = trial()
-    record, _ = trials.serve(one, COSTS, VirtualExecutor(COSTS), most_seconds=2.0)
+    record = trials.serve(one, COSTS, VirtualExecutor(COSTS), most_seconds=2.0)
     row = {**trials.row_of(one, record), **BENCH, **MEMORY}
     assert row["out_of_time"]
     assert not row["kept"]
@@ -331,7 +337,14 @@ def test_a_run_without_costs_says_what_to_do(store: Store) -> None:
 def test_the_memory_of_a_process_is_shown_where_it_was_recorded() -> None:
     soak = {"model": "8B", "seconds": 60.0, "decode_steps": 9, "switches": 2, "checked": 3, "wrong": 0}
     soak |= {"free_bytes": [9 << 20, 4 << 20]}
-    assert soak_rows({"soaks": [soak]})[1][4:6] == ["at most 5 MiB in a run", "not recorded"]
+    assert report.soak_rows({"soaks": [soak]})[1][4:6] == ["at most 5 MiB in a run", "not recorded"]
     later = {**soak, "free_bytes": [9 << 20, 9 << 20], "held_bytes": [5 << 20, 7 << 20]}
-    shown = soak_rows({"soaks": [soak, later]})[1][4:6]
+    shown = report.soak_rows({"soaks": [soak, later]})[1][4:6]
     assert shown == ["at most 5 MiB in a run", "at most 2 MiB in a run, of 1 runs"]
+
+
+def test_answers_that_were_checked_in_trials_are_counted() -> None:
+    content = {"runs": [], "card": "a card", "sm_count": 132, "driver": "1", "cuda": "13.0"}
+    rows = [{"model": "8B", "out_of_time": True, "checked": count, "wrong": count} for count in (1, 0)]
+    assert report.head({**content, "trials": rows}).endswith("answers of trials were checked, 1 were wrong.")
+    assert "checked" not in report.head({**content, "trials": [{"model": "8B", "out_of_time": True}]})
