@@ -134,8 +134,8 @@ def test_the_front_page_quotes_what_isolation_costs_as_it_was_measured() -> None
     assert f"limited to {load.sm_count} of the {critical.sm_count} SMs kept {kept:.0%} of their rate" in text
 
 
-def tuning_page() -> str:
-    return " ".join((BENCHMARKS.parent / "docs" / "tuning.md").read_text().split())
+def studies_page() -> str:
+    return " ".join((BENCHMARKS.parent / "docs" / "studies.md").read_text().split())
 
 
 def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) -> list[list[float]]:
@@ -192,7 +192,7 @@ def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
         "{:.1f} and {:.1f} us on the H200, and {:.1f} and {:.1f} us on the H100".format(*tails[0], *tails[1]),
         "{:.0f} and {:.0f} us on the H200, {:.0f} and {:.0f} us on the H100".format(*decodes[0], *decodes[1]),
     ]
-    assert [words for words in quoted if words not in tuning_page()] == []
+    assert [words for words in quoted if words not in studies_page()] == []
 
 
 def least_and_most(of_cards: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -237,7 +237,7 @@ def test_what_the_pages_quote_of_the_all_reduce_is_in_the_results() -> None:
     ]
     faster = f"were {median('in sequence', 256) / median(hidden, 256):.2f} times as fast as in sequence"
     assert faster in (BENCHMARKS.parent / "docs" / "how-to" / "communication.md").read_text()
-    assert [words for words in quoted if words not in tuning_page()] == []
+    assert [words for words in quoted if words not in studies_page()] == []
     steps = [us[hidden, size] for size in (1, 16, 64, 256)]
     assert max(one["median"] for one in steps) < min(one["max"] for one in steps)
     assert min(one["median"] for one in steps) > max(one["min"] for one in steps)
