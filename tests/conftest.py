@@ -28,6 +28,7 @@ DEFAULT_DRIVER = "sim:h200@13.0"
 # A test that hangs ends the run with the stacks of all threads. None takes a hundredth of it on an idle machine.
 HANGS_AFTER_S = 600
 uncaptured = pytest.StashKey[int]()
+stored = pytest.StashKey[int]()
 
 
 def has_real_driver() -> bool:
@@ -100,6 +101,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test that opens partitions outside of a machine of its own leaves their contexts to the tests after it."""
+    yield
+    before, item.config.stash[stored] = item.config.stash.get(stored, 0), len(cuda_gctx.partitions.store)
+    if is_simulated() and item.config.stash[stored] > before:
+        pytest.fail(f"{item.config.stash[stored]} contexts are left in the store", pytrace=False)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cuda_gctx import Device, Stream, tune
+from cuda_gctx.sim import session
 from cuda_gctx.tune import Curve, spin
 
 pytestmark = pytest.mark.sim_only
@@ -30,7 +31,8 @@ def bulk(stream: Stream) -> None:
 @cache
 def measured() -> str:
     """The JSON of a curve next to a load, which is measured once."""
-    return tune.curve(product, device=Device(0), sizes=[16, 32, 64], load=bulk).to_json()
+    with session("h200"):
+        return tune.curve(product, device=Device(0), sizes=[16, 32, 64], load=bulk).to_json()
 
 
 def test_a_part_takes_as_many_waves_as_its_sms_need(dev: Device) -> None:

@@ -30,6 +30,7 @@ from cuda_gctx import CUDAError, Device, Layout, PartitionPool, SMResourceOption
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import TIMED
 from cuda_gctx.measure.statistics import Ratio, ratio_of
+from cuda_gctx.sim import session
 from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _measure, _report, _search, _work, spin
 from cuda_gctx.tune._plans import KINDS, partition_names
 
@@ -75,7 +76,8 @@ def tuned(pair: str, **options: Any) -> Report:
 @cache
 def read_only(pair: str) -> Report:
     """The report of a pair, for tests that only read it: measured once."""
-    return tuned(pair)
+    with session("h200"):
+        return tuned(pair)
 
 
 def of_kind(report: Report, kind: str) -> list[tune.Result]:
@@ -1014,7 +1016,8 @@ def test_a_spread_is_reported_where_there_are_samples_enough(dev: Device, monkey
 
 @cache
 def a_report() -> str:
-    return tuned("each fills half", sizes=[8]).to_json()
+    with session("h200"):
+        return tuned("each fills half", sizes=[8]).to_json()
 
 
 def changed(report: Report, change: Callable[[dict[str, Any]], object]) -> str:
