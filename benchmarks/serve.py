@@ -37,7 +37,7 @@ from serving.loop import Record
 from serving.search import Question, Trial, next_trial, questions
 from serving.shapes import SHAPES
 from serving.store import KIND, Store, merged
-from serving.trials import name_of, predict, rehearse, row_of, serve
+from serving.trials import name_of, predict, rehearse, row_of, serve, steps_of
 
 # What capturing graphs and saving take of a run, at most.
 RESERVE_S = 10.0
@@ -194,7 +194,9 @@ def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seco
     began = time.monotonic()
     card = bench.card(LOADS[trial.question.load])
     card.hints = dict.fromkeys(costs.hints, True)
-    card.prepare(card.shot(one.lane, one.step, one.placement) for one in rehearsed.steps)
+    # What steps take decides where the next ones run, so a trial is not exactly what was rehearsed.
+    steps = rehearsed.steps if bench.knows(trial) else steps_of(trial, costs, rehearsed)
+    card.prepare(card.shot(one.lane, one.step, one.placement) for one in steps)
     prepared = time.monotonic() - began
     bench.begin()
     record = serve(trial, costs, card, most_seconds=most_seconds - prepared, on_end=bench.note)

@@ -19,6 +19,7 @@ from serving.loads import Load
 from serving.loop import Served
 from serving.model import Model
 from serving.power import Nvml, Watch
+from serving.search import Question, Trial
 from serving.shapes import Shape
 from serving.soak import TOLERANCE, answer_of, distance_of
 from serving.trials import spread
@@ -38,6 +39,7 @@ class Bench:
         self._card: Card | None = None
         self._began = 0.0
         self._answer: tuple[Any, int] | None = None
+        self._known: set[tuple[Question, str]] = set()
 
     def card(self, load: Load) -> Card:
         """The card with a model whose caches have room for a load."""
@@ -49,6 +51,13 @@ class Bench:
             decodes = sorted({min(size, load.sequences) for size in self._decodes})
             self._card, self._load = Card(self._device, model, decodes=decodes), load
         return self._card
+
+    def knows(self, trial: Trial) -> bool:
+        """Whether a trial of the same question and settings was here before, so that its graphs are captured."""
+        key = trial.question, trial.settings
+        known = key in self._known
+        self._known.add(key)
+        return known
 
     def heat(self, costs: Costs, seconds: float = 4.0) -> float:
         """How many times as long as measured steps take after some seconds of computing, in which clocks fall."""
@@ -125,6 +134,7 @@ class Bench:
         if self._card is not None:
             self._card.close()
         self._card = self._load = None
+        self._known.clear()
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -97,6 +97,12 @@ class Costs:
         }
         return replace(self, rates=rates)
 
+    def varied(self, factor: float = 1.15) -> list[Costs]:
+        """Costs of cards on which lanes slow each other more, and on which steps of decodes and prompts take longer."""
+        slowdowns = {kind: (decode * factor, prefill * factor) for kind, (decode, prefill) in self.slowdowns.items()}
+        mixed = tuple((rows, one * factor) for rows, one in self.mixed or ((1, 1.0),))
+        return [replace(self, slowdowns=slowdowns), replace(self, mixed=mixed)]
+
     def slowdown(self, placement: Placement, lane: str) -> float:
         """How many times as long a step of a lane takes while the other lane is busy."""
         decode, prefill = self.slowdowns.get(placement.kind, (1.25, 1.1))

@@ -63,9 +63,14 @@ def serve(
     return record
 
 
-def rehearse(trial: Trial, costs: Costs) -> Record:
-    """The same trial on the virtual clock."""
-    return serve(trial, costs, VirtualExecutor(costs))
+def rehearse(trial: Trial, costs: Costs, truth: Costs | None = None) -> Record:
+    """The same trial on the virtual clock. truth: what steps take, if that is not what the contender thinks."""
+    return serve(trial, costs, VirtualExecutor(truth or costs))
+
+
+def steps_of(trial: Trial, costs: Costs, rehearsed: Record) -> list[Done]:
+    """The steps that a trial may need graphs for: those that were rehearsed, and those on slower cards."""
+    return rehearsed.steps + [step for truth in costs.varied() for step in rehearse(trial, costs, truth).steps]
 
 
 def row_of(trial: Trial, record: Record) -> dict[str, Any]:

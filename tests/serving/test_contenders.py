@@ -7,12 +7,14 @@ from random import Random
 from typing import Any
 
 import pytest
+from serving import trials
 from serving.contenders import CHUNKS, ByPolicy, Chunked, LayerInterleaved, decodes_for
 from serving.costs import Costs, Rates, made_up
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
 from serving.loop import Contender, Limits, Record, Serving
 from serving.policy import ByCosts
+from serving.search import Question, Trial
 from serving.shapes import SHAPES
 from serving.virtual import VirtualExecutor
 from serving.work import ONE, Done, Placement, Row, Segment, Step
@@ -323,3 +325,11 @@ def test_costs_are_what_was_measured_and_go_between_it() -> None:
     assert costs.seconds(replace(step, layers=(1, 2))) == pytest.approx(costs.seconds(step) / 4)
     assert costs.decode_seconds(1, 10**6, 132) == pytest.approx(0.004 + 0.1)
     assert Costs.from_json(costs.to_json()) == costs
+
+
+def test_steps_of_slower_cards_are_prepared_too() -> None:
+    trial = Trial(Question("8B", "retrieval", 25.0, "chunked"), '{"margin": 0.9}', 3.0, 1)
+    rehearsed = trials.rehearse(trial, COSTS)
+    more = trials.steps_of(trial, COSTS, rehearsed)
+    tokens = {one.step.prompt_tokens for one in rehearsed.steps}
+    assert tokens < {one.step.prompt_tokens for one in more}

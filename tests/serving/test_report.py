@@ -261,6 +261,9 @@ class FakeBench:
     def mixed(self, costs: object) -> tuple[tuple[int, float], ...]:
         return ((4096, 1.0),)
 
+    def knows(self, trial: object) -> bool:
+        return self.trials > 0
+
     def note(self, served: object) -> None:
         self.ended = served
 
