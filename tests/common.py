@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, SMResource, SMResourceOptions
 
@@ -18,6 +22,21 @@ NEW_DRIVERS = ["13.1", "13.4"]
 Counts = int | Sequence[int | None] | None
 Kind = TypeVar("Kind", bound=BaseException)
 Answer = TypeVar("Answer")
+
+
+def cuda_header() -> Path | None:
+    """A cuda.h with which the package can be built, which the package itself does not need."""
+    for found in importlib.metadata.distributions(name="nvidia-cuda-runtime"):
+        if (13, 4) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
+            for file in found.files or ():
+                if file.name == "cuda.h":
+                    return Path(str(file.locate()))
+    return None
+
+
+needs_cuda_header = pytest.mark.skipif(
+    cuda_header() is None, reason="no cuda.h of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'"
+)
 
 
 def split(resource: SMResource, count: Counts, **options: Any) -> tuple[list[SMResource], SMResource]:

@@ -156,7 +156,7 @@ cdef class Context:
 
         handle: the CUcontext, as an int. owner: an object to keep alive as long as this one.
 
-        Raises ValueError for a handle that is not a live context.
+        Returns a Context. Raises ValueError for a handle that is not a live context.
         """
         cdef Runtime* runtime = active_runtime()
         cdef Context context
@@ -232,15 +232,15 @@ cdef class Context:
 
         options: StreamOptions, or a dict of their fields.
 
-        Raises ClosedError if the context is closed, and ValueError for a priority that is out of range, or for a
-        blocking stream of a green context.
+        Returns a Stream. Raises ClosedError if the context is closed, and ValueError for a priority that is out of
+        range, or for a blocking stream of a green context.
         """
         return new_stream(self._slot.demand(b"context"), self, as_options(StreamOptions, options))
 
     def create_event(self, options=None):
         """Create an event.
 
-        options: EventOptions, or a dict of their fields.
+        options: EventOptions, or a dict of their fields. Returns an Event.
         """
         return new_event(self._slot.demand(b"context"), as_options(EventOptions, options))
 
@@ -280,7 +280,10 @@ cdef class Context:
         self._slot.keep_copy(box)
 
     def verify(self):
-        """Verify with a probe kernel that the context runs on its own SMs only; raises IsolationError if not."""
+        """Verify with a probe kernel that the context runs on its own SMs only.
+
+        Returns a VerifyReport. Raises IsolationError if the context runs on other SMs.
+        """
         return above.verify({self.name or "context": self})
 
     @cython.binding(False)

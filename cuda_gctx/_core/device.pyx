@@ -223,8 +223,8 @@ cdef class Device:
 
         options: ContextOptions, or a dict of their fields.
 
-        Raises ResourceOverlapError instead of warning with `exclusive`, ValueError for resources that cannot be in one
-        context, CapturingError during a capture, and FeatureNotSupported on drivers before 12.4.
+        Returns a Context. Raises ResourceOverlapError instead of warning with `exclusive`, ValueError for resources
+        that cannot be in one context, CapturingError during a capture, and FeatureNotSupported on drivers before 12.4.
         """
         if fields:
             raise TypeError(
@@ -241,7 +241,7 @@ cdef class Device:
 
         options: StreamOptions or a dict of their fields; or an object with ``__cuda_stream__``, which is adopted.
 
-        Raises ValueError if the priority is not in `priority_range`.
+        Returns a Stream. Raises ValueError if the priority is not in `priority_range`.
         """
         if hasattr(options, "__cuda_stream__"):
             return Stream(options)
@@ -250,7 +250,7 @@ cdef class Device:
     def create_event(self, options=None):
         """Create an event of the primary context.
 
-        options: EventOptions, or a dict of their fields.
+        options: EventOptions, or a dict of their fields. Returns an Event.
         """
         return new_event(self.primary(), as_options(EventOptions, options))
 

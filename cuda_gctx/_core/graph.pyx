@@ -72,7 +72,7 @@ cdef class Graph:
         return not self._slot.get()
 
     def instantiate(self):
-        """Make the executable graph. It takes device memory, and does not need this graph any more."""
+        """Make the executable graph, which takes device memory and no longer needs this graph. Returns a GraphExec."""
         cdef GraphHandle box = self._slot.demand(b"graph")
         cdef GraphExec made = GraphExec.__new__(GraphExec)
         cdef GraphExecHandle exec_box

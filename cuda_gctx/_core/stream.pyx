@@ -145,7 +145,7 @@ cdef class Stream:
         handle: the CUstream, as an int; 1 is the legacy default stream of the current context. owner: an object to keep
         alive as long as this one.
 
-        Raises ValueError for a handle that is not a live stream, and for 0, which has two meanings.
+        Returns a Stream. Raises ValueError for a handle that is not a live stream, and for 0, which has two meanings.
         """
         number = as_handle(handle)
         if number == 0:

@@ -63,8 +63,9 @@ def stub_of(thing: object) -> ast.FunctionDef | None:
     """What the stub says of a compiled function, which has no signature to read; None for one written in Python."""
     owner = getattr(thing, "__objclass__", thing)
     module = sys.modules[str(getattr(owner, "__module__", None) or "cuda_gctx")]
-    stub = Path(str(module.__file__).split(".")[0] + ".pyi")
-    if isinstance(thing, FunctionType) or not stub.exists():
+    compiled = Path(str(module.__file__))
+    stub = compiled.with_name(compiled.name.split(".")[0] + ".pyi")
+    if isinstance(thing, FunctionType) or compiled.suffix != ".so":
         return None
     node: ast.AST = parsed(stub)
     for name in str(getattr(thing, "__qualname__", "")).split("."):

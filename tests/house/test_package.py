@@ -215,18 +215,12 @@ def test_libraries_use_no_streams_of_the_c_plus_plus_library() -> None:
 
 
 def test_wheel_is_under_1_5_mb() -> None:
-    """1.6 MB for older systems, with what they lack linked into each library."""
-    limit = (
-        1_600_000
-        if "manylinux" in (importlib.metadata.distribution("cuda-gctx").read_text("WHEEL") or "")
-        else 1_500_000
-    )
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as wheel:
         for file in importlib.metadata.files("cuda-gctx") or ():
             if "__pycache__" not in file.parts and ".." not in file.parts:
                 wheel.write(file.locate(), file)
-    assert 0 < archive.tell() < limit
+    assert 0 < archive.tell() < 1_500_000
 
 
 def test_software_driver_does_not_take_the_place_of_the_real_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -13,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from cuda_gctx import sim
+
+from ..common import cuda_header, needs_cuda_header
 
 pytestmark = pytest.mark.sim_only
 
@@ -171,13 +172,11 @@ def test_what_is_timed_is_in_a_recording_of_times() -> None:
     assert [entry for entry in behaviours("timed") if entry["source"] not in times] == []
 
 
+@needs_cuda_header
 def test_what_is_documented_is_in_the_header_word_by_word() -> None:
-    try:
-        files = importlib.metadata.files("nvidia-cuda-runtime") or []
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("no cuda.h: pip install nvidia-cuda-runtime")
-    header = next(file.locate() for file in files if file.name == "cuda.h")
-    text = re.sub(r"\n\s*\*( |/)?", " ", Path(str(header)).read_text())
+    header = cuda_header()
+    assert header is not None
+    text = re.sub(r"\n\s*\*( |/)?", " ", header.read_text())
     text = re.sub(r"\s+", " ", re.sub(r"\\p |\\ref |::", "", text))
     assert [entry for entry in behaviours("documented") if entry["source"] not in text] == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import json
 import os
 import shutil
@@ -15,18 +14,12 @@ import pytest
 
 from cuda_gctx import sim
 
+from ..common import needs_cuda_header
+
 pytestmark = pytest.mark.sim_only
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "cuda_gctx" / "_cpp" / "sim" / "abi" / "make_tables.py"
-
-
-def has_header() -> bool:
-    """Whether cuda.h is installed, which the build of the package needs and the package itself does not."""
-    try:
-        return bool(importlib.metadata.files("nvidia-cuda-runtime"))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def environment(spec: str = "h200@13.0") -> dict[str, str]:
@@ -131,7 +124,7 @@ print(driver.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(1
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ preprocessor")
-@pytest.mark.skipif(not has_header(), reason="no cuda.h: pip install nvidia-cuda-runtime")
+@needs_cuda_header
 def test_the_tables_of_functions_follow_from_the_header() -> None:
     subprocess.run([sys.executable, str(TABLES), "--check"], check=True)
 

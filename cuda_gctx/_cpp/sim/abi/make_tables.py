@@ -60,10 +60,12 @@ OF_OTHER_HEADERS = {"cuProfilerStart", "cuProfilerStop"}
 
 def include_folder() -> Path:
     """The folder of the header that the package is built with."""
-    for file in importlib.metadata.files("nvidia-cuda-runtime") or []:
-        if file.name == "cuda.h":
-            return Path(str(file.locate())).parent
-    raise SystemExit("no cuda.h: pip install nvidia-cuda-runtime")
+    for found in importlib.metadata.distributions(name="nvidia-cuda-runtime"):
+        if (13, 4) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
+            for file in found.files or ():
+                if file.name == "cuda.h":
+                    return Path(str(file.locate())).parent
+    raise SystemExit("no cuda.h of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'")
 
 
 def declared(include: Path) -> dict[str, tuple[str, int]]:
