@@ -123,8 +123,8 @@ class MixedCommHandler:
     through it. If not, nodes exchange by peer access. In both cases all ranks must run on one host.
     use_autotune: whether calls without a mode follow the table of run_autotune(), if there is one.
     partition: where the kernels run.
-    timeout_s: how long a kernel waits for another rank before it reports a fault, and shutdown() for the other ranks.
-    On the host, ranks that torch.distributed connects wait for each other as long, but at least for 60 s.
+    timeout_s: how long a kernel waits for another rank before it reports a fault. On the host, ranks that
+    torch.distributed connects wait for each other as long, but at least for 60 s.
     max_message_bytes: for which inputs and outputs memory is reserved; None: 64 MiB. TWO_EXCHANGE stages larger
     messages in several rounds, and HIERARCHICAL refuses them. Where all ranks are threads on one device, None reserves
     nothing for TWO_EXCHANGE, because the ranks reach each other's tensors. What map_tensors() was called with is not
@@ -239,15 +239,17 @@ class MixedCommHandler:
                 )
             # Messages of the host stay on the host, and have a time limit of their own. NCCL would use a stream, and
             # change the current context.
-            self._torch_groups[()] = distributed.new_group(backend="gloo", timeout=self._host_limit())
+            limit = timedelta(seconds=self._host_limit_s)
+            self._torch_groups[()] = distributed.new_group(backend="gloo", timeout=limit)
             backend: CommBackend = TorchBackend(self._torch_groups[()])
         else:
             backend = as_backend(given)
         self._demand_place(backend)
         return backend
 
-    def _host_limit(self) -> timedelta:
-        return timedelta(seconds=max(HOST_S, self._timeout_s))
+    @property
+    def _host_limit_s(self) -> float:
+        return max(HOST_S, self._timeout_s)
 
     def _demand_place(self, backend: CommBackend) -> None:
         place = backend.Get_rank(), backend.Get_size()
@@ -300,7 +302,7 @@ class MixedCommHandler:
                 # With no more blocks than the partition has SMs.
                 group = import_module("cuda_gctx.interop.nccl").new_group(partition, list(ranks))
             elif self.device.type == "cpu":
-                group = distributed.new_group(list(ranks), timeout=self._host_limit())
+                group = distributed.new_group(list(ranks), timeout=timedelta(seconds=self._host_limit_s))
             else:
                 group = distributed.new_group(list(ranks))
             self._torch_groups[ranks] = group
@@ -870,27 +872,31 @@ class MixedCommHandler:
     def shutdown(self) -> None:
         """Waits for the calls of this rank, then for the other ranks unless one has failed, and frees everything.
 
-        If another rank does not come within `timeout_s`, the memory stays mapped. A second call does nothing.
+        If another rank does not come within `timeout_s`, but at least 60 s, the memory stays mapped, with a
+        ResourceWarning. A second call does nothing.
         """
         if self._state is _State.CLOSED:
             return
         before, self._state = self._state, _State.CLOSED
-        failed = before is _State.FAILED
+        failed, missing = before is _State.FAILED, ""
         try:
             if self._workspaces is not None:
                 with suppress(CUDAError):
                     self._context.sync()
                 failed = failed or (self._fault is not None and self._fault.read()[0] != Fault.NONE)
             if not failed:
-                barrier_within(self._backend, self._timeout_s)
-        except (RuntimeError, ValueError):  # a rank is missing, or torch.distributed is gone already
-            failed = True
+                barrier_within(self._backend, self._host_limit_s)
+        except (RuntimeError, ValueError) as error:  # a rank is missing, or torch.distributed is gone already
+            failed, missing = True, str(error)
         # Another rank may still write to the memory of this one if not all ranks are here: it stays mapped.
         if failed:
             self._mapped = None
             self._transport = None
             self._workspaces = None
             self._fault = None
+            if missing:
+                message = f"{self!r} was shut down without the other ranks, and keeps its memory mapped: {missing}"
+                warnings.warn(message, ResourceWarning, stacklevel=2)
             return
         self._destroy_groups()
         self._free()

@@ -83,5 +83,6 @@ benchmark sweep 70 --part sweep ||
   benchmark sweep-again 40 --part sweep --skip mapped programmatic --out "$output/sweep-again"
 benchmark overlap 60 --part overlap
 benchmark autotune 120 --part autotune
+benchmark staging 60 --part staging
 rm -rf "${output:?}/site"
 exit $failed
