@@ -137,7 +137,11 @@ def parts_of(batch: int, context: int) -> Mapping[str, Callable[[Stream], None]]
 def built() -> str:
     """The JSON of a policy that is measured once."""
     loads = {"batch": [16, 48], "context": [1024, 4096]}
-    with session("h200"), patch.object(_policy_building, "CURVE_ROUNDS", 2), patch.object(_policy_building, "BATCHES", 1):
+    with (
+        session("h200"),
+        patch.object(_policy_building, "CURVE_ROUNDS", 2),
+        patch.object(_policy_building, "BATCHES", 1),
+    ):
         return tune.policy(
             parts_of, latency="decode", loads=loads, device=Device(0), quantile=0.8, checks=4, budget_s=600
         ).to_json()
