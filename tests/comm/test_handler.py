@@ -154,6 +154,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_handler, "_names_of_dtypes", lambda: {torch.float16: "float16", torch.bfloat16: "bfloat16"})
 
 
+@pytest.fixture(autouse=True)
+def machine(sim: Any) -> None:
+    sim("h200", devices=2)
+
+
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
@@ -219,7 +224,7 @@ def test_kernels_follow_each_other_in_the_order_of_their_mode(driver: FakeDriver
     on_ranks(driver, 4, work, nodes=2, local_tp_size=2, inter_dp_size=2, **options)
 
 
-def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver: FakeDriver, sim: Any) -> None:
+def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver: FakeDriver) -> None:
     def run(rank: LocalRank) -> None:
         assert rank.partition is not None
         main = rank.partition.stream
@@ -241,7 +246,6 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
         assert len(before) == len(after) == len(before | after | {main.handle}) - 2 == 1
         assert streams_of_a_small_message == [main.handle] * 3
 
-    sim("h200", devices=2)
     with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
         world.run(run)
 
