@@ -23,6 +23,7 @@ from serving import report as serving
 
 from cuda_gctx.draw.durations import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
+from cuda_gctx.measure.statistics import median
 from cuda_gctx.tune import Report
 from cuda_gctx.tune._report import title_of
 
@@ -288,6 +289,28 @@ def mixes_section(result: Result) -> str:
     return f"{machine(result)} Medians, p10 and p90.\n\n{markdown(rows)}"
 
 
+def launches_section(result: Result) -> str:
+    """What small launches take, by how they are enqueued, in each process; and what they cost the host's threads."""
+    runs: dict[str, list[list[Result]]] = {}
+    for number, process in enumerate(result["processes"]):
+        for row in process:
+            of_processes = runs.setdefault(row["how"], [[] for _ in result["processes"]])
+            of_processes[number].append(row)
+    costs = ("waits for a launch", "CPU us for a launch")
+    rows = [["enqueued by", *(f"process {n}, us" for n in range(1, len(result["processes"]) + 1)), *costs]]
+    for how, of_processes in sorted(runs.items()):
+        cells = []
+        for process in of_processes:
+            us = sorted(row["us_per_mix"] for row in process)
+            cells.append(f"{median(us):.0f} ({us[0]:.0f} to {us[-1]:.0f})" if us else "")
+        threads = [thread for process in of_processes for row in process for thread in row["threads"]]
+        for field, digits in (("waits_per_launch", 2), ("cpu_us_per_launch", 1)):
+            each = sorted(thread[field] for thread in threads)
+            cells.append(f"{median(each):.{digits}f} ({each[0]:.{digits}f} to {each[-1]:.{digits}f})" if each else "")
+        rows.append([how, *cells])
+    return f"{machine(result)} Medians, and the smallest and largest of all runs.\n\n{markdown(rows)}"
+
+
 def worlds_section(result: Result) -> str:
     """How often the tuner is wrong where the truth is known."""
     header = [
@@ -365,6 +388,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of answers": ("studies", answers_section),
     "of mixes": ("studies", each(mixes_section)),
     "of two devices": ("allreduce", each(allreduce_section)),
+    "of launches": ("launches", each(launches_section)),
     "of worlds": ("worlds", each(worlds_section)),
     "of serving": ("serving", each(serving_section)),
 }

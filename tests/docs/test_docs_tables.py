@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
@@ -218,6 +219,27 @@ def test_studies_of_several_processes_are_joined_and_the_rest_is_measured_later(
         ["critical-load", "prefill-decode", "mixes"],
         ["critical-load", "prefill-decode", "gemms"],
     ]
+
+
+def test_what_the_pages_quote_of_launches_is_in_the_results() -> None:
+    result = json.loads((BENCHMARKS / "results" / "h100-80gb-hbm3-driver-13.0-launches.json").read_text())
+    ms: dict[str, list[float]] = {}
+    for process in result["processes"]:
+        for row in process:
+            ms.setdefault(row["how"], []).append(row["us_per_mix"] / 1e3)
+    threads, one, two, graphs = (
+        median(ms[how])
+        for how in ("two threads", "one thread, one stream", "one thread, two streams", "CUDA graphs of 30 launches")
+    )
+    alone = ms["one thread, one stream"]
+    busy = [value for value in ms["two threads on a CPU each"] if value > 10]
+    quoted = [
+        f"gain little over one**, {threads:.1f} ms against {one:.1f} on one stream and {two:.1f} on two",
+        f"one thread on one stream, which waits for nobody, takes {min(alone):.1f} to {max(alone):.1f} ms",
+        f"is worse than any of this: {min(busy):.0f} to {max(busy):.0f} ms",
+        f"of 30 launches take {graphs:.1f} ms",
+    ]
+    assert [words for words in quoted if words not in studies_page()] == []
 
 
 def test_what_the_pages_quote_of_the_all_reduce_is_in_the_results() -> None:
