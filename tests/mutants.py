@@ -85,6 +85,12 @@ MUTANTS = {
         "            if False:\n",
         "tests/tune/test_worlds.py",
     ),
+    "a gate where only plans that overlap are launch-bound": Mutant(
+        "tune/_search.py",
+        'if self._runner.launch != "graphs":',
+        "if False:",
+        "tests/tune/test_launch.py",
+    ),
     "a gate in launch-bound work": Mutant(
         "tune/_measure.py",
         "return AHEAD.gate_s(host_s) if self.gated else 0.0",

@@ -20,7 +20,7 @@ LEAST_TRADE, MOST_TRADED = 0.1, 3
 def reasons(search: Search, report: Report, chosen: Candidate) -> tuple[str, ...]:
     """The reasons, the most general first."""
     found = [_bound(report)]
-    found += _hosts(search, report)
+    found += _hosts(search, report, chosen)
     found += _streams(search, report)
     found += _partitions(search, report, chosen)
     found += _libraries(search)
@@ -55,7 +55,7 @@ def _longest(report: Report) -> str:
     return max(report.alone, key=lambda name: report.alone[name].median * weights.get(name, 1))
 
 
-def _hosts(search: Search, report: Report) -> list[str]:
+def _hosts(search: Search, report: Report, chosen: Candidate) -> list[str]:
     """What the host limits."""
     found = [
         f"{name} waits for the device inside its function, so nothing else can be enqueued meanwhile"
@@ -63,16 +63,18 @@ def _hosts(search: Search, report: Report) -> list[str]:
         if facts.waits
     ]
     if not isinstance(search.objective, TailLatency) and not found:
-        samples = list(search.sequence().samples.values())
         # What the calls take the host while the driver's queue has room; otherwise the host waits for the device.
         called_s = sum(facts.host_s * search.weight(name) for name, facts in search.facts.items())
-        device_s = sum(facts.device_s * search.weight(name) for name, facts in search.facts.items())
-        if 2 * sum(sample.launch_bound for sample in samples) > len(samples) and called_s > device_s / 2:
-            host_s = median([sample.host_s for sample in samples])
-            found.append(
-                f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(search.objective)} of "
-                f"{words(device_s)}, so the device waits for the host: use fewer launches, or a CUDA graph"
-            )
+        alone = [facts.device_s * search.weight(name) for name, facts in search.facts.items()]
+        for candidate, device_s in ((search.sequence(), sum(alone)), (chosen, max(alone))):
+            samples = list(candidate.samples.values())
+            if 2 * sum(sample.launch_bound for sample in samples) > len(samples) and called_s > device_s / 2:
+                host_s = median([sample.host_s for sample in samples])
+                found.append(
+                    f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(search.objective)} of "
+                    f"{words(device_s)}, so the device waits for the host: use fewer launches, or a CUDA graph"
+                )
+                break
     streams = _by_kind(report, "streams")
     if search.by_host_threads and streams is not None:
         taken = f"{words(streams.seconds.p10)} to {words(streams.seconds.p90)}"

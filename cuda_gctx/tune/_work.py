@@ -240,4 +240,4 @@ def examine(part: Part, stream: Stream, demand_time: Callable[[], None]) -> Part
             f"part {part.name!r} enqueued no work on the stream that it was called with: launch its work on that "
             "stream, or, with torch and CuPy, on their current stream"
         )
-    return PartFacts(last.seconds[0], called_s if waits else last.host_s, waits)
+    return PartFacts(last.seconds[0], called_s if waits else min(called_s, last.host_s), waits)

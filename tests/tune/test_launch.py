@@ -189,6 +189,35 @@ def test_a_curve_of_launch_bound_work_is_measured_without_a_gate(dev: Device, ga
     assert gates[-1] > 0
 
 
+@pytest.mark.parametrize("objective", ["makespan", Throughput(a=1, b=1)])
+def test_a_gain_is_not_one_of_the_gate(dev: Device, objective: Any) -> None:
+    # In sequence the device is busy, and the host ahead. If the parts overlap, a step takes the device 2.6 ms and the
+    # host 4: behind a gate, most steps of a batch would be enqueued before the first one begins.
+    def part(stream: Stream) -> None:
+        host_takes(2 * MS)
+        spin(stream, 132, 2_600_000)
+
+    report = tune.overlap(
+        a=part, b=lambda s: part(s), device=dev, sizes=[64], objective=objective, launch="calls", budget_s=6
+    )
+    [streams] = [result for result in report.results if result.plan.kind == "streams"]
+    assert streams.seconds.median == pytest.approx(4e-3, rel=0.15)
+    assert 1.1 < report.gain < 1.35
+    assert streams.launch_bound
+    assert any(reason.startswith("launch-bound: the host needs 4") for reason in report.reasons)
+
+
+def test_a_gate_is_left_out_only_if_the_host_takes_longer_than_the_longest_part(dev: Device) -> None:
+    def part(stream: Stream) -> None:
+        host_takes(MS)
+        spin(stream, 132, 2_600_000)
+
+    report = tune.overlap(a=part, b=lambda s: part(s), device=dev, sizes=[64], budget_s=6)
+    assert report.launch == "by one host thread"
+    assert report.gain == pytest.approx(2, rel=0.01)
+    assert "launch-bound" not in str(report)
+
+
 @pytest.mark.parametrize("launch", ["calls", "threads"])
 def test_other_work_is_enqueued_by_one_thread(dev: Device, launch: Any) -> None:
     def long(stream: Stream) -> None:
