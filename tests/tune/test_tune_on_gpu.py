@@ -19,6 +19,7 @@ from cuda_gctx.measure.loop import TIMED, seconds_between
 from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, spin
 
 from ..common import refusal
+from .conftest import host_takes
 
 # What the frameworks warn of is not the matter here.
 pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("default")]
@@ -107,8 +108,21 @@ def test_launches_that_bind_are_reported(dev: Device, shown: Any) -> None:
     report = shown(tune.overlap(a=short, b=short, device=dev, budget_s=1.5, **FEW))
     assert any(reason.startswith("launch-bound") for reason in report.reasons)
     assert report.launch == "by a host thread for each part"
+    assert any(reason.startswith("bound by the host's threads: on plain streams") for reason in report.reasons)
     graphs = shown(tune.overlap(a=short, b=short, device=dev, budget_s=1.5, launch="graphs", **FEW))
     assert graphs.launch == "as graphs"
+
+
+def test_a_gain_is_not_one_of_the_gate(dev: Device, shown: Any) -> None:
+    # The parts overlap on the device, but one host thread needs 4 ms for both, and more on a slow host.
+    def part(stream: Stream) -> None:
+        host_takes(2 * MS)
+        spin(stream, dev.sm_count, 2_600 * US)
+
+    report = shown(tune.overlap(a=part, b=lambda s: part(s), device=dev, budget_s=3, launch="calls", **FEW))
+    streams = next(result for result in report.results if result.plan.kind == "streams")
+    assert streams.seconds.median > 3.9e-3
+    assert report.gain < 1.4
 
 
 def test_a_mix_of_more_launches_than_the_queue_holds_is_not_launch_bound(dev: Device, shown: Any) -> None:
