@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from serving.search import REVISIONS, Outcome, Question, Trial
 
 KIND = "serving"
 ROWS = ("trials", "soaks", "errors")
+# A trial captures what it lacks, and the next one has that; but its steps, and so the graphs, may be others.
+DISTURBED = 3
 
 
 class Store:
@@ -107,16 +110,16 @@ def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dic
 def trials_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The trials of a file of results that say something: of contenders as they are now, and not out of time.
 
-    One that failed while graphs were captured on the way is left out at its first time.
+    One that failed while graphs were captured on the way is left out, up to DISTURBED times.
     """
     found: list[Mapping[str, Any]] = []
-    disturbed: set[Trial] = set()
+    disturbed: Counter[Trial] = Counter()
     for row in content["trials"]:
         if row["out_of_time"] or row["revision"] != REVISIONS[row["contender"]]:
             continue
         trial = trial_of(row)
-        if not row["kept"] and row["late_captures"] and trial not in disturbed:
-            disturbed.add(trial)
+        if not row["kept"] and row["late_captures"] and disturbed[trial] < DISTURBED:
+            disturbed[trial] += 1
             continue
         found.append(row)
     return found

@@ -21,7 +21,7 @@ from serving.search import (
     next_trial,
     questions,
 )
-from serving.store import Store, merged, outcomes_of
+from serving.store import DISTURBED, Store, merged, outcomes_of
 
 QUESTION = Question("8B", "documents", 25.0, "chunked")
 HEAD = {"card": "a card", "cuda": "13.0", "simulated": True, "date": "2026-11-22"}
@@ -125,8 +125,9 @@ def test_a_failure_with_captures_on_the_way_is_tried_again() -> None:
     truth = {("a", 1): 1.0}
     assert outcomes_of({"trials": [row(trial, truth, late=1)]}) == []
     assert len(outcomes_of({"trials": [row(trial, truth), row(Trial(QUESTION, "a", 0.5, 1), truth, late=1)]})) == 2
-    # Once: a failure that comes again counts.
-    assert len(outcomes_of({"trials": [row(trial, truth, late=1)] * 2})) == 1
+    # A failure that comes again and again counts.
+    assert outcomes_of({"trials": [row(trial, truth, late=1)] * DISTURBED}) == []
+    assert len(outcomes_of({"trials": [row(trial, truth, late=1)] * (DISTURBED + 1)})) == 1
 
 
 def test_trials_of_an_earlier_revision_say_nothing() -> None:
