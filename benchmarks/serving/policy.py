@@ -77,6 +77,11 @@ class ByCosts(ByPolicy):
             for kind in self.paces
         }
 
+    @property
+    def placed(self) -> list[tuple[Placement, int]]:
+        """The placements with a lane for each, and the tokens of a chunk there."""
+        return list(self._placed.values())
+
     def decide(self, state: State) -> Decision:
         for one in state.ended:
             if one.beside and one.placement.kind in self.paces:

@@ -13,10 +13,11 @@ from typing import Any
 from serving.costs import Costs
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
-from serving.loop import Limits, Record, Served, Serving
+from serving.loop import Contender, Limits, Record, Served, Serving
+from serving.policy import ByCosts
 from serving.search import REVISIONS, Question, Trial, written
 from serving.virtual import VirtualExecutor
-from serving.work import Done, Segment, Step
+from serving.work import Done, Row, Segment, Step
 
 # Predictions begin at a share of the rate at which prompts alone would keep the device busy, go down and up from there
 # by factors, and end at others.
@@ -55,8 +56,9 @@ def serve(
     on_end: called with each sequence that has ended.
     """
     load, limits = LOADS[trial.question.load], limits_of(trial.question)
-    contender = ENTRANTS[trial.question.contender].make(json.loads(trial.settings), costs, limits)
-    serving = Serving(contender, executor, load.draw(trial.rate, trial.seed), load.sequences, seed=trial.seed)
+    serving = Serving(
+        contender_of(trial, costs), executor, load.draw(trial.rate, trial.seed), load.sequences, seed=trial.seed
+    )
     serving.on_end = on_end
     record = serving.run(limits, most_seconds=most_seconds)
     serving.drain()
@@ -69,8 +71,23 @@ def rehearse(trial: Trial, costs: Costs, truth: Costs | None = None) -> Record:
 
 
 def steps_of(trial: Trial, costs: Costs, rehearsed: Record) -> list[Done]:
-    """The steps that a trial may need graphs for: those that were rehearsed, and those on slower cards."""
-    return rehearsed.steps + [step for truth in costs.varied() for step in rehearse(trial, costs, truth).steps]
+    """The steps that a trial may need graphs for.
+
+    Those that were rehearsed, those on slower cards, and the largest ones at every placement that a policy may choose.
+    """
+    found = rehearsed.steps + [step for truth in costs.varied() for step in rehearse(trial, costs, truth).steps]
+    contender = contender_of(trial, costs)
+    if isinstance(contender, ByCosts):
+        rows = tuple(Row(slot, 0) for slot in range(LOADS[trial.question.load].sequences))
+        for placement, chunk in contender.placed:
+            found.append(Done("decode", Step(rows=rows), placement, 0.0, 0.0))
+            found.append(Done("prefill", Step(segments=(Segment(0, 0, chunk, True),)), placement, 0.0, 0.0))
+    return found
+
+
+def contender_of(trial: Trial, costs: Costs) -> Contender:
+    """The contender of a trial, with its settings."""
+    return ENTRANTS[trial.question.contender].make(json.loads(trial.settings), costs, limits_of(trial.question))
 
 
 def row_of(trial: Trial, record: Record) -> dict[str, Any]:

@@ -333,3 +333,13 @@ def test_steps_of_slower_cards_are_prepared_too() -> None:
     more = trials.steps_of(trial, COSTS, rehearsed)
     tokens = {one.step.prompt_tokens for one in rehearsed.steps}
     assert tokens < {one.step.prompt_tokens for one in more}
+
+
+def test_every_placement_that_a_policy_may_choose_is_prepared() -> None:
+    trial = Trial(Question("8B", "retrieval", 25.0, "policy"), '{"margin": 0.9, "waves": 2}', 30.0, 1)
+    steps = trials.steps_of(trial, COSTS, Record())
+    for lane in ("decode", "prefill"):
+        found = {one.placement for one in steps if one.lane == lane}
+        assert {Placement("disjoint", sms, 132 - sms) for sms in (16, 24, 32, 48, 64)} <= found
+        assert {Placement("overlay", None, 132 - sms) for sms in (16, 24, 32, 48, 64)} <= found
+    assert max(len(one.step.rows) for one in steps) == LOADS["retrieval"].sequences
