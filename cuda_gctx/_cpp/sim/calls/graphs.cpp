@@ -112,20 +112,11 @@ CUresult pass_memory(Call& c, const GraphExec& exec, const ExecNodes& nodes) {
   return CUDA_SUCCESS;
 }
 
-std::shared_ptr<Work> work_of(Call& c, const ExecNode& one, const Stream& stream) {
+WorkPtr work_of(Call& c, const ExecNode& one, const Stream& stream) {
+  if (!one.enabled) return work_of(c, GraphNode{}, nullptr, stream.device);
   const GraphNode& node = one.node;
-  auto work = std::make_shared<Work>();
-  work->device = stream.device;
-  if (!one.enabled) return work;
   const Context* context = node.context_id == 0 ? nullptr : c.machine.contexts.find(node.context_handle);
-  if (context != nullptr) work->device = context->device;
-  work->duration = node.duration;
-  work->engine = node.engine;
-  work->bytes = node.bytes;
-  work->effect = node.effect;
-  work->host = node.host;
-  if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) work->grid = make_grid(c.machine, *context, node.launch);
-  return work;
+  return work_of(c, node, context, context != nullptr ? context->device : stream.device);
 }
 
 // An event may be destroyed before a graph that names it is launched: then nothing is recorded and nothing waits.

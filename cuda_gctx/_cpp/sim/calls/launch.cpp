@@ -148,6 +148,19 @@ const Context* occupancy_context(Call& c, const CUlaunchConfig* config, CUresult
   return current_context(c, result);
 }
 
+template <Fn function, class Body>
+CUresult with_clusters(CUfunction kernel, const CUlaunchConfig* config, Body&& body) noexcept {
+  return call<function>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    LaunchPlan plan;
+    const auto code = find_code(c, kernel, result);
+    if (!code) return result;
+    if (result = read_config(config, plan); result != CUDA_SUCCESS) return result;
+    const Context* context = occupancy_context(c, config, result);
+    return context == nullptr ? result : body(c, *code, plan, *context);
+  });
+}
+
 CUresult occupancy(Call& c, int* out, CUfunction handle, int threads, std::size_t shared_bytes) {
   CUresult result = CUDA_SUCCESS;
   const auto code = find_code(c, handle, result);
@@ -266,9 +279,9 @@ CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(std::size_t* out, CUfun
                                                          int threads) {
   return call<Fn::cuOccupancyAvailableDynamicSMemPerBlock>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    if (!find_code(c, function, result)) return result;
-    if (blocks <= 0 || threads <= 0) return CUDA_ERROR_INVALID_VALUE;
     const auto code = find_code(c, function, result);
+    if (!code) return result;
+    if (blocks <= 0 || threads <= 0) return CUDA_ERROR_INVALID_VALUE;
     const auto allowed =
         static_cast<std::size_t>(kernel_attribute(c.machine, *code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
     const std::size_t share = c.machine.chip->profile().shared_bytes_per_sm / static_cast<std::size_t>(blocks);
@@ -278,38 +291,26 @@ CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(std::size_t* out, CUfun
 }
 
 CUresult CUDAAPI cuOccupancyMaxPotentialClusterSize(int* out, CUfunction function, const CUlaunchConfig* config) {
-  return call<Fn::cuOccupancyMaxPotentialClusterSize>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    LaunchPlan plan;
-    const auto code = find_code(c, function, result);
-    if (!code) return result;
-    if (result = read_config(config, plan); result != CUDA_SUCCESS) return result;
-    const Context* context = occupancy_context(c, config, result);
-    if (context == nullptr) return result;
-    unsigned size = c.machine.chip->max_cluster_size(context->sms, context->traits.bond);
-    // More than 8 blocks only where the kernel says that it is not portable (documented).
-    const bool large = kernel_attribute(c.machine, *code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
-    if (!large) size = std::min(size, portable_cluster);
-    return give(out, static_cast<int>(size));
-  });
+  return with_clusters<Fn::cuOccupancyMaxPotentialClusterSize>(
+      function, config, [&](Call& c, const KernelCode& code, const LaunchPlan&, const Context& context) {
+        unsigned size = c.machine.chip->max_cluster_size(context.sms, context.traits.bond);
+        // More than 8 blocks only where the kernel says that it is not portable (documented).
+        const bool large = kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
+        if (!large) size = std::min(size, portable_cluster);
+        return give(out, static_cast<int>(size));
+      });
 }
 
 CUresult CUDAAPI cuOccupancyMaxActiveClusters(int* out, CUfunction function, const CUlaunchConfig* config) {
-  return call<Fn::cuOccupancyMaxActiveClusters>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    LaunchPlan plan;
-    const auto code = find_code(c, function, result);
-    if (!code) return result;
-    if (result = read_config(config, plan); result != CUDA_SUCCESS) return result;
-    const Context* context = occupancy_context(c, config, result);
-    if (context == nullptr) return result;
-    const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
-    const unsigned resident =
-        std::min(blocks_per_sm(c.machine, *code, threads, plan.shared_bytes), max_cluster_blocks_per_sm);
-    const unsigned clusters =
-        c.machine.chip->max_active_clusters(context->sms, plan.cluster, resident, context->traits.bond);
-    return give(out, static_cast<int>(clusters));
-  });
+  return with_clusters<Fn::cuOccupancyMaxActiveClusters>(
+      function, config, [&](Call& c, const KernelCode& code, const LaunchPlan& plan, const Context& context) {
+        const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
+        const unsigned resident =
+            std::min(blocks_per_sm(c.machine, code, threads, plan.shared_bytes), max_cluster_blocks_per_sm);
+        const unsigned clusters =
+            c.machine.chip->max_active_clusters(context.sms, plan.cluster, resident, context.traits.bond);
+        return give(out, static_cast<int>(clusters));
+      });
 }
 
 }  // extern "C"

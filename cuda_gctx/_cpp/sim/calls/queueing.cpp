@@ -50,18 +50,23 @@ CUresult add_stream(Call& c, Context& context, unsigned flags, int priority, CUs
   return give(out, as_handle<CUstream>(stream));
 }
 
-WorkPtr submit(Call& c, Stream& stream, const GraphNode& node) {
+WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int device) {
   auto work = std::make_shared<Work>();
-  work->device = stream.device;
-  work->after = predecessors(stream);
-  work->queues = stream.queues;
-  work->connection = stream.connection;
+  work->device = device;
   work->duration = node.duration;
   work->engine = node.engine;
   work->bytes = node.bytes;
   work->effect = node.effect;
   work->host = node.host;
-  if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) work->grid = make_grid(c.machine, *stream.context, node.launch);
+  if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) work->grid = make_grid(c.machine, *context, node.launch);
+  return work;
+}
+
+WorkPtr submit(Call& c, Stream& stream, const GraphNode& node) {
+  const WorkPtr work = work_of(c, node, stream.context, stream.device);
+  work->after = predecessors(stream);
+  work->queues = stream.queues;
+  work->connection = stream.connection;
   c.machine.clock.submit(work);
   stream.last = work;
   return work;

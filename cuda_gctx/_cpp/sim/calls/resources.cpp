@@ -72,13 +72,16 @@ void write_group(const Call& c, const SmMeaning& meaning, CUdevResource& out) {
   write_sm(c.machine, meaning, fields, out);
 }
 
-void write_remainder(const Call& c, const SmMeaning& meaning, CUdevResource* out) {
+// `group` is one of the same split, whose input and number the remainder has too.
+void write_remainder(const Call& c, const SplitAnswer& answer, const SmMeaning& group, CUdevResource* out) {
   if (out == nullptr) return;
-  if (meaning.sms.none()) {
+  if (answer.remainder.none()) {
     write_invalid(*out);
-  } else {
-    write_group(c, meaning, *out);
+    return;
   }
+  SmMeaning made{group.device, Origin::remainder, 0, 0, {}, group.split, group.source, answer.remainder};
+  made.traits = {answer.remainder_coscheduled, answer.remainder_bond};
+  write_group(c, made, *out);
 }
 
 // Of a context over several pieces: the least alignment, and the loosest bond.
@@ -216,12 +219,7 @@ CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* gr
         write_group(c, made, groups[i]);
       }
     }
-    made.origin = Origin::remainder;
-    made.flags = 0;
-    made.locality_domain = 0;
-    made.sms = answer.remainder;
-    made.traits = {answer.remainder_coscheduled, answer.remainder_bond};
-    write_remainder(c, made, remainder);
+    write_remainder(c, answer, made, remainder);
     return CUDA_SUCCESS;
   });
 }
@@ -250,12 +248,7 @@ CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* groups, unsigned group_coun
       made.locality_domain = params[i].localityDomainId;
       write_group(c, made, groups[i]);
     }
-    made.origin = Origin::remainder;
-    made.flags = 0;
-    made.locality_domain = 0;
-    made.sms = answer.remainder;
-    made.traits = {answer.remainder_coscheduled, answer.remainder_bond};
-    write_remainder(c, made, remainder);
+    write_remainder(c, answer, made, remainder);
     return CUDA_SUCCESS;
   });
 }
