@@ -33,14 +33,17 @@ CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h'
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
 
-# ORDER=random runs the tests of Python in a new random order; what it prints as --order=SEED repeats it. SHARE=2/20 runs the
-# second of twenty shares of them, which a machine with many cores runs side by side.
+# The tests of Python are dealt out to JOBS processes, which run side by side; the output of each is printed when it ends. It is one process
+# where there may be a GPU, which tests have to themselves. ORDER=random runs the tests in a new random order, and ORDER=SEED repeats it.
+JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
-SHARE ?= 1/1
+test: order := $(if $(filter random,$(ORDER)),$(shell date +%s),$(ORDER))
 test: $(VENV)/package $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
-	$(BIN)/pytest --order=$(ORDER) --share=$(SHARE)
+	mkdir -p build/tests
+	seq $(JOBS) | xargs -P $(JOBS) -I @ sh -c '$(BIN)/pytest --order=$(order) --share=@/$(JOBS) > build/tests/@.log 2>&1; \
+	  code=$$?; cat build/tests/@.log; exit $$code'
 
 test-under-load: $(VENV)/package $(VENV)/torch
 	tests/under_load.sh $(MAKE) test ORDER=random
