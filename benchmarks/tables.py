@@ -360,7 +360,9 @@ def allreduce_section(result: Result) -> str:
 
 def serving_section(result: Result) -> str:
     """Goodput by contender and load, what was measured of the best trials, costs of steps, and soaks."""
-    parts = [serving.head(result), markdown(serving.goodput_rows(result))]
+    parts = [serving.head(result)]
+    if result["trials"]:
+        parts.append(markdown(serving.goodput_rows(result)))
     for title, rows in (
         ("The trial at the highest rate that was kept, for each question that was asked:", serving.trial_rows(result)),
         ("Steps alone, in CUDA graphs, on the whole device and in partitions:", serving.cost_rows(result)),

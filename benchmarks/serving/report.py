@@ -311,15 +311,17 @@ def head(content: Content) -> str:
     runs = content["runs"]
     dates = sorted({run["date"] for run in runs})
     when = " and ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "no run"
+    card = f"{content['card']}, {content['sm_count']} SMs, driver {content['driver']} (CUDA {content['cuda']}); {when}"
     counted, run = len(trials_of(content)), len(content["trials"])
+    if not run:
+        return f"{card}. No trial was run."
     trials = f"{run} trials" if counted == run else f"{run} trials, of which {counted} are of the present contenders"
     absent = [model for model in GAPS_MS if not any(row["model"] == model for row in content["trials"])]
     checked = [row for row in content["trials"] if row.get("checked")]
     wrong = sum(row["wrong"] for row in checked)
     tokens = f" The tokens of {len(checked)} answers of trials were checked, {wrong} were wrong." if checked else ""
     return (
-        f"{content['card']}, {content['sm_count']} SMs, driver {content['driver']} (CUDA {content['cuda']}); {when}, "
-        f"{trials}. Goodput is in requests per second; confirmed by {len(SEEDS)} seeds where nothing else is said."
+        f"{card}, {trials}. Goodput is in requests per second; confirmed by {len(SEEDS)} seeds where nothing else is said."
         + "".join(f" No trial of {model} shapes was run." for model in absent)
         + tokens
     )

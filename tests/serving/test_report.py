@@ -112,8 +112,7 @@ def test_what_was_not_run_is_printed_as_such(store: Store) -> None:
 
 
 def test_the_head_says_which_models_were_not_run_and_which_trials_count(store: Store) -> None:
-    assert "0 trials. " in report.head(store.content)
-    assert "No trial of 8B shapes was run. No trial of 34B shapes was run." in report.head(store.content)
+    assert report.head(store.content).endswith("No trial was run.")
     add(store, trial())
     add(store, trial(rate=0.1))
     store.content["trials"][0]["revision"] -= 1
