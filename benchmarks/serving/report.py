@@ -321,7 +321,6 @@ def head(content: Content) -> str:
     wrong = sum(row["wrong"] for row in checked)
     tokens = f" The tokens of {len(checked)} answers of trials were checked, {wrong} were wrong." if checked else ""
     return (
-        f"{card}, {trials}. Goodput is in requests per second; confirmed by {len(SEEDS)} seeds where nothing else is said."
-        + "".join(f" No trial of {model} shapes was run." for model in absent)
-        + tokens
+        f"{card}, {trials}. Goodput is in requests per second; confirmed by {len(SEEDS)} seeds where nothing else is "
+        "said." + "".join(f" No trial of {model} shapes was run." for model in absent) + tokens
     )
