@@ -12,7 +12,6 @@ the budget. A time is the larger of the two GPUs. Needs torch and two GPUs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import subprocess
@@ -33,7 +32,7 @@ from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.interop.nccl import new_group
 from cuda_gctx.interop.torch import torch_stream
 from cuda_gctx.measure.loop import in_rounds
-from cuda_gctx.measure.machine import described, file_name, folder_of_results
+from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import summary
 
 SIZE = 8192
@@ -194,10 +193,7 @@ def measure(rank: int, store: str, out: Path, seed: int, budget_s: float) -> Non
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "rows": rows,
         }
-        path = folder_of_results(out, tables.RESULTS) / file_name(
-            result, "allreduce" if seed == 0 else f"allreduce-again-{seed}"
-        )
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path = tables.write(result, "allreduce" if seed == 0 else f"allreduce-again-{seed}", out)
         print(f"{path}\n")
         print(tables.allreduce_section(result))
     torch.cuda.synchronize()

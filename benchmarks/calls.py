@@ -9,14 +9,13 @@ On the software driver the result says "simulated", and nothing is compared.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import tables
 
 from cuda_gctx.bench.call_costs import Effort, measure_in_fresh_process
-from cuda_gctx.measure.machine import commit_of, file_name, folder_of_results
+from cuda_gctx.measure.machine import commit_of
 
 
 def main() -> int:
@@ -35,8 +34,7 @@ def main() -> int:
         print("simulated: these are times of the software driver, not of a GPU, and nothing is compared\n")
     print(tables.report(result))
     if arguments.out is not None or not result["simulated"]:
-        path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "calls")
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path = tables.write(result, "calls", arguments.out)
         print(f"\n{path}")
     return 0
 

@@ -30,7 +30,7 @@ import tables
 
 from cuda_gctx import Device
 from cuda_gctx.measure.loop import in_rounds
-from cuda_gctx.measure.machine import described, file_name, folder_of_results
+from cuda_gctx.measure.machine import described
 
 LAUNCHES, IN_A_ROW, MIXES = 300, 30, 40  # of each of two parts, in a mix; mixes in a run
 MOST_ROUNDS, MOST_START_S = 10_000, 120
@@ -177,8 +177,7 @@ def main() -> int:
         limit_s = arguments.seconds + MOST_START_S
         done = subprocess.run([*command, str(number)], stdout=subprocess.PIPE, check=True, timeout=limit_s)
         result["processes"].append(json.loads(done.stdout))
-    path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "launches")
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path = tables.write(result, "launches", arguments.out)
     print(f"{tables.launches_section(result)}\n\n{path}")
     return 0
 

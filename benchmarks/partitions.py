@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import sys
 import time
@@ -39,7 +38,7 @@ from cuda_gctx import (
 from cuda_gctx.bench.call_costs import one_line
 from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import CallTimer, Load
-from cuda_gctx.measure.machine import described, file_name, folder_of_results
+from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import median, summary
 from cuda_gctx.partitions import store, with_background
 
@@ -361,8 +360,7 @@ def main() -> int:
     result["background"] = background
     print(report(result))
     if arguments.out is not None or not simulated:
-        path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "partitions")
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path = tables.write(result, "partitions", arguments.out)
         print(f"\n{path}")
     failed = missed_promises(result)
     if failed and not simulated:

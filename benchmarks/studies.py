@@ -32,7 +32,7 @@ import tables
 
 from cuda_gctx import Device, Partition, PartitionPool, tune
 from cuda_gctx.measure.loop import AHEAD, in_rounds, timed_batch
-from cuda_gctx.measure.machine import described, file_name, folder_of_results
+from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import summary
 
 SIZE = 8192
@@ -322,8 +322,7 @@ def main() -> int:
         left_out = [
             f"{name} ({number})" for number in range(arguments.processes) for name in missing(arguments, number)
         ]
-    path = folder_of_results(arguments.out, tables.RESULTS) / file_name(result, "studies")
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    path = tables.write(result, "studies", arguments.out)
     print(f"\n{path}")
     for study in result["studies"]:
         first, *others = tables.reports_of(study)

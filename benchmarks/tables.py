@@ -23,6 +23,7 @@ from serving import report as serving
 
 from cuda_gctx.draw.durations import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
+from cuda_gctx.measure.machine import file_name, folder_of_results
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.tune import Report
 from cuda_gctx.tune._report import title_of
@@ -37,6 +38,13 @@ NOTHING_MEASURED = "No card has been measured yet."
 CONTESTANTS = {"raw": "raw, in C", "cuda_gctx": "cuda_gctx", "cuda.core": "cuda.core", "torch": "torch"}
 
 Result = dict[str, Any]
+
+
+def write(result: Result, kind: str, folder: Path | None) -> Path:
+    """Writes the JSON file of a benchmark, into benchmarks/results if no folder is given."""
+    path = folder_of_results(folder, RESULTS) / file_name(result, kind)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
