@@ -27,6 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import missing_ranks
 import tables
 
 from cuda_gctx import Device, PartitionPool
@@ -573,17 +574,23 @@ PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
     "copies": copies,
     "staging": staging,
 }
+# Of which ranks die: it starts its own.
+MISSING_RANKS = "missing-ranks"
+
+
+def keep_in(file: Path) -> Keep:
+    """Writes rows as they come."""
+
+    def keep(row: dict[str, Any]) -> None:
+        with file.open("a") as rows:
+            rows.write(json.dumps(row) + "\n")
+
+    return keep
 
 
 def run_rank(name: str, ranks: Ranks, file: Path) -> None:
-    """One rank of a part; the first one writes the rows as they come."""
-
-    def keep(row: dict[str, Any]) -> None:
-        if ranks.rank == 0:
-            with file.open("a") as rows:
-                rows.write(json.dumps(row) + "\n")
-
-    PARTS[name](ranks, keep)
+    """One rank of a part; the first one writes the rows."""
+    PARTS[name](ranks, (lambda row: None) if ranks.rank else keep_in(file))
     ranks.close()
 
 
@@ -594,14 +601,17 @@ def run_part(
 
     A rank that is gone takes the others along.
     """
+    file = rows_of(name, folder)
+    file.unlink(missing_ok=True)
+    if name == MISSING_RANKS:
+        complete = missing_ranks.run(gpus, limit, skipped, keep_in(file))
+        return read_rows(file), complete
     # Ranks meet through a file: a port that was free a moment ago may be taken.
     with TemporaryDirectory() as meeting:
-        file = rows_of(name, folder)
-        file.unlink(missing_ok=True)
         program = [sys.executable, __file__, "--part", name, "--out", str(folder), "--gpus", str(gpus)]
         program += ["--limit", str(limit), "--store", f"{meeting}/store", "--skip", *skipped]
         codes = codes_of([["timeout", "-s", "KILL", str(limit), *program, "--rank", str(rank)] for rank in range(gpus)])
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [], not any(codes)
+    return read_rows(file), not any(codes)
 
 
 def codes_of(commands: Sequence[Sequence[str]]) -> list[int]:
@@ -621,15 +631,20 @@ def rows_of(name: str, folder: Path) -> Path:
     return folder / f"communication-{name}.rows.jsonl"
 
 
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def line_of(row: dict[str, Any]) -> str:
     values = [f"{value >> 10} KiB" if key == "bytes" else str(value) for key, value in row.items() if key != "samples"]
     return "  ".join(f"{value:>10}" for value in values)
 
 
 def main() -> int:
+    parts = [*PARTS, MISSING_RANKS]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
-    parser.add_argument("--part", choices=PARTS, help="one part of it (default: all)")
+    parser.add_argument("--part", choices=parts, help="one part of it (default: all)")
     parser.add_argument("--gpus", type=int, help="how many GPUs (default: all)")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that a part may take")
     parser.add_argument("--skip", nargs="*", default=[], help="leave out variants with one of these words")
@@ -637,7 +652,7 @@ def main() -> int:
     parser.add_argument("--store", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder = folder_of_results(arguments.out, tables.RESULTS).resolve()
-    gpus = arguments.gpus or Device.count()
+    gpus = Device.count() if arguments.gpus is None else arguments.gpus
     if arguments.rank is not None:
         faulthandler.dump_traceback_later(arguments.limit - 5, exit=True)
         ranks = Ranks(arguments.rank, gpus, arguments.store, arguments.skip)
@@ -649,9 +664,9 @@ def main() -> int:
     path = folder / file_name(result, f"communication-{gpus}-gpus")
     if arguments.part and path.exists():
         # Parts that were run one by one make up one result.
-        result |= {name: rows for name, rows in json.loads(path.read_text()).items() if name in PARTS}
+        result |= {name: rows for name, rows in json.loads(path.read_text()).items() if name in parts}
     failed = []
-    for name in [arguments.part] if arguments.part else PARTS:
+    for name in [arguments.part] if arguments.part else parts:
         rows, complete = run_part(name, folder, gpus, arguments.limit, arguments.skip)
         result[name] = rows
         for row in rows:

@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 90
 # Of waits in the kernels: a rank that is late by more is an error of the tests.
 TIMEOUT_S = 10.0
+# The largest message that is compared with the exact value: 8 ranks that each make the inputs of all need 30 GB.
+LARGEST = 64 << 20
 CASES: dict[str, Callable[[], Any]] = {}
 
 
@@ -120,8 +121,8 @@ def every_op(
     topologies: list[dict[str, int]],
     sms: int,
     largest: int,
-    gpus: int = 1,
     modes: Sequence[str] | None = None,
+    gpus: int = 1,
     **options: Any,
 ) -> dict[str, Any]:
     """Every operation, mode, type and a spread of sizes."""
@@ -186,13 +187,13 @@ def machine() -> dict[str, Any]:
 
 @case
 def ops_2_ranks() -> dict[str, Any]:
-    return every_op(2, [{}, {"local_dp_size": 2}, {"nodes": 2, "inter_dp_size": 2}], 16, 64 << 20)
+    return every_op(2, [{}, {"local_dp_size": 2}, {"nodes": 2, "inter_dp_size": 2}], 16, LARGEST)
 
 
 @case
 def ops_4_ranks() -> dict[str, Any]:
     two_nodes = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
-    return every_op(4, [{"local_tp_size": 2}, {}, {"local_dp_size": 4}, two_nodes], 16, 64 << 20)
+    return every_op(4, [{"local_tp_size": 2}, {}, {"local_dp_size": 4}, two_nodes], 16, LARGEST)
 
 
 @case
@@ -201,25 +202,30 @@ def ops_8_ranks() -> dict[str, Any]:
         {"nodes": 2, "local_tp_size": 2, "local_dp_size": 2, "inter_dp_size": 2},
         {"nodes": 4, "local_tp_size": 2, "inter_tp_size": 2, "inter_dp_size": 2},
     ]
-    return every_op(8, [{"local_tp_size": 4}, {"local_tp_size": 2}, {}, {"local_dp_size": 8}, *nodes], 16, 16 << 20)
+    return every_op(8, [{"local_tp_size": 4}, {"local_tp_size": 2}, {}, {"local_dp_size": 8}, *nodes], 16, LARGEST)
 
 
 @case
 def ops_odd_worlds() -> dict[str, Any]:
     compared = {}
     for size, topologies in ((3, [{}, {"local_dp_size": 3}]), (6, [{"local_tp_size": 3}, {"local_tp_size": 2}])):
-        compared[f"{size} ranks"] = every_op(size, topologies, 16, 4 << 20)
+        compared[f"{size} ranks"] = every_op(size, topologies, 16, LARGEST)
     return compared
 
 
 @case
 def ops_staged() -> dict[str, Any]:
-    return every_op(4, [{"local_tp_size": 2}, {}], 24, 16 << 20, max_message_bytes=32 << 20)
+    """At once, and in several rounds."""
+    topologies = [{"local_tp_size": 2}, {}]
+    return {
+        f"memory for {size >> 20} MiB": every_op(4, topologies, 24, LARGEST, ["TWO_EXCHANGE"], max_message_bytes=size)
+        for size in (LARGEST, 5 << 20)
+    }
 
 
 @case
 def ops_8_ranks_of_8_sms() -> dict[str, Any]:
-    return every_op(8, [{"local_tp_size": 2}], 8, 4 << 20)
+    return every_op(8, [{"local_tp_size": 2}, {}], 8, LARGEST)
 
 
 def back_to_back(
@@ -664,8 +670,7 @@ def process_rank(rank: int, size: int, store: str, what: str, options: dict[str,
 
     index = rank % Device.count()
     torch.cuda.set_device(index)
-    # Survivors of a killed rank do not meet any more: what NCCL would do about that is not tested here.
-    with_nccl = options.get("nccl", Device.count() >= size) and what != "killed"
+    with_nccl = options.get("nccl", Device.count() >= size)
     backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     if what == "moved":
@@ -673,11 +678,7 @@ def process_rank(rank: int, size: int, store: str, what: str, options: dict[str,
         dist.destroy_process_group()
         return
     with Device(index).partition(comm=16) as parts, parts.comm.torch():
-        result = PROGRAMS_OF_PROCESSES[what](rank, size, parts.comm, options)
-        print(json.dumps(result), flush=True)
-        if what == "killed":
-            # Without the others there is nothing to be torn down together.
-            os._exit(0)
+        print(json.dumps(compare_processes(rank, size, parts.comm, options)), flush=True)
     dist.destroy_process_group()
 
 
@@ -710,7 +711,7 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
         handler = handler_of_process(
             *(rank, size, partition, dtype, topology),
             timeout_s=40.0,
-            max_message_bytes=largest,
+            max_message_bytes=options.get("max_message_bytes", largest),
             should_init_nvshmem=with_nvshmem,
         )
         reachable = [torch.zeros(largest // 2, dtype=dtype, device=handler.device) for _ in range(2)]
@@ -773,49 +774,6 @@ def replay_with_other_inputs(handler: Any, op: Any, mode: Any, x_in: Any, x_out:
         assert bits_equal(torch, x_out, wanted), f"replay {seed} of {where}"
 
 
-def killed_process(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
-    """A rank dies before the first call, while its kernel waits for the others, or after a call."""
-    torch, comm = modules()
-    import torch.distributed as dist
-
-    when, limit = options["when"], options["timeout_s"]
-    handler = handler_of_process(rank, size, partition, torch.bfloat16, {}, timeout_s=limit, max_message_bytes=1 << 20)
-    mode = comm.MixedCommMode[options["mode"]]
-    x = torch.ones(8, 1024, dtype=torch.bfloat16, device=handler.device)
-    op = handler.valid_op_list[0]
-    out = torch.empty_like(x)
-    torch.cuda.synchronize()
-    dist.barrier()
-    if when == "after":
-        comm.run_mixed_comm(op, handler, x, out, mode)
-        torch.cuda.synchronize()
-        dist.barrier()
-    if rank == 1:
-        if when == "during":
-            comm.run_mixed_comm(op, handler, x, out, mode)
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1)  # so that the other one is gone
-    error = None
-    # What it sent before it died is still received: the first call may be complete.
-    for _ in range(2):
-        start = time.monotonic()
-        comm.run_mixed_comm(op, handler, x, out, mode)
-        torch.cuda.current_stream().synchronize()
-        took = time.monotonic() - start
-        try:
-            handler.check()
-        except comm.CommFault as fault:
-            error = fault
-            break
-    assert error is not None, "no fault was reported"
-    assert error.kind == "timeout", error
-    raised(RuntimeError, lambda: comm.run_mixed_comm(op, handler, x, out, mode))
-    handler.shutdown()
-    handler.shutdown()
-    assert float(torch.ones(1000, device=handler.device).sum()) == 1000.0
-    return {"took_s": round(took, 2), "peer": error.peer_rank}
-
-
 def moved_program(rank: int, size: int) -> Any:
     """As programs are written for other handlers of this name: no partition, torch's default stream, a handler for
     each topology in turn, every valid mode at every size, and collectives of torch in the groups of the handler.
@@ -866,9 +824,6 @@ def moved_program(rank: int, size: int) -> Any:
     return {"compared": compared}
 
 
-PROGRAMS_OF_PROCESSES = {"compare": compare_processes, "killed": killed_process}
-
-
 # Removed at the end of the program.
 MEETINGS: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -892,12 +847,12 @@ def spawn(size: int, what: str, **options: Any) -> list[subprocess.Popen[str]]:
     ]
 
 
-def results_of(ranks: list[subprocess.Popen[str]], killed: Sequence[int] = ()) -> list[Any]:
-    """What each rank that was not killed has reported."""
+def results_of(ranks: list[subprocess.Popen[str]]) -> list[Any]:
+    """What each rank has reported."""
     outputs = [rank.communicate()[0] for rank in ranks]
     codes = [rank.returncode for rank in ranks]
-    assert all((code != 0) == (rank in killed) for rank, code in enumerate(codes)), codes
-    return [json.loads(text.splitlines()[-1]) for rank, text in enumerate(outputs) if rank not in killed]
+    assert not any(codes), codes
+    return [json.loads(text.splitlines()[-1]) for text in outputs]
 
 
 def compared_by_processes(
@@ -917,21 +872,24 @@ def processes_on_one_gpu() -> dict[str, Any]:
 
 
 @case
-def killed_ranks() -> dict[str, Any]:
-    """A rank that dies is an error on every other rank within the time limit and 2 s; the GPUs stay usable."""
-    limit = 3.0
-    worlds = {
-        (mode, when): spawn(4, "killed", when=when, mode=mode, timeout_s=limit)
-        for mode in ("ONE_EXCHANGE", "TWO_EXCHANGE")
-        for when in ("before", "during", "after")
-    }
-    found = {}
-    for (mode, when), ranks in worlds.items():
-        results = results_of(ranks, killed=[1])
-        assert all(one["peer"] == 1 for one in results), results
-        assert all(one["took_s"] < limit + 2 for one in results), results
-        found[f"{mode} {when}"] = [one["took_s"] for one in results]
-    return found | {"afterwards": compared_by_processes(2, [{}])}
+def missing_ranks() -> dict[str, Any]:
+    """A rank that dies or stays away is an error on every other rank within the time limit and 2 s; the GPUs stay
+    usable. The benchmark's ranks are those of this case.
+    """
+    from cuda_gctx import Device
+
+    program = REPOSITORY / "benchmarks" / "communication.py"
+    count, limit = str(min(Device.count(), 2)), str(LIMIT_S - 30)
+    options = "--part", "missing-ranks", "--gpus", count, "--limit", limit
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, program, *options, "--out", folder], check=True)
+        [result] = Path(folder).glob("*.json")
+        *rows, afterwards = json.loads(result.read_text())["missing-ranks"]
+    for row in rows:
+        assert all(s < row["timeout_s"] + 2 for s in row["error after s"]), row
+        assert set(row["peers"]) == {None if "never makes" in row["missing"] or "shuts" in row["missing"] else 1}, row
+    assert all(afterwards["right"]), afterwards
+    return {row["missing"]: row["error after s"] for row in rows}
 
 
 OF_FOUR = [
@@ -948,7 +906,9 @@ OF_FOUR = [
 @case
 def processes_on_two_gpus() -> dict[str, Any]:
     topologies: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
-    return few_gpus(2) or compared_by_processes(2, topologies, (1, 16, 200), ("bfloat16", "float16"), checkpoint=True)
+    return few_gpus(2) or compared_by_processes(
+        *(2, topologies, (1, 16, 200, 4096), ("bfloat16", "float16")), largest=128 << 20, checkpoint=True
+    )
 
 
 @case
@@ -971,6 +931,18 @@ def staged_in_parts() -> dict[str, Any]:
         options["largest"] <<= 1
         found["4 ranks"] = compared_by_processes(4, OF_FOUR[:3], (2000, 3999), ("float16",), **options)
     return found
+
+
+@case
+def staged_in_rounds() -> dict[str, Any]:
+    """Messages larger than the memory for them, between processes; captured and replayed too."""
+    options: dict[str, Any] = {"nccl": False, "largest": 64 << 20, "max_message_bytes": 5 << 20, "replays": True}
+    flat: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
+    nodes = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
+    return few_gpus(2) or {
+        mode: compared_by_processes(2, topologies, (321, 1999), modes=(mode,), **options)
+        for mode, topologies in (("TWO_EXCHANGE", flat), ("HIERARCHICAL", nodes))
+    }
 
 
 @case
@@ -1052,9 +1024,9 @@ def threads_on_two_gpus() -> dict[str, Any]:
     """Ranks as partitions of two GPUs, in one process: 1, 2 and 4 ranks a GPU."""
     two_nodes = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
     return few_gpus(2) or {
-        "2 ranks": every_op(2, [{}, {"local_dp_size": 2}], 16, 16 << 20, gpus=2),
-        "4 ranks": every_op(4, [{"local_tp_size": 2}, two_nodes], 16, 16 << 20, gpus=2),
-        "8 ranks": every_op(8, [{"local_tp_size": 4}], 16, 4 << 20, gpus=2),
+        "2 ranks": every_op(2, [{}, {"local_dp_size": 2}], 16, LARGEST, gpus=2),
+        "4 ranks": every_op(4, [{"local_tp_size": 2}, two_nodes], 16, LARGEST, gpus=2),
+        "8 ranks": every_op(8, [{"local_tp_size": 4}], 16, LARGEST, gpus=2),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from .topologies import MOST_RANKS
 PROGRAMS = Path(__file__).with_name("rank_programs.py")
 # For ranks that hang; generous, because the machine may be busy with other things.
 LIMIT_S = 900
+SIMULATED = {"CUDA_GCTX_DRIVER": "sim:h200@13.0"}
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch (make .venv/torch, where its CPU build can be had)"
@@ -106,6 +108,21 @@ def test_a_rank_that_stays_away_keeps_the_others_for_a_limited_time(tmp_path: Pa
     assert "was shut down without the other ranks" in warning
     assert "has been shut down" in after_shutdown
     assert "imed out" in alone or "timeout" in alone, alone
+
+
+@needs_torch
+def test_a_rank_that_dies_during_a_call_is_an_error_on_every_other_rank(tmp_path: Path) -> None:
+    """By the benchmark that measures when, which runs with kernels on GPUs."""
+    program = Path(__file__).resolve().parents[2] / "benchmarks" / "communication.py"
+    options = "--part", "missing-ranks", "--gpus", "0", "--limit", str(LIMIT_S), "--out", str(tmp_path)
+    skipped = "--skip", "before", "between", "never"
+    subprocess.run([sys.executable, program, *options, *skipped], check=True, env=os.environ | SIMULATED)
+    [result] = tmp_path.glob("*.json")
+    died, afterwards = json.loads(result.read_text())["missing-ranks"]
+    assert died["missing"] == "rank 1: GLOO, dies during a call"
+    assert [type(seconds) for seconds in died["error after s"]] == [float, float]
+    assert all(died["errors"])
+    assert afterwards["right"] == [True] * 3
 
 
 def test_importing_loads_no_framework(tmp_path: Path) -> None:
