@@ -27,7 +27,7 @@ from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._launch import Calls, Kernels
 from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import FaultRecord, Workspaces
-from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport
+from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport, rounds_of
 from cuda_gctx.comm._nvshmem import initialise
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
@@ -37,6 +37,7 @@ from cuda_gctx.comm._protocol import (
     Geometry,
     Region,
     region_of,
+    room_of,
     signature,
 )
 from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu, exchange_with_nccl
@@ -61,7 +62,7 @@ PACKET_BYTES = 1024 * 1024
 SMALL_BYTES = 128 * 1024
 # How much can be staged by default, where other ranks cannot reach a tensor.
 STAGED_BYTES = 64 * 1024 * 1024
-# More rounds of staging than this are not tuned.
+# More rounds than this are not tuned.
 MOST_ROUNDS = 16
 # How long the kernels of all ranks have for their first meeting, and how often they try: another thread that loads a
 # module or allocates memory meanwhile can keep a rank from launching.
@@ -125,8 +126,8 @@ class MixedCommHandler:
     partition: where the kernels run.
     timeout_s: how long a kernel waits for another rank before it reports a fault. On the host, ranks that
     torch.distributed connects wait for each other as long, but at least for 60 s.
-    max_message_bytes: for which inputs and outputs memory is reserved; None: 64 MiB. TWO_EXCHANGE stages larger
-    messages in several rounds, and HIERARCHICAL refuses them. Where all ranks are threads on one device, None reserves
+    max_message_bytes: for which inputs and outputs memory is reserved; None: 64 MiB. Larger messages go in several
+    rounds, where TWO_EXCHANGE stages them and in HIERARCHICAL. Where all ranks are threads on one device, None reserves
     nothing for TWO_EXCHANGE, because the ranks reach each other's tensors. What map_tensors() was called with is not
     staged.
     comm_backend: what connects the ranks on the host, a CommBackend or a process group; None: torch.distributed.
@@ -349,7 +350,7 @@ class MixedCommHandler:
         threads = {MixedCommMode.ONE_EXCHANGE: most, MixedCommMode.TWO_EXCHANGE: TWO_EXCHANGE_THREADS}
         self.max_block_size_dict = {(op, mode): threads[mode] for op in self.valid_op_list for mode in threads}
         staged = STAGED_BYTES if max_message_bytes is None else max_message_bytes
-        self._node_bytes = _within("max_message_bytes", staged, ALIGNMENT, 1 << 40)
+        self._node_bytes = _within("max_message_bytes", staged, ALIGNMENT * self.para_info.dp_size, 1 << 40)
         self._fault = FaultRecord(device)
 
     def _build_kernels(
@@ -600,7 +601,7 @@ class MixedCommHandler:
             too_large.add(MixedCommMode.ONE_EXCHANGE)
         if not is_reached and max(in_bytes, out_bytes) > MOST_ROUNDS * self._staged_bytes:
             too_large.add(MixedCommMode.TWO_EXCHANGE)
-        if self._transport is not None and max(in_bytes, out_bytes) > self._node_bytes:
+        if self._transport is not None and max(in_bytes, out_bytes) > MOST_ROUNDS * self._node_bytes:
             too_large.add(MixedCommMode.HIERARCHICAL)
         return [mode for mode in self.valid_mode_list if mode not in {*too_large, MixedCommMode.AUTOTUNE}]
 
@@ -684,12 +685,6 @@ class MixedCommHandler:
         if is_staged:
             seen = self._seen_by_all(*spans)
             is_staged = seen is None
-        largest = max(in_bytes, out_bytes)
-        if mode is MixedCommMode.HIERARCHICAL and largest > self._node_bytes:
-            raise ValueError(
-                f"a message of {largest} bytes is larger than max_message_bytes={self._node_bytes}, for which "
-                "HIERARCHICAL has memory: make the handler with a larger one"
-            )
         stream = self._ordered_stream()
         agreed = signature(op, mode, str(self.dtype), block_bytes, is_staged=is_staged)
         if mode is MixedCommMode.ONE_EXCHANGE:
@@ -701,18 +696,21 @@ class MixedCommHandler:
             else:
                 self._kernels[op].two_exchange(*addresses, block_bytes, agreed, stream, seen)
             return
-        launch = self._node_kernels[op].run
-        if not is_staged:
-            if seen is not None:
-                of_node = slice(self.para_info.local_ranks()[0], self.para_info.local_ranks()[-1] + 1)
-                seen = seen[0][of_node], seen[1][of_node]
-            launch(*addresses, block_bytes, agreed, stream, is_staged=False, seen=seen)
-            return
-        own = self._workspaces.addresses[self.para_info.world_rank]
-        staged = own + self._geometry.staged_input, own + self._geometry.staged_output
-        _copy(staged[0], in_address, in_bytes, stream)
-        launch(*staged, block_bytes, agreed, stream, is_staged=True, seen=None)
-        _copy(out_address, staged[1], out_bytes, stream)
+        staged = None
+        if is_staged:
+            own = self._workspaces.addresses[self.para_info.world_rank]
+            staged = own + self._geometry.staged_input, own + self._geometry.staged_output
+        if seen is not None:
+            of_node = slice(self.para_info.local_ranks()[0], self.para_info.local_ranks()[-1] + 1)
+            seen = seen[0][of_node], seen[1][of_node]
+        counts = in_bytes // block_bytes, out_bytes // block_bytes
+        room = room_of(self.para_info, self._node_bytes)
+        for part in rounds_of(addresses, counts, block_bytes, room, staged):
+            for one in part.before:
+                _copy(*one, stream)
+            self._node_kernels[op].run(part, agreed, stream, is_staged=is_staged, seen=seen)
+            for one in part.after:
+                _copy(*one, stream)
 
     def _launch_staged(
         self, op: MixedCommOp, x_in: int, x_out: int, block_bytes: int, agreed: int, stream: Stream

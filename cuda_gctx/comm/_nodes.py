@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cuda_gctx import Context, Device, Stream
 from cuda_gctx.comm._backends import CommBackend
@@ -29,12 +29,56 @@ from cuda_gctx.comm._protocol import (
     part_of,
     shared_bytes,
 )
+from cuda_gctx.comm._staging import Copy
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
-__all__ = ["NodeCalls", "NodeKernels", "NvshmemTransport", "PeerTransport", "Transport"]
+__all__ = ["NodeCalls", "NodeKernels", "NvshmemTransport", "PeerTransport", "Round", "Transport", "rounds_of"]
 
 # What one block of the kernel that copies pieces has at least, in bytes.
 BYTES_OF_A_BLOCK = NODE_THREADS * 64
+
+
+class Round(NamedTuple):
+    """A round of a call: the copies before its kernels, what they work on, and the copies after them.
+
+    x_in, x_out: the first block; begin: where the round lies in each block of the call; size: of its part of a block;
+    stride: from one block to the next, where the kernels read and write.
+    """
+
+    before: tuple[Copy, ...]
+    x_in: int
+    x_out: int
+    begin: int
+    size: int
+    stride: int
+    after: tuple[Copy, ...]
+
+
+def rounds_of(
+    addresses: tuple[int, int], counts: tuple[int, int], block_bytes: int, room: int, staged: tuple[int, int] | None
+) -> Iterator[Round]:
+    """The rounds of a call, which follow each other like calls: of each block as much as there is memory for.
+
+    addresses, counts: of the input and the output, and how many blocks each has; room: of a block, in bytes; staged:
+    where they are copied to and from; None: nowhere.
+    """
+    for begin in range(0, block_bytes, room):
+        size = min(room, block_bytes - begin)
+        x_in, x_out = (address + begin for address in addresses)
+        if staged is None:
+            yield Round((), x_in, x_out, begin, size, block_bytes, ())
+            continue
+        # In the workspace, the parts of the blocks lie next to each other.
+        sends, fetches = (
+            # One copy, where they do in the tensor too.
+            [(inside, outside, count * size)]
+            if size == block_bytes
+            else [(inside + number * size, outside + number * block_bytes, size) for number in range(count)]
+            for inside, outside, count in zip(staged, (x_in, x_out), counts, strict=True)
+        )
+        before = tuple(Copy(inside, outside, length) for inside, outside, length in sends)
+        after = tuple(Copy(outside, inside, length) for inside, outside, length in fetches)
+        yield Round(before, *staged, begin, size, size, after)
 
 
 class NodeCalls:
@@ -73,22 +117,24 @@ class NodeCalls:
         self.exchange.region[:] = regions
 
     def steps(
-        self, x_in: int, x_out: int, block_bytes: int, signature: int, *, is_staged: bool, seen: Seen | None
+        self, part: Round, signature: int, *, is_staged: bool, seen: Seen | None
     ) -> Iterator[tuple[NodeStep, Any, int]]:
-        """Each step of a call, in order: its struct, filled for now, and the number of blocks.
+        """Each step of a round, in order: its struct, filled for now, and the number of blocks.
 
         seen: the addresses of input and output in the process of each rank of the node.
         """
         plan, region, node = self._plan, self._region, self._info.inter_rank
         own = int(self.exchange.region[node])
         count = self._info.local_size
-        inputs, outputs = seen or ((x_in,) * count, (x_out,) * count)
-        begin, size = part_of(plan.share, plan.shares, block_bytes)
+        inputs, outputs = (part.x_in,) * count, (part.x_out,) * count
+        if seen is not None:
+            inputs, outputs = (tuple(address + part.begin for address in of_ranks) for of_ranks in seen)
+        begin, size = part_of(plan.share, plan.shares, part.size)
         for number, chunk in enumerate(plan.chunks):
             piece = own + region.outgoing(number) + region.HEADER_BYTES
-            offsets = (chunk * block_bytes + begin,) * len(plan.sources), 0
+            offsets = (chunk * part.stride + begin,) * len(plan.sources), 0
             blocks = self._collect.fill(
-                *((x_in, piece), offsets, size, signature),
+                *((part.x_in, piece), offsets, size, signature),
                 staged=STAGED_INPUT if is_staged else 0,
                 seen=(inputs, (piece,) * count),
             )
@@ -103,7 +149,7 @@ class NodeCalls:
                 for one in nodes
             ]
             blocks = self._spread.fill(
-                *((own, x_out), (pieces, block * block_bytes + begin), size, signature),
+                *((own, part.x_out), (pieces, block * part.stride + begin), size, signature),
                 staged=STAGED_OUTPUT if is_staged else 0,
                 seen=((own,) * count, outputs),
             )
@@ -235,24 +281,12 @@ class NodeKernels:
                 self._shared[step] = shared_bytes(sources)
                 loaded.allow_shared("two_exchange", self._shared[step])
 
-    def run(
-        self,
-        x_in: int,
-        x_out: int,
-        block_bytes: int,
-        signature: int,
-        stream: Stream,
-        *,
-        is_staged: bool,
-        seen: Seen | None = None,
-    ) -> None:
-        """All steps of a call, one behind the other on the stream."""
+    def run(self, part: Round, signature: int, stream: Stream, *, is_staged: bool, seen: Seen | None = None) -> None:
+        """All steps of a round, one behind the other on the stream."""
         between = self._loaded[NodeStep.EXCHANGE]
         # First, so that it has arrived when it is waited for.
         self._transport.say_ready(between, self.calls.exchange, stream)
-        for step, arguments, blocks in self.calls.steps(
-            x_in, x_out, block_bytes, signature, is_staged=is_staged, seen=seen
-        ):
+        for step, arguments, blocks in self.calls.steps(part, signature, is_staged=is_staged, seen=seen):
             if step is NodeStep.EXCHANGE:
                 between.launch("wait_ready", arguments, 1, NODE_THREADS, 0, stream)
                 self._transport.put(between, arguments, blocks, stream)

@@ -205,6 +205,11 @@ def region_of(info: ParallelInfo, message_bytes: int) -> Region:
     return Region(info.inter_size, max(len(plan.chunks) for plan in plans), piece_bytes)
 
 
+def room_of(info: ParallelInfo, message_bytes: int) -> int:
+    """How much of a block a round of the hierarchical form exchanges, with memory for messages of so many bytes."""
+    return message_bytes // info.dp_size // ALIGNMENT * ALIGNMENT
+
+
 def stages_and_tile(sources: int) -> tuple[int, int]:
     """The number of stages, and the size of tiles, that fit in the shared memory of a block."""
     tile = LARGEST_TILE

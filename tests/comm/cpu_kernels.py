@@ -16,7 +16,7 @@ import numpy as np
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, WITHIN_NODES, source
 from cuda_gctx.comm._launch import Calls
-from cuda_gctx.comm._nodes import NodeCalls
+from cuda_gctx.comm._nodes import NodeCalls, rounds_of
 from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
     Geometry,
@@ -277,9 +277,17 @@ class Ranks:
         return made
 
     def node_call(
-        self, rank: int, x_in: Any, x_out: Any, *, grid: int, staged: bool = False, dtype: str = "float16"
+        self,
+        rank: int,
+        x_in: Any,
+        x_out: Any,
+        *,
+        grid: int,
+        staged: bool = False,
+        dtype: str = "float16",
+        room: int = 1 << 40,
     ) -> list[HostCall]:
-        """One call of one rank in the hierarchical form: all its kernels."""
+        """One call of one rank in the hierarchical form: all its kernels. room: of a block, in each round."""
         info = self.info.at(rank)
         calls = NodeCalls(info, self.op, self.region, grid=grid, fewest_steps=2)
         for sums in (calls._collect, calls._spread):
@@ -291,7 +299,8 @@ class Ranks:
         agreed = signature(self.op, MixedCommMode.HIERARCHICAL, dtype, block, is_staged=staged)
         addresses = int(x_in.ctypes.data), int(x_out.ctypes.data)
         own = self.addresses[rank]
-        inner = (own + self.geometry.staged_input, own + self.geometry.staged_output) if staged else addresses
+        inner = (own + self.geometry.staged_input, own + self.geometry.staged_output) if staged else None
+        counts = x_in.nbytes // block, x_out.nbytes // block
 
         def host_call(kernel: int, blocks: int, arguments: Any) -> HostCall:
             copy = type(arguments).from_buffer_copy(arguments)
@@ -300,17 +309,19 @@ class Ranks:
                 copy.tile_bytes = min(copy.tile_bytes, TILE)
             return HostCall(kernel, blocks, THREADS_OF_TWO, 1, ctypes.addressof(copy))
 
-        made = [host_call(SAY_READY, 1, calls.exchange)]
-        for step, arguments, blocks in calls.steps(*inner, block, agreed, is_staged=staged, seen=None):
-            if step is NodeStep.EXCHANGE:
-                # More blocks than pieces of these sizes have.
-                made += [host_call(WAIT_READY, 1, arguments), host_call(PUT_PIECES, grid, arguments)]
-                made.append(host_call(WAIT_DATA, 1, arguments))
-            else:
-                made.append(host_call(COLLECT if step is NodeStep.COLLECT else SPREAD, blocks, arguments))
-        if staged:
-            made[0].copy_before([(inner[0], addresses[0], x_in.nbytes)])
-            made[-1].copy_after([(addresses[1], inner[1], x_out.nbytes)])
+        made = []
+        for part in rounds_of(addresses, counts, block, room, inner):
+            first = len(made)
+            made.append(host_call(SAY_READY, 1, calls.exchange))
+            for step, arguments, blocks in calls.steps(part, agreed, is_staged=staged, seen=None):
+                if step is NodeStep.EXCHANGE:
+                    # More blocks than pieces of these sizes have.
+                    made += [host_call(WAIT_READY, 1, arguments), host_call(PUT_PIECES, grid, arguments)]
+                    made.append(host_call(WAIT_DATA, 1, arguments))
+                else:
+                    made.append(host_call(COLLECT if step is NodeStep.COLLECT else SPREAD, blocks, arguments))
+            made[first].copy_before(part.before)
+            made[-1].copy_after(part.after)
         return made
 
     def run(self, calls: Sequence[Sequence[HostCall]], seed: int) -> bool:

@@ -278,17 +278,26 @@ def test_a_block_size_is_a_limit(driver: FakeDriver) -> None:
     on_ranks(driver, 2, work, max_block_size=1024)
 
 
-def test_a_message_for_which_nodes_have_no_memory_is_refused(driver: FakeDriver) -> None:
+def test_what_nodes_have_no_memory_for_at_once_goes_in_rounds(driver: FakeDriver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
-        x = Tensor(handler.device, torch.bfloat16, 64, 64)
-        op, mode = MixedCommOp.ALLREDUCE, MixedCommMode.HIERARCHICAL
-        with pytest.raises(ValueError, match="a message of 8192 bytes is larger than max_message_bytes=4096"):
-            run_mixed_comm(op, handler, x, None, mode)
-        assert driver.done == []
-        assert mode not in handler._possible_modes(op, 8192, 8192, is_reached=True)
-        assert mode in handler._possible_modes(op, 4096, 4096, is_reached=False)
+        op, mode = MixedCommOp.REDUCESCATTER, MixedCommMode.HIERARCHICAL
+        x = Tensor(handler.device, torch.bfloat16, 64, 80)  # two blocks of 5 KiB, with room for 2 KiB of each
+        run_mixed_comm(op, handler, x, None, mode)
+        between = ["two_exchange", "two_exchange", *EXCHANGE, "two_exchange"]
+        assert driver.done == ["copy", "copy", "say_ready", *between, "copy"] * 3
+        assert mode in handler._possible_modes(op, 10240, 5120, is_reached=False)
+        assert mode not in handler._possible_modes(op, 1 << 20, 1 << 19, is_reached=True)
 
-    on_ranks(driver, 2, work, nodes=2, max_message_bytes=4096)
+    on_ranks(driver, 2, work, nodes=2, inter_dp_size=2, max_message_bytes=4096)
+
+
+def test_memory_for_less_than_one_piece_of_each_block_is_refused() -> None:
+    def work(rank: LocalRank) -> None:
+        with pytest.raises(ValueError, match=r"max_message_bytes must be in 32\.\..*, not 16"):
+            rank.handler(torch.bfloat16, local_dp_size=2, max_message_bytes=16)
+
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+        world.run(work)
 
 
 def test_kernels_that_do_not_run_at_the_same_time_are_refused_on_all_ranks(driver: FakeDriver) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._launch import exchange_arguments, one_exchange_arguments, two_exchange_arguments
-from cuda_gctx.comm._protocol import Fault, Geometry, region_of
+from cuda_gctx.comm._protocol import ALIGNMENT, Fault, Geometry, region_of
 
 from .cpu_kernels import Ranks, aligned, build, build_nodes, expected_bits, narrowed
 from .topologies import TOPOLOGIES, name_of
@@ -140,19 +140,21 @@ def test_every_operation_gives_the_exact_bits(info: ParallelInfo, op: MixedCommO
 
 
 def run_node_calls(ranks: Ranks, seed: int, count: int, *, is_bfloat16: bool) -> list[str]:
-    """Hierarchical calls of random sizes and grids, back to back; what was wrong."""
+    """Hierarchical calls of random sizes, grids and numbers of rounds, back to back; what was wrong."""
     info, op, world = ranks.info, ranks.op, ranks.info.world_size
     rng, choose = np.random.default_rng(seed), random.Random(seed)
     calls: list[list[Any]] = [[] for _ in range(world)]
     wanted, found = [], []
-    for _ in range(count):
-        staged = choose.random() < 0.5
+    for number in range(seed, seed + count):
+        staged, rounds = number % 2 == 1, 1 + number % 3
         dp = info.dp_size if op.scatters else 1
-        elements = 8 * choose.choice([1, 2, 3, 17, choose.randint(1, 200)]) * dp
+        units = max(choose.choice([1, 2, 3, 17, choose.randint(1, 200)]), rounds)
+        elements, room = 8 * units * dp, ALIGNMENT * -(-units // rounds)
         inputs = [data(rng, elements, is_bfloat16) for _ in range(world)]
         for rank in range(world):
             out = aligned(2 * info.output_shape(op, [elements])[0]).view(np.uint16)
-            calls[rank] += ranks.node_call(rank, inputs[rank], out, grid=choose.randint(1, 3), staged=staged)
+            grid = choose.randint(1, 3)
+            calls[rank] += ranks.node_call(rank, inputs[rank], out, grid=grid, staged=staged, room=room)
             wanted.append(expected_bits(info.at(rank), op, inputs, is_bfloat16, by_nodes=True))
             found.append(out)
             ranks._kept.append(inputs)
