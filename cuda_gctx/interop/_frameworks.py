@@ -49,7 +49,7 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
     # OSError: one of its libraries does not load.
     except (ImportError, OSError) as error:
         raise ImportError(
-            f"this needs {package} {minimum} or newer, but importing it failed: {error}", name=module
+            f"this needs {package} {minimum} or newer, which cannot be imported: {error}", name=module
         ) from error
     version = getattr(with_version, "__version__", None)
     if version is None:

@@ -183,5 +183,5 @@ def _order_for(device: Device, layout: Layout) -> Order:
 
 
 def order_for(device: Device, layout: Layout, streams: Sequence[Stream] = ()) -> Order:
-    """The contexts to open for a layout, that of the background partition last, if there is one."""
+    """The contexts of a layout, that of the background partition last, if there is one."""
     return known_split(device, layout, lambda: _order_for(device, layout), streams)

@@ -334,7 +334,7 @@ class Partitions:
     ) -> Partitions:
         """others_in_use: a function of their pool that verify() calls."""
         self = cls.__new__(cls)
-        # Reentrant: the garbage collector may run foreign code in the middle of a call.
+        # Reentrant: the garbage collector may run the code of others in the middle of a call.
         lock = threading.RLock()
         parts = [
             Partition(one.name, one.requested, one.groups[0], stored, loan, lock)

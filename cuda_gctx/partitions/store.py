@@ -93,7 +93,7 @@ class ContextStore:
     """Unused green contexts, kept for the next request for the same SMs.
 
     Making a context takes about a millisecond, and destroying it does not give its device memory back. Therefore the
-    contexts of closed partitions are stored here. Beyond `limit` contexts, those that have been stored longest are destroyed.
+    contexts of closed partitions come here. Beyond `limit` contexts, those that have been here longest are destroyed.
     Contexts that a framework has seen are never destroyed, and do not count: neither the limit nor drop() concerns
     them.
     """
