@@ -56,6 +56,7 @@ LIMIT_S = 60
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # Of NCCL's header: no blocks for communication where it can do without. What it can is up to its version.
 ZERO_CTA = 2
+AGAIN = "NCCL_ONE again"
 NCCL, NCCL_TWO, ONE, TWO = (
     MixedCommMode.NCCL_ONE,
     MixedCommMode.NCCL_TP_DP,
@@ -242,6 +243,12 @@ def summary(samples: Sequence[float], digits: int) -> dict[str, Any]:
     return {"us": round(statistics.median(samples), digits), "samples": [round(one, digits) for one in samples]}
 
 
+def times_as_fast(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """How many times as fast one is as another, by the rounds in which both took their turns."""
+    pairs = zip(one["samples"], other["samples"], strict=True)
+    return round(statistics.median(theirs / ours for ours, theirs in pairs), 3)
+
+
 @dataclass
 class Variant:
     """One way to compute something: on the partition of so many SMs (0: a plain stream), and what must come out."""
@@ -350,7 +357,10 @@ def measured(
 
 
 def autotune(ranks: Ranks, keep: Keep) -> None:
-    """AUTOTUNE next to the NCCL modes of the same handler, in a partition of 8 SMs and on the whole device."""
+    """AUTOTUNE next to the NCCL modes of the same handler, in a partition of 8 SMs and on the whole device.
+
+    One of these modes is measured twice: how far two measurements of the same thing differ.
+    """
     torch = ranks.torch
     divisors = [dp for dp in range(1, ranks.size + 1) if ranks.size % dp == 0]
     buffers = Buffers(torch)
@@ -377,24 +387,25 @@ def autotune(ranks: Ranks, keep: Keep) -> None:
                 x_in, out = (buffers.of(f"{kind}{name}", shape) for name, shape in shapes_of(handler, op, size).items())
                 scratch = buffers.of("scratch", out.shape if op is MixedCommOp.ALLREDUCE else x_in.shape)
                 variants = {}
-                for mode in (MixedCommMode.AUTOTUNE, NCCL, NCCL_TWO):
+                modes = {mode.name: mode for mode in (MixedCommMode.AUTOTUNE, NCCL, NCCL_TWO)} | {AGAIN: NCCL}
+                for name, mode in modes.items():
                     if mode in handler.valid_mode_list:
                         work = lambda mode=mode: run_mixed_comm(op, handler, x_in, out, mode)  # noqa: B023, E731
-                        variants[mode.name] = Variant(sms, work, out, None)
+                        variants[name] = Variant(sms, work, out, None)
                 for name, pair in groups.items():
                     work = lambda pair=pair: nccl_in_place(ranks, op, x_in, out, scratch, pair)  # noqa: B023, E731
                     variants[name] = Variant(0, work, out, None)
                 found = measured(ranks, variants, streams, plain, size)
-                best = min(
-                    (found[mode.name]["us"] for mode in (NCCL, NCCL_TWO) if "us" in found.get(mode.name, {})),
-                    default=None,
-                )
                 row = where | {"op": op.name, "bytes": size, "tensors": kind.strip() or "staged"}
+                nccl = [found[mode.name] for mode in (NCCL, NCCL_TWO) if "us" in found.get(mode.name, {})]
                 for name, outcome in found.items():
                     more: dict[str, Any] = {}
-                    if name == "AUTOTUNE" and best and "us" in outcome:
+                    if name == "AUTOTUNE" and nccl and "us" in outcome:
+                        best = min(nccl, key=lambda one: one["us"])
                         chosen = handler.select_autotune_mode(op, x_in).name
-                        more = {"chosen": chosen, "faster than the best NCCL mode": round(best / outcome["us"], 3)}
+                        more = {"chosen": chosen, "faster than the best NCCL mode": times_as_fast(outcome, best)}
+                    elif name == AGAIN and nccl and "us" in outcome:
+                        more = {"same calls": times_as_fast(outcome, nccl[0])}
                     keep(row | {"variant": name} | more | outcome)
             handler.check()
             handler.shutdown()

@@ -18,6 +18,7 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
+import collective_targets
 from curves import Panel, picture
 from serving import report as serving
 
@@ -401,6 +402,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of launches": ("launches", each(launches_section)),
     "of worlds": ("worlds", each(worlds_section)),
     "of serving": ("serving", each(serving_section)),
+    "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
 
 
@@ -537,10 +539,9 @@ def overlap_picture() -> str:
         curves["GEMM alone"] = [(x, us["GEMM alone"]) for x in sizes]
         ticks = [(size, f"{size:g} SMs") for size in sizes]
         gpus = result["_what"].split(",")[0].removeprefix("Collectives on ")
-        panels.append(Panel(f"{gpus}: step over the size of the partition", curves, "us", ticks, False, 1500.0))
-    origin = (
-        f"8192 x 8192 x 8192 bfloat16, 256 MiB, joined after each step, sustained; {result['card']}, {result['date']}"
-    )
+        title = f"{gpus} ({result['card']}, {result['date']}): step over the size of the partition"
+        panels.append(Panel(title, curves, "us", ticks, False, 1500.0))
+    origin = "8192 x 8192 x 8192 bfloat16, 256 MiB, joined after each step, sustained"
     return picture("A GEMM and an all-reduce at the same time", origin, [panels], height=200)
 
 

@@ -106,13 +106,9 @@ def compare(rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...],
     rank.backend.barrier()
 
 
-def shapes_for(mode_name: str, dp: int, largest: int) -> list[tuple[int, int]]:
-    shapes = [(1, 8), (1, 8192), (3, 8192), (7, 264)]
-    if mode_name == "ONE_EXCHANGE":
-        # More than packets carry at once.
-        shapes.append((129, 8192))
-    if mode_name in ("TWO_EXCHANGE", "HIERARCHICAL"):
-        shapes += [(64, 8192), (33, 4104), (largest // 16384, 8192)]
+def shapes_for(dp: int, largest: int) -> list[tuple[int, int]]:
+    """Of one row to the largest message; odd numbers of rows, and rows of odd numbers of units."""
+    shapes = [(1, 8), (1, 8192), (3, 8192), (7, 264), (33, 4104), (64, 8192), (129, 8192), (largest // 16384, 8192)]
     return [(rows * dp, hidden) for rows, hidden in shapes]
 
 
@@ -140,7 +136,7 @@ def every_op(
                     for op, mode in itertools.product(handler.valid_op_list, wanted):
                         dp = handler.para_info.dp_size
                         # `largest` is of the larger of input and output.
-                        shapes = shapes_for(mode.name, dp if op.scatters else 1, largest // dp)
+                        shapes = shapes_for(dp if op.scatters else 1, largest // dp)
                         for seed, shape in enumerate(shapes):
                             compare(rank, handler, op, mode, shape, seed)
                             if rank.rank == 0:

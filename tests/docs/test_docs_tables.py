@@ -266,6 +266,32 @@ def test_what_the_pages_quote_of_the_all_reduce_is_in_the_results() -> None:
     assert all(10 * median("all-reduce alone, all SMs", size) < us["GEMM alone", None]["median"] for size in (1, 16))
 
 
+def test_autotune_is_judged_by_what_it_chose_itself_and_identical_calls_are_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    targets = importlib.import_module("collective_targets")
+    key = "faster than the best NCCL mode"
+    rows = [
+        {"tensors": "staged", "chosen": "TWO_EXCHANGE", key: 1.5},
+        {"tensors": "staged", "chosen": "TWO_EXCHANGE", key: 0.99},
+        {"tensors": "staged", "chosen": "NCCL_ONE", key: 0.95},
+        {"tensors": "staged", "variant": "NCCL_ONE again", "same calls": 1.01},
+        {"tensors": "staged", "variant": "NCCL_ONE", "us": 3.0},
+    ]
+    staged, identical = targets.autotune({"autotune": rows})
+    assert staged[2] == "0.99 to 1.50 times in the 2 cases where it chose its own kernels, below 1 in 1"
+    assert identical[2] == "0.95 to 1.01 times in 2 cases, off by more than 2% in 1"
+
+
+def test_a_rank_that_is_missing_is_judged_by_the_latest_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    targets = importlib.import_module("collective_targets")
+    rows = [{"timeout_s": 3.0, "error after s": one} for one in ([3.0, 3.25], [0.0, 0.01])]
+    [row] = targets.missing_ranks({"missing-ranks": [*rows, {"right": [True, False]}]})
+    assert row[2] == "within `timeout_s` + 0.2 s in 2 cases; the GPUs did not work afterwards"
+
+
 def test_missed_targets_are_quoted_as_they_were_measured() -> None:
     result = json.loads((BENCHMARKS / "results" / "h200-driver-13.0-calls.json").read_text())
     calls = {call["name"]: call for call in result["calls"]}
