@@ -3,13 +3,14 @@
     python benchmarks/serve.py check            the kernels against torch, and their speed
     python benchmarks/serve.py costs            what steps cost on this card, by SMs
     python benchmarks/serve.py predict          which settings and rates to begin with; a run predicts what it needs
+    python benchmarks/serve.py worlds           rehearse the policy on cards whose costs are not as expected
     python benchmarks/serve.py run              trials, those of most worth first, until --minutes are over
     python benchmarks/serve.py soak             serve a random load with changes of layout, and check tokens and memory
     python benchmarks/serve.py status           what is known, what is next
     python benchmarks/serve.py merge FILE...    add the results of other processes
 
-All write to one file of benchmarks/results (or --out), which the next run continues. All but predict, status and merge
-need torch and a GPU. On several GPUs, one process for each: --share 1/4 to 4/4, with a folder of its own, then merge.
+All write to one file of benchmarks/results (or --out), which the next run continues. All but predict, worlds, status and
+merge need torch and a GPU. On several GPUs, one process for each: --share 1/4 to 4/4, with a folder of its own, then merge.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ from serving.costs import Costs
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS
 from serving.loop import Record
-from serving.search import Question, Trial, next_trial, questions
+from serving.search import GAPS_MS, Question, Trial, next_trial, questions
 from serving.shapes import SHAPES
 from serving.store import KIND, Store, merged
 from serving.trials import name_of, predict, rehearse, row_of, serve, steps_of
+from serving.worlds import SHARE, worlds
 
-# What capturing graphs and saving take of a run, at most.
-RESERVE_S = 10.0
+# What checking and saving take of a run, at most; and by how much trials take longer than rehearsed, as clocks fall.
+RESERVE_S, LONGER = 4.0, 1.1
 # Questions whose trials raised an error before a run ends: an error of the device stays.
 MOST_FAILED = 2
 # Beyond the time that a run has, after which it has hung.
@@ -51,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter, epilog=__doc__
     )
-    found.add_argument("command", choices=("check", "costs", "predict", "run", "soak", "status", "merge"))
+    found.add_argument("command", choices=("check", "costs", "predict", "worlds", "run", "soak", "status", "merge"))
     found.add_argument("files", type=Path, nargs="*", help="results to merge")
     found.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/results)")
     found.add_argument("--minutes", type=float, default=9.0, help="end before that (default: 9)")
@@ -148,21 +150,17 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
     failed: dict[Question, str] = {}
     with Bench(SHAPES[arguments.model], DECODES, arguments.distinct_layers) as bench:
         bench.card(LOADS[stages[0][0].load])
-        heat = bench.heat(costs)
-        costs = costs.heated(heat)
         costs = replace(costs, mixed=bench.mixed(costs))
-        print(f"after some seconds of computing, steps take {heat:.3f} times as long as measured", flush=True)
         print(f"with decodes and prompts in one step, by rows: {dict(costs.mixed)} times as long", flush=True)
         while (trial := next_of(store, costs, stages, failed)) is not None:
             rehearsed = rehearse(trial, costs)
             left = until - time.monotonic() - RESERVE_S
-            if rehearsed.seconds > left:
+            if LONGER * rehearsed.seconds > left:
                 print(f"next: {described(trial)}, about {rehearsed.seconds:.0f} s, for which no time is left")
                 break
             try:
                 row = run_one(trial, costs, bench, rehearsed, left)
                 row["costs_run"] = store.content["costs"][arguments.model]["run"]
-                row["heat"] = round(heat, 3)
                 row["mixed"] = costs.mixed
                 # As many processes ran at once, each on a GPU of the same host.
                 row["processes"] = arguments.share[1]
@@ -217,8 +215,11 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def costs_of(store: Store, model: str) -> Costs:
+    """The costs of a model, with what steps of decodes and prompts took in the last trial that measured it."""
+    mixed = [row["mixed"] for row in store.content["trials"] if row["model"] == model and "mixed" in row]
     try:
-        return Costs.from_json(json.dumps(store.content["costs"][model]["costs"]))
+        costs = {**store.content["costs"][model]["costs"], "mixed": mixed[-1] if mixed else ()}
+        return Costs.from_json(json.dumps(costs))
     except KeyError:
         raise SystemExit(f"{store.path} has no costs of {model}: run 'serve.py costs --model {model}' first") from None
 
@@ -278,6 +279,23 @@ def predicted(store: Store, arguments: argparse.Namespace, until: float) -> int:
     return 0
 
 
+def rehearsed(store: Store, arguments: argparse.Namespace) -> int:
+    """Whether the policy keeps up with the best in worlds; those in which it does not."""
+    gaps = [arguments.gap_ms] if arguments.gap_ms else GAPS_MS[arguments.model]
+    until = time.monotonic() + 60 * arguments.minutes  # for each card
+    behind = number = 0
+    for world in worlds(costs_of(store, arguments.model), gaps, [arguments.load] if arguments.load else tuple(LOADS)):
+        if time.monotonic() > until:
+            break
+        rate, name = world.best()
+        number += 1
+        if not world.policy_keeps_up(rate):
+            behind += 1
+            print(f"{world}: not {SHARE:g} of what {name} keeps, {rate:.3f}/s", flush=True)
+    print(f"the policy keeps {SHARE:g} of the best in {number - behind} of {number} worlds")
+    return int(behind > 0)
+
+
 def status(store: Store, arguments: argparse.Namespace) -> int:
     from serving.report import goodput_table
 
@@ -311,15 +329,19 @@ def main() -> int:
     folder = folder_of_results(arguments.out, tables.RESULTS)
     if arguments.command == "merge":
         return merge(folder, arguments.files)
-    if arguments.command in ("predict", "status"):
+    if arguments.command in ("predict", "worlds", "status"):
         found = sorted(folder.glob(f"*-{KIND}.json"))
         if not found:
             raise SystemExit(f"{folder} has no results of this study: run 'serve.py costs' on a GPU first")
+        bad = 0
         for path in found:
             store = Store(path, json.loads(path.read_text()))
             print(path)
-            (predicted(store, arguments, until) if arguments.command == "predict" else status(store, arguments))
-        return 0
+            if arguments.command == "predict":
+                predicted(store, arguments, until)
+            else:
+                bad += (status if arguments.command == "status" else rehearsed)(store, arguments)
+        return int(bad > 0)
     # Whatever hangs, the run ends, and says where it was.
     faulthandler.dump_traceback_later(60 * arguments.minutes + PATIENCE_S, exit=True)
     # A hardware queue for each stream; before the driver is used. With fewer, streams wait for each other.

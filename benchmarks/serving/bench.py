@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from serving.search import Question, Trial
 from serving.shapes import Shape
 from serving.soak import TOLERANCE, answer_of, distance_of
 from serving.trials import spread
-from serving.work import ONE, Segment, Step
 
 
 class Bench:
@@ -58,20 +56,6 @@ class Bench:
         known = key in self._known
         self._known.add(key)
         return known
-
-    def heat(self, costs: Costs, seconds: float = 4.0) -> float:
-        """How many times as long as measured steps take after some seconds of computing, in which clocks fall."""
-        card = self._card
-        assert card is not None
-        step = Step(segments=(Segment(0, card.model.length // 2, 1024),))
-        card.prepare([card.shot("prefill", step, ONE)])
-        times: list[float] = []
-        until = card.now() + seconds
-        while card.now() < until:
-            card.launch("prefill", step, ONE)
-            while card.busy:
-                times += [done.end - done.begin for done in card.finished()]
-        return max(1.0, median(times[-len(times) // 4 :]) / costs.seconds(step))
 
     def mixed(self, costs: Costs) -> tuple[tuple[int, float], ...]:
         """How many times as long as predicted steps of decodes and prompts take, by their rows."""

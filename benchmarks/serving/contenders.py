@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from serving.costs import Costs
 from serving.loop import Contender, Served, State
@@ -31,6 +32,21 @@ def decodes_for(answers: int) -> int:
 def chunk_for(tokens: int) -> int:
     """The smallest size of a step that has room for so many tokens of prompts."""
     return next((chunk for chunk in CHUNKS if chunk >= tokens), CHUNKS[-1])
+
+
+def mixed_chunks(costs: Costs) -> list[int]:
+    """Rows of steps with decodes and prompts, without sizes next to which more rows take less time.
+
+    So the time of a step grows with its size, and the largest one that keeps a limit is found from any other.
+    """
+    found: list[int] = []
+    least_seconds = least_factor = inf
+    for rows in reversed(CHUNKS):
+        seconds, factor = costs.mixed_seconds(rows, 0, 0), costs.mixed_factor(rows)
+        if seconds < least_seconds and rows * factor < least_factor:
+            found.insert(0, rows)
+            least_seconds, least_factor = seconds, rows * factor
+    return found
 
 
 def packed(waiting: Iterable[Served], room: int) -> tuple[Segment, ...]:
@@ -62,19 +78,30 @@ class PrefillFirst:
 class Pace:
     """How many times as long as predicted steps take, with the host's part.
 
-    It rises fast and falls slowly: a limit has to be kept by nearly all steps, and not by their mean.
+    factor: rises fast and falls slowly, because a limit has to be kept by nearly all steps. mean: what rates are
+    compared by. With the factor, whatever is in use would look worse than what is not.
     """
 
     RISE, FALL = 0.2, 0.02
     LEAST, MOST = 0.5, 2.0  # of a step: a pause of the host says nothing about the next one
+    MEMORY = 40  # steps of which it is the mean, about
+    KNOWN = 4  # steps after which the mean is taken as it is
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self.factor = self.mean = 1.0
+        self.count = 0
 
     def note(self, seconds: float, predicted: float) -> None:
         """A step has taken so long."""
-        off = min(self.MOST, max(self.LEAST, seconds / predicted)) - self.factor
+        took = min(self.MOST, max(self.LEAST, seconds / predicted))
+        off = took - self.factor
         self.factor += (self.RISE if off > 0 else self.FALL) * off
+        self.count += 1
+        self.mean += (took - self.mean) / min(self.count, self.MEMORY)
+
+    def hoped(self, prior: float, error: float) -> float:
+        """The mean, less what is not known yet: before the first step, a prior less all of the error."""
+        return (self.mean if self.count else prior) * (1 - error * max(0, self.KNOWN - self.count) / self.KNOWN)
 
     @property
     def rounded(self) -> float:
@@ -95,6 +122,9 @@ class Chunked:
     _last: int = field(default=0, init=False)  # the chunk of the step before, as an index
     pace: Pace = field(default_factory=Pace, init=False)  # of mixed steps
 
+    def __post_init__(self) -> None:
+        self._chunks = [self.chunk] if self.chunk else mixed_chunks(self.costs)
+
     def decide(self, state: State) -> Decision:
         for one in state.ended:
             if one.step.rows and one.step.segments:
@@ -109,18 +139,20 @@ class Chunked:
             return alone
         if not state.decoding:
             return Step(segments=packed(state.waiting, self.chunk or CHUNKS[-1]))
-        least = next(index for index, chunk in enumerate(CHUNKS) if chunk > decodes_for(len(alone.rows)))
+        decodes = decodes_for(len(alone.rows))
+        chunks = self._chunks if self._chunks[-1] > decodes else CHUNKS
+        least = next(index for index, chunk in enumerate(chunks) if chunk > decodes)
 
         def mixed(index: int) -> Step:
-            return replace(alone, segments=packed(state.waiting, CHUNKS[index] - decodes_for(len(alone.rows))))
+            return replace(alone, segments=packed(state.waiting, chunks[index] - decodes))
 
-        if self.chunk is not None or self.target_s is None:
-            return mixed(max(least, CHUNKS.index(self.chunk or CHUNKS[-1])))
+        if self.target_s is None:
+            return mixed(least)
         # The time grows with the chunk. The largest that keeps the target is seldom far from that of the step before.
-        index = max(least, self._last)
+        index = max(least, min(self._last, len(chunks) - 1))
         step = mixed(index)
         if self._keeps(step):
-            while index + 1 < len(CHUNKS) and self._keeps(larger := mixed(index + 1)):
+            while index + 1 < len(chunks) and self._keeps(larger := mixed(index + 1)):
                 index, step = index + 1, larger
         else:
             while index > least and not self._keeps(step):
@@ -170,7 +202,7 @@ class LayerInterleaved:
         room = self._room(state)
         left = self._costs.layers - self._layer
         one = self._seconds("prefill", Step(segments=self._pass)) / self._costs.layers
-        count = left if room == float("inf") else max(1, min(left, int(room / one)))
+        count = left if room == inf else max(1, min(left, int(room / one)))
         begin, self._layer = self._layer, self._layer + count
         partial = self._layer < self._costs.layers
         layers = None if count == self._costs.layers else (begin, self._layer)
@@ -182,7 +214,7 @@ class LayerInterleaved:
     def _room(self, state: State) -> float:
         """What the target leaves next to the coming decode step, which those join whose prompts end in the pass."""
         if not state.decoding:
-            return float("inf")
+            return inf
         joining = tuple(Row(one.slot, one.start + one.count) for one in self._pass if one.last)
         return self._target_s - self._seconds("decode", Step(rows=state.rows + joining))
 

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
+from random import Random
 from typing import Any
 
 from serving.shapes import Shape
@@ -58,7 +59,7 @@ class Costs:
         tokens = len(step.rows) + step.prompt_tokens
         pairs = sum(s.count * s.start + s.count * (s.count + 1) // 2 for s in step.segments)
         share = 1.0 if step.layers is None else (step.layers[1] - step.layers[0]) / self.layers
-        factor = self._factor(tokens) if step.rows and step.segments else 1.0
+        factor = self.mixed_factor(tokens) if step.rows and step.segments else 1.0
         return factor * share * self._seconds(tokens, step.context, pairs, sms or self.sm_count)
 
     def decode_seconds(self, batch: int, context: int, sms: int) -> float:
@@ -70,9 +71,10 @@ class Costs:
 
         tokens: of its GEMMs. cached: tokens that decodes read.
         """
-        return self._factor(tokens) * self._seconds(tokens, cached, pairs, self.sm_count)
+        return self.mixed_factor(tokens) * self._seconds(tokens, cached, pairs, self.sm_count)
 
-    def _factor(self, tokens: int) -> float:
+    def mixed_factor(self, tokens: int) -> float:
+        """How many times as long as its parts a step with decodes and prompts takes, by the tokens of its GEMMs."""
         if not self.mixed:
             return 1.0
         at = bisect_left(self.mixed, tokens, key=itemgetter(0))
@@ -102,6 +104,18 @@ class Costs:
         slowdowns = {kind: (decode * factor, prefill * factor) for kind, (decode, prefill) in self.slowdowns.items()}
         mixed = tuple((rows, one * factor) for rows, one in self.mixed or ((1, 1.0),))
         return [replace(self, slowdowns=slowdowns), replace(self, mixed=mixed)]
+
+    def perturbed(self, random: Random, most: float = 0.15) -> Costs:
+        """Costs of a card on which each kind of placement takes up to so much more or less than expected."""
+
+        def off(share: float) -> float:
+            return random.uniform(1 - share, 1 + share)
+
+        slowdowns = {kind: (decode * off(most), prefill * off(most)) for kind, (decode, prefill) in self.slowdowns.items()}
+        together = off(most)
+        # Of a kind, sizes are off by less than the kind is.
+        mixed = tuple((rows, one * together * off(most / 3)) for rows, one in self.mixed)
+        return replace(self, slowdowns=slowdowns, mixed=mixed)
 
     def slowdown(self, placement: Placement, lane: str) -> float:
         """How many times as long a step of a lane takes while the other lane is busy."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from cuda_gctx import Layout
 from cuda_gctx.tune import Plan, Policy
-from serving.contenders import CHUNKS, ByPolicy, Chunked, Concurrent, Decision, Pace, decodes_for, packed
+from serving.contenders import ByPolicy, Chunked, Concurrent, Decision, Pace, decodes_for, mixed_chunks, packed
 from serving.costs import Costs
 from serving.loop import Contender, State
 from serving.work import ONE, Lane, Placement, Segment, Step
@@ -20,6 +21,12 @@ BATCHES = (1, 2, 4, 8, 12, 16, 32, 64, 128)
 CONTEXTS = tuple(round(2 ** (n / 4)) for n in range(40, 81))
 # The share by which another plan has to be better than the one in use.
 HYSTERESIS = 0.05
+# By how much what is predicted of a kind of placement may be off before it is used: kinds that could be better by so
+# much are tried for a few steps.
+ERROR = 0.15
+# What partitions have to promise more than the whole device: lanes wait for each other at each change of layout, and
+# the rate of large chunks is not reached at the ends of prompts.
+EDGE = {"disjoint": 0.1, "overlay": 0.1}
 # Tokens of a prompt that are cached before a chunk.
 PASTS = (4096, 16384, 32768)
 # Tokens of prompts that one step could take.
@@ -45,8 +52,9 @@ class ByCosts(ByPolicy):
     stream, or chunked prefill.
 
     target_s: the share of the limit that a decode step may take. chunk_of: the tokens of a chunk on so many SMs. What
-    the policies predict is corrected by what steps of that kind have taken. While no prompt waits or nothing decodes,
-    the one that works has the whole device.
+    is predicted is corrected by what steps of that kind have taken. Among the plans that keep the limit, that with the
+    highest rate of prompts is best: decodes that are put off share steps later, and cost less. Only while requests
+    wait for decodes to end, because all slots are taken, the rate of decodes counts as well.
     """
 
     def __init__(
@@ -61,13 +69,14 @@ class ByCosts(ByPolicy):
         placements += [Placement("disjoint", size, whole - size) for size in decode_sizes]
         chunks = {placement: chunk_of(placement.prefill_sms or whole) for placement in placements}
         self._chunked = Chunked(costs, target_s)
+        self._chunks = mixed_chunks(costs)
         self._whole = Concurrent(placements[0], chunks[placements[0]])
         self._placed = {plan_of(placement, whole): (placement, chunk) for placement, chunk in chunks.items()}
         self._contenders: dict[Plan, Contender] = {plan: Concurrent(*placed) for plan, placed in self._placed.items()}
         self._work = Work(costs, chunks[placements[0]])
         self._one = plan_of(ONE, whole)
         self._contenders[self._one] = self._chunked
-        self._current: Plan | None = None
+        self._current = self._one
         self._known: dict[Any, Plan] = {}
         self.paces: dict[str, dict[Lane, Pace]] = {
             placement.kind: {lane: Pace() for lane in LANES} for placement in placements
@@ -94,52 +103,67 @@ class ByCosts(ByPolicy):
         context = sum([served.context for served in state.decoding])
         past = state.waiting[0].done if state.waiting else 0
         tokens = sum(segment.count for segment in packed(state.waiting, TOKENS[-1]))
-        return self.choose(len(state.decoding), context, past, tokens, held=len(state.decoding) / state.slots)
+        return self.choose(len(state.decoding), context, past, tokens, full=state.queued > 0)
 
-    def choose(self, batch: int, context: int, past: int, tokens: int = TOKENS[-1], *, held: float = 0.0) -> Contender:
+    def choose(
+        self, batch: int, context: int, past: int, tokens: int = TOKENS[-1], *, full: bool = False
+    ) -> Contender:
         """What is best for sequences that decode and their cached tokens.
 
         past: cached tokens of the next prompt. tokens: what is left of it, and of those that fit into the same step.
-        held: the share of the places in the caches that decodes hold. The more they do, the more requests wait for
-        them to end, and the more the speed of decodes counts, and not only that of prompts.
+        full: whether requests wait for a slot.
         """
         if tokens == 0 or batch == 0:
-            return self._whole
+            # What works has the whole device, on one stream or on two.
+            return self._chunked if self._current == self._one else self._whole
         load = {
             "batch": BATCHES[min(bisect_left(BATCHES, batch), len(BATCHES) - 1)],
             "context": CONTEXTS[min(bisect_left(CONTEXTS, context), len(CONTEXTS) - 1)],
             "past": PASTS[min(bisect_left(PASTS, past), len(PASTS) - 1)],
         }
-        paces = [pace.rounded for kind in self.paces.values() for pace in kind.values()]
-        # The host has no time for more than a look, as a rule.
         tokens = TOKENS[min(bisect_left(TOKENS, tokens), len(TOKENS) - 1)]
-        key = (self._current, round(8 * held), tokens, *load.values(), *paces, self._chunked.pace.rounded)
+        hoped = self._hoped()
+        # The host has no time for more than a look, as a rule.
+        key = (self._current, full, tokens, *load.values(), *hoped.items(), *[pace.rounded for pace in self._all_paces()])
         if key not in self._known:
-            self._known[key] = self._best(load, tokens, round(8 * held) / 8)
+            self._known[key] = self._best(load, tokens, hoped, full)
         self._current = self._known[key]
         return self._contenders[self._current]
 
-    def _best(self, load: dict[str, Any], tokens: int, held: float) -> Plan:
-        offers = {one.plan: one for one in self._offers(load, tokens)}
-        kept = {plan: one.prompts + held * one.decodes for plan, one in offers.items() if one.seconds <= self._target_s}
+    def _all_paces(self) -> list[Pace]:
+        return [self._chunked.pace, *(pace for kind in self.paces.values() for pace in kind.values())]
+
+    def _hoped(self) -> dict[str, float]:
+        """By what the time of prompts is corrected in comparisons, by kind of placement.
+
+        A kind that has not been used is expected to be off as the others are: clocks are the same for all.
+        """
+        paces = {"one": self._chunked.pace, **{kind: lanes["prefill"] for kind, lanes in self.paces.items()}}
+        prior = fmean([pace.mean for pace in paces.values() if pace.count] or [1.0])
+        return {kind: round(pace.hoped(prior, ERROR), 2) for kind, pace in paces.items()}
+
+    def _best(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float], full: bool) -> Plan:
+        offers = {one.plan: one for one in self._offers(load, tokens, hoped)}
+        kept = {plan: one.prompts + full * one.decodes for plan, one in offers.items() if one.seconds <= self._target_s}
         best = max(kept, key=kept.__getitem__) if kept else min(offers, key=lambda plan: offers[plan].seconds)
         if self._current in kept and kept[self._current] >= (1 - HYSTERESIS) * kept[best]:
             return self._current
         return best
 
-    def _offers(self, load: dict[str, Any], tokens: int) -> Iterator[Offer]:
+    def _offers(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float]) -> Iterator[Offer]:
         """The best plan of each kind for a load, corrected by what steps have taken, with so many tokens to prefill."""
-        of_decodes, past = self._work.of_decodes(**load), load["past"]
-        for kind, paces in self.paces.items():
-            policy, decode, prefill = self.policies[kind], paces["decode"].rounded, paces["prefill"].rounded
-            plan = policy.choose(self._target_s / decode, self._current, **load)
-            seconds = policy.predict(plan, **load).latency_s * decode
+        alone = self._costs.decode_seconds(load["batch"], load["context"], self._costs.sm_count)
+        for kind, policy in self.policies.items():
+            pace = self.paces[kind]["decode"].rounded
+            plan = policy.choose(self._target_s / pace, self._current, **load)
+            seconds = pace * policy.predict(plan, **load).latency_s
             placement, chunk = self._placed[plan]
-            rate = _rate(self._costs, self._work, placement, min(chunk, tokens), past)
-            yield Offer(plan, seconds, rate / prefill, of_decodes / seconds)
+            rate = _rate(self._costs, self._work, placement, min(chunk, tokens), load["past"])
+            yield Offer(plan, seconds, rate / hoped[kind] / (1 + EDGE.get(kind, 0.0)), alone / seconds)
         # The chunk that keeps the target depends on the pace.
         pace = self._chunked.pace.rounded
-        yield Offer(self._one, *_chunked(self._costs, self._work, self._target_s, pace, tokens, **load))
+        seconds, prompts = _chunked(self._chunks, self._costs, self._work, self._target_s / pace, tokens, **load)
+        yield Offer(self._one, pace * seconds, prompts / hoped["one"], alone / (pace * seconds))
 
 
 class Offer(NamedTuple):
@@ -152,14 +176,10 @@ class Offer(NamedTuple):
 
 
 class Work:
-    """What a decode step and the tokens of prompts take alone on the whole device, in seconds."""
+    """What tokens of prompts take alone on the whole device, in seconds."""
 
     def __init__(self, costs: Costs, chunk: int) -> None:
-        self._costs = costs
         self._of_a_token = {past: costs.seconds(Step(segments=(Segment(0, past, chunk),))) / chunk for past in PASTS}
-
-    def of_decodes(self, batch: int, context: int, past: int) -> float:
-        return self._costs.decode_seconds(batch, context, self._costs.sm_count)
 
     def of_prompts(self, tokens: int, past: int) -> float:
         return tokens * self._of_a_token[past]
@@ -186,21 +206,19 @@ def _rate(costs: Costs, work: Work, placement: Placement, tokens: int, past: int
 
 
 def _chunked(
-    costs: Costs, work: Work, target_s: float, pace: float, tokens: int, batch: int, context: int, past: int
-) -> tuple[float, float, float]:
-    """The time of a step and the work of prompts and of decodes per second, for the largest chunk next to decodes that
-    keeps the target, or for the smallest one; at most for so many tokens.
+    sizes: Sequence[int], costs: Costs, work: Work, target_s: float, tokens: int, batch: int, context: int, past: int
+) -> tuple[float, float]:
+    """The time of a step and the work of prompts per second, for the largest size that keeps the target next to
+    decodes, or for the smallest one; at most for so many tokens.
     """
     decodes = decodes_for(batch)
 
     def seconds(chunk: int) -> float:
         # Decodes and prompt share the GEMMs, which read the weights once.
         count = chunk - decodes
-        return pace * costs.mixed_seconds(chunk, context, count * past + count * (count + 1) // 2)
+        return costs.mixed_seconds(chunk, context, count * past + count * (count + 1) // 2)
 
-    chunks = [chunk for chunk in CHUNKS if chunk > decodes]
+    chunks = [chunk for chunk in sizes if chunk > decodes]
     chunks = chunks[: max(1, bisect_left(chunks, decodes + tokens) + 1)]
     chunk = chunks[max(1, bisect_right(chunks, target_s, key=seconds)) - 1]
-    took = seconds(chunk)
-    prompts = work.of_prompts(min(tokens, chunk - decodes), past)
-    return took, prompts / took, work.of_decodes(batch, context, past) / took
+    return seconds(chunk), work.of_prompts(min(tokens, chunk - decodes), past) / seconds(chunk)

@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import ceil, floor, inf, log, sqrt
 from typing import Any
 
-# Rates that differ by less are one.
-TOLERANCE = 0.06
+# Rates are powers of it, so that contenders are compared at the same ones.
+GRID = 1.03
 SEEDS = (1, 2, 3)
-# A search goes up or down from its start by these factors, and ends behind the last one. The first are small: the cost
-# model is seldom far off, and a bracket that is narrow from the beginning saves trials.
-UP = (1.12, 1.12, 1.25, 1.5, 2.0, 2.0, 2.0)
-DOWN = (1.12, 1.5, 2.0)
+# A search goes up or down from its start by so many steps of the grid, and ends behind the last one.
+STEPS = (1, 2, 4, 8, 16, 32, 32)
 # Settings that are raced on the card for one question, in the order that the cost model predicts.
 RACED = 3
 
@@ -81,18 +79,30 @@ def bracket(tried: Iterable[tuple[float, bool]]) -> tuple[float, float]:
     return low, high
 
 
+def on_grid(rate: float, steps: int = 0) -> float:
+    """The rate of the grid that is nearest, or so many steps above or below a rate that need not be one of it."""
+    at = log(rate) / log(GRID)
+    # Of a rate on the grid, the logarithm is a whole number but for rounding.
+    first = floor(at + 1e-6) if steps > 0 else ceil(at - 1e-6) if steps < 0 else round(at)
+    return float(GRID ** (first + steps))
+
+
 def next_rate(tried: Sequence[tuple[float, bool]], start: float) -> float | None:
-    """The rate to try next; None once the bracket is narrower than the tolerance, or everything or nothing is kept."""
+    """The rate to try next; None once no rate of the grid is between those that were kept and those that were not, or
+    if everything or nothing is kept.
+    """
     low, high = bracket(tried)
     if not tried:
-        return start
+        return on_grid(start)
     if high == inf or low == 0:
-        steps = UP if high == inf else DOWN
-        if len(tried) > len(steps):
+        if len(tried) > len(STEPS):
             return None
-        step = steps[len(tried) - 1]
-        return low * step if high == inf else high / step
-    return None if high <= low * (1 + TOLERANCE) else sqrt(low * high)
+        step = STEPS[len(tried) - 1]
+        return on_grid(low, step) if high == inf else on_grid(high, -step)
+    above, below = on_grid(low, 1), on_grid(high, -1)
+    if above > below * (1 + 1e-6):
+        return None
+    return on_grid(sqrt(above * below))
 
 
 def _tried(outcomes: Iterable[Outcome], question: Question, settings: str, seed: int) -> list[tuple[float, bool]]:
@@ -129,7 +139,7 @@ def _searched(
     for one in settings[:RACED]:
         tried = _tried(mine, question, one, first)
         # The first settings are bisected; others have to beat the best so far, and are left after one failure at that.
-        wanted = start if best is None else best_rate * (1 + TOLERANCE)
+        wanted = start if best is None else on_grid(best_rate, 1)
         low, high = bracket(tried)
         if best is not None and high <= wanted:
             continue
@@ -162,7 +172,7 @@ FIRST = ("chunked", "overlay", "disjoint", "policy")
 THEN = ("priority", "layers", "streams", "prefill-first")
 # Of the way in which a contender decides: trials of earlier ones say nothing about it.
 REVISIONS = {"prefill-first": 1, "streams": 1, "priority": 1, "overlay": 1, "disjoint": 1}
-REVISIONS |= {"chunked": 3, "layers": 3, "policy": 3}
+REVISIONS |= {"chunked": 4, "layers": 3, "policy": 4}
 LOADS_BY_WORTH = ("documents", "retrieval", "chat")
 
 

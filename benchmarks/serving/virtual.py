@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+from random import Random
 
 from serving.costs import Costs
 from serving.work import Done, Lane, Placement, Step
@@ -17,10 +19,16 @@ class _Running:
 
 
 class VirtualExecutor:
-    """Runs at most one step of each lane at a time, and on one stream at most one step."""
+    """Runs at most one step of each lane at a time, and on one stream at most one step.
 
-    def __init__(self, costs: Costs) -> None:
+    host_s: what the host takes before each step. noise: the standard deviation of what a step takes, as a share.
+    """
+
+    def __init__(self, costs: Costs, *, host_s: float = 0.0, noise: float = 0.0) -> None:
         self._costs = costs
+        self._host_s = host_s
+        self._noise = noise
+        self._random = Random(0)
         self._now = 0.0
         self._running: dict[Lane, _Running] = {}
         self._finished: list[Done] = []
@@ -38,7 +46,8 @@ class VirtualExecutor:
         if not self.placements or self.placements[-1] != placement:
             self.placements.append(placement)
         sms = placement.decode_sms if lane == "decode" else placement.prefill_sms
-        self._running[lane] = _Running(step, placement, self._now, self._costs.seconds(step, sms))
+        seconds = self._costs.seconds(step, sms) * self._random.lognormvariate(0.0, self._noise) + self._host_s
+        self._running[lane] = _Running(step, placement, self._now, seconds)
 
     def finished(self) -> list[Done]:
         found, self._finished = self._finished, []
@@ -46,13 +55,10 @@ class VirtualExecutor:
 
     def rest(self, until: float) -> None:
         """Go on to the next end of a step, or to a time if that comes first."""
-        slow = {
-            lane: self._costs.slowdown(one.placement, lane) if len(self._running) > 1 else 1.0
-            for lane, one in self._running.items()
-        }
+        slow = {lane: self._slowed(lane) for lane in self._running}
         ends = {lane: self._now + one.left * slow[lane] for lane, one in self._running.items()}
         at = min([until, *ends.values()])
-        if at == float("inf"):
+        if at == inf:
             raise RuntimeError("nothing runs, and nothing is expected")
         for lane, one in list(self._running.items()):
             if ends[lane] <= at:
@@ -61,3 +67,12 @@ class VirtualExecutor:
             else:
                 one.left -= (at - self._now) / slow[lane]
         self._now = at
+
+    def _slowed(self, lane: Lane) -> float:
+        """How many times as long as alone a step takes now. One in another placement waits for those before it."""
+        first, *others = self._running.values()
+        mine = self._running[lane].placement
+        if mine != first.placement:
+            return inf
+        beside = any(one.placement == mine for one in others)
+        return self._costs.slowdown(mine, lane) if beside else 1.0

@@ -254,9 +254,6 @@ class FakeBench:
     def close(self) -> None:
         self.closed = True
 
-    def heat(self, costs: object) -> float:
-        return 1.0
-
     def mixed(self, costs: object) -> tuple[tuple[int, float], ...]:
         return ((4096, 1.0),)
 
