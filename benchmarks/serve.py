@@ -9,8 +9,9 @@
     python benchmarks/serve.py status           what is known, what is next
     python benchmarks/serve.py merge FILE...    add the results of other processes
 
-All write to one file of benchmarks/results (or --out), which the next run continues. All but predict, worlds, status and
-merge need torch and a GPU. On several GPUs, one process for each: --share 1/4 to 4/4, with a folder of its own, then merge.
+All write to one file of benchmarks/results (or --out), which the next run continues. All but predict, worlds, status
+and merge need torch and a GPU. On several GPUs, one process for each: --share 1/4 to 4/4, with a folder of its own,
+then merge.
 """
 
 from __future__ import annotations

@@ -111,7 +111,9 @@ class Costs:
         def off(share: float) -> float:
             return random.uniform(1 - share, 1 + share)
 
-        slowdowns = {kind: (decode * off(most), prefill * off(most)) for kind, (decode, prefill) in self.slowdowns.items()}
+        slowdowns = {
+            kind: (decode * off(most), prefill * off(most)) for kind, (decode, prefill) in self.slowdowns.items()
+        }
         together = off(most)
         # Of a kind, sizes are off by less than the kind is.
         mixed = tuple((rows, one * together * off(most / 3)) for rows, one in self.mixed)

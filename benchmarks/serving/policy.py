@@ -105,9 +105,7 @@ class ByCosts(ByPolicy):
         tokens = sum(segment.count for segment in packed(state.waiting, TOKENS[-1]))
         return self.choose(len(state.decoding), context, past, tokens, full=state.queued > 0)
 
-    def choose(
-        self, batch: int, context: int, past: int, tokens: int = TOKENS[-1], *, full: bool = False
-    ) -> Contender:
+    def choose(self, batch: int, context: int, past: int, tokens: int = TOKENS[-1], *, full: bool = False) -> Contender:
         """What is best for sequences that decode and their cached tokens.
 
         past: cached tokens of the next prompt. tokens: what is left of it, and of those that fit into the same step.
@@ -124,7 +122,14 @@ class ByCosts(ByPolicy):
         tokens = TOKENS[min(bisect_left(TOKENS, tokens), len(TOKENS) - 1)]
         hoped = self._hoped()
         # The host has no time for more than a look, as a rule.
-        key = (self._current, full, tokens, *load.values(), *hoped.items(), *[pace.rounded for pace in self._all_paces()])
+        key = (
+            self._current,
+            full,
+            tokens,
+            *load.values(),
+            *hoped.items(),
+            *[pace.rounded for pace in self._all_paces()],
+        )
         if key not in self._known:
             self._known[key] = self._best(load, tokens, hoped, full)
         self._current = self._known[key]

@@ -1,6 +1,6 @@
 """Whether the policy keeps up with the best single contender on cards whose costs are not as expected, rehearsed.
 
-    python benchmarks/serve.py worlds    many of them, with the measured costs, until --minutes are over
+python benchmarks/serve.py worlds    many of them, with the measured costs, until --minutes are over
 """
 
 from __future__ import annotations

@@ -220,7 +220,17 @@ def test_the_policy_takes_chunks_where_partitions_do_not_pay() -> None:
 # As measured on an H200: steps of some sizes take longer than larger ones.
 UNEVEN = replace(
     COSTS,
-    mixed=((64, 1.1), (256, 1.07), (288, 1.22), (384, 1.08), (416, 1.24), (448, 1.31), (480, 1.01), (576, 1.13), (2048, 0.96)),
+    mixed=(
+        (64, 1.1),
+        (256, 1.07),
+        (288, 1.22),
+        (384, 1.08),
+        (416, 1.24),
+        (448, 1.31),
+        (480, 1.01),
+        (576, 1.13),
+        (2048, 0.96),
+    ),
 )
 
 
@@ -263,7 +273,9 @@ def test_a_kind_that_was_not_used_is_hoped_to_be_better_than_the_others() -> Non
 
 
 # The load is smaller than in a trial; one command rehearses whole ones: serve.py worlds.
-@pytest.mark.parametrize(("name", "requests", "gap_ms"), [("documents", 12, 25.0), ("documents", 12, 50.0), ("retrieval", 24, 50.0)])
+@pytest.mark.parametrize(
+    ("name", "requests", "gap_ms"), [("documents", 12, 25.0), ("documents", 12, 50.0), ("retrieval", 24, 50.0)]
+)
 @pytest.mark.parametrize("seed", [1])
 def test_the_policy_keeps_up_with_the_best_where_costs_are_not_as_expected(
     name: str, requests: int, gap_ms: float, seed: int

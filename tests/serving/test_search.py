@@ -19,7 +19,6 @@ from serving.search import (
     goodput,
     next_rate,
     next_trial,
-    on_grid,
     questions,
 )
 from serving.store import DISTURBED, Store, merged, outcomes_of
@@ -75,11 +74,11 @@ def test_the_best_settings_win_and_three_seeds_confirm(seed: int) -> None:
     found, trials = answered(truth, 1.0)
     best = max(base.values())
     assert found.settled
-    assert best / GRID ** 2 <= found.rate <= best  # type: ignore[operator]
+    assert best / GRID**2 <= found.rate <= best  # type: ignore[operator]
     worst_seed = min(truth[found.settings, n] for n in (1, 2, 3))  # type: ignore[index]
     assert found.confirmed is not None
     assert found.confirmed <= worst_seed
-    assert found.confirmed >= min(worst_seed, found.rate) / GRID ** 2  # type: ignore[type-var]
+    assert found.confirmed >= min(worst_seed, found.rate) / GRID**2  # type: ignore[type-var]
     # Losing settings cost one trial, or few.
     assert all(sum(one.settings == name for one in trials) <= 12 for name in base if name != found.settings)
 
