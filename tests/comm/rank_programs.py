@@ -11,6 +11,7 @@ import faulthandler
 import json
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -175,6 +176,10 @@ def refusals(rank: int, size: int, folder: Path) -> dict[str, str]:
     dist = initialise_gloo(rank, size, folder)
     found |= {
         "dtype": message_of(ValueError, lambda: MixedCommHandler(*place, None, None, None, None, torch.float32, "cpu")),
+        "dtypes": message_of(
+            ValueError,
+            lambda: MixedCommHandler(*place, None, None, None, None, (half, torch.bfloat16)[rank], "cpu"),
+        ),
         "place": message_of(
             ValueError, lambda: MixedCommHandler(0, 1 + size, 0, 1 + size, 0, 1, None, None, None, None, half, "cpu")
         ),
@@ -303,6 +308,21 @@ def absences(rank: int, size: int, folder: Path) -> list[str]:
     others_are_done.touch()
     print(json.dumps(found), flush=True)
     os._exit(0)
+
+
+@program
+def hanging(rank: int, size: int, folder: Path) -> None:
+    """Two threads that wait for nobody, once they have left a file."""
+    has_begun = threading.Event()
+
+    def wait_in_a_thread() -> None:
+        has_begun.set()
+        threading.Event().wait()
+
+    threading.Thread(target=wait_in_a_thread, daemon=True).start()
+    has_begun.wait()
+    (folder / "hangs").touch()
+    threading.Event().wait()
 
 
 @program

@@ -14,6 +14,7 @@ import pytest
 
 from cuda_gctx import Device
 from cuda_gctx.comm import (
+    CommFault,
     LocalRank,
     MixedCommHandler,
     MixedCommMode,
@@ -155,8 +156,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def machine(sim: Any) -> None:
-    sim("h200", devices=2)
+def machine(sim: Any) -> Any:
+    return sim("h200", devices=2)
 
 
 @pytest.fixture
@@ -368,6 +369,129 @@ def test_a_handler_that_exchanges_through_nvshmem_keeps_its_memory(
     with local_world(2, Device(0), sms=8, timeout_s=30) as world:
         world.run(run)
     assert len(initialised) == len(regions) == len(freed) == 2
+
+
+def all_reduce(handler: MixedCommHandler) -> None:
+    x = Tensor(handler.device, torch.bfloat16, 16, 64)
+    run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.ONE_EXCHANGE)
+
+
+def test_a_call_on_another_stream_of_the_partition_waits_for_the_call_before(driver: Any, machine: Any) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        assert rank.partition is not None
+        streams = rank.partition.stream_pool(2)
+        all_reduce(handler)
+        rank.backend.barrier()
+        before = machine.calls("cuStreamWaitEvent")
+        rank.backend.barrier()
+        for number in (1, 1, 0):
+            driver.use(streams[number])
+            all_reduce(handler)
+        rank.backend.barrier()
+        # Each rank has gone to the other stream and back; a call on the same stream waits for nothing.
+        assert machine.calls("cuStreamWaitEvent") - before == 2 * rank.size
+        assert driver.done == ["one_exchange"] * 4
+
+    on_ranks(driver, 2, work)
+
+
+def test_a_handler_is_refused_in_another_partition_and_in_a_capture_on_another_stream(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capturing: set[int] = set()
+    monkeypatch.setattr(_handler, "_is_capturing", lambda stream: stream.handle in capturing)
+    partitions: dict[int, Any] = {}
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        assert rank.partition is not None
+        own, other = rank.partition.stream_pool(2)
+        partitions[rank.rank] = rank.partition
+        rank.backend.barrier()
+        driver.use(own)
+        all_reduce(handler)
+        driver.use(partitions[1 - rank.rank].stream)
+        with pytest.raises(RuntimeError, match="would wait for each other forever"):
+            all_reduce(handler)
+        capturing.add(other.handle)
+        driver.use(other)
+        with pytest.raises(RuntimeError, match="one of the two is capturing a graph"):
+            all_reduce(handler)
+        # What was refused has launched nothing, and the handler works on.
+        driver.use(own)
+        all_reduce(handler)
+        assert driver.done == ["one_exchange"] * 2
+
+    on_ranks(driver, 2, work)
+
+
+class FourMethods:
+    """A backend with nothing but what every backend has."""
+
+    def __init__(self, local: Any, rank: int | None = None) -> None:
+        self._local = local
+        self._rank = local.Get_rank() if rank is None else rank
+
+    def Get_rank(self) -> int:
+        return self._rank
+
+    def Get_size(self) -> int:
+        return int(self._local.Get_size())
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        return self._local.bcast(obj, root)
+
+    def barrier(self) -> None:
+        self._local.barrier()
+
+
+def test_a_checkpoint_comes_back_at_the_same_addresses_through_any_backend(driver: FakeDriver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        assert handler._workspaces is not None
+        before = handler._workspaces.addresses
+        handler.checkpoint_prepare()
+        with pytest.raises(RuntimeError, match=r"call checkpoint_restore\(\) first"):
+            all_reduce(handler)
+        with pytest.raises(ValueError, match=r"the backend is rank 1|the backend is rank 0"):
+            handler.checkpoint_restore(FourMethods(rank.backend, 1 - rank.rank))
+        handler.checkpoint_restore(FourMethods(rank.backend))
+        assert handler._workspaces.addresses == before
+        all_reduce(handler)
+        with pytest.raises(RuntimeError, match=r"checkpoint_restore\(\) follows checkpoint_prepare\(\)"):
+            handler.checkpoint_restore(FourMethods(rank.backend))
+
+    on_ranks(driver, 2, work)
+
+
+def test_after_a_fault_a_handler_raises_keeps_its_memory_and_closes_twice(driver: FakeDriver) -> None:
+    freed: list[str] = []
+
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        handler = rank.handler(torch.bfloat16)
+        driver.record[threading.current_thread().name][0] = Fault.TIMEOUT << 32 | (1 - rank.rank)
+        with pytest.raises(CommFault, match=f"rank {rank.rank} waited for rank {1 - rank.rank}") as fault:
+            handler.check()
+        assert (fault.value.kind, fault.value.peer_rank) == ("timeout", 1 - rank.rank)
+        with pytest.raises(RuntimeError, match="has failed"):
+            all_reduce(handler)
+        handler.shutdown()
+        handler.shutdown()
+        assert freed == []
+        with pytest.raises(RuntimeError, match="has been shut down"):
+            all_reduce(handler)
+
+    called = driver.call
+
+    def call(name: str, *arguments: Any) -> Any:
+        if name in ("cuMemUnmap", "cuMemRelease", "cuMemFreeHost"):
+            freed.append(name)
+        return called(name, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_memory, "call", call)
+        with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+            world.run(run)
 
 
 def test_a_world_has_the_sms_that_no_rank_has() -> None:

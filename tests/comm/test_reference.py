@@ -66,6 +66,7 @@ def test_misuse_is_refused_by_name_on_every_rank(tmp_path: Path) -> None:
     wanted = {
         "no group": "call torch.distributed.init_process_group() first, or pass a comm_backend",
         "dtype": "dtype must be torch.float16 or torch.bfloat16, not torch.float32",
+        "dtypes": "dtype must be the same on all ranks; found rank 0: torch.float16, rank 1: torch.bfloat16",
         "topology": "local_tp_size must be the same on all ranks; found rank 0: 2, rank 1: 1",
         "grid": "omit partition and grid_size",
         "uneven": "all ranks must pass inputs of one shape; found rank 0: [4, 8], rank 1: [5, 8]",
@@ -123,6 +124,17 @@ def test_a_rank_that_dies_during_a_call_is_an_error_on_every_other_rank(tmp_path
     assert [type(seconds) for seconds in died["error after s"]] == [float, float]
     assert all(died["errors"])
     assert afterwards["right"] == [True] * 3
+
+
+def test_ranks_that_hang_end_with_the_stacks_of_all_threads(tmp_path: Path) -> None:
+    limit = 0.25
+    while not (tmp_path / "hangs").exists():  # on a busy machine, it has not begun to in so short a time
+        limit *= 2
+        program = [sys.executable, PROGRAMS, "hanging", "0", "1", tmp_path, str(limit)]
+        done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode != 0
+    for words in ("Timeout", "in wait_in_a_thread", "in hanging"):
+        assert words in done.stderr
 
 
 def test_importing_loads_no_framework(tmp_path: Path) -> None:
