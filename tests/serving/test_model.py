@@ -170,7 +170,7 @@ class CardWithoutGPU(Card):
 def card(dev: Device) -> Iterator[Card]:
     if not dev.name.endswith("(simulated)"):
         pytest.skip("the software driver's: on a GPU, benchmarks/serve.py soak checks tokens")
-    with CardWithoutGPU(dev, model(slots=3), decodes=(1, 3), most_tokens=128, graphs=CalledAgain()) as made:  # type: ignore[arg-type]
+    with CardWithoutGPU(dev, model(slots=3), decodes=(1, 3), most_tokens=256, graphs=CalledAgain()) as made:  # type: ignore[arg-type]
         yield made
 
 
