@@ -40,7 +40,7 @@ from serving.search import GAPS_MS, Question, Trial, next_trial, questions
 from serving.shapes import SHAPES
 from serving.store import KIND, Store, merged
 from serving.trials import name_of, predict, rehearse, row_of, serve, steps_of
-from serving.worlds import SHARE, worlds
+from serving.worlds import SHARES, worlds
 
 # What checking and saving take of a run, at most; and by how much trials take longer than rehearsed, as clocks fall.
 RESERVE_S, LONGER = 4.0, 1.1
@@ -284,16 +284,16 @@ def rehearsed(store: Store, arguments: argparse.Namespace) -> int:
     """Whether the policy keeps up with the best in worlds; those in which it does not."""
     gaps = [arguments.gap_ms] if arguments.gap_ms else GAPS_MS[arguments.model]
     until = time.monotonic() + 60 * arguments.minutes  # for each card
-    behind = number = 0
+    shares: list[float] = []
     for world in worlds(costs_of(store, arguments.model), gaps, [arguments.load] if arguments.load else tuple(LOADS)):
         if time.monotonic() > until:
             break
         rate, name = world.best()
-        number += 1
-        if not world.policy_keeps_up(rate):
-            behind += 1
-            print(f"{world}: not {SHARE:g} of what {name} keeps, {rate:.3f}/s", flush=True)
-    print(f"the policy keeps {SHARE:g} of the best in {number - behind} of {number} worlds")
+        shares.append(world.share_of_policy(rate))
+        if shares[-1] < SHARES[0]:
+            print(f"{world}: {shares[-1]:g} of what {name} keeps, {rate:.3f}/s", flush=True)
+    behind = sum(share < SHARES[0] for share in shares)
+    print(f"the policy keeps {SHARES[0]:g} of the best in {len(shares) - behind} of {len(shares)} worlds")
     return int(behind > 0)
 
 

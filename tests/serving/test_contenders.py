@@ -18,7 +18,7 @@ from serving.search import Question, Trial
 from serving.shapes import SHAPES
 from serving.virtual import VirtualExecutor
 from serving.work import ONE, Done, Placement, Row, Segment, Step
-from serving.worlds import World
+from serving.worlds import SHARES, World
 
 COSTS = made_up(SHAPES["8B"])
 LIMITS = Limits(0.025, 10.0)
@@ -282,7 +282,7 @@ def test_the_policy_keeps_up_with_the_best_where_costs_are_not_as_expected(
 ) -> None:
     world = World.drawn(UNEVEN, few(name, requests), gap_ms, seed)
     best, contender = world.best()
-    assert world.policy_keeps_up(best), f"{contender} keeps {best} in {world}"
+    assert world.share_of_policy(best) == SHARES[0], f"{contender} keeps {best} in {world}"
 
 
 def test_a_load_beyond_the_buckets_is_the_largest_one() -> None:
