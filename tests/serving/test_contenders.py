@@ -272,11 +272,12 @@ def test_a_kind_that_was_not_used_is_hoped_to_be_better_than_the_others() -> Non
     assert pace.hoped(1.2, 0.15) == pytest.approx(1.3)
 
 
-# The load is smaller than in a trial; one command rehearses whole ones: serve.py worlds.
+# Worlds in which a policy falls behind that uses sizes that take longer than larger ones (documents), or that compares
+# what nearly all steps keep (retrieval). One command rehearses whole trials in many more: serve.py worlds.
 @pytest.mark.parametrize(
-    ("name", "requests", "gap_ms"), [("documents", 12, 25.0), ("documents", 12, 50.0), ("retrieval", 24, 50.0)]
+    ("name", "requests", "gap_ms", "seed"),
+    [("documents", 12, 25.0, 2), ("documents", 12, 50.0, 2), ("retrieval", 24, 50.0, 3)],
 )
-@pytest.mark.parametrize("seed", [1])
 def test_the_policy_keeps_up_with_the_best_where_costs_are_not_as_expected(
     name: str, requests: int, gap_ms: float, seed: int
 ) -> None:
