@@ -71,6 +71,8 @@ NOT_BUILT = "the handler could not be built"
 # How long ranks wait for each other on the host, at least: some may have more to load than others.
 HOST_S = 60.0
 MEETINGS = 3
+# How cuda.h calls torch's default stream, whose handle torch reports as 0.
+LEGACY_DEFAULT_STREAM = 1
 # What run_autotune() measures.
 TUNED_BYTES = tuple(1 << shift for shift in range(10, 29))
 
@@ -439,7 +441,7 @@ class MixedCommHandler:
     def _demand_concurrency(self) -> None:
         """RuntimeError on all ranks unless their kernels, in full size, run at the same time."""
         limit_s = min(self._timeout_s, MEETING_S)
-        stream = self._context_stream(int(_torch().cuda.current_stream(self.device).cuda_stream))
+        stream = self._context_stream(self._current_handle())
         if stream.context != self._context:
             stream = self._context.create_stream()
 
@@ -803,7 +805,7 @@ class MixedCommHandler:
 
     def _ordered_stream(self) -> Stream:
         """torch's current stream, ordered behind the stream of the previous call if that was another one."""
-        handle = int(_torch().cuda.current_stream(self.device).cuda_stream)
+        handle = self._current_handle()
         previous = self._stream
         if previous is not None and previous.handle == handle:
             return previous
@@ -826,6 +828,9 @@ class MixedCommHandler:
             stream.wait(previous)
         self._stream = stream
         return stream
+
+    def _current_handle(self) -> int:
+        return int(_torch().cuda.current_stream(self.device).cuda_stream) or LEGACY_DEFAULT_STREAM
 
     def _context_stream(self, handle: int) -> Stream:
         # torch's default stream is that of the primary context.

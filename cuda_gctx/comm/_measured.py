@@ -36,6 +36,7 @@ class Measured:
             raise ValueError(f"message_bytes must contain a size of {grain} or more: {list(message_bytes)}")
         self._buffers = {is_mapped: self._two(max(sizes)) for is_mapped in (False, True)}
         self._must_unmap = False
+        self._other_stream: Any = None
         if handler._can_map():
             try:
                 handler.map_tensors(*self._buffers[True])
@@ -96,8 +97,17 @@ class Measured:
 
     def _in_graphs(self, work: Callable[[], None], calls: int) -> float:
         # One at a time, small calls would take as long as Python needs to launch them.
+        cuda = self._torch.cuda
+        stream = current = cuda.current_stream(self._handler.device)
+        if not stream.cuda_stream:
+            # The default stream cannot be captured.
+            stream = self._other_stream = self._other_stream or cuda.Stream(self._handler.device)
+            stream.wait_stream(current)
+        with cuda.stream(stream):
+            return self._on(stream, work, calls)
+
+    def _on(self, stream: Any, work: Callable[[], None], calls: int) -> float:
         handler, cuda = self._handler, self._torch.cuda
-        stream = cuda.current_stream(handler.device)
         for _ in range(2):
             work()
         stream.synchronize()

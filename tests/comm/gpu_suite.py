@@ -772,7 +772,7 @@ def replay_with_other_inputs(handler: Any, op: Any, mode: Any, x_in: Any, x_out:
 
 def moved_program(rank: int, size: int) -> Any:
     """As programs are written for other handlers of this name: no partition, torch's default stream, a handler for
-    each topology in turn, every valid mode at every size, and collectives of torch in the groups of the handler.
+    each topology in turn, tuned there, every valid mode at every size, collectives of torch in the handler's groups.
     """
     torch, comm = modules()
     import torch.distributed as dist
@@ -801,6 +801,7 @@ def moved_program(rank: int, size: int) -> Any:
         )
         assert all(threads > 0 and op.name and mode.name for (op, mode), threads in handler.max_block_size_dict.items())
         modes = handler.valid_mode_list
+        handler.run_autotune(message_bytes=[1 << 14, 1 << 22], rounds=1)
         names = comm.MixedCommMode
         reference = names.NCCL_TP_DP if names.NCCL_TP_DP in modes else names.NCCL_ONE
         for op, rows in itertools.product(handler.valid_op_list, (1, 2, 7, 333, 2048, most_rows)):
@@ -903,7 +904,7 @@ OF_FOUR = [
 def processes_on_two_gpus() -> dict[str, Any]:
     topologies: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
     return few_gpus(2) or compared_by_processes(
-        *(2, topologies, (1, 16, 200, 4096), ("bfloat16", "float16")), largest=128 << 20, checkpoint=True
+        *(2, topologies, (1, 16, 200, 4096), ("bfloat16", "float16")), largest=130 << 20, checkpoint=True
     )
 
 

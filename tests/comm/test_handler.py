@@ -424,6 +424,24 @@ def test_a_handler_is_refused_in_another_partition_and_in_a_capture_on_another_s
     on_ranks(driver, 2, work)
 
 
+def test_a_handler_without_a_partition_works_on_the_default_stream_of_torch(driver: Any) -> None:
+    default, legacy = SimpleNamespace(handle=0), 1
+
+    def run(rank: LocalRank) -> None:
+        driver.use(default)
+        place = rank.rank, rank.size, rank.rank, rank.size, 0, 1, None, None, None, None
+        device = f"cuda:{rank.device.device_id}"
+        with MixedCommHandler(*place, torch.bfloat16, device, comm_backend=rank.backend) as handler:
+            other = Device(rank.device.device_id).context.create_stream()
+            for stream in (default, default, other, default):
+                driver.use(stream)
+                all_reduce(handler)
+        assert [stream for _, stream in driver.streams] == [legacy, legacy, legacy, other.handle, legacy]
+
+    with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
+        world.run(run)
+
+
 class FourMethods:
     """A backend with nothing but what every backend has."""
 
