@@ -64,9 +64,9 @@ benchmark() { # NAME SECONDS OPTIONS...
 gpus=$("$python" -c 'from cuda_gctx import Device; print(Device.count())') || exit 2
 cases="nodes_through_nvshmem concurrency_is_proven autotune programmatic_launches nodes_on_one_gpu"
 if [ "$gpus" -ge 4 ]; then
-  cases="staged_in_parts staged_in_rounds processes_on_four_gpus threads_on_four_gpus missing_ranks faults_on_four_gpus $cases"
+  cases="staged_in_parts staged_in_rounds processes_on_four_gpus threads_on_four_gpus faults_on_four_gpus $cases"
 else
-  cases="calls_on_two_gpus staged_in_parts staged_in_rounds moved_programs nodes_on_two_gpus processes_on_two_gpus threads_on_two_gpus missing_ranks $cases"
+  cases="calls_on_two_gpus staged_in_parts staged_in_rounds moved_programs nodes_on_two_gpus processes_on_two_gpus threads_on_two_gpus $cases"
 fi
 # shellcheck disable=SC2086  # the cases are words
 step suite 100 "$python" "$here/gpu_suite.py" --out "$output/suite" --jobs 3 --limit 90 $cases
@@ -81,6 +81,7 @@ example torchrun "$python" -m torch.distributed.run --standalone --nproc-per-nod
 example local-world "$python" "$examples/local_world_tensor_parallel.py"
 benchmark sweep 70 --part sweep ||
   benchmark sweep-again 40 --part sweep --skip mapped programmatic --out "$output/sweep-again"
+benchmark missing-ranks 60 --part missing-ranks
 benchmark overlap 60 --part overlap
 benchmark autotune 120 --part autotune
 benchmark staging 60 --part staging
