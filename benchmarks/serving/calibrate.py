@@ -243,13 +243,14 @@ def measure_costs(
 def mixed_factors(card: Card, costs: Costs, most: int = 2048) -> tuple[tuple[int, float], ...]:
     """How many times as long as predicted steps take that have decodes and prompts, by their rows, `most` of them."""
     stream, length, decodes = card.stream("decode", ONE), card.model.length, 4
+    parts = replace(costs, mixed=())
     found = []
     for rows in CHUNKS:
         if rows > min(most, length):
             break
         prompt = Segment(decodes, min(length // 2, length - rows), rows - decodes)
         step = replace(_decodes(decodes, length // 2), segments=(prompt,))
-        found.append((rows, round(card.seconds_on(stream, "decode", step) / costs.seconds(step), 3)))
+        found.append((rows, round(card.seconds_on(stream, "decode", step) / parts.seconds(step), 3)))
     return tuple(found)
 
 

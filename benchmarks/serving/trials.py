@@ -116,7 +116,7 @@ def row_of(trial: Trial, record: Record) -> dict[str, Any]:
         "slowdown_of_decode": slowdown_of_decode(record.steps),
         "turnaround_us": turnaround(record.steps),
         "placements": record.placements,
-        "timeline": timeline(record.steps) if record.keeps(limits) else [],
+        "timeline": timeline(record.steps),
     }
 
 
