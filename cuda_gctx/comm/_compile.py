@@ -22,8 +22,11 @@ BETWEEN_NODES = ("nodes.cuh",)
 KERNELS = {
     "one_exchange.cuh": ("one_exchange",),
     "two_exchange.cuh": ("two_exchange",),
-    "nodes.cuh": ("say_ready", "wait_ready", "put_pieces", "wait_data"),
+    "nodes.cuh": ("exchange_pieces",),
 }
+# Compiled apart, with the headers of NVSHMEM, and linked with its device library.
+NVSHMEM = "nvshmem.cu"
+DEVICE_LIBRARY = "libnvshmem_device.a"
 
 
 def source(defines: dict[str, str], kernels: tuple[str, ...] = FLAT, primitives: str = PRIMITIVES) -> str:
@@ -67,11 +70,19 @@ _compiling = threading.Lock()
 
 
 @cache
-def _compiled(text: str, arch: str) -> Compiled:
+def _compiled(text: str, arch: str, includes: tuple[str, ...] = (), *, is_linked: bool = False) -> Compiled:
     core: Any = import_module("cuda.core")
     log = StringIO()
     # 13.0 of cuda.core knows its options under these names; the report of the assembler comes with the log.
-    options = core.ProgramOptions(std="c++17", arch=arch, ptxas_options=["-v", "-warn-spills"])
+    options = core.ProgramOptions(
+        std="c++17",
+        arch=arch,
+        ptxas_options=["-v", "-warn-spills"],
+        relocatable_device_code=is_linked,
+        include_path=list(includes) or None,
+        # Constructors of NVSHMEM's headers are not marked as device functions.
+        device_as_default_execution_space=bool(includes),
+    )
     program = core.Program(text, "c++", options)
     try:
         code = program.compile("cubin", logs=log)
@@ -80,10 +91,51 @@ def _compiled(text: str, arch: str) -> Compiled:
     return Compiled(code, log.getvalue())
 
 
-def compile_kernels(defines: dict[str, str], capability: tuple[int, int], kernels: tuple[str, ...] = FLAT) -> Compiled:
+@cache
+def _with_nvshmem(text: str, arch: str) -> Compiled:
+    core: Any = import_module("cuda.core")
+    includes, library = _nvshmem()
+    kernels = _compiled(text, arch, is_linked=True)
+    calls = _compiled((FOLDER / NVSHMEM).read_text(), arch, includes, is_linked=True)
+    parts = kernels.code, calls.code, core.ObjectCode.from_library(library)
+    linker = core.Linker(*parts, options=core.LinkerOptions(arch=arch))
+    try:
+        return Compiled(linker.link("cubin"), kernels.log)
+    finally:
+        linker.close()
+
+
+def _nvshmem() -> tuple[tuple[str, ...], str]:
+    """The folders of the headers that NVSHMEM's device calls need, and its device library.
+
+    RuntimeError if one of them is not installed.
+    """
+    pathfinder: Any = import_module("cuda.pathfinder")
+    found = {name: pathfinder.find_nvidia_header_directory(name) for name in ("nvshmem", "cudart", "cccl")}
+    missing = [name for name, folder in found.items() if folder is None]
+    if missing:
+        raise RuntimeError(
+            f"NVSHMEM's device calls need the headers of {' and '.join(missing)} "
+            "(pip install nvidia-nvshmem-cu13 nvidia-cuda-runtime nvidia-cuda-cccl)"
+        )
+    library = Path(found["nvshmem"]).parent / "lib" / DEVICE_LIBRARY
+    if not library.exists():
+        raise RuntimeError(f"NVSHMEM's device calls need {library}, which is not there")
+    return tuple(found.values()), str(library)
+
+
+def compile_kernels(
+    defines: dict[str, str],
+    capability: tuple[int, int],
+    kernels: tuple[str, ...] = FLAT,
+    *,
+    with_nvshmem: bool = False,
+) -> Compiled:
     """The kernels of some files for a chip of a compute capability.
 
-    Takes part of a second the first time, then nothing.
+    Takes part of a second the first time, then nothing. with_nvshmem: linked with the device calls of NVSHMEM, whose
+    headers take seconds, once for a chip.
     """
     with _compiling:
-        return _compiled(source(defines, kernels), f"sm_{capability[0]}{capability[1]}")
+        text, arch = source(defines, kernels), f"sm_{capability[0]}{capability[1]}"
+        return _with_nvshmem(text, arch) if with_nvshmem else _compiled(text, arch)

@@ -246,7 +246,7 @@ class Loaded:
 
     def __init__(self, compiled: Compiled, names: Sequence[str], context: Context) -> None:
         self._library = call("cuLibraryLoadData", compiled.code.code, [], [], 0, [], [], 0)
-        self._context = context
+        self.context = context
         with context.current():
             # Loaded into the context now. At its first launch, loading could wait for kernels that run: for those of
             # other ranks, which wait for this one.
@@ -258,9 +258,14 @@ class Loaded:
     def __getitem__(self, name: str) -> Any:
         return self._functions[name]
 
+    @property
+    def library(self) -> int:
+        """The handle of the driver's library; 0 after close()."""
+        return int(self._library or 0)
+
     def allow_shared(self, name: str, shared: int) -> None:
         limit = driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        with self._context.current():
+        with self.context.current():
             call("cuFuncSetAttribute", self._functions[name], limit, shared)
 
     def launch(self, name: str, arguments: Any, grid: int, threads: int, shared: int, stream: Stream) -> None:

@@ -35,7 +35,7 @@ from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 __all__ = ["NodeCalls", "NodeKernels", "NvshmemTransport", "PeerTransport", "Round", "Transport", "rounds_of"]
 
 # What one block of the kernel that copies pieces has at least, in bytes.
-BYTES_OF_A_BLOCK = NODE_THREADS * 64
+BYTES_OF_A_BLOCK = NODE_THREADS * 32
 
 
 class Round(NamedTuple):
@@ -157,54 +157,50 @@ class NodeCalls:
 
 
 class Transport(Protocol):
-    """Moves pieces between nodes: has a region for this rank, and sends signals and pieces in stream order.
-
-    It does not wait: kernels of this package do, with a time limit.
-    """
+    """How the kernel between nodes reaches the other nodes: it has a region for this rank, and loads that kernel."""
 
     regions: tuple[int, ...]
-    """The regions of the equal local ranks, by node. Where a library writes, its own region stands for all of them."""
+    """The regions of the equal local ranks, by node. For NVSHMEM, its own region stands for all of them."""
 
     cannot_release: str
     """Why its memory cannot be released for a checkpoint; empty if it can."""
 
-    def say_ready(self, kernels: Loaded, exchange: Any, stream: Stream) -> None:
-        """Counts READY of this rank up, at every other node."""
+    def load(self, words: dict[str, str], context: Context, device: Device) -> Loaded:
+        """The kernel of nodes.cuh."""
 
-    def put(self, kernels: Loaded, exchange: Any, blocks: int, stream: Stream) -> None:
-        """Sends each other node its piece with the header, and then counts DATA up."""
+    def unload(self, kernels: Loaded) -> None:
+        """Unloads the kernel."""
 
     def close(self) -> None:
         """Frees the region. Collective."""
 
 
 class PeerTransport:
-    """Nodes of one host: kernels write to the regions of all ranks, which are part of their workspaces."""
+    """Nodes of one host: the kernel writes to the regions of all ranks, which are part of their workspaces."""
 
     cannot_release = ""
 
     def __init__(self, info: ParallelInfo, workspaces: Sequence[int], offset: int) -> None:
         self.regions = tuple(workspaces[rank] + offset for rank in info.inter_ranks())
 
-    def say_ready(self, kernels: Loaded, exchange: Any, stream: Stream) -> None:
-        kernels.launch("say_ready", exchange, 1, NODE_THREADS, 0, stream)
+    def load(self, words: dict[str, str], context: Context, device: Device) -> Loaded:
+        compiled = compile_kernels(words, device.compute_capability, BETWEEN_NODES)
+        return Loaded(compiled, KERNELS[BETWEEN_NODES[0]], context)
 
-    def put(self, kernels: Loaded, exchange: Any, blocks: int, stream: Stream) -> None:
-        kernels.launch("put_pieces", exchange, blocks, NODE_THREADS, 0, stream)
+    def unload(self, kernels: Loaded) -> None:
+        kernels.close()
 
     def close(self) -> None:
         """The workspaces are closed by their owner."""
 
 
 class NvshmemTransport:
-    """NVSHMEM, called from the host: signals and pieces are operations on the stream. NVSHMEM must be initialised."""
+    """NVSHMEM: the kernel calls it on the device. It must be initialised."""
 
     cannot_release = "NVSHMEM cannot release memory and restore it at the same addresses"
 
     def __init__(self, backend: CommBackend, info: ParallelInfo, device: Device, region: Region) -> None:
         self._library: Any = import_module("nvshmem.bindings")
-        self._info = info
-        self._layout = region
         self._device = device
         with device.context.current():
             # On all ranks the same size and at the same time: so it is the same place of the symmetric heap.
@@ -217,28 +213,23 @@ class NvshmemTransport:
         backend.barrier()
         self.regions = (self._region,) * info.inter_size
 
-    def _others(self) -> Iterator[tuple[int, int]]:
-        """Every other node, and the number of its equal local rank."""
-        return ((node, rank) for node, rank in enumerate(self._info.inter_ranks()) if node != self._info.inter_rank)
+    def load(self, words: dict[str, str], context: Context, device: Device) -> Loaded:
+        words = words | {"THROUGH_NVSHMEM": "1"}
+        compiled = compile_kernels(words, device.compute_capability, BETWEEN_NODES, with_nvshmem=True)
+        loaded = Loaded(compiled, KERNELS[BETWEEN_NODES[0]], context)
+        # NVSHMEM's state is a variable of the library, of which each context has one.
+        with context.current():
+            status = self._library.culibrary_init(loaded.library)
+        if status != 0:
+            loaded.close()
+            raise RuntimeError(f"NVSHMEM cannot initialise the kernel that calls it: status {status}")
+        return loaded
 
-    def say_ready(self, kernels: Loaded, exchange: Any, stream: Stream) -> None:
-        # Constants only: a graph sends the same ones in every replay.
-        add = int(self._library.Signal_op.SIGNAL_ADD)
-        at = self._region + self._layout.signal(self._info.inter_rank) + self._layout.SIGNAL_READY
-        with self._device.context.current():
-            for _, rank in self._others():
-                self._library.signal_op_on_stream(at, 1, add, rank, stream.handle)
-
-    def put(self, kernels: Loaded, exchange: Any, blocks: int, stream: Stream) -> None:
-        add = int(self._library.Signal_op.SIGNAL_ADD)
-        layout, own = self._layout, self._info.inter_rank
-        to = self._region + layout.incoming(own)
-        at = self._region + layout.signal(own) + layout.SIGNAL_DATA
-        size = layout.HEADER_BYTES + int(exchange.piece_bytes)
-        with self._device.context.current():
-            for node, rank in self._others():
-                source = self._region + layout.outgoing(int(exchange.piece[node]))
-                self._library.putmem_signal_on_stream(to, source, size, at, 1, add, rank, stream.handle)
+    def unload(self, kernels: Loaded) -> None:
+        # While the variable is there, NVSHMEM writes to it.
+        with kernels.context.current():
+            self._library.culibrary_finalize(kernels.library)
+        kernels.close()
 
     def close(self) -> None:
         region, self._region = self._region, 0
@@ -268,34 +259,29 @@ class NodeKernels:
         self._loaded: dict[NodeStep, Loaded] = {}
         self._shared: dict[NodeStep, int] = {}
         plan = info.node_plan(op)
-        for step, sources in (
-            (NodeStep.COLLECT, len(plan.sources)),
-            (NodeStep.EXCHANGE, 0),
-            (NodeStep.SPREAD, len(plan.sums[0][0])),
-        ):
-            files = WITHIN_NODES if sources else BETWEEN_NODES
+        for step, sources in ((NodeStep.COLLECT, len(plan.sources)), (NodeStep.SPREAD, len(plan.sums[0][0]))):
             words = node_defines(info, op, step, geometry, region, is_bfloat16=is_bfloat16)
-            compiled = compile_kernels(words, device.compute_capability, files)
-            loaded = self._loaded[step] = Loaded(compiled, [name for file in files for name in KERNELS[file]], context)
-            if sources:
-                self._shared[step] = shared_bytes(sources)
-                loaded.allow_shared("two_exchange", self._shared[step])
+            compiled = compile_kernels(words, device.compute_capability, WITHIN_NODES)
+            loaded = self._loaded[step] = Loaded(compiled, KERNELS[WITHIN_NODES[0]], context)
+            self._shared[step] = shared_bytes(sources)
+            loaded.allow_shared("two_exchange", self._shared[step])
+        words = node_defines(info, op, NodeStep.EXCHANGE, geometry, region, is_bfloat16=is_bfloat16)
+        self._between: Loaded | None = transport.load(words, context, device)
 
     def run(self, part: Round, signature: int, stream: Stream, *, is_staged: bool, seen: Seen | None = None) -> None:
         """All steps of a round, one behind the other on the stream."""
-        between = self._loaded[NodeStep.EXCHANGE]
-        # First, so that it has arrived when it is waited for.
-        self._transport.say_ready(between, self.calls.exchange, stream)
+        assert self._between is not None
         for step, arguments, blocks in self.calls.steps(part, signature, is_staged=is_staged, seen=seen):
             if step is NodeStep.EXCHANGE:
-                between.launch("wait_ready", arguments, 1, NODE_THREADS, 0, stream)
-                self._transport.put(between, arguments, blocks, stream)
-                between.launch("wait_data", arguments, 1, NODE_THREADS, 0, stream)
+                self._between.launch("exchange_pieces", arguments, blocks, NODE_THREADS, 0, stream)
             else:
                 self._loaded[step].launch(
                     "two_exchange", arguments, blocks, TWO_EXCHANGE_THREADS, self._shared[step], stream
                 )
 
     def close(self) -> None:
+        between, self._between = self._between, None
+        if between is not None:
+            self._transport.unload(between)
         while self._loaded:
             self._loaded.popitem()[1].close()

@@ -54,7 +54,7 @@ ONE_EXCHANGE_THREADS = 512
 MOVERS = 32
 TWO_EXCHANGE_THREADS = MOVERS + 256
 # Of the kernels between nodes: one thread for each node, and those that copy pieces.
-NODE_THREADS = 256
+NODE_THREADS = 512
 # Tiles of 16 KiB in 6 stages were the best. Where those of all sources do not fit: fewer stages, then smaller tiles.
 LARGEST_TILE = 16 * 1024
 MOST_STAGES = 6

@@ -69,14 +69,11 @@ class HostCall(ctypes.Structure):
 # The kernels of a library by their numbers in it: namespace, struct and name.
 FLAT_KERNELS = (("flat", "OneExchange", "one_exchange"), ("flat", "TwoExchange", "two_exchange"))
 NODE_KERNELS = (
-    ("exchange", "Exchange", "say_ready"),
     ("collect", "TwoExchange", "two_exchange"),
-    ("exchange", "Exchange", "wait_ready"),
-    ("exchange", "Exchange", "put_pieces"),
-    ("exchange", "Exchange", "wait_data"),
+    ("exchange", "Exchange", "exchange_pieces"),
     ("spread", "TwoExchange", "two_exchange"),
 )
-SAY_READY, COLLECT, WAIT_READY, PUT_PIECES, WAIT_DATA, SPREAD = range(len(NODE_KERNELS))
+COLLECT, EXCHANGE, SPREAD = range(len(NODE_KERNELS))
 SMALL = {
     "MOVERS": str(MOVERS),
     "TWO_EXCHANGE_THREADS": str(THREADS_OF_TWO),
@@ -312,12 +309,9 @@ class Ranks:
         made = []
         for part in rounds_of(addresses, counts, block, room, inner):
             first = len(made)
-            made.append(host_call(SAY_READY, 1, calls.exchange))
             for step, arguments, blocks in calls.steps(part, agreed, is_staged=staged, seen=None):
                 if step is NodeStep.EXCHANGE:
-                    # More blocks than pieces of these sizes have.
-                    made += [host_call(WAIT_READY, 1, arguments), host_call(PUT_PIECES, grid, arguments)]
-                    made.append(host_call(WAIT_DATA, 1, arguments))
+                    made.append(host_call(EXCHANGE, grid, arguments))  # more blocks than pieces of these sizes have
                 else:
                     made.append(host_call(COLLECT if step is NodeStep.COLLECT else SPREAD, blocks, arguments))
             made[first].copy_before(part.before)

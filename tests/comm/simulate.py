@@ -383,11 +383,6 @@ class Simulation:
         def number() -> int:
             return self.exchanges[rank] + 1
 
-        def say_ready(block: Block, index: int, blocks: int) -> Iterator[Any]:
-            yield
-            for one in others:
-                self.put(block, peers[one], signal(node, region.SIGNAL_READY), number(), release=True)
-
         def collect(piece: int) -> Kernel:
             def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
                 def move(unit: int) -> None:
@@ -400,16 +395,21 @@ class Simulation:
 
             return kernel
 
-        def wait_ready(block: Block, index: int, blocks: int) -> Iterator[Any]:
-            yield
+        def say_ready(block: Block, of_exchange: int) -> None:
             for one in others:
+                self.put(block, peers[one], signal(node, region.SIGNAL_READY), of_exchange, release=True)
+
+        def exchange(block: Block, index: int, blocks: int) -> Iterator[Any]:
+            is_early = self.broken == "READY before the sums"  # as if it were sent for the next exchange
+            if index == 0 and (call == 0 or not is_early):
+                say_ready(block, number())
+            for one in others:
+                yield
                 place = rank, signal(one, region.SIGNAL_READY)
                 if self.broken == "no wait for READY":
                     continue
                 yield place, lambda value: value >= number()
                 self.acquire(block, place)
-
-        def put_pieces(block: Block, index: int, blocks: int) -> Iterator[Any]:
             for one in others:
                 piece = outgoing(plan.chunk_of_node[one])
                 for unit in range(index, units, blocks):
@@ -428,12 +428,10 @@ class Simulation:
                 for one in others:
                     release = self.broken != "DATA is not released"
                     self.put(block, peers[one], signal(node, region.SIGNAL_DATA), number(), release=release)
-            if last:
-                self.arrived[rank] = 0
-                self.arrived_seen[rank] = frozenset()
-
-        def wait_data(block: Block, index: int, blocks: int) -> Iterator[Any]:
-            yield
+            if not last:
+                return
+            self.arrived[rank] = 0
+            self.arrived_seen[rank] = frozenset()
             for one in others:
                 place = rank, signal(one, region.SIGNAL_DATA)
                 if self.broken != "no wait for DATA":
@@ -444,6 +442,8 @@ class Simulation:
                     raise Violation(f"rank {rank} saw the header {header} of node {one} in call {call}")
             if self.broken != "exchanges are not counted":
                 self.exchanges[rank] += 1
+            if is_early:
+                say_ready(block, number())
 
         def spread(nodes: Sequence[int], of_block: int) -> Kernel:
             def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
@@ -464,15 +464,8 @@ class Simulation:
             return kernel
 
         some = self.random.randint
-        steps: list[tuple[int, Kernel]] = [(1, say_ready)]
-        steps += [(some(1, 3), collect(piece)) for piece in range(len(plan.chunks))]
-        steps += [(1, wait_ready), (some(1, 3), put_pieces), (1, wait_data)]
-        if self.broken == "READY before the sums":
-            # As if it were sent for the next exchange.
-            steps.append((1, say_ready))
-            steps.pop(0)
-            if call == 0:
-                steps.insert(0, (1, say_ready))
+        steps = [(some(1, 3), collect(piece)) for piece in range(len(plan.chunks))]
+        steps.append((some(1, 3), exchange))
         return steps + [(some(1, 3), spread(nodes, of_block)) for nodes, of_block in plan.sums]
 
     def stream(self, stream: Block) -> Iterator[Any]:

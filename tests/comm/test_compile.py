@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from cuda_gctx.comm._compile import (
     compile_kernels,
     source,
 )
-from cuda_gctx.comm._protocol import Geometry, NodeStep, defines, node_defines, region_of
+from cuda_gctx.comm._protocol import NODE_THREADS, Geometry, NodeStep, defines, node_defines, region_of
 
 from .topologies import TOPOLOGIES, name_of
 
@@ -81,6 +83,32 @@ def test_kernels_of_the_hierarchical_form_compile_without_spills(
     words = node_defines(info, op, step, geometry, region, is_bfloat16=(info.tp_size + op) % 2 == 0)
     files = BETWEEN_NODES if step is NodeStep.EXCHANGE else WITHIN_NODES
     demand_no_spills(words, (9, 0) if op % 2 else (10, 0), files)
+
+
+def registers_of(code: bytes) -> list[int]:
+    """Of each function of a linked file: the attribute with that number and its size, a symbol, and the count."""
+    return [struct.unpack_from("<II", code, found.end())[1] for found in re.finditer(rb"\x04\x2f\x08\x00", code)]
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)], ids=["sm_90", "sm_100"])
+def test_the_exchange_between_nodes_links_with_the_device_library_of_nvshmem(
+    capability: tuple[int, int], compiler: str
+) -> None:
+    info = next(one for one in TOPOLOGIES if one.inter_size == 4)
+    geometry, region = Geometry(info.world_size, 1 << 19, 1 << 26), region_of(info, 1 << 26)
+    words = node_defines(info, info.valid_ops[0], NodeStep.EXCHANGE, geometry, region, is_bfloat16=True)
+    try:
+        compiled = compile_kernels(words | {"THROUGH_NVSHMEM": "1"}, capability, BETWEEN_NODES, with_nvshmem=True)
+    except RuntimeError as error:
+        if "NVSHMEM's device calls need" not in str(error):
+            raise
+        pytest.skip(f"{error}; they are too large (60 MB) to be installed for tests")
+    report = compiled.report("exchange_pieces")
+    assert (report.spill_bytes, report.stack_bytes) == (0, 0)
+    # Those of the library's functions count too: what is more could not be launched.
+    assert 0 < max(registers_of(compiled.code.code)) <= 65536 // NODE_THREADS
+    for name in (b"nvshmemi_device_state_d", b"exchange_pieces"):
+        assert name in compiled.code.code
 
 
 def test_spills_are_seen_in_the_report() -> None:

@@ -197,9 +197,6 @@ def launched(driver: FakeDriver, handler: MixedCommHandler, op: MixedCommOp, mod
     return list(driver.done)
 
 
-EXCHANGE = ["wait_ready", "put_pieces", "wait_data"]
-
-
 @pytest.mark.parametrize("staged", [False, True])
 def test_kernels_follow_each_other_in_the_order_of_their_mode(driver: FakeDriver, staged: bool) -> None:
     copied = ["copy"] if staged else []
@@ -207,8 +204,8 @@ def test_kernels_follow_each_other_in_the_order_of_their_mode(driver: FakeDriver
     parts = {MixedCommOp.ALLREDUCE_ALLGATHER: (1, 3), MixedCommOp.REDUCESCATTER_ALLREDUCE: (3, 1)}
     # A reduce-scatter over the nodes sums one piece for each of them; an all-gather stores one block for each.
     steps = {
-        MixedCommOp.ALLREDUCE_ALLGATHER: ["two_exchange", *EXCHANGE, "two_exchange", "two_exchange"],
-        MixedCommOp.REDUCESCATTER_ALLREDUCE: ["two_exchange", "two_exchange", *EXCHANGE, "two_exchange"],
+        MixedCommOp.ALLREDUCE_ALLGATHER: ["two_exchange", "exchange_pieces", "two_exchange", "two_exchange"],
+        MixedCommOp.REDUCESCATTER_ALLREDUCE: ["two_exchange", "two_exchange", "exchange_pieces", "two_exchange"],
     }
 
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
@@ -219,7 +216,7 @@ def test_kernels_follow_each_other_in_the_order_of_their_mode(driver: FakeDriver
             found = launched(driver, handler, op, MixedCommMode.TWO_EXCHANGE)
             assert found == [*copied * sends, "two_exchange", *copied * fetches]
             found = launched(driver, handler, op, MixedCommMode.HIERARCHICAL)
-            assert found == [*copied, "say_ready", *wanted, *copied]
+            assert found == [*copied, *wanted, *copied]
 
     options: dict[str, Any] = {"max_message_bytes": 1 << 20} if staged else {}
     on_ranks(driver, 4, work, nodes=2, local_tp_size=2, inter_dp_size=2, **options)

@@ -208,7 +208,7 @@ BROKEN = {
     ),
     "no wait for READY": (
         NODES,
-        "    wait_signal(a, signal_of(a.region[a.node], thread) + SIGNAL_READY, thread, number);",
+        "is_ready = wait_signal(a, signal_of(a.region[a.node], thread) + SIGNAL_READY, thread, number, 1);",
         ";",
     ),
     "DATA of the first block": (

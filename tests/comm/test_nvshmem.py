@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_gctx.comm import MixedCommOp, ParallelInfo
+from cuda_gctx.comm import ParallelInfo
 from cuda_gctx.comm import _nodes as nodes
 from cuda_gctx.comm import _nvshmem as nvshmem
 from cuda_gctx.comm._backends import LocalBackend
 from cuda_gctx.comm._protocol import region_of
 
-DEVICE: Any = SimpleNamespace(device_id=0, context=SimpleNamespace(current=nullcontext))
+DEVICE: Any = SimpleNamespace(device_id=0, compute_capability=(9, 0), context=SimpleNamespace(current=nullcontext))
 
 
 class Processes:
@@ -50,27 +50,27 @@ class Library(ModuleType):
 
 
 class Bindings(ModuleType):
-    """The part of nvshmem.bindings that is called; records what was sent."""
-
-    Signal_op = SimpleNamespace(SIGNAL_ADD=10)
+    """The part of nvshmem.bindings that is called; records it."""
 
     def __init__(self) -> None:
         super().__init__("nvshmem.bindings")
-        self.sent: list[tuple[Any, ...]] = []
-        self.freed: list[int] = []
+        self.done: list[tuple[str, int]] = []
+        self.status = 0
         self.at = 0x10000
 
     def align(self, alignment: int, size: int) -> int:
         return self.at
 
     def free(self, address: int) -> None:
-        self.freed.append(address)
+        self.done.append(("free", address))
 
-    def signal_op_on_stream(self, *arguments: Any) -> None:
-        self.sent.append(("signal", *arguments))
+    def culibrary_init(self, library: int) -> int:
+        self.done.append(("init", library))
+        return self.status
 
-    def putmem_signal_on_stream(self, *arguments: Any) -> None:
-        self.sent.append(("put", *arguments))
+    def culibrary_finalize(self, library: int) -> int:
+        self.done.append(("finalize", library))
+        return 0
 
 
 @pytest.fixture
@@ -157,39 +157,47 @@ def test_threads_cannot_use_it(library: Library) -> None:
     assert all("rank 0: NVSHMEM needs a process for each rank" in one for one in messages)
 
 
-def test_pieces_go_to_the_equal_local_ranks_of_the_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+class LibraryOfKernels:
+    """A library that was loaded, in place of the driver's."""
+
+    library = 99
+    context = SimpleNamespace(current=nullcontext)
+
+    def __init__(self, done: list[tuple[str, int]]) -> None:
+        self._done = done
+
+    def close(self) -> None:
+        self._done.append(("unload", self.library))
+
+
+def test_nvshmem_knows_the_kernel_that_calls_it_for_as_long_as_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     bindings = Bindings()
     monkeypatch.setitem(sys.modules, "nvshmem", ModuleType("nvshmem"))
     monkeypatch.setitem(sys.modules, "nvshmem.bindings", bindings)
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(nodes, "call", lambda *arguments: calls.append(arguments))
-    # Rank 3: the second one of the second of three nodes, which are its dp ranks.
+    compiled: list[tuple[dict[str, str], dict[str, Any]]] = []
+    monkeypatch.setattr(
+        nodes, "compile_kernels", lambda words, chip, files, **options: compiled.append((words, options))
+    )
+    monkeypatch.setattr(nodes, "Loaded", lambda *arguments: LibraryOfKernels(bindings.done))
     info = ParallelInfo.of(3, 6, 1, 2, 1, 3, 2, 1, 1, 3)
-    op = MixedCommOp.REDUCESCATTER_ALLREDUCE
     region = region_of(info, 4096)
     [backend] = LocalBackend.of(1, 60)
     transport = nodes.NvshmemTransport(backend, info, DEVICE, region)
     assert calls[0] == ("cuMemsetD8", bindings.at, 0, region.total_bytes)  # counters begin at zero
-    made = nodes.NodeCalls(info, op, region, grid=8, fewest_steps=4)
-    made.connect([1, 2], transport.regions, 0, 0)
-    exchange = made.exchange
-    exchange.piece_bytes = 640
-    stream: Any = SimpleNamespace(handle=77)
-    nothing: Any = None
-    transport.say_ready(nothing, exchange, stream)
-    transport.put(nothing, exchange, 1, stream)
-    at, own = bindings.at, region.signal(1)
-    size = region.HEADER_BYTES + 640
-    assert bindings.sent == [
-        *(("signal", at + own + region.SIGNAL_READY, 1, 10, peer, 77) for peer in (1, 5)),
-        *(
-            ("put", at + region.incoming(1), at + region.outgoing(piece), size, at + own + region.SIGNAL_DATA, *last)
-            for piece, last in ((0, (1, 10, 1, 77)), (2, (1, 10, 5, 77)))
-        ),
-    ]
+    assert transport.regions == (bindings.at,) * 3
+    kernels = transport.load({"NODES": "3"}, LibraryOfKernels.context, DEVICE)
+    assert compiled == [({"NODES": "3", "THROUGH_NVSHMEM": "1"}, {"with_nvshmem": True})]
+    transport.unload(kernels)
     transport.close()
     transport.close()
-    assert bindings.freed == [at]
+    assert bindings.done == [("init", 99), ("finalize", 99), ("unload", 99), ("free", bindings.at)]
+    bindings.done.clear()
+    bindings.status = 7
+    with pytest.raises(RuntimeError, match="cannot initialise the kernel that calls it: status 7"):
+        transport.load({}, LibraryOfKernels.context, DEVICE)
+    assert bindings.done == [("init", 99), ("unload", 99)]
 
 
 def test_a_symmetric_heap_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

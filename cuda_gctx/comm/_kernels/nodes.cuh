@@ -10,13 +10,11 @@
 //
 // A piece has a header: what was called, and in which exchange. A rank that has a fault sends no new header, so that the
 // receiver finds the old header, whatever arrives with it.
-//
-// The transport sends READY and the pieces: kernels of this file, or a library. The waits are here, with a time limit.
 #pragma once
 
 struct Exchange {
   Call call;
-  u64 region[NODES];  // of the equal local ranks, by node, as this rank has mapped them; a library's: its own alone
+  u64 region[NODES];  // of the equal local ranks, by node, as this rank has mapped them; of NVSHMEM: its own alone
   u64 piece_bytes;    // of this call; a multiple of 16
   u32 node;
   u32 piece[NODES];   // which of its pieces this rank sends to each node
@@ -28,12 +26,13 @@ DEVICE u64 signal_of(u64 region, u32 node) { return region + node * SIGNAL_BYTES
 DEVICE u64 outgoing_of(u64 region, u32 piece) { return region + FIRST_OUTGOING + piece * PIECE_STRIDE; }
 DEVICE u64 incoming_of(u64 region, u32 node) { return region + FIRST_INCOMING + node * PIECE_STRIDE; }
 
-// The number of this exchange. The last kernel of an exchange counts.
+// The number of this exchange. Its last block counts.
 DEVICE u64 number_of(const Call& call) { return load_relaxed(call.peer[call.rank] + CONTROL_EXCHANGES) + 1; }
 
-DEVICE bool wait_signal(const Exchange& a, u64 address, u32 node, u64 number) {
+// step: by how much an exchange counts up.
+DEVICE bool wait_signal(const Exchange& a, u64 address, u32 node, u64 number, u64 step) {
   Deadline deadline;
-  while (load_acquire(address) < number)
+  while (load_acquire(address) < number * step)
     if (deadline.passed(a.call)) {
       report_world(a.call, FAULT_TIMEOUT, world_rank_of(a, node), static_cast<u32>(number));
       return false;
@@ -41,69 +40,98 @@ DEVICE bool wait_signal(const Exchange& a, u64 address, u32 node, u64 number) {
   return true;
 }
 
-// READY of this exchange, to every other node. Not where a library sends it.
-KERNEL(say_ready, NODE_THREADS)(const __grid_constant__ Exchange a) {
-  if (has_fault(a.call)) return;
-  const u32 node = thread_index();
-  if (node < NODES && node != a.node)
-    store_release(signal_of(a.region[node], a.node) + SIGNAL_READY, number_of(a.call));
+// How a block counts up at another node, and sends its part of a piece there. NVSHMEM takes a place of this rank's own
+// region for the same place in another one's.
+#if THROUGH_NVSHMEM
+
+extern "C" __device__ void nvshmem_count(u64 counter, u64 count, u32 rank);
+extern "C" __device__ void nvshmem_send(u64 to, u64 from, u64 bytes, u64 counter, u64 count, u32 rank);
+
+// By which the blocks of an exchange, however many they are, count DATA up.
+#define DATA_OF_EXCHANGE 65536
+
+DEVICE void count_ready(const Exchange& a, u32 node, u64) {
+  nvshmem_count(signal_of(a.region[node], a.node) + SIGNAL_READY, 1, world_rank_of(a, node));
 }
 
-// The headers of the pieces; then READY of every other node.
-KERNEL(wait_ready, NODE_THREADS)(const __grid_constant__ Exchange a) {
-  if (has_fault(a.call)) return;
-  const u64 number = number_of(a.call);
-  const u32 thread = thread_index();
-  if (thread < PIECES)
-    store_relaxed(outgoing_of(a.region[a.node], thread), packet(a.call.signature, static_cast<u32>(number)));
-  if (thread < NODES && thread != a.node)
-    wait_signal(a, signal_of(a.region[a.node], thread) + SIGNAL_READY, thread, number);
+DEVICE void send_part(const Exchange& a, u32 node, u64 begin, u64 size) {
+  const u64 from = outgoing_of(a.region[a.node], a.piece[node]), to = incoming_of(a.region[node], a.node);
+  const u64 count = block_index() == 0 ? DATA_OF_EXCHANGE - (block_count() - 1) : 1;
+  nvshmem_send(to + begin, from + begin, size, signal_of(a.region[node], a.node) + SIGNAL_DATA, count,
+               world_rank_of(a, node));
 }
 
-// The pieces to every other node, and then DATA. Not where a library sends them.
-KERNEL(put_pieces, NODE_THREADS)(const __grid_constant__ Exchange a) {
-  if (has_fault(a.call)) return;
-  const u64 own = a.call.peer[a.call.rank];
-  const u64 vectors = (HEADER_BYTES + a.piece_bytes) / sizeof(Vector);
-  const u64 first = static_cast<u64>(block_index()) * thread_count() + thread_index();
-  const u64 stride = static_cast<u64>(block_count()) * thread_count();
-  for (u32 hop = 1; hop < NODES; ++hop) {
-    // Each node begins with its successor, so that not all of them write to the same one at once.
-    const u32 node = (a.node + hop) % NODES;
-    const u64 from = outgoing_of(a.region[a.node], a.piece[node]), to = incoming_of(a.region[node], a.node);
-    for (u64 at = first; at < vectors; at += stride)
-      store_vector(to + at * sizeof(Vector), load_vector(from + at * sizeof(Vector)));
-  }
-  // Every thread of the block has stored; the fence makes that visible before the arrival, which the last block sees.
+DEVICE void parts_are_sent() {}
+DEVICE void count_data(const Exchange&, u32, u64) {}
+
+#else
+
+#define DATA_OF_EXCHANGE 1
+
+DEVICE void count_ready(const Exchange& a, u32 node, u64 number) {
+  store_release(signal_of(a.region[node], a.node) + SIGNAL_READY, number);
+}
+
+DEVICE void send_part(const Exchange& a, u32 node, u64 begin, u64 size) {
+  const u64 from = outgoing_of(a.region[a.node], a.piece[node]), to = incoming_of(a.region[node], a.node);
+  for (u64 at = begin + thread_index() * sizeof(Vector); at < begin + size; at += thread_count() * sizeof(Vector))
+    store_vector(to + at, load_vector(from + at));
+}
+
+// Makes what every thread of the block has stored visible before the arrival, which the last block sees.
+DEVICE void parts_are_sent() {
   sync_block();
-  bool is_last = false;
-  if (thread_index() == 0) {
-    fence_system();
-    is_last = add_own(own + CONTROL_PUT_ARRIVED, 1) == block_count() - 1;
-    fence_system();
-    if (is_last) {
-      store_own(own + CONTROL_PUT_ARRIVED, 0);
-      const u64 number = number_of(a.call);
-      for (u32 node = 0; node < NODES; ++node)
-        if (node != a.node) store_release(signal_of(a.region[node], a.node) + SIGNAL_DATA, number);
-    }
-  }
+  fence_system();
 }
 
-// DATA of every other node; then this exchange counts.
-KERNEL(wait_data, NODE_THREADS)(const __grid_constant__ Exchange a) {
+DEVICE void count_data(const Exchange& a, u32 node, u64 number) {
+  fence_system();
+  store_release(signal_of(a.region[node], a.node) + SIGNAL_DATA, number);
+}
+
+#endif
+
+// Whether DATA of a node is there, with the header of this exchange.
+DEVICE bool is_received(const Exchange& a, u32 node, u64 number) {
+  const u64 region = a.region[a.node];
+  if (!wait_signal(a, signal_of(region, node) + SIGNAL_DATA, node, number, DATA_OF_EXCHANGE)) return false;
+  if (load_relaxed(incoming_of(region, node)) == packet(a.call.signature, static_cast<u32>(number))) return true;
+  report_world(a.call, FAULT_MISMATCH, world_rank_of(a, node), 0);
+  return false;
+}
+
+KERNEL(exchange_pieces, NODE_THREADS)(const __grid_constant__ Exchange a) {
   if (has_fault(a.call)) return;
-  const u64 number = number_of(a.call);
-  const u32 node = thread_index();
-  bool is_there = true;
-  if (node < NODES && node != a.node) {
-    const u64 region = a.region[a.node];
-    is_there = wait_signal(a, signal_of(region, node) + SIGNAL_DATA, node, number);
-    if (is_there && load_relaxed(incoming_of(region, node)) != packet(a.call.signature, static_cast<u32>(number))) {
-      report_world(a.call, FAULT_MISMATCH, world_rank_of(a, node), 0);
-      is_there = false;
-    }
+  const u64 own = a.call.peer[a.call.rank], number = number_of(a.call);
+  const u32 thread = thread_index();
+  const bool has_node = thread < NODES && thread != a.node;
+  // The first block has the beginning of each piece, and so its header.
+  if (block_index() == 0) {
+    if (has_node) count_ready(a, thread, number);
+    if (thread < PIECES)
+      store_relaxed(outgoing_of(a.region[a.node], thread), packet(a.call.signature, static_cast<u32>(number)));
   }
-  if (all_of_block(is_there) && thread_index() == 0)
-    store_relaxed(a.call.peer[a.call.rank] + CONTROL_EXCHANGES, number);
+  bool is_ready = true;
+  if (has_node) is_ready = wait_signal(a, signal_of(a.region[a.node], thread) + SIGNAL_READY, thread, number, 1);
+  if (!all_of_block(is_ready)) return;
+
+  const u64 vectors = (HEADER_BYTES + a.piece_bytes) / sizeof(Vector);
+  const u64 begin = vectors * block_index() / block_count() * sizeof(Vector);
+  const u64 end = vectors * (block_index() + 1) / block_count() * sizeof(Vector);
+  for (u32 hop = 1; hop < NODES; ++hop)
+    // Each node begins with its successor, so that not all of them write to the same one at once.
+    send_part(a, (a.node + hop) % NODES, begin, end - begin);
+  parts_are_sent();
+
+  // The last block waits, so that none which waits takes the place of one that has not yet sent.
+  bool is_last = false;
+  if (thread == 0) is_last = add_own(own + CONTROL_PUT_ARRIVED, 1) == block_count() - 1;
+  if (!all_of_block(thread != 0 || is_last)) return;
+  if (thread == 0) store_own(own + CONTROL_PUT_ARRIVED, 0);
+  bool is_there = true;
+  if (has_node) {
+    count_data(a, thread, number);
+    is_there = is_received(a, thread, number);
+  }
+  if (all_of_block(is_there) && thread == 0) store_relaxed(own + CONTROL_EXCHANGES, number);
 }
