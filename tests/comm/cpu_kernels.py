@@ -104,6 +104,7 @@ def build_nodes(
     region: Region,
     *,
     is_bfloat16: bool,
+    with_nvshmem: bool = False,
     replace: Sequence[tuple[str, str]] = (),
 ) -> Any:
     """The same for the hierarchical form. What is replaced is there in one of the steps."""
@@ -114,7 +115,8 @@ def build_nodes(
         (NodeStep.SPREAD, WITHIN_NODES),
     ):
         words = node_defines(info, op, step, geometry, region, is_bfloat16=is_bfloat16)
-        small = {"NODE_THREADS": str(THREADS_OF_TWO)} if step is NodeStep.EXCHANGE else SMALL
+        between = {"NODE_THREADS": str(THREADS_OF_TWO), "THROUGH_NVSHMEM": str(int(with_nvshmem))}
+        small = between if step is NodeStep.EXCHANGE else SMALL
         parts[step.name.lower()] = source(words | small, files, "")
     return _library(folder, parts, NODE_KERNELS, is_bfloat16, replace)
 
@@ -172,7 +174,7 @@ class Ranks:
     library: Any
     geometry: Geometry
     limit: int = LIMIT
-    grids: Sequence[int] = ()
+    with_nvshmem: bool = False
     calls: list[Calls] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -290,7 +292,9 @@ class Ranks:
         for sums in (calls._collect, calls._spread):
             sums._largest_tile = TILE
         peers = [self.addresses[one] for one in info.local_ranks()]
-        regions = [self.addresses[one] + self.geometry.total_bytes for one in info.inter_ranks()]
+        # Of NVSHMEM, a rank knows its own region alone.
+        owners = [rank] * info.inter_size if self.with_nvshmem else info.inter_ranks()
+        regions = [self.addresses[one] + self.geometry.total_bytes for one in owners]
         calls.connect(peers, regions, int(self.faults[rank].ctypes.data), self.limit)
         block = info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, MixedCommMode.HIERARCHICAL, dtype, block, is_staged=staged)
@@ -323,6 +327,8 @@ class Ranks:
         count = len(calls[0])
         assert all(len(one) == count for one in calls)
         table = (HostCall * (len(calls) * count))(*[one for rank in calls for one in rank])
+        regions = [address + self.geometry.total_bytes for address in self.addresses]
+        self.library.set_regions((u64 * len(regions))(*regions), len(regions), u64(self.region.total_bytes))
         shared = TILES_OFFSET + STAGES * self.info.world_size * TILE
         return bool(self.library.run_ranks(table, len(calls), count, ctypes.c_size_t(shared), u32(seed), u64(STEPS)))
 

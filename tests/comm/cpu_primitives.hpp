@@ -4,6 +4,7 @@
 // allows, and in any order. The clock is a counter of how often it was read: time limits do not depend on the machine.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -19,6 +20,7 @@ typedef unsigned long long u64;
 #define __grid_constant__
 #define KERNEL(name, threads) static void name
 #define DEVICE inline
+#define LINKED extern "C"
 
 struct alignas(16) Vector {
   u32 word[4];
@@ -318,6 +320,40 @@ DEVICE void bulk_wait() {
     for (BulkStore& store : group) store.do_write();
   groups.clear();
 }
+// ---- NVSHMEM: a place in the region of one rank stands for the same place in that of another
+
+static std::vector<u64> regions;
+static u64 region_bytes = 0;
+
+extern "C" void set_regions(const u64* addresses, u32 count, u64 bytes) {
+  regions.assign(addresses, addresses + count);
+  region_bytes = bytes;
+}
+
+inline u64 place_at(u64 own, u32 rank) {
+  for (u64 region : regions)
+    if (own >= region && own < region + region_bytes) return regions.at(rank) + (own - region);
+  std::abort();
+}
+
+extern "C" void nvshmem_count(u64 counter, u64 count, u32 rank) {
+  pause_at_random();
+  *at(place_at(counter, rank)) += count;
+}
+
+// The bytes arrive in any order, and are there when it has counted.
+extern "C" void nvshmem_send(u64 to, u64 from, u64 bytes, u64 counter, u64 count, u32 rank) {
+  sync_block();
+  if (thread_index() == 0) {
+    std::vector<u64> places;
+    for (u64 place = 0; place < bytes; place += sizeof(Vector)) places.push_back(place);
+    std::shuffle(places.begin(), places.end(), here->random);
+    for (u64 place : places) store_vector(place_at(to, rank) + place, load_vector(from + place));
+    nvshmem_count(counter, count, rank);
+  }
+  sync_block();
+}
+
 DEVICE void fence_bulk() {}
 DEVICE void fence_bulk_shared() {}
 

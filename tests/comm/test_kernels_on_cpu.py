@@ -183,6 +183,16 @@ def test_the_hierarchical_form_gives_the_exact_bits(info: ParallelInfo, op: Mixe
         assert run_node_calls(ranks, seed, 3, is_bfloat16=is_bfloat16) == []
 
 
+@pytest.mark.parametrize("sizes", [(2, 1, 1, 2), (1, 2, 2, 2)], ids=["two nodes", "four nodes"])
+def test_blocks_that_send_through_nvshmem_count_data_up_together(sizes: tuple[int, ...], folder: Path) -> None:
+    info, op = ON_NODES[sizes], NODE_GRIDS[sizes]
+    geometry, region = geometry_of(info), region_of(info, STAGED_BYTES)
+    library = build_nodes(folder, info, op, geometry, region, is_bfloat16=True, with_nvshmem=True)
+    for seed in range(4):
+        ranks = Ranks(info, op, library, geometry, with_nvshmem=True)
+        assert run_node_calls(ranks, seed, 3, is_bfloat16=True) == []
+
+
 # What is taken out of the sources, and the mode that must then go wrong.
 BROKEN = {
     "one slot": (ONE, "((epoch & 1) * WORLD + source) * SLOT_BYTES", "source * SLOT_BYTES"),
@@ -216,6 +226,8 @@ BROKEN = {
         "is_last = add_own(own + CONTROL_PUT_ARRIVED, 1) == block_count() - 1;",
         "is_last = add_own(own + CONTROL_PUT_ARRIVED, 1) == 0;",
     ),
+    "DATA of each block through NVSHMEM": (NODES, "DATA_OF_EXCHANGE - (block_count() - 1)", "DATA_OF_EXCHANGE"),
+    "one DATA for an exchange through NVSHMEM": (NODES, "#define DATA_OF_EXCHANGE 65536", "#define DATA_OF_EXCHANGE 1"),
 }
 
 
@@ -224,17 +236,20 @@ def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
     info = next(one for one in ON_ONE_NODE if (one.tp_size, one.dp_size) == (2, 2))
     op = MixedCommOp.ALLREDUCE_ALLGATHER
     mode, old, new = BROKEN[broken]
+    with_nvshmem = "NVSHMEM" in broken
     geometry = geometry_of(info)
     if mode is NODES:
         info = ON_NODES[2, 1, 1, 2]
         region = region_of(info, STAGED_BYTES)
-        library = build_nodes(folder, info, op, geometry, region, is_bfloat16=True, replace=[(old, new)])
+        library = build_nodes(
+            folder, info, op, geometry, region, is_bfloat16=True, with_nvshmem=with_nvshmem, replace=[(old, new)]
+        )
     else:
         library = build(folder, info, op, geometry, is_bfloat16=True, replace=[(old, new)])
 
     def is_found() -> bool:
         for seed in range(100):
-            ranks = Ranks(info, op, library, geometry, limit=20_000)
+            ranks = Ranks(info, op, library, geometry, limit=20_000, with_nvshmem=with_nvshmem)
             if mode is NODES and run_node_calls(ranks, seed, 4, is_bfloat16=True):
                 return True
             if mode is not NODES and run_calls(ranks, seed, 6, is_bfloat16=True, modes=(mode,)):

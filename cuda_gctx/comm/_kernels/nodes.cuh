@@ -44,8 +44,8 @@ DEVICE bool wait_signal(const Exchange& a, u64 address, u32 node, u64 number, u6
 // region for the same place in another one's.
 #if THROUGH_NVSHMEM
 
-extern "C" __device__ void nvshmem_count(u64 counter, u64 count, u32 rank);
-extern "C" __device__ void nvshmem_send(u64 to, u64 from, u64 bytes, u64 counter, u64 count, u32 rank);
+LINKED void nvshmem_count(u64 counter, u64 count, u32 rank);
+LINKED void nvshmem_send(u64 to, u64 from, u64 bytes, u64 counter, u64 count, u32 rank);
 
 // By which the blocks of an exchange, however many they are, count DATA up.
 #define DATA_OF_EXCHANGE 65536

@@ -7,6 +7,8 @@ typedef unsigned long long u64;
 
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name
 #define DEVICE __device__ __forceinline__
+// A function that is compiled apart and linked.
+#define LINKED extern "C" __device__
 
 struct alignas(16) Vector {
   u32 word[4];
