@@ -115,8 +115,7 @@ def _nvshmem() -> tuple[tuple[str, ...], str]:
     missing = [name for name, folder in found.items() if folder is None]
     if missing:
         raise RuntimeError(
-            f"NVSHMEM's device calls need the headers of {' and '.join(missing)} "
-            "(pip install nvidia-nvshmem-cu13 nvidia-cuda-runtime nvidia-cuda-cccl)"
+            f"NVSHMEM's device calls need the headers of {' and '.join(missing)} (pip install 'cuda-gctx[nvshmem]')"
         )
     library = Path(found["nvshmem"]).parent / "lib" / DEVICE_LIBRARY
     if not library.exists():

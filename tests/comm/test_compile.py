@@ -102,7 +102,7 @@ def test_the_exchange_between_nodes_links_with_the_device_library_of_nvshmem(
     except RuntimeError as error:
         if "NVSHMEM's device calls need" not in str(error):
             raise
-        pytest.skip(f"{error}; they are too large (60 MB) to be installed for tests")
+        pytest.skip(f"{error}; all of it is 110 MB, too much to be installed for the tests")
     report = compiled.report("exchange_pieces")
     assert (report.spill_bytes, report.stack_bytes) == (0, 0)
     # Those of the library's functions count too: what is more could not be launched.
