@@ -43,6 +43,7 @@ SIZES = [1 << shift for shift in (10, 13, 14, 15, 17, 19, 21, 23, 26, 28)]
 LARGEST = max(SIZES)
 # Between those that run_autotune() measures by default.
 UNTUNED_SIZES = [3 << shift for shift in (14, 18, 22, 25)]
+NODE_SIZES = [1 << shift for shift in (13, 17, 20, 23, 26)]
 STAGED_SIZES = [1 << shift for shift in range(21, 29)]
 COUNTS_OF_PARTS = (1, 2, 3, 4, 6, 8)
 # Bits are compared up to this size.
@@ -50,6 +51,7 @@ COMPARED = 8 << 20
 ROUNDS = 7
 GEMM = 8192
 # Of the partition for the communication.
+NODE_SMS = 16
 OVERLAP_SMS = (8, 16, 24, 32, 48)
 STEPS = 20
 LIMIT_S = 60
@@ -57,11 +59,12 @@ NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 # Of NCCL's header: no blocks for communication where it can do without. What it can is up to its version.
 ZERO_CTA = 2
 AGAIN = "NCCL_ONE again"
-NCCL, NCCL_TWO, ONE, TWO = (
+NCCL, NCCL_TWO, ONE, TWO, HIERARCHICAL = (
     MixedCommMode.NCCL_ONE,
     MixedCommMode.NCCL_TP_DP,
     MixedCommMode.ONE_EXCHANGE,
     MixedCommMode.TWO_EXCHANGE,
+    MixedCommMode.HIERARCHICAL,
 )
 Work = Callable[[], object]
 Keep = Callable[[dict[str, Any]], None]
@@ -447,6 +450,56 @@ def staging(ranks: Ranks, keep: Keep) -> None:
                 handler.shutdown()
 
 
+def nodes(ranks: Ranks, keep: Keep) -> None:
+    """HIERARCHICAL over two nodes, which are on one host here: through NVSHMEM and through peer access."""
+    torch, local = ranks.torch, ranks.size // 2
+    inter_rank, local_rank = divmod(ranks.rank, local)
+    buffers = Buffers(torch)
+    transports = {"NVSHMEM": True, "peer access": False}
+    with ExitStack() as closing:
+        part = closing.enter_context(ranks.device.partition(comm=NODE_SMS)).comm
+        stream = torch_stream(part)
+        for dp in (1, 2):
+            handlers = {}
+            for name, with_nvshmem in transports.items():
+                with torch.cuda.stream(stream):
+                    handlers[name] = MixedCommHandler(
+                        *(ranks.rank, ranks.size, local_rank, local, inter_rank, 2),
+                        *(local, 1, 2 // dp, dp),
+                        torch.bfloat16,
+                        f"cuda:{ranks.rank}",
+                        partition=part,
+                        max_message_bytes=max(NODE_SIZES),
+                        timeout_s=20,
+                        should_init_nvshmem=with_nvshmem,
+                    )
+                map_tensors(ranks, keep, handlers[name], *buffers.mapped())
+            info = handlers["NVSHMEM"].para_info
+            for op, size in itertools.product(info.valid_ops, NODE_SIZES):
+                shape, out_shape = shapes_of(handlers["NVSHMEM"], op, size).values()
+                x_in, out = buffers.of("mapped in", shape), buffers.of("mapped out", out_shape)
+                wanted = None
+                if size <= COMPARED:
+                    inputs = [
+                        torch.randn(
+                            shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda"
+                        ).bfloat16()
+                        for seed in range(ranks.size)
+                    ]
+                    x_in.copy_(inputs[ranks.rank])
+                    wanted = expected(info, op, inputs, by_nodes=True)
+                variants = {}
+                for name, handler in handlers.items():
+                    work = lambda handler=handler: run_mixed_comm(op, handler, x_in, out, HIERARCHICAL)  # noqa: B023, E731
+                    variants[name] = Variant(NODE_SMS, work, out, wanted)
+                row = {"nodes": 2, "ranks of a node": local, "op": op.name, "bytes": size, "SMs": NODE_SMS}
+                for name, outcome in measured(ranks, variants, {NODE_SMS: stream}, stream, size).items():
+                    keep(row | {"variant": name} | outcome)
+            for handler in handlers.values():
+                handler.check()
+                handler.shutdown()
+
+
 def overlap(ranks: Ranks, keep: Keep) -> None:
     """A GEMM next to an all-reduce of 256 MiB, joined after each step, sustained."""
     torch = ranks.torch
@@ -584,6 +637,7 @@ PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
     "overlap": overlap,
     "copies": copies,
     "staging": staging,
+    "nodes": nodes,
 }
 # Of which ranks die: it starts its own.
 MISSING_RANKS = "missing-ranks"
