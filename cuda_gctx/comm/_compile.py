@@ -11,6 +11,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from cuda_gctx.comm._protocol import NODE_THREADS
+
 __all__ = ["Compiled", "compile_kernels", "source"]
 
 FOLDER = Path(__file__).parent / "_kernels"
@@ -27,6 +29,7 @@ KERNELS = {
 # Compiled apart, with the headers of NVSHMEM, and linked with its device library.
 NVSHMEM = "nvshmem.cu"
 DEVICE_LIBRARY = "libnvshmem_device.a"
+REGISTERS_OF_AN_SM = 65536
 
 
 def source(defines: dict[str, str], kernels: tuple[str, ...] = FLAT, primitives: str = PRIMITIVES) -> str:
@@ -82,6 +85,8 @@ def _compiled(text: str, arch: str, includes: tuple[str, ...] = (), *, is_linked
         include_path=list(includes) or None,
         # Constructors of NVSHMEM's headers are not marked as device functions.
         device_as_default_execution_space=bool(includes),
+        # A kernel cannot call what needs more than it has itself.
+        max_register_count=REGISTERS_OF_AN_SM // NODE_THREADS if is_linked else None,
     )
     program = core.Program(text, "c++", options)
     try:

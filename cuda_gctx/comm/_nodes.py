@@ -35,7 +35,7 @@ from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 __all__ = ["NodeCalls", "NodeKernels", "NvshmemTransport", "PeerTransport", "Round", "Transport", "rounds_of"]
 
 # What one block of the kernel that copies pieces has at least, in bytes.
-BYTES_OF_A_BLOCK = NODE_THREADS * 32
+BYTES_OF_A_BLOCK = NODE_THREADS * 8
 
 
 class Round(NamedTuple):

@@ -105,7 +105,7 @@ def test_the_exchange_between_nodes_links_with_the_device_library_of_nvshmem(
         pytest.skip(f"{error}; all of it is 110 MB, too much to be installed for the tests")
     report = compiled.report("exchange_pieces")
     assert (report.spill_bytes, report.stack_bytes) == (0, 0)
-    # Those of the library's functions count too: what is more could not be launched.
+    # Those of what it calls count too: with more, it could not be launched.
     assert 0 < max(registers_of(compiled.code.code)) <= 65536 // NODE_THREADS
     for name in (b"nvshmemi_device_state_d", b"exchange_pieces"):
         assert name in compiled.code.code
@@ -125,7 +125,7 @@ def test_spills_are_seen_in_the_report() -> None:
 
 def test_no_source_uses_multicast() -> None:
     # It can put the GPUs of a whole server out of service.
-    for file in FOLDER.glob("*.cuh"):
+    for file in FOLDER.glob("*.cu*"):
         assert not {"multimem", "multicast"} & set(file.read_text().lower().replace(".", " ").split()), file
 
 
