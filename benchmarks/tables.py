@@ -388,6 +388,18 @@ def each(section: Callable[[Result], str]) -> Callable[[Sequence[Result]], str]:
     return lambda results: "\n\n".join(filter(None, map(section, results)))
 
 
+def nodes_section(result: Result) -> str:
+    """Microseconds of an all-reduce of two nodes, by transport."""
+    us = {(row["bytes"], row["variant"]): row["us"] for row in result["nodes"] if row["op"] == "ALLREDUCE"}
+    sizes, variants = (sorted({key[part] for key in us}) for part in (0, 1))
+    head = ["all-reduce, us", *variants]
+    sized = [f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" for size in sizes]
+    rows = [[name, *(f"{us[size, one]:.1f}" for one in variants)] for name, size in zip(sized, sizes, strict=True)]
+    sms, date = result["nodes"][0]["SMs"], result["date"]
+    where = f"2 x {result['card']}, partition of {sms} SMs, driver {result['driver']} (CUDA {result['cuda']}), {date}"
+    return f"{where}:\n\n{markdown([head, *rows])}"
+
+
 # The tables that a page can have: the results that they are made of, and what these become.
 TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of calls": ("calls", each(calls_section)),
@@ -402,6 +414,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of launches": ("launches", each(launches_section)),
     "of worlds": ("worlds", each(worlds_section)),
     "of serving": ("serving", each(serving_section)),
+    "of nodes": ("communication-nodes", each(nodes_section)),
     "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
 
