@@ -674,7 +674,8 @@ def process_rank(rank: int, size: int, store: str, what: str, options: dict[str,
         dist.destroy_process_group()
         return
     with Device(index).partition(comm=16) as parts, parts.comm.torch():
-        print(json.dumps(compare_processes(rank, size, parts.comm, options)), flush=True)
+        run = faults_through_nvshmem if what == "faults through NVSHMEM" else compare_processes
+        print(json.dumps(run(rank, size, parts.comm, options)), flush=True)
     dist.destroy_process_group()
 
 
@@ -768,6 +769,43 @@ def replay_with_other_inputs(handler: Any, op: Any, mode: Any, x_in: Any, x_out:
         torch.cuda.current_stream().synchronize()
         handler.check()
         assert bits_equal(torch, x_out, wanted), f"replay {seed} of {where}"
+
+
+def faults_through_nvshmem(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """Two nodes of one rank: of which one calls with another size, or does not call."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    took = {}
+    for kind in ("mismatch", "timeout"):
+        handler = handler_of_process(
+            *(rank, size, partition, torch.bfloat16, {"nodes": 2}),
+            timeout_s=2.0,
+            max_message_bytes=1 << 20,
+            should_init_nvshmem=True,
+        )
+        x = torch.ones(16 if (kind, rank) == ("mismatch", 1) else 8, 1024, dtype=torch.bfloat16, device=handler.device)
+
+        def call(handler: Any = handler, x: Any = x) -> None:
+            comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, comm.MixedCommMode.HIERARCHICAL)
+            torch.cuda.current_stream().synchronize()
+            handler.check()
+
+        torch.cuda.synchronize()
+        dist.barrier()
+        if (kind, rank) == ("timeout", 1):
+            dist.barrier()  # until the other one has given up, and sends nothing more
+        begin = time.monotonic()
+        fault = raised(comm.CommFault, call)
+        took[kind] = round(time.monotonic() - begin, 2)
+        if (kind, rank) == ("timeout", 0):
+            dist.barrier()
+        assert (fault.kind, fault.peer_rank) == (kind, 1 - rank), (fault.kind, fault.peer_rank)
+        assert took[kind] < 4, took
+        handler.shutdown()
+        dist.barrier()
+    assert float(torch.ones(1000, device=handler.device).sum()) == 1000.0
+    return took
 
 
 def moved_program(rank: int, size: int) -> Any:
@@ -978,7 +1016,8 @@ def nodes_through_nvshmem() -> dict[str, Any]:
     common: dict[str, Any] = {"modes": ("HIERARCHICAL",), "nccl": False, "nvshmem": True}
     two = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
     return few_gpus(2) or {
-        "2 ranks": compared_by_processes(2, two, (1, 16, 100), ("bfloat16", "float16"), **common)
+        "2 ranks": compared_by_processes(2, two, (1, 16, 100), ("bfloat16", "float16"), **common),
+        "faults": results_of(spawn(2, "faults through NVSHMEM", nccl=False)),
     } | (
         {"4 ranks": compared_by_processes(4, OF_FOUR[3:], (1, 16), ("bfloat16", "float16"), **common)}
         if Device.count() >= 4
