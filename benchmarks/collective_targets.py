@@ -89,11 +89,12 @@ def autotune(result: Result) -> list[Row]:
     rows = [row for row in result["autotune"] if key in row]
     found = []
     for tensors in ("mapped", "staged"):
-        own = [row[key] for row in rows if row["tensors"] == tensors and not row["chosen"].startswith("NCCL")]
+        alike = [row for row in rows if row["tensors"] == tensors]
+        own = [row[key] for row in alike if not row["chosen"].startswith("NCCL")]
         if own:
             target = "at least 0.98 times as fast, faster up to 64 MiB"
             below = f"below 0.98 in {sum(one < LEAST for one in own)}, below 1 in {sum(one < 1 for one in own)}"
-            cases = f"in the {len(own)} cases where it chose its own kernels, {below}"
+            cases = f"in the {len(own)} of {len(alike)} cases where it chose its own kernels, {below}"
             found.append(
                 (
                     f"{TUNED}, {tensors} tensors",
