@@ -150,19 +150,23 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
     stages = asked(arguments)
     failed: dict[Question, str] = {}
     with Bench(SHAPES[arguments.model], DECODES, arguments.distinct_layers) as bench:
-        bench.card(LOADS[stages[0][0].load])
-        costs = replace(costs, mixed=bench.mixed(costs))
-        print(f"with decodes and prompts in one step, by rows: {dict(costs.mixed)} times as long", flush=True)
+        of_load: dict[str, Costs] = {}
         while (trial := next_of(store, costs, stages, failed)) is not None:
-            rehearsed = rehearse(trial, costs)
+            load = trial.question.load
+            if load not in of_load:
+                bench.card(LOADS[load])
+                # With the contexts of the load: attention takes no longer in mixed steps, GEMMs do.
+                of_load[load] = replace(costs, mixed=bench.mixed(costs))
+                print(f"{load}: mixed steps by rows, {dict(of_load[load].mixed)} times as long", flush=True)
+            rehearsed = rehearse(trial, of_load[load])
             left = until - time.monotonic() - RESERVE_S
             if LONGER * rehearsed.seconds > left:
                 print(f"next: {described(trial)}, about {rehearsed.seconds:.0f} s, for which no time is left")
                 break
             try:
-                row = run_one(trial, costs, bench, rehearsed, left)
+                row = run_one(trial, of_load[load], bench, rehearsed, left)
                 row["costs_run"] = store.content["costs"][arguments.model]["run"]
-                row["mixed"] = costs.mixed
+                row["mixed"] = of_load[load].mixed
                 # As many processes ran at once, each on a GPU of the same host.
                 row["processes"] = arguments.share[1]
             except Exception as error:  # one contender's error is not the end of the others'
@@ -216,8 +220,9 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def costs_of(store: Store, model: str) -> Costs:
-    """The costs of a model, with what steps of decodes and prompts took in the last trial that measured it."""
-    mixed = [row["mixed"] for row in store.content["trials"] if row["model"] == model and "mixed" in row]
+    """The costs of a model, with what steps of decodes and prompts took in the last trial of long documents."""
+    trials = [row for row in store.content["trials"] if (row["model"], row["load"]) == (model, "documents")]
+    mixed = [row["mixed"] for row in trials if "mixed" in row]
     try:
         costs = {**store.content["costs"][model]["costs"], "mixed": mixed[-1] if mixed else ()}
         return Costs.from_json(json.dumps(costs))

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from cuda_gctx import Layout
 from cuda_gctx.tune import Plan, Policy
-from serving.contenders import ByPolicy, Chunked, Concurrent, Decision, Pace, decodes_for, mixed_chunks, packed
+from serving.contenders import ByPolicy, Chunked, Concurrent, Decision, Pace, decodes_for, mixed_chunks
 from serving.costs import Costs
 from serving.loop import Contender, State
 from serving.work import ONE, Lane, Placement, Segment, Step
 
 LANES: tuple[Lane, Lane] = ("decode", "prefill")
+KEYS = ("batch", "context", "past")
 # A load counts as the next larger one of these: sequences that decode, and their cached tokens.
 BATCHES = (1, 2, 4, 8, 12, 16, 32, 64, 128)
 CONTEXTS = tuple(round(2 ** (n / 4)) for n in range(40, 81))
@@ -27,6 +28,8 @@ ERROR = 0.15
 # What partitions have to promise more than the whole device: lanes wait for each other at each change of layout, and
 # the rate of large chunks is not reached at the ends of prompts.
 EDGE = {"disjoint": 0.1, "overlay": 0.1}
+# Steps on one stream for which a choice holds while the load stays the same: the device idles while the host chooses.
+CHOICE_HOLDS = 8
 # Tokens of a prompt that are cached before a chunk.
 PASTS = (4096, 16384, 32768)
 # Tokens of prompts that one step could take.
@@ -78,6 +81,8 @@ class ByCosts(ByPolicy):
         self._contenders[self._one] = self._chunked
         self._current = self._one
         self._known: dict[Any, Plan] = {}
+        self._asked: Any = None  # the load of the last choice, and for how many steps it still holds
+        self._holds = 0
         self.paces: dict[str, dict[Lane, Pace]] = {
             placement.kind: {lane: Pace() for lane in LANES} for placement in placements
         }
@@ -102,7 +107,7 @@ class ByCosts(ByPolicy):
     def of_state(self, state: State) -> Contender:
         context = sum([served.context for served in state.decoding])
         past = state.waiting[0].done if state.waiting else 0
-        tokens = sum(segment.count for segment in packed(state.waiting, TOKENS[-1]))
+        tokens = sum([served.request.prompt - served.done for served in state.waiting])
         return self.choose(len(state.decoding), context, past, tokens, full=state.queued > 0)
 
     def choose(self, batch: int, context: int, past: int, tokens: int = TOKENS[-1], *, full: bool = False) -> Contender:
@@ -114,24 +119,20 @@ class ByCosts(ByPolicy):
         if tokens == 0 or batch == 0:
             # What works has the whole device, on one stream or on two.
             return self._chunked if self._current == self._one else self._whole
-        load = {
-            "batch": BATCHES[min(bisect_left(BATCHES, batch), len(BATCHES) - 1)],
-            "context": CONTEXTS[min(bisect_left(CONTEXTS, context), len(CONTEXTS) - 1)],
-            "past": PASTS[min(bisect_left(PASTS, past), len(PASTS) - 1)],
-        }
-        tokens = TOKENS[min(bisect_left(TOKENS, tokens), len(TOKENS) - 1)]
-        hoped = self._hoped()
-        # The host has no time for more than a look, as a rule.
-        key = (
-            self._current,
-            full,
-            tokens,
-            *load.values(),
-            *hoped.items(),
-            *[pace.rounded for pace in self._all_paces()],
+        load = (
+            BATCHES[min(bisect_left(BATCHES, batch), len(BATCHES) - 1)],
+            CONTEXTS[min(bisect_left(CONTEXTS, context), len(CONTEXTS) - 1)],
+            PASTS[min(bisect_left(PASTS, past), len(PASTS) - 1)],
         )
+        asked = (*load, TOKENS[min(bisect_left(TOKENS, tokens), len(TOKENS) - 1)], full)
+        if asked == self._asked and self._holds and self._current == self._one:
+            self._holds -= 1
+            return self._chunked
+        self._asked, self._holds = asked, CHOICE_HOLDS - 1
+        hoped = self._hoped()
+        key = (self._current, *asked, *hoped.items(), *[pace.rounded for pace in self._all_paces()])
         if key not in self._known:
-            self._known[key] = self._best(load, tokens, hoped, full)
+            self._known[key] = self._best(dict(zip(KEYS, load, strict=True)), asked[3], hoped, full)
         self._current = self._known[key]
         return self._contenders[self._current]
 

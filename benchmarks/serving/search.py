@@ -172,7 +172,7 @@ FIRST = ("chunked", "overlay", "disjoint", "policy")
 THEN = ("priority", "layers", "streams", "prefill-first")
 # Of the way in which a contender decides: trials of earlier ones say nothing about it.
 REVISIONS = {"prefill-first": 1, "streams": 1, "priority": 1, "overlay": 1, "disjoint": 1}
-REVISIONS |= {"chunked": 5, "layers": 3, "policy": 5}
+REVISIONS |= {"chunked": 5, "layers": 3, "policy": 6}
 LOADS_BY_WORTH = ("documents", "retrieval", "chat")
 
 

@@ -13,7 +13,7 @@ from serving.costs import Costs, Rates, made_up
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
 from serving.loop import Contender, Limits, Record, Serving
-from serving.policy import ByCosts
+from serving.policy import CHOICE_HOLDS, ByCosts
 from serving.search import Question, Trial
 from serving.shapes import SHAPES
 from serving.virtual import VirtualExecutor
@@ -254,6 +254,26 @@ def test_a_chunk_grows_beyond_sizes_that_take_longer() -> None:
 
 def mixed(step: Step) -> bool:
     return bool(step.rows and step.segments) and not ends(step)
+
+
+def test_a_choice_holds_for_some_steps_of_the_same_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is idle while the host compares."""
+    slow = dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0))
+    chosen = policy(costs=replace(COSTS, slowdowns=slow))
+    compared: list[int] = []
+    best = chosen._best
+
+    def counted(*arguments: Any) -> Any:
+        compared.append(1)
+        return best(*arguments)
+
+    monkeypatch.setattr(chosen, "_best", counted)
+    for _ in range(CHOICE_HOLDS):
+        chosen._chunked.pace.note(1.2, 1.0)  # other costs at each step
+        assert isinstance(chosen.choose(4, 80_000, 0), Chunked)
+    assert len(compared) == 1
+    chosen.choose(8, 160_000, 0)
+    assert len(compared) == 2
 
 
 def test_what_steps_take_on_average_is_compared_and_not_what_nearly_all_keep() -> None:
