@@ -33,7 +33,7 @@ import tables
 from cuda_gctx import Device, PartitionPool
 from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, ParallelInfo, expected, run_mixed_comm
 from cuda_gctx.comm._driver_calls import call, driver
-from cuda_gctx.comm._handler import PACKET_BYTES
+from cuda_gctx.comm._protocol import packet_bytes
 from cuda_gctx.comm._staging import Staging
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.interop.torch import torch_stream
@@ -302,12 +302,12 @@ def variants_of(
         for mode in (NCCL, NCCL_TWO):
             if mode in handler.valid_mode_list:
                 variants[f"{mode.name}, {sms} SMs"] = Variant(sms, through(handler, mode, x_in, out), out, None)
-        if block_bytes <= PACKET_BYTES:
+        if block_bytes <= packet_bytes(info.world_size):
             variants[f"ONE_EXCHANGE, {sms} SMs"] = Variant(sms, through(handler, ONE, x_in, out), out, wanted)
         variants[f"TWO_EXCHANGE, {sms} SMs, staged"] = Variant(sms, through(handler, TWO, x_in, out), out, wanted)
         work = through(handler, TWO, mapped_in, mapped_out)
         variants[f"TWO_EXCHANGE, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
-    if block_bytes <= PACKET_BYTES:
+    if block_bytes <= packet_bytes(info.world_size):
         work = through(programmatic, ONE, x_in, out)
         variants["ONE_EXCHANGE, 8 SMs, programmatic"] = Variant(8, work, out, wanted)
     return {name: variant for name, variant in variants.items() if not any(word in name for word in ranks.skipped)}

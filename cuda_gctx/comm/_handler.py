@@ -36,6 +36,7 @@ from cuda_gctx.comm._protocol import (
     Fault,
     Geometry,
     Region,
+    packet_bytes,
     region_of,
     room_of,
     signature,
@@ -57,9 +58,10 @@ NCCL_MODES = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)
 FIRST_CAPABILITY = 90
 # The number of threads that no block of a device exceeds.
 LARGEST_BLOCK = 1024
-# The largest block of an output that packets carry at once, and up to which they do so where no mode is given.
-PACKET_BYTES = 1024 * 1024
-SMALL_BYTES = 128 * 1024
+# Where no mode is given, packets carry messages of which each rank receives up to so much from all others. Above the
+# first, TWO_EXCHANGE was faster on H200s with tensors that other ranks reach; with others, from twice the second on.
+SMALL_REACHED_BYTES = 512 * 1024
+SMALL_STAGED_BYTES = 2 * 1024 * 1024
 # How much can be staged by default, where other ranks cannot reach a tensor.
 STAGED_BYTES = 64 * 1024 * 1024
 # More rounds than this are not tuned.
@@ -376,7 +378,8 @@ class MixedCommHandler:
         in_threads = isinstance(self._backend, LocalBackend) and max_message_bytes is None
         devices = set(self._backend.gather_to_all(index)) if isinstance(self._backend, LocalBackend) else set()
         self._staged_bytes = 0 if in_threads and len(devices) == 1 else -(-staged // ALIGNMENT) * ALIGNMENT
-        geometry = Geometry(self.para_info.world_size, PACKET_BYTES, self._staged_bytes)
+        world = self.para_info.world_size
+        geometry = Geometry(world, packet_bytes(world), self._staged_bytes)
         self._geometry = geometry
         region = region_of(self.para_info, staged)
         through_nvshmem = self.para_info.use_inter and should_init_nvshmem
@@ -592,14 +595,16 @@ class MixedCommHandler:
             return choice.mode, choice.grid
         if self.device.type == "cpu":
             return MixedCommMode.GLOO, 0
-        return (MixedCommMode.ONE_EXCHANGE if block_bytes <= SMALL_BYTES else MixedCommMode.TWO_EXCHANGE), 0
+        small = SMALL_REACHED_BYTES if is_reached else SMALL_STAGED_BYTES
+        received = block_bytes * (self.para_info.world_size - 1)
+        return (MixedCommMode.ONE_EXCHANGE if received <= small else MixedCommMode.TWO_EXCHANGE), 0
 
     def _possible_modes(
         self, op: MixedCommOp, in_bytes: int, out_bytes: int, *, is_reached: bool
     ) -> list[MixedCommMode]:
         """The modes from which to choose for a call of these sizes."""
         too_large = set()
-        if self.para_info.block_size(op, in_bytes) > PACKET_BYTES:
+        if self.para_info.block_size(op, in_bytes) > packet_bytes(self.para_info.world_size):
             too_large.add(MixedCommMode.ONE_EXCHANGE)
         if not is_reached and max(in_bytes, out_bytes) > MOST_ROUNDS * self._staged_bytes:
             too_large.add(MixedCommMode.TWO_EXCHANGE)

@@ -14,6 +14,7 @@ from cuda_gctx.comm._protocol import (
     TWO_EXCHANGE_THREADS,
     Geometry,
     defines,
+    packets_of,
     share_of,
     shared_bytes,
     stages_and_tile,
@@ -213,13 +214,13 @@ class Calls:
             yield self._one_exchange_grid(size)
 
     def _one_exchange_grid(self, size: int) -> tuple[int, int]:
-        units = size // 8
+        packets = packets_of(size)
         fewest, most = self._block_sizes
         # On as many SMs as there are, with as few threads on each as are allowed, in several small blocks: the smaller
         # they are, the fewer SMs are left without work.
-        on_each = min(max(_rounded(-(-units // self.grid), WARP), fewest), most)
+        on_each = min(max(_rounded(-(-packets // self.grid), WARP), fewest), most)
         threads = min(on_each, _rounded(-(-on_each // BLOCKS_OF_AN_SM), WARP))
-        return min(self.grid * -(-on_each // threads), -(-units // threads)), threads
+        return min(self.grid * -(-on_each // threads), -(-packets // threads)), threads
 
     def two_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, seen: Seen | None = None) -> int:
         """Fills the struct; returns the number of blocks."""

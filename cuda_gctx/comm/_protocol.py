@@ -5,7 +5,7 @@ Each rank has one workspace, with the same layout on all ranks::
     control     for the rank's own kernels: epochs, the number of blocks that have arrived, the fault
     mailboxes   one for each other rank, written by it: flags, addresses, headers of packets
     node mailboxes   the same for the kernels in which the ranks of one node meet
-    slots       packets: two for each rank (even and odd epochs), each as large as the largest message
+    slots       packets: two for each other rank (even and odd epochs), each as large as the largest message
     staged      input and output of messages whose tensors the other ranks cannot reach
 
 Where several nodes exchange, each rank also has a region, which may lie elsewhere::
@@ -35,6 +35,9 @@ __all__ = [
     "defines",
     "next_epoch",
     "node_defines",
+    "packet_bytes",
+    "packets_at_once",
+    "packets_of",
     "part_of",
     "region_of",
     "share_of",
@@ -48,8 +51,12 @@ ALIGNMENT = 16
 LINE = 128
 # Reading the clock takes about as long as this many polls of memory. A power of two needs no division.
 POLLS_PER_CLOCK = 64
-# A block of the kernel for small messages. Fewer words than threads leave the rest idle.
-ONE_EXCHANGE_THREADS = 512
+# Of the kernel for small messages, on one SM: the best of 256, 512 and 1024 on an H200 from 128 KiB on.
+ONE_EXCHANGE_THREADS = 1024
+# 16 bytes, of which 12 are data. Four packets carry three vectors of 16 bytes.
+PACKET = 16
+# Up to this size, all-gathers and reduce-scatters go in one piece.
+PACKET_MESSAGE_BYTES = 8 * 1024 * 1024
 # One warp, of which one thread moves data, and eight that add: the best of the variants measured on an H200.
 MOVERS = 32
 TWO_EXCHANGE_THREADS = MOVERS + 256
@@ -79,6 +86,24 @@ def next_epoch(epoch: int) -> int:
 
 def _rounded(size: int, grain: int) -> int:
     return -(-size // grain) * grain
+
+
+def packets_of(size: int) -> int:
+    """How many packets carry so many bytes."""
+    return -(-size // (3 * ALIGNMENT)) * 4
+
+
+def packet_bytes(world: int) -> int:
+    """The largest block of an output that packets carry at once: less with more ranks, each of which has slots."""
+    return PACKET_MESSAGE_BYTES // world // ALIGNMENT * ALIGNMENT
+
+
+def packets_at_once(world: int) -> int:
+    """How many packets of each source a thread waits for at a time: about two in all.
+
+    With 1024 threads on an SM, more are not faster on an H200, and do not fit in the registers of many ranks.
+    """
+    return max(2 // (world - 1), 1)
 
 
 @dataclass(frozen=True)
@@ -117,8 +142,7 @@ class Geometry:
 
     @property
     def slot_bytes(self) -> int:
-        """A packet carries half of its bytes as data."""
-        return _rounded(2 * self.packet_bytes, LINE)
+        return _rounded(packets_of(self.packet_bytes) * PACKET, LINE)
 
     @property
     def node_mailboxes(self) -> int:
@@ -130,7 +154,7 @@ class Geometry:
 
     @property
     def staged_input(self) -> int:
-        return _rounded(self.slots + 2 * self.world_size * self.slot_bytes, 4096)
+        return _rounded(self.slots + 2 * (self.world_size - 1) * self.slot_bytes, 4096)
 
     @property
     def staged_output(self) -> int:
@@ -141,9 +165,11 @@ class Geometry:
     def total_bytes(self) -> int:
         return _rounded(self.staged_output + self.staged_bytes, 4096)
 
-    def slot(self, epoch: int, source: int, unit: int) -> int:
-        """The place of the two packets of a unit (8 bytes of data) of a source, as the kernels compute it."""
-        return self.slots + ((epoch & 1) * self.world_size + source) * self.slot_bytes + unit * 16
+    def slot(self, epoch: int, source: int, target: int, packet: int) -> int:
+        """The place of a packet of a source in the workspace of a target, as the kernels compute it."""
+        others = self.world_size - 1
+        other = source - (source > target)
+        return self.slots + ((epoch & 1) * others + other) * self.slot_bytes + packet * PACKET
 
     def header(self, epoch: int, source: int) -> int:
         return self.mailbox(source) + self.MAILBOX_HEADER + (epoch & 1) * 8
@@ -275,7 +301,9 @@ def defines(info: ParallelInfo, op: MixedCommOp, geometry: Geometry, *, is_bfloa
     numbers = {
         "BLOCKS": len(plan.blocks),
         "ADDENDS": len(plan.blocks[0]),
+        "SCATTERS": int(op.scatters),
         "ONE_EXCHANGE_THREADS": ONE_EXCHANGE_THREADS,
+        "PACKETS_AT_ONCE": packets_at_once(info.world_size),
         "SLOTS": geometry.slots,
         "SLOT_BYTES": geometry.slot_bytes,
     }

@@ -36,6 +36,8 @@ THREADS_OF_TWO = 9  # one moves; as many as there can be other ranks wait for th
 STAGES = 3
 TILE = 256
 LIMIT = 1 << 62
+# More than on a GPU: so that every world has messages of several batches, the last of which is not full.
+PACKETS_AT_ONCE = 3
 # What a run may take before it counts as a deadlock. One of the longest here takes a twentieth of it.
 STEPS = 20_000_000
 
@@ -75,6 +77,7 @@ NODE_KERNELS = (
 )
 COLLECT, EXCHANGE, SPREAD = range(len(NODE_KERNELS))
 SMALL = {
+    "PACKETS_AT_ONCE": str(PACKETS_AT_ONCE),
     "MOVERS": str(MOVERS),
     "TWO_EXCHANGE_THREADS": str(THREADS_OF_TWO),
     "STAGES": str(STAGES),

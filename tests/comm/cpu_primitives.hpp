@@ -1,7 +1,10 @@
-// The kernels' primitives for the CPU: fibers of one host thread play the threads of the blocks of all ranks, and a seed
-// decides which of them goes on at every access to shared memory. So a run can be repeated, every order that was tried is
-// known, and a deadlock is a fact that is found after a number of steps. Bulk copies happen as late as the protocol
-// allows, and in any order. The clock is a counter of how often it was read: time limits do not depend on the machine.
+// The kernels' primitives for the CPU: fibers of one host thread play the threads of the blocks of all ranks, and a
+// seed decides which of them goes on at every access to shared memory. So a run can be repeated, every order that was
+// tried is known, and a deadlock is a fact that is found after a number of steps. Bulk copies happen as late as the
+// protocol allows, and in any order. The clock is a counter of how often it was read: time limits do not depend on the
+// machine.
+#include <ucontext.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -11,8 +14,6 @@
 #include <memory>
 #include <random>
 #include <vector>
-
-#include <ucontext.h>
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -136,18 +137,11 @@ class Fibers {
   std::vector<std::unique_ptr<char[]>> free_;
 };
 
-struct BlockState {
+// Threads that wait for each other: of a block or of a warp.
+struct Meeting {
   u32 alive, arrived = 0;
   u64 generation = 0;
   bool all = true, last_all = true;
-  std::map<u64*, Barrier> barriers;
-  std::vector<std::function<void()>> loads;
-  std::vector<unsigned char> shared;
-  // Of the one thread that stores.
-  std::vector<std::vector<BulkStore>> groups;
-  std::vector<BulkStore> open_group;
-
-  BlockState(u32 threads, size_t bytes) : alive(threads), shared(bytes + 128) {}
 
   void release() {
     arrived = 0;
@@ -166,6 +160,31 @@ struct BlockState {
   void leave() {
     --alive;
     if (alive != 0 && arrived == alive) release();
+  }
+};
+
+struct Warp : Meeting {
+  // What the threads show each other, in turns: the next but one meeting is after all have read.
+  Vector shown[2][32];
+};
+
+struct BlockState {
+  Meeting block;
+  std::vector<Warp> warps;
+  std::map<u64*, Barrier> barriers;
+  std::vector<std::function<void()>> loads;
+  std::vector<unsigned char> shared;
+  // Of the one thread that stores.
+  std::vector<std::vector<BulkStore>> groups;
+  std::vector<BulkStore> open_group;
+
+  BlockState(u32 threads, size_t bytes) : block{threads}, shared(bytes + 128) {
+    for (u32 first = 0; first < threads; first += 32) warps.push_back({{std::min(threads - first, 32u)}});
+  }
+
+  void leave(u32 thread) {
+    block.leave();
+    warps[thread / 32].leave();
   }
   void some_load(std::mt19937& random) {
     if (loads.empty()) return;
@@ -199,11 +218,31 @@ DEVICE u32 thread_index() { return here->thread; }
 DEVICE u32 thread_count() { return here->threads; }
 DEVICE u32 block_index() { return here->block; }
 DEVICE u32 block_count() { return here->blocks; }
-DEVICE bool all_of_block(bool mine) {
+inline bool met(Meeting& meeting, bool mine) {
   Here* own = here;
-  bool all = own->state->meet(mine);
+  bool all = meeting.meet(mine);
   here = own;
   return all;
+}
+inline Warp& own_warp() { return here->state->warps[here->thread / 32]; }
+// What all threads of the warp show.
+inline const Vector* shown_in_warp(Vector words) {
+  Warp& warp = own_warp();
+  Vector* shown = warp.shown[warp.generation & 1];
+  shown[here->thread % 32] = words;
+  met(warp, true);
+  return shown;
+}
+
+DEVICE bool all_of_block(bool mine) { return met(here->state->block, mine); }
+DEVICE bool all_of_warp(bool mine) { return met(own_warp(), mine); }
+DEVICE Vector last_words(u32 word) {
+  const Vector* four = shown_in_warp({word}) + here->thread % 32 / 4 * 4;
+  return {four[0].word[0], four[1].word[0], four[2].word[0], 0};
+}
+DEVICE u32 word_of_last(const Vector& words) {
+  const Vector* four = shown_in_warp(words) + here->thread % 32 / 4 * 4;
+  return four[3].word[std::min(here->thread % 4, 2u)];
 }
 // The kernels of a rank run one after the other here.
 DEVICE void wait_for_previous_kernel() {}
@@ -223,14 +262,13 @@ DEVICE u64 load_relaxed(u64 address) {
   pause_at_random();
   return *at(address);
 }
-DEVICE void store_relaxed_pair(u64 address, u64 first, u64 second) {
-  bool second_first = here->random() % 2;
-  store_relaxed(address + (second_first ? 8 : 0), second_first ? second : first);
-  store_relaxed(address + (second_first ? 0 : 8), second_first ? first : second);
+DEVICE void store_packet(u64 address, Vector packet) {
+  pause_at_random();
+  *reinterpret_cast<Vector*>(address) = packet;
 }
-DEVICE void load_relaxed_pair(u64 address, u64& first, u64& second) {
-  first = load_relaxed(address);
-  second = load_relaxed(address + 8);
+DEVICE Vector load_packet(u64 address) {
+  pause_at_random();
+  return *reinterpret_cast<const Vector*>(address);
 }
 DEVICE void store_release(u64 address, u64 value) {
   pause_at_random();
@@ -256,9 +294,6 @@ DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
   return old;
 }
 
-DEVICE u64 load_tensor(u64 address) { return *at(address); }
-DEVICE void store_tensor(u64 address, u64 value) { *at(address) = value; }
-
 DEVICE Vector load_vector(u64 address) { return *reinterpret_cast<const Vector*>(address); }
 DEVICE void store_vector(u64 address, Vector value) {
   pause_at_random();
@@ -270,9 +305,7 @@ DEVICE unsigned char* dynamic_shared() {
   return reinterpret_cast<unsigned char*>((first + 127) / 128 * 128);
 }
 
-DEVICE void barrier_init(u64* barrier, u32 arrivals) {
-  here->state->barriers[barrier] = {arrivals, arrivals};
-}
+DEVICE void barrier_init(u64* barrier, u32 arrivals) { here->state->barriers[barrier] = {arrivals, arrivals}; }
 DEVICE void barrier_init_done() {}
 DEVICE void barrier_arrive(u64* barrier) {
   pause_at_random();

@@ -36,7 +36,7 @@ static void run_kernel(World& world, u32 rank, void (*kernel)(const Arguments), 
         Here mine{thread, call.threads, block, call.blocks, state, std::mt19937(seed + block * 1000 + thread)};
         here = &mine;
         kernel(arguments);
-        state->leave();
+        state->leave(thread);
         --running;
       });
   }

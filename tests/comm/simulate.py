@@ -169,10 +169,10 @@ class Simulation:
         epoch = next_epoch(self.epoch[rank])
         slots = 0 if self.broken == "one slot" else epoch
 
-        def slot(source: int, unit: int) -> Any:
+        def slot(source: int, target: int, unit: int) -> Any:
             if self.broken == "slots by block":
                 return "slot", epoch & 1, source, index, unit // blocks
-            return geometry.slot(slots, source, unit)
+            return geometry.slot(slots, source, target, unit)
 
         def content(source: int, target: int, unit: int) -> Any:
             return call, source, self.chunks[target], unit
@@ -186,10 +186,10 @@ class Simulation:
                 target = (rank + hop) % world
                 data = content(rank, target, unit)
                 if self.broken == "a flag apart from its data":
-                    self.put(block, target, ("data", slot(rank, unit)), data)
-                    self.put(block, target, slot(rank, unit), (epoch, None))
+                    self.put(block, target, ("data", slot(rank, target, unit)), data)
+                    self.put(block, target, slot(rank, target, unit), (epoch, None))
                 else:
-                    self.put(block, target, slot(rank, unit), (epoch, data))
+                    self.put(block, target, slot(rank, target, unit), (epoch, data))
         skipped = (rank + 1) % world if self.broken == "no wait for one rank" and self.random.random() < 0.5 else rank
         for source in range(world):
             if index == 0 and source not in (rank, skipped):
@@ -201,7 +201,7 @@ class Simulation:
             for source in range(world):
                 if source in (rank, skipped):
                     continue
-                place = rank, slot(source, unit)
+                place = rank, slot(source, rank, unit)
                 yield place, lambda value: value[0] == epoch
                 found = self.memory[place][1]
                 if self.broken == "a flag apart from its data":

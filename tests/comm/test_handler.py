@@ -27,7 +27,7 @@ from cuda_gctx.comm import (
     local_world,
     run_mixed_comm,
 )
-from cuda_gctx.comm._protocol import Fault
+from cuda_gctx.comm._protocol import Fault, packet_bytes
 
 # Stands in for torch, which is not loaded into the process of the tests.
 torch: Any = SimpleNamespace(
@@ -250,9 +250,9 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
 
 def test_what_packets_cannot_carry_at_once_goes_in_pieces(driver: FakeDriver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
-        x = Tensor(handler.device, torch.bfloat16, 2 * 1024 + 1, 1024)  # 4 MiB and 2 KiB
+        x = Tensor(handler.device, torch.bfloat16, 2 * packet_bytes(2) // 2048 + 1, 1024)
         run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.ONE_EXCHANGE)
-        assert driver.done == ["one_exchange"] * 5
+        assert driver.done == ["one_exchange"] * 3
 
     on_ranks(driver, 2, work)
 
@@ -273,7 +273,18 @@ def test_a_block_size_is_a_limit(driver: FakeDriver) -> None:
         with pytest.raises(ValueError, match=r"max_block_size must be in 32\.\.1024 .*, not 1025"):
             rank.handler(torch.bfloat16, max_block_size=1025)
 
-    on_ranks(driver, 2, work, max_block_size=1024)
+    on_ranks(driver, 2, work, max_block_size=512)
+
+
+@pytest.mark.parametrize(("size", "reached", "staged"), [(2, 512, 2048), (4, 170, 682)])
+def test_without_a_mode_the_size_decides(driver: FakeDriver, size: int, reached: int, staged: int) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        op, one = MixedCommOp.ALLREDUCE, MixedCommMode.ONE_EXCHANGE
+        for is_reached, most in ((True, reached), (False, staged)):
+            for kib, mode in ((most, one), (most + 1, MixedCommMode.TWO_EXCHANGE)):
+                assert handler._choose(op, kib << 10, kib << 10, None, is_reached=is_reached) == (mode, 0)
+
+    on_ranks(driver, size, work)
 
 
 def test_what_nodes_have_no_memory_for_at_once_goes_in_rounds(driver: FakeDriver) -> None:

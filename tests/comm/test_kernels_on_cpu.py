@@ -195,8 +195,23 @@ def test_blocks_that_send_through_nvshmem_count_data_up_together(sizes: tuple[in
 
 # What is taken out of the sources, and the mode that must then go wrong.
 BROKEN = {
-    "one slot": (ONE, "((epoch & 1) * WORLD + source) * SLOT_BYTES", "source * SLOT_BYTES"),
-    "half of a pair unchecked": (ONE, " || epoch_of(second_word) != epoch", ""),
+    "one slot": (ONE, " + (epoch & 1) * ((WORLD - 1) * SLOT_BYTES)", ""),
+    "a packet in two halves": (
+        ONE,
+        "  *reinterpret_cast<Vector*>(address) = packet;",
+        "  *at(address + 8) = packet.word[2] | static_cast<u64>(packet.word[3]) << 32;\n  pause_at_random();\n"
+        "  *at(address) = packet.word[0] | static_cast<u64>(packet.word[1]) << 32;",
+    ),
+    "one packet of a batch is not waited for": (
+        ONE,
+        "if (theirs[step][other].word[3] == epoch) continue;",
+        "if (theirs[step][other].word[3] == epoch || step == 1) continue;",
+    ),
+    "packets behind the end": (
+        ONE,
+        "DEVICE bool has(u32 packet) const { return vector_of(packet) < vectors; }",
+        "DEVICE bool has(u32 packet) const { return packet < count; }",
+    ),
     "pieces of blocks next to each other": (
         ONE,
         "a.output + block * a.block_stride",

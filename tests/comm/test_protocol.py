@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.comm._launch import Calls
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     SHARED_BYTES,
@@ -16,6 +17,7 @@ from cuda_gctx.comm._protocol import (
     defines,
     next_epoch,
     node_defines,
+    packets_of,
     part_of,
     region_of,
     share_of,
@@ -60,7 +62,7 @@ def test_simulated_blocks_run_in_the_order_of_the_seed() -> None:
     assert len(lengths) == 1
 
 
-def places(geometry: Geometry) -> list[tuple[str, int, int]]:
+def places(geometry: Geometry, rank: int) -> list[tuple[str, int, int]]:
     """Everything that is written to in a workspace: name, begin and end."""
     found = [
         ("packet epoch", geometry.CONTROL_PACKET_EPOCH, 4),
@@ -82,17 +84,21 @@ def places(geometry: Geometry) -> list[tuple[str, int, int]]:
         found += [(f"node mailbox {source}", of_node + word, 8) for word in words]
         for epoch in (0, 1):
             found.append((f"header {source} {epoch}", geometry.header(epoch, source), 8))
-            first, last = geometry.slot(epoch, source, 0), geometry.slot(epoch, source, geometry.packet_bytes // 8 - 1)
+            if source == rank:
+                continue
+            ends = 0, packets_of(geometry.packet_bytes) - 1
+            first, last = (geometry.slot(epoch, source, rank, packet) for packet in ends)
             found.append((f"slot {source} {epoch}", first, last + 16 - first))
     return [(name, begin, begin + size) for name, begin, size in found]
 
 
 @pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("rank", [0, -1])
 @pytest.mark.parametrize(("packets", "staged"), [(16, 0), (4096, 16), (512 * 1024, 64 << 20)])
-def test_nothing_in_a_workspace_overlaps(world: int, packets: int, staged: int) -> None:
+def test_nothing_in_a_workspace_overlaps(world: int, packets: int, staged: int, rank: int) -> None:
     geometry = Geometry(world, packets, staged)
     end = 0
-    for name, begin, stop in sorted(places(geometry), key=lambda place: place[1:]):
+    for name, begin, stop in sorted(places(geometry, rank % world), key=lambda place: place[1:]):
         assert begin >= end, f"{name} begins at {begin}, before {end}"
         assert begin % min(ALIGNMENT, max(stop - begin, 1)) == 0, name
         end = stop
@@ -257,3 +263,16 @@ def demand_that_a_round_fits(
             assert all(begin + size <= base + geometry.total_bytes for begin, size in stored)
             theirs = {(one.source, one.size) for other in calls for one in other[number].fetches}
             assert {one for one in theirs if base <= one[0] < 2 * base} <= stored
+
+
+@pytest.mark.parametrize("size", [16, 1024, 48 * 1000, (1 << 20) + 16])
+@pytest.mark.parametrize(("fewest", "most"), [(32, 32), (256, 512), (33, 100), (300, 300)])
+def test_packets_are_shared_by_whole_warps_that_fit_on_the_sms(size: int, fewest: int, most: int) -> None:
+    # Four threads exchange words, and all threads of a warp go through a loop together.
+    info = next(one for one in TOPOLOGIES if one.world_size == 2)
+    for sms in (1, 8, 132):
+        calls = Calls(info, info.valid_ops[0], grid=sms, block_sizes=(fewest, most), fewest_steps=4)
+        [(blocks, threads)] = calls.one_exchange(0, 0, size, 0, size)
+        assert threads % 32 == 0
+        assert blocks * threads < sms * (most + 4 * 32)
+        assert blocks * threads >= min(packets_of(size), sms * (most - 4 * 32))

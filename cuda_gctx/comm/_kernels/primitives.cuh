@@ -1,5 +1,5 @@
-// The instructions of the hardware that the kernels use, one function for each. The tests replace this file with one for
-// the CPU.
+// The instructions of the hardware that the kernels use, one function for each. The tests replace this file with one
+// for the CPU.
 #pragma once
 
 typedef unsigned int u32;
@@ -19,14 +19,32 @@ DEVICE u32 thread_count() { return blockDim.x; }
 DEVICE u32 block_index() { return blockIdx.x; }
 DEVICE u32 block_count() { return gridDim.x; }
 
-// Programmatic dependent launch: the kernel may begin before the one before it in the stream has ended, if it was launched
-// so. The first waits until that one has ended and what it wrote can be seen; the second lets the next kernel begin.
+// Programmatic dependent launch: the kernel may begin before the one before it in the stream has ended, if it was
+// launched so. The first waits until that one has ended and what it wrote can be seen; the second lets the next kernel
+// begin.
 DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 DEVICE void sync_block() { __syncthreads(); }
 // A barrier of the block; whether `mine` is true for all of its threads.
 DEVICE bool all_of_block(bool mine) { return __syncthreads_and(mine); }
+
+// A barrier of the warp; whether `mine` is true for all of its threads.
+DEVICE bool all_of_warp(bool mine) { return __all_sync(0xffffffffu, mine); }
+
+// For four threads, all of them in a warp that is here as a whole: the words of the first three.
+DEVICE Vector last_words(u32 word) {
+  return {__shfl_sync(0xffffffffu, word, 0, 4), __shfl_sync(0xffffffffu, word, 1, 4),
+          __shfl_sync(0xffffffffu, word, 2, 4), 0};
+}
+
+// The other way: the first three get a word each of what the fourth has.
+DEVICE u32 word_of_last(const Vector& words) {
+  u32 first = __shfl_sync(0xffffffffu, words.word[0], 3, 4), second = __shfl_sync(0xffffffffu, words.word[1], 3, 4),
+      third = __shfl_sync(0xffffffffu, words.word[2], 3, 4);
+  u32 place = thread_index() % 4;
+  return place == 0 ? first : place == 1 ? second : third;
+}
 
 DEVICE u64 nanoseconds() {
   u64 now;
@@ -46,13 +64,25 @@ DEVICE u64 load_relaxed(u64 address) {
   return value;
 }
 
-// Two words in one instruction. Each is written as a whole; the pair is not.
-DEVICE void store_relaxed_pair(u64 address, u64 first, u64 second) {
-  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
+// Four words in one access of 128 bits: who sees one of them sees all.
+DEVICE void store_packet(u64 address, Vector packet) {
+  asm volatile(
+      "{\n .reg .b64 low, high;\n .reg .b128 packet;\n"
+      " mov.b64 low, {%1, %2};\n mov.b64 high, {%3, %4};\n mov.b128 packet, {low, high};\n"
+      " st.relaxed.sys.global.b128 [%0], packet;\n}" ::"l"(address),
+      "r"(packet.word[0]), "r"(packet.word[1]), "r"(packet.word[2]), "r"(packet.word[3])
+      : "memory");
 }
 
-DEVICE void load_relaxed_pair(u64 address, u64& first, u64& second) {
-  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(address) : "memory");
+DEVICE Vector load_packet(u64 address) {
+  Vector packet;
+  asm volatile(
+      "{\n .reg .b64 low, high;\n .reg .b128 packet;\n ld.relaxed.sys.global.b128 packet, [%4];\n"
+      " mov.b128 {low, high}, packet;\n mov.b64 {%0, %1}, low;\n mov.b64 {%2, %3}, high;\n}"
+      : "=r"(packet.word[0]), "=r"(packet.word[1]), "=r"(packet.word[2]), "=r"(packet.word[3])
+      : "l"(address)
+      : "memory");
+  return packet;
 }
 
 DEVICE void store_release(u64 address, u64 value) {
@@ -83,10 +113,7 @@ DEVICE void store_own(u64 address, u32 value) {
 
 DEVICE u32 add_own(u64 address, u32 value) {
   u32 before;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(address), "r"(value)
-               : "memory");
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
 
@@ -100,9 +127,6 @@ DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
 }
 
 // ---- tensors
-
-DEVICE u64 load_tensor(u64 address) { return *reinterpret_cast<const u64*>(address); }
-DEVICE void store_tensor(u64 address, u64 value) { *reinterpret_cast<u64*>(address) = value; }
 
 DEVICE Vector load_vector(u64 address) { return *reinterpret_cast<const Vector*>(address); }
 DEVICE void store_vector(u64 address, Vector value) { *reinterpret_cast<Vector*>(address) = value; }
