@@ -328,6 +328,29 @@ def test_runs_go_on_until_all_is_answered_or_the_time_is_over(
     assert Store(store.path, HEAD).outcomes == store.outcomes
 
 
+def test_mixed_steps_are_measured_with_the_contexts_of_each_load(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loads(FakeBench):
+        factor = 1.0
+
+        def card(self, load: Any) -> Any:
+            self.factor = {"documents": 1.25, "retrieval": 1.5}[load.name]
+            return super().card(load)
+
+        def mixed(self, costs: object) -> tuple[tuple[int, float], ...]:
+            return ((4096, self.factor),)
+
+    monkeypatch.setitem(sys.modules, "serving.bench", SimpleNamespace(Bench=Loads))
+    of_loads = [Question("8B", load, 1e5, "prefill-first") for load in ("documents", "retrieval")]
+    monkeypatch.setattr(serve, "asked", lambda arguments: [of_loads])
+    predict(store, *of_loads, settings=1)
+    assert serve.run(store, serve.parser().parse_args(["run"]), until=time.monotonic() + 1e6) == 0
+    found = {row["load"]: row["mixed"] for row in store.content["trials"]}
+    assert {load: tuple(map(tuple, factors)) for load, factors in found.items()} == {
+        "documents": ((4096, 1.25),),
+        "retrieval": ((4096, 1.5),),
+    }
+
+
 def test_a_run_without_costs_says_what_to_do(store: Store) -> None:
     with pytest.raises(SystemExit, match=r"run 'serve.py costs --model 34B' first"):
         serve.costs_of(store, "34B")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import log
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -60,6 +61,20 @@ def test_a_rate_that_nothing_keeps_is_given_up() -> None:
     assert found.rate == 0
     assert found.settled
     assert len(trials) <= 8
+
+
+def test_contenders_are_compared_at_the_same_rates() -> None:
+    """Wherever their searches began, and whatever was tried before the grid."""
+    truth = 1.0
+    found = []
+    for start, before in ((0.7, []), (1.3, []), (0.9, [(0.95, True), (1.07, False)])):
+        tried: list[tuple[float, bool]] = list(before)
+        while (rate := next_rate(tried, start)) is not None:
+            assert rate == pytest.approx(GRID ** round(log(rate) / log(GRID)))
+            tried.append((rate, rate <= truth))
+        found.append(bracket(tried))
+    assert found[0] == found[1] == pytest.approx((GRID**0, GRID))
+    assert found[2] == found[0]
 
 
 @pytest.mark.parametrize("seed", range(10))
