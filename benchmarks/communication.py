@@ -517,7 +517,6 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
 
     multiply()
     plain = torch.cuda.Stream()
-    times: dict[str, list[float]] = {}
     with ExitStack() as closing:
         # Streams of the GEMM and of the communication, the communication, SMs of the GEMM, whether there is one.
         plans: dict[str, tuple[Any, Any, Work, int | None, bool]] = {
@@ -553,7 +552,7 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
                     first.wait_stream(second)
                     second.wait_stream(first)
 
-        times = {name: [] for name in plans}
+        times: dict[str, list[float]] = {name: [] for name in plans}
         for number in range(ROUNDS):
             for name, (first, second, call, sms, with_gemm) in plans.items():
                 with hinted(sms):
@@ -564,9 +563,10 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
                     times[name].append(taken)
         for handler in opened:
             handler.check()
+        for name, samples in times.items():
+            keep({"plan": name} | summary(samples, 1))
+        for handler in opened:
             handler.shutdown()
-    for name, samples in times.items():
-        keep({"plan": name} | summary(samples, 1))
 
 
 def copies(ranks: Ranks, keep: Keep) -> None:
