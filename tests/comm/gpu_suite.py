@@ -28,6 +28,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from rank_programs import is_rounded_at_most_at_each_addition
+
 # Multicast over NVLink can put the GPUs of a shared host out of service: nothing here uses it, nothing below may.
 SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # Eight ranks that are threads, and GEMMs next to them, have more streams than the default number of hardware queues.
@@ -744,7 +746,7 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
                     if "NCCL" not in mode.name:
                         assert bits_equal(torch, x_out, wanted), where
                     else:
-                        torch.testing.assert_close(x_out, wanted, rtol=0.05, atol=0.05, msg=where)
+                        assert is_rounded_at_most_at_each_addition(handler.para_info, op, inputs, x_out), where
                     compared += 1
                     if by_nodes or options.get("replays"):
                         replay_with_other_inputs(handler, op, mode, x_in, x_out, where)

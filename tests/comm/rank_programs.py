@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,22 @@ def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
     return compared
 
 
+def is_rounded_at_most_at_each_addition(info: Any, op: Any, inputs: Sequence[Any], out: Any) -> bool:
+    """Whether an output differs from the exact value by no more than a rounding at each addition, in any order."""
+    import torch
+
+    from cuda_gctx.comm import expected
+
+    exact = expected(info, op, [one.float() for one in inputs])  # but for what fp32 rounds
+    # No partial sum is larger than the sum of the magnitudes.
+    largest = expected(info, op, [one.float().abs() for one in inputs])
+    additions = len(info.plan(op).blocks[0]) - 1
+    roundings = (1 + torch.finfo(out.dtype).eps / 2) ** additions - 1
+    return bool(((out.float() - exact).abs() <= (roundings + 1e-6) * largest).all())
+
+
 def compare_forms_for_nccl(rank: int, size: int) -> int:
-    """The forms for NCCL, through gloo, which has the same collectives; integers, so that sums have no roundings."""
+    """The forms for NCCL, through gloo, which has the same collectives."""
     import torch
 
     from cuda_gctx.comm import MixedCommHandler, MixedCommMode, expected
@@ -111,14 +125,20 @@ def compare_forms_for_nccl(rank: int, size: int) -> int:
         info = first.at(rank)
         handler = MixedCommHandler(*numbers_of(info), torch.bfloat16, "cpu")
         for op in info.valid_ops:
-            inputs = [torch.arange(8 * info.dp_size).view(-1, 2).remainder(7 + one).bfloat16() for one in range(size)]
-            wanted = expected(info, op, inputs)
-            for mode in (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP):
-                out = torch.empty_like(wanted)
-                groups = None, handler.tp_comm_group, handler.dp_comm_group
-                exchange_with_nccl(info, op, mode, inputs[rank], out, *groups)
-                assert torch.equal(out, wanted), f"{op.name} {mode.name} at {info}"
-                compared += 1
+            # Sums of small integers are exact; others are rounded at each addition, in an order of gloo's own.
+            whole = [torch.arange(8 * info.dp_size).view(-1, 2).remainder(7 + one).bfloat16() for one in range(size)]
+            for inputs in (whole, inputs_of(8 * info.dp_size, size, torch.bfloat16, 5)):
+                wanted = expected(info, op, inputs)
+                for mode in (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP):
+                    out = torch.empty_like(wanted)
+                    groups = None, handler.tp_comm_group, handler.dp_comm_group
+                    exchange_with_nccl(info, op, mode, inputs[rank], out, *groups)
+                    where = f"{op.name} {mode.name} at {info}"
+                    assert inputs is not whole or torch.equal(out, wanted), where
+                    assert is_rounded_at_most_at_each_addition(info, op, inputs, out), where
+                    out[0, 0] += 4 * torch.finfo(out.dtype).eps * sum(one.abs().max() for one in inputs)
+                    assert not is_rounded_at_most_at_each_addition(info, op, inputs, out), where
+                    compared += 1
     return compared
 
 
