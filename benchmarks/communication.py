@@ -116,6 +116,11 @@ class Ranks:
             own.append(made[mine])
         return own[0], own[1]
 
+    def input_of(self, rank: int, shape: tuple[int, ...]) -> Any:
+        """The input of a rank, the same on each GPU."""
+        generator = self.torch.Generator("cuda").manual_seed(rank)
+        return self.torch.randn(shape, generator=generator, device="cuda").bfloat16()
+
     def meet(self) -> None:
         self.torch.cuda.synchronize()
         self.dist.barrier(group=self.host)
@@ -272,7 +277,6 @@ def variants_of(
     buffers: Buffers,
 ) -> dict[str, Variant]:
     """Every variant at one size, which is that of the larger of input and output."""
-    torch = ranks.torch
     info = handlers[8].para_info
     shape, out_shape = shapes_of(handlers[8], op, size).values()
     x_in, out = buffers.of("in", shape), buffers.of("out", out_shape)
@@ -280,10 +284,7 @@ def variants_of(
     # What all-reduces in place may overwrite: zeros stay zeros.
     scratch = buffers.of("scratch", out_shape if op is MixedCommOp.ALLREDUCE else shape)
     wanted = None
-    inputs = [
-        torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").bfloat16()
-        for seed in (range(info.world_size) if size <= COMPARED else [ranks.rank])
-    ]
+    inputs = [ranks.input_of(rank, shape) for rank in (range(info.world_size) if size <= COMPARED else [ranks.rank])]
     if size <= COMPARED:
         wanted = expected(info, op, inputs)
     x_in.copy_(inputs[ranks.rank if size <= COMPARED else 0])
@@ -480,12 +481,7 @@ def nodes(ranks: Ranks, keep: Keep) -> None:
                 x_in, out = buffers.of("mapped in", shape), buffers.of("mapped out", out_shape)
                 wanted = None
                 if size <= COMPARED:
-                    inputs = [
-                        torch.randn(
-                            shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda"
-                        ).bfloat16()
-                        for seed in range(ranks.size)
-                    ]
+                    inputs = [ranks.input_of(rank, shape) for rank in range(ranks.size)]
                     x_in.copy_(inputs[ranks.rank])
                     wanted = expected(info, op, inputs, by_nodes=True)
                 variants = {}

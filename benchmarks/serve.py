@@ -339,15 +339,17 @@ def main() -> int:
         found = sorted(folder.glob(f"*-{KIND}.json"))
         if not found:
             raise SystemExit(f"{folder} has no results of this study: run 'serve.py costs' on a GPU first")
-        bad = 0
+        failed = False
         for path in found:
             store = Store(path, json.loads(path.read_text()))
             print(path)
             if arguments.command == "predict":
                 predicted(store, arguments, until)
+            elif arguments.command == "status":
+                status(store, arguments)
             else:
-                bad += (status if arguments.command == "status" else rehearsed)(store, arguments)
-        return int(bad > 0)
+                failed = rehearsed(store, arguments) > 0 or failed
+        return int(failed)
     # Whatever hangs, the run ends, and says where it was.
     faulthandler.dump_traceback_later(60 * arguments.minutes + PATIENCE_S, exit=True)
     # A hardware queue for each stream; before the driver is used. With fewer, streams wait for each other.

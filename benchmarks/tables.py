@@ -393,8 +393,7 @@ def nodes_section(result: Result) -> str:
     us = {(row["bytes"], row["variant"]): row["us"] for row in result["nodes"] if row["op"] == "ALLREDUCE"}
     sizes, variants = (sorted({key[part] for key in us}) for part in (0, 1))
     head = ["all-reduce, us", *variants]
-    sized = [f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" for size in sizes]
-    rows = [[name, *(f"{us[size, one]:.1f}" for one in variants)] for name, size in zip(sized, sizes, strict=True)]
+    rows = [[collective_targets.words_of(size), *(f"{us[size, one]:.1f}" for one in variants)] for size in sizes]
     sms, date = result["nodes"][0]["SMs"], result["date"]
     where = f"2 x {result['card']}, partition of {sms} SMs, driver {result['driver']} (CUDA {result['cuda']}), {date}"
     return f"{where}:\n\n{markdown([head, *rows])}"

@@ -12,7 +12,7 @@ from importlib import import_module
 from math import prod
 from typing import Any
 
-from cuda_gctx import Context, CUDAError, Device, Partition, Stream
+from cuda_gctx import LEGACY_DEFAULT_STREAM, Context, CUDAError, Device, Partition, Stream
 from cuda_gctx.comm._backends import (
     CommBackend,
     LocalBackend,
@@ -73,8 +73,6 @@ NOT_BUILT = "the handler could not be built"
 # How long ranks wait for each other on the host, at least: some may have more to load than others.
 HOST_S = 60.0
 MEETINGS = 3
-# How cuda.h calls torch's default stream, whose handle torch reports as 0.
-LEGACY_DEFAULT_STREAM = 1
 # What run_autotune() measures.
 TUNED_BYTES = tuple(1 << shift for shift in range(10, 29))
 
@@ -835,7 +833,8 @@ class MixedCommHandler:
         return stream
 
     def _current_handle(self) -> int:
-        return int(_torch().cuda.current_stream(self.device).cuda_stream) or LEGACY_DEFAULT_STREAM
+        # torch reports 0 for the legacy default stream.
+        return int(_torch().cuda.current_stream(self.device).cuda_stream) or LEGACY_DEFAULT_STREAM.handle
 
     def _context_stream(self, handle: int) -> Stream:
         # torch's default stream is that of the primary context.

@@ -40,6 +40,7 @@ __all__ = [
     "packets_of",
     "part_of",
     "region_of",
+    "room_of",
     "share_of",
     "signature",
     "tile_bytes",
