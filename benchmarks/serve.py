@@ -34,12 +34,12 @@ import tables
 from serving.contenders import DECODES
 from serving.costs import Costs
 from serving.entrants import ENTRANTS
-from serving.loads import LOADS
+from serving.loads import LOADS, load_of
 from serving.loop import Record
-from serving.search import GAPS_MS, Question, Trial, next_trial, questions
+from serving.search import DEPTHS, GAPS_MS, Question, Trial, next_trial, questions
 from serving.shapes import SHAPES
-from serving.store import KIND, Store, merged
-from serving.trials import name_of, predict, rehearse, row_of, serve, steps_of
+from serving.store import KIND, Store, merged, settings_of
+from serving.trials import predict, rehearse, row_of, serve, steps_of
 from serving.worlds import SHARES, worlds
 
 # What checking and saving take of a run, at most; and by how much trials take longer than rehearsed, as clocks fall.
@@ -63,7 +63,18 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--contender", help="one contender")
     found.add_argument("--gap-ms", type=float, help="one limit on the time between tokens")
     found.add_argument(
-        "--ask", type=one_question, nargs="*", metavar="LOAD/GAP/CONTENDER", help="these, first of all a rate for each"
+        "--ask",
+        type=one_question,
+        nargs="+",
+        action="append",
+        metavar="LOAD/GAP/CONTENDER",
+        help="these, first of all a rate for each; more than once: one group after the other",
+    )
+    found.add_argument(
+        "--depth",
+        choices=DEPTHS,
+        default=DEPTHS[-1],
+        help="a rate that the first seed keeps, that all seeds keep, or that no other settings beat (default)",
     )
     found.add_argument(
         "--share",
@@ -97,7 +108,7 @@ def asked(arguments: argparse.Namespace) -> list[list[Question]]:
     Shares take turns among the questions of most worth, and among the others.
     """
     if arguments.ask:
-        return [[Question(arguments.model, *one) for one in arguments.ask]]
+        return [[Question(arguments.model, *one) for one in group] for group in arguments.ask]
     part, parts = arguments.share
     stages: dict[str, list[Question]] = defaultdict(list)
     for group in questions([arguments.model]):
@@ -113,31 +124,35 @@ def asked(arguments: argparse.Namespace) -> list[list[Question]]:
 
 
 def next_of(
-    store: Store, costs: Costs, stages: Sequence[Sequence[Question]], without: Collection[Question] = ()
+    store: Store,
+    stages: Sequence[Sequence[Question]],
+    without: Collection[Question] = (),
+    depth: str = DEPTHS[-1],
 ) -> Trial | None:
     """The next trial. In each stage, a rate for each question comes first, by one seed and the settings that are
-    predicted to be best; then the other settings and seeds.
+    predicted to be best; then the other seeds, then the other settings, as deep as is wanted.
 
     without: questions that are left out.
     """
     outcomes = store.outcomes
     for stage in stages:
-        for thorough in (False, True):
+        for deep in DEPTHS[: DEPTHS.index(depth) + 1]:
             for question in stage:
                 if question in without:
                     continue
-                known = prediction(store, question, costs)
-                trial = next_trial(outcomes, question, known["settings"], known["start"], thorough=thorough)
+                known = prediction(store, question)
+                settings = settings_of(store.content, outcomes, question)
+                trial = next_trial(outcomes, question, settings, known["starts"], depth=deep)
                 if trial is not None:
                     return trial
     return None
 
 
-def prediction(store: Store, question: Question, costs: Costs) -> dict[str, Any]:
+def prediction(store: Store, question: Question) -> dict[str, Any]:
     """What the cost model predicts of a question: kept, so that a search goes on as it began."""
-    name = name_of(question)
+    name = str(question)
     if name not in store.content["predictions"]:
-        store.content["predictions"][name] = predict(question, costs)
+        store.content["predictions"][name] = predict(question, costs_of(store, question.model, question.load))
         store.save()
     found: dict[str, Any] = store.content["predictions"][name]
     return found
@@ -149,12 +164,13 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
     costs = costs_of(store, arguments.model)
     stages = asked(arguments)
     failed: dict[Question, str] = {}
+    too_long: set[Question] = set()  # for the time that is left
     with Bench(SHAPES[arguments.model], DECODES, arguments.distinct_layers) as bench:
         of_load: dict[str, Costs] = {}
-        while (trial := next_of(store, costs, stages, failed)) is not None:
+        while (trial := next_of(store, stages, {*failed, *too_long}, arguments.depth)) is not None:
             load = trial.question.load
             if load not in of_load:
-                bench.card(LOADS[load])
+                bench.card(load_of(load, arguments.model))
                 # With the contexts of the load: attention takes no longer in mixed steps, GEMMs do.
                 of_load[load] = replace(costs, mixed=bench.mixed(costs))
                 print(f"{load}: mixed steps by rows, {dict(of_load[load].mixed)} times as long", flush=True)
@@ -162,7 +178,8 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             left = until - time.monotonic() - RESERVE_S
             if LONGER * rehearsed.seconds > left:
                 print(f"next: {described(trial)}, about {rehearsed.seconds:.0f} s, for which no time is left")
-                break
+                too_long.add(trial.question)
+                continue
             try:
                 row = run_one(trial, of_load[load], bench, rehearsed, left)
                 row["costs_run"] = store.content["costs"][arguments.model]["run"]
@@ -180,22 +197,25 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             store.add("trials", row)
             print(f"{described(trial)}: {verdict(row)}", flush=True)
     for question, error in failed.items():
-        print(f"{name_of(question)} failed: {error}", file=sys.stderr)
-    left = [name for one in chain.from_iterable(stages) if not answered(store, one, name := name_of(one))]
+        print(f"{question} failed: {error}", file=sys.stderr)
+    left = [str(one) for one in chain.from_iterable(stages) if not answered(store, one)]
     print(f"not answered yet: {', '.join(left)}" if left else "all questions are answered")
     return int(bool(failed))
 
 
-def answered(store: Store, question: Question, name: str) -> bool:
+def answered(store: Store, question: Question) -> bool:
     """Whether no trial of a question is left. One without a prediction has had none."""
-    known = store.content["predictions"].get(name)
-    return known is not None and next_trial(store.outcomes, question, known["settings"], known["start"]) is None
+    known = store.content["predictions"].get(str(question))
+    if known is None:
+        return False
+    settings = settings_of(store.content, store.outcomes, question)
+    return next_trial(store.outcomes, question, settings, known["starts"]) is None
 
 
 def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seconds: float) -> dict[str, Any]:
     """One trial on the card, with the graphs that the rehearsal needed; what is kept of it."""
     began = time.monotonic()
-    card = bench.card(LOADS[trial.question.load])
+    card = bench.card(load_of(trial.question.load, trial.question.model))
     card.hints = dict.fromkeys(costs.hints, True)
     # What steps take decides where the next ones run, so a trial is not exactly what was rehearsed.
     steps = rehearsed.steps if bench.knows(trial) else steps_of(trial, costs, rehearsed)
@@ -207,7 +227,7 @@ def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seco
 
 
 def described(trial: Trial) -> str:
-    return f"{name_of(trial.question)} {trial.settings} at {trial.rate:.3f}/s, seed {trial.seed}"
+    return f"{trial.question} {trial.settings} at {trial.rate:.3f}/s, seed {trial.seed}"
 
 
 def verdict(row: dict[str, Any]) -> str:
@@ -219,10 +239,10 @@ def verdict(row: dict[str, Any]) -> str:
     )
 
 
-def costs_of(store: Store, model: str) -> Costs:
-    """The costs of a model, with what steps of decodes and prompts took in the last trial of long documents."""
-    trials = [row for row in store.content["trials"] if (row["model"], row["load"]) == (model, "documents")]
-    mixed = [row["mixed"] for row in trials if "mixed" in row]
+def costs_of(store: Store, model: str, load: str = "documents") -> Costs:
+    """The costs of a model, with what steps of decodes and prompts took in the last trial of a load, or of any."""
+    trials = [row for row in store.content["trials"] if row["model"] == model and "mixed" in row]
+    mixed = [row["mixed"] for row in sorted(trials, key=lambda row: row["load"] == load)]
     try:
         costs = {**store.content["costs"][model]["costs"], "mixed": mixed[-1] if mixed else ()}
         return Costs.from_json(json.dumps(costs))
@@ -255,7 +275,7 @@ def measure(store: Store, arguments: argparse.Namespace, until: float) -> int:
     from serving import calibrate
     from serving.bench import Bench
 
-    load = LOADS[arguments.load or "documents"]
+    load = load_of(arguments.load or "documents", arguments.model)
     decodes = [1, 4, load.sequences]
     with Bench(SHAPES[arguments.model], decodes, arguments.distinct_layers) as bench:
         card = bench.card(load)
@@ -275,13 +295,13 @@ def measure(store: Store, arguments: argparse.Namespace, until: float) -> int:
 
 
 def predicted(store: Store, arguments: argparse.Namespace, until: float) -> int:
-    costs = costs_of(store, arguments.model)
     for group in asked(arguments):
         for question in group:
             if time.monotonic() > until:
                 return 0
-            found = prediction(store, question, costs)
-            print(f"{name_of(question)}: {found['start']:.3f}/s with {found['settings'][0]}", flush=True)
+            found = prediction(store, question)
+            starts = ", ".join(f"{start:.3f}" for start in found["starts"])
+            print(f"{question}: {starts}/s with {found['settings'][0]}", flush=True)
     return 0
 
 
@@ -306,8 +326,8 @@ def status(store: Store, arguments: argparse.Namespace) -> int:
     from serving.report import goodput_table
 
     print(goodput_table(store.content))
-    costs = store.content["costs"].get(arguments.model)
-    if costs is not None and (trial := next_of(store, costs_of(store, arguments.model), asked(arguments))) is not None:
+    known = arguments.model in store.content["costs"]
+    if known and (trial := next_of(store, asked(arguments), depth=arguments.depth)) is not None:
         print(f"\nnext: {described(trial)}")
     return 0
 

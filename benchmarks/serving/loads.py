@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -65,3 +65,19 @@ LOADS = {
         Load("chat", "chat: about 200 in, about 200 out", 1.0, 1600, 128, _chat, 2560),
     )
 }
+
+# A model on which prompts take several times as long has fewer requests in a trial, and more time for the first token.
+OF_MODEL = {"34B": (1 / 3, 2.0)}
+
+
+def load_of(name: str, model: str) -> Load:
+    """A load as it is for a model: the number of requests and the limit on the first token depend on it."""
+    load = LOADS[name]
+    share, longer = OF_MODEL.get(model, (1.0, 1.0))
+    requests = round(load.requests * share)
+    return replace(
+        load,
+        requests=requests,
+        sequences=min(load.sequences, requests),
+        first_token_s=load.first_token_s * longer,
+    )

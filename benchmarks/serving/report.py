@@ -12,8 +12,7 @@ from cuda_gctx.draw.table import table
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS
 from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, goodput
-from serving.store import outcomes_of, trial_of, trials_of
-from serving.trials import name_of
+from serving.store import outcomes_of, settings_of, trial_of, trials_of
 
 NOT_RUN = "not run"
 Content = Mapping[str, Any]
@@ -24,23 +23,21 @@ def known(content: Content, outcomes: Sequence[Outcome], question: Question) -> 
     mine = [one for one in outcomes if one.trial.question == question]
     if not mine:
         return None
-    # The settings in the order in which they were raced.
-    predicted = content["predictions"].get(name_of(question), {"settings": [], "start": mine[0].trial.rate})
-    settings = list(dict.fromkeys([*(one.trial.settings for one in mine), *predicted["settings"]]))
-    return goodput(outcomes, question, settings, mine[0].trial.rate)
+    rates = [mine[0].trial.rate] * len(SEEDS)
+    return goodput(outcomes, question, settings_of(content, outcomes, question), rates)
 
 
 def in_words(found: Goodput | None) -> str:
     """A goodput in requests per second, and how far it has been confirmed."""
     if found is None or found.rate is None:
         return NOT_RUN
-    if found.confirmed is not None:
-        return f"{found.confirmed:.3f}" if found.confirmed else "0: no rate that was tried is kept"
-    if found.raced:
-        return f"{found.rate:.3f} (1 seed)"
-    if found.settled:
-        return f"{found.rate:.3f} (1 seed, settings as predicted)"
-    return f"at least {found.rate:.3f} (search not ended)" if found.rate else "search not ended"
+    if not found.rate:
+        return "0: no rate that was tried is kept" if found.settled else "search not ended"
+    if not found.seeds:
+        return f"at least {found.rate:.3f} (search not ended)"
+    missing = [f"{found.seeds} seed{'s' * (found.seeds > 1)}"] if found.seeds < len(SEEDS) else []
+    missing += [] if found.raced else ["settings as predicted"]
+    return f"{found.rate:.3f}" + f" ({', '.join(missing)})" * bool(missing)
 
 
 def _models(content: Content) -> list[str]:
@@ -229,7 +226,7 @@ def goodput_picture(contents: Sequence[Content]) -> str:
 def _bars(drawing: Drawing, y: float, title: str, found: Mapping[str, Goodput | None]) -> float:
     drawing.text(MARGIN, y + 12, title, bold=True, size=12)
     y += 22
-    rates = {name: (one.confirmed or one.rate or 0.0) if one is not None else 0.0 for name, one in found.items()}
+    rates = {name: (one.rate or 0.0) if one is not None else 0.0 for name, one in found.items()}
     most = max(rates.values()) or 1.0
     for name, one in found.items():
         drawing.text(LEFT - 10, y + 11, ENTRANTS[name].title, anchor="end", size=11)

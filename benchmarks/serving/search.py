@@ -16,6 +16,8 @@ GRID = 1.03
 SEEDS = (1, 2, 3)
 # A search goes up or down from its start by so many steps of the grid, and ends behind the last one.
 STEPS = (1, 2, 4, 8, 16, 32, 32)
+# How far a question is answered: by a rate with the first seed, with all seeds, or with the other settings raced.
+DEPTHS = ("rate", "seeds", "settings")
 # Settings that are raced on the card for one question, in the order that the cost model predicts.
 RACED = 3
 
@@ -28,6 +30,9 @@ class Question:
     load: str
     gap_ms: float
     contender: str
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.load} {self.gap_ms:g} ms {self.contender}"
 
 
 @dataclass(frozen=True)
@@ -52,23 +57,32 @@ class Outcome:
 class Goodput:
     """What is known of a question.
 
-    rate: the highest one that was kept with the first seed; 0 if none was; None if nothing is known yet. settings:
-    those of that rate. settled: whether the search has ended for the first settings that keep anything. raced: whether
-    it has ended for all settings. confirmed: the highest rate that every seed of SEEDS has kept; None before all have
-    been run.
+    rate: the highest one that was kept, with each of the first `seeds` seeds; 0 if none was; None if nothing is known
+    yet. settings: those of that rate. settled: whether the search with the first seed has ended for the first settings
+    that keep anything. raced: whether it has ended for all settings.
     """
 
     rate: float | None = None
     settings: str | None = None
     settled: bool = False
     raced: bool = False
-    confirmed: float | None = None
+    seeds: int = 0
     trials: int = 0
+
+    @property
+    def depth(self) -> str:
+        """What of DEPTHS is searched next."""
+        return DEPTHS[0] if not self.settled else DEPTHS[1] if self.seeds < len(SEEDS) else DEPTHS[2]
 
 
 def written(settings: Mapping[str, Any]) -> str:
     """Settings as text that compares equal for equal settings."""
     return json.dumps(settings, sort_keys=True)
+
+
+def knows_limit(settings: str) -> bool:
+    """Whether what a contender does with such settings depends on the limit: a margin is a share of it."""
+    return "margin" in json.loads(settings)
 
 
 def bracket(tried: Iterable[tuple[float, bool]]) -> tuple[float, float]:
@@ -113,57 +127,70 @@ def _tried(outcomes: Iterable[Outcome], question: Question, settings: str, seed:
     ]
 
 
-def goodput(outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], start: float) -> Goodput:
+def goodput(
+    outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], starts: Sequence[float]
+) -> Goodput:
     """What the trials so far say of a question."""
-    return _searched(outcomes, question, settings, start)[0]
+    return _searched(outcomes, question, settings, starts)[0]
 
 
 def next_trial(
-    outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], start: float, *, thorough: bool = True
+    outcomes: Sequence[Outcome],
+    question: Question,
+    settings: Sequence[str],
+    starts: Sequence[float],
+    *,
+    depth: str = DEPTHS[-1],
 ) -> Trial | None:
-    """The next trial of a question, or None once it is answered.
+    """The next trial of a question, or None once it is answered to a depth.
 
-    thorough: also race the other settings, and confirm the rate with further seeds.
+    starts: the rate at which the search begins, for each of SEEDS.
     """
-    found, trial = _searched(outcomes, question, settings, start)
-    return trial if thorough or not found.settled else None
+    found, trial = _searched(outcomes, question, settings, starts)
+    return trial if DEPTHS.index(found.depth) <= DEPTHS.index(depth) else None
 
 
 def _searched(
-    outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], start: float
+    outcomes: Sequence[Outcome], question: Question, settings: Sequence[str], starts: Sequence[float]
 ) -> tuple[Goodput, Trial | None]:
     mine = [one for one in outcomes if one.trial.question == question]
     first, *others = SEEDS
     best_rate, best = 0.0, None
     settled = False
+    race = None
     for one in settings[:RACED]:
         tried = _tried(mine, question, one, first)
         # The first settings are bisected; others have to beat the best so far, and are left after one failure at that.
-        wanted = start if best is None else on_grid(best_rate, 1)
+        wanted = starts[0] if best is None else on_grid(best_rate, 1)
         low, high = bracket(tried)
         if best is not None and high <= wanted:
             continue
-        rate = wanted if best is not None and low < wanted else next_rate(tried, start)
+        if best is not None and low < wanted:
+            race = Trial(question, one, wanted, first)
+            break
+        rate = next_rate(tried, starts[0])
         if low > best_rate:
             best_rate, best = low, one
         if rate is not None:
-            known = Goodput(best_rate if mine else None, best, settled, False, None, len(mine))
+            known = Goodput(best_rate if mine else None, best, settled, trials=len(mine))
             return known, Trial(question, one, rate, first)
         settled = best is not None
     if best is None:
-        return Goodput(0.0, None, True, True, 0.0, len(mine)), None
+        return Goodput(0.0, None, True, True, len(SEEDS), len(mine)), None
+    # What was found is confirmed before other settings are raced.
     rate = best_rate
-    for seed in others:
+    for seeds, (seed, start) in enumerate(zip(others, starts[1:], strict=True), 1):
         tried = _tried(mine, question, best, seed)
         low, _ = bracket(tried)
         if low >= rate:
             continue
         # A seed that does not keep the rate is searched for one that it does.
-        lower = next_rate(tried, rate)
+        lower = next_rate(tried, min(rate, start * best_rate / starts[0]))
         if lower is not None:
-            return Goodput(best_rate, best, True, True, None, len(mine)), Trial(question, best, min(lower, rate), seed)
+            known = Goodput(rate, best, True, False, seeds, len(mine))
+            return known, Trial(question, best, min(lower, rate), seed)
         rate = low
-    return Goodput(best_rate, best, True, True, rate, len(mine)), None
+    return Goodput(rate, best, True, race is None, len(SEEDS), len(mine)), race
 
 
 MODELS = ("8B", "34B")

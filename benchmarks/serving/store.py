@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from serving.search import REVISIONS, Outcome, Question, Trial
+from serving.search import GAPS_MS, REVISIONS, Outcome, Question, Trial, knows_limit
 
 KIND = "serving"
 ROWS = ("trials", "soaks", "errors")
@@ -132,5 +133,25 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
 
 
 def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:
-    """The trials of a file of results, for the search."""
-    return [Outcome(trial_of(row), row["kept"]) for row in trials_of(content)]
+    """The trials of a file of results, for the search, and what they say of other limits on gaps."""
+    rows = trials_of(content)
+    own = [Outcome(trial_of(row), row["kept"]) for row in rows]
+    return own + [implied for one in own for implied in _implied(one)]
+
+
+def _implied(outcome: Outcome) -> Iterator[Outcome]:
+    """A contender that does not know the limit does the same under another one: it keeps those that are higher than one
+    that it keeps, and misses those that are lower than one that it misses.
+    """
+    trial, kept = outcome.trial, outcome.kept
+    if not knows_limit(trial.settings):
+        for gap_ms in GAPS_MS[trial.question.model]:
+            if gap_ms > trial.question.gap_ms if kept else gap_ms < trial.question.gap_ms:
+                yield Outcome(replace(trial, question=replace(trial.question, gap_ms=gap_ms)), kept)
+
+
+def settings_of(content: Mapping[str, Any], outcomes: Iterable[Outcome], question: Question) -> list[str]:
+    """The settings of a question in the order in which they are raced: those that were tried, then as predicted."""
+    tried = [one.trial.settings for one in outcomes if one.trial.question == question]
+    predicted = content["predictions"].get(str(question), {"settings": []})
+    return list(dict.fromkeys([*tried, *predicted["settings"]]))

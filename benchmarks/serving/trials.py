@@ -12,21 +12,24 @@ from typing import Any
 
 from serving.costs import Costs
 from serving.entrants import ENTRANTS
-from serving.loads import LOADS, Load
+from serving.loads import Load, load_of
 from serving.loop import Contender, Limits, Record, Served, Serving
 from serving.policy import ByCosts
-from serving.search import REVISIONS, Question, Trial, written
+from serving.search import GRID, REVISIONS, SEEDS, Question, Trial, bracket, next_rate, on_grid, written
 from serving.virtual import VirtualExecutor
 from serving.work import Done, Row, Segment, Step
 
 # Predictions begin at a share of the rate at which prompts alone would keep the device busy, go down and up from there
 # by factors, and end at others.
-SHARE_OF_PROMPTS, COARSE, FINE, LOWEST, HIGHEST = 0.7, 1.5, 1.12, 20.0, 3.0
+SHARE_OF_PROMPTS, COARSE, FINE, LOWEST, HIGHEST = 0.7, 1.5, GRID**4, 20.0, 3.0
+# What the host takes before a step, by how much equal steps differ, and how much longer computing takes than where
+# costs were measured, because clocks fall: as on an H200.
+HOST_S, NOISE, WARM = 4e-4, 0.02, 1.08
 TIMELINE_S = 1.0
 
 
 def limits_of(question: Question) -> Limits:
-    return Limits(question.gap_ms / 1e3, LOADS[question.load].first_token_s)
+    return Limits(question.gap_ms / 1e3, load_of(question.load, question.model).first_token_s)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -55,7 +58,7 @@ def serve(
 
     on_end: called with each sequence that has ended.
     """
-    load, limits = LOADS[trial.question.load], limits_of(trial.question)
+    load, limits = load_of(trial.question.load, trial.question.model), limits_of(trial.question)
     serving = Serving(
         contender_of(trial, costs), executor, load.draw(trial.rate, trial.seed), load.sequences, seed=trial.seed
     )
@@ -78,7 +81,7 @@ def steps_of(trial: Trial, costs: Costs, rehearsed: Record) -> list[Done]:
     found = rehearsed.steps + [step for truth in costs.varied() for step in rehearse(trial, costs, truth).steps]
     contender = contender_of(trial, costs)
     if isinstance(contender, ByCosts):
-        rows = tuple(Row(slot, 0) for slot in range(LOADS[trial.question.load].sequences))
+        rows = tuple(Row(slot, 0) for slot in range(load_of(trial.question.load, trial.question.model).sequences))
         for placement, chunk in contender.placed:
             found.append(Done("decode", Step(rows=rows), placement, 0.0, 0.0))
             found.append(Done("prefill", Step(segments=(Segment(0, 0, chunk, True),)), placement, 0.0, 0.0))
@@ -103,7 +106,7 @@ def row_of(trial: Trial, record: Record) -> dict[str, Any]:
         "settings": trial.settings,
         "rate": trial.rate,
         "seed": trial.seed,
-        "requests": LOADS[question.load].requests,
+        "requests": load_of(question.load, question.model).requests,
         "kept": record.keeps(limits),
         "complete": record.complete,
         "out_of_time": record.out_of_time,
@@ -190,17 +193,23 @@ def timeline(steps: Sequence[Done]) -> list[list[Any]]:
 
 
 def predict(question: Question, costs: Costs) -> dict[str, Any]:
-    """The settings of a contender in the order of the goodput that the cost model gives them, and where to start.
+    """The settings of a contender in the order of the goodput that the cost model gives them, and where to start with
+    each seed, on a card that is warm.
 
-    All settings are rehearsed at one rate, and those that keep it at higher ones.
+    All settings are rehearsed at one rate, and those that keep it at higher ones. The first one is searched further.
     """
     limits = limits_of(question)
+    warm = costs.heated(WARM)
     settings = [written(one) for one in ENTRANTS[question.contender].settings(costs, limits)]
     rates = dict.fromkeys(settings, 0.0)
-    start = SHARE_OF_PROMPTS / seconds_of_a_prompt(LOADS[question.load], costs)
+    start = on_grid(SHARE_OF_PROMPTS / seconds_of_a_prompt(load_of(question.load, question.model), costs))
+
+    def keeps(setting: str, rate: float, seed: int = SEEDS[0]) -> bool:
+        executor = VirtualExecutor(warm, host_s=HOST_S, noise=NOISE)
+        return serve(Trial(question, setting, rate, seed), costs, executor).keeps(limits)
 
     def keeping(those: Iterable[str], rate: float) -> list[str]:
-        return [one for one in those if rehearse(Trial(question, one, rate, 1), costs).keeps(limits)]
+        return [one for one in those if keeps(one, rate)]
 
     rate = start
     found = keeping(settings, rate)
@@ -212,7 +221,14 @@ def predict(question: Question, costs: Costs) -> dict[str, Any]:
         rate *= FINE
         found = keeping(found, rate)
     order = sorted(rates, key=lambda one: -rates[one])
-    return {"start": rates[order[0]] or start, "settings": order, "rates": rates}
+    starts = []
+    for seed in SEEDS:
+        tried: list[tuple[float, bool]] = []
+        begin = starts[0] if starts else rates[order[0]] or start
+        while (following := next_rate(tried, begin)) is not None:
+            tried.append((following, keeps(order[0], following, seed)))
+        starts.append(bracket(tried)[0] or begin)
+    return {"starts": starts, "settings": order, "rates": rates}
 
 
 def seconds_of_a_prompt(load: Load, costs: Costs) -> float:
@@ -220,7 +236,3 @@ def seconds_of_a_prompt(load: Load, costs: Costs) -> float:
     requests = load.draw(1.0, 1)
     steps = [Step(segments=(Segment(0, 0, request.prompt),)) for request in requests]
     return sum(map(costs.seconds, steps)) / len(steps)
-
-
-def name_of(question: Question) -> str:
-    return f"{question.model} {question.load} {question.gap_ms:g} ms {question.contender}"

@@ -13,13 +13,11 @@ from typing import Any
 
 from serving.costs import Costs
 from serving.entrants import ENTRANTS
-from serving.loads import LOADS, Load
+from serving.loads import LOADS, Load, load_of
 from serving.loop import Limits, Serving
-from serving.trials import SHARE_OF_PROMPTS, seconds_of_a_prompt
+from serving.trials import HOST_S, NOISE, SHARE_OF_PROMPTS, seconds_of_a_prompt
 from serving.virtual import VirtualExecutor
 
-# What the host takes before a step, and by how much equal steps differ: as on an H200.
-HOST_S, NOISE = 4e-4, 0.02
 # By how much each kind of placement is off, and all steps that compute together: clocks fall under load.
 OFF, HEAT = 0.15, (1.0, 1.14)
 # Rates are compared in steps of 1%. The policy has to keep the first of these shares of the best one.
@@ -87,4 +85,4 @@ class World:
 def worlds(costs: Costs, gaps_ms: Sequence[float], loads: Sequence[str] = tuple(LOADS)) -> Iterator[World]:
     """Worlds without an end: each load and limit with one seed, then with the next one."""
     for seed, load, gap_ms in ((seed, *one) for seed in count() for one in product(loads, gaps_ms)):
-        yield World.drawn(costs, LOADS[load], gap_ms, seed)
+        yield World.drawn(costs, load_of(load, costs.model), gap_ms, seed)
