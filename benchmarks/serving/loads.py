@@ -67,7 +67,7 @@ LOADS = {
 }
 
 # A model on which prompts take several times as long has fewer requests in a trial, and more time for the first token.
-OF_MODEL = {"34B": (1 / 3, 2.0)}
+OF_MODEL = {"34B": (1 / 2, 2.0)}
 
 
 def load_of(name: str, model: str) -> Load:
