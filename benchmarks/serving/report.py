@@ -35,9 +35,8 @@ def in_words(found: Goodput | None) -> str:
         return "0: no rate that was tried is kept" if found.settled else "search not ended"
     if not found.seeds:
         return f"at least {found.rate:.3f} (search not ended)"
-    missing = [f"{found.seeds} seed{'s' * (found.seeds > 1)}"] if found.seeds < len(SEEDS) else []
-    missing += [] if found.raced else ["settings as predicted"]
-    return f"{found.rate:.3f}" + f" ({', '.join(missing)})" * bool(missing)
+    confirmed = f"; {found.seeds} seeds {found.confirmed:.3f}" if found.seeds > 1 else ""
+    return f"{found.rate:.3f}{confirmed}{', raced' * found.raced}"
 
 
 def _models(content: Content) -> list[str]:
@@ -258,10 +257,12 @@ def timelines_picture(contents: Sequence[Content]) -> str:
         words += "" if trial["kept"] else "; not kept"
         drawing.text(LEFT + 50, y + 12, words, kind="faint", size=11, room=PLOT)
         y = _lane_shapes(drawing, y + 20, trial["timeline"], content["sm_count"], colours) + 14
-    missing = [ENTRANTS[name].title for name, row in rows.items() if row is None]
-    for line in textwrap.wrap(f"{NOT_RUN}: {', '.join(missing)}", 100) if missing else []:
-        drawing.text(MARGIN, y + 12, line, kind="faint", size=11)
-        y += 16
+    run = {row["contender"] for content in contents for row in content["trials"]}
+    for words, known in ((NOT_RUN, False), ("no time line was kept", True)):
+        missing = [ENTRANTS[name].title for name, row in rows.items() if row is None and (name in run) == known]
+        for line in textwrap.wrap(f"{words}: {', '.join(missing)}", 100) if missing else []:
+            drawing.text(MARGIN, y + 12, line, kind="faint", size=11)
+            y += 16
     return drawing.svg(LEFT + PLOT + 160, y + 8)
 
 
@@ -322,6 +323,8 @@ def head(content: Content) -> str:
     wrong = sum(row["wrong"] for row in checked)
     tokens = f" The tokens of {len(checked)} answers of trials were checked, {wrong} were wrong." if checked else ""
     return (
-        f"{card}, {trials}. Goodput is in requests per second; confirmed by {len(SEEDS)} seeds where nothing else is "
-        "said." + "".join(f" No trial of {model} shapes was run." for model in absent) + tokens
+        f"{card}, {trials}. Goodput is in requests per second: what the first seed keeps, and what several seeds keep. "
+        "Settings are as predicted; where it says raced, others were tried as well and kept less."
+        + "".join(f" No trial of {model} shapes was run." for model in absent)
+        + tokens
     )

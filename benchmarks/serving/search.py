@@ -57,15 +57,17 @@ class Outcome:
 class Goodput:
     """What is known of a question.
 
-    rate: the highest one that was kept, with each of the first `seeds` seeds; 0 if none was; None if nothing is known
-    yet. settings: those of that rate. settled: whether the search with the first seed has ended for the first settings
-    that keep anything. raced: whether it has ended for all settings.
+    rate: the highest one that was kept with the first seed; 0 if none was; None if nothing is known yet. settings:
+    those of that rate. settled: whether the search with the first seed has ended for the first settings that keep
+    anything. raced: whether it has ended for all settings. confirmed: the highest rate that each of the first `seeds`
+    seeds has kept.
     """
 
     rate: float | None = None
     settings: str | None = None
     settled: bool = False
     raced: bool = False
+    confirmed: float | None = None
     seeds: int = 0
     trials: int = 0
 
@@ -176,7 +178,7 @@ def _searched(
             return known, Trial(question, one, rate, first)
         settled = best is not None
     if best is None:
-        return Goodput(0.0, None, True, True, len(SEEDS), len(mine)), None
+        return Goodput(0.0, None, True, True, 0.0, len(SEEDS), len(mine)), None
     # What was found is confirmed before other settings are raced.
     rate = best_rate
     for seeds, (seed, start) in enumerate(zip(others, starts[1:], strict=True), 1):
@@ -187,10 +189,10 @@ def _searched(
         # A seed that does not keep the rate is searched for one that it does.
         lower = next_rate(tried, min(rate, start * best_rate / starts[0]))
         if lower is not None:
-            known = Goodput(rate, best, True, False, seeds, len(mine))
+            known = Goodput(best_rate, best, True, False, rate, seeds, len(mine))
             return known, Trial(question, best, min(lower, rate), seed)
         rate = low
-    return Goodput(rate, best, True, race is None, len(SEEDS), len(mine)), race
+    return Goodput(best_rate, best, True, race is None, rate, len(SEEDS), len(mine)), race
 
 
 MODELS = ("8B", "34B")

@@ -136,18 +136,22 @@ def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:
     """The trials of a file of results, for the search, and what they say of other limits on gaps."""
     rows = trials_of(content)
     own = [Outcome(trial_of(row), row["kept"]) for row in rows]
-    return own + [implied for one in own for implied in _implied(one)]
+    return own + [implied for row in rows for implied in _implied(row)]
 
 
-def _implied(outcome: Outcome) -> Iterator[Outcome]:
-    """A contender that does not know the limit does the same under another one: it keeps those that are higher than one
-    that it keeps, and misses those that are lower than one that it misses.
+def _implied(row: Mapping[str, Any]) -> Iterator[Outcome]:
+    """A contender that does not know the limit does the same under another one.
+
+    Of a trial that was kept, all gaps are known. One that was not ended early; it misses lower limits as well.
     """
-    trial, kept = outcome.trial, outcome.kept
+    trial = trial_of(row)
     if not knows_limit(trial.settings):
         for gap_ms in GAPS_MS[trial.question.model]:
-            if gap_ms > trial.question.gap_ms if kept else gap_ms < trial.question.gap_ms:
-                yield Outcome(replace(trial, question=replace(trial.question, gap_ms=gap_ms)), kept)
+            other = replace(trial, question=replace(trial.question, gap_ms=gap_ms))
+            if row["kept"] and other != trial:
+                yield Outcome(other, row["gaps_ms"]["p99"] <= gap_ms)
+            elif gap_ms < trial.question.gap_ms:
+                yield Outcome(other, False)
 
 
 def settings_of(content: Mapping[str, Any], outcomes: Iterable[Outcome], question: Question) -> list[str]:

@@ -99,8 +99,9 @@ def test_the_best_settings_win_and_three_seeds_confirm(seed: int) -> None:
     assert found.seeds == 3
     assert found.settings is not None
     assert max(base.values()) / GRID**2 <= base[found.settings]
+    assert base[found.settings] / GRID**2 <= found.rate <= base[found.settings]  # type: ignore[operator]
     worst_seed = min(truth[found.settings, n] for n in (1, 2, 3))
-    assert worst_seed / GRID**2 <= found.rate <= worst_seed  # type: ignore[operator]
+    assert worst_seed / GRID**2 <= found.confirmed <= worst_seed  # type: ignore[operator]
     # To race settings takes one trial, or few.
     assert all(sum((one.settings, one.seed) == (name, 1) for one in trials) <= 12 for name in base)
 
@@ -118,7 +119,8 @@ def test_a_rate_is_confirmed_before_other_settings_are_raced() -> None:
         ("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3),
     ]  # fmt: skip
     assert found.settings == "b"
-    assert found.rate == pytest.approx(0.7, rel=GRID - 1)
+    assert found.rate == pytest.approx(1.2, rel=GRID - 1)
+    assert found.confirmed == pytest.approx(0.7, rel=GRID - 1)
     outcomes = [Outcome(one, one.rate <= truth[one.settings, one.seed]) for one in trials]
     for depth, last in (("rate", ("a", 1)), ("seeds", ("a", 3)), ("settings", ("b", 3))):
         count = next(i for i in range(len(trials) + 1) if next_of(outcomes[:i], depth) is None)
@@ -133,23 +135,25 @@ def test_the_search_of_another_seed_begins_where_it_is_expected() -> None:
     truth = {("a", 1): 1.5, ("a", 2): 1.2, ("a", 3): 1.3}
     blind, trials = answered(truth, 1.5)
     helped, fewer = answered(truth, 1.0, [1.0, 0.82, 0.87])
-    assert helped.rate == blind.rate == pytest.approx(1.2, rel=GRID - 1)
+    assert helped.confirmed == blind.confirmed == pytest.approx(1.2, rel=GRID - 1)
     assert [one.seed for one in fewer].count(2) == 2 < [one.seed for one in trials].count(2)
-    assert [one.rate for one in fewer if one.seed == 3] == [helped.rate]
+    assert [one.rate for one in fewer if one.seed == 3] == [helped.confirmed]
 
 
 def test_a_contender_that_does_not_know_the_limit_answers_for_others() -> None:
-    """It keeps a limit that is higher than one that it keeps, and misses one that is lower than one that it misses."""
+    """By its gaps, if it kept the limit; if it missed it, it misses lower ones."""
     at_50 = replace(QUESTION, gap_ms=50.0)
     for settings, answers in (('{"chunk": 1024}', True), (A, False)):
 
-        def found(run: Question, rate: float, asked: Question, settings: str = settings) -> list[bool]:
-            outcomes = outcomes_of({"trials": [row(Trial(run, settings, rate, 1), {(settings, 1): 1.0})]})
-            return [one.kept for one in outcomes if one.trial.question == asked]
+        def found(run: Question, rate: float, p99: float, settings: str = settings) -> list[bool]:
+            one = row(Trial(run, settings, rate, 1), {(settings, 1): 1.0}) | {"gaps_ms": {"p99": p99}}
+            return [one.kept for one in outcomes_of({"trials": [one]}) if one.trial.question != run]
 
-        assert found(QUESTION, 0.9, at_50) == [True] * answers
-        assert found(at_50, 1.1, QUESTION) == [False] * answers
-        assert found(QUESTION, 1.1, at_50) == found(at_50, 0.9, QUESTION) == []
+        assert found(QUESTION, 0.9, 20.0) == [True] * answers
+        assert found(at_50, 0.9, 20.0) == [True] * answers
+        assert found(at_50, 0.9, 26.0) == [False] * answers
+        assert found(at_50, 1.1, 20.0) == [False] * answers
+        assert found(QUESTION, 1.1, 20.0) == []
 
 
 def test_the_search_goes_on_from_any_point(tmp_path: Path) -> None:
