@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log, sqrt
 from typing import Any
 
@@ -82,9 +82,17 @@ def written(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-def knows_limit(settings: str) -> bool:
-    """Whether what a contender does with such settings depends on the limit: a margin is a share of it."""
-    return "margin" in json.loads(settings)
+def under(trial: Trial, gap_ms: float) -> Trial | None:
+    """The trial that is the same one under another limit on gaps, or None if there is none.
+
+    What a contender does depends on the limit by a margin only, the share of it that a step may take.
+    """
+    settings = json.loads(trial.settings)
+    if "margin" in settings:
+        settings["margin"] = round(settings["margin"] * trial.question.gap_ms / gap_ms, 4)
+        if settings["margin"] > 1:
+            return None
+    return replace(trial, question=replace(trial.question, gap_ms=gap_ms), settings=written(settings))
 
 
 def bracket(tried: Iterable[tuple[float, bool]]) -> tuple[float, float]:

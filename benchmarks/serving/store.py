@@ -6,11 +6,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from serving.search import GAPS_MS, REVISIONS, Outcome, Question, Trial, knows_limit
+from serving.loop import Limits
+from serving.search import GAPS_MS, REVISIONS, Outcome, Question, Trial, under
 
 KIND = "serving"
 ROWS = ("trials", "soaks", "errors")
@@ -140,18 +140,21 @@ def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:
 
 
 def _implied(row: Mapping[str, Any]) -> Iterator[Outcome]:
-    """A contender that does not know the limit does the same under another one.
+    """What a trial says of the same one under other limits on gaps.
 
-    Of a trial that was kept, all gaps are known. One that was not ended early; it misses lower limits as well.
+    Of a trial that was kept, all gaps are known. One that was not has ended early: it misses lower limits as well, and
+    all of them if it was first tokens that were late.
     """
     trial = trial_of(row)
-    if not knows_limit(trial.settings):
-        for gap_ms in GAPS_MS[trial.question.model]:
-            other = replace(trial, question=replace(trial.question, gap_ms=gap_ms))
-            if row["kept"] and other != trial:
-                yield Outcome(other, row["gaps_ms"]["p99"] <= gap_ms)
-            elif gap_ms < trial.question.gap_ms:
-                yield Outcome(other, False)
+    gaps_were_kept = row["gaps_kept"] is None or row["gaps_kept"] >= Limits.share
+    for gap_ms in GAPS_MS[trial.question.model]:
+        other = under(trial, gap_ms)
+        if other is None or gap_ms == trial.question.gap_ms:
+            continue
+        if row["kept"]:
+            yield Outcome(other, row["gaps_ms"]["p99"] <= gap_ms)
+        elif gap_ms < trial.question.gap_ms or gaps_were_kept:
+            yield Outcome(other, False)
 
 
 def settings_of(content: Mapping[str, Any], outcomes: Iterable[Outcome], question: Question) -> list[str]:

@@ -14,7 +14,7 @@ from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
 from serving.loop import Contender, Limits, Record, Serving
 from serving.policy import CHOICE_HOLDS, ByCosts
-from serving.search import Question, Trial
+from serving.search import Question, Trial, under, written
 from serving.shapes import SHAPES
 from serving.virtual import VirtualExecutor
 from serving.work import ONE, Done, Placement, Row, Segment, Step
@@ -53,6 +53,20 @@ def test_every_contender_answers_every_request_in_full(name: str, load: str) -> 
 
 def prompt_tokens(steps: list[Done]) -> int:
     return sum(one.step.prompt_tokens for one in steps if not one.step.partial)
+
+
+@pytest.mark.parametrize("name", ENTRANTS)
+def test_the_same_settings_under_another_limit_take_the_same_steps(name: str) -> None:
+    """On which it rests that a trial answers for other limits."""
+    for settings in ENTRANTS[name].settings(COSTS, LIMITS)[:7]:
+        one = Trial(Question("8B", "retrieval", 25.0, name), written(settings), 2.0, 1)
+        other = under(one, 50.0)
+        assert other is not None
+        assert under(other, 25.0) == one
+        steps = [
+            served(trials.contender_of(each, COSTS), few("retrieval", 5), each.rate).steps for each in (one, other)
+        ]
+        assert steps[0] == steps[1]
 
 
 @pytest.mark.parametrize("name", ENTRANTS)

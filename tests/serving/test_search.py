@@ -140,20 +140,38 @@ def test_the_search_of_another_seed_begins_where_it_is_expected() -> None:
     assert [one.rate for one in fewer if one.seed == 3] == [helped.confirmed]
 
 
-def test_a_contender_that_does_not_know_the_limit_answers_for_others() -> None:
-    """By its gaps, if it kept the limit; if it missed it, it misses lower ones."""
-    at_50 = replace(QUESTION, gap_ms=50.0)
-    for settings, answers in (('{"chunk": 1024}', True), (A, False)):
+def other_limits(
+    run: Question, rate: float, p99: float, settings: str, gaps_kept: float = 1.0
+) -> list[tuple[str, bool]]:
+    """What a trial that keeps 1.0/s says of other limits: settings, and whether they are kept."""
+    shown = {"gaps_ms": {"p99": p99}, "gaps_kept": gaps_kept}
+    one = row(Trial(run, settings, rate, 1), {(settings, 1): 1.0}) | shown
+    return [(one.trial.settings, one.kept) for one in outcomes_of({"trials": [one]}) if one.trial.question != run]
 
-        def found(run: Question, rate: float, p99: float, settings: str = settings) -> list[bool]:
-            one = row(Trial(run, settings, rate, 1), {(settings, 1): 1.0}) | {"gaps_ms": {"p99": p99}}
-            return [one.kept for one in outcomes_of({"trials": [one]}) if one.trial.question != run]
 
-        assert found(QUESTION, 0.9, 20.0) == [True] * answers
-        assert found(at_50, 0.9, 20.0) == [True] * answers
-        assert found(at_50, 0.9, 26.0) == [False] * answers
-        assert found(at_50, 1.1, 20.0) == [False] * answers
-        assert found(QUESTION, 1.1, 20.0) == []
+AT_50 = replace(QUESTION, gap_ms=50.0)
+
+
+@pytest.mark.parametrize(
+    ("at_25", "at_50"),
+    [
+        ('{"chunk": 1024}', '{"chunk": 1024}'),
+        ('{"margin": 0.9}', '{"margin": 0.45}'),
+        ('{"margin": 1.0}', '{"margin": 0.5}'),
+    ],
+)
+def test_a_trial_answers_for_the_same_one_under_other_limits(at_25: str, at_50: str) -> None:
+    """By its gaps, if it was kept; else it misses lower limits, and all if first tokens were late."""
+    assert other_limits(QUESTION, 0.9, 20.0, at_25) == [(at_50, True)]
+    assert other_limits(AT_50, 0.9, 20.0, at_50) == [(at_25, True)]
+    assert other_limits(AT_50, 0.9, 26.0, at_50) == [(at_25, False)]
+    assert other_limits(AT_50, 1.1, 20.0, at_50, gaps_kept=0.9) == [(at_25, False)]
+    assert other_limits(QUESTION, 1.1, 20.0, at_25, gaps_kept=0.9) == []
+    assert other_limits(QUESTION, 1.1, 20.0, at_25, gaps_kept=0.99) == [(at_50, False)]
+
+
+def test_steps_that_are_longer_than_a_limit_say_nothing_of_it() -> None:
+    assert other_limits(AT_50, 0.9, 20.0, A) == []
 
 
 def test_the_search_goes_on_from_any_point(tmp_path: Path) -> None:
@@ -181,26 +199,33 @@ def row(trial: Trial, truth: dict[tuple[str, int], float], late: int = 0) -> dic
         "rate": trial.rate,
         "seed": trial.seed,
         "kept": trial.rate <= truth[trial.settings, trial.seed],
+        "gaps_ms": {"p99": 30.0},
+        "gaps_kept": 0.9,
         "late_captures": late,
         "out_of_time": False,
         "revision": search.REVISIONS[trial.question.contender],
     }
 
 
+def own(rows: list[dict[str, Any]]) -> list[Outcome]:
+    """What trials say of the limits that they were run with."""
+    return [one for one in outcomes_of({"trials": rows}) if one.trial.question == QUESTION]
+
+
 def test_a_failure_with_captures_on_the_way_is_tried_again() -> None:
     trial = Trial(QUESTION, A, 2.0, 1)
     truth = {(A, 1): 1.0}
-    assert outcomes_of({"trials": [row(trial, truth, late=1)]}) == []
-    assert len(outcomes_of({"trials": [row(trial, truth), row(Trial(QUESTION, A, 0.5, 1), truth, late=1)]})) == 2
+    assert own([row(trial, truth, late=1)]) == []
+    assert len(own([row(trial, truth), row(Trial(QUESTION, A, 0.5, 1), truth, late=1)])) == 2
     # A failure that comes again and again counts.
-    assert outcomes_of({"trials": [row(trial, truth, late=1)] * DISTURBED}) == []
-    assert len(outcomes_of({"trials": [row(trial, truth, late=1)] * (DISTURBED + 1)})) == 1
+    assert own([row(trial, truth, late=1)] * DISTURBED) == []
+    assert len(own([row(trial, truth, late=1)] * (DISTURBED + 1))) == 1
 
 
 def test_trials_of_an_earlier_revision_say_nothing() -> None:
     trial, truth = Trial(QUESTION, A, 0.5, 1), {(A, 1): 1.0}
     now = row(trial, truth)
-    assert len(outcomes_of({"trials": [now, {**now, "revision": now["revision"] - 1}]})) == 1
+    assert len(own([now, {**now, "revision": now["revision"] - 1}])) == 1
 
 
 def test_a_good_start_needs_few_trials() -> None:
