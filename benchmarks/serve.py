@@ -149,13 +149,11 @@ def next_of(
 
 
 def prediction(store: Store, question: Question) -> dict[str, Any]:
-    """What the cost model predicts of a question: kept, so that a search goes on as it began."""
-    name = str(question)
-    if name not in store.content["predictions"]:
-        store.content["predictions"][name] = predict(question, costs_of(store, question.model, question.load))
-        store.save()
-    found: dict[str, Any] = store.content["predictions"][name]
-    return found
+    """What the cost model predicts of a question: entered, so that a search that is saved goes on as it began."""
+    known: dict[str, dict[str, Any]] = store.content["predictions"]
+    if str(question) not in known:
+        known[str(question)] = predict(question, costs_of(store, question.model, question.load))
+    return known[str(question)]
 
 
 def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
@@ -300,6 +298,7 @@ def predicted(store: Store, arguments: argparse.Namespace, until: float) -> int:
             if time.monotonic() > until:
                 return 0
             found = prediction(store, question)
+            store.save()
             starts = ", ".join(f"{start:.3f}" for start in found["starts"])
             print(f"{question}: {starts}/s with {found['settings'][0]}", flush=True)
     return 0

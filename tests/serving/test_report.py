@@ -226,14 +226,17 @@ def test_status_shows_what_is_known_and_what_is_next(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add(store, trial())
-    predict(store, Question("8B", "chat", 50.0, "chunked"))
-    store.save()
-    options = ["serve.py", "status", "--out", str(store.path.parent), "--contender", "chunked", "--load", "chat"]
-    monkeypatch.setattr(sys, "argv", [*options, "--gap-ms", "50"])
+    before = store.path.read_text()
+    options = ["--out", str(store.path.parent), "--contender", "prefill-first", "--load", "chat", "--gap-ms", "50"]
+    monkeypatch.setattr(sys, "argv", ["serve.py", "status", *options])
     assert serve.main() == 0
     printed = capsys.readouterr().out
     assert "search not ended" in printed
-    assert "next: 8B chat 50 ms chunked" in printed
+    assert "next: 8B chat 50 ms prefill-first" in printed
+    assert store.path.read_text() == before
+    monkeypatch.setattr(sys, "argv", ["serve.py", "predict", *options])
+    assert serve.main() == 0
+    assert list(Store(store.path, HEAD).content["predictions"]) == ["8B chat 50 ms prefill-first"]
 
 
 class FakeBench:
