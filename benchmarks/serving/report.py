@@ -219,7 +219,7 @@ def goodput_picture(contents: Sequence[Content]) -> str:
         words = f"{missing} other questions of the study" if y > 52 else "every question of the study"
         drawing.text(MARGIN, y + 12, f"{NOT_RUN}: {words}", kind="faint", size=11)
         y += 22
-    return drawing.svg(LEFT + PLOT + 160, y + 8)
+    return drawing.svg(LEFT + PLOT + 200, y + 8)
 
 
 def _bars(drawing: Drawing, y: float, title: str, found: Mapping[str, Goodput | None]) -> float:

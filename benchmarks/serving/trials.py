@@ -167,7 +167,7 @@ def turnaround(steps: Sequence[Done]) -> dict[str, float] | None:
 
 
 def timeline(steps: Sequence[Done]) -> list[list[Any]]:
-    """The second in which the two lanes overlap most, or prompts run most: lane, begin, end, decodes, tokens, SMs."""
+    """The second in which both prompts and answers advance most: lane, begin, end, decodes, tokens, SMs."""
     prefills = [one for one in steps if one.step.segments]
     if not prefills:
         return []
@@ -176,7 +176,11 @@ def timeline(steps: Sequence[Done]) -> list[list[Any]]:
     def inside(begin: float) -> list[Done]:
         return [one for one in steps if one.begin >= begin and one.end <= begin + TIMELINE_S]
 
-    begin = max(starts, key=lambda at: sum(len(one.step.rows) for one in inside(at)))
+    def advance(begin: float) -> int:
+        steps = [one.step for one in inside(begin)]
+        return sum(len(step.rows) for step in steps) * sum(step.prompt_tokens for step in steps)
+
+    begin = max(starts, key=advance)
     return [
         [
             one.lane,
