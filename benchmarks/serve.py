@@ -167,17 +167,18 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
         of_load: dict[str, Costs] = {}
         while (trial := next_of(store, stages, {*failed, *too_long}, arguments.depth)) is not None:
             load = trial.question.load
-            if load not in of_load:
-                bench.card(load_of(load, arguments.model))
-                # With the contexts of the load: attention takes no longer in mixed steps, GEMMs do.
-                of_load[load] = replace(costs, mixed=bench.mixed(costs))
-                print(f"{load}: mixed steps by rows, {dict(of_load[load].mixed)} times as long", flush=True)
-            rehearsed = rehearse(trial, of_load[load])
+            rehearsed = rehearse(trial, of_load.get(load, costs))
             left = until - time.monotonic() - RESERVE_S
             if LONGER * rehearsed.seconds > left:
                 print(f"next: {described(trial)}, about {rehearsed.seconds:.0f} s, for which no time is left")
                 too_long.add(trial.question)
                 continue
+            if load not in of_load:
+                bench.card(load_of(load, arguments.model))
+                # With the contexts of the load: attention takes no longer in mixed steps, GEMMs do.
+                of_load[load] = replace(costs, mixed=bench.mixed(costs))
+                print(f"{load}: mixed steps by rows, {dict(of_load[load].mixed)} times as long", flush=True)
+                continue  # the same trial, with these costs and what is left of the time
             try:
                 row = run_one(trial, of_load[load], bench, rehearsed, left)
                 row["costs_run"] = store.content["costs"][arguments.model]["run"]

@@ -308,13 +308,20 @@ def test_an_error_of_one_contender_does_not_end_the_others(
 def test_a_trial_that_is_too_long_leaves_the_time_to_shorter_ones(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "serving.bench", SimpleNamespace(Bench=FakeBench))
+    models = []
+
+    class Loads(FakeBench):
+        def card(self, load: Any) -> Any:
+            models.append(load.name)
+            return super().card(load)
+
+    monkeypatch.setitem(sys.modules, "serving.bench", SimpleNamespace(Bench=Loads))
     long, short = question("prefill-first"), Question("8B", "chat", 50.0, "prefill-first")
     monkeypatch.setattr(serve, "asked", lambda arguments: [[long, short]])
     predict(store, long, short, settings=1)
     store.content["predictions"][str(long)]["starts"] = [6 / 3600] * 3
     assert serve.run(store, serve.parser().parse_args(["run", "--depth", "rate"]), time.monotonic() + 1800) == 0
-    assert {row["load"] for row in store.content["trials"]} == {"chat"}
+    assert {row["load"] for row in store.content["trials"]} == {"chat"} == set(models)
     assert "8B documents 50 ms prefill-first" in capsys.readouterr().out.split("no time is left")[0]
 
 
