@@ -197,18 +197,15 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             print(f"{described(trial)}: {verdict(row)}", flush=True)
     for question, error in failed.items():
         print(f"{question} failed: {error}", file=sys.stderr)
-    left = [str(one) for one in chain.from_iterable(stages) if not answered(store, one)]
+    # A question without a prediction has had no trial.
+    predictions = store.content["predictions"]
+    left = [
+        str(one)
+        for one in chain.from_iterable(stages)
+        if str(one) not in predictions or next_of(store, [[one]], depth=arguments.depth) is not None
+    ]
     print(f"not answered yet: {', '.join(left)}" if left else "all questions are answered")
     return int(bool(failed))
-
-
-def answered(store: Store, question: Question) -> bool:
-    """Whether no trial of a question is left. One without a prediction has had none."""
-    known = store.content["predictions"].get(str(question))
-    if known is None:
-        return False
-    settings = settings_of(store.content, store.outcomes, question)
-    return next_trial(store.outcomes, question, settings, known["starts"]) is None
 
 
 def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seconds: float) -> dict[str, Any]:

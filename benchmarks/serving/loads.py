@@ -33,7 +33,7 @@ class Load:
         """The requests of a seed. A higher rate shortens the time between them and changes nothing else.
 
         Arrivals of a Poisson process, given their number in a time: uniform over it, and sorted. So every seed has the
-        rate that it is asked for, and seeds differ in their bursts only.
+        rate that it is asked for, and seeds differ in their bursts and lengths.
         """
         random_ = random.Random(f"{self.name} {seed}")
         arrivals = sorted(random_.uniform(0.0, self.requests / rate) for _ in range(self.requests))

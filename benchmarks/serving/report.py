@@ -323,8 +323,8 @@ def head(content: Content) -> str:
     wrong = sum(row["wrong"] for row in checked)
     tokens = f" The tokens of {len(checked)} answers of trials were checked, {wrong} were wrong." if checked else ""
     return (
-        f"{card}, {trials}. Goodput is in requests per second: what the first seed keeps, and what several seeds keep. "
-        "Settings are as predicted; where it says raced, others were tried as well and kept less."
+        f"{card}, {trials}. Goodput is in requests per second: the rate that the first seed keeps, then the one that "
+        "several seeds keep. Settings are the predicted ones; a rate marked raced was not beaten by other settings."
         + "".join(f" No trial of {model} shapes was run." for model in absent)
         + tokens
     )

@@ -69,7 +69,6 @@ class Goodput:
     raced: bool = False
     confirmed: float | None = None
     seeds: int = 0
-    trials: int = 0
 
     @property
     def depth(self) -> str:
@@ -83,9 +82,9 @@ def written(settings: Mapping[str, Any]) -> str:
 
 
 def under(trial: Trial, gap_ms: float) -> Trial | None:
-    """The trial that is the same one under another limit on gaps, or None if there is none.
+    """The same trial under another limit on gaps, or None if there is none.
 
-    What a contender does depends on the limit by a margin only, the share of it that a step may take.
+    A contender uses the limit only through its margin, the share of the limit that a step may take.
     """
     settings = json.loads(trial.settings)
     if "margin" in settings:
@@ -171,22 +170,22 @@ def _searched(
     for one in settings[:RACED]:
         tried = _tried(mine, question, one, first)
         # The first settings are bisected; others have to beat the best so far, and are left after one failure at that.
-        wanted = starts[0] if best is None else on_grid(best_rate, 1)
         low, high = bracket(tried)
-        if best is not None and high <= wanted:
-            continue
-        if best is not None and low < wanted:
-            race = Trial(question, one, wanted, first)
-            break
+        if best is not None:
+            wanted = on_grid(best_rate, 1)
+            if high <= wanted:
+                continue
+            if low < wanted:
+                race = Trial(question, one, wanted, first)
+                break
         rate = next_rate(tried, starts[0])
         if low > best_rate:
             best_rate, best = low, one
         if rate is not None:
-            known = Goodput(best_rate if mine else None, best, settled, trials=len(mine))
-            return known, Trial(question, one, rate, first)
+            return Goodput(best_rate if mine else None, best, settled), Trial(question, one, rate, first)
         settled = best is not None
     if best is None:
-        return Goodput(0.0, None, True, True, 0.0, len(SEEDS), len(mine)), None
+        return Goodput(0.0, None, True, True, 0.0, len(SEEDS)), None
     # What was found is confirmed before other settings are raced.
     rate = best_rate
     for seeds, (seed, start) in enumerate(zip(others, starts[1:], strict=True), 1):
@@ -197,10 +196,10 @@ def _searched(
         # A seed that does not keep the rate is searched for one that it does.
         lower = next_rate(tried, min(rate, start * best_rate / starts[0]))
         if lower is not None:
-            known = Goodput(best_rate, best, True, False, rate, seeds, len(mine))
+            known = Goodput(best_rate, best, True, False, rate, seeds)
             return known, Trial(question, best, min(lower, rate), seed)
         rate = low
-    return Goodput(best_rate, best, True, race is None, rate, len(SEEDS), len(mine)), race
+    return Goodput(best_rate, best, True, race is None, rate, len(SEEDS)), race
 
 
 MODELS = ("8B", "34B")

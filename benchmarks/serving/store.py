@@ -140,10 +140,10 @@ def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:
 
 
 def _implied(row: Mapping[str, Any]) -> Iterator[Outcome]:
-    """What a trial says of the same one under other limits on gaps.
+    """The outcomes of the same trial under other limits on gaps.
 
-    Of a trial that was kept, all gaps are known. One that was not has ended early: it misses lower limits as well, and
-    all of them if it was first tokens that were late.
+    All gaps of a kept trial are known. A trial that was not kept ended early: it misses lower limits as well, and every
+    limit if first tokens were late.
     """
     trial = trial_of(row)
     gaps_were_kept = row["gaps_kept"] is None or row["gaps_kept"] >= Limits.share

@@ -322,7 +322,9 @@ def test_a_trial_that_is_too_long_leaves_the_time_to_shorter_ones(
     store.content["predictions"][str(long)]["starts"] = [6 / 3600] * 3
     assert serve.run(store, serve.parser().parse_args(["run", "--depth", "rate"]), time.monotonic() + 1800) == 0
     assert {row["load"] for row in store.content["trials"]} == {"chat"} == set(models)
-    assert "8B documents 50 ms prefill-first" in capsys.readouterr().out.split("no time is left")[0]
+    printed = capsys.readouterr().out
+    assert "8B documents 50 ms prefill-first" in printed.split("no time is left")[0]
+    assert printed.endswith("not answered yet: 8B documents 50 ms prefill-first\n")
 
 
 def test_a_model_on_which_prompts_take_longer_has_loads_of_its_own() -> None:
