@@ -5,6 +5,7 @@ A contender is given what the loop knows and returns what runs next. It has no c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -113,12 +114,13 @@ class Chunked:
     """A part of a prompt in the same step as the decodes.
 
     Both together have the rows of whole tiles: 514 rows would take five tiles of 128 where 512 take four. They are as
-    many as the cost model, corrected by what steps have taken, allows within `target_s`; or `chunk` always.
+    many as the cost model, corrected by what steps have taken, allows within `target_s`, up to `most`; or `chunk` always.
     """
 
     costs: Costs
     target_s: float | None = None
     chunk: int | None = None
+    most: int = field(default=CHUNKS[-1], init=False)
     _last: int = field(default=0, init=False)  # the chunk of the step before, as an index
     pace: Pace = field(default_factory=Pace, init=False)  # of mixed steps
 
@@ -149,10 +151,11 @@ class Chunked:
         if self.target_s is None:
             return mixed(least)
         # The time grows with the chunk. The largest that keeps the target is seldom far from that of the step before.
-        index = max(least, min(self._last, len(chunks) - 1))
+        last = max(least, bisect_right(chunks, self.most) - 1)
+        index = max(least, min(self._last, last))
         step = mixed(index)
         if self._keeps(step):
-            while index + 1 < len(chunks) and self._keeps(larger := mixed(index + 1)):
+            while index < last and self._keeps(larger := mixed(index + 1)):
                 index, step = index + 1, larger
         else:
             while index > least and not self._keeps(step):

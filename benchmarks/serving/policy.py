@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from statistics import fmean
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cuda_gctx import Layout
 from cuda_gctx.tune import Plan, Policy
-from serving.contenders import ByPolicy, Chunked, Concurrent, Decision, Pace, decodes_for, mixed_chunks
+from serving.contenders import CHUNKS, ByPolicy, Chunked, Concurrent, Decision, Pace, decodes_for, mixed_chunks
 from serving.costs import Costs
 from serving.loop import Contender, State
 from serving.work import ONE, Lane, Placement, Segment, Step
@@ -57,7 +57,8 @@ class ByCosts(ByPolicy):
     target_s: the share of the limit that a decode step may take. chunk_of: the tokens of a chunk on so many SMs. What
     is predicted is corrected by what steps of that kind have taken. Among the plans that keep the limit, that with the
     highest rate of prompts is best: decodes that are put off share steps later, and cost less. Only while requests
-    wait for decodes to end, because all slots are taken, the rate of decodes counts as well.
+    wait for decodes to end, because all slots are taken, the rate of decodes counts as well, also in the size of a step
+    of chunked prefill.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class ByCosts(ByPolicy):
         self._one = plan_of(ONE, whole)
         self._contenders[self._one] = self._chunked
         self._current = self._one
-        self._known: dict[Any, Plan] = {}
+        self._known: dict[Any, Offer] = {}
         self._asked: Any = None  # the load of the last choice, and for how many steps it still holds
         self._holds = 0
         self.paces: dict[str, dict[Lane, Pace]] = {
@@ -133,7 +134,8 @@ class ByCosts(ByPolicy):
         key = (self._current, *asked, *hoped.items(), *[pace.rounded for pace in self._all_paces()])
         if key not in self._known:
             self._known[key] = self._best(dict(zip(KEYS, load, strict=True)), asked[3], hoped, full)
-        self._current = self._known[key]
+        best = self._known[key]
+        self._current, self._chunked.most = best.plan, best.rows
         return self._contenders[self._current]
 
     def _all_paces(self) -> list[Pace]:
@@ -148,15 +150,15 @@ class ByCosts(ByPolicy):
         prior = fmean([pace.mean for pace in paces.values() if pace.count] or [1.0])
         return {kind: round(pace.hoped(prior, ERROR), 2) for kind, pace in paces.items()}
 
-    def _best(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float], full: bool) -> Plan:
-        offers = {one.plan: one for one in self._offers(load, tokens, hoped)}
+    def _best(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float], full: bool) -> Offer:
+        offers = {one.plan: one for one in self._offers(load, tokens, hoped, full)}
         kept = {plan: one.prompts + full * one.decodes for plan, one in offers.items() if one.seconds <= self._target_s}
         best = max(kept, key=kept.__getitem__) if kept else min(offers, key=lambda plan: offers[plan].seconds)
         if self._current in kept and kept[self._current] >= (1 - HYSTERESIS) * kept[best]:
-            return self._current
-        return best
+            best = self._current
+        return offers[best]
 
-    def _offers(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float]) -> Iterator[Offer]:
+    def _offers(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float], full: bool) -> Iterator[Offer]:
         """The best plan of each kind for a load, corrected by what steps have taken, with so many tokens to prefill."""
         alone = self._costs.decode_seconds(load["batch"], load["context"], self._costs.sm_count)
         for kind, policy in self.policies.items():
@@ -166,19 +168,41 @@ class ByCosts(ByPolicy):
             placement, chunk = self._placed[plan]
             rate = _rate(self._costs, self._work, placement, min(chunk, tokens), load["past"])
             yield Offer(plan, seconds, rate / hoped[kind] / (1 + EDGE.get(kind, 0.0)), alone / seconds)
-        # The chunk that keeps the target depends on the pace.
-        pace = self._chunked.pace.rounded
-        seconds, prompts = _chunked(self._chunks, self._costs, self._work, self._target_s / pace, tokens, **load)
-        yield Offer(self._one, pace * seconds, prompts / hoped["one"], alone / (pace * seconds))
+        yield self._chunked_offer(load, tokens, hoped["one"], alone, full)
+
+    def _chunked_offer(self, load: dict[str, Any], tokens: int, hoped: float, alone: float, full: bool) -> Offer:
+        """The largest size of a step that keeps the target next to decodes, or the smallest one; if all slots are taken,
+        that of them which advances prompts and decodes most.
+        """
+        pace, decodes = self._chunked.pace.rounded, decodes_for(load["batch"])
+
+        def offer(rows: int) -> Offer:
+            # Decodes and prompts share the GEMMs, which read the weights once.
+            count = rows - decodes
+            pairs = count * load["past"] + count * (count + 1) // 2
+            seconds = self._costs.mixed_seconds(rows, load["context"], pairs)
+            work = self._work.of_prompts(min(tokens, count), load["past"])
+            return Offer(self._one, pace * seconds, work / seconds / hoped, alone / (pace * seconds), rows)
+
+        chunks = [chunk for chunk in self._chunks if chunk > decodes]
+        offers = [offer(rows) for rows in chunks[: bisect_left(chunks, decodes + tokens) + 1]]
+        kept = [one for one in offers if one.seconds <= self._target_s] or offers[:1]
+        if full:
+            return max(kept, key=lambda one: one.prompts + one.decodes)
+        # Chunked prefill itself finds the largest one for each step.
+        return kept[-1]._replace(rows=CHUNKS[-1])
 
 
 class Offer(NamedTuple):
-    """The time of a decode step with a plan; prompts and decodes in seconds of work per second."""
+    """The time of a decode step with a plan; prompts and decodes in seconds of work per second; the rows that a step of
+    chunked prefill has at most.
+    """
 
     plan: Plan
     seconds: float
     prompts: float
     decodes: float
+    rows: int = CHUNKS[-1]
 
 
 class Work:
@@ -209,22 +233,3 @@ def _rate(costs: Costs, work: Work, placement: Placement, tokens: int, past: int
     """The work of prompts per second next to decodes, in steps of so many tokens."""
     seconds = costs.seconds(Step(segments=(Segment(0, past, tokens),)), placement.prefill_sms)
     return work.of_prompts(tokens, past) / (seconds * costs.slowdown(placement, "prefill"))
-
-
-def _chunked(
-    sizes: Sequence[int], costs: Costs, work: Work, target_s: float, tokens: int, batch: int, context: int, past: int
-) -> tuple[float, float]:
-    """The time of a step and the work of prompts per second, for the largest size that keeps the target next to
-    decodes, or for the smallest one; at most for so many tokens.
-    """
-    decodes = decodes_for(batch)
-
-    def seconds(chunk: int) -> float:
-        # Decodes and prompt share the GEMMs, which read the weights once.
-        count = chunk - decodes
-        return costs.mixed_seconds(chunk, context, count * past + count * (count + 1) // 2)
-
-    chunks = [chunk for chunk in sizes if chunk > decodes]
-    chunks = chunks[: max(1, bisect_left(chunks, decodes + tokens) + 1)]
-    chunk = chunks[max(1, bisect_right(chunks, target_s, key=seconds)) - 1]
-    return seconds(chunk), work.of_prompts(min(tokens, chunk - decodes), past) / seconds(chunk)

@@ -209,7 +209,15 @@ THEN = ("priority", "layers", "streams", "prefill-first")
 # Of the way in which a contender decides: trials of earlier ones say nothing about it.
 REVISIONS = {"prefill-first": 1, "streams": 1, "priority": 1, "overlay": 1, "disjoint": 1}
 REVISIONS |= {"chunked": 5, "layers": 3, "policy": 6}
+# Of a load on which a contender has changed although it has not on others: their rehearsals are the same as before.
+REVISIONS_OF_LOAD = {("policy", "chat"): 7}
 LOADS_BY_WORTH = ("documents", "retrieval", "chat")
+
+
+def revision(question: Question) -> int:
+    """The present one of what a question asks for."""
+    contender = question.contender
+    return REVISIONS_OF_LOAD.get((contender, question.load), REVISIONS[contender])
 
 
 def questions(models: Sequence[str] = MODELS) -> list[list[Question]]:

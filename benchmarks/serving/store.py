@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.loop import Limits
-from serving.search import GAPS_MS, REVISIONS, Outcome, Question, Trial, under
+from serving.search import GAPS_MS, Outcome, Question, Trial, revision, under
 
 KIND = "serving"
 ROWS = ("trials", "soaks", "errors")
@@ -116,9 +116,9 @@ def trials_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     disturbed: Counter[Trial] = Counter()
     for row in content["trials"]:
-        if row["out_of_time"] or row["revision"] != REVISIONS[row["contender"]]:
-            continue
         trial = trial_of(row)
+        if row["out_of_time"] or row["revision"] != revision(trial.question):
+            continue
         if not row["kept"] and row["late_captures"] and disturbed[trial] < DISTURBED:
             disturbed[trial] += 1
             continue

@@ -15,7 +15,7 @@ from serving.entrants import ENTRANTS
 from serving.loads import Load, load_of
 from serving.loop import Contender, Limits, Record, Served, Serving
 from serving.policy import ByCosts
-from serving.search import GRID, REVISIONS, SEEDS, Question, Trial, bracket, next_rate, on_grid, written
+from serving.search import GRID, SEEDS, Question, Trial, bracket, next_rate, on_grid, revision, written
 from serving.virtual import VirtualExecutor
 from serving.work import Done, Row, Segment, Step
 
@@ -102,7 +102,7 @@ def row_of(trial: Trial, record: Record) -> dict[str, Any]:
         "gap_ms": question.gap_ms,
         "first_token_limit_s": limits.first_token_s,
         "contender": question.contender,
-        "revision": REVISIONS[question.contender],
+        "revision": revision(question),
         "settings": trial.settings,
         "rate": trial.rate,
         "seed": trial.seed,

@@ -203,7 +203,7 @@ def row(trial: Trial, truth: dict[tuple[str, int], float], late: int = 0) -> dic
         "gaps_kept": 0.9,
         "late_captures": late,
         "out_of_time": False,
-        "revision": search.REVISIONS[trial.question.contender],
+        "revision": search.revision(trial.question),
     }
 
 
