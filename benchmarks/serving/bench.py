@@ -41,7 +41,7 @@ class Bench:
 
     def card(self, load: Load) -> Card:
         """The card with a model whose caches have room for a load."""
-        if self._card is None or load is not self._load:
+        if self._card is None or load != self._load:
             self.close()
             model = Model(
                 self._shape, kernels, slots=load.sequences, length=load.longest, distinct_layers=self._distinct_layers

@@ -104,8 +104,7 @@ class Card:
     def prepare(self, shots: Iterable[Shot]) -> None:
         """Capture the graphs that are missing: those of the shots, and those of smaller steps at the same places.
 
-        A trial is not exactly what was rehearsed, and a capture in it would cost gaps. Single layers, of which there
-        are many, are captured as rehearsed.
+        A trial is not exactly what was rehearsed, and a capture in it would cost gaps.
         """
         asked = dict.fromkeys(shots)
         for shot in dict.fromkeys(chain(asked, *map(self._smaller, asked))):
@@ -116,8 +115,6 @@ class Card:
                 self._capture(stream, shot, begin, end)
 
     def _smaller(self, shot: Shot) -> Iterator[Shot]:
-        if shot.layers is not None:
-            return
         decodes = [size for size in self.decodes if size <= shot.frame.decodes] or [0]
         rows = [chunk for chunk in CHUNKS if chunk <= shot.frame.rows] if shot.frame.prompt_tokens else []
         for size in decodes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
+from math import log2
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ ERROR = 0.15
 EDGE = {"disjoint": 0.1, "overlay": 0.1}
 # Steps on one stream for which a choice holds while the load stays the same: the device idles while the host chooses.
 CHOICE_HOLDS = 8
+# What is left, after each step, of the tokens that were counted before it.
+FADE = 0.99
 # Tokens of a prompt that are cached before a chunk.
 PASTS = (4096, 16384, 32768)
 # Tokens of prompts that one step could take.
@@ -57,8 +60,8 @@ class ByCosts(ByPolicy):
     target_s: the share of the limit that a decode step may take. chunk_of: the tokens of a chunk on so many SMs. What
     is predicted is corrected by what steps of that kind have taken. Among the plans that keep the limit, that with the
     highest rate of prompts is best: decodes that are put off share steps later, and cost less. Only while requests
-    wait for decodes to end, because all slots are taken, the rate of decodes counts as well, also in the size of a step
-    of chunked prefill.
+    wait for decodes to end, because all slots are taken, the rate of decodes counts as well: prompts come as fast as
+    answers end, and chunked prefill takes steps of the size that serves both in the least time.
     """
 
     def __init__(
@@ -81,9 +84,12 @@ class ByCosts(ByPolicy):
         self._one = plan_of(ONE, whole)
         self._contenders[self._one] = self._chunked
         self._current = self._one
-        self._known: dict[Any, Offer] = {}
+        self._known: dict[Any, Plan] = {}
+        self._thrifty: dict[Any, int] = {}
         self._asked: Any = None  # the load of the last choice, and for how many steps it still holds
         self._holds = 0
+        self._alone = Pace()  # of decodes without prompts, on one stream
+        self._prompted = self._decoded = 0.0  # tokens of prompts and answers in the last steps
         self.paces: dict[str, dict[Lane, Pace]] = {
             placement.kind: {lane: Pace() for lane in LANES} for placement in placements
         }
@@ -99,10 +105,14 @@ class ByCosts(ByPolicy):
 
     def decide(self, state: State) -> Decision:
         for one in state.ended:
+            self._prompted = FADE * self._prompted + one.step.prompt_tokens
+            self._decoded = FADE * self._decoded + len(one.step.rows)
             if one.beside and one.placement.kind in self.paces:
                 sms = one.placement.decode_sms if one.lane == "decode" else one.placement.prefill_sms
                 predicted = self._costs.seconds(one.step, sms) * self._costs.slowdown(one.placement, one.lane)
                 self.paces[one.placement.kind][one.lane].note(one.seconds, predicted)
+            elif one.placement == ONE and not one.step.segments:
+                self._alone.note(one.seconds, self._costs.seconds(one.step))
         return super().decide(state)
 
     def of_state(self, state: State) -> Contender:
@@ -134,9 +144,30 @@ class ByCosts(ByPolicy):
         key = (self._current, *asked, *hoped.items(), *[pace.rounded for pace in self._all_paces()])
         if key not in self._known:
             self._known[key] = self._best(dict(zip(KEYS, load, strict=True)), asked[3], hoped, full)
-        best = self._known[key]
-        self._current, self._chunked.most = best.plan, best.rows
+        self._current = self._known[key]
+        self._chunked.most = self._thrifty_rows(asked[:4]) if full else CHUNKS[-1]
         return self._contenders[self._current]
+
+    def _thrifty_rows(self, load: tuple[int, ...]) -> int:
+        """The rows of steps of chunked prefill that serve decodes, and the prompts that come with them, in the least
+        time: steps that take more tokens of prompts are needed less often between steps that take none.
+        """
+        octave = round(4 * log2(max(self._prompted, 1.0) / max(self._decoded, 1.0))) / 4
+        key = load, octave, round(self._chunked.pace.mean, 2), round(self._alone.mean, 2)
+        if key not in self._thrifty:
+            batch, context, past, tokens = load
+            _, _, mixed, alone = key
+            decodes = decodes_for(batch)
+            without = alone * self._costs.decode_seconds(batch, context, self._costs.sm_count)
+
+            def of_decodes(rows: int) -> float:
+                count = rows - decodes
+                share = 2.0**octave * batch / min(tokens, count)
+                seconds = mixed * _mixed_seconds(self._costs, rows, count, context, past)
+                return share * seconds + max(0.0, 1 - share) * without
+
+            self._thrifty[key] = min((rows for rows in self._chunks if rows > decodes), key=of_decodes)
+        return self._thrifty[key]
 
     def _all_paces(self) -> list[Pace]:
         return [self._chunked.pace, *(pace for kind in self.paces.values() for pace in kind.values())]
@@ -150,15 +181,15 @@ class ByCosts(ByPolicy):
         prior = fmean([pace.mean for pace in paces.values() if pace.count] or [1.0])
         return {kind: round(pace.hoped(prior, ERROR), 2) for kind, pace in paces.items()}
 
-    def _best(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float], full: bool) -> Offer:
-        offers = {one.plan: one for one in self._offers(load, tokens, hoped, full)}
+    def _best(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float], full: bool) -> Plan:
+        offers = {one.plan: one for one in self._offers(load, tokens, hoped)}
         kept = {plan: one.prompts + full * one.decodes for plan, one in offers.items() if one.seconds <= self._target_s}
         best = max(kept, key=kept.__getitem__) if kept else min(offers, key=lambda plan: offers[plan].seconds)
         if self._current in kept and kept[self._current] >= (1 - HYSTERESIS) * kept[best]:
-            best = self._current
-        return offers[best]
+            return self._current
+        return best
 
-    def _offers(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float], full: bool) -> Iterator[Offer]:
+    def _offers(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float]) -> Iterator[Offer]:
         """The best plan of each kind for a load, corrected by what steps have taken, with so many tokens to prefill."""
         alone = self._costs.decode_seconds(load["batch"], load["context"], self._costs.sm_count)
         for kind, policy in self.policies.items():
@@ -168,41 +199,19 @@ class ByCosts(ByPolicy):
             placement, chunk = self._placed[plan]
             rate = _rate(self._costs, self._work, placement, min(chunk, tokens), load["past"])
             yield Offer(plan, seconds, rate / hoped[kind] / (1 + EDGE.get(kind, 0.0)), alone / seconds)
-        yield self._chunked_offer(load, tokens, hoped["one"], alone, full)
-
-    def _chunked_offer(self, load: dict[str, Any], tokens: int, hoped: float, alone: float, full: bool) -> Offer:
-        """The largest size of a step that keeps the target next to decodes, or the smallest one; if all slots are taken,
-        that of them which advances prompts and decodes most.
-        """
-        pace, decodes = self._chunked.pace.rounded, decodes_for(load["batch"])
-
-        def offer(rows: int) -> Offer:
-            # Decodes and prompts share the GEMMs, which read the weights once.
-            count = rows - decodes
-            pairs = count * load["past"] + count * (count + 1) // 2
-            seconds = self._costs.mixed_seconds(rows, load["context"], pairs)
-            work = self._work.of_prompts(min(tokens, count), load["past"])
-            return Offer(self._one, pace * seconds, work / seconds / hoped, alone / (pace * seconds), rows)
-
-        chunks = [chunk for chunk in self._chunks if chunk > decodes]
-        offers = [offer(rows) for rows in chunks[: bisect_left(chunks, decodes + tokens) + 1]]
-        kept = [one for one in offers if one.seconds <= self._target_s] or offers[:1]
-        if full:
-            return max(kept, key=lambda one: one.prompts + one.decodes)
-        # Chunked prefill itself finds the largest one for each step.
-        return kept[-1]._replace(rows=CHUNKS[-1])
+        # The chunk that keeps the target depends on the pace.
+        pace = self._chunked.pace.rounded
+        seconds, prompts = _chunked(self._chunks, self._costs, self._work, self._target_s / pace, tokens, **load)
+        yield Offer(self._one, pace * seconds, prompts / hoped["one"], alone / (pace * seconds))
 
 
 class Offer(NamedTuple):
-    """The time of a decode step with a plan; prompts and decodes in seconds of work per second; the rows that a step of
-    chunked prefill has at most.
-    """
+    """The time of a decode step with a plan; prompts and decodes in seconds of work per second."""
 
     plan: Plan
     seconds: float
     prompts: float
     decodes: float
-    rows: int = CHUNKS[-1]
 
 
 class Work:
@@ -233,3 +242,25 @@ def _rate(costs: Costs, work: Work, placement: Placement, tokens: int, past: int
     """The work of prompts per second next to decodes, in steps of so many tokens."""
     seconds = costs.seconds(Step(segments=(Segment(0, past, tokens),)), placement.prefill_sms)
     return work.of_prompts(tokens, past) / (seconds * costs.slowdown(placement, "prefill"))
+
+
+def _chunked(
+    sizes: Sequence[int], costs: Costs, work: Work, target_s: float, tokens: int, batch: int, context: int, past: int
+) -> tuple[float, float]:
+    """The time of a step and the work of prompts per second, for the largest size that keeps the target next to
+    decodes, or for the smallest one; at most for so many tokens.
+    """
+    decodes = decodes_for(batch)
+
+    def seconds(chunk: int) -> float:
+        return _mixed_seconds(costs, chunk, chunk - decodes, context, past)
+
+    chunks = [chunk for chunk in sizes if chunk > decodes]
+    chunks = chunks[: max(1, bisect_left(chunks, decodes + tokens) + 1)]
+    chunk = chunks[max(1, bisect_right(chunks, target_s, key=seconds)) - 1]
+    return seconds(chunk), work.of_prompts(min(tokens, chunk - decodes), past) / seconds(chunk)
+
+
+def _mixed_seconds(costs: Costs, rows: int, count: int, context: int, past: int) -> float:
+    """The time of a step with `count` tokens of a prompt. Both share the GEMMs, which read the weights once."""
+    return costs.mixed_seconds(rows, context, count * past + count * (count + 1) // 2)

@@ -210,7 +210,7 @@ THEN = ("priority", "layers", "streams", "prefill-first")
 REVISIONS = {"prefill-first": 1, "streams": 1, "priority": 1, "overlay": 1, "disjoint": 1}
 REVISIONS |= {"chunked": 5, "layers": 3, "policy": 6}
 # Of a load on which a contender has changed although it has not on others: their rehearsals are the same as before.
-REVISIONS_OF_LOAD = {("policy", "chat"): 7}
+REVISIONS_OF_LOAD = {("policy", "chat"): 8}
 LOADS_BY_WORTH = ("documents", "retrieval", "chat")
 
 

@@ -116,8 +116,7 @@ def trials_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     disturbed: Counter[Trial] = Counter()
     for row in content["trials"]:
-        trial = trial_of(row)
-        if row["out_of_time"] or row["revision"] != revision(trial.question):
+        if row["out_of_time"] or row["revision"] != revision((trial := trial_of(row)).question):
             continue
         if not row["kept"] and row["late_captures"] and disturbed[trial] < DISTURBED:
             disturbed[trial] += 1

@@ -231,6 +231,17 @@ def test_the_policy_takes_chunks_where_partitions_do_not_pay() -> None:
     assert isinstance(policy(costs=replace(COSTS, slowdowns=slow)).choose(4, 8000, 0), Chunked)
 
 
+@pytest.mark.parametrize(("name", "requests"), [("chat", 600), ("retrieval", 60)])
+def test_while_all_slots_are_taken_the_policy_serves_as_fast_as_the_best_size(name: str, requests: int) -> None:
+    """With short answers, the largest steps that keep a limit are not the fastest; with long prompts, small ones are
+    not.
+    """
+    slow = dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0))
+    load = few(name, requests)
+    best = min(served(Chunked(COSTS, chunk=size), load, 1e3).seconds for size in (192, 256, 512, 1024, 2048))
+    assert served(policy(0.045, costs=replace(COSTS, slowdowns=slow)), load, 1e3).seconds <= 1.01 * best
+
+
 # As measured on an H200: steps of some sizes take longer than larger ones.
 UNEVEN = replace(
     COSTS,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +20,7 @@ from serving.card import Card  # noqa: E402
 from serving.contenders import Concurrent, LayerInterleaved  # noqa: E402
 from serving.costs import made_up  # noqa: E402
 from serving.entrants import ENTRANTS  # noqa: E402
-from serving.loads import Load, Request  # noqa: E402
+from serving.loads import Load, Request, load_of  # noqa: E402
 from serving.loop import Limits, Served, Serving  # noqa: E402
 from serving.model import PARTIAL_ROWS, SEGMENTS, Model, Workspace, prompt_splits, splits_for  # noqa: E402
 from serving.shapes import SHAPES  # noqa: E402
@@ -231,6 +233,26 @@ def test_graphs_that_were_prepared_are_not_captured_in_a_trial(card: Card) -> No
     assert card.late_captures == 0
 
 
+def test_the_bench_keeps_its_card_for_trials_of_the_same_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class FakeCard:
+        def __init__(self, *arguments: object, decodes: object) -> None:
+            made.append(self)
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setitem(sys.modules, "serving.kernels", reference)  # which need Triton
+    bench = importlib.import_module("serving.bench")
+    monkeypatch.setattr(bench, "Card", FakeCard)
+    monkeypatch.setattr(bench, "Model", lambda *arguments, **named: None)
+    with bench.Bench(SHAPES["34B"], (1, 2)) as one:
+        assert one.card(load_of("chat", "34B")) is one.card(load_of("chat", "34B"))
+        assert one.card(load_of("chat", "8B")) is made[-1]
+    assert len(made) == 2
+
+
 def test_smaller_steps_than_those_rehearsed_have_graphs_too(card: Card) -> None:
     placement = Placement("one")
     rehearsed = Step((Row(0, 3), Row(1, 3)), (Segment(2, 0, 100, True),))
@@ -242,6 +264,19 @@ def test_smaller_steps_than_those_rehearsed_have_graphs_too(card: Card) -> None:
             card.launch("decode", step, placement)
             while card.busy:
                 card.finished()
+    assert card.late_captures == 0
+
+
+def test_smaller_passes_than_those_rehearsed_have_graphs_of_each_layer_too(card: Card) -> None:
+    placement = Placement("one")
+    rehearsed = Step(segments=(Segment(2, 0, 100, True),), layers=(1, 2))
+    card.prepare([card.shot("prefill", rehearsed, placement)])
+    for layers in ((0, 1), (1, 2)):
+        step = Step(segments=(Segment(2, 0, 60),), layers=layers, partial=layers[1] < TINY.layers)
+        card.admit(2, 60, 1)
+        card.launch("prefill", step, placement)
+        while card.busy:
+            card.finished()
     assert card.late_captures == 0
 
 
