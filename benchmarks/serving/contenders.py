@@ -114,7 +114,8 @@ class Chunked:
     """A part of a prompt in the same step as the decodes.
 
     Both together have the rows of whole tiles: 514 rows would take five tiles of 128 where 512 take four. They are as
-    many as the cost model, corrected by what steps have taken, allows within `target_s`, up to `most`; or `chunk` always.
+    many as the cost model, corrected by what steps have taken, allows within `target_s`, and at most `most`; or `chunk`
+    always.
     """
 
     costs: Costs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend
@@ -31,10 +32,11 @@ def in_words(found: Goodput | None) -> str:
     """A goodput in requests per second, and how far it has been confirmed."""
     if found is None or found.rate is None:
         return NOT_RUN
-    if not found.rate:
-        return "0: no rate that was tried is kept" if found.settled else "search not ended"
+    if found.settled and not found.rate:
+        return "0: no rate that was tried is kept"
     if not found.seeds:
-        return f"at least {found.rate:.3f} (search not ended)"
+        bounds = [f"at least {found.rate:.3f}"] * (found.rate > 0) + [f"below {found.below:.3f}"] * (found.below < inf)
+        return f"{', '.join(bounds)} (search not ended)" if bounds else "search not ended"
     confirmed = f"; {found.seeds} seeds {found.confirmed:.3f}" if found.seeds > 1 else ""
     return f"{found.rate:.3f}{confirmed}{', raced' * found.raced}"
 

@@ -60,7 +60,7 @@ class Goodput:
     rate: the highest one that was kept with the first seed; 0 if none was; None if nothing is known yet. settings:
     those of that rate. settled: whether the search with the first seed has ended for the first settings that keep
     anything. raced: whether it has ended for all settings. confirmed: the highest rate that each of the first `seeds`
-    seeds has kept.
+    seeds has kept. below: while a search with the first seed goes on, the lowest rate that was not kept.
     """
 
     rate: float | None = None
@@ -69,6 +69,7 @@ class Goodput:
     raced: bool = False
     confirmed: float | None = None
     seeds: int = 0
+    below: float = inf
 
     @property
     def depth(self) -> str:
@@ -182,7 +183,8 @@ def _searched(
         if low > best_rate:
             best_rate, best = low, one
         if rate is not None:
-            return Goodput(best_rate if mine else None, best, settled), Trial(question, one, rate, first)
+            known = Goodput(best_rate if mine else None, best, settled, below=high)
+            return known, Trial(question, one, rate, first)
         settled = best is not None
     if best is None:
         return Goodput(0.0, None, True, True, 0.0, len(SEEDS)), None

@@ -15,7 +15,7 @@ import pytest
 import serve
 from serving import loads, report, trials
 from serving.costs import made_up
-from serving.search import Question, Trial, written
+from serving.search import Goodput, Question, Trial, written
 from serving.shapes import SHAPES
 from serving.store import Store
 from serving.virtual import VirtualExecutor
@@ -110,6 +110,12 @@ def test_what_was_not_run_is_printed_as_such(store: Store) -> None:
     assert text.count(report.NOT_RUN) == 8 * 3 * 2
     add(store, trial())
     assert "at least 0.200 (search not ended)" in report.goodput_table(store.content)
+
+
+def test_a_search_that_goes_on_says_between_which_rates_it_is() -> None:
+    assert report.in_words(Goodput(0.2, below=0.3)) == "at least 0.200, below 0.300 (search not ended)"
+    assert report.in_words(Goodput(0.0, below=0.3)) == "below 0.300 (search not ended)"
+    assert report.in_words(Goodput(0.0)) == "search not ended"
 
 
 def test_the_head_says_which_models_were_not_run_and_which_trials_count(store: Store) -> None:

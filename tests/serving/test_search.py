@@ -22,6 +22,7 @@ from serving.search import (
     goodput,
     next_rate,
     next_trial,
+    on_grid,
     questions,
 )
 from serving.store import DISTURBED, Store, merged, outcomes_of
@@ -68,6 +69,12 @@ def test_a_rate_that_nothing_keeps_is_given_up() -> None:
     assert found.rate == 0
     assert found.settled
     assert len(trials) <= 8
+
+
+def test_a_search_that_goes_on_knows_what_was_not_kept() -> None:
+    kept, missed = (Outcome(Trial(QUESTION, "a", rate, 1), rate < 1.1) for rate in (on_grid(1.0), on_grid(1.2)))
+    found = goodput([kept, missed], QUESTION, ["a"], [1.0] * 3)
+    assert (found.rate, found.below, found.settled) == (kept.trial.rate, missed.trial.rate, False)
 
 
 def test_contenders_are_compared_at_the_same_rates() -> None:
