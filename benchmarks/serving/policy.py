@@ -152,8 +152,9 @@ class ByCosts(ByPolicy):
         """The rows of steps of chunked prefill that serve decodes, and the prompts that come with them, in the least
         time: steps that take more tokens of prompts are needed less often between steps that take none.
         """
-        octave = round(4 * log2(max(self._prompted, 1.0) / max(self._decoded, 1.0))) / 4
-        key = load, octave, round(self._chunked.pace.mean, 2), round(self._alone.mean, 2)
+        # Tokens of prompts for each token of an answer, in steps of a quarter of an octave.
+        ratio = 2.0 ** (round(4 * log2(max(self._prompted, 1.0) / max(self._decoded, 1.0))) / 4)
+        key = load, ratio, round(self._chunked.pace.mean, 2), round(self._alone.mean, 2)
         if key not in self._thrifty:
             batch, context, past, tokens = load
             _, _, mixed, alone = key
@@ -162,7 +163,7 @@ class ByCosts(ByPolicy):
 
             def of_decodes(rows: int) -> float:
                 count = rows - decodes
-                share = 2.0**octave * batch / min(tokens, count)
+                share = ratio * batch / min(tokens, count)
                 seconds = mixed * _mixed_seconds(self._costs, rows, count, context, past)
                 return share * seconds + max(0.0, 1 - share) * without
 

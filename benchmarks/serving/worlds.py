@@ -26,6 +26,8 @@ SHARES = (0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8)
 POLICY = {"margin": 0.9, "waves": 2}
 SINGLE: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("chunked", {"margin": 0.9}),
+    ("chunked", {"chunk": 256}),
+    ("chunked", {"chunk": 512}),
     ("priority", {"chunk": 2048}),
     ("priority", {"chunk": 1024}),
     ("disjoint", {"decode_sms": 16, "chunk": 1792}),
