@@ -85,7 +85,7 @@ class ByCosts(ByPolicy):
         self._contenders[self._one] = self._chunked
         self._current = self._one
         self._known: dict[Any, Plan] = {}
-        self._thrifty: dict[Any, int] = {}
+        self._thrifty: dict[Any, int] = {}  # rows, by what they were chosen for
         self._asked: Any = None  # the load of the last choice, and for how many steps it still holds
         self._holds = 0
         self._alone = Pace()  # of decodes without prompts, on one stream
@@ -154,10 +154,10 @@ class ByCosts(ByPolicy):
         """
         # Tokens of prompts for each token of an answer, in steps of a quarter of an octave.
         ratio = 2.0 ** (round(4 * log2(max(self._prompted, 1.0) / max(self._decoded, 1.0))) / 4)
-        key = load, ratio, round(self._chunked.pace.mean, 2), round(self._alone.mean, 2)
+        mixed, alone = round(self._chunked.pace.mean, 2), round(self._alone.mean, 2)
+        key = load, ratio, mixed, alone
         if key not in self._thrifty:
             batch, context, past, tokens = load
-            _, _, mixed, alone = key
             decodes = decodes_for(batch)
             without = alone * self._costs.decode_seconds(batch, context, self._costs.sm_count)
 
