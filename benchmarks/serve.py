@@ -36,11 +36,11 @@ from serving.costs import Costs
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, load_of
 from serving.loop import Record
-from serving.search import DEPTHS, GAPS_MS, Question, Trial, next_trial, questions
+from serving.search import DEPTHS, GAPS_MS, SHARE, Question, Trial, next_trial, questions
 from serving.shapes import SHAPES
 from serving.store import KIND, Store, merged, settings_of
 from serving.trials import predict, rehearse, row_of, serve, steps_of
-from serving.worlds import SHARES, worlds
+from serving.worlds import worlds
 
 # What checking and saving take of a run, at most; and by how much trials take longer than rehearsed, as clocks fall.
 RESERVE_S, LONGER = 4.0, 1.1
@@ -74,7 +74,8 @@ def parser() -> argparse.ArgumentParser:
         "--depth",
         choices=DEPTHS,
         default=DEPTHS[-1],
-        help="a rate that the first seed keeps, that all seeds keep, or that no other settings beat (default)",
+        help="whether the rate of the best other contender is kept; a rate that the first seed keeps, or all seeds; "
+        "whether 0.98 of the best is kept, where that is open; a rate that no other settings beat (default)",
     )
     found.add_argument(
         "--share",
@@ -129,8 +130,9 @@ def next_of(
     without: Collection[Question] = (),
     depth: str = DEPTHS[-1],
 ) -> Trial | None:
-    """The next trial. In each stage, a rate for each question comes first, by one seed and the settings that are
-    predicted to be best; then the other seeds, then the other settings, as deep as is wanted.
+    """The next trial, as deep in each stage as is wanted. First comes whether each contender keeps what the best other
+    one keeps, then a rate for each question, by one seed and the settings that are predicted to be best; then the other
+    seeds, then the other settings.
 
     without: questions that are left out.
     """
@@ -312,10 +314,10 @@ def rehearsed(store: Store, arguments: argparse.Namespace) -> int:
             break
         rate, name = world.best()
         shares.append(world.share_of_policy(rate))
-        if shares[-1] < SHARES[0]:
+        if shares[-1] < SHARE:
             print(f"{world}: {shares[-1]:g} of what {name} keeps, {rate:.3f}/s", flush=True)
-    behind = sum(share < SHARES[0] for share in shares)
-    print(f"the policy keeps {SHARES[0]:g} of the best in {len(shares) - behind} of {len(shares)} worlds")
+    behind = sum(share < SHARE for share in shares)
+    print(f"the policy keeps {SHARE:g} of the best in {len(shares) - behind} of {len(shares)} worlds")
     return int(behind > 0)
 
 

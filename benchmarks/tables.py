@@ -373,6 +373,7 @@ def serving_section(result: Result) -> str:
     if result["trials"]:
         parts.append(markdown(serving.goodput_rows(result)))
     for title, rows in (
+        ("What the policy keeps of the best other contender, in requests per second:", serving.share_rows(result)),
         ("The trial at the highest rate that was kept, for each question that was asked:", serving.trial_rows(result)),
         ("Steps alone, in CUDA graphs, on the whole device and in partitions:", serving.cost_rows(result)),
         ("How much longer steps take next to each other:", serving.slowdown_rows(result)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import inf
 from typing import Any
 
@@ -12,7 +13,7 @@ from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend
 from cuda_gctx.draw.table import table
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS
-from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, goodput
+from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, best_other, goodput, kept_by_seed
 from serving.store import outcomes_of, settings_of, trial_of, trials_of
 
 NOT_RUN = "not run"
@@ -65,6 +66,25 @@ def goodput_table(content: Content) -> str:
     """The goodput as plain text."""
     head, *rows = goodput_rows(content)
     return table(head, rows)
+
+
+def share_rows(content: Content) -> list[list[str]]:
+    """What the policy keeps of the best other contender, for each load and limit: with the first seed, and with all."""
+    outcomes = outcomes_of(content)
+    rows = [["load, limit", "best other contender", "it keeps", "policy", "share", "3 seeds", "policy", "share"]]
+    for model in _models(content):
+        for load, gap in product(LOADS, GAPS_MS[model]):
+            question = Question(model, load, gap, "policy")
+            _, lows = kept_by_seed(outcomes, question)
+            cells = []
+            for seeds in (1, len(SEEDS)):
+                name, best = best_other(outcomes, question, seeds)
+                mine = min(lows[:seeds])
+                cells += [ENTRANTS[name].title] if seeds == 1 and name else []
+                cells += [f"{best:.3f}", f"{mine:.3f}", f"{mine / best:.2f}"] if best and mine else [NOT_RUN, "", ""]
+            if lows[0]:
+                rows.append([f"{model} {load}, {gap:g} ms", *cells])
+    return rows
 
 
 def trial_rows(content: Content) -> list[list[str]]:

@@ -16,8 +16,12 @@ GRID = 1.03
 SEEDS = (1, 2, 3)
 # A search goes up or down from its start by so many steps of the grid, and ends behind the last one.
 STEPS = (1, 2, 4, 8, 16, 32, 32)
-# How far a question is answered: by a rate with the first seed, with all seeds, or with the other settings raced.
-DEPTHS = ("rate", "seeds", "settings")
+# How far a question is answered: whether the contender keeps what the best other one keeps; by a rate with the first
+# seed, with all seeds; whether it keeps SHARE of the best other one, where the grid leaves that open; or with the other
+# settings raced.
+DEPTHS = ("best", "rate", "seeds", "share", "settings")
+# What a contender keeps of the best one, to count as equal to it.
+SHARE = 0.98
 # Settings that are raced on the card for one question, in the order that the cost model predicts.
 RACED = 3
 
@@ -73,8 +77,8 @@ class Goodput:
 
     @property
     def depth(self) -> str:
-        """What of DEPTHS is searched next."""
-        return DEPTHS[0] if not self.settled else DEPTHS[1] if self.seeds < len(SEEDS) else DEPTHS[2]
+        """What of DEPTHS the search of its own rate does next."""
+        return "rate" if not self.settled else "seeds" if self.seeds < len(SEEDS) else "settings"
 
 
 def written(settings: Mapping[str, Any]) -> str:
@@ -116,8 +120,9 @@ def next_rate(tried: Sequence[tuple[float, bool]], start: float) -> float | None
     if everything or nothing is kept.
     """
     low, high = bracket(tried)
-    if not tried:
-        return on_grid(start)
+    first = on_grid(start)
+    if low == 0 and first < high * (1 - 1e-6):
+        return first
     if high == inf or low == 0:
         if len(tried) > len(STEPS):
             return None
@@ -156,8 +161,63 @@ def next_trial(
 
     starts: the rate at which the search begins, for each of SEEDS.
     """
+    if depth == "best":
+        return _at_best(outcomes, question, settings[0])
     found, trial = _searched(outcomes, question, settings, starts)
-    return trial if DEPTHS.index(found.depth) <= DEPTHS.index(depth) else None
+    if found.depth == "settings" and depth in ("share", "settings"):
+        trial = _at_share(outcomes, question) or (trial if depth == "settings" else None)
+    elif DEPTHS.index(found.depth) > DEPTHS.index(depth):
+        trial = None
+    return trial
+
+
+def kept_by_seed(outcomes: Iterable[Outcome], question: Question) -> tuple[str, list[float]]:
+    """The settings that keep the highest rates, by the first seed and then by all, and what they keep with each: 0 if
+    nothing yet.
+    """
+    mine = [one for one in outcomes if one.trial.question == question]
+    found = [("", [0.0] * len(SEEDS))]
+    for settings in dict.fromkeys(one.trial.settings for one in mine):
+        found.append((settings, [bracket(_tried(mine, question, settings, seed))[0] for seed in SEEDS]))
+    return max(found, key=lambda one: (one[1][0], min(one[1])))
+
+
+def best_other(outcomes: Sequence[Outcome], question: Question, seeds: int = 1) -> tuple[str, float]:
+    """The other contender that keeps the highest rate with the first seeds, and that rate: 0 if none keeps any."""
+    others = {one.trial.question for one in outcomes} - {question}
+    rates = {
+        one.contender: min(kept_by_seed(outcomes, one)[1][:seeds])
+        for one in others
+        if replace(one, contender=question.contender) == question
+    }
+    return max(((name, rates[name]) for name in sorted(rates)), key=lambda one: one[1], default=("", 0.0))
+
+
+def _at_best(outcomes: Sequence[Outcome], question: Question, settings: str) -> Trial | None:
+    """The trial that shows whether a contender keeps what the best other one does; None where that is known."""
+    _, rate = best_other(outcomes, question)
+    known, lows = kept_by_seed(outcomes, question)
+    trial = Trial(question, known or settings, rate, SEEDS[0])
+    _, high = bracket(_tried(outcomes, question, trial.settings, trial.seed))
+    return trial if _between(lows[0], rate, high) else None
+
+
+def _at_share(outcomes: Sequence[Outcome], question: Question) -> Trial | None:
+    """The trial that shows whether a contender that was searched keeps SHARE of the best other one; None where that is
+    known.
+    """
+    settings, lows = kept_by_seed(outcomes, question)
+    for seeds in (1, len(SEEDS)):
+        rate = SHARE * best_other(outcomes, question, seeds)[1]
+        missed = [bracket(_tried(outcomes, question, settings, seed))[1] for seed in SEEDS[:seeds]]
+        lacking = [seed for seed, low in zip(SEEDS[:seeds], lows, strict=False) if _between(low, rate, min(missed))]
+        if lacking:
+            return Trial(question, settings, rate, lacking[0])
+    return None
+
+
+def _between(low: float, rate: float, high: float) -> bool:
+    return low < rate * (1 - 1e-6) and rate < high * (1 - 1e-6)
 
 
 def _searched(

@@ -15,6 +15,7 @@ from serving.costs import Costs
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load, load_of
 from serving.loop import Limits, Serving
+from serving.search import SHARE
 from serving.trials import HOST_S, NOISE, SHARE_OF_PROMPTS, seconds_of_a_prompt
 from serving.virtual import VirtualExecutor
 
@@ -22,7 +23,7 @@ from serving.virtual import VirtualExecutor
 OFF, HEAT = 0.15, (1.0, 1.14)
 # Rates are compared in steps of 1%. The policy has to keep the first of these shares of the best one.
 STEP = 1.01
-SHARES = (0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8)
+SHARES = (SHARE, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8)
 POLICY = {"margin": 0.9, "waves": 2}
 SINGLE: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("chunked", {"margin": 0.9}),

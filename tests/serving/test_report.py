@@ -112,6 +112,15 @@ def test_what_was_not_run_is_printed_as_such(store: Store) -> None:
     assert "at least 0.200 (search not ended)" in report.goodput_table(store.content)
 
 
+def test_what_the_policy_keeps_of_the_best_other_contender_is_shown(store: Store) -> None:
+    assert len(report.share_rows(store.content)) == 1
+    for name, rate in (("chunked", 0.2), ("layers", 0.1), ("policy", 0.19)):
+        row = add(store, trial(name, rate))
+        assert row["kept"]
+    _, shown = report.share_rows(store.content)
+    assert shown == ["8B documents, 50 ms", "chunked prefill", "0.200", "0.190", "0.95", report.NOT_RUN, "", ""]
+
+
 def test_a_search_that_goes_on_says_between_which_rates_it_is() -> None:
     assert report.in_words(Goodput(0.2, below=0.3)) == "at least 0.200, below 0.300 (search not ended)"
     assert report.in_words(Goodput(0.0, below=0.3)) == "below 0.300 (search not ended)"

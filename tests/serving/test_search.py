@@ -138,6 +138,71 @@ def next_of(outcomes: list[Outcome], depth: str) -> Trial | None:
     return next_trial(outcomes, QUESTION, ["a", "b"], [1.0] * 3, depth=depth)
 
 
+def competes(truth: dict[str, Sequence[float]], depth: str) -> tuple[list[Outcome], dict[str, list[Trial]]]:
+    """Runs trials of contenders in turn against a truth (the rate that each keeps with each seed), to a depth."""
+    outcomes: list[Outcome] = []
+    asked = {name: replace(QUESTION, contender=name) for name in truth}
+    trials: dict[str, list[Trial]] = {name: [] for name in truth}
+    depths = search.DEPTHS[: search.DEPTHS.index(depth) + 1]
+    while True:
+        following = (
+            next_trial(outcomes, one, ["a"], [1.0] * 3, depth=deep) for deep in depths for one in asked.values()
+        )
+        trial = next(filter(None, following), None)
+        if trial is None:
+            return outcomes, trials
+        name = trial.question.contender
+        outcomes.append(Outcome(trial, trial.rate <= truth[name][trial.seed - 1]))
+        trials[name].append(trial)
+        assert len(outcomes) < 200
+
+
+def test_a_contender_that_is_behind_costs_one_trial_at_the_rate_of_the_best() -> None:
+    kept = Outcome(Trial(QUESTION, "a", on_grid(1.0), 1), True)
+    other = replace(QUESTION, contender="layers")
+    trial = next_trial([kept], other, ["a"], [0.2] * 3, depth="best")
+    assert trial == Trial(other, "a", kept.trial.rate, 1)
+    assert next_trial([kept, Outcome(trial, False)], other, ["a"], [0.2] * 3, depth="best") is None
+    assert next_trial([kept, Outcome(trial, True)], other, ["a"], [0.2] * 3, depth="best") is None
+    # Nobody else keeps anything, or what others keep is of another limit.
+    assert next_trial([kept], QUESTION, ["a"], [0.2] * 3, depth="best") is None
+    assert next_trial([kept], replace(other, gap_ms=50.0), ["a"], [0.2] * 3, depth="best") is None
+    # Its own rate is then searched from where it is expected.
+    lower = next_trial([kept, Outcome(trial, False)], other, ["a"], [0.2] * 3, depth="rate")
+    assert lower == Trial(other, "a", on_grid(0.2), 1)
+
+
+def test_contenders_compete_before_any_rate_is_searched_to_its_end() -> None:
+    outcomes, trials = competes({"chunked": [1.5] * 3, "layers": [0.7] * 3, "policy": [1.6] * 3}, "best")
+    assert not trials["chunked"], "nothing is known that it could be compared with"
+    outcomes, trials = competes({"chunked": [1.5] * 3, "layers": [0.7] * 3, "policy": [1.6] * 3}, "rate")
+    assert [one.rate for one in trials["layers"]][:1] == [on_grid(1.0)]
+    assert search.best_other(outcomes, QUESTION) == ("policy", pytest.approx(1.6, rel=GRID - 1))
+    assert search.best_other(outcomes, QUESTION, 3)[1] == 0, "no other seed has been run"
+
+
+@pytest.mark.parametrize(
+    ("rates", "shares"),
+    [
+        ([0.985] * 3, {(1, True), (2, True), (3, True)}),
+        ([0.975] * 3, {(1, False)}),
+        ([1.0, 1.0, 0.975], {(3, False)}),
+        ([1.0] * 3, set()),
+        ([0.9] * 3, set()),
+    ],
+)
+def test_what_the_grid_leaves_open_is_tried_at_a_share_of_the_best(
+    rates: Sequence[float], shares: set[tuple[int, bool]]
+) -> None:
+    best = GRID**5
+    of_policy = [rate * best * 1.0001 for rate in rates]
+    outcomes, _ = competes({"chunked": [best * 1.0001] * 3, "policy": of_policy}, "share")
+    tried = {(one.trial.seed, one.kept) for one in outcomes if one.trial.rate == pytest.approx(search.SHARE * best)}
+    assert tried == shares
+    policy = replace(QUESTION, contender="policy")
+    assert all(next_trial(outcomes, policy, ["a"], [1.0] * 3, depth=deep) is None for deep in search.DEPTHS[:4])
+
+
 def test_the_search_of_another_seed_begins_where_it_is_expected() -> None:
     truth = {("a", 1): 1.5, ("a", 2): 1.2, ("a", 3): 1.3}
     blind, trials = answered(truth, 1.5)
