@@ -33,10 +33,16 @@ EDGE = {"disjoint": 0.1, "overlay": 0.1}
 CHOICE_HOLDS = 8
 # What is left, after each step, of the tokens that were counted before it.
 FADE = 0.99
-# Tokens of a prompt that are cached before a chunk.
-PASTS = (4096, 16384, 32768)
+# Tokens of a prompt that are cached before a chunk. With coarser sizes, the middle of a prompt looks like the end of
+# one that is twice as long, and partitions better than they are.
+PASTS = tuple(round(2 ** (n / 2)) for n in range(24, 31))
 # Tokens of prompts that one step could take.
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def counted_as(value: int, sizes: Sequence[int]) -> int:
+    """The smallest size that is not below a value, or the largest one."""
+    return sizes[min(bisect_left(sizes, value), len(sizes) - 1)]
 
 
 def plan_of(placement: Placement, sm_count: int) -> Plan:
@@ -130,12 +136,8 @@ class ByCosts(ByPolicy):
         if tokens == 0 or batch == 0:
             # What works has the whole device, on one stream or on two.
             return self._chunked if self._current == self._one else self._whole
-        load = (
-            BATCHES[min(bisect_left(BATCHES, batch), len(BATCHES) - 1)],
-            CONTEXTS[min(bisect_left(CONTEXTS, context), len(CONTEXTS) - 1)],
-            PASTS[min(bisect_left(PASTS, past), len(PASTS) - 1)],
-        )
-        asked = (*load, TOKENS[min(bisect_left(TOKENS, tokens), len(TOKENS) - 1)], full)
+        load = counted_as(batch, BATCHES), counted_as(context, CONTEXTS), counted_as(past, PASTS)
+        asked = (*load, counted_as(tokens, TOKENS), full)
         if asked == self._asked and self._holds and self._current == self._one:
             self._holds -= 1
             return self._chunked

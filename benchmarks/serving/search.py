@@ -271,15 +271,17 @@ THEN = ("priority", "layers", "streams", "prefill-first")
 # Of the way in which a contender decides: trials of earlier ones say nothing about it.
 REVISIONS = {"prefill-first": 1, "streams": 1, "priority": 1, "overlay": 1, "disjoint": 1}
 REVISIONS |= {"chunked": 5, "layers": 3, "policy": 6}
-# Of a load on which a contender has changed although it has not on others: their rehearsals are the same as before.
-REVISIONS_OF_LOAD = {("policy", "chat"): 8}
+# Of loads on which a contender has changed although it has not on others: their rehearsals are the same as before.
+REVISIONS_OF_LOAD = {(model, "chat", "policy"): 8 for model in MODELS}
+REVISIONS_OF_LOAD |= {("8B", "documents", "policy"): 9}
+REVISIONS_OF_LOAD |= {(model, "retrieval", "policy"): 9 for model in MODELS}
 LOADS_BY_WORTH = ("documents", "retrieval", "chat")
 
 
 def revision(question: Question) -> int:
     """The present one of what a question asks for."""
-    contender = question.contender
-    return REVISIONS_OF_LOAD.get((contender, question.load), REVISIONS[contender])
+    one = question.model, question.load, question.contender
+    return REVISIONS_OF_LOAD.get(one, REVISIONS[question.contender])
 
 
 def questions(models: Sequence[str] = MODELS) -> list[list[Question]]:

@@ -13,7 +13,7 @@ from serving.costs import Costs, Rates, made_up
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
 from serving.loop import Contender, Limits, Record, Serving
-from serving.policy import CHOICE_HOLDS, ByCosts
+from serving.policy import BATCHES, CHOICE_HOLDS, CONTEXTS, PASTS, TOKENS, ByCosts, counted_as
 from serving.search import Question, Trial, under, written
 from serving.shapes import SHAPES
 from serving.virtual import VirtualExecutor
@@ -224,6 +224,15 @@ def test_the_policy_does_not_alternate_between_two_sizes_at_the_bound() -> None:
     assert choose(4, bound - 100, 0) is not choose(4, bound + 100, 0)
     flutter = {id(choose(4, context, 0)) for context in (bound - 100, bound + 100) * 10}
     assert len(flutter) == 1
+
+
+@pytest.mark.parametrize(("sizes", "most"), [(BATCHES, 2.0), (CONTEXTS, 2**0.25), (PASTS, 2**0.5), (TOKENS, 2.0)])
+def test_a_load_counts_as_one_that_is_little_larger(sizes: tuple[int, ...], most: float) -> None:
+    """A prompt of 8,192 tokens does not count as one of 16,384: its chunks would look slower than partitions."""
+    for value in range(sizes[0], sizes[-1] + 1, max(1, sizes[0] // 7)):
+        assert value <= counted_as(value, sizes) <= most * value * 1.001
+    assert counted_as(0, sizes) == sizes[0]
+    assert counted_as(2 * sizes[-1], sizes) == sizes[-1]
 
 
 def test_the_policy_takes_chunks_where_partitions_do_not_pay() -> None:
