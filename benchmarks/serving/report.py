@@ -13,8 +13,8 @@ from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend
 from cuda_gctx.draw.table import table
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS
-from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, best_other, goodput, kept_by_seed
-from serving.store import outcomes_of, settings_of, trial_of, trials_of
+from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, best_other, goodput
+from serving.store import outcomes_of, revisions_before, settings_of, trial_of, trials_of
 
 NOT_RUN = "not run"
 Content = Mapping[str, Any]
@@ -49,14 +49,19 @@ def _models(content: Content) -> list[str]:
 
 def goodput_rows(content: Content) -> list[list[str]]:
     """One row per contender, with a column for each model, load and limit."""
-    outcomes = outcomes_of(content)
+    now, before = outcomes_of(content), outcomes_of(content, revisions_before(content))
     columns = [(model, load, gap) for model in _models(content) for load in LOADS for gap in GAPS_MS[model]]
+
+    def cell(question: Question) -> str:
+        found, earlier = known(content, now, question), known(content, before, question)
+        words = in_words(found)
+        if not (found and found.settled) and earlier and earlier.settled and earlier.rate:
+            words += f"; before it was changed {in_words(earlier)}"
+        return words
+
     head = ["contender", *(f"{model}, {load}, {gap:g} ms" for model, load, gap in columns)]
     rows = [
-        [
-            entrant.title,
-            *(in_words(known(content, outcomes, Question(model, load, gap, name))) for model, load, gap in columns),
-        ]
+        [entrant.title, *(cell(Question(model, load, gap, name)) for model, load, gap in columns)]
         for name, entrant in ENTRANTS.items()
     ]
     return [head, *rows]
@@ -69,22 +74,26 @@ def goodput_table(content: Content) -> str:
 
 
 def share_rows(content: Content) -> list[list[str]]:
-    """What the policy keeps of the best other contender, for each load and limit: with the first seed, and with all."""
+    """What the policy keeps of the best other contender, for each load and limit for which its rate has been found."""
     outcomes = outcomes_of(content)
     rows = [["load, limit", "best other contender", "it keeps", "policy", "share", "3 seeds", "policy", "share"]]
     for model in _models(content):
         for load, gap in product(LOADS, GAPS_MS[model]):
             question = Question(model, load, gap, "policy")
-            _, lows = kept_by_seed(outcomes, question)
-            cells = []
-            for seeds in (1, len(SEEDS)):
-                name, best = best_other(outcomes, question, seeds)
-                mine = min(lows[:seeds])
-                cells += [ENTRANTS[name].title] if seeds == 1 and name else []
-                cells += [f"{best:.3f}", f"{mine:.3f}", f"{mine / best:.2f}"] if best and mine else [NOT_RUN, "", ""]
-            if lows[0]:
-                rows.append([f"{model} {load}, {gap:g} ms", *cells])
+            name, best = best_other(outcomes, question)
+            _, confirmed = best_other(outcomes, question, len(SEEDS))
+            mine = known(content, outcomes, question)
+            if mine and mine.settled and mine.rate and mine.confirmed is not None and best:
+                cells = _share(mine.rate, best)
+                cells += (
+                    _share(mine.confirmed, confirmed) if mine.seeds == len(SEEDS) and confirmed else [NOT_RUN, "", ""]
+                )
+                rows.append([f"{model} {load}, {gap:g} ms", ENTRANTS[name].title, *cells])
     return rows
+
+
+def _share(mine: float, best: float) -> list[str]:
+    return [f"{best:.3f}", f"{mine:.3f}", f"{mine / best:.2f}"]
 
 
 def trial_rows(content: Content) -> list[list[str]]:

@@ -194,12 +194,13 @@ def best_other(outcomes: Sequence[Outcome], question: Question, seeds: int = 1) 
 
 
 def _at_best(outcomes: Sequence[Outcome], question: Question, settings: str) -> Trial | None:
-    """The trial that shows whether a contender keeps what the best other one does; None where that is known."""
+    """The trial that shows whether a contender keeps what the best other one does, with the settings that come first;
+    None where that is known.
+    """
     _, rate = best_other(outcomes, question)
-    known, lows = kept_by_seed(outcomes, question)
-    trial = Trial(question, known or settings, rate, SEEDS[0])
-    _, high = bracket(_tried(outcomes, question, trial.settings, trial.seed))
-    return trial if _between(lows[0], rate, high) else None
+    _, lows = kept_by_seed(outcomes, question)
+    _, high = bracket(_tried(outcomes, question, settings, SEEDS[0]))
+    return Trial(question, settings, rate, SEEDS[0]) if _between(lows[0], rate, high) else None
 
 
 def _at_share(outcomes: Sequence[Outcome], question: Question) -> Trial | None:
@@ -243,7 +244,10 @@ def _searched(
         if low > best_rate:
             best_rate, best = low, one
         if rate is not None:
-            known = Goodput(best_rate if mine else None, best, settled, below=high)
+            # What other settings keep, it keeps at least.
+            name, lows = kept_by_seed(mine, question)
+            low = lows[0]
+            known = Goodput(low if mine else None, name or None, settled, below=high if high > low else inf)
             return known, Trial(question, one, rate, first)
         settled = best is not None
     if best is None:

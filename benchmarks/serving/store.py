@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +108,16 @@ def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dic
     return found
 
 
-def trials_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def trials_of(content: Mapping[str, Any], counts: Callable[[Question], int] = revision) -> list[Mapping[str, Any]]:
     """The trials of a file of results that say something: of contenders as they are now, and not out of time.
 
-    One that failed while graphs were captured on the way is left out, up to DISTURBED times.
+    One that failed while graphs were captured on the way is left out, up to DISTURBED times. counts: another revision
+    of the contender of a question than the present one.
     """
     found: list[Mapping[str, Any]] = []
     disturbed: Counter[Trial] = Counter()
     for row in content["trials"]:
-        if row["out_of_time"] or row["revision"] != revision((trial := trial_of(row)).question):
+        if row["out_of_time"] or row["revision"] != counts((trial := trial_of(row)).question):
             continue
         if not row["kept"] and row["late_captures"] and disturbed[trial] < DISTURBED:
             disturbed[trial] += 1
@@ -131,9 +132,19 @@ def trial_of(row: Mapping[str, Any]) -> Trial:
     return Trial(question, row["settings"], row["rate"], row["seed"])
 
 
-def outcomes_of(content: Mapping[str, Any]) -> list[Outcome]:
+def revisions_before(content: Mapping[str, Any]) -> Callable[[Question], int]:
+    """The last revision, before the present one, of which there are trials of a question; -1 without any."""
+    found: defaultdict[Question, int] = defaultdict(lambda: -1)
+    for row in content["trials"]:
+        question = trial_of(row).question
+        if row["revision"] < revision(question):
+            found[question] = max(found[question], row["revision"])
+    return found.__getitem__
+
+
+def outcomes_of(content: Mapping[str, Any], counts: Callable[[Question], int] = revision) -> list[Outcome]:
     """The trials of a file of results, for the search, and what they say of other limits on gaps."""
-    rows = trials_of(content)
+    rows = trials_of(content, counts)
     own = [Outcome(trial_of(row), row["kept"]) for row in rows]
     return own + [implied for row in rows for implied in _implied(row)]
 
@@ -157,7 +168,11 @@ def _implied(row: Mapping[str, Any]) -> Iterator[Outcome]:
 
 
 def settings_of(content: Mapping[str, Any], outcomes: Iterable[Outcome], question: Question) -> list[str]:
-    """The settings of a question in the order in which they are raced: those that were tried, then as predicted."""
+    """The settings of a question in the order in which they are raced: those that have kept a rate in a trial that was
+    run for it, the one that is predicted to be best, then others that were tried, under other limits too, and as
+    predicted.
+    """
+    kept = [row["settings"] for row in trials_of(content) if row["kept"] and trial_of(row).question == question]
     tried = [one.trial.settings for one in outcomes if one.trial.question == question]
-    predicted = content["predictions"].get(str(question), {"settings": []})
-    return list(dict.fromkeys([*tried, *predicted["settings"]]))
+    predicted = content["predictions"].get(str(question), {"settings": []})["settings"]
+    return list(dict.fromkeys([*kept, *predicted[:1], *tried, *predicted]))

@@ -112,13 +112,25 @@ def test_what_was_not_run_is_printed_as_such(store: Store) -> None:
     assert "at least 0.200 (search not ended)" in report.goodput_table(store.content)
 
 
-def test_what_the_policy_keeps_of_the_best_other_contender_is_shown(store: Store) -> None:
-    assert len(report.share_rows(store.content)) == 1
+def test_what_the_policy_keeps_of_the_best_other_contender_is_shown_once_its_rate_is_found(store: Store) -> None:
     for name, rate in (("chunked", 0.2), ("layers", 0.1), ("policy", 0.19)):
         row = add(store, trial(name, rate))
         assert row["kept"]
+    assert len(report.share_rows(store.content)) == 1, "the search goes on"
+    store.content["trials"].append({**row, "kept": False, "rate": 0.191})
     _, shown = report.share_rows(store.content)
     assert shown == ["8B documents, 50 ms", "chunked prefill", "0.200", "0.190", "0.95", report.NOT_RUN, "", ""]
+
+
+def test_until_a_rate_is_found_that_of_an_earlier_revision_is_shown_as_such(store: Store) -> None:
+    row = add(store, trial("policy", 0.2))
+    missed = {**row, "kept": False, "rate": 0.202}
+    store.content["trials"] = [{**row, "revision": row["revision"] - 1}, {**missed, "revision": row["revision"] - 1}]
+    assert f"{report.NOT_RUN}; before it was changed 0.200" in report.goodput_table(store.content)
+    store.content["trials"].append({**row, "rate": 0.1})
+    assert "at least 0.100 (search not ended); before it was changed 0.200" in report.goodput_table(store.content)
+    store.content["trials"].append({**missed, "rate": 0.101})
+    assert "before it was changed" not in report.goodput_table(store.content)
 
 
 def test_a_search_that_goes_on_says_between_which_rates_it_is() -> None:

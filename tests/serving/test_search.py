@@ -25,7 +25,7 @@ from serving.search import (
     on_grid,
     questions,
 )
-from serving.store import DISTURBED, Store, merged, outcomes_of
+from serving.store import DISTURBED, Store, merged, outcomes_of, settings_of
 
 QUESTION = Question("8B", "documents", 25.0, "chunked")
 # With a share of the limit, as the contenders have it that know the limit.
@@ -240,6 +240,27 @@ def test_a_trial_answers_for_the_same_one_under_other_limits(at_25: str, at_50: 
     assert other_limits(AT_50, 1.1, 20.0, at_50, gaps_kept=0.9) == [(at_25, False)]
     assert other_limits(QUESTION, 1.1, 20.0, at_25, gaps_kept=0.9) == []
     assert other_limits(QUESTION, 1.1, 20.0, at_25, gaps_kept=0.99) == [(at_50, False)]
+
+
+def test_a_trial_under_another_limit_does_not_choose_the_settings(tmp_path: Path) -> None:
+    """What is half of the limit at 50 ms is all of it at 25 ms, and not what is predicted to be best at 50 ms."""
+    half = '{"margin": 0.45}'
+    store = Store(tmp_path / "results.json", HEAD)
+    store.content["predictions"][str(AT_50)] = {"settings": [A, B, half]}
+    store.add("trials", row(Trial(QUESTION, A, 1.0, 1), {(A, 1): 1.0}) | {"gaps_ms": {"p99": 20.0}})
+    assert settings_of(store.content, store.outcomes, AT_50) == [A, half, B]
+    other = replace(AT_50, contender="layers")
+    store.add("trials", row(Trial(other, A, 1.2, 1), {(A, 1): 1.2}))
+    following = next_trial(store.outcomes, AT_50, [A, half, B], [0.9] * 3, depth="best")
+    assert following == Trial(AT_50, A, 1.2, 1)
+    # What it keeps with other settings is known meanwhile.
+    assert goodput(store.outcomes, AT_50, [A, half, B], [0.9] * 3).rate == 1.0
+    # One that was run and has kept nothing does not lead either; one that has kept a rate does.
+    missed = Trial(AT_50, half, 1.1, 1)
+    store.add("trials", row(missed, {(half, 1): 1.0}))
+    assert settings_of(store.content, store.outcomes, AT_50) == [A, half, B]
+    store.add("trials", row(replace(missed, rate=0.9, settings=B), {(B, 1): 1.0}))
+    assert settings_of(store.content, store.outcomes, AT_50) == [B, A, half]
 
 
 def test_steps_that_are_longer_than_a_limit_say_nothing_of_it() -> None:
