@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         choices=DEPTHS,
         default=DEPTHS[-1],
         help="whether the rate of the best other contender is kept; a rate that the first seed keeps, or all seeds; "
-        "whether 0.98 of the best is kept, where that is open; a rate that no other settings beat (default)",
+        f"whether {SHARE:g} of the best is kept, where that is open; a rate that no other settings beat (default)",
     )
     found.add_argument(
         "--share",
@@ -132,7 +132,7 @@ def next_of(
 ) -> Trial | None:
     """The next trial, as deep in each stage as is wanted. First comes whether each contender keeps what the best other
     one keeps, then a rate for each question, by one seed and the settings that are predicted to be best; then the other
-    seeds, then the other settings.
+    seeds, then SHARE of the best, then the other settings.
 
     without: questions that are left out.
     """

@@ -83,12 +83,11 @@ def share_rows(content: Content) -> list[list[str]]:
             name, best = best_other(outcomes, question)
             _, confirmed = best_other(outcomes, question, len(SEEDS))
             mine = known(content, outcomes, question)
-            if mine and mine.settled and mine.rate and mine.confirmed is not None and best:
-                cells = _share(mine.rate, best)
-                cells += (
-                    _share(mine.confirmed, confirmed) if mine.seeds == len(SEEDS) and confirmed else [NOT_RUN, "", ""]
-                )
-                rows.append([f"{model} {load}, {gap:g} ms", ENTRANTS[name].title, *cells])
+            if best and mine and mine.rate and mine.confirmed is not None:
+                both = confirmed and mine.seeds == len(SEEDS)
+                of_seeds = _share(mine.confirmed, confirmed) if both else [NOT_RUN, "", ""]
+                title = ENTRANTS[name].title
+                rows.append([f"{model} {load}, {gap:g} ms", title, *_share(mine.rate, best), *of_seeds])
     return rows
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log, sqrt
+from operator import itemgetter
 from typing import Any
 
 # Rates are powers of it, so that contenders are compared at the same ones.
@@ -51,10 +52,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trial that was run, and whether it kept its limits."""
+    """A trial that was run, and whether it kept its limits.
+
+    implied: it was run under another limit on gaps, which answers for this one.
+    """
 
     trial: Trial
     kept: bool
+    implied: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,7 @@ def best_other(outcomes: Sequence[Outcome], question: Question, seeds: int = 1) 
         for one in others
         if replace(one, contender=question.contender) == question
     }
-    return max(((name, rates[name]) for name in sorted(rates)), key=lambda one: one[1], default=("", 0.0))
+    return max(sorted(rates.items()), key=itemgetter(1), default=("", 0.0))
 
 
 def _at_best(outcomes: Sequence[Outcome], question: Question, settings: str) -> Trial | None:

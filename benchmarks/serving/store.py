@@ -162,9 +162,9 @@ def _implied(row: Mapping[str, Any]) -> Iterator[Outcome]:
         if other is None or gap_ms == trial.question.gap_ms:
             continue
         if row["kept"]:
-            yield Outcome(other, row["gaps_ms"]["p99"] <= gap_ms)
+            yield Outcome(other, row["gaps_ms"]["p99"] <= gap_ms, implied=True)
         elif gap_ms < trial.question.gap_ms or gaps_were_kept:
-            yield Outcome(other, False)
+            yield Outcome(other, False, implied=True)
 
 
 def settings_of(content: Mapping[str, Any], outcomes: Iterable[Outcome], question: Question) -> list[str]:
@@ -172,7 +172,8 @@ def settings_of(content: Mapping[str, Any], outcomes: Iterable[Outcome], questio
     run for it, the one that is predicted to be best, then others that were tried, under other limits too, and as
     predicted.
     """
-    kept = [row["settings"] for row in trials_of(content) if row["kept"] and trial_of(row).question == question]
-    tried = [one.trial.settings for one in outcomes if one.trial.question == question]
+    mine = [one for one in outcomes if one.trial.question == question]
+    kept = [one.trial.settings for one in mine if one.kept and not one.implied]
+    tried = [one.trial.settings for one in mine]
     predicted = content["predictions"].get(str(question), {"settings": []})["settings"]
     return list(dict.fromkeys([*kept, *predicted[:1], *tried, *predicted]))

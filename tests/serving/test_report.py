@@ -131,6 +131,10 @@ def test_until_a_rate_is_found_that_of_an_earlier_revision_is_shown_as_such(stor
     assert "at least 0.100 (search not ended); before it was changed 0.200" in report.goodput_table(store.content)
     store.content["trials"].append({**missed, "rate": 0.101})
     assert "before it was changed" not in report.goodput_table(store.content)
+    # Also if the contender has kept a rate since then with other settings.
+    other = written(report.ENTRANTS["policy"].settings(COSTS, trials.limits_of(question()))[1])
+    store.content["trials"][2:] = [{**row, "rate": 0.1, "settings": other}]
+    assert "at least 0.100 (search not ended); before it was changed 0.200" in report.goodput_table(store.content)
 
 
 def test_a_search_that_goes_on_says_between_which_rates_it_is() -> None:
