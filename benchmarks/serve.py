@@ -172,8 +172,8 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             rehearsed = rehearse(trial, of_load.get(load, costs))
             left = until - time.monotonic() - RESERVE_S
             if LONGER * rehearsed.seconds > left:
-                print(f"next: {described(trial)}, about {rehearsed.seconds:.0f} s, for which no time is left")
                 too_long.add(trial.question)
+                print(without_time(trial, rehearsed))
                 continue
             if load not in of_load:
                 bench.card(load_of(load, arguments.model))
@@ -183,6 +183,10 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
                 continue  # the same trial, with these costs and what is left of the time
             try:
                 row = run_one(trial, of_load[load], bench, rehearsed, left)
+                if row is None:
+                    too_long.add(trial.question)
+                    print(without_time(trial, rehearsed))
+                    continue
                 row["costs_run"] = store.content["costs"][arguments.model]["run"]
                 row["mixed"] = of_load[load].mixed
                 # As many processes ran at once, each on a GPU of the same host.
@@ -210,8 +214,10 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
     return int(bool(failed))
 
 
-def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seconds: float) -> dict[str, Any]:
-    """One trial on the card, with the graphs that the rehearsal needed; what is kept of it."""
+def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seconds: float) -> dict[str, Any] | None:
+    """One trial on the card, with the graphs that the rehearsal needed; what is kept of it. None if it would not end in
+    the time that capturing the graphs has left.
+    """
     began = time.monotonic()
     card = bench.card(load_of(trial.question.load, trial.question.model))
     card.hints = dict.fromkeys(costs.hints, True)
@@ -219,6 +225,8 @@ def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seco
     steps = rehearsed.steps if bench.knows(trial) else steps_of(trial, costs, rehearsed)
     card.prepare(card.shot(one.lane, one.step, one.placement) for one in steps)
     prepared = time.monotonic() - began
+    if LONGER * rehearsed.seconds > most_seconds - prepared:
+        return None
     bench.begin()
     record = serve(trial, costs, card, most_seconds=most_seconds - prepared, on_end=bench.note)
     return {**row_of(trial, record), **bench.end(), **bench.check(), "prepare_s": round(prepared, 1)}
@@ -228,10 +236,15 @@ def described(trial: Trial) -> str:
     return f"{trial.question} {trial.settings} at {trial.rate:.3f}/s, seed {trial.seed}"
 
 
+def without_time(trial: Trial, rehearsed: Record) -> str:
+    return f"next: {described(trial)}, about {rehearsed.seconds:.0f} s, for which no time is left"
+
+
 def verdict(row: dict[str, Any]) -> str:
     gaps, first = row["gaps_ms"] or {}, row["first_tokens_s"] or {}
+    outcome = "out of time" if row["out_of_time"] else "kept" if row["kept"] else "not kept"
     return (
-        f"{'kept' if row['kept'] else 'not kept'} in {row['seconds']:.0f} s; gaps p50 {gaps.get('p50')} p99 "
+        f"{outcome} after {row['seconds']:.0f} s; gaps p50 {gaps.get('p50')} p99 "
         f"{gaps.get('p99')} max {gaps.get('max')} ms, first tokens p99 {first.get('p99')} s, "
         f"{row['output_tokens_per_s']} tokens/s; {row['wrong']} of {row['checked']} answers wrong"
     )

@@ -374,6 +374,28 @@ def test_a_trial_that_runs_out_of_time_says_nothing(store: Store) -> None:
     assert not row["kept"]
     store.add("trials", row)
     assert store.outcomes == []
+    checked = {**row, "checked": 0, "wrong": 0}
+    assert serve.verdict(checked).startswith("out of time after ")
+    assert serve.verdict({**checked, "out_of_time": False}).startswith("not kept after ")
+
+
+def test_a_trial_does_not_begin_in_time_that_was_taken_by_its_graphs(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+
+    class Slow(FakeBench):
+        def prepared(self, shots: list[Any]) -> None:
+            nonlocal now
+            now += 1e6
+
+    monkeypatch.setitem(sys.modules, "serving.bench", SimpleNamespace(Bench=Slow))
+    monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(serve, "asked", lambda arguments: [[question("prefill-first")]])
+    predict(store, question("prefill-first"), settings=1)
+    assert serve.run(store, serve.parser().parse_args(["run"]), until=1e6) == 0
+    assert store.content["trials"] == []
+    assert "no time is left" in capsys.readouterr().out
 
 
 def test_runs_go_on_until_all_is_answered_or_the_time_is_over(
