@@ -165,6 +165,11 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
     stages = asked(arguments)
     failed: dict[Question, str] = {}
     too_long: set[Question] = set()  # for the time that is left
+
+    def leave_out(trial: Trial, rehearsed: Record) -> None:
+        too_long.add(trial.question)
+        print(f"next: {described(trial)}, about {rehearsed.seconds:.0f} s, for which no time is left")
+
     with Bench(SHAPES[arguments.model], DECODES, arguments.distinct_layers) as bench:
         of_load: dict[str, Costs] = {}
         while (trial := next_of(store, stages, {*failed, *too_long}, arguments.depth)) is not None:
@@ -172,8 +177,7 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             rehearsed = rehearse(trial, of_load.get(load, costs))
             left = until - time.monotonic() - RESERVE_S
             if LONGER * rehearsed.seconds > left:
-                too_long.add(trial.question)
-                print(without_time(trial, rehearsed))
+                leave_out(trial, rehearsed)
                 continue
             if load not in of_load:
                 bench.card(load_of(load, arguments.model))
@@ -184,8 +188,7 @@ def run(store: Store, arguments: argparse.Namespace, until: float) -> int:
             try:
                 row = run_one(trial, of_load[load], bench, rehearsed, left)
                 if row is None:
-                    too_long.add(trial.question)
-                    print(without_time(trial, rehearsed))
+                    leave_out(trial, rehearsed)
                     continue
                 row["costs_run"] = store.content["costs"][arguments.model]["run"]
                 row["mixed"] = of_load[load].mixed
@@ -234,10 +237,6 @@ def run_one(trial: Trial, costs: Costs, bench: Any, rehearsed: Record, most_seco
 
 def described(trial: Trial) -> str:
     return f"{trial.question} {trial.settings} at {trial.rate:.3f}/s, seed {trial.seed}"
-
-
-def without_time(trial: Trial, rehearsed: Record) -> str:
-    return f"next: {described(trial)}, about {rehearsed.seconds:.0f} s, for which no time is left"
 
 
 def verdict(row: dict[str, Any]) -> str:

@@ -120,23 +120,26 @@ def on_grid(rate: float, steps: int = 0) -> float:
     return float(GRID ** (first + steps))
 
 
+def _is_below(rate: float, other: float) -> bool:
+    """Whether a rate is below another one, by more than rounding."""
+    return rate < other * (1 - 1e-6)
+
+
 def next_rate(tried: Sequence[tuple[float, bool]], start: float) -> float | None:
     """The rate to try next; None once no rate of the grid is between those that were kept and those that were not, or
     if everything or nothing is kept.
     """
     low, high = bracket(tried)
     first = on_grid(start)
-    if low == 0 and first < high * (1 - 1e-6):
+    if low == 0 and _is_below(first, high):
         return first
     if high == inf or low == 0:
         if len(tried) > len(STEPS):
             return None
         step = STEPS[len(tried) - 1]
         return on_grid(low, step) if high == inf else on_grid(high, -step)
-    above, below = on_grid(low, 1), on_grid(high, -1)
-    if above > below * (1 + 1e-6):
-        return None
-    return on_grid(sqrt(above * below))
+    least, most = on_grid(low, 1), on_grid(high, -1)
+    return None if _is_below(most, least) else on_grid(sqrt(least * most))
 
 
 def _tried(outcomes: Iterable[Outcome], question: Question, settings: str, seed: int) -> list[tuple[float, bool]]:
@@ -223,7 +226,7 @@ def _at_share(outcomes: Sequence[Outcome], question: Question) -> Trial | None:
 
 
 def _between(low: float, rate: float, high: float) -> bool:
-    return low < rate * (1 - 1e-6) and rate < high * (1 - 1e-6)
+    return _is_below(low, rate) and _is_below(rate, high)
 
 
 def _searched(
