@@ -140,9 +140,9 @@ def next_of(outcomes: list[Outcome], depth: str) -> Trial | None:
 
 @pytest.mark.parametrize("off", [1 - 1e-9, 1.0, 1 + 1e-9])
 def test_a_rate_that_differs_by_rounding_is_not_tried_again(off: float) -> None:
-    missed = on_grid(0.8) * off
-    assert search.next_rate([(missed, False)], 0.8) == pytest.approx(on_grid(0.8, -1))
-    assert search.next_rate([(missed, False), (on_grid(0.8, -1) / off, True)], 0.8) is None
+    missed, lower = on_grid(0.8) * off, on_grid(on_grid(0.8), -1)
+    assert next_rate([(missed, False)], 0.8) == pytest.approx(lower)
+    assert next_rate([(missed, False), (lower / off, True)], 0.8) is None
 
 
 def competes(truth: dict[str, Sequence[float]], depth: str) -> tuple[list[Outcome], dict[str, list[Trial]]]:
