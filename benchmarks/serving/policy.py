@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import log2
@@ -11,7 +12,17 @@ from typing import Any, NamedTuple
 
 from cuda_gctx import Layout
 from cuda_gctx.tune import Plan, Policy
-from serving.contenders import CHUNKS, ByPolicy, Chunked, Concurrent, Decision, Pace, decodes_for, mixed_chunks
+from serving.contenders import (
+    CHUNKS,
+    ByPolicy,
+    Chunked,
+    Concurrent,
+    Decision,
+    Pace,
+    chunk_for,
+    decodes_for,
+    mixed_chunks,
+)
 from serving.costs import Costs
 from serving.loop import Contender, State
 from serving.work import ONE, Lane, Placement, Segment, Step
@@ -31,8 +42,9 @@ ERROR = 0.15
 EDGE = {"disjoint": 0.1, "overlay": 0.1}
 # Steps on one stream for which a choice holds while the load stays the same: the device idles while the host chooses.
 CHOICE_HOLDS = 8
-# What is left, after each step, of the tokens that were counted before it.
-FADE = 0.99
+# What is left, after each step while requests wait for a slot, of the tokens that were counted before it: with those of
+# 100 steps, tokens of prompts for each token of an answer vary by a third, and the rows that are chosen by it change.
+FADE = 0.998
 # Tokens of a prompt that are cached before a chunk. With coarser sizes, the middle of a prompt looks like the end of
 # one that is twice as long, and partitions better than they are.
 PASTS = tuple(round(2 ** (n / 2)) for n in range(24, 31))
@@ -95,7 +107,8 @@ class ByCosts(ByPolicy):
         self._asked: Any = None  # the load of the last choice, and for how many steps it still holds
         self._holds = 0
         self._alone = Pace()  # of decodes without prompts, on one stream
-        self._prompted = self._decoded = 0.0  # tokens of prompts and answers in the last steps
+        self._mixed: defaultdict[int, Pace] = defaultdict(Pace)  # of decodes and prompts together, by rows
+        self._prompted = self._decoded = 0.0  # tokens of prompts and answers while requests waited for a slot
         self.paces: dict[str, dict[Lane, Pace]] = {
             placement.kind: {lane: Pace() for lane in LANES} for placement in placements
         }
@@ -111,14 +124,17 @@ class ByCosts(ByPolicy):
 
     def decide(self, state: State) -> Decision:
         for one in state.ended:
-            self._prompted = FADE * self._prompted + one.step.prompt_tokens
-            self._decoded = FADE * self._decoded + len(one.step.rows)
+            if state.queued:
+                self._prompted = FADE * self._prompted + one.step.prompt_tokens
+                self._decoded = FADE * self._decoded + len(one.step.rows)
             if one.beside and one.placement.kind in self.paces:
                 sms = one.placement.decode_sms if one.lane == "decode" else one.placement.prefill_sms
                 predicted = self._costs.seconds(one.step, sms) * self._costs.slowdown(one.placement, one.lane)
                 self.paces[one.placement.kind][one.lane].note(one.seconds, predicted)
-            elif one.placement == ONE and not one.step.segments:
-                self._alone.note(one.seconds, self._costs.seconds(one.step))
+            elif one.placement == ONE and one.step.rows:
+                rows = chunk_for(decodes_for(len(one.step.rows)) + one.step.prompt_tokens)
+                pace = self._mixed[rows] if one.step.segments else self._alone
+                pace.note(one.seconds, self._costs.seconds(one.step))
         return super().decide(state)
 
     def of_state(self, state: State) -> Contender:
@@ -154,10 +170,12 @@ class ByCosts(ByPolicy):
         """The rows of steps of chunked prefill that serve decodes, and the prompts that come with them, in the least
         time: steps that take more tokens of prompts are needed less often between steps that take none.
         """
-        # Tokens of prompts for each token of an answer, in steps of a quarter of an octave.
-        ratio = 2.0 ** (round(4 * log2(max(self._prompted, 1.0) / max(self._decoded, 1.0))) / 4)
-        mixed, alone = round(self._chunked.pace.mean, 2), round(self._alone.mean, 2)
-        key = load, ratio, mixed, alone
+        # Tokens of prompts for each token of an answer, in steps of an eighth of an octave.
+        ratio = 2.0 ** (round(8 * log2(max(self._prompted, 1.0) / max(self._decoded, 1.0))) / 8)
+        alone, others = round(self._alone.mean, 2), round(self._chunked.pace.mean, 2)
+        # Of one model and card, some sizes take up to 1.1 times as long as others, compared with what was predicted.
+        mixed = {rows: round(pace.mean, 2) for rows, pace in self._mixed.items() if pace.count >= Pace.KNOWN}
+        key = load, ratio, alone, others, *mixed.items()
         if key not in self._thrifty:
             batch, context, past, tokens = load
             decodes = decodes_for(batch)
@@ -166,7 +184,7 @@ class ByCosts(ByPolicy):
             def of_decodes(rows: int) -> float:
                 count = rows - decodes
                 share = ratio * batch / min(tokens, count)
-                seconds = mixed * _mixed_seconds(self._costs, rows, count, context, past)
+                seconds = mixed.get(rows, others) * _mixed_seconds(self._costs, rows, count, context, past)
                 return share * seconds + max(0.0, 1 - share) * without
 
             self._thrifty[key] = min((rows for rows in self._chunks if rows > decodes), key=of_decodes)

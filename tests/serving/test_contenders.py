@@ -251,6 +251,21 @@ def test_while_all_slots_are_taken_the_policy_serves_as_fast_as_the_best_size(na
     assert served(policy(0.045, costs=replace(COSTS, slowdowns=slow)), load, 1e3).seconds <= 1.01 * best
 
 
+@pytest.mark.parametrize("rows", [256, 288])
+def test_while_all_slots_are_taken_the_policy_avoids_sizes_that_take_longer_than_predicted(rows: int) -> None:
+    slow = dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0))
+    costs = replace(COSTS, slowdowns=slow)
+    truth = replace(costs, mixed=((rows - 32, 1.0), (rows, 1.3), (4096, 1.0)))
+    load = few("chat", 600)
+
+    def seconds(contender: Contender) -> float:
+        executor = VirtualExecutor(truth, noise=0.02)
+        return Serving(contender, executor, load.draw(1e3, 1), load.sequences).run().seconds
+
+    best = min(seconds(Chunked(costs, chunk=size)) for size in (256, 288, 320, 352, 384, 512))
+    assert seconds(policy(0.045, costs=costs)) <= 1.03 * best
+
+
 # As measured on an H200: steps of some sizes take longer than larger ones.
 UNEVEN = replace(
     COSTS,
