@@ -68,8 +68,8 @@ class Goodput:
 
     rate: the highest one that was kept with the first seed; 0 if none was; None if nothing is known yet. settings:
     those of that rate. settled: whether the search with the first seed has ended for the first settings that keep
-    anything. raced: whether it has ended for all settings. confirmed: the highest rate that each of the first `seeds`
-    seeds has kept. below: while a search with the first seed goes on, the lowest rate that was not kept.
+    anything. raced: whether it has ended for all settings. confirmed: the highest rate that each of `seeds` seeds has
+    kept. below: while a search with the first seed goes on, the lowest rate that was not kept.
     """
 
     rate: float | None = None
@@ -260,19 +260,24 @@ def _searched(
         settled = best is not None
     if best is None:
         return Goodput(0.0, None, True, True, 0.0, len(SEEDS)), None
-    # What was found is confirmed before other settings are raced.
+    # What was found is confirmed before other settings are raced. Seeds that were searched say what the others have to
+    # keep, so the one that is expected to keep least comes first.
     rate = best_rate
-    for seeds, (seed, start) in enumerate(zip(others, starts[1:], strict=True), 1):
+    waiting = []
+    for seed, start in sorted(zip(others, starts[1:], strict=True), key=itemgetter(1)):
         tried = _tried(mine, question, best, seed)
         low, _ = bracket(tried)
-        if low >= rate:
-            continue
-        # A seed that does not keep the rate is searched for one that it does.
-        lower = next_rate(tried, min(rate, start * best_rate / starts[0]))
-        if lower is not None:
-            known = Goodput(best_rate, best, True, False, rate, seeds)
-            return known, Trial(question, best, min(lower, rate), seed)
-        rate = low
+        following = next_rate(tried, start * best_rate / starts[0])
+        if following is None:
+            rate = min(rate, low)
+        else:
+            waiting.append((low, following, seed))
+    # One that keeps the rate needs no search.
+    waiting = [one for one in waiting if one[0] < rate]
+    if waiting:
+        _, following, seed = waiting[0]
+        known = Goodput(best_rate, best, True, False, rate, len(SEEDS) - len(waiting))
+        return known, Trial(question, best, min(following, rate), seed)
     return Goodput(best_rate, best, True, race is None, rate, len(SEEDS)), race
 
 

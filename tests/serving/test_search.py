@@ -219,6 +219,14 @@ def test_the_search_of_another_seed_begins_where_it_is_expected() -> None:
     assert [one.rate for one in fewer if one.seed == 3] == [helped.confirmed]
 
 
+def test_the_seed_that_is_expected_to_keep_least_comes_first() -> None:
+    truth = {("a", 1): 1.5, ("a", 2): 1.3, ("a", 3): 1.2}
+    found, trials = answered(truth, 1.0, [1.0, 0.87, 0.82])
+    assert found.confirmed == pytest.approx(1.2, rel=GRID - 1)
+    assert list(dict.fromkeys(one.seed for one in trials)) == [1, 3, 2]
+    assert [one.rate for one in trials if one.seed == 2] == [found.confirmed]
+
+
 def other_limits(
     run: Question, rate: float, p99: float, settings: str, gaps_kept: float = 1.0
 ) -> list[tuple[str, bool]]:
