@@ -83,6 +83,11 @@ def parser() -> argparse.ArgumentParser:
         default=(1, 1),
         help="the N-th of M parts of the questions, or seeds of a soak of its own, as N/M",
     )
+    found.add_argument(
+        "--one-card",
+        action="store_true",
+        help="let only trials of this card count, to compare contenders on one: cards differ as much as contenders do",
+    )
     found.add_argument("--distinct-layers", type=int, help="layers with weights of their own, where memory is short")
     return found
 
@@ -387,6 +392,8 @@ def main() -> int:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     head = machine(Device(0), "Serving study, written by benchmarks/serve.py", tables.REPOSITORY)
     store = Store(folder / file_name(head, KIND), head)
+    if arguments.one_card:
+        store.gpu = str(Device(0).uuid)
     if arguments.command == "check":
         return check(store, arguments, until)
     if arguments.command == "costs":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from math import inf
 from typing import Any
@@ -14,7 +15,7 @@ from cuda_gctx.draw.table import table
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS
 from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, best_other, goodput
-from serving.store import outcomes_of, revisions_before, settings_of, trial_of, trials_of
+from serving.store import of_gpu, outcomes_of, revisions_before, settings_of, trial_of, trials_of
 
 NOT_RUN = "not run"
 Content = Mapping[str, Any]
@@ -74,9 +75,14 @@ def goodput_table(content: Content) -> str:
 
 
 def share_rows(content: Content) -> list[list[str]]:
-    """What the policy keeps of the best other contender, for each load and limit for which its rate has been found."""
+    """What the policy keeps of the best other contender, for each load and limit for which its rate has been found: by
+    all trials, and on the cards on which the rates of both have been found.
+    """
     outcomes = outcomes_of(content)
-    rows = [["load, limit", "best other contender", "it keeps", "policy", "share", "3 seeds", "policy", "share"]]
+    cards = [of_gpu(content, uuid) for uuid in dict.fromkeys(row["gpu"] for row in content["trials"])]
+    of_cards = [(card, outcomes_of(card)) for card in cards]
+    of_one = ["it keeps", "policy", "share", "on one card"]
+    rows = [["load, limit", "best other contender", *of_one, "3 seeds", *of_one[1:]]]
     for model in _models(content):
         for load, gap in product(LOADS, GAPS_MS[model]):
             question = Question(model, load, gap, "policy")
@@ -84,11 +90,36 @@ def share_rows(content: Content) -> list[list[str]]:
             _, confirmed = best_other(outcomes, question, len(SEEDS))
             mine = known(content, outcomes, question)
             if best and mine and mine.rate and mine.confirmed is not None:
+                on_cards = [
+                    (known(card, those, question), known(card, those, replace(question, contender=name)))
+                    for card, those in of_cards
+                ]
                 both = confirmed and mine.seeds == len(SEEDS)
                 of_seeds = _share(mine.confirmed, confirmed) if both else [NOT_RUN, "", ""]
                 title = ENTRANTS[name].title
-                rows.append([f"{model} {load}, {gap:g} ms", title, *_share(mine.rate, best), *of_seeds])
+                first, all_seeds = _on_one_card(on_cards)
+                rows.append(
+                    [f"{model} {load}, {gap:g} ms", title, *_share(mine.rate, best), first, *of_seeds, all_seeds]
+                )
     return rows
+
+
+def _on_one_card(found: Iterable[tuple[Goodput | None, Goodput | None]]) -> tuple[str, str]:
+    """The shares on the cards on which both have been found: with the first seed, and with all."""
+    first, all_seeds = [], []
+    for mine, other in found:
+        if mine and other and mine.settled and other.settled and mine.rate and other.rate:
+            first.append(mine.rate / other.rate)
+            if mine.seeds == other.seeds == len(SEEDS) and mine.confirmed and other.confirmed:
+                all_seeds.append(mine.confirmed / other.confirmed)
+    return _span(first), _span(all_seeds)
+
+
+def _span(shares: Sequence[float]) -> str:
+    if not shares:
+        return NOT_RUN
+    ends = dict.fromkeys((f"{min(shares):.2f}", f"{max(shares):.2f}"))
+    return " to ".join(ends) + f" ({len(shares)} cards)" * (len(shares) > 1)
 
 
 def _share(mine: float, best: float) -> list[str]:

@@ -36,6 +36,7 @@ class Store:
             rows: dict[str, Any] = {kind: [] for kind in ROWS}
             self.content = {**head, "runs": [], "costs": {}, "predictions": {}, **rows}
         self._run = dict(head)
+        self.gpu: str | None = None  # the UUID of the card whose trials count; None: those of all
 
     @property
     def run(self) -> int:
@@ -70,7 +71,7 @@ class Store:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        return outcomes_of(self.content)
+        return outcomes_of(self.content if self.gpu is None else of_gpu(self.content, self.gpu))
 
 
 def as_text(content: Mapping[str, Any]) -> str:
@@ -106,6 +107,11 @@ def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dic
         if "attention" in other:
             found["attention"] = {**other["attention"], "run": numbers[other["attention"]["run"]]}
     return found
+
+
+def of_gpu(content: Mapping[str, Any], uuid: str) -> dict[str, Any]:
+    """The results without the trials that ran on other cards."""
+    return {**content, "trials": [row for row in content["trials"] if row["gpu"] == uuid]}
 
 
 def trials_of(content: Mapping[str, Any], counts: Callable[[Question], int] = revision) -> list[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import serve
 from serving import loads, report, trials
 from serving.costs import made_up
-from serving.search import Goodput, Question, Trial, written
+from serving.search import Goodput, Question, Trial, on_grid, written
 from serving.shapes import SHAPES
 from serving.store import Store
 from serving.virtual import VirtualExecutor
@@ -119,7 +120,30 @@ def test_what_the_policy_keeps_of_the_best_other_contender_is_shown_once_its_rat
     assert len(report.share_rows(store.content)) == 1, "the search goes on"
     store.content["trials"].append({**row, "kept": False, "rate": 0.191})
     _, shown = report.share_rows(store.content)
-    assert shown == ["8B documents, 50 ms", "chunked prefill", "0.200", "0.190", "0.95", report.NOT_RUN, "", ""]
+    shares = ["0.200", "0.190", "0.95"]
+    nothing = [report.NOT_RUN, "", "", report.NOT_RUN]
+    assert shown == ["8B documents, 50 ms", "chunked prefill", *shares, report.NOT_RUN, *nothing]
+
+
+def test_what_the_policy_keeps_is_also_compared_on_each_card_on_which_both_ran(store: Store) -> None:
+    kept = {name: add(store, trial(name, 0.2)) for name in ("chunked", "policy")}
+
+    def found(name: str, gpu: str, below: int, seeds: Sequence[int] = (1,)) -> list[dict[str, Any]]:
+        """Trials after which a rate is found that is so many steps of the grid below another one."""
+        return [
+            {**kept[name], "gpu": gpu, "seed": seed, "rate": on_grid(0.2, -below - 1 + missed), "kept": not missed}
+            for seed in seeds
+            for missed in (False, True)
+        ]
+
+    store.content["trials"] = [*found("chunked", "a", 1), *found("policy", "b", 2)]
+    assert report.share_rows(store.content)[1][4:6] == ["0.97", report.NOT_RUN]
+    store.content["trials"] += found("chunked", "b", 2)
+    assert report.share_rows(store.content)[1][5] == "1.00"
+    # What one has kept on another card says nothing of this one.
+    store.content["trials"] += [*found("chunked", "c", 3, (1, 2, 3)), *found("policy", "c", 4, (1, 2, 3))]
+    assert report.share_rows(store.content)[1][5] == "0.97 to 1.00 (2 cards)"
+    assert report.share_rows(store.content)[1][9] == "0.97"
 
 
 def test_until_a_rate_is_found_that_of_an_earlier_revision_is_shown_as_such(store: Store) -> None:

@@ -278,6 +278,20 @@ def test_a_trial_under_another_limit_does_not_choose_the_settings(tmp_path: Path
     assert settings_of(store.content, store.outcomes, AT_50) == [B, A, half]
 
 
+def test_the_search_on_one_card_goes_by_its_trials_only(tmp_path: Path) -> None:
+    truth = {(A, 1): 1.0}
+    store = Store(tmp_path / "results.json", HEAD)
+    trial = Trial(QUESTION, A, 0.5, 1)
+    for gpu in ("GPU-1", "GPU-2"):
+        store.add("trials", {**row(trial, truth), "gpu": gpu})
+        store.gpu = gpu
+        assert own(store.content["trials"][-1:]) == [one for one in store.outcomes if one.trial.question == QUESTION]
+    store.gpu = "GPU-3"
+    assert store.outcomes == []
+    store.gpu = None
+    assert [one.trial for one in store.outcomes].count(trial) == 2
+
+
 def test_steps_that_are_longer_than_a_limit_say_nothing_of_it() -> None:
     assert other_limits(AT_50, 0.9, 20.0, A) == []
 
