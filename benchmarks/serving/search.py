@@ -170,7 +170,7 @@ def next_trial(
     starts: the rate at which the search begins, for each of SEEDS.
     """
     if depth == "best":
-        return _at_best(outcomes, question, settings[0])
+        return _at_best(outcomes, question, settings[0], starts)
     found, trial = _searched(outcomes, question, settings, starts)
     if found.depth == "settings" and depth in ("share", "settings"):
         trial = _at_share(outcomes, question) or (trial if depth == "settings" else None)
@@ -201,14 +201,20 @@ def best_other(outcomes: Sequence[Outcome], question: Question, seeds: int = 1) 
     return max(sorted(rates.items()), key=itemgetter(1), default=("", 0.0))
 
 
-def _at_best(outcomes: Sequence[Outcome], question: Question, settings: str) -> Trial | None:
-    """The trial that shows whether a contender keeps what the best other one does, with the settings that come first;
-    None where that is known.
+def _at_best(outcomes: Sequence[Outcome], question: Question, settings: str, starts: Sequence[float]) -> Trial | None:
+    """The trial that shows whether a contender keeps what the best other one does, with the settings that come first:
+    with the first seed, then with all; None where that is known. One seed with which it does not is enough, so the one
+    that is expected to keep least comes first.
     """
-    _, rate = best_other(outcomes, question)
-    _, lows = kept_by_seed(outcomes, question)
-    _, high = bracket(_tried(outcomes, question, settings, SEEDS[0]))
-    return Trial(question, settings, rate, SEEDS[0]) if _between(lows[0], rate, high) else None
+    _, kept = kept_by_seed(outcomes, question)
+    lows, highs = zip(*(bracket(_tried(outcomes, question, settings, seed)) for seed in SEEDS), strict=True)
+    for seeds in (1, len(SEEDS)):
+        _, rate = best_other(outcomes, question, seeds)
+        if _between(min(kept[:seeds]), rate, min(highs[:seeds])):
+            lacking = [(starts[n], seed) for n, seed in enumerate(SEEDS[:seeds]) if _is_below(lows[n], rate)]
+            if lacking:
+                return Trial(question, settings, rate, min(lacking)[1])
+    return None
 
 
 def _at_share(outcomes: Sequence[Outcome], question: Question) -> Trial | None:

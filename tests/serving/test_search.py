@@ -179,6 +179,25 @@ def test_a_contender_that_is_behind_costs_one_trial_at_the_rate_of_the_best() ->
     assert lower == Trial(other, "a", on_grid(0.2), 1)
 
 
+def test_a_contender_that_is_behind_with_all_seeds_costs_one_trial_with_the_seed_expected_to_keep_least() -> None:
+    rates = [on_grid(0.8), on_grid(0.7), on_grid(0.6)]
+    best = [Outcome(Trial(QUESTION, "a", rate, seed), True) for seed, rate in enumerate(rates, 1)]
+    other = replace(QUESTION, contender="layers")
+
+    def following(*own: tuple[float, int, bool]) -> tuple[float, int] | None:
+        tried = [Outcome(Trial(other, "a", on_grid(rate), seed), kept) for rate, seed, kept in own]
+        trial = next_trial([*best, *tried], other, ["a"], [0.9, 0.5, 0.6], depth="best")
+        return trial and (trial.rate, trial.seed)
+
+    assert following() == (rates[0], 1)
+    assert following((0.8, 1, False)) == (rates[2], 2)
+    assert following((0.6, 1, False)) is None, "it is behind with the first seed, so with all"
+    assert following((0.8, 1, False), (0.6, 2, False)) is None
+    assert following((0.8, 1, False), (0.6, 2, True)) == (rates[2], 3)
+    assert following((0.7, 1, True), (0.8, 1, False), (0.6, 2, True), (0.6, 3, True)) is None
+    assert following((0.8, 1, True), (0.6, 2, False)) is None
+
+
 def test_contenders_compete_before_any_rate_is_searched_to_its_end() -> None:
     outcomes, trials = competes({"chunked": [1.5] * 3, "layers": [0.7] * 3, "policy": [1.6] * 3}, "best")
     assert not trials["chunked"], "nothing is known that it could be compared with"
