@@ -96,8 +96,8 @@ class Limits:
 class Record:
     """What a trial showed.
 
-    complete: whether all requests were served; a trial that has failed is cut short. out_of_time: it was cut short
-    although it had not failed.
+    placements: how many followed each other. complete: whether all requests were served; a trial that has failed is
+    cut short. out_of_time: it was cut short although it had not failed.
     """
 
     gaps: list[float] = field(default_factory=list)

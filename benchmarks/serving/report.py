@@ -156,7 +156,7 @@ def trial_rows(content: Content) -> list[list[str]]:
                 f"{first['p50']:.2f} / {first['p99']:.2f}",
                 f"{row['output_tokens_per_s']:.0f}",
                 "" if slowdown is None else f"{slowdown:.2f} x",
-                str(row["placements"]),
+                str(row["placements"] - 1),
                 "" if switch is None else f"{switch['p50']:.0f} / {switch['max']:.0f}",
                 "" if between is None else f"{between['p50']:.0f}",
                 "" if watts is None else f"{watts:.0f}",
@@ -385,7 +385,6 @@ def head(content: Content) -> str:
     tokens = f" The tokens of {len(checked)} answers of trials were checked, {wrong} were wrong." if checked else ""
     return (
         f"{card}, {trials}. Goodput is in requests per second: the rate that the first seed keeps, then the one that "
-        "several seeds keep. Settings are the predicted ones; a rate marked raced was not beaten by other settings."
-        + "".join(f" No trial of {model} shapes was run." for model in absent)
-        + tokens
+        "several seeds keep. Settings are mostly those predicted to be best; a rate marked raced was not beaten by "
+        "other settings." + "".join(f" No trial of {model} shapes was run." for model in absent) + tokens
     )

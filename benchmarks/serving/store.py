@@ -33,8 +33,7 @@ class Store:
                     f"{path} is of {self.content['card']}, CUDA {self.content['cuda']}: use another folder"
                 )
         else:
-            rows: dict[str, Any] = {kind: [] for kind in ROWS}
-            self.content = {**head, "runs": [], "costs": {}, "predictions": {}, **rows}
+            self.content = _nothing_of(head)
         self._run = dict(head)
         self.gpu: str | None = None  # the UUID of the card whose trials count; None: those of all
 
@@ -92,21 +91,31 @@ def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dic
     Of costs, predictions and rates of the attention that several have, the last one is kept. Raises ValueError for
     results of different cards.
     """
-    found: dict[str, Any] = json.loads(json.dumps(first))
-    for other in others:
+    found = _nothing_of(first)
+    for other in (first, *others):
         if (other["card"], other["cuda"]) != (found["card"], found["cuda"]):
             raise ValueError(f"{other['card']} and {found['card']} are different cards: merge the files of one")
         runs = found["runs"]
-        runs += [run for run in other["runs"] if run not in runs]
+        _add_new(runs, other["runs"])
         numbers = [runs.index(run) for run in other["runs"]]
         for kind in ROWS:
-            rows = [{**row, "run": numbers[row["run"]]} for row in other[kind]]
-            found[kind] += [row for row in rows if row not in found[kind]]
+            _add_new(found[kind], [{**row, "run": numbers[row["run"]]} for row in other[kind]])
         found["costs"] |= {model: {**one, "run": numbers[one["run"]]} for model, one in other["costs"].items()}
         found["predictions"] |= other["predictions"]
         if "attention" in other:
             found["attention"] = {**other["attention"], "run": numbers[other["attention"]["run"]]}
     return found
+
+
+def _nothing_of(head: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of a card before any are added."""
+    return {**head, "runs": [], "costs": {}, "predictions": {}, **{kind: [] for kind in ROWS}}
+
+
+def _add_new(found: list[Any], others: Iterable[Any]) -> None:
+    for other in others:
+        if other not in found:
+            found.append(other)
 
 
 def of_gpu(content: Mapping[str, Any], uuid: str) -> dict[str, Any]:

@@ -424,6 +424,10 @@ def test_results_of_several_processes_are_merged_without_doubles(tmp_path: Path)
     assert found["predictions"].keys() == {"a", "b"}
     assert found["costs"] == {"8B": {"costs": 1, "run": 0}}
     assert base.content["trials"] == [{"n": 0, "run": 0}]
+    # Also of a file that has a run twice.
+    twice = [{**row, "run": row["run"] + 3} for row in found["trials"]]
+    doubled = {**found, "runs": 2 * found["runs"], "trials": [*found["trials"], *twice]}
+    assert merged(doubled, []) == found
     with pytest.raises(ValueError, match="different cards"):
         merged(base.content, [{**parts[0], "card": "another card"}])
 
