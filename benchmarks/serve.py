@@ -74,8 +74,9 @@ def parser() -> argparse.ArgumentParser:
         "--depth",
         choices=DEPTHS,
         default=DEPTHS[-1],
-        help="whether the rate of the best other contender is kept; a rate that the first seed keeps, or all seeds; "
-        f"whether {SHARE:g} of the best is kept, where that is open; a rate that no other settings beat (default)",
+        help="whether the rates of the best other contender are kept; a rate of its own that the first seed keeps, or "
+        f"all seeds; whether {SHARE:g} of the best is kept, where that is open; a rate that no other settings beat "
+        "(default)",
     )
     found.add_argument(
         "--share",
@@ -86,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--one-card",
         action="store_true",
-        help="let only trials of this card count, to compare contenders on one: cards differ as much as contenders do",
+        help="of a run: let only trials of this card count, to compare contenders on one, as cards differ by as much",
     )
     found.add_argument("--distinct-layers", type=int, help="layers with weights of their own, where memory is short")
     return found
@@ -363,6 +364,10 @@ def merge(folder: Path, files: Sequence[Path]) -> int:
 
 def main() -> int:
     arguments = parser().parse_args()
+    if arguments.one_card and (arguments.command != "run" or (arguments.share[1] > 1 and not arguments.ask)):
+        parser().error(
+            "--one-card is for a run of contenders on one card; --share gives each card others, but for --ask"
+        )
     until = time.monotonic() + 60 * arguments.minutes
     from cuda_gctx import Device
     from cuda_gctx.measure.machine import described as machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -75,44 +75,36 @@ def goodput_table(content: Content) -> str:
 
 
 def share_rows(content: Content) -> list[list[str]]:
-    """What the policy keeps of the best other contender, for each load and limit for which its rate has been found: by
-    all trials, and on the cards on which the rates of both have been found.
+    """What the policy keeps of the best other contender, with the first seed and with all, for each load and limit for
+    which its rate has been found: by all trials, and on the cards on which the rates of both have been found.
     """
     outcomes = outcomes_of(content)
-    cards = [of_gpu(content, uuid) for uuid in dict.fromkeys(row["gpu"] for row in content["trials"])]
-    of_cards = [(card, outcomes_of(card)) for card in cards]
-    of_one = ["it keeps", "policy", "share", "on one card"]
-    rows = [["load, limit", "best other contender", *of_one, "3 seeds", *of_one[1:]]]
+    cards = [outcomes_of(of_gpu(content, uuid)) for uuid in dict.fromkeys(row["gpu"] for row in content["trials"])]
+    rows = [["load, limit", "seeds", "best other contender", "it keeps", "policy", "share", "on one card"]]
     for model in _models(content):
         for load, gap in product(LOADS, GAPS_MS[model]):
             question = Question(model, load, gap, "policy")
-            name, best = best_other(outcomes, question)
-            _, confirmed = best_other(outcomes, question, len(SEEDS))
-            mine = known(content, outcomes, question)
-            if best and mine and mine.rate and mine.confirmed is not None:
-                on_cards = [
-                    (known(card, those, question), known(card, those, replace(question, contender=name)))
-                    for card, those in of_cards
-                ]
-                both = confirmed and mine.seeds == len(SEEDS)
-                of_seeds = _share(mine.confirmed, confirmed) if both else [NOT_RUN, "", ""]
-                title = ENTRANTS[name].title
-                first, all_seeds = _on_one_card(on_cards)
-                rows.append(
-                    [f"{model} {load}, {gap:g} ms", title, *_share(mine.rate, best), first, *of_seeds, all_seeds]
-                )
+            for seeds in (1, len(SEEDS)):
+                name, best = best_other(outcomes, question, seeds)
+                mine = _found(content, outcomes, question, seeds)
+                head = [f"{model} {load}, {gap:g} ms", str(seeds)]
+                if not (best and mine):
+                    rows += [[*head, NOT_RUN, "", "", "", ""]] * (rows[-1][0] == head[0])
+                    continue
+                other = replace(question, contender=name)
+                pairs = [[_found(content, card, one, seeds) for one in (question, other)] for card in cards]
+                shares = [one / another for one, another in pairs if one and another]
+                rates = [f"{best:.3f}", f"{mine:.3f}", f"{mine / best:.2f}"]
+                rows.append([*head, ENTRANTS[name].title, *rates, _span(shares)])
     return rows
 
 
-def _on_one_card(found: Iterable[tuple[Goodput | None, Goodput | None]]) -> tuple[str, str]:
-    """The shares on the cards on which both have been found: with the first seed, and with all."""
-    first, all_seeds = [], []
-    for mine, other in found:
-        if mine and other and mine.settled and other.settled and mine.rate and other.rate:
-            first.append(mine.rate / other.rate)
-            if mine.seeds == other.seeds == len(SEEDS) and mine.confirmed and other.confirmed:
-                all_seeds.append(mine.confirmed / other.confirmed)
-    return _span(first), _span(all_seeds)
+def _found(content: Content, outcomes: Sequence[Outcome], question: Question, seeds: int) -> float:
+    """The rate that a contender keeps with so many seeds; 0 if it keeps none, or if the search for it goes on."""
+    found = known(content, outcomes, question)
+    if found is None or found.seeds < seeds:
+        return 0.0
+    return (found.rate if seeds == 1 else found.confirmed) or 0.0
 
 
 def _span(shares: Sequence[float]) -> str:
@@ -120,10 +112,6 @@ def _span(shares: Sequence[float]) -> str:
         return NOT_RUN
     ends = dict.fromkeys((f"{min(shares):.2f}", f"{max(shares):.2f}"))
     return " to ".join(ends) + f" ({len(shares)} cards)" * (len(shares) > 1)
-
-
-def _share(mine: float, best: float) -> list[str]:
-    return [f"{best:.3f}", f"{mine:.3f}", f"{mine / best:.2f}"]
 
 
 def trial_rows(content: Content) -> list[list[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import ceil, floor, inf, log, sqrt
 from operator import itemgetter
 from typing import Any
@@ -17,9 +18,9 @@ GRID = 1.03
 SEEDS = (1, 2, 3)
 # A search goes up or down from its start by so many steps of the grid, and ends behind the last one.
 STEPS = (1, 2, 4, 8, 16, 32, 32)
-# How far a question is answered: whether the contender keeps what the best other one keeps; by a rate with the first
-# seed, with all seeds; whether it keeps SHARE of the best other one, where the grid leaves that open; or with the other
-# settings raced.
+# How far a question is answered: whether the contender keeps what the best other one keeps, with the first seed and
+# with all; by a rate of its own with the first seed, and with all; whether it keeps SHARE of the best other one, where
+# the grid leaves that open; or with the other settings raced.
 DEPTHS = ("best", "rate", "seeds", "share", "settings")
 # What a contender keeps of the best one, to count as equal to it.
 SHARE = 0.98
@@ -130,14 +131,15 @@ def next_rate(tried: Sequence[tuple[float, bool]], start: float) -> float | None
     if everything or nothing is kept.
     """
     low, high = bracket(tried)
-    first = on_grid(start)
-    if low == 0 and _is_below(first, high):
-        return first
-    if high == inf or low == 0:
-        if len(tried) > len(STEPS):
-            return None
-        step = STEPS[len(tried) - 1]
-        return on_grid(low, step) if high == inf else on_grid(high, -step)
+    if low == 0 or high == inf:
+        first = on_grid(start)
+        if _between(low, first, high):
+            return first
+        # Other searches have left trials too, so the next step follows from how far it has gone, not from their number.
+        way = 1 if high == inf else -1
+        gone = way * log((low if high == inf else high) / first) / log(GRID)
+        steps = next((steps for steps in accumulate(STEPS) if steps > gone + 1e-6), None)
+        return None if steps is None else on_grid(first, way * steps)
     least, most = on_grid(low, 1), on_grid(high, -1)
     return None if _is_below(most, least) else on_grid(sqrt(least * most))
 

@@ -126,16 +126,16 @@ def of_gpu(content: Mapping[str, Any], uuid: str) -> dict[str, Any]:
 def trials_of(content: Mapping[str, Any], counts: Callable[[Question], int] = revision) -> list[Mapping[str, Any]]:
     """The trials of a file of results that say something: of contenders as they are now, and not out of time.
 
-    One that failed while graphs were captured on the way is left out, up to DISTURBED times. counts: another revision
-    of the contender of a question than the present one.
+    One that failed while graphs were captured on the way is left out, up to DISTURBED times on a card. counts: another
+    revision of the contender of a question than the present one.
     """
     found: list[Mapping[str, Any]] = []
-    disturbed: Counter[Trial] = Counter()
+    disturbed: Counter[tuple[Trial, str]] = Counter()
     for row in content["trials"]:
         if row["out_of_time"] or row["revision"] != counts((trial := trial_of(row)).question):
             continue
-        if not row["kept"] and row["late_captures"] and disturbed[trial] < DISTURBED:
-            disturbed[trial] += 1
+        if not row["kept"] and row["late_captures"] and disturbed[trial, row["gpu"]] < DISTURBED:
+            disturbed[trial, row["gpu"]] += 1
             continue
         found.append(row)
     return found

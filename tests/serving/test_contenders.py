@@ -12,7 +12,7 @@ from serving.contenders import CHUNKS, ByPolicy, Chunked, LayerInterleaved, Pace
 from serving.costs import Costs, Rates, made_up
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
-from serving.loop import Contender, Limits, Record, Serving
+from serving.loop import Contender, Ended, Limits, Record, Serving, State
 from serving.policy import BATCHES, CHOICE_HOLDS, CONTEXTS, PASTS, TOKENS, ByCosts, counted_as
 from serving.search import Question, Trial, under, written
 from serving.shapes import SHAPES
@@ -264,6 +264,60 @@ def test_while_all_slots_are_taken_the_policy_avoids_sizes_that_take_longer_than
 
     best = min(seconds(Chunked(costs, chunk=size)) for size in (256, 288, 320, 352, 384, 512))
     assert seconds(policy(0.045, costs=costs)) <= 1.03 * best
+
+
+ON_ONE_STREAM = replace(COSTS, slowdowns=dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0)))
+
+
+def shown(
+    chooser: ByCosts,
+    tokens: int,
+    took: float = 1.0,
+    steps: int = 8,
+    queued: int = 1,
+    decodes: int = 128,
+    placement: Placement = ONE,
+) -> int:
+    """The most rows of a step that a policy takes for a batch of 128, after steps with so many tokens of a prompt."""
+    segments = (Segment(0, 0, tokens),) if tokens else ()
+    step = Step(rows=tuple(Row(slot, 400) for slot in range(decodes)), segments=segments)
+    seconds = took * ON_ONE_STREAM.seconds(step)
+    for _ in range(steps):
+        chooser.decide(State(queued=queued, ended=[Ended("decode", step, placement, seconds, False)]))
+    for _ in range(CHOICE_HOLDS + 1):
+        chosen = chooser.choose(128, 128 * 400, 0, full=True)
+    assert isinstance(chosen, Chunked)
+    return chosen.most
+
+
+def test_a_size_of_steps_is_left_once_it_is_known_to_take_longer_than_others() -> None:
+    chooser = policy(0.045, costs=ON_ONE_STREAM)
+    rows = [shown(chooser, tokens, steps=40) for _ in range(10) for tokens in (256, 0)][-1]
+    assert rows < 128 + 256, "steps of another size have run"
+    assert shown(chooser, rows - 128, 1.05, steps=Pace.KNOWN - 1, queued=0) == rows, "too few to tell"
+    assert shown(chooser, rows - 128, 1.05, steps=1, queued=0) > rows
+
+
+def test_a_size_of_steps_is_kept_if_all_take_longer_than_predicted() -> None:
+    chooser, slower = policy(0.045, costs=ON_ONE_STREAM), policy(0.045, costs=ON_ONE_STREAM)
+    for tokens in [256, 0] * 10:
+        rows = shown(chooser, tokens, steps=40)
+        assert shown(slower, tokens, 1.3, steps=40) == rows
+    assert shown(slower, rows - 128, 1.3, steps=Pace.KNOWN) == rows
+
+
+def test_steps_that_are_not_of_decodes_on_one_stream_do_not_change_the_size_of_steps() -> None:
+    chooser = policy(0.045, costs=ON_ONE_STREAM)
+    rows = [shown(chooser, tokens, steps=40) for _ in range(10) for tokens in (256, 0)][-1]
+    assert shown(chooser, rows - decodes_for(0), 1.5, queued=0, decodes=0) == rows
+    assert shown(chooser, rows - 128, 1.5, queued=0, placement=Placement("disjoint", 16, 116)) == rows
+
+
+def test_what_comes_while_slots_are_free_does_not_change_the_size_of_steps() -> None:
+    chooser = policy(0.045, costs=ON_ONE_STREAM)
+    rows = [shown(chooser, tokens, steps=120) for _ in range(4) for tokens in (256, 0)][-2:]
+    assert shown(chooser, 0, steps=2000, queued=0) == rows[-1]
+    assert rows[0] <= 1.15 * rows[1], "the last steps are not all that count"
 
 
 # As measured on an H200: steps of some sizes take longer than larger ones.

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,8 +44,6 @@ MEMORY = {"layouts": 2, "free_bytes": 1 << 30, "contexts": 3, "context_bytes": 1
 
 @pytest.fixture(autouse=True)
 def short_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     from serving.loads import LOADS
 
     for name, load in list(LOADS.items()):
@@ -119,31 +117,55 @@ def test_what_the_policy_keeps_of_the_best_other_contender_is_shown_once_its_rat
         assert row["kept"]
     assert len(report.share_rows(store.content)) == 1, "the search goes on"
     store.content["trials"].append({**row, "kept": False, "rate": 0.191})
-    _, shown = report.share_rows(store.content)
-    shares = ["0.200", "0.190", "0.95"]
-    nothing = [report.NOT_RUN, "", "", report.NOT_RUN]
-    assert shown == ["8B documents, 50 ms", "chunked prefill", *shares, report.NOT_RUN, *nothing]
+    _, *shown = report.share_rows(store.content)
+    label = "8B documents, 50 ms"
+    assert shown == [
+        [label, "1", "chunked prefill", "0.200", "0.190", "0.95", report.NOT_RUN],
+        [label, "3", report.NOT_RUN, "", "", "", ""],
+    ]
 
 
 def test_what_the_policy_keeps_is_also_compared_on_each_card_on_which_both_ran(store: Store) -> None:
-    kept = {name: add(store, trial(name, 0.2)) for name in ("chunked", "policy")}
+    kept = {name: add(store, trial(name, 0.2)) for name in ("chunked", "layers", "policy")}
+    store.content["trials"].clear()
 
-    def found(name: str, gpu: str, below: int, seeds: Sequence[int] = (1,)) -> list[dict[str, Any]]:
-        """Trials after which a rate is found that is so many steps of the grid below another one."""
-        return [
-            {**kept[name], "gpu": gpu, "seed": seed, "rate": on_grid(0.2, -below - 1 + missed), "kept": not missed}
-            for seed in seeds
+    def found(name: str, gpu: str, *below: int) -> None:
+        """Enters trials after which a rate is found with each seed, so many steps of the grid below another one."""
+        store.content["trials"] += [
+            {**kept[name], "gpu": gpu, "seed": seed, "rate": on_grid(0.2, -steps - 1 + missed), "kept": not missed}
+            for seed, steps in enumerate(below, 1)
             for missed in (False, True)
         ]
 
-    store.content["trials"] = [*found("chunked", "a", 1), *found("policy", "b", 2)]
-    assert report.share_rows(store.content)[1][4:6] == ["0.97", report.NOT_RUN]
-    store.content["trials"] += found("chunked", "b", 2)
-    assert report.share_rows(store.content)[1][5] == "1.00"
+    def shown() -> list[list[str]]:
+        return [[one[2], *one[5:]] for one in report.share_rows(store.content)[1:]]
+
+    found("chunked", "a", 1)
+    found("policy", "b", 2)
+    assert shown() == [["chunked prefill", "0.97", report.NOT_RUN], [report.NOT_RUN, "", ""]]
+    found("chunked", "b", 2)
+    assert shown()[0][2] == "1.00"
     # What one has kept on another card says nothing of this one.
-    store.content["trials"] += [*found("chunked", "c", 3, (1, 2, 3)), *found("policy", "c", 4, (1, 2, 3))]
-    assert report.share_rows(store.content)[1][5] == "0.97 to 1.00 (2 cards)"
-    assert report.share_rows(store.content)[1][9] == "0.97"
+    found("chunked", "c", 3, 3, 5)
+    found("policy", "c", 4, 4, 7)
+    assert shown()[0][2] == "0.97 to 1.00 (2 cards)"
+    assert shown()[1] == ["chunked prefill", "0.94", "0.94"]
+    # Another contender is the best one with all seeds. On one card, nothing that it keeps is known yet.
+    found("layers", "c", 4, 4, 4)
+    found("policy", "d", 4, 4, 7)
+    store.content["trials"].append({**kept["layers"], "gpu": "d", "rate": on_grid(0.2, 5), "kept": False})
+    assert shown()[1] == ["layers of prefill between decode steps", "0.92", "0.92"]
+
+
+def test_a_rate_whose_search_goes_on_is_not_compared(store: Store) -> None:
+    """After other settings have beaten those that were found first."""
+    for name, which, rates in (("chunked", 0, (0.2,)), ("policy", 0, (0.19,)), ("policy", 1, (0.21, 0.22))):
+        settings = written(report.ENTRANTS[name].settings(COSTS, trials.limits_of(question(name)))[which])
+        for rate in rates:
+            add(store, replace(trial(name, on_grid(rate)), settings=settings))
+    store.content["trials"].append({**store.content["trials"][1], "kept": False, "rate": on_grid(0.19, 1)})
+    assert "at least" in report.in_words(report.known(store.content, store.outcomes, question("policy")))
+    assert report.share_rows(store.content)[1:] == []
 
 
 def test_until_a_rate_is_found_that_of_an_earlier_revision_is_shown_as_such(store: Store) -> None:
@@ -266,6 +288,29 @@ def test_questions_can_be_asked_one_by_one() -> None:
     for wrong in ("documents/50", "documents/50/nobody", "novels/50/chunked"):
         with pytest.raises(SystemExit):
             serve.parser().parse_args(["run", "--ask", wrong])
+
+
+@pytest.mark.parametrize("options", [[], ["--one-card"], ["--one-card", "--share", "1/2", "--ask", "chat/25/policy"]])
+def test_a_run_on_one_card_goes_by_the_trials_of_that_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
+) -> None:
+    from cuda_gctx import Device
+
+    stores: list[Store] = []
+    monkeypatch.setattr(serve, "run", lambda store, *_: stores.append(store) or 0)
+    monkeypatch.setattr(sys, "argv", ["serve.py", "run", "--out", str(tmp_path), *options])
+    assert serve.main() == 0
+    assert stores[0].gpu == (str(Device(0).uuid) if options else None)
+
+
+@pytest.mark.parametrize("options", [["status"], ["soak"], ["run", "--share", "1/2"]])
+def test_what_does_not_compare_contenders_on_one_card_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["serve.py", *options, "--one-card"])
+    with pytest.raises(SystemExit):
+        serve.main()
+    assert "--one-card is for a run" in capsys.readouterr().err
 
 
 def test_merge_adds_the_results_of_other_folders(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

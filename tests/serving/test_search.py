@@ -57,6 +57,68 @@ def test_bisection_finds_the_rate_from_any_start(start: float) -> None:
     assert len(tried) < 20
 
 
+def test_trials_that_were_not_of_a_search_are_no_steps_of_it() -> None:
+    """Those that compare contenders, count under several limits, or ran on several cards."""
+    lower = [(on_grid(1.0, -steps), True) for steps in range(1, 10)]
+    assert next_rate(lower, 1.0) == on_grid(1.0)
+    assert next_rate([*lower, (on_grid(1.0), True)] * 5, 1.0) == on_grid(1.0, 1)
+    assert next_rate([(on_grid(1.0, 2), True)], 1.0) == on_grid(1.0, 3)
+    higher = [(on_grid(1.0, steps), False) for steps in range(1, 10)]
+    assert next_rate(higher, 1.0) == on_grid(1.0)
+    assert next_rate([*higher, (on_grid(1.0, -1), False)] * 5, 1.0) == on_grid(1.0, -3)
+    # On another card, a rate below all that were kept was missed.
+    assert next_rate([*lower, *higher, (on_grid(1.0, -10), False)], 1.0) == on_grid(1.0, -15)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_contenders_with_rates_at_random_compete_to_the_end_without_a_trial_too_much(seed: int) -> None:
+    random = Random(seed)
+    spread, of_seeds = random.choice([0.02, 0.1, 0.5]), random.choice([0.02, 0.1, 0.4])
+    truth = {
+        (name, setting, n): random.uniform(1 - spread, 1 + spread) * random.uniform(1 - of_seeds, 1 + of_seeds)
+        for name in ("chunked", "layers", "policy")
+        for setting in "abc"
+        for n in (1, 2, 3)
+    }
+    starts = {name: [random.uniform(0.7, 1.4) for _ in range(3)] for name, *_ in truth}
+    asked = {name: replace(QUESTION, contender=name) for name in starts}
+    outcomes: list[Outcome] = []
+
+    def settings(name: str) -> list[str]:
+        return settings_of({"predictions": {str(asked[name]): {"settings": list("abc")}}}, outcomes, asked[name])
+
+    def following() -> Trial | None:
+        every = (
+            next_trial(outcomes, asked[name], settings(name), starts[name], depth=depth)
+            for depth in search.DEPTHS
+            for name in asked
+        )
+        return next(filter(None, every), None)
+
+    while (trial := following()) is not None:
+        known = [
+            (one.trial.rate, one.kept)
+            for one in outcomes
+            if (one.trial.question, one.trial.settings, one.trial.seed) == (trial.question, trial.settings, trial.seed)
+        ]
+        low, high = bracket(known)
+        assert low * (1 + 1e-6) < trial.rate < high * (1 - 1e-6), "its outcome was known"
+        name = trial.question.contender
+        outcomes.append(Outcome(trial, trial.rate <= truth[name, trial.settings, trial.seed]))
+        assert len(outcomes) < 300
+    for name, question in asked.items():
+        found = goodput(outcomes, question, settings(name), starts[name])
+        assert found.settled
+        assert found.raced
+        assert found.seeds == 3
+        kept = [truth[name, str(found.settings), n] for n in (1, 2, 3)]
+        assert found.rate is not None
+        assert found.confirmed is not None
+        assert found.rate <= kept[0] < found.rate * GRID * 1.001
+        assert found.confirmed <= min(kept)
+        assert min(*kept, found.rate) < found.confirmed * GRID * 1.001
+
+
 def test_a_search_ends_where_every_rate_is_kept() -> None:
     found, trials = answered({("a", seed): 1e9 for seed in (1, 2, 3)}, 1.0)
     assert found.settled
@@ -196,6 +258,12 @@ def test_a_contender_that_is_behind_with_all_seeds_costs_one_trial_with_the_seed
     assert following((0.8, 1, False), (0.6, 2, True)) == (rates[2], 3)
     assert following((0.7, 1, True), (0.8, 1, False), (0.6, 2, True), (0.6, 3, True)) is None
     assert following((0.8, 1, True), (0.6, 2, False)) is None
+    # Each setting keeps one of the two, so nothing is left to try.
+    both = [
+        Outcome(Trial(other, "b", rates[0], 1), True),
+        *(Outcome(Trial(other, "a", rates[2], n), True) for n in (1, 2, 3)),
+    ]
+    assert next_trial([*best, *both], other, ["a"], [1.0] * 3, depth="best") is None
 
 
 def test_contenders_compete_before_any_rate_is_searched_to_its_end() -> None:
@@ -343,6 +411,7 @@ def row(trial: Trial, truth: dict[tuple[str, int], float], late: int = 0) -> dic
         "gaps_ms": {"p99": 30.0},
         "gaps_kept": 0.9,
         "late_captures": late,
+        "gpu": "GPU-1",
         "out_of_time": False,
         "revision": search.revision(trial.question),
     }
@@ -361,6 +430,8 @@ def test_a_failure_with_captures_on_the_way_is_tried_again() -> None:
     # A failure that comes again and again counts.
     assert own([row(trial, truth, late=1)] * DISTURBED) == []
     assert len(own([row(trial, truth, late=1)] * (DISTURBED + 1))) == 1
+    # Each card captures its own graphs.
+    assert own([{**row(trial, truth, late=1), "gpu": f"GPU-{n}"} for n in range(DISTURBED + 1)]) == []
 
 
 def test_trials_of_an_earlier_revision_say_nothing() -> None:
