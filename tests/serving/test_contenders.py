@@ -294,7 +294,7 @@ def test_a_size_of_steps_is_left_once_it_is_known_to_take_longer_than_others() -
     chooser = policy(0.045, costs=ON_ONE_STREAM)
     rows = [shown(chooser, tokens, steps=40) for _ in range(10) for tokens in (256, 0)][-1]
     assert rows < 128 + 256, "steps of another size have run"
-    assert shown(chooser, rows - 128, 1.05, steps=Pace.KNOWN - 1, queued=0) == rows, "too few to tell"
+    assert shown(chooser, rows - 128, 1.05, steps=Pace.KNOWN - 1, queued=0) == rows, "not known yet"
     assert shown(chooser, rows - 128, 1.05, steps=1, queued=0) > rows
 
 

@@ -297,6 +297,9 @@ def test_a_run_on_one_card_goes_by_the_trials_of_that_card(
     from cuda_gctx import Device
 
     stores: list[Store] = []
+    # What is meant for a process of its own.
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    monkeypatch.setattr(serve.faulthandler, "dump_traceback_later", lambda *_, **__: None)
     monkeypatch.setattr(serve, "run", lambda store, *_: stores.append(store) or 0)
     monkeypatch.setattr(sys, "argv", ["serve.py", "run", "--out", str(tmp_path), *options])
     assert serve.main() == 0
