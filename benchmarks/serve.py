@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--one-card",
         action="store_true",
-        help="of a run: let only trials of this card count, to compare contenders on one, as cards differ by as much",
+        help="of a run: let only trials of this card count, as cards differ by as much as contenders do",
     )
     found.add_argument("--distinct-layers", type=int, help="layers with weights of their own, where memory is short")
     return found
@@ -365,9 +365,7 @@ def merge(folder: Path, files: Sequence[Path]) -> int:
 def main() -> int:
     arguments = parser().parse_args()
     if arguments.one_card and (arguments.command != "run" or (arguments.share[1] > 1 and not arguments.ask)):
-        parser().error(
-            "--one-card is for a run of contenders on one card; --share gives each card others, but for --ask"
-        )
+        parser().error("--one-card is for a run; without --ask, --share would give each card other contenders")
     until = time.monotonic() + 60 * arguments.minutes
     from cuda_gctx import Device
     from cuda_gctx.measure.machine import described as machine

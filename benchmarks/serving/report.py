@@ -89,7 +89,8 @@ def share_rows(content: Content) -> list[list[str]]:
                 mine = _found(content, outcomes, question, seeds)
                 head = [f"{model} {load}, {gap:g} ms", str(seeds)]
                 if not (best and mine):
-                    rows += [[*head, NOT_RUN, "", "", "", ""]] * (rows[-1][0] == head[0])
+                    if rows[-1][0] == head[0]:
+                        rows.append([*head, NOT_RUN, "", "", "", ""])
                     continue
                 other = replace(question, contender=name)
                 pairs = [[_found(content, card, one, seeds) for one in (question, other)] for card in cards]

@@ -184,6 +184,9 @@ def policy(target_s: float = 0.02, sizes: tuple[int, ...] = (16, 24, 32, 48, 64)
     return ByCosts(costs, target_s, sizes, lambda sms: SHAPES["8B"].tokens_of_waves(sms, 2))
 
 
+# A card on which nothing else pays.
+ON_ONE_STREAM = replace(COSTS, slowdowns=dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0)))
+
 # A card on which a step slows decode on the same SMs so much that partitions are the only way.
 NEEDS_PARTITIONS = replace(
     COSTS,
@@ -203,10 +206,9 @@ def test_what_works_alone_has_the_whole_device() -> None:
 
 def test_the_policy_stays_on_one_stream_while_it_chooses_chunks() -> None:
     """A change of placement that gains nothing would make steps wait for each other."""
-    costs = replace(COSTS, slowdowns=dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0)))
-    executor = VirtualExecutor(costs)
+    executor = VirtualExecutor(ON_ONE_STREAM)
     load = few("documents", 6)
-    contender = ENTRANTS["policy"].make({"margin": 0.9, "waves": 2}, costs, LIMITS)
+    contender = ENTRANTS["policy"].make({"margin": 0.9, "waves": 2}, ON_ONE_STREAM, LIMITS)
     assert Serving(contender, executor, load.draw(0.2, 1), load.sequences).run().complete
     assert executor.placements == [ONE]
 
@@ -236,8 +238,7 @@ def test_a_load_counts_as_one_that_is_little_larger(sizes: tuple[int, ...], most
 
 
 def test_the_policy_takes_chunks_where_partitions_do_not_pay() -> None:
-    slow = dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0))
-    assert isinstance(policy(costs=replace(COSTS, slowdowns=slow)).choose(4, 8000, 0), Chunked)
+    assert isinstance(policy(costs=ON_ONE_STREAM).choose(4, 8000, 0), Chunked)
 
 
 @pytest.mark.parametrize(("name", "requests"), [("chat", 600), ("retrieval", 60)])
@@ -245,28 +246,22 @@ def test_while_all_slots_are_taken_the_policy_serves_as_fast_as_the_best_size(na
     """With short answers, the largest steps that keep a limit are not the fastest; with long prompts, small ones are
     not.
     """
-    slow = dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0))
     load = few(name, requests)
     best = min(served(Chunked(COSTS, chunk=size), load, 1e3).seconds for size in (192, 256, 512, 1024, 2048))
-    assert served(policy(0.045, costs=replace(COSTS, slowdowns=slow)), load, 1e3).seconds <= 1.01 * best
+    assert served(policy(0.045, costs=ON_ONE_STREAM), load, 1e3).seconds <= 1.01 * best
 
 
 @pytest.mark.parametrize("rows", [256, 288])
 def test_while_all_slots_are_taken_the_policy_avoids_sizes_that_take_longer_than_predicted(rows: int) -> None:
-    slow = dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0))
-    costs = replace(COSTS, slowdowns=slow)
-    truth = replace(costs, mixed=((rows - 32, 1.0), (rows, 1.3), (4096, 1.0)))
+    truth = replace(ON_ONE_STREAM, mixed=((rows - 32, 1.0), (rows, 1.3), (4096, 1.0)))
     load = few("chat", 600)
 
     def seconds(contender: Contender) -> float:
         executor = VirtualExecutor(truth, noise=0.02)
         return Serving(contender, executor, load.draw(1e3, 1), load.sequences).run().seconds
 
-    best = min(seconds(Chunked(costs, chunk=size)) for size in (256, 288, 320, 352, 384, 512))
-    assert seconds(policy(0.045, costs=costs)) <= 1.03 * best
-
-
-ON_ONE_STREAM = replace(COSTS, slowdowns=dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0)))
+    best = min(seconds(Chunked(ON_ONE_STREAM, chunk=size)) for size in (256, 288, 320, 352, 384, 512))
+    assert seconds(policy(0.045, costs=ON_ONE_STREAM)) <= 1.03 * best
 
 
 def shown(
@@ -290,9 +285,15 @@ def shown(
     return chosen.most
 
 
-def test_a_size_of_steps_is_left_once_it_is_known_to_take_longer_than_others() -> None:
+def settled() -> tuple[ByCosts, int]:
+    """A policy after many steps with and without prompts, and the most rows that it takes."""
     chooser = policy(0.045, costs=ON_ONE_STREAM)
-    rows = [shown(chooser, tokens, steps=40) for _ in range(10) for tokens in (256, 0)][-1]
+    rows = [shown(chooser, tokens, steps=40) for _ in range(10) for tokens in (256, 0)]
+    return chooser, rows[-1]
+
+
+def test_a_size_of_steps_is_left_once_it_is_known_to_take_longer_than_others() -> None:
+    chooser, rows = settled()
     assert rows < 128 + 256, "steps of another size have run"
     assert shown(chooser, rows - 128, 1.05, steps=Pace.KNOWN - 1, queued=0) == rows, "not known yet"
     assert shown(chooser, rows - 128, 1.05, steps=1, queued=0) > rows
@@ -307,8 +308,7 @@ def test_a_size_of_steps_is_kept_if_all_take_longer_than_predicted() -> None:
 
 
 def test_steps_that_are_not_of_decodes_on_one_stream_do_not_change_the_size_of_steps() -> None:
-    chooser = policy(0.045, costs=ON_ONE_STREAM)
-    rows = [shown(chooser, tokens, steps=40) for _ in range(10) for tokens in (256, 0)][-1]
+    chooser, rows = settled()
     assert shown(chooser, rows - decodes_for(0), 1.5, queued=0, decodes=0) == rows
     assert shown(chooser, rows - 128, 1.5, queued=0, placement=Placement("disjoint", 16, 116)) == rows
 
@@ -361,8 +361,7 @@ def mixed(step: Step) -> bool:
 
 def test_a_choice_holds_for_some_steps_of_the_same_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is idle while the host compares."""
-    slow = dict.fromkeys(("disjoint", "overlay", "priority"), (3.0, 3.0))
-    chosen = policy(costs=replace(COSTS, slowdowns=slow))
+    chosen = policy(costs=ON_ONE_STREAM)
     compared: list[int] = []
     best = chosen._best
 
