@@ -76,15 +76,17 @@ def rehearse(trial: Trial, costs: Costs, truth: Costs | None = None) -> Record:
 def steps_of(trial: Trial, costs: Costs, rehearsed: Record) -> list[Done]:
     """The steps that a trial may need graphs for.
 
-    Those that were rehearsed, those on slower cards, and the largest ones at every placement that a policy may choose.
+    Those that were rehearsed, those on slower cards, and the largest ones at every placement: decodes of all sequences,
+    because a trial that falls behind has more answers at once than any rehearsal, and the prefills of a policy.
     """
     found = rehearsed.steps + [step for truth in costs.varied() for step in rehearse(trial, costs, truth).steps]
     contender = contender_of(trial, costs)
-    if isinstance(contender, ByCosts):
-        rows = tuple(Row(slot, 0) for slot in range(load_of(trial.question.load, trial.question.model).sequences))
-        for placement, chunk in contender.placed:
-            found.append(Done("decode", Step(rows=rows), placement, 0.0, 0.0))
-            found.append(Done("prefill", Step(segments=(Segment(0, 0, chunk, True),)), placement, 0.0, 0.0))
+    placed = contender.placed if isinstance(contender, ByCosts) else []
+    for placement, chunk in placed:
+        found.append(Done("prefill", Step(segments=(Segment(0, 0, chunk, True),)), placement, 0.0, 0.0))
+    rows = tuple(Row(slot, 0) for slot in range(load_of(trial.question.load, trial.question.model).sequences))
+    for placement in dict.fromkeys([*(one.placement for one in found), *(placement for placement, _ in placed)]):
+        found.append(Done("decode", Step(rows=rows), placement, 0.0, 0.0))
     return found
 
 

@@ -517,4 +517,18 @@ def test_every_placement_that_a_policy_may_choose_is_prepared() -> None:
         found = {one.placement for one in steps if one.lane == lane}
         assert {Placement("disjoint", sms, 132 - sms) for sms in (16, 24, 32, 48, 64)} <= found
         assert {Placement("overlay", None, 132 - sms) for sms in (16, 24, 32, 48, 64)} <= found
-    assert max(len(one.step.rows) for one in steps) == LOADS["retrieval"].sequences
+
+
+@pytest.mark.parametrize("name", ENTRANTS)
+def test_decodes_of_all_sequences_are_prepared(name: str) -> None:
+    """A trial that falls behind has more answers at once than its rehearsal had."""
+    question = Question("8B", "retrieval", 25.0, name)
+    trial = Trial(question, written(ENTRANTS[name].settings(COSTS, LIMITS)[0]), 0.5, 1)
+    rehearsed = trials.rehearse(trial, COSTS)
+    assert max(len(one.step.rows) for one in rehearsed.steps) < LOADS["retrieval"].sequences
+    largest: dict[Placement, int] = {}
+    for one in trials.steps_of(trial, COSTS, rehearsed):
+        if not one.step.segments:
+            largest[one.placement] = max(largest.get(one.placement, 0), len(one.step.rows))
+    assert set(largest) >= {one.placement for one in rehearsed.steps}
+    assert set(largest.values()) == {LOADS["retrieval"].sequences}
