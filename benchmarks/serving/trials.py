@@ -81,11 +81,11 @@ def steps_of(trial: Trial, costs: Costs, rehearsed: Record) -> list[Done]:
     """
     found = rehearsed.steps + [step for truth in costs.varied() for step in rehearse(trial, costs, truth).steps]
     contender = contender_of(trial, costs)
-    placed = contender.placed if isinstance(contender, ByCosts) else []
-    for placement, chunk in placed:
-        found.append(Done("prefill", Step(segments=(Segment(0, 0, chunk, True),)), placement, 0.0, 0.0))
+    if isinstance(contender, ByCosts):
+        for placement, chunk in contender.placed:
+            found.append(Done("prefill", Step(segments=(Segment(0, 0, chunk, True),)), placement, 0.0, 0.0))
     rows = tuple(Row(slot, 0) for slot in range(load_of(trial.question.load, trial.question.model).sequences))
-    for placement in dict.fromkeys([*(one.placement for one in found), *(placement for placement, _ in placed)]):
+    for placement in dict.fromkeys(one.placement for one in found):
         found.append(Done("decode", Step(rows=rows), placement, 0.0, 0.0))
     return found
 

@@ -517,6 +517,7 @@ def test_every_placement_that_a_policy_may_choose_is_prepared() -> None:
         found = {one.placement for one in steps if one.lane == lane}
         assert {Placement("disjoint", sms, 132 - sms) for sms in (16, 24, 32, 48, 64)} <= found
         assert {Placement("overlay", None, 132 - sms) for sms in (16, 24, 32, 48, 64)} <= found
+    assert max(len(one.step.rows) for one in steps) == LOADS["retrieval"].sequences
 
 
 @pytest.mark.parametrize("name", ENTRANTS)
