@@ -45,6 +45,8 @@ CHOICE_HOLDS = 8
 # What is left, after each step while requests wait for a slot, of the tokens that were counted before it: with those of
 # 100 steps, tokens of prompts for each token of an answer vary by a third, and the rows that are chosen by it change.
 FADE = 0.998
+# Steps in which prompts that wait in slots should end, as far as they are counted: these slots have no decodes until then.
+DRAIN = 24
 # Tokens of a prompt that are cached before a chunk. With coarser sizes, the middle of a prompt looks like the end of
 # one that is twice as long, and partitions better than they are.
 PASTS = tuple(round(2 ** (n / 2)) for n in range(24, 31))
@@ -168,7 +170,8 @@ class ByCosts(ByPolicy):
 
     def _thrifty_rows(self, load: tuple[int, ...]) -> int:
         """The rows of steps of chunked prefill that serve decodes, and the prompts that come with them, in the least
-        time: steps that take more tokens of prompts are needed less often between steps that take none.
+        time: steps that take more tokens of prompts are needed less often between steps that take none. While many
+        tokens wait in slots, steps are larger: these slots decode nothing until then.
         """
         # Tokens of prompts for each token of an answer, in steps of an eighth of an octave.
         ratio = 2.0 ** (round(8 * log2(max(self._prompted, 1.0) / max(self._decoded, 1.0))) / 8)
@@ -179,11 +182,12 @@ class ByCosts(ByPolicy):
         if key not in self._thrifty:
             batch, context, past, tokens = load
             decodes = decodes_for(batch)
+            due = max(ratio * batch, tokens / DRAIN)  # tokens of prompts, for each step
             without = alone * self._costs.decode_seconds(batch, context, self._costs.sm_count)
 
             def of_decodes(rows: int) -> float:
                 count = rows - decodes
-                share = ratio * batch / min(tokens, count)
+                share = due / min(tokens, count)
                 seconds = mixed.get(rows, others) * _mixed_seconds(self._costs, rows, count, context, past)
                 return share * seconds + max(0.0, 1 - share) * without
 

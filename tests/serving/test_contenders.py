@@ -13,7 +13,7 @@ from serving.costs import Costs, Rates, made_up
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS, Load
 from serving.loop import Contender, Ended, Limits, Record, Serving, State
-from serving.policy import BATCHES, CHOICE_HOLDS, CONTEXTS, PASTS, TOKENS, ByCosts, counted_as
+from serving.policy import BATCHES, CHOICE_HOLDS, CONTEXTS, DRAIN, PASTS, TOKENS, ByCosts, counted_as
 from serving.search import Question, Trial, under, written
 from serving.shapes import SHAPES
 from serving.virtual import VirtualExecutor
@@ -272,6 +272,7 @@ def shown(
     queued: int = 1,
     decodes: int = 128,
     placement: Placement = ONE,
+    waiting: int = 256,
 ) -> int:
     """The most rows of a step that a policy takes for a batch of 128, after steps with so many tokens of a prompt."""
     segments = (Segment(0, 0, tokens),) if tokens else ()
@@ -280,7 +281,7 @@ def shown(
     for _ in range(steps):
         chooser.decide(State(queued=queued, ended=[Ended("decode", step, placement, seconds, False)]))
     for _ in range(CHOICE_HOLDS + 1):
-        chosen = chooser.choose(128, 128 * 400, 0, full=True)
+        chosen = chooser.choose(128, 128 * 400, 0, waiting, full=True)
     assert isinstance(chosen, Chunked)
     return chosen.most
 
@@ -318,6 +319,15 @@ def test_what_comes_while_slots_are_free_does_not_change_the_size_of_steps() -> 
     rows = [shown(chooser, tokens, steps=120) for _ in range(4) for tokens in (256, 0)][-2:]
     assert shown(chooser, 0, steps=2000, queued=0) == rows[-1]
     assert rows[0] <= 1.15 * rows[1], "the last steps are not all that count"
+
+
+def test_steps_grow_while_prompts_hold_slots_that_could_decode() -> None:
+    chooser, rows = settled()
+    assert shown(chooser, 0, steps=0, waiting=1024) == rows, "taken in a few steps anyway"
+    most = shown(chooser, 0, steps=0, waiting=4096)
+    assert 4096 / DRAIN <= most < 4096
+    assert most > rows
+    assert shown(chooser, 0, steps=0) == rows, "what waits has been taken"
 
 
 # As measured on an H200: steps of some sizes take longer than larger ones.
