@@ -45,7 +45,7 @@ CHOICE_HOLDS = 8
 # What is left, after each step while requests wait for a slot, of the tokens that were counted before it: with those of
 # 100 steps, tokens of prompts for each token of an answer vary by a third, and the rows that are chosen by it change.
 FADE = 0.998
-# Steps in which prompts that wait in slots should end, as far as they are counted: these slots have no decodes until then.
+# Steps that should take what waits in slots, as far as it is counted: these slots decode nothing until then.
 DRAIN = 24
 # Tokens of a prompt that are cached before a chunk. With coarser sizes, the middle of a prompt looks like the end of
 # one that is twice as long, and partitions better than they are.
