@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from serving.search import GAPS_MS, Outcome, Question, Trial, revision, under
 
 KIND = "serving"
 ROWS = ("trials", "soaks", "errors")
+RUNS = ("run", "costs_run")  # what a row names by the number of a run
 # A trial captures what it lacks, and the next one has that; but its steps, and so the graphs, may be others.
 DISTURBED = 3
 
@@ -34,7 +36,7 @@ class Store:
                 )
         else:
             self.content = _nothing_of(head)
-        self._run = dict(head)
+        self._run = {**head, "id": uuid.uuid4().hex}  # cards of one kind may have the same facts
         self.gpu: str | None = None  # the UUID of the card whose trials count; None: those of all
 
     @property
@@ -99,7 +101,8 @@ def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dic
         _add_new(runs, other["runs"])
         numbers = [runs.index(run) for run in other["runs"]]
         for kind in ROWS:
-            _add_new(found[kind], [{**row, "run": numbers[row["run"]]} for row in other[kind]])
+            rows = [{**row, **{key: numbers[row[key]] for key in RUNS if key in row}} for row in other[kind]]
+            _add_new(found[kind], rows)
         found["costs"] |= {model: {**one, "run": numbers[one["run"]]} for model, one in other["costs"].items()}
         found["predictions"] |= other["predictions"]
         if "attention" in other:

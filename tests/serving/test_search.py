@@ -486,7 +486,7 @@ def test_results_of_several_processes_are_merged_without_doubles(tmp_path: Path)
     for name, head in (("a", {**HEAD, "date": "2026-11-23"}), ("b", {**HEAD, "date": "2026-11-24"})):
         (tmp_path / f"{name}.json").write_text(base.path.read_text())
         part = Store(tmp_path / f"{name}.json", head)
-        part.add("trials", {"n": name})
+        part.add("trials", {"n": name, "costs_run": 0})
         part.content["predictions"][name] = {"start": 1.0}
         parts.append(part.content)
     found = merged(base.content, [*parts, *parts])
@@ -501,6 +501,24 @@ def test_results_of_several_processes_are_merged_without_doubles(tmp_path: Path)
     assert merged(doubled, []) == found
     with pytest.raises(ValueError, match="different cards"):
         merged(base.content, [{**parts[0], "card": "another card"}])
+
+
+def test_runs_with_equal_facts_stay_apart(tmp_path: Path) -> None:
+    """Two idle cards of one kind may have the same clocks and temperature, and one process may follow another."""
+    parts = []
+    for name in "ab":
+        part = Store(tmp_path / f"{name}.json", HEAD)
+        part.put_costs("8B", {})
+        part.add("trials", {"n": name, "costs_run": part.content["costs"]["8B"]["run"]})
+        parts.append(part.content)
+    found = merged(parts[0], parts)
+    assert [(row["n"], row["run"]) for row in found["trials"]] == [("a", 0), ("b", 1)]
+    # A trial goes on naming the run that measured its costs.
+    assert [row["costs_run"] for row in found["trials"]] == [0, 1]
+    assert found["costs"]["8B"]["run"] == 1
+    again = Store(tmp_path / "a.json", HEAD)
+    again.add("trials", {"n": "c"})
+    assert [row["run"] for row in again.content["trials"]] == [0, 1]
 
 
 def test_new_costs_make_old_predictions_void(tmp_path: Path) -> None:
