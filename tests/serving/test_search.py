@@ -486,7 +486,7 @@ def test_results_of_several_processes_are_merged_without_doubles(tmp_path: Path)
     for name, head in (("a", {**HEAD, "date": "2026-11-23"}), ("b", {**HEAD, "date": "2026-11-24"})):
         (tmp_path / f"{name}.json").write_text(base.path.read_text())
         part = Store(tmp_path / f"{name}.json", head)
-        part.add("trials", {"n": name, "costs_run": 0})
+        part.add("trials", {"n": name})
         part.content["predictions"][name] = {"start": 1.0}
         parts.append(part.content)
     found = merged(base.content, [*parts, *parts])
