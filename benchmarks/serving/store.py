@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from serving.search import GAPS_MS, Outcome, Question, Trial, revision, under
 
 KIND = "serving"
 ROWS = ("trials", "soaks", "errors")
-RUNS = ("run", "costs_run")  # what a row names by the number of a run
+RUNS = ("run", "costs_run")  # which runs a result names, by their numbers
 # A trial captures what it lacks, and the next one has that; but its steps, and so the graphs, may be others.
 DISTURBED = 3
 
@@ -101,13 +101,16 @@ def merged(first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dic
         _add_new(runs, other["runs"])
         numbers = [runs.index(run) for run in other["runs"]]
         for kind in ROWS:
-            rows = [{**row, **{key: numbers[row[key]] for key in RUNS if key in row}} for row in other[kind]]
-            _add_new(found[kind], rows)
-        found["costs"] |= {model: {**one, "run": numbers[one["run"]]} for model, one in other["costs"].items()}
+            _add_new(found[kind], [_renumbered(row, numbers) for row in other[kind]])
+        found["costs"] |= {model: _renumbered(one, numbers) for model, one in other["costs"].items()}
         found["predictions"] |= other["predictions"]
         if "attention" in other:
-            found["attention"] = {**other["attention"], "run": numbers[other["attention"]["run"]]}
+            found["attention"] = _renumbered(other["attention"], numbers)
     return found
+
+
+def _renumbered(one: Mapping[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
+    return {**one, **{key: numbers[one[key]] for key in RUNS if key in one}}
 
 
 def _nothing_of(head: Mapping[str, Any]) -> dict[str, Any]:
