@@ -83,7 +83,7 @@ def plans_of(torch: Any, pool: PartitionPool, everybody: Any, groups: dict[int, 
     yield Plan("plain streams", one, other, everybody)
     yield Plan("plain streams, hint of 116 SMs", one, other, everybody, 116)
     for sms, group in groups.items():
-        parts = pool.get({"comm": sms})
+        parts = pool.prepare({"comm": sms})
         assert parts.background is not None
         left = parts.background.sm_count
         streams = torch_stream(parts.background), torch_stream(parts.comm)
@@ -158,7 +158,7 @@ def measure(rank: int, store: str, out: Path, seed: int, budget_s: float) -> Non
 
     with ExitStack() as closing:
         pool = closing.enter_context(PartitionPool(device))
-        groups = {sms: new_group(pool.get({"comm": sms}).comm) for sms in COMM_SMS}
+        groups = {sms: new_group(pool.prepare({"comm": sms}).comm) for sms in COMM_SMS}
         plans = list(plans_of(torch, pool, dist.group.WORLD, groups))
         messages = {size: torch.randn(size * 2**19, device="cuda", dtype=torch.bfloat16) for size in MEBIBYTES}
         steps = steps_of(plans, groups, messages, torch, dist, multiply)

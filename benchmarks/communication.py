@@ -522,7 +522,7 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
         opened = []
         pool = closing.enter_context(PartitionPool(ranks.device))
         for sms, mode in itertools.product(OVERLAP_SMS, (TWO, NCCL)):
-            parts = pool.get({"comm": sms, "compute": None})
+            parts = pool.prepare({"comm": sms, "compute": None})
             with parts.comm.torch():
                 handler = ranks.handler(parts.comm, 1)
             opened.append(handler)

@@ -52,8 +52,8 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
     known, known_event = c.create_stream(), c.create_event()
     same = Stream.from_handle(known.handle)
     layout, positions, value = {"decode": 16, "prefill": 104}, (16, 104), Layout(decode=16, prefill=104)
-    parts = pool.get(layout)
-    pool.get(positions)
+    parts = pool.prepare(layout)
+    pool.prepare(positions)
     part = parts.decode
     elsewhere = Device(1)
 
@@ -94,11 +94,11 @@ def cases(dev: Device, pool: PartitionPool) -> dict[str, Callable[[], object]]:
         "the same, a handle is known": record_wait_of_known_contexts,
         "stream.handle": lambda: known.handle,
         "stream.__cuda_stream__()": lambda: known.__cuda_stream__(),
-        "pool.get(dict)": lambda: pool.get(layout),
-        "pool.get(name=...)": lambda: pool.get(decode=16, prefill=104),
-        "pool.get((16, 104))": lambda: pool.get(positions),
-        "pool.get(Layout)": lambda: pool.get(value),
-        "pool.get(dict).decode.stream": lambda: pool.get(layout).decode.stream,
+        "pool.prepare(dict)": lambda: pool.prepare(layout),
+        "pool.prepare(name=...)": lambda: pool.prepare(decode=16, prefill=104),
+        "pool.prepare((16, 104))": lambda: pool.prepare(positions),
+        "pool.prepare(Layout)": lambda: pool.prepare(value),
+        "pool.prepare(dict).decode.stream": lambda: pool.prepare(layout).decode.stream,
         "dev.partition(), close()": lambda: elsewhere.partition(value).close(),
         "parts.decode": lambda: parts.decode,
         "part.stream": lambda: part.stream,

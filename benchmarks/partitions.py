@@ -83,14 +83,14 @@ def measure_switching(device: Device) -> dict[str, Any]:
         Layout(half=0.5),
     ]
     with PartitionPool(device) as pool:
-        built = [timed_ns(lambda layout=layout: pool.get(layout)) for layout in layouts]
+        built = [timed_ns(lambda layout=layout: pool.prepare(layout)) for layout in layouts]
         before = free_bytes(device)
         samples = []
         gc.disable()
         for number in range(SWITCHES):
             layout = layouts[number % 6]
             start = time.perf_counter_ns()
-            pool.get(layout)
+            pool.prepare(layout)
             samples.append(time.perf_counter_ns() - start)
         empty = []
         for _ in range(SWITCHES):

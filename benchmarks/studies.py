@@ -122,7 +122,7 @@ def measure_gemms(torch: Any, device: Device) -> list[dict[str, Any]]:
     rows = []
     with PartitionPool(device) as pool:
         for left_out in (0, *LEFT_OUT_SMS):
-            part = pool.get(other=left_out).background if left_out else device.create_stream()
+            part = pool.prepare(other=left_out).background if left_out else device.create_stream()
             assert part is not None
             stream = part.stream if isinstance(part, Partition) else part
             sms = device.sm_count if left_out == 0 else part.sm_count

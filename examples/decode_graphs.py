@@ -24,7 +24,7 @@ def main() -> None:
     dev = Device(0)
     with PartitionPool(dev) as pool, GraphSet(pool) as graphs:
         for layout in (QUIET, BUSY):  # contexts are not made during a capture: all layouts first
-            pool.get(layout)
+            pool.prepare(layout)
         for layout in (QUIET, BUSY):
             pool.switch(layout)
             for batch in BATCHES:

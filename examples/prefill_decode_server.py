@@ -71,7 +71,7 @@ def main() -> None:
     prompts = deque(Request(prompt=512 * (1 + n % 4), tokens=12 + 8 * (n % 3)) for n in range(24))
     with PartitionPool(dev) as pool:
         for layout in LAYOUTS.values():
-            pool.get(layout)  # built before the first request
+            pool.prepare(layout)  # built before the first request
         server = Server(pool, prompts)
         server.run()
     print(f"{dev.name}: {len(server.finished)} requests, {sum(one.made for one in server.finished)} tokens")

@@ -134,7 +134,7 @@ def attention_rates(shape: Shape, pool: PartitionPool, sizes: Sequence[int], *, 
 
     used = kernels.DECODE_TILING
     result["decode_gb_per_s"] = {
-        str(sms): rate(torch_stream(pool.get(decode=sms).decode), sms, used) for sms in sizes
+        str(sms): rate(torch_stream(pool.prepare(decode=sms).decode), sms, used) for sms in sizes
     } | {str(device_sms): rate(whole, device_sms, used)}
 
     tokens = 128 // shape.group
@@ -165,7 +165,7 @@ def attention_rates(shape: Shape, pool: PartitionPool, sizes: Sequence[int], *, 
         if time.monotonic() < until:
             result["decode_tilings"][str(tiling)] = {
                 str(device_sms): rate(whole, device_sms, tiling),
-                str(few): rate(torch_stream(pool.get(decode=few).decode), few, tiling),
+                str(few): rate(torch_stream(pool.prepare(decode=few).decode), few, tiling),
             }
     return result
 

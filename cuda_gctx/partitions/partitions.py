@@ -321,7 +321,7 @@ class Partitions:
     _others_in_use: OthersInUse | None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        raise TypeError("Partitions come from Device.partition() or PartitionPool.get()")
+        raise TypeError("Partitions come from Device.partition() or PartitionPool.prepare()")
 
     @classmethod
     def _make(

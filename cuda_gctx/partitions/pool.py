@@ -73,7 +73,7 @@ class PartitionPool:
         self._lock = threading.RLock()
         self._closed = False
         self._built: dict[Layout, Partitions] = {}
-        self._known: dict[object, Partitions] = {}  # by what get() was given
+        self._known: dict[object, Partitions] = {}  # by what prepare() was given
         self._loans: dict[Key, tuple[StoredContext, Loan]] = {}
         self._current: _Setting | None = None
         self._whole: dict[tuple[str, int], Stream] = {}  # streams on the whole device, by name and priority
@@ -97,18 +97,19 @@ class PartitionPool:
         """Whether the pool has been closed."""
         return self._closed
 
-    def get(
+    def prepare(
         self,
         /,
         *requests: Layout | Mapping[str, Request] | Sequence[Request] | Request,
         stream: object = None,
         **named: Request,
     ) -> Partitions:
-        """The partitions of a layout, which takes the same forms as in Device.partition(); built at its first use.
+        """Build a layout, or look up a known one, and return its partitions. It orders nothing: switch() does.
 
-        requests, named: the requests by position or by name, or one mapping or Layout.
+        requests, named: the requests by position or by name, or one mapping or Layout, as for Device.partition().
 
-        A known layout is only looked up: work in the partitions of another layout continues (see switch()).
+        Work in the partitions of other layouts continues, and what is enqueued in these partitions runs next to it,
+        on the same SMs where the layouts overlap. Use it to build layouts before they are needed, and to read them.
 
         Building is refused while a stream of this package, or a blocking one of the primary context, is capturing a
         graph. The driver does not report the streams of other libraries: pass the one that may be capturing as `stream`
@@ -152,9 +153,9 @@ class PartitionPool:
         first switch after it. RuntimeError if streams of the pool are in a capture that the current layout is not part
         of.
 
-        requests, named, stream: as for get().
+        requests, named, stream: as for prepare().
         """
-        parts = self.get(*requests, stream=stream, **named)
+        parts = self.prepare(*requests, stream=stream, **named)
         with self._lock:
             self._demand_open()
             self._enter(parts, ())
@@ -166,9 +167,9 @@ class PartitionPool:
         """switch() to a layout, or to none, with further streams on the whole device (see Plan.switch() of the tuner).
 
         whole: names and priorities of these streams. The pool makes each of them once, and closes them. They share SMs
-        with every partition. stream: as for get(). Returns the partitions and the streams.
+        with every partition. stream: as for prepare(). Returns the partitions and the streams.
         """
-        parts = self.get(layout, stream=stream) if layout is not None else None
+        parts = self.prepare(layout, stream=stream) if layout is not None else None
         with self._lock:
             self._demand_open()
             for key in whole:

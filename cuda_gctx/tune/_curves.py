@@ -335,7 +335,7 @@ def _measure(
         for count, request in counts:
             pool = closing.enter_context(PartitionPool(device))
             with sharing():
-                parts = pool.get(Layout.of({PART: request}))
+                parts = pool.prepare(Layout.of({PART: request}))
             alone = Trial(f"{count} SMs", (critical,), {PART: parts.part.stream}, parts.part.stream)
             both = None
             if load is not None and parts.background is not None:

@@ -107,7 +107,7 @@ class Plan:
             streams: dict[str, Stream] = {}
             if self.layout is not None:
                 if isinstance(where, PartitionPool):
-                    partitions = where.get(self.layout)
+                    partitions = where.prepare(self.layout)
                 else:
                     partitions = closing.enter_context(where.partition(self.layout))
                 streams = self._placed(partitions)

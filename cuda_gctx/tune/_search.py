@@ -582,7 +582,7 @@ class Search:
                 pool = self._closing.enter_context(PartitionPool(self.device))
                 try:
                     with sharing():
-                        pool.get(plan.layout)
+                        pool.prepare(plan.layout)
                 except CUDAError as error:
                     if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
                         raise

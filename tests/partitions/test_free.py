@@ -168,7 +168,7 @@ def test_they_conflict_with_others_as_all_partitions_do(machine: Any) -> None:
 def test_a_pool_holds_all_of_its_layouts(machine: Any) -> None:
     dev = Device(0)
     with PartitionPool(dev) as pool:
-        pool.get(16)
+        pool.prepare(16)
         assert dev.resources.sm.free.sm_count == 0
     assert dev.resources.sm.free.sm_count == 132
 

@@ -189,7 +189,7 @@ def test_names_stand_for_partitions_of_the_current_layout(dev: Device) -> None:
     with PartitionPool(dev) as pool, GraphSet(pool) as graphs:
         assert "pool.switch() first" in str(refusal(RuntimeError, lambda: graphs.replay("decode", 1)))
         for layout in (narrow, wide):
-            spin(pool.get(layout).decode.stream, 1, 10_000)
+            spin(pool.prepare(layout).decode.stream, 1, 10_000)
         dev.sync()
         for layout in (narrow, wide, narrow):
             pool.switch(layout)

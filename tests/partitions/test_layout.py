@@ -140,7 +140,7 @@ def test_the_reserved_names_are_what_the_objects_and_functions_use() -> None:
     attributes = {name for name in dir(Partitions) if not name.startswith("_")}
     keywords = {
         parameter.name
-        for function in (partition, PartitionPool.get, PartitionPool.switch)
+        for function in (partition, PartitionPool.prepare, PartitionPool.switch)
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
@@ -156,7 +156,7 @@ def test_every_entry_point_refuses_the_same_names(dev: Device, name: str) -> Non
             lambda: Layout.of({name: 8}),
             lambda: Layout.from_json(text),
             lambda: dev.partition({name: 8}),
-            lambda: pool.get({name: 8}),
+            lambda: pool.prepare({name: 8}),
         ):
             with pytest.raises(ValueError, match=f"'{name}' cannot be the name of a partition"):
                 entry()

@@ -131,11 +131,11 @@ def test_none_with_nothing_left_does_not_fit(dev: Device) -> None:
 
 def test_requests_by_mapping_and_by_keyword_are_the_same(dev: Device) -> None:
     with PartitionPool(dev) as pool:
-        parts = pool.get({"decode": 8, "prefill": None})
-        assert pool.get(decode=8, prefill=None) is parts
-        assert pool.get(Layout(decode=8, prefill=None)) is parts
-        assert pool.get(8, None) is pool.get((8, None)) is pool.get([8, None])
-        assert pool.get(8) is pool.get((8,))
+        parts = pool.prepare({"decode": 8, "prefill": None})
+        assert pool.prepare(decode=8, prefill=None) is parts
+        assert pool.prepare(Layout(decode=8, prefill=None)) is parts
+        assert pool.prepare(8, None) is pool.prepare((8, None)) is pool.prepare([8, None])
+        assert pool.prepare(8) is pool.prepare((8,))
     for spelled in ({"decode": 8, "prefill": None}, Layout(decode=8, prefill=None)):
         with dev.partition(spelled) as opened:
             assert opened.layout == Layout(decode=8, prefill=None)
@@ -144,7 +144,7 @@ def test_requests_by_mapping_and_by_keyword_are_the_same(dev: Device) -> None:
     with dev.partition([8, None]) as opened:
         assert opened.layout == Layout(8, None)
     with PartitionPool(dev) as pool:
-        for entry in (dev.partition, pool.get):
+        for entry in (dev.partition, pool.prepare):
             with pytest.raises(ValueError, match="by position or by name, not both"):
                 entry({"decode": 8}, prefill=None)
 
@@ -235,7 +235,7 @@ def test_closed_partitions_raise_closed_error_and_have_no_attributes(dev: Device
     pool = PartitionPool(dev)
     parts.close()
     pool.close()
-    for use in (lambda: parts["decode"], lambda: part.context, lambda: pool.get(decode=8)):
+    for use in (lambda: parts["decode"], lambda: part.context, lambda: pool.prepare(decode=8)):
         assert isinstance(refusal(ClosedError, use), AttributeError)
     assert not hasattr(parts, "decode")
 

@@ -39,11 +39,11 @@ SIX = [(layout,) if isinstance(layout, (int, float)) else layout for layout in S
 
 def test_the_first_use_builds_and_every_spelling_finds_it(dev: Device) -> None:
     with PartitionPool(dev) as pool:
-        parts = pool.get({"decode": 8, "prefill": None})
-        assert pool.get({"decode": 8, "prefill": None}) is parts
-        assert pool.get(Layout(decode=8, prefill=None)) is parts
-        assert pool.get({"decode": PartitionSpec(8), "prefill": PartitionSpec()}) is parts
-        assert pool.get([8, None]) is pool.get((8, None)) is pool.get(Layout(8, None)) is not parts
+        parts = pool.prepare({"decode": 8, "prefill": None})
+        assert pool.prepare({"decode": 8, "prefill": None}) is parts
+        assert pool.prepare(Layout(decode=8, prefill=None)) is parts
+        assert pool.prepare({"decode": PartitionSpec(8), "prefill": PartitionSpec()}) is parts
+        assert pool.prepare([8, None]) is pool.prepare((8, None)) is pool.prepare(Layout(8, None)) is not parts
         assert pool.layouts == (Layout(decode=8, prefill=None), Layout(8, None))
         assert len(pool) == 2
         assert parts.decode.stream.resources.sm.sm_count == parts.decode.sm_count
@@ -51,33 +51,33 @@ def test_the_first_use_builds_and_every_spelling_finds_it(dev: Device) -> None:
 
 def test_numbers_that_are_equal_are_not_the_same_request(dev: Device) -> None:
     with PartitionPool(dev) as pool:
-        one = pool.get((1,))
+        one = pool.prepare((1,))
         assert one[0].sm_count < dev.sm_count
-        assert pool.get({"a": 1}) is not one
+        assert pool.prepare({"a": 1}) is not one
         # 1.0 and True are equal to 1, and cannot be requested.
         for spelled in ((1.0,), [1.0], {"a": 1.0}):
             with pytest.raises(ValueError, match="not a share"):
-                pool.get(spelled)
+                pool.prepare(spelled)
         with pytest.raises(TypeError, match="bool"):
-            pool.get((True,))
+            pool.prepare((True,))
         with pytest.raises(TypeError, match="bool"):
-            pool.get({"a": True})
+            pool.prepare({"a": True})
 
 
 def test_the_order_of_the_names_is_part_of_a_layout(dev: Device) -> None:
     with PartitionPool(dev) as pool:
-        first, second = pool.get({"a": 8, "b": 16}), pool.get({"b": 16, "a": 8})
+        first, second = pool.prepare({"a": 8, "b": 16}), pool.prepare({"b": 16, "a": 8})
         assert (first.names, second.names) == (("a", "b"), ("b", "a"))
-        assert [part.name for part in pool.get({"b": 16, "a": 8})] == ["b", "a"]
-        assert pool.get({"b": 8, "a": 16}).a.sm_count == 16
-        for parts, names in ((pool.get(a=8, b=16), ("a", "b")), (pool.get(b=16, a=8), ("b", "a"))):
+        assert [part.name for part in pool.prepare({"b": 16, "a": 8})] == ["b", "a"]
+        assert pool.prepare({"b": 8, "a": 16}).a.sm_count == 16
+        for parts, names in ((pool.prepare(a=8, b=16), ("a", "b")), (pool.prepare(b=16, a=8), ("b", "a"))):
             assert parts.names == names
 
 
 def test_equal_groups_of_several_layouts_share_one_context(sim: Machines) -> None:
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
-        first, second = pool.get(decode=16), pool.get(decode=16, prefill=None)
+        first, second = pool.prepare(decode=16), pool.prepare(decode=16, prefill=None)
         assert machine.calls("cuGreenCtxCreate") == 2
         assert first.background is not None
         assert first.decode.context == second.decode.context
@@ -89,8 +89,8 @@ def test_equal_groups_of_several_layouts_share_one_context(sim: Machines) -> Non
     assert len(store) == 2
     stream = None
     pool = PartitionPool(Device(0))
-    pool.get(decode=16)
-    stream = pool.get(decode=16, prefill=None).decode.stream
+    pool.prepare(decode=16)
+    stream = pool.prepare(decode=16, prefill=None).decode.stream
     del pool
     gc.collect()
     assert len(store) == 0  # a stream in use keeps its context, and those of its layout
@@ -121,14 +121,14 @@ def test_a_warning_may_run_code_that_uses_the_pool(
             found.append(on_another_thread(parts_of_hook) if thread else parts_of_hook())
 
     def parts_of_hook() -> Partitions:
-        return pool.get(decode=8) if same else pool.get(decode=16)
+        return pool.prepare(decode=8) if same else pool.prepare(decode=16)
 
     with dev.partition(mine=24), pool, warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", hook)
         made = machine.calls("cuGreenCtxCreate")
-        parts = on_another_thread(lambda: pool.get(decode=8))
-        assert pool.get(decode=8) is parts
+        parts = on_another_thread(lambda: pool.prepare(decode=8))
+        assert pool.prepare(decode=8) is parts
         assert (found[0] is parts) == same
         assert machine.calls("cuGreenCtxCreate") - made == (2 if same else 4)
 
@@ -142,12 +142,12 @@ def test_a_warning_may_wait_for_a_thread_that_switches(sim: Machines, monkeypatc
         found.append(on_another_thread(lambda: pool.switch(decode=16)))
 
     with PartitionPool(dev) as pool, warnings.catch_warnings():
-        known = pool.get(decode=16)
+        known = pool.prepare(decode=16)
         warnings.simplefilter("ignore")
         with dev.partition(mine=24):
             warnings.simplefilter("always")
             monkeypatch.setattr(warnings, "showwarning", hook)
-            pool.get(decode=8)
+            pool.prepare(decode=8)
     assert found
     assert all(parts is known for parts in found)
 
@@ -180,7 +180,7 @@ def test_a_switch_lets_partitions_that_stay_go_on(sim: Machines) -> None:
     sim("h200")
     first, second = Layout(decode=16), Layout(decode=16, prefill=None)
     with PartitionPool(Device(0)) as pool:
-        assert pool.get(first).decode.context == pool.get(second).decode.context
+        assert pool.prepare(first).decode.context == pool.prepare(second).decode.context
         assert elapsed(pool, (first, "background"), (second, "decode")) < 1
         assert elapsed(pool, (first, "decode"), (second, "prefill")) < 1
 
@@ -203,7 +203,7 @@ def test_switching_to_the_current_layout_and_get_change_nothing(sim: Machines) -
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
         parts = pool.switch(decode=16)
-        pool.get(decode=32)
+        pool.prepare(decode=32)
         assert pool.current is parts
         before = machine.calls()
         assert pool.switch(decode=16) is pool.switch(Layout(decode=16)) is parts
@@ -219,11 +219,11 @@ NARROW, WIDE = Layout(decode=16, prefill=None), Layout(decode=64, prefill=None)
 def test_a_switch_inside_a_capture_orders_the_graph(dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with PartitionPool(dev) as pool:
-        pool.get(WIDE)
+        pool.prepare(WIDE)
         narrow = pool.switch(NARROW)
         stream = narrow.prefill.stream
         spin(stream, 1, 10_000)  # what is loaded at the first launch cannot be loaded during a capture
-        spin(pool.get(WIDE).decode.stream, 1, 10_000)
+        spin(pool.prepare(WIDE).decode.stream, 1, 10_000)
         dev.sync()
         with stream.capture() as capture:
             spin(stream, 1, 3_000_000)
@@ -245,7 +245,7 @@ def test_a_switch_inside_a_capture_orders_the_graph(dev: Device) -> None:
 def test_work_outside_of_a_capture_is_ordered_by_the_next_switch(dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with PartitionPool(dev) as pool:
-        pool.get(WIDE)
+        pool.prepare(WIDE)
         narrow = pool.switch(NARROW)
         busy, capturing = narrow.prefill.stream_pool(2)
         spin(busy, 1, 10_000)
@@ -266,7 +266,7 @@ def test_work_outside_of_a_capture_is_ordered_by_the_next_switch(dev: Device) ->
 def test_a_switch_that_ended_in_a_capture_is_ordered_when_it_is_repeated(dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with PartitionPool(dev) as pool:
-        wide = pool.get(WIDE)
+        wide = pool.prepare(WIDE)
         narrow = pool.switch(NARROW)
         busy, capturing = narrow.prefill.stream_pool(2)
         spin(busy, 1, 10_000)
@@ -288,7 +288,7 @@ def test_a_switch_that_ended_in_a_capture_is_ordered_when_it_is_repeated(dev: De
 
 def test_a_switch_is_refused_while_the_old_layout_is_not_part_of_the_capture(dev: Device) -> None:
     with PartitionPool(dev) as pool:
-        narrow, wide = pool.switch(NARROW), pool.get(WIDE)
+        narrow, wide = pool.switch(NARROW), pool.prepare(WIDE)
         for streams in ([wide.decode.stream], [narrow.decode.stream, narrow.prefill.stream]):
             captures = [stream.capture() for stream in streams]
             for capture in captures:
@@ -308,20 +308,20 @@ def test_a_switch_is_refused_while_the_old_layout_is_not_part_of_the_capture(dev
 def test_options_are_part_of_a_layout(dev: Device) -> None:
     with PartitionPool(dev) as pool:
         exact = SMResourceOptions(10, backfill=True)
-        assert pool.get((exact,)) is pool.get((SMResourceOptions(10, backfill=True),))
-        assert pool.get((exact,))[0].sm_count == 10
+        assert pool.prepare((exact,)) is pool.prepare((SMResourceOptions(10, backfill=True),))
+        assert pool.prepare((exact,))[0].sm_count == 10
 
 
 def test_switching_makes_no_driver_call(sim: Machines) -> None:
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
         for layout in SIX:
-            for part in pool.get(layout):
+            for part in pool.prepare(layout):
                 assert part.stream.is_done
         before = machine.calls()
         for _ in range(100):
             for layout in SIX:
-                assert pool.get(layout)[0].stream is not None
+                assert pool.prepare(layout)[0].stream is not None
         assert machine.calls() == before
 
 
@@ -329,34 +329,34 @@ def test_memory_is_flat_over_many_switches(sim: Machines) -> None:
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
         for layout in SIX:
-            pool.get(layout)
+            pool.prepare(layout)
         free = machine.memory()["free"]
         made = machine.calls("cuGreenCtxCreate")
         for turn in range(10_000):
-            pool.get(SIX[turn % 6])
+            pool.prepare(SIX[turn % 6])
         assert machine.memory()["free"] == free
         assert machine.calls("cuGreenCtxCreate") == made
 
 
 def test_layouts_of_one_pool_may_overlap_and_others_are_reported(dev: Device) -> None:
     with PartitionPool(dev) as pool:
-        pool.get((8, None))
-        pool.get({"decode": 8})  # warnings are errors in the tests
+        pool.prepare((8, None))
+        pool.prepare({"decode": 8})  # warnings are errors in the tests
         with pytest.warns(ResourceOverlapWarning, match="decode"):
             dev.partition(mine=8).close()
         with PartitionPool(dev) as other, pytest.warns(ResourceOverlapWarning, match="shares? SMs") as caught:
-            other.get((8, None))
+            other.prepare((8, None))
         assert caught[0].filename == __file__
     [group], _ = split(dev.resources.sm, [8])
     with dev.create_context(ContextOptions([group])), PartitionPool(dev) as pool:
         with pytest.warns(ResourceOverlapWarning):
-            pool.get((8,))
-        pool.get((8,))  # warns once
+            pool.prepare((8,))
+        pool.prepare((8,))  # warns once
 
 
 def test_partitions_of_two_layouts_name_the_context_that_they_share_each_by_its_own_name(dev: Device) -> None:
     with PartitionPool(dev) as pool:
-        first, second = pool.get({"a": 16}), pool.get({"b": 16})
+        first, second = pool.prepare({"a": 16}), pool.prepare({"b": 16})
         assert first.a.context == second.b.context
         assert (first.a.context.name, second.b.context.name) == ("a", "b")
 
@@ -365,14 +365,14 @@ def test_contexts_of_a_closed_pool_are_used_again(sim: Machines) -> None:
     machine = sim("h200")
     dev = Device(0)
     with PartitionPool(dev) as pool:
-        pool.get({"decode": 16, "prefill": None})
+        pool.prepare({"decode": 16, "prefill": None})
     made = machine.calls("cuGreenCtxCreate")
     assert len(store) == made
     with dev.partition(decode=16, prefill=None), PartitionPool(dev) as pool:
         assert machine.calls("cuGreenCtxCreate") == made
     del pool
     abandoned = PartitionPool(dev)
-    abandoned.get((16, None))
+    abandoned.prepare((16, None))
     del abandoned
     gc.collect()
     assert machine.calls("cuGreenCtxCreate") == made
@@ -381,52 +381,52 @@ def test_contexts_of_a_closed_pool_are_used_again(sim: Machines) -> None:
 
 def test_partitions_of_a_pool_are_closed_by_the_pool_alone(dev: Device) -> None:
     pool = PartitionPool(dev)
-    with pool.get((8,)) as parts:
+    with pool.prepare((8,)) as parts:
         stream = parts[0].stream
     assert not parts.is_closed
     assert "belong to a pool" in str(refusal(RuntimeError, parts.close))
     with parts[0].context.current():
         assert "is current" in str(refusal(RuntimeError, pool.close))
-        assert pool.get((8,)) is parts
+        assert pool.prepare((8,)) is parts
     pool.close()
     pool.close()
     assert pool.is_closed
     assert parts.is_closed
     assert stream.is_closed
-    for use in (lambda: pool.get((8,)), lambda: pool.get((16,)), pool.__enter__):
+    for use in (lambda: pool.prepare((8,)), lambda: pool.prepare((16,)), pool.__enter__):
         assert "pool has been closed" in str(refusal(RuntimeError, use))
 
 
 def test_a_layout_that_fails_is_not_kept(sim: Machines) -> None:
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
-        refusal(SplitError, lambda: pool.get({"a": 500}))
-        refusal(ValueError, lambda: pool.get({"a": 0}))
-        refusal(TypeError, lambda: pool.get("8"))  # type: ignore[arg-type]
+        refusal(SplitError, lambda: pool.prepare({"a": 500}))
+        refusal(ValueError, lambda: pool.prepare({"a": 0}))
+        refusal(TypeError, lambda: pool.prepare("8"))  # type: ignore[arg-type]
         machine.fail("cuGreenCtxCreate", nth=2)
-        refusal(CUDAError, lambda: pool.get((8, 16)))
+        refusal(CUDAError, lambda: pool.prepare((8, 16)))
         assert len(pool) == 0
         assert machine.ledger().live_of("green context") == ()
-        assert len(pool.get((8, 16))) == 2
+        assert len(pool.prepare((8, 16))) == 2
     with pytest.raises(TypeError, match="for a Device"):
         PartitionPool(0)  # type: ignore[arg-type]
 
 
 def test_building_is_refused_during_capture_and_switching_is_not(dev: Device) -> None:
     with PartitionPool(dev) as pool:
-        known = pool.get((8,))
+        known = pool.prepare((8,))
         graph = ctypes.c_void_p()
         capturing = ctypes.c_void_p(known[0].stream.handle)
         Raw().call("cuStreamBeginCapture_v2", capturing, 0)
         try:
-            message = str(refusal(RuntimeError, lambda: pool.get((24, 8))))
-            assert pool.get((8,)) is known
+            message = str(refusal(RuntimeError, lambda: pool.prepare((24, 8))))
+            assert pool.prepare((8,)) is known
         finally:
             Raw().call("cuStreamEndCapture", capturing, ctypes.byref(graph))
             Raw().call("cuGraphDestroy", graph)
         assert "is capturing a graph" in message
         assert len(pool) == 1
-        assert len(pool.get((24, 8))) == 2
+        assert len(pool.prepare((24, 8))) == 2
 
 
 class Foreign:
@@ -449,12 +449,12 @@ def test_a_foreign_stream_that_captures_is_known_when_it_is_named(dev: Device) -
     with PartitionPool(dev) as pool:
         raw.call("cuStreamBeginCapture_v2", handle, 2)
         try:
-            error = refusal(RuntimeError, lambda: pool.get(unmade, stream=Foreign(handle.value or 0)))
+            error = refusal(RuntimeError, lambda: pool.prepare(unmade, stream=Foreign(handle.value or 0)))
         finally:
             raw.call("cuStreamEndCapture", handle, ctypes.byref(graph))
             raw.call("cuGraphDestroy", graph)
         assert "is capturing a graph" in str(error)
-        assert len(pool.get(unmade, stream=Foreign(handle.value or 0))) == 1
+        assert len(pool.prepare(unmade, stream=Foreign(handle.value or 0))) == 1
         gc.collect()
         raw.call("cuStreamDestroy_v2", handle)
 
@@ -463,9 +463,9 @@ def test_what_the_legacy_stream_answers_during_a_capture_refuses_to_build(sim: M
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
         machine.fail("cuStreamIsCapturing", code="CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", nth=1)
-        error = refusal(RuntimeError, lambda: pool.get((8,)))
+        error = refusal(RuntimeError, lambda: pool.prepare((8,)))
         assert "a blocking stream of the primary context is capturing" in str(error)
-        assert len(pool.get((8,))) == 1
+        assert len(pool.prepare((8,))) == 1
 
 
 @pytest.mark.gpu_only
@@ -477,7 +477,7 @@ def test_a_blocking_foreign_stream_that_captures_is_known_without_a_name(dev: De
     with PartitionPool(dev) as pool:
         raw.call("cuStreamBeginCapture_v2", handle, 2)
         try:
-            error = refusal(RuntimeError, lambda: pool.get((SMResourceOptions(18, backfill=True),)))
+            error = refusal(RuntimeError, lambda: pool.prepare((SMResourceOptions(18, backfill=True),)))
         finally:
             raw.call("cuStreamEndCapture", handle, ctypes.byref(graph))  # answers an error if the question spoiled it
             raw.call("cuGraphDestroy", graph)
@@ -497,7 +497,7 @@ def test_sixteen_threads_switch_among_layouts(dev: Device) -> None:
             mine = layouts[number % 4]
             seen = set()
             for _ in range(200):
-                parts = pool.get(mine)
+                parts = pool.prepare(mine)
                 assert parts[0].stream.resources.sm.sm_count == parts[0].sm_count
                 assert parts.layout == mine
                 seen.add(parts)
@@ -521,7 +521,7 @@ def test_sixteen_threads_switch_among_layouts(dev: Device) -> None:
 def test_verify_reports_other_layouts_in_use(sim: Machines) -> None:
     sim("h200")
     with PartitionPool(Device(0)) as pool:
-        mine, other = pool.get((8, None)), pool.get((16, 8))
+        mine, other = pool.prepare((8, None)), pool.prepare((16, 8))
         assert mine.verify().in_use == ()
         assert other[0].stream.is_done
         # Of virtual time, an hour; of real time, a millisecond.

@@ -48,7 +48,7 @@ def test_the_urgent_part_of_an_overlay_has_the_whole_device_and_the_highest_prio
 def test_the_other_parts_of_an_overlay_may_share_its_partition(dev: Device) -> None:
     plan = Plan("overlay", ("a", "b", "c"), Layout(bulk=64), {"b": "bulk", "c": "bulk"}, first="a")
     with PartitionPool(dev) as pool, plan.open(pool) as streams:
-        assert streams["b"].context == streams["c"].context == pool.get(bulk=64).bulk.context
+        assert streams["b"].context == streams["c"].context == pool.prepare(bulk=64).bulk.context
         assert streams["b"] != streams["c"]
         assert plan.switch(pool)["b"] == streams["b"]
 

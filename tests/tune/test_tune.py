@@ -699,7 +699,7 @@ def test_a_second_tuning_at_the_same_time_is_refused(dev: Device) -> None:
 
 def test_contexts_of_the_caller_are_no_warning_of_the_tuner(dev: Device) -> None:
     with PartitionPool(dev) as pool, warnings.catch_warnings():
-        pool.get(Layout(decode=16))
+        pool.prepare(Layout(decode=16))
         warnings.simplefilter("error")
         assert tuned("a chain").choice.kind == "partitions"
 
@@ -893,7 +893,7 @@ def test_the_plan_feeds_a_pool(dev: Device) -> None:
     plan = tuned("a chain").plan
     assert plan.layout is not None
     with PartitionPool(dev) as pool:
-        parts = pool.get(plan.layout)
+        parts = pool.prepare(plan.layout)
         with plan.open(pool) as streams:
             assert streams == {name: parts[place].stream for name, place in plan.places.items()}
 
