@@ -92,7 +92,7 @@ cdef extern from "resources/sm_resource.hpp" namespace "gctx" nogil:
     optional[cbool] overlaps(const SmResource&, const SmResource&) except +raise_error
 
 
-cdef extern from "resources/split.hpp" namespace "gctx" nogil:
+cdef extern from "resources/outcome.hpp" namespace "gctx" nogil:
     cdef cppclass SplitResult:
         vector[SmResourcePtr] groups
         SmResourcePtr remainder

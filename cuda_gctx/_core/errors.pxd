@@ -6,7 +6,7 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 
-cdef extern from "resources/split.hpp" namespace "gctx" nogil:
+cdef extern from "resources/outcome.hpp" namespace "gctx" nogil:
     cdef cppclass GroupRequest:
         GroupRequest() except +
         optional[unsigned int] count

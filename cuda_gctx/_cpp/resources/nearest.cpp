@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
+
+#include "resources/outcome.hpp"
 
 namespace gctx {
 namespace {

@@ -4,6 +4,8 @@
 #include <functional>
 #include <vector>
 
+#include "driver/driver.hpp"
+#include "resources/request.hpp"
 #include "resources/splitter.hpp"
 
 namespace gctx {

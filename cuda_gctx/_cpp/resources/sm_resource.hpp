@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -62,6 +63,10 @@ struct SmResource {
   // Further splits that gave the same SMs: a context that is kept serves the groups of one split after the other.
   std::vector<Provenance> also;
 };
+
+// The driver splits only what a device or context query returned. This asks a context over a group or a remainder (see
+// handles/split_contexts.hpp).
+using Requery = std::function<SmResourcePtr(const SmResourcePtr&)>;
 
 bool byte_equal(const CUdevResource& a, const CUdevResource& b) noexcept;
 

@@ -110,14 +110,4 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
   return split_source(driver, source, finer, requests, dry_run, requery);
 }
 
-std::optional<std::vector<GroupRequest>> caught_suggestion() {
-  try {
-    throw;
-  } catch (const SplitFailure& failure) {
-    return failure.suggestion;
-  } catch (...) {
-    return std::nullopt;
-  }
-}
-
 }  // namespace gctx

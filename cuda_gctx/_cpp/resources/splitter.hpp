@@ -5,7 +5,10 @@
 #include <optional>
 #include <utility>
 
-#include "resources/split.hpp"
+#include "driver/driver.hpp"
+#include "resources/outcome.hpp"
+#include "resources/request.hpp"
+#include "resources/sm_resource.hpp"
 
 namespace gctx {
 
