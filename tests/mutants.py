@@ -107,7 +107,7 @@ MUTANTS = {
         "tune/_measure.py",
         "return LEAST_STEPS if LEAST_STEPS * step_s <= MOST_STRETCH * BATCH_S else 1",
         "return LEAST_STEPS",
-        "tests/tune/test_tune.py -k number_of_steps",
+        "tests/tune/test_search.py tests/tune/test_reasons.py -k number_of_steps",
     ),
     "predictions are not padded": Mutant(
         "tune/_policy.py",

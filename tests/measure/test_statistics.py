@@ -12,9 +12,11 @@ from cuda_gctx.measure.statistics import (
     Estimate,
     Latency,
     Luck,
+    Ratio,
     Spread,
     median,
     quantile,
+    ratio_of,
     ratio_of_rounds,
     student,
     summary,
@@ -97,3 +99,23 @@ def test_an_estimate_has_the_interval_of_its_median() -> None:
     found = Estimate.of([float(value) for value in range(1, 16)])
     assert (found.median, found.samples) == (8.0, 15)
     assert 1.0 < found.low < 8.0 < found.high < 15.0
+
+
+def test_an_interval_covers_what_samples_cannot_tell() -> None:
+    assert ratio_of([(2.0, 1.0)] * 7) == Ratio(2.0, 2.0, 2.0, 7)
+    assert not ratio_of([(2.0, 1.0)] * 6).is_slower  # too few to be sure of anything
+    ratios = [1.01 + n / 100 for n in range(12)]
+    found = ratio_of([(ratio, 1.0) for ratio in ratios])
+    assert (found.low, found.high) == (ratios[1], ratios[10])  # the sign test for twelve
+    assert found.is_slower
+    assert not ratio_of([(1.009, 1.0)] * 20).is_slower  # clocks drift by as much
+
+
+def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
+    seed = random.randrange(2**32)
+    numbers = random.Random(seed)
+    held = 0
+    for _ in range(400):
+        found = ratio_of([(numbers.lognormvariate(0, 0.1) * 1.2, 1.0) for _ in range(15)])
+        held += found.low <= 1.2 <= found.high
+    assert held >= 360, f"seed {seed}"
