@@ -35,8 +35,8 @@ from cuda_gctx import (
     StreamOptions,
     system,
 )
+from cuda_gctx._core import clock
 from cuda_gctx.bench.call_costs import one_line
-from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import median, summary

@@ -22,7 +22,7 @@ import collective_targets
 from curves import Panel, picture
 from serving import report as serving
 
-from cuda_gctx.draw.durations import duration, spread
+from cuda_gctx._core.text import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
 from cuda_gctx.measure.machine import file_name, folder_of_results
 from cuda_gctx.measure.statistics import median

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from cuda_gctx._core.above import above
-from cuda_gctx._lazy import lazy_names
+from cuda_gctx._core.lazy import lazy_names
 
 __version__ = "0.1.0"
 
 # Python that is started in a clone imports this file instead of the installed package.
 if find_spec("cuda_gctx._core.driver") is None:
-    from cuda_gctx._clone import use_installed_package
+    from cuda_gctx._core.clone import use_installed_package
 
     use_installed_package(__path__[0])
 

@@ -19,8 +19,7 @@ from cuda_gctx.draw.svg import Drawing
 REPOSITORY = Path(__file__).resolve().parents[1]
 ORDER = REPOSITORY / "tests" / "house" / "test_arrows.py"
 PICTURE = REPOSITORY / "docs" / "images" / "rooms.svg"
-# Modules of a few lines for the root and the packages below it, and the tests.
-LEFT_OUT = {"_clone", "_lazy", "_cpp/tests"}
+LEFT_OUT = {"_cpp/tests"}
 
 WIDTH, HEIGHT = 780, 836
 BOX_WIDTH, BOX_HEIGHT = 178, 42
@@ -50,7 +49,7 @@ BOXES = {
     "interop": Box(MIDDLE, 334, "torch, CuPy, Numba, NCCL"),
     "partitions": Box(MIDDLE, 402, "layouts, pools, proof"),
     "measure": Box(MIDDLE - 104, 470, "the measuring loop"),
-    "draw": Box(MIDDLE + 104, 470, "SM maps, tables"),
+    "draw": Box(MIDDLE + 104, 470, "SVG pictures"),
     "sim": Box(SOFTWARE_DRIVER, 470, "sessions, pytest plugin"),
     "_core": Box(MIDDLE, 538, "Cython classes"),
     "_cpp/handles": Box(MIDDLE, 624, "boxes, registries, claims"),

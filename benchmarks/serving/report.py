@@ -10,8 +10,8 @@ from itertools import product
 from math import inf
 from typing import Any
 
+from cuda_gctx._core.text import table
 from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend
-from cuda_gctx.draw.table import table
 from serving.entrants import ENTRANTS
 from serving.loads import LOADS
 from serving.search import GAPS_MS, SEEDS, Goodput, Outcome, Question, best_other, goodput

@@ -1,7 +1,7 @@
 """The command line, ``cuda-gctx``. Click and rich, which it needs, are imported when it is called.
 
 May use: ``bench``, ``comm``, ``tune``, ``compat``, ``cuda_gctx``, ``interop``, ``partitions``, ``sim``, ``measure``,
-``draw``, ``_core``, ``_lazy``.
+``draw``, ``_core``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 from cuda_gctx import CUDAError, Device, DriverNotFound, system
 from cuda_gctx.cli._options import device_of
 from cuda_gctx.interop._frameworks import release
-from cuda_gctx.measure.causes import DEFAULT_CONNECTIONS, MOST_CONNECTIONS, is_number, launches_block
+from cuda_gctx.partitions.causes import DEFAULT_CONNECTIONS, MOST_CONNECTIONS, is_number, launches_block
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from cuda_gctx._core.text import spread
 from cuda_gctx.bench.call_costs import QUICK, Effort, measure_in_fresh_process
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver, simulated
 from cuda_gctx.cli._output import console, on_what, table, write_json
-from cuda_gctx.draw.durations import spread
 
 SIMULATED = "simulated: these are times of the software driver, not of a GPU, and nothing is compared\n"
 LEGEND = "Times per call, lower is better: median (10th to 90th percentile)."

@@ -15,7 +15,7 @@ from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import LayoutCommand, OutputFile, on_device
 from cuda_gctx.cli._output import console, on_what, show_report, write_file, write_json
 from cuda_gctx.cli._requests import layout_argument
-from cuda_gctx.draw.sm_map import SHARED, SMMap
+from cuda_gctx.partitions.sm_map import SHARED, SMMap
 
 # A small and a large partition, which every card can provide.
 DEFAULT = Layout(small=0.25, large=None)

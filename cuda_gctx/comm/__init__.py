@@ -2,7 +2,7 @@
 
 Importing this loads no driver and no framework: each public name is imported from its module at first use.
 
-May use: ``compat``, ``cuda_gctx``, ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``, ``_lazy``,
+May use: ``compat``, ``cuda_gctx``, ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``,
 ``_cpp/handles``, ``_cpp/resources``, ``_cpp/driver``.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cuda_gctx._lazy import lazy_names
+from cuda_gctx._core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cuda_gctx.comm._backends import CommBackend as CommBackend

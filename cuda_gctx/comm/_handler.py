@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from cuda_gctx import LEGACY_DEFAULT_STREAM, Context, CUDAError, Device, Partition, Stream
+from cuda_gctx._core.progress import Progress
 from cuda_gctx.comm._backends import (
     CommBackend,
     LocalBackend,
@@ -46,7 +47,6 @@ from cuda_gctx.comm._staging import Part, Staging
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable, description_of, tune
-from cuda_gctx.measure.progress import Progress
 
 __all__ = ["CommFault", "MixedCommHandler", "run_mixed_comm"]
 

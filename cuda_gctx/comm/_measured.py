@@ -8,10 +8,10 @@ from math import prod
 from statistics import median
 from typing import Any
 
+from cuda_gctx._core import clock
 from cuda_gctx.comm._protocol import ALIGNMENT
 from cuda_gctx.comm._topology import MixedCommMode
 from cuda_gctx.comm._tuning import Case
-from cuda_gctx.measure import clock
 
 __all__ = ["Measured"]
 

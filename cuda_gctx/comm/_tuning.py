@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from cuda_gctx._core.progress import Progress
 from cuda_gctx.comm._backends import CommBackend, gather_results
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
-from cuda_gctx.measure.progress import Progress
 
 __all__ = ["Case", "Choice", "TuningTable", "tune"]
 

@@ -1,4 +1,4 @@
-"""Drawing: SM maps, timelines and tables from values. Measures nothing.
+"""Drawing: bars, curves and timelines as SVG, from values. Measures nothing.
 
-May use: nothing of the package.
+May use: ``_core``.
 """

@@ -1,13 +1,13 @@
 """Work of other libraries in a partition: one module for each library, which imports it at first use.
 
-May use: ``partitions``, ``measure``, ``draw``, ``_core``, ``_lazy``.
+May use: ``partitions``, ``measure``, ``draw``, ``_core``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cuda_gctx._lazy import lazy_names
+from cuda_gctx._core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cuda_gctx.interop.sharing import check as check

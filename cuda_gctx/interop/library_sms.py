@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.draw.table import table
+from cuda_gctx._core.text import table
 from cuda_gctx.interop._counts import (
     attention_count,
     carve_out,

@@ -17,7 +17,7 @@ from itertools import combinations
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from cuda_gctx.draw.table import table
+from cuda_gctx._core.text import table
 
 __all__ = ["CublasHandle", "Shared", "SharingReport", "check"]
 

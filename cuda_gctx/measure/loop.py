@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from cuda_gctx._core import clock
 from cuda_gctx._core.errors import CUDAError
 from cuda_gctx._core.event import Event, EventOptions
 from cuda_gctx._core.probe import spin
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.measure import clock
 
 __all__ = [
     "AHEAD",

@@ -11,7 +11,7 @@ from cuda_gctx._core.above import above
 from cuda_gctx._core.graph import Graph, GraphExec
 from cuda_gctx._core.loan import device_memory
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.draw.table import table
+from cuda_gctx._core.text import table
 from cuda_gctx.partitions.partitions import Partition, refuse_pickling
 from cuda_gctx.partitions.pool import PartitionPool
 

@@ -17,7 +17,7 @@ from cuda_gctx._core.loan import capturing_stream, close_loaned, context_stream,
 from cuda_gctx._core.probe import blocks_per_sm, max_cluster_size, max_clusters
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.draw.table import ranges, table
+from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.free import open_free, order_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
 from cuda_gctx.partitions.opening import open_contexts, order_for

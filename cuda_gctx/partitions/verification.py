@@ -13,10 +13,10 @@ from cuda_gctx._core.driver import system
 from cuda_gctx._core.loan import capturing_stream
 from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.draw.sm_map import SMMap
-from cuda_gctx.draw.table import ranges, table
-from cuda_gctx.measure.causes import lack_of_concurrency
+from cuda_gctx._core.text import ranges, table
+from cuda_gctx.partitions.causes import lack_of_concurrency
 from cuda_gctx.partitions.chip import chip_clusters, known_clusters
+from cuda_gctx.partitions.sm_map import SMMap
 
 __all__ = ["ContextProof", "IsolationError", "SharedSMs", "VerifyReport", "verify"]
 

@@ -5,14 +5,14 @@
 
 Importing this loads no driver. ``python -m cuda_gctx.sim`` runs other programs on it.
 
-May use: ``draw``, ``_core``, ``_lazy``.
+May use: ``_core``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cuda_gctx._lazy import lazy_names
+from cuda_gctx._core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cuda_gctx.sim._library import Block as Block

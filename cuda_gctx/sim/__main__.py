@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cuda_gctx.draw.table import table
+from cuda_gctx._core.text import table
 from cuda_gctx.sim._library import library_folder, library_path
 from cuda_gctx.sim._session import library, make_spec
 

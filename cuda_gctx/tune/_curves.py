@@ -12,16 +12,16 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any, Literal
 
+from cuda_gctx._core import clock
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
+from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.text import table
 from cuda_gctx.draw.lines import Line, Point, draw_lines
 from cuda_gctx.draw.svg import page, written
-from cuda_gctx.draw.table import table
-from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.progress import Progress
 from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.layout import Layout, Request

@@ -8,19 +8,18 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cuda_gctx._core import clock
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.probe import Stamps, run_probe, spin
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.draw.durations import in_words
-from cuda_gctx.draw.table import ranges, table
+from cuda_gctx._core.text import in_words, ranges, table
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT
-from cuda_gctx.measure import clock
-from cuda_gctx.measure.causes import lack_of_concurrency, launches_block, too_few_queues
 from cuda_gctx.measure.loop import QUEUED, hold
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.partitions import Partition
+from cuda_gctx.partitions.causes import lack_of_concurrency, launches_block, too_few_queues
 from cuda_gctx.partitions.verification import IsolationError, verify
 
 __all__ = ["ExplainReport", "Window", "WorkReport", "explain"]

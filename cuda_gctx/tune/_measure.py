@@ -23,9 +23,9 @@ from threading import Barrier
 from threading import Event as Flag
 from typing import Literal, NamedTuple, TypeAlias
 
+from cuda_gctx._core import clock
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import AHEAD, TIMED, Batch, CallTimer, Load, seconds_between, timed_batch
 from cuda_gctx.measure.statistics import NOISE, quantile
 from cuda_gctx.tune._hosts import Hosts

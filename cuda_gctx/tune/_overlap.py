@@ -11,9 +11,9 @@ from typing import Literal
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
+from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.progress import Progress
 from cuda_gctx.measure.statistics import Latency, Spread, median
 from cuda_gctx.tune._guard import checked_budget, device_of, only_tuning, refuse_capture
 from cuda_gctx.tune._measure import LAUNCHES, Intervals

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import product
 from typing import Any, TypeAlias
 
-from cuda_gctx.draw.table import table
+from cuda_gctx._core.text import table
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plan_of, reading
 from cuda_gctx.tune._plans import Plan

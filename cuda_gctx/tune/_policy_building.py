@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from itertools import product
 from typing import Any, TypeAlias
 
+from cuda_gctx._core import clock
 from cuda_gctx._core.device import Device
+from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.measure import clock
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.progress import Progress
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._curves import Curve, measured_curve

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cuda_gctx.measure.causes import launches_block, too_few_queues
 from cuda_gctx.measure.statistics import NOISE, Ratio, median
+from cuda_gctx.partitions.causes import launches_block, too_few_queues
 from cuda_gctx.tune._objectives import TailLatency, Throughput
 from cuda_gctx.tune._report import Report, Result, title_of, words
 from cuda_gctx.tune._search import Candidate, Search

@@ -15,13 +15,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+from cuda_gctx._core import clock
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CapturingError, CUDAError, FeatureNotSupported
 from cuda_gctx._core.loan import is_capturing
+from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.measure import clock
 from cuda_gctx.measure.loop import in_rounds
-from cuda_gctx.measure.progress import Progress
 from cuda_gctx.measure.statistics import LEAST_OF_OPENING, LEAST_PAIRS, NOISE, Luck, Ratio, median, ratio_of_rounds
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._guard import sharing

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device
-from cuda_gctx.measure.causes import too_few_queues
+from cuda_gctx.partitions.causes import too_few_queues
 
 from .test_command_line import child, run
 

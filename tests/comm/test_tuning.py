@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from cuda_gctx._core.progress import Progress
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo, TuningTable
 from cuda_gctx.comm._backends import LocalBackend
 from cuda_gctx.comm._tuning import Case, Choice, description_of, tune
-from cuda_gctx.measure.progress import Progress
 
 ONE, TWO, NCCL = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommMode.NCCL_ONE
 REDUCE = MixedCommOp.ALLREDUCE

@@ -17,7 +17,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "cuda_gctx"
 
 CORE = {"_cpp/handles", "_cpp/resources", "_cpp/driver"}
 SOFTWARE_DRIVER = {"_cpp/sim/abi", "_cpp/sim/chip", "_cpp/sim/machine", "_cpp/sim/calls"}
-BASE = {"_core", "_lazy", "draw", "measure"}
+BASE = {"_core", "draw", "measure"}
 # What a room may use in addition to itself. "cuda_gctx" is the package's __init__.py, which registers with the lower
 # rooms what they need of the higher ones.
 MAY_USE: dict[str, set[str]] = {
@@ -29,15 +29,13 @@ MAY_USE: dict[str, set[str]] = {
     "_cpp/sim/machine": {"_cpp/sim/abi", "_cpp/sim/chip"},
     "_cpp/sim/calls": {"_cpp/sim/abi", "_cpp/sim/chip", "_cpp/sim/machine"},
     "_cpp/tests": CORE | SOFTWARE_DRIVER,
-    "_clone": set(),
-    "_lazy": set(),
     "_core": CORE,
-    "draw": set(),
+    "draw": {"_core"},
     "measure": {"_core"},
-    "sim": {"_core", "_lazy", "draw"},
+    "sim": {"_core"},
     "partitions": BASE,
     "interop": BASE | {"partitions"},
-    "cuda_gctx": BASE | {"_clone", "partitions", "interop"},
+    "cuda_gctx": BASE | {"partitions", "interop"},
     "compat": BASE | {"partitions", "interop", "cuda_gctx"},
     "tune": BASE | {"partitions", "interop", "cuda_gctx", "compat"},
     "comm": BASE | CORE | {"partitions", "interop", "cuda_gctx", "compat"},

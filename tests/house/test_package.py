@@ -72,7 +72,7 @@ def test_version_is_that_of_the_distribution() -> None:
 
 
 # What "import cuda_gctx" runs. The rest of the package is imported when a name of it is used first.
-LOADED_AT_IMPORT = {"cuda_gctx", "cuda_gctx._core", "cuda_gctx._core.above", "cuda_gctx._lazy"}
+LOADED_AT_IMPORT = {"cuda_gctx", "cuda_gctx._core", "cuda_gctx._core.above", "cuda_gctx._core.lazy"}
 
 
 def loaded_by(statement: str) -> tuple[set[str], bool]:

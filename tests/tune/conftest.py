@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cuda_gctx.measure import clock
+from cuda_gctx._core import clock
 from cuda_gctx.sim._session import library
 
 from ..conftest import is_simulated

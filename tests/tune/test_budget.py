@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cuda_gctx import Device, tune
-from cuda_gctx.measure import clock
+from cuda_gctx._core import clock
 from cuda_gctx.measure.loop import TIMED
 from cuda_gctx.tune import Plan, Report, _measure, _search, _work, spin
 from cuda_gctx.tune._plans import KINDS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Layout, Stream, tune
-from cuda_gctx.measure.progress import Progress
+from cuda_gctx._core.progress import Progress
 from cuda_gctx.tune import Plan, TailLatency, Throughput, _measure, spin
 from cuda_gctx.tune._measure import Sample, Trial
 from cuda_gctx.tune._search import Candidate, Search

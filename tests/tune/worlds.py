@@ -28,7 +28,7 @@ from unittest.mock import patch
 
 import cuda_gctx.sim
 from cuda_gctx import Device, tune
-from cuda_gctx.measure import clock
+from cuda_gctx._core import clock
 from cuda_gctx.measure.statistics import NOISE
 from cuda_gctx.tune import Plan, Report, _measure, _search
 from cuda_gctx.tune._work import PartFacts

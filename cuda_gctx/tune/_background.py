@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from cuda_gctx._core import clock
 from cuda_gctx._core.probe import probe_blocks_per_sm, spin
 from cuda_gctx._core.stream import Stream, StreamOptions
-from cuda_gctx.measure import clock
-from cuda_gctx.measure.causes import MOST_CONNECTIONS
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.statistics import Latency
 from cuda_gctx.partitions import Partition, Partitions
+from cuda_gctx.partitions.causes import MOST_CONNECTIONS
 
 __all__ = ["LatencyRow", "SharedQueueError", "background_load", "measure_latencies", "stream_next_to"]
 

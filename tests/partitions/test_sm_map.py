@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from cuda_gctx import Device
-from cuda_gctx.draw.sm_map import SMMap
 from cuda_gctx.draw.svg import DARK, LIGHT, contrast, ink_on, text_width
 from cuda_gctx.partitions import chip
 from cuda_gctx.partitions.chip import chip_clusters, joined
+from cuda_gctx.partitions.sm_map import SMMap
 
 from ..common import green, split
 

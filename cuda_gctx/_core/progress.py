@@ -6,7 +6,7 @@ import shutil
 import sys
 from types import TracebackType
 
-from cuda_gctx.measure import clock
+from cuda_gctx._core import clock
 
 __all__ = ["Progress"]
 

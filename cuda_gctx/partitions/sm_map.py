@@ -10,8 +10,8 @@ from os import PathLike
 from textwrap import wrap
 from typing import TypeVar
 
+from cuda_gctx._core.text import ranges
 from cuda_gctx.draw.svg import Drawing, Entry, colours_of, ink_on, legend, page, text_width, written
-from cuda_gctx.draw.table import ranges
 
 __all__ = ["MapCell", "MapRow", "SMMap"]
 
