@@ -37,7 +37,8 @@ from cuda_gctx.comm._protocol import packet_bytes
 from cuda_gctx.comm._staging import Staging
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.interop.torch import torch_stream
-from cuda_gctx.measure.machine import described, file_name, folder_of_results
+from cuda_gctx.measure.machine import described
+from cuda_gctx.measure.results import file_name, folder_of_results, write_result
 
 SIZES = [1 << shift for shift in (10, 13, 14, 15, 17, 19, 21, 23, 26, 28)]
 LARGEST = max(SIZES)
@@ -696,6 +697,13 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def in_short(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as results keep it: of the samples, the smallest and the largest."""
+    samples = row.get("samples")
+    ends = {} if samples is None else {"min": min(samples), "max": max(samples)}
+    return {key: value for key, value in row.items() if key != "samples"} | ends
+
+
 def line_of(row: dict[str, Any]) -> str:
     values = [f"{value >> 10} KiB" if key == "bytes" else str(value) for key, value in row.items() if key != "samples"]
     return "  ".join(f"{value:>10}" for value in values)
@@ -729,10 +737,10 @@ def main() -> int:
     failed = []
     for name in [arguments.part] if arguments.part else parts:
         rows, complete = run_part(name, folder, gpus, arguments.limit, arguments.skip)
-        result[name] = rows
+        result[name] = [in_short(row) for row in rows]
         for row in rows:
             print(line_of(row), flush=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(result, path)
         if complete:
             rows_of(name, folder).unlink(missing_ok=True)
         else:

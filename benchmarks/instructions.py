@@ -25,6 +25,7 @@ from pathlib import Path
 
 import cuda_gctx
 from cuda_gctx import ContextOptions, Device, Layout, PartitionPool, SMResourceOptions, Stream
+from cuda_gctx.measure.results import write_result
 from cuda_gctx.sim import session
 from cuda_gctx.tune import Plan, Policy
 
@@ -232,8 +233,7 @@ def main() -> int:
         print(f"{name:34}{count:8}" + (f"{before:8}{count / max(before, 1) - 1:+8.1%}" if before is not None else ""))
     if arguments.record:
         what = "Instructions per call, less those of an empty function; written by benchmarks/instructions.py --record"
-        text = json.dumps({"_what": what, "records": {**records(), toolchain(): measured}}, indent=2)
-        RECORDS.write_text(text + "\n")
+        write_result({"_what": what, "records": {**records(), toolchain(): measured}}, RECORDS)
         return 0
     wrong = dearer(recorded, measured)
     print("\n".join(wrong))

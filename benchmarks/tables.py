@@ -20,11 +20,10 @@ from typing import Any
 
 import collective_targets
 from curves import Panel, picture
-from serving import report as serving
 
 from cuda_gctx._core.text import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
-from cuda_gctx.measure.machine import file_name, folder_of_results
+from cuda_gctx.measure.results import file_name, folder_of_results, write_result
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.tune import Report
 from cuda_gctx.tune._report import title_of
@@ -43,9 +42,7 @@ Result = dict[str, Any]
 
 def write(result: Result, kind: str, folder: Path | None) -> Path:
     """Writes the JSON file of a benchmark, into benchmarks/results if no folder is given."""
-    path = folder_of_results(folder, RESULTS) / file_name(result, kind)
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    return path
+    return write_result(result, folder_of_results(folder, RESULTS) / file_name(result, kind))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -367,23 +364,6 @@ def allreduce_section(result: Result) -> str:
     return f"{head}\n\n{markdown(rows)}"
 
 
-def serving_section(result: Result) -> str:
-    """Goodput by contender and load, what was measured of the best trials, costs of steps, and soaks."""
-    parts = [serving.head(result)]
-    if result["trials"]:
-        parts.append(markdown(serving.goodput_rows(result)))
-    for title, rows in (
-        ("What the policy keeps of the best other contender, in requests per second:", serving.share_rows(result)),
-        ("The trial at the highest rate that was kept, for each question that was asked:", serving.trial_rows(result)),
-        ("Steps alone, in CUDA graphs, on the whole device and in partitions:", serving.cost_rows(result)),
-        ("How much longer steps take next to each other:", serving.slowdown_rows(result)),
-        ("The attention alone:", serving.attention_rows(result)),
-        ("Served without a pause, with changes of layout at random:", serving.soak_rows(result)),
-    ):
-        parts.append(f"{title}\n\n{markdown(rows)}" if len(rows) > 1 else f"{title} {serving.NOT_RUN}.")
-    return "\n\n".join(parts)
-
-
 def each(section: Callable[[Result], str]) -> Callable[[Sequence[Result]], str]:
     """The section of each result, one after the other."""
     return lambda results: "\n\n".join(filter(None, map(section, results)))
@@ -413,7 +393,6 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of two devices": ("allreduce", each(allreduce_section)),
     "of launches": ("launches", each(launches_section)),
     "of worlds": ("worlds", each(worlds_section)),
-    "of serving": ("serving", each(serving_section)),
     "of nodes": ("communication-nodes", each(nodes_section)),
     "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
@@ -564,8 +543,6 @@ PICTURES: dict[str, Callable[[], str]] = {
     "latency.svg": latency_picture,
     "overlap.svg": overlap_picture,
     "study.svg": study_picture,
-    "serving-goodput.svg": lambda: serving.goodput_picture(results_of("serving")),
-    "serving-timelines.svg": lambda: serving.timelines_picture(results_of("serving")),
 }
 
 

@@ -7,7 +7,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 
-__all__ = ["Conditions", "commit_of", "described", "file_name", "folder_of_results", "is_simulated", "power_state"]
+__all__ = ["Conditions", "commit_of", "described", "is_simulated", "power_state"]
 
 PACKAGES = ("cuda-gctx", "cuda-core", "cuda-bindings", "torch")
 TOOL_TIMEOUT_S = 10
@@ -199,16 +199,3 @@ def described(device: Device, what: str | None = None, clone: Path | None = None
         "commit": None if clone is None else commit_of(clone),
         **power_state(device),
     }
-
-
-def file_name(result: Mapping[str, Any], kind: str) -> str:
-    """The file name of a result: card, driver, and which benchmark it is of."""
-    card = re.sub(r"[^a-z0-9]+", "-", result["card"].removeprefix("NVIDIA ").lower()).strip("-")
-    return f"{card}-driver-{result['cuda']}-{kind}.json"
-
-
-def folder_of_results(wanted: Path | None, default: Path) -> Path:
-    """The folder for a result file, created if it does not exist."""
-    folder = wanted or default
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

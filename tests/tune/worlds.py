@@ -11,7 +11,6 @@ sample.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import multiprocessing
 import random
@@ -29,6 +28,7 @@ from unittest.mock import patch
 import cuda_gctx.sim
 from cuda_gctx import Device, tune
 from cuda_gctx._core import clock
+from cuda_gctx.measure.results import write_result
 from cuda_gctx.measure.statistics import NOISE
 from cuda_gctx.tune import Plan, Report, _measure, _search
 from cuda_gctx.tune._work import PartFacts
@@ -386,7 +386,7 @@ def main() -> int:
                     "smallest_margin": NOISE,
                     "rows": [asdict(row) for row in rows],
                 }
-                arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+                write_result(result, arguments.out)
     bad = [row for row in rows if row.sure_but_wrong > 0.02 or row.false_wins > 0.01]
     for row in bad:
         print(f"FAILED: {row.truth}, {row.noise}")
