@@ -8,7 +8,7 @@
 # A step that fails does not stop the others, except the build. The exit code is 0 if every step passed.
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
-#                    partitions, demo, bench, pictures, record, studies, allreduce, serving, or all. Default: what takes less than
+#                    partitions, demo, bench, pictures, record, studies, allreduce, or all. Default: what takes less than
 #                    nine minutes on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
@@ -34,7 +34,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,bench,record,studies,allreduce,comm,serving
+all_steps=$default_steps,bench,record,studies,allreduce,comm
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -272,20 +272,6 @@ if wanted studies || wanted allreduce; then
     elif wanted allreduce; then
       step allreduce 300 "$python" "$repository/benchmarks/allreduce.py" --out "$output/benchmarks"
     fi
-  fi
-fi
-
-if wanted serving; then
-  if [ -n "$simulated" ] || ! has triton; then
-    note 'serving did not run: it needs torch, triton and a GPU'
-  else
-    # The results so far are continued, and come back with the new ones.
-    mkdir -p "$output/benchmarks"
-    cp -n "$repository"/benchmarks/results/*-serving.json "$output/benchmarks" 2>/dev/null
-    serve=("$python" "$repository/benchmarks/serve.py" --out "$output/benchmarks")
-    step serving/check 120 "${serve[@]}" check --minutes 1
-    step serving/costs 180 "${serve[@]}" costs --minutes 2
-    step serving/run 540 "${serve[@]}" run --minutes 4
   fi
 fi
 

@@ -1,15 +1,15 @@
 """Prefill next to decode under a limit on the time between tokens: contenders, loads, goodput.
 
-    python benchmarks/serve.py check            the kernels against torch, and their speed
-    python benchmarks/serve.py costs            what steps cost on this card, by SMs
-    python benchmarks/serve.py predict          which settings and rates to begin with; a run predicts what it needs
-    python benchmarks/serve.py worlds           rehearse the policy on cards whose costs are not as expected
-    python benchmarks/serve.py run              trials, those of most worth first, until --minutes are over
-    python benchmarks/serve.py soak             serve a random load with changes of layout, and check tokens and memory
-    python benchmarks/serve.py status           what is known, what is next
-    python benchmarks/serve.py merge FILE...    add the results of other processes
+    python -m serving check            the kernels against torch, and their speed
+    python -m serving costs            what steps cost on this card, by SMs
+    python -m serving predict          which settings and rates to begin with; a run predicts what it needs
+    python -m serving worlds           rehearse the policy on cards whose costs are not as expected
+    python -m serving run              trials, those of most worth first, until --minutes are over
+    python -m serving soak             serve a random load with changes of layout, and check tokens and memory
+    python -m serving status           what is known, what is next
+    python -m serving merge FILE...    add the results of other processes
 
-All write to one file of benchmarks/results (or --out), which the next run continues. All but predict, worlds, status
+All write to one file of results (or --out), which the next run continues. All but predict, worlds, status
 and merge need torch and a GPU. On several GPUs, one process for each: --share 1/4 to 4/4, with a folder of its own,
 then merge.
 """
@@ -30,7 +30,6 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-import tables
 from serving.contenders import DECODES
 from serving.costs import Costs
 from serving.entrants import ENTRANTS
@@ -42,6 +41,8 @@ from serving.store import KIND, Store, merged, settings_of
 from serving.trials import predict, rehearse, row_of, serve, steps_of
 from serving.worlds import worlds
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).parent / "results"
 # What checking and saving take of a run, at most; and by how much trials take longer than rehearsed, as clocks fall.
 RESERVE_S, LONGER = 4.0, 1.1
 # Questions whose trials raised an error before a run ends: an error of the device stays.
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("command", choices=("check", "costs", "predict", "worlds", "run", "soak", "status", "merge"))
     found.add_argument("files", type=Path, nargs="*", help="results to merge")
-    found.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/results)")
+    found.add_argument("--out", type=Path, help="folder of the results (default: studies/serving/results)")
     found.add_argument("--minutes", type=float, default=9.0, help="end before that (default: 9)")
     found.add_argument("--model", choices=tuple(SHAPES), default="8B", help="shapes of the decoder (default: 8B)")
     found.add_argument("--load", choices=tuple(LOADS), help="one load (default: all, by worth)")
@@ -267,9 +268,8 @@ def costs_of(store: Store, model: str, load: str = "documents") -> Costs:
 
 
 def check(store: Store, arguments: argparse.Namespace, until: float) -> int:
-    from serving import calibrate
-
     from cuda_gctx import Device, PartitionPool
+    from serving import calibrate
 
     shape = SHAPES[arguments.model]
     errors = calibrate.check_attention(shape)
@@ -369,9 +369,9 @@ def main() -> int:
     until = time.monotonic() + 60 * arguments.minutes
     from cuda_gctx import Device
     from cuda_gctx.measure.machine import described as machine
-    from cuda_gctx.measure.machine import file_name, folder_of_results
+    from cuda_gctx.measure.results import file_name, folder_of_results
 
-    folder = folder_of_results(arguments.out, tables.RESULTS)
+    folder = folder_of_results(arguments.out, RESULTS)
     if arguments.command == "merge":
         return merge(folder, arguments.files)
     if arguments.command in ("predict", "worlds", "status"):
@@ -393,7 +393,7 @@ def main() -> int:
     faulthandler.dump_traceback_later(60 * arguments.minutes + PATIENCE_S, exit=True)
     # A hardware queue for each stream; before the driver is used. With fewer, streams wait for each other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    head = machine(Device(0), "Serving study, written by benchmarks/serve.py", tables.REPOSITORY)
+    head = machine(Device(0), "Serving study, written by studies/serving", REPOSITORY)
     store = Store(folder / file_name(head, KIND), head)
     if arguments.one_card:
         store.gpu = str(Device(0).uuid)
