@@ -1,0 +1,50 @@
+"""The sections of a recording by their names, in the order in which they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import descriptors, events, identity, limits, measured, misuse, objects, resources, splits
+from .gpu import Gpu
+from .notes import Note
+
+Section = Callable[[Gpu, Note], Any]
+
+
+SECTIONS: dict[str, Section] = {
+    "device": splits.record_device,
+    "split_by_count": splits.record_split_by_count,
+    "split_count_only": splits.record_split_count_only,
+    "smids": splits.record_smids,
+    "layout": splits.record_layout,
+    "two_step": splits.record_two_step,
+    "descriptors": descriptors.record_descriptors,
+    "identity": identity.record_identity,
+    "limits": limits.record_limits,
+    "events": events.record_events,
+    "structured_split": resources.record_structured_split,
+    "workqueues": resources.record_workqueues,
+    "refusals": resources.record_refusals,
+    "attributes": objects.record_attributes,
+    "modules": objects.record_modules,
+    "graphs": objects.record_graphs,
+    "tensor_maps": objects.record_tensor_maps,
+    "measured": measured.record_measured,
+    "misuse.resplit": misuse.misuse_resplit,
+    "misuse.arguments": misuse.misuse_arguments,
+    "misuse.destroy_while_current": misuse.misuse_destroy_while_current,
+    "misuse.push_destroyed": misuse.misuse_push_destroyed,
+    "misuse.query_destroyed": misuse.misuse_query_destroyed,
+    "misuse.stream_after_context": misuse.misuse_stream_after_context,
+    "misuse.pushed_stream_after_context": misuse.misuse_pushed_stream_after_context,
+    "misuse.destroy_with_work": misuse.misuse_destroy_with_work,
+    "misuse.destroy_twice": misuse.misuse_destroy_twice,
+    "misuse.ctx_destroy": misuse.misuse_ctx_destroy,
+    "misuse.nulls": misuse.misuse_nulls,
+    "misuse.no_current_context": misuse.misuse_no_current_context,
+    "misuse.primary_released": misuse.misuse_primary_released,
+    "misuse.inner_after_outer": misuse.misuse_inner_after_outer,
+    "misuse.edited": misuse.misuse_edited,
+    "misuse.threads": misuse.misuse_threads,
+}
