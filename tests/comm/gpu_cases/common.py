@@ -1,0 +1,112 @@
+"""What the cases share: inputs, comparisons with exact values, and the list of all cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SUITE = Path(__file__).resolve().parents[1] / "gpu_suite.py"
+LIMIT_S = 90
+# Of waits in the kernels: a rank that is late by more is an error of the tests.
+TIMEOUT_S = 10.0
+# The largest message that is compared with the exact value: 8 ranks that each make the inputs of all need 30 GB.
+LARGEST = 64 << 20
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def case(function: Callable[[], Any]) -> Callable[[], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+def modules() -> tuple[Any, Any]:
+    import torch
+
+    from cuda_gctx import comm
+
+    return torch, comm
+
+
+def inputs_of(torch: Any, shape: tuple[int, ...], dtype: Any, count: int, seed: int, device: Any) -> list[Any]:
+    made = []
+    for rank in range(count):
+        generator = torch.Generator(device).manual_seed(seed * 64 + rank)
+        one = torch.randn(shape, generator=generator, device=device) * 2.0 ** ((seed + rank) % 5 - 2)
+        one[one.abs() < 0.02] = -0.0
+        made.append(one.to(dtype))
+    return made
+
+
+def raised(kind: type[Exception], function: Callable[[], Any]) -> Any:
+    """The exception of a call, which must raise one of that kind."""
+    try:
+        function()
+    except kind as error:
+        return error
+    raise AssertionError(f"nothing was raised, where a {kind.__name__} was expected")
+
+
+def refused(kind: type[Exception], words: str, function: Callable[[], Any]) -> None:
+    message = str(raised(kind, function))
+    assert words in message, message
+
+
+def bits_equal(torch: Any, one: Any, other: Any) -> bool:
+    return bool(torch.equal(one.view(torch.int16), other.view(torch.int16)))
+
+
+def compare(rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...], seed: int) -> None:
+    """One call of an operation by all ranks, compared bit for bit with the exact value."""
+    torch, comm = modules()
+    info = handler.para_info
+    # Every rank makes the inputs of all, which are the same on every GPU.
+    inputs = inputs_of(torch, shape, handler.dtype, rank.size, seed, handler.device)
+    wanted = comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL)
+    out = torch.full_like(wanted, float("nan"))
+    torch.cuda.current_stream().synchronize()
+    rank.backend.barrier()
+    comm.run_mixed_comm(op, handler, inputs[rank.rank], out, mode)
+    torch.cuda.current_stream().synchronize()
+    handler.check()
+    if not bits_equal(torch, out, wanted):
+        wrong = (out.view(torch.int16) != wanted.view(torch.int16)).flatten()
+        where = wrong.nonzero().flatten()
+        raise AssertionError(
+            f"{op.name} {mode.name} {list(shape)} {handler.dtype} at rank {rank.rank} of {info}: {len(where)} of "
+            f"{wrong.numel()} wrong, first at {where[:4].tolist()}: {out.flatten()[where[:4]].tolist()}, wanted "
+            f"{wanted.flatten()[where[:4]].tolist()}"
+        )
+    rank.backend.barrier()
+
+
+def capture(torch: Any, work: Callable[[], None]) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph
+
+
+TWO_NODES = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
+
+
+OF_FOUR = [
+    {"local_tp_size": 2},
+    {},
+    {"local_dp_size": 4},
+    {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2},
+    {"nodes": 2, "local_dp_size": 2, "inter_tp_size": 2},
+    {"nodes": 2, "local_tp_size": 2, "inter_tp_size": 2},
+    {"nodes": 2, "local_dp_size": 2, "inter_dp_size": 2},
+]
+
+
+def few_gpus(needed: int) -> dict[str, Any]:
+    from cuda_gctx import Device
+
+    count = Device.count()
+    return {"skipped": f"needs {needed} GPUs and there is {count}"} if count < needed else {}

@@ -1,0 +1,186 @@
+"""Ranks that do not come or that disagree, and calls that are refused."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .common import (
+    TIMEOUT_S,
+    case,
+    compare,
+    modules,
+    raised,
+    refused,
+)
+
+
+def expect_fault(torch: Any, handler: Any, kind: str, within_s: float) -> float:
+    _, comm = modules()
+    start = time.monotonic()
+    torch.cuda.current_stream().synchronize()
+    took = time.monotonic() - start
+    assert took < within_s, f"the kernel took {took:.1f} s"
+    error = raised(comm.CommFault, handler.check)
+    assert error.kind == kind, error
+    return took
+
+
+@case
+def faults() -> dict[str, Any]:
+    """Ranks that do not come, or that are called with something else: errors in time, and the GPU works after."""
+    return faults_of(3, 1)
+
+
+@case
+def faults_between_nodes() -> dict[str, Any]:
+    """The same between two nodes of two ranks on one GPU, where nodes exchange."""
+    return faults_of(4, 1, nodes=2)
+
+
+def faults_of(size: int, gpus: int, **topology: int) -> dict[str, Any]:
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    devices = [Device(number) for number in range(gpus)]
+    results: dict[str, Any] = {}
+
+    def missing(rank: Any, mode: Any) -> float:
+        torch.cuda.set_device(rank.device.device_id)
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0, **topology) as handler:
+            x = torch.ones(64, 1024, dtype=torch.bfloat16, device=handler.device)
+            comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            took = 0.0
+            if rank.rank != 1:
+                comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
+                took = expect_fault(torch, handler, "timeout", 3.0)
+                raised(RuntimeError, lambda: comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode))
+            return took
+
+    def different(rank: Any, mode: Any) -> float:
+        torch.cuda.set_device(rank.device.device_id)
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=5.0, **topology) as handler:
+            # All of another node, so that it is not found within one.
+            last = rank.size // 2 if topology else rank.size - 1
+            rows = 16 if rank.rank >= last else 8
+            x = torch.ones(rows, 1024, dtype=torch.bfloat16, device=handler.device)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
+            return expect_fault(torch, handler, "mismatch", 2.0)
+
+    def other_operation(rank: Any, mode: Any) -> float:
+        torch.cuda.set_device(rank.device.device_id)
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=5.0, local_dp_size=size) as handler:
+            op = handler.valid_op_list[rank.rank == rank.size - 1]
+            x = torch.ones(8 * size, 1024, dtype=torch.bfloat16, device=handler.device)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            comm.run_mixed_comm(op, handler, x, None, mode)
+            return expect_fault(torch, handler, "mismatch", 2.0)
+
+    def other_mode(rank: Any, mode: Any) -> float:
+        torch.cuda.set_device(rank.device.device_id)
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0, **topology) as handler:
+            x = torch.ones(8, 1024, dtype=torch.bfloat16, device=handler.device)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            other = next(one for one in handler.valid_mode_list if one is not mode)
+            last = rank.rank == rank.size - 1
+            comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, other if last else mode)
+            # They wait in different places, each for the others.
+            return expect_fault(torch, handler, "timeout", 3.0)
+
+    def right(rank: Any) -> None:
+        torch.cuda.set_device(rank.device.device_id)
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S, **topology) as handler:
+            for mode in handler.valid_mode_list:
+                compare(rank, handler, handler.valid_op_list[0], mode, (16, 1024), 3)
+
+    modes = comm.MixedCommMode
+    for mode in (modes.HIERARCHICAL,) if topology else (modes.ONE_EXCHANGE, modes.TWO_EXCHANGE):
+        with comm.local_world(size, devices, sms=16, timeout_s=5) as world:
+            results[f"{mode.name} a rank does not come, s"] = [round(one, 2) for one in world.run(missing, mode)]
+        with comm.local_world(size, devices, sms=16) as world:
+            took = world.run(different, mode)
+            results[f"{mode.name} another size, s"] = [round(one, 3) for one in took]
+        for what, work in (("operation", other_operation), ("mode", other_mode)) if not topology else ():
+            with comm.local_world(size, devices, sms=16, timeout_s=5) as world:
+                took = world.run(work, mode)
+            results[f"{mode.name} another {what}, s"] = [round(one, 3) for one in took]
+        with comm.local_world(size, devices, sms=16) as world:
+            world.run(right)
+    return results
+
+
+@case
+def misuse() -> dict[str, Any]:
+    """Second streams are ordered; second partitions, captures elsewhere and wrong tensors are refused."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    def work(rank: Any, shared: dict[Any, Any]) -> int:
+        count = 0
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S) as handler:
+            op = handler.valid_op_list[0]
+            x = torch.full((8, 1024), rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
+            out = torch.empty_like(x)
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            call = comm.run_mixed_comm
+            call(op, handler, x, out)
+            other = rank.partition.stream_pool(2)[1]
+            with other.torch():
+                # The calls before on the first stream have not been waited for.
+                for _ in range(20):
+                    call(op, handler, x, out)
+            call(op, handler, x, out)
+            torch.cuda.current_stream().synchronize()
+            other.sync()
+            handler.check()
+            assert bool((out == 3.0).all()), out
+            plain = torch.cuda.Stream()
+            with torch.cuda.stream(plain):
+                refused(RuntimeError, "would wait for each other forever", lambda: call(op, handler, x, out))
+            shared[rank.rank] = rank.partition
+            rank.backend.barrier()
+            with shared[1 - rank.rank].torch():
+                refused(RuntimeError, "would wait for each other forever", lambda: call(op, handler, x, out))
+            with other.torch():
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    refused(RuntimeError, "capturing a graph", lambda: call(op, handler, x, out))
+                    out.zero_()
+                finally:
+                    graph.capture_end()
+            refused(ValueError, "address", lambda: call(op, handler, x.view(-1)[4:-4], None))
+            refused(ValueError, "contiguous", lambda: call(op, handler, x.t(), None))
+            refused(ValueError, "must be of torch.bfloat16", lambda: call(op, handler, x.half(), None))
+            refused(ValueError, "must be on", lambda: call(op, handler, x.cpu(), None))
+            refused(ValueError, "multiple of 16", lambda: call(op, handler, x.new_zeros(3, 3), None))
+            refused(ValueError, "share memory", lambda: call(op, handler, x[:7], x[1:]))
+            refused(ValueError, "is not valid", lambda: call(comm.MixedCommOp.ALLGATHER, handler, x))
+            refused(ValueError, "mode NCCL_ONE", lambda: call(op, handler, x, None, comm.MixedCommMode.NCCL_ONE))
+            refused(ValueError, "grid_size", lambda: rank.handler(torch.bfloat16, grid_size=10_000))
+            rank.backend.barrier()
+            # In place, twice.
+            for mode in handler.valid_mode_list:
+                y = x.clone()
+                torch.cuda.current_stream().synchronize()
+                rank.backend.barrier()
+                call(op, handler, y, y, mode)
+                call(op, handler, y, y, mode)
+                torch.cuda.current_stream().synchronize()
+                assert bool((y == 6.0).all()), y
+                count += 1
+            handler.shutdown()
+            handler.shutdown()
+            refused(RuntimeError, "has been shut down", lambda: call(op, handler, x))
+        return count
+
+    with comm.local_world(2, Device(0), sms=16) as world:
+        world.run(work, {})
+    return {}

@@ -1,0 +1,371 @@
+"""Ranks as processes, on one GPU and on several: memory through file descriptors and NVSHMEM; moved programs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rank_programs import is_rounded_at_most_at_each_addition
+
+from .common import (
+    LIMIT_S,
+    OF_FOUR,
+    REPOSITORY,
+    SUITE,
+    bits_equal,
+    capture,
+    case,
+    few_gpus,
+    inputs_of,
+    modules,
+    raised,
+    refused,
+)
+
+
+def process_rank(rank: int, size: int, store: str, what: str, options: dict[str, Any]) -> None:
+    """One rank as a process: memory through file descriptors, bootstrap through gloo."""
+    torch, _ = modules()
+    import torch.distributed as dist
+
+    from cuda_gctx import Device
+
+    index = rank % Device.count()
+    torch.cuda.set_device(index)
+    with_nccl = options.get("nccl", Device.count() >= size)
+    backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+    if what == "moved":
+        print(json.dumps(moved_program(rank, size)), flush=True)
+        dist.destroy_process_group()
+        return
+    with Device(index).partition(comm=16) as parts, parts.comm.torch():
+        run = faults_through_nvshmem if what == "faults through NVSHMEM" else compare_processes
+        print(json.dumps(run(rank, size, parts.comm, options)), flush=True)
+    dist.destroy_process_group()
+
+
+def handler_of_process(rank: int, size: int, partition: Any, dtype: Any, topology: dict[str, int], **more: Any) -> Any:
+    _, comm = modules()
+    nodes = topology.get("nodes", 1)
+    inter_rank, local_rank = divmod(rank, size // nodes)
+    names = "local_tp_size", "local_dp_size", "inter_tp_size", "inter_dp_size"
+    return comm.MixedCommHandler(
+        *(rank, size, local_rank, size // nodes, inter_rank, nodes),
+        *(topology.get(name) for name in names),
+        dtype,
+        f"cuda:{partition.context.device.device_id}",
+        partition=partition,
+        **{"should_init_nvshmem": False, **more},
+    )
+
+
+def compare_processes(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """Every operation and mode of some topologies, with tensors that are staged and with such that are mapped."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    compared = 0
+    modes: set[str] = set()
+    largest = options.get("largest", 16 << 20)
+    for topology, dtype_name in itertools.product(options["topologies"], options["dtypes"]):
+        dtype = getattr(torch, dtype_name)
+        with_nvshmem = options.get("nvshmem", False)
+        handler = handler_of_process(
+            *(rank, size, partition, dtype, topology),
+            timeout_s=40.0,
+            max_message_bytes=options.get("max_message_bytes", largest),
+            should_init_nvshmem=with_nvshmem,
+        )
+        reachable = [torch.zeros(largest // 2, dtype=dtype, device=handler.device) for _ in range(2)]
+        handler.map_tensors(*reachable)
+        wanted_modes = [mode for mode in handler.valid_mode_list if mode.name in options.get("modes", (mode.name,))]
+        modes |= {mode.name for mode in wanted_modes}
+        if with_nvshmem:
+            refused(RuntimeError, "NVSHMEM cannot release memory", handler.checkpoint_prepare)
+        if options.get("checkpoint"):
+            handler.checkpoint_prepare()
+            handler.checkpoint_restore(dist.group.WORLD)
+        for op, mode in itertools.product(handler.valid_op_list, wanted_modes):
+            dp = handler.para_info.dp_size if op.scatters else 1
+            for seed, rows in enumerate(options["rows"]):
+                inputs = inputs_of(torch, (rows * dp, 8192), dtype, size, seed, handler.device)
+                by_nodes = mode is comm.MixedCommMode.HIERARCHICAL
+                wanted = comm.expected(handler.para_info, op, inputs, by_nodes=by_nodes)
+                calls = [(inputs[rank], torch.empty_like(wanted))]
+                if mode.name in ("TWO_EXCHANGE", "HIERARCHICAL"):
+                    x_in, x_out = (
+                        # Not at the beginning: what a rank reaches is the same place, not the same allocation.
+                        buffer[64 * (rank + 1) :][: like.numel()].view(like.shape)
+                        for buffer, like in zip(reachable, (inputs[rank], wanted), strict=True)
+                    )
+                    calls.append((x_in.copy_(inputs[rank]), x_out))
+                for number, (x_in, x_out) in enumerate(calls):
+                    torch.cuda.synchronize()
+                    dist.barrier()
+                    comm.run_mixed_comm(op, handler, x_in, x_out, mode)
+                    torch.cuda.current_stream().synchronize()
+                    handler.check()
+                    where = f"{op.name} {mode.name} {rows} rows {dtype} at {handler.para_info}, {'mapped' * number}"
+                    if "NCCL" not in mode.name:
+                        assert bits_equal(torch, x_out, wanted), where
+                    else:
+                        assert is_rounded_at_most_at_each_addition(handler.para_info, op, inputs, x_out), where
+                    compared += 1
+                    if by_nodes or options.get("replays"):
+                        replay_with_other_inputs(handler, op, mode, x_in, x_out, where)
+        handler.shutdown()
+    return {"compared": compared, "modes": sorted(modes)}
+
+
+def replay_with_other_inputs(handler: Any, op: Any, mode: Any, x_in: Any, x_out: Any, where: str) -> None:
+    """A captured call, replayed with inputs that were not there when it was captured."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    info = handler.para_info
+    graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x_in, x_out, mode))
+    for seed in (11, 12, 13):
+        inputs = inputs_of(torch, tuple(x_in.shape), x_in.dtype, info.world_size, seed, handler.device)
+        wanted = comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL)
+        x_in.copy_(inputs[info.world_rank])
+        torch.cuda.synchronize()
+        dist.barrier()
+        graph.replay()
+        torch.cuda.current_stream().synchronize()
+        handler.check()
+        assert bits_equal(torch, x_out, wanted), f"replay {seed} of {where}"
+
+
+def faults_through_nvshmem(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """Two nodes of one rank: of which one calls with another size, or does not call."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    took = {}
+    for kind in ("mismatch", "timeout"):
+        handler = handler_of_process(
+            *(rank, size, partition, torch.bfloat16, {"nodes": 2}),
+            timeout_s=2.0,
+            max_message_bytes=1 << 20,
+            should_init_nvshmem=True,
+        )
+        x = torch.ones(16 if (kind, rank) == ("mismatch", 1) else 8, 1024, dtype=torch.bfloat16, device=handler.device)
+
+        def call(handler: Any = handler, x: Any = x) -> None:
+            comm.run_mixed_comm(handler.valid_op_list[0], handler, x, None, comm.MixedCommMode.HIERARCHICAL)
+            torch.cuda.current_stream().synchronize()
+            handler.check()
+
+        torch.cuda.synchronize()
+        dist.barrier()
+        if (kind, rank) == ("timeout", 1):
+            dist.barrier()  # until the other one has given up, and sends nothing more
+        begin = time.monotonic()
+        fault = raised(comm.CommFault, call)
+        took[kind] = round(time.monotonic() - begin, 2)
+        if (kind, rank) == ("timeout", 0):
+            dist.barrier()
+        assert (fault.kind, fault.peer_rank) == (kind, 1 - rank), (fault.kind, fault.peer_rank)
+        assert took[kind] < 4, took
+        handler.shutdown()
+        dist.barrier()
+    assert float(torch.ones(1000, device=handler.device).sum()) == 1000.0
+    return took
+
+
+def moved_program(rank: int, size: int) -> Any:
+    """As programs are written for other handlers of this name: no partition, torch's default stream, a handler for
+    each topology in turn, tuned there, every valid mode at every size, collectives of torch in the handler's groups.
+    """
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    device = torch.device("cuda", rank)
+    most_rows, hidden = 4096, 8192
+    compared = 0
+    for dtype, tp in itertools.product(
+        (torch.float16, torch.bfloat16), [n for n in range(1, size + 1) if size % n == 0]
+    ):
+        torch.manual_seed(rank)
+        data = torch.empty([most_rows * size, hidden], dtype=dtype, device=device).uniform_(-0.5, 0.5) / tp**0.5
+        handler = comm.MixedCommHandler(
+            world_rank=rank,
+            world_size=size,
+            local_rank=rank,
+            local_size=size,
+            inter_rank=0,
+            inter_size=1,
+            local_tp_size=tp,
+            local_dp_size=size // tp,
+            inter_tp_size=1,
+            inter_dp_size=1,
+            dtype=dtype,
+            device=device,
+        )
+        assert all(threads > 0 and op.name and mode.name for (op, mode), threads in handler.max_block_size_dict.items())
+        modes = handler.valid_mode_list
+        handler.run_autotune(message_bytes=[1 << 14, 1 << 22], rounds=1)
+        names = comm.MixedCommMode
+        reference = names.NCCL_TP_DP if names.NCCL_TP_DP in modes else names.NCCL_ONE
+        for op, rows in itertools.product(handler.valid_op_list, (1, 2, 7, 333, 2048, most_rows)):
+            scatters = op in (comm.MixedCommOp.REDUCESCATTER, comm.MixedCommOp.REDUCESCATTER_ALLREDUCE)
+            x_in = data[: rows * (handler.para_info.dp_size if scatters else 1)]
+            wanted = comm.run_mixed_comm(op, handler, x_in, mode=reference)
+            for mode in modes:
+                out = comm.run_mixed_comm(op, handler, x_in, mode=mode)
+                assert torch.allclose(out, wanted, rtol=2e-2, atol=2e-1), f"{op.name} {mode.name} of {rows} rows"
+                if tp > 1:
+                    every = torch.empty([tp * out.shape[0], hidden], dtype=dtype, device=device)
+                    dist.all_gather_into_tensor(every, out, group=handler.tp_comm_group)
+                    assert torch.equal(every, out.repeat(tp, 1)), f"{op.name} {mode.name} of {rows} rows"
+                compared += 1
+        handler.shutdown()
+        del data
+    return {"compared": compared}
+
+
+# Removed at the end of the program.
+MEETINGS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def spawn(size: int, what: str, **options: Any) -> list[subprocess.Popen[str]]:
+    """The ranks of a world as processes."""
+    # They meet through a file: a port that was free a moment ago may be taken.
+    MEETINGS.append(tempfile.TemporaryDirectory())
+    store = f"{MEETINGS[-1].name}/store"
+    return [
+        subprocess.Popen(
+            [
+                *("timeout", "-s", "KILL", str(LIMIT_S - 10)),
+                *(sys.executable, str(SUITE)),
+                *("--process", json.dumps([rank, size, store, what, options])),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def results_of(ranks: list[subprocess.Popen[str]]) -> list[Any]:
+    """What each rank has reported."""
+    outputs = [rank.communicate()[0] for rank in ranks]
+    codes = [rank.returncode for rank in ranks]
+    assert not any(codes), codes
+    return [json.loads(text.splitlines()[-1]) for text in outputs]
+
+
+def compared_by_processes(
+    size: int,
+    topologies: list[dict[str, int]],
+    rows: tuple[int, ...] = (1, 16),
+    dtypes: tuple[str, ...] = ("bfloat16",),
+    **options: Any,
+) -> Any:
+    return results_of(spawn(size, "compare", topologies=topologies, rows=rows, dtypes=dtypes, **options))[0]
+
+
+@case
+def processes_on_one_gpu() -> dict[str, Any]:
+    """As many ranks as processes; on a machine of several GPUs they take turns on those."""
+    return {"2 ranks": compared_by_processes(2, [{}]), "4 ranks": compared_by_processes(4, [{"local_tp_size": 2}])}
+
+
+@case
+def missing_ranks() -> dict[str, Any]:
+    """A rank that dies or stays away is an error on every other rank within the time limit and 2 s; the GPUs stay
+    usable. The benchmark's ranks are those of this case.
+    """
+    from cuda_gctx import Device
+
+    program = REPOSITORY / "benchmarks" / "communication.py"
+    count, limit = str(min(Device.count(), 2)), str(LIMIT_S - 30)
+    options = "--part", "missing-ranks", "--gpus", count, "--limit", limit
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, program, *options, "--out", folder], check=True)
+        [result] = Path(folder).glob("*.json")
+        *rows, afterwards = json.loads(result.read_text())["missing-ranks"]
+    for row in rows:
+        assert all(s < row["timeout_s"] + 2 for s in row["error after s"]), row
+        assert set(row["peers"]) == {None if "never makes" in row["missing"] or "shuts" in row["missing"] else 1}, row
+    assert all(afterwards["right"]), afterwards
+    return {row["missing"]: row["error after s"] for row in rows}
+
+
+@case
+def processes_on_two_gpus() -> dict[str, Any]:
+    topologies: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
+    return few_gpus(2) or compared_by_processes(
+        *(2, topologies, (1, 16, 200, 4096), ("bfloat16", "float16")), largest=130 << 20, checkpoint=True
+    )
+
+
+@case
+def moved_programs() -> dict[str, Any]:
+    """Programs for other handlers of this name, with another import."""
+    from cuda_gctx import Device
+
+    count = min(Device.count(), 4)
+    return few_gpus(2) or {f"{count} ranks": results_of(spawn(count, "moved"))[0]}
+
+
+@case
+def staged_in_parts() -> dict[str, Any]:
+    """Messages whose copies run next to the kernels of other parts, between GPUs; captured and replayed too."""
+    from cuda_gctx import Device
+
+    options: dict[str, Any] = {"modes": ("TWO_EXCHANGE",), "nccl": False, "largest": 128 << 20, "replays": True}
+    found = few_gpus(2) or {"2 ranks": compared_by_processes(2, [{}, {"local_dp_size": 2}], (1999, 4000), **options)}
+    if Device.count() >= 4:
+        options["largest"] <<= 1
+        found["4 ranks"] = compared_by_processes(4, OF_FOUR[:3], (2000, 3999), ("float16",), **options)
+    return found
+
+
+@case
+def staged_in_rounds() -> dict[str, Any]:
+    """Messages larger than the memory for them, between processes; captured and replayed too."""
+    options: dict[str, Any] = {"nccl": False, "largest": 64 << 20, "max_message_bytes": 5 << 20, "replays": True}
+    flat: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
+    nodes = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
+    return few_gpus(2) or {
+        mode: compared_by_processes(2, topologies, (321, 1999), modes=(mode,), **options)
+        for mode, topologies in (("TWO_EXCHANGE", flat), ("HIERARCHICAL", nodes))
+    }
+
+
+@case
+def nodes_through_nvshmem() -> dict[str, Any]:
+    """Nodes that exchange through NVSHMEM: two of one rank on two GPUs, 2 x 2 on four. On one host, that is NVLink."""
+    import importlib.util
+
+    from cuda_gctx import Device
+
+    if importlib.util.find_spec("nvshmem") is None:
+        return {"skipped": "nvshmem4py is not installed"}
+    common: dict[str, Any] = {"modes": ("HIERARCHICAL",), "nccl": False, "nvshmem": True}
+    two = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
+    return few_gpus(2) or {
+        "2 ranks": compared_by_processes(2, two, (1, 16, 100), ("bfloat16", "float16"), **common),
+        "faults": results_of(spawn(2, "faults through NVSHMEM", nccl=False)),
+    } | (
+        {"4 ranks": compared_by_processes(4, OF_FOUR[3:], (1, 16), ("bfloat16", "float16"), **common)}
+        if Device.count() >= 4
+        else {}
+    )
+
+
+@case
+def processes_on_four_gpus() -> dict[str, Any]:
+    """Every topology, and with NCCL in both types those whose groups of NCCL are different ones."""
+    return few_gpus(4) or {
+        "without NCCL": compared_by_processes(4, OF_FOUR, (1, 16, 100), ("float16",), nccl=False),
+        "with NCCL": compared_by_processes(4, OF_FOUR[:4], (1, 16, 100), ("bfloat16", "float16")),
+    }
