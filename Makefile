@@ -24,7 +24,7 @@ STRICT := --config-settings=cmake.define.CUDA_GCTX_WERROR=ON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cuda_gctx -not -name __pycache__ -not -name '*.pyc')
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx -not -name __pycache__ -not -name '*.pyc')
 CXX_FILES = $(shell find cuda_gctx -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
@@ -66,26 +66,27 @@ develop: $(VENV)/builders
 
 # One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
 SANITIZERS := address,undefined thread
+CUDA_INCLUDE = $(shell $(BIN)/python -c "import importlib.metadata as m; \
+  print(next(f.locate().parent for f in m.files('nvidia-cuda-runtime') if f.name == 'cuda.h'))")
+# $(call configure,PROJECT,FOLDER,SANITIZERS): the software driver or the core in a build folder of its own.
+configure = cmake -G Ninja -S $1 -B $2 -DCUDA_GCTX_CUDA_INCLUDE="$(CUDA_INCLUDE)" -DCUDA_GCTX_SANITIZE=$3 -DCUDA_GCTX_WERROR=ON
 sanitize: $(VENV)/builders
-	set -e; include=$$($(BIN)/python -c "import importlib.metadata as m; print(next(f.locate().parent for f in \
-	  m.files('nvidia-cuda-runtime') if f.name == 'cuda.h'))"); \
-	for kind in $(SANITIZERS); do \
+	set -e; for kind in $(SANITIZERS); do \
 	  folder=build/sanitize-$${kind%%,*}; \
-	  cmake -G Ninja -S cuda_gctx/_cpp -B $$folder \
-	    -DCUDA_GCTX_CUDA_INCLUDE="$$include" -DCUDA_GCTX_SANITIZE=$$kind -DCUDA_GCTX_WERROR=ON; \
-	  cmake --build $$folder; \
-	  ctest --test-dir $$folder --output-on-failure; \
+	  $(call configure,cuda_gctx/sim/_cpp,$$folder/sim,$$kind); \
+	  $(call configure,cuda_gctx/_cpp,$$folder/core,$$kind) -DCUDA_GCTX_SIM_LIBRARY=$(CURDIR)/$$folder/sim/lib/libcuda_gctx_sim.so; \
+	  for project in sim core; do \
+	    cmake --build $$folder/$$project; \
+	    ctest --test-dir $$folder/$$project --output-on-failure; \
+	  done; \
 	done
 
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= $(shell date +%s)
 fuzz: $(VENV)/builders
-	set -e; include=$$($(BIN)/python -c "import importlib.metadata as m; print(next(f.locate().parent for f in \
-	  m.files('nvidia-cuda-runtime') if f.name == 'cuda.h'))"); \
-	cmake -G Ninja -S cuda_gctx/_cpp -B build/sanitize-address \
-	  -DCUDA_GCTX_CUDA_INCLUDE="$$include" -DCUDA_GCTX_SANITIZE=address,undefined; \
-	cmake --build build/sanitize-address --target sim_fuzz; \
-	build/sanitize-address/sim_fuzz --seed $(FUZZ_SEED) --seconds $(FUZZ_SECONDS)
+	$(call configure,cuda_gctx/sim/_cpp,build/sanitize-address/sim,$(firstword $(SANITIZERS)))
+	cmake --build build/sanitize-address/sim --target sim_fuzz
+	build/sanitize-address/sim/sim_fuzz --seed $(FUZZ_SEED) --seconds $(FUZZ_SECONDS)
 
 lint: lint-cpp lint-cython lint-python
 

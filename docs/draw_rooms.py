@@ -19,7 +19,7 @@ from cuda_gctx.draw.svg import Drawing
 REPOSITORY = Path(__file__).resolve().parents[1]
 ORDER = REPOSITORY / "tests" / "house" / "test_arrows.py"
 PICTURE = REPOSITORY / "docs" / "images" / "rooms.svg"
-LEFT_OUT = {"_cpp/tests"}
+LEFT_OUT = {"_cpp/tests", "sim/_cpp/tests"}
 
 WIDTH, HEIGHT = 780, 836
 BOX_WIDTH, BOX_HEIGHT = 178, 42
@@ -55,13 +55,13 @@ BOXES = {
     "_cpp/handles": Box(MIDDLE, 624, "boxes, registries, claims"),
     "_cpp/resources": Box(MIDDLE, 686, "splits and overlap"),
     "_cpp/driver": Box(MIDDLE, 748, "the table of functions"),
-    "_cpp/sim/calls": Box(SOFTWARE_DRIVER, 624, "a file for each group"),
-    "_cpp/sim/machine": Box(SOFTWARE_DRIVER, 686, "objects, clock, ledger"),
-    "_cpp/sim/abi": Box(SOFTWARE_DRIVER - 62, 748, "the interface"),
-    "_cpp/sim/chip": Box(SOFTWARE_DRIVER + 62, 748, "the SMs"),
+    "sim/_cpp/calls": Box(SOFTWARE_DRIVER, 624, "a file for each group"),
+    "sim/_cpp/machine": Box(SOFTWARE_DRIVER, 686, "objects, clock, ledger"),
+    "sim/_cpp/abi": Box(SOFTWARE_DRIVER - 62, 748, "the interface"),
+    "sim/_cpp/chip": Box(SOFTWARE_DRIVER + 62, 748, "the SMs"),
 }
 LINE = "bar"  # the darker grey
-NARROW = {"_cpp/sim/abi", "_cpp/sim/chip"}
+NARROW = {"sim/_cpp/abi", "sim/_cpp/chip"}
 
 
 def order() -> dict[str, set[str]]:
@@ -135,7 +135,7 @@ def picture() -> str:
     for room in allowed:
         box = BOXES[room]
         drawing.rectangle(box.x - width(room) / 2, box.y, width(room), BOX_HEIGHT, kind="empty", corner=6)
-        name = room.removeprefix("_cpp/").removeprefix("sim/")
+        name = room.removeprefix("sim/").removeprefix("_cpp/")
         drawing.text(box.x, box.y + 18, name, size=13, bold=True, anchor="middle")
         drawing.text(box.x, box.y + 34, box.about, size=11, kind="faint", anchor="middle")
     return drawing.svg(WIDTH, HEIGHT) + "\n"

@@ -12,7 +12,7 @@ GLOSSARY = REPOSITORY / "docs" / "glossary.md"
 # What stands for each: background partition, background load, GPC, single TPC, loan.
 REPLACED = re.compile(r"\b(?:the fence|fenced|hogs?|clusters? of the chip|lone pairs?|leases?)\b", re.IGNORECASE)
 # Kernels speak of memory fences; comm has its own vocabulary.
-LEFT_OUT = ("cuda_gctx/comm/_kernels", "cuda_gctx/_cpp/sim")
+LEFT_OUT = ("cuda_gctx/comm/_kernels", "cuda_gctx/sim/_cpp")
 # What stands for each: reports, returns or shows; next to, compared with or in addition to.
 UNIDIOMATIC = re.compile(r"(?<![.\w])(?:told|tells?|besides?)\b|def test_\w*_(?:told|tells?|beside)_\w*", re.IGNORECASE)
 

@@ -16,7 +16,7 @@ import pytest
 SOURCES = Path(__file__).resolve().parents[2] / "cuda_gctx"
 
 CORE = {"_cpp/handles", "_cpp/resources", "_cpp/driver"}
-SOFTWARE_DRIVER = {"_cpp/sim/abi", "_cpp/sim/chip", "_cpp/sim/machine", "_cpp/sim/calls"}
+SOFTWARE_DRIVER = {"sim/_cpp/abi", "sim/_cpp/chip", "sim/_cpp/machine", "sim/_cpp/calls"}
 BASE = {"_core", "draw", "measure"}
 # What a room may use in addition to itself. "cuda_gctx" is the package's __init__.py, which registers with the lower
 # rooms what they need of the higher ones.
@@ -24,11 +24,12 @@ MAY_USE: dict[str, set[str]] = {
     "_cpp/driver": set(),
     "_cpp/resources": {"_cpp/driver"},
     "_cpp/handles": {"_cpp/resources", "_cpp/driver"},
-    "_cpp/sim/abi": set(),
-    "_cpp/sim/chip": set(),
-    "_cpp/sim/machine": {"_cpp/sim/abi", "_cpp/sim/chip"},
-    "_cpp/sim/calls": {"_cpp/sim/abi", "_cpp/sim/chip", "_cpp/sim/machine"},
-    "_cpp/tests": CORE | SOFTWARE_DRIVER,
+    "_cpp/tests": CORE,
+    "sim/_cpp/abi": set(),
+    "sim/_cpp/chip": set(),
+    "sim/_cpp/machine": {"sim/_cpp/abi", "sim/_cpp/chip"},
+    "sim/_cpp/calls": {"sim/_cpp/abi", "sim/_cpp/chip", "sim/_cpp/machine"},
+    "sim/_cpp/tests": SOFTWARE_DRIVER,
     "_core": CORE,
     "draw": {"_core"},
     "measure": {"_core"},
@@ -119,7 +120,9 @@ def cython_imports(file: Path, sources: Path) -> Iterator[Path]:
 
 
 def included(file: Path, name: str, sources: Path) -> Iterator[Path]:
-    folders = (file.parent, sources / "_cpp", sources)
+    # Each of the two libraries has a root of its own.
+    root = sources / ("sim/_cpp" if file.is_relative_to(sources / "sim") else "_cpp")
+    folders = (file.parent, root, sources)
     yield from [found for folder in folders if (found := (folder / name).resolve()).is_file()][:1]
 
 
@@ -143,13 +146,11 @@ def arrows(sources: Path) -> set[Arrow]:
 
 
 def room(file: str) -> str:
-    """The room of a file: its folder, and in C++ the folder below _cpp or _cpp/sim."""
+    """The room of a file: its folder, and in C++ the folder below _cpp or sim/_cpp."""
     *folders, name = file.split("/")
     if not folders:
         return {"__init__.py": "cuda_gctx"}.get(name, name.split(".")[0])
-    if folders[0] != "_cpp":
-        return folders[0]
-    return "/".join(folders[: 3 if folders[1:2] == ["sim"] else 2])
+    return "/".join(folders[: folders.index("_cpp") + 2]) if "_cpp" in folders else folders[0]
 
 
 def forbidden(drawn: Collection[Arrow]) -> list[str]:
@@ -271,13 +272,15 @@ IN_PARENTHESES = "cdef int x\nfrom cuda_gctx.partitions cimport (  # why\n    a,
         ("_core/new.pxd", 'cdef extern from "bench/counts.hpp" namespace "gctx" nogil:\n', "bench/counts.hpp"),
         ("_cpp/driver/new.hpp", "#  include <resources/split.hpp>\n", "_cpp/resources/split.hpp"),
         ("_cpp/driver/new.cpp", '#include "../resources/split.hpp"\n', "_cpp/resources/split.hpp"),
-        ("_cpp/handles/new.hpp", '#include "sim/abi/control.h"\n', "_cpp/sim/abi/control.h"),
-        ("_cpp/sim/machine/new.cpp", '#include "sim/calls/entry.hpp"\n', "_cpp/sim/calls/entry.hpp"),
+        ("_cpp/handles/new.hpp", '#include "sim/_cpp/abi/abi.hpp"\n', "sim/_cpp/abi/abi.hpp"),
+        ("_cpp/tests/new.cpp", '#include "../../sim/_cpp/abi/abi.hpp"\n', "sim/_cpp/abi/abi.hpp"),
+        ("sim/_cpp/machine/new.cpp", '#include "calls/entry.hpp"\n', "sim/_cpp/calls/entry.hpp"),
+        ("sim/_cpp/calls/new.cpp", '#include "_cpp/resources/split.hpp"\n', "_cpp/resources/split.hpp"),
     ],
 )
 def test_an_arrow_upwards_is_seen(tmp_path: Path, file: str, text: str, target: str) -> None:
     others = ["__init__.py", "partitions/__init__.py", "partitions/layout.py", "bench/counts.pxd", "bench/counts.hpp"]
-    others += ["_cpp/resources/split.hpp", "_cpp/sim/abi/control.h", "_cpp/sim/calls/entry.hpp"]
+    others += ["_cpp/resources/split.hpp", "sim/_cpp/abi/abi.hpp", "sim/_cpp/calls/entry.hpp"]
     for other in [*others, file]:
         (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / other).touch()

@@ -19,7 +19,7 @@ from ..common import needs_cuda_header
 pytestmark = pytest.mark.sim_only
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = ROOT / "cuda_gctx" / "_cpp" / "sim" / "abi" / "make_tables.py"
+TABLES = ROOT / "cuda_gctx" / "sim" / "_cpp" / "abi" / "make_tables.py"
 
 
 def environment(spec: str = "h200@13.0") -> dict[str, str]:
@@ -50,6 +50,22 @@ def test_a_program_is_linked_with_it(tmp_path: Path) -> None:
     source.write_text("int cuInit(unsigned); int main(void) { return cuInit(0); }")
     program = tmp_path / "program"
     subprocess.run(["cc", source, "-o", program, f"-L{sim.library_folder()}", "-lcuda"], check=True)
+    assert subprocess.run([program], env=environment(), timeout=60).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_program_in_c_controls_the_machine(tmp_path: Path) -> None:
+    source = tmp_path / "program.c"
+    source.write_text("""
+#include <cuda_gctx_sim.h>
+int main(void) {
+  char error[200];
+  return gctxSimConfigure("b200@13.1", error, sizeof error) != 0 || gctxSimErrorCode("CUDA_ERROR_NOT_READY") != 600;
+}
+""")
+    program, folder = tmp_path / "program", Path(sim.library_folder())
+    options = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{folder.parent / 'include'}"]
+    subprocess.run(["cc", *options, source, "-o", program, f"-L{folder}", "-lcuda_gctx_sim"], check=True)
     assert subprocess.run([program], env=environment(), timeout=60).returncode == 0
 
 

@@ -15,6 +15,7 @@
 #include "handles/runtime.hpp"
 #include "handles/stream.hpp"
 #include "tests/check.hpp"
+#include "tests/machine.hpp"
 
 using namespace gctx;
 
@@ -84,7 +85,7 @@ ContextHandle green_context(Runtime& runtime, const SmResourcePtr& sms) {
 }
 
 void a_split_and_a_stream_allocate_little() {
-  Runtime& runtime = Runtime::open(CUDA_GCTX_SIM_LIBRARY);
+  Runtime& runtime = test::open_machine();
   const auto whole = runtime.device_sm(0);
   const auto requests = groups_of({8, 16, 24});
   SplitResult split = split_resource(runtime, whole, requests, false);
@@ -112,7 +113,7 @@ struct World {
 void no_allocation_is_needed_to_undo(const char* name, const std::function<void(World&)>& call) {
   int number = 0;
   for (bool is_over = false; !is_over; ++number) {
-    Runtime& runtime = Runtime::open(CUDA_GCTX_SIM_LIBRARY);
+    Runtime& runtime = test::open_machine();
     void* const library = dlopen(runtime.driver().path().c_str(), RTLD_NOW | RTLD_NOLOAD);
     const auto ledger = reinterpret_cast<const char* (*)()>(dlsym(library, "gctxSimLedger"));
     {
@@ -147,7 +148,7 @@ void no_allocation_is_needed_to_undo(const char* name, const std::function<void(
 
 // What is destroyed without memory, and fails, ends nothing but itself.
 void a_destruction_that_fails_needs_no_memory() {
-  Runtime& runtime = Runtime::open(CUDA_GCTX_SIM_LIBRARY);
+  Runtime& runtime = test::open_machine();
   void* const library = dlopen(runtime.driver().path().c_str(), RTLD_NOW | RTLD_NOLOAD);
   const auto fail = reinterpret_cast<int (*)(const char*, unsigned long long, int)>(dlsym(library, "gctxSimFailNth"));
   {

@@ -13,6 +13,7 @@
 #include "handles/slot.hpp"
 #include "handles/stream.hpp"
 #include "tests/check.hpp"
+#include "tests/machine.hpp"
 
 using namespace gctx;
 using gctx::test::message_of;
@@ -37,7 +38,7 @@ ContextHandle green_context(Runtime& runtime, const SmResourcePtr& sms, bool exc
 // Every machine that a test opens is closed again, whatever happens.
 class Machine {
  public:
-  explicit Machine(const char* choice) : runtime_(Runtime::open(choice)) {}
+  explicit Machine(const char* spec) : runtime_(test::open_machine(spec)) {}
   ~Machine() { Runtime::close(runtime_); }
   Runtime& runtime() { return runtime_; }
 
@@ -46,8 +47,8 @@ class Machine {
 };
 
 void groups_are_put_together_out_of_the_units_of_one_split() {
-  for (const char* choice : {"sim:h200@12.4", "sim:h200@13.0", "sim:h200@13.1", "sim:h200@13.4"}) {
-    Machine machine(choice);
+  for (const char* spec : {"h200@12.4", "h200@13.0", "h200@13.1", "h200@13.4"}) {
+    Machine machine(spec);
     Runtime& runtime = machine.runtime();
     const auto result = split_resource(runtime, runtime.device_sm(0), groups_of({8, 16, 24}), false);
     CHECK(result.groups.size() == 3);
@@ -78,7 +79,7 @@ void a_vector_that_was_moved_from_is_empty() {
 }
 
 void a_refused_split_names_one_that_fits() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   try {
     split_resource(runtime, runtime.device_sm(0), groups_of({100, 100}), false);
@@ -91,7 +92,7 @@ void a_refused_split_names_one_that_fits() {
 }
 
 void a_stream_keeps_its_closed_context_alive() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
   auto context = green_context(runtime, split.groups[0]);
@@ -105,7 +106,7 @@ void a_stream_keeps_its_closed_context_alive() {
 }
 
 void the_streams_of_a_context_are_the_same_for_all_and_go_with_it() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
   auto context = green_context(runtime, split.groups[0]);
@@ -134,7 +135,7 @@ CurrentToken enter(ContextHandle context, const BlockOwner& owner) { return push
 CurrentToken enter(ContextHandle context) { return push_current(context); }
 
 void a_context_that_is_current_elsewhere_cannot_be_closed() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
   auto context = green_context(runtime, split.groups[0]);
@@ -158,7 +159,7 @@ CUcontext current_of(Runtime& runtime) {
 }
 
 void a_block_that_is_left_too_early_keeps_its_context_and_goes_with_the_inner_one() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   auto contexts = two_contexts(runtime);
   const CUcontext inner_handle = contexts[1]->handle();
@@ -179,7 +180,7 @@ void a_block_that_is_left_too_early_keeps_its_context_and_goes_with_the_inner_on
 }
 
 void a_block_that_is_left_on_another_thread_goes_on_its_own() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   auto contexts = two_contexts(runtime);
   const CurrentToken block = enter(contexts[0]);
@@ -194,7 +195,7 @@ void a_block_that_is_left_on_another_thread_goes_on_its_own() {
 }
 
 void what_was_current_before_a_block_is_current_after_it() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const Driver& driver = runtime.driver();
   const auto contexts = two_contexts(runtime);
@@ -219,7 +220,7 @@ void what_was_current_before_a_block_is_current_after_it() {
 }
 
 void two_tasks_of_a_thread_cannot_have_a_block_each() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   const auto contexts = two_contexts(machine.runtime());
   const CurrentToken outside = enter(contexts[0]);  // of the thread, around the tasks
   const CurrentToken first = enter(contexts[0], {1, "first.py:7"});
@@ -233,7 +234,7 @@ void two_tasks_of_a_thread_cannot_have_a_block_each() {
 }
 
 void a_context_of_a_device_that_is_not_listed_is_refused() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   auto& driver = const_cast<Driver&>(machine.runtime().driver());
   CUcontext foreign = nullptr;
   CHECK(driver.cuDevicePrimaryCtxRetain(&foreign, 0) == CUDA_SUCCESS);
@@ -273,7 +274,7 @@ void a_slot_keeps_one_copy_for_the_next_call() {
 }
 
 void objects_of_a_driver_that_is_set_aside_wait() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   auto contexts = two_contexts(runtime);
   auto stream = create_stream(contexts[0], std::nullopt, true);
@@ -290,7 +291,7 @@ void objects_of_a_driver_that_is_set_aside_wait() {
 }
 
 void contexts_are_not_made_and_not_waited_for_during_a_capture() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
   const auto context = green_context(runtime, split.groups[0]);
@@ -314,7 +315,7 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
 }
 
 void exclusive_contexts_do_not_share() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
   const auto first = green_context(runtime, split.groups[0]);
@@ -325,7 +326,7 @@ void exclusive_contexts_do_not_share() {
 void objects_of_a_closed_driver_do_nothing() {
   ContextHandle context;
   {
-    Machine machine("sim:h200@13.0");
+    Machine machine("h200@13.0");
     Runtime& runtime = machine.runtime();
     context = green_context(runtime, split_resource(runtime, runtime.device_sm(0), groups_of({16}), false).groups[0]);
   }
@@ -336,7 +337,7 @@ void objects_of_a_closed_driver_do_nothing() {
 }
 
 void a_forked_child_is_reported() {
-  Machine machine("sim:h200@13.0");
+  Machine machine("h200@13.0");
   const pid_t child = fork();
   if (child == 0) {
     const std::string said = message_of<Error>([] { Runtime::active(); });

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "handles/runtime.hpp"
+#include "tests/machine.hpp"
 
 using namespace gctx;
 
@@ -39,7 +40,7 @@ Worker worker;
 
 int main() {
   alarm(60);  // a program that hangs is killed
-  Runtime& runtime = Runtime::open("sim:h200@13.0");
+  Runtime& runtime = test::open_machine();
   GroupRequest too_many;
   too_many.count = 1000;
   worker.thread = std::thread([&runtime, too_many] {

@@ -12,6 +12,7 @@
 #include "handles/slot.hpp"
 #include "handles/stream.hpp"
 #include "tests/check.hpp"
+#include "tests/machine.hpp"
 
 using namespace gctx;
 using gctx::test::message_of;
@@ -29,7 +30,7 @@ constexpr int closers = 48;
 
 class Machine {
  public:
-  Machine() : runtime_(Runtime::open("sim:h200@13.0")) {
+  Machine() : runtime_(test::open_machine()) {
     GroupRequest request;
     request.count = 16;
     group_ = split_resource(runtime_, runtime_.device_sm(0), {request}, false).groups[0];

@@ -1,0 +1,71 @@
+# What the two C++ projects have in common: the core (cuda_gctx/_cpp) and the software driver (cuda_gctx/sim/_cpp). Each
+# includes this after project(), and so does no other.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+if(NOT EXISTS "${CUDA_GCTX_CUDA_INCLUDE}/cuda.h")
+  message(FATAL_ERROR "No cuda.h in '${CUDA_GCTX_CUDA_INCLUDE}': give -DCUDA_GCTX_CUDA_INCLUDE=DIR")
+endif()
+# 13.4 brought the newest structs and enums that are used here; 14 may change them.
+file(STRINGS "${CUDA_GCTX_CUDA_INCLUDE}/cuda.h" cuda_version REGEX "^#define CUDA_VERSION [0-9]+")
+string(REGEX MATCH "[0-9]+" cuda_version "${cuda_version}")
+if(cuda_version LESS 13040 OR NOT cuda_version LESS 14000)
+  message(FATAL_ERROR "cuda.h in '${CUDA_GCTX_CUDA_INCLUDE}' is of version ${cuda_version}: 13040 to 13999 is needed")
+endif()
+
+set(CUDA_GCTX_SANITIZE "" CACHE STRING "Sanitizers to build with: 'address,undefined' or 'thread'; empty: none")
+# Not for everybody: another compiler may know warnings that this code has never met.
+option(CUDA_GCTX_WERROR "Treat warnings as errors, as the builds of make do" OFF)
+
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+find_package(Threads REQUIRED)
+enable_testing()
+
+if(NOT TARGET cuda_gctx_headers)
+  # What all C++ has in common, that written by Cython too; the strict warnings are for our own.
+  add_library(cuda_gctx_headers INTERFACE)
+  target_include_directories(cuda_gctx_headers SYSTEM INTERFACE "${CUDA_GCTX_CUDA_INCLUDE}")
+  target_compile_features(cuda_gctx_headers INTERFACE cxx_std_20)
+  # CMake's own choice is -O3, which builds slower and larger and gains nothing where the driver is waited for.
+  target_compile_options(cuda_gctx_headers INTERFACE $<$<CONFIG:Release>:-O2>)
+  if(CUDA_GCTX_SANITIZE)
+    target_compile_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE} -fno-omit-frame-pointer -g)
+    target_link_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE})
+    # C callers may pass any number where the driver's header has an enum; such a number is checked, not undefined.
+    target_compile_options(cuda_gctx_headers INTERFACE -fno-sanitize=enum)
+  endif()
+
+  add_library(cuda_gctx_strict INTERFACE)
+  target_link_libraries(cuda_gctx_strict INTERFACE cuda_gctx_headers)
+  target_compile_options(cuda_gctx_strict INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+                                                     $<$<BOOL:${CUDA_GCTX_WERROR}>:-Werror>)
+
+  # Inside the package's build the tests are built on request only: cmake --build DIR --target cpp_tests
+  if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)
+    add_custom_target(cpp_tests ALL)
+  else()
+    add_custom_target(cpp_tests)
+  endif()
+endif()
+
+# add_cpp_test(name LIBRARY [ARGUMENT...]): tests/name.cpp becomes a program that ctest runs with these arguments. It
+# opens the software driver at the path LIBRARY.
+function(add_cpp_test name library)
+  add_executable(${name} EXCLUDE_FROM_ALL tests/${name}.cpp)
+  target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE cuda_gctx_strict Threads::Threads ${CMAKE_DL_LIBS})
+  target_compile_definitions(${name} PRIVATE CUDA_GCTX_SIM_LIBRARY="${library}")
+  add_test(NAME ${name} COMMAND ${name} ${ARGN})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 120)
+  add_dependencies(cpp_tests ${name})
+  # A library of the same build is there before a test that opens it.
+  if(TARGET cuda_gctx_sim)
+    add_dependencies(${name} cuda_gctx_sim)
+  endif()
+endfunction()

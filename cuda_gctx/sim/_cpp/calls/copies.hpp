@@ -1,0 +1,13 @@
+// Copies and fills as steps: of a stream, or of a graph.
+#pragma once
+
+#include "calls/entry.hpp"
+
+namespace gctx::sim {
+
+// A copy in up to three dimensions, as all the calls that copy describe it. `snapshot` reads the source at once.
+CUresult plan_copy(Call& call, const CUDA_MEMCPY3D& copy, bool snapshot, GraphNode& node);
+// A fill of rows of elements.
+CUresult plan_fill(Call& call, const CUDA_MEMSET_NODE_PARAMS& fill, GraphNode& node);
+
+}  // namespace gctx::sim

@@ -1,0 +1,310 @@
+// Devices: their names, identities and attributes.
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "calls/entry.hpp"
+
+namespace gctx::sim {
+namespace {
+
+std::string pci_bus_id(const Device& device) {
+  char text[16];
+  std::snprintf(text, sizeof text, "0000:%02X:00.0", 0x18 + device.ordinal);
+  return text;
+}
+
+CUuuid uuid(const Device& device) {
+  // Says what it is to whoever looks at the bytes: "SIM", then the card and the ordinal.
+  CUuuid id{};
+  std::memcpy(id.bytes, "SIM", 3);
+  const std::string& key = device.chip->profile().key;
+  std::memcpy(id.bytes + 3, key.data(), std::min<std::size_t>(key.size(), 11));
+  id.bytes[15] = static_cast<char>(device.ordinal + 1);
+  return id;
+}
+
+// The newest attribute that each driver version knows: from the headers of 13.0, 13.1 and 13.4, the older ones assumed.
+int newest_attribute(int version) {
+  if (version >= 13040) return CU_DEVICE_ATTRIBUTE_MAX - 1;
+  if (version >= 13010) return CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED;
+  if (version >= 13000) return CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED;
+  if (version >= 12090) return CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED;
+  if (version >= 12080) return CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED;
+  return CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
+}
+
+// Recorded on an H200, and assumed for the other cards. They are not enforced.
+constexpr std::pair<CUdevice_attribute, int> texture_limits[] = {
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH, 131072},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH, 131072},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT, 65536},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH, 16384},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT, 16384},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH, 16384},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS, 2048},
+    {CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_LAYERS, 2048},
+    {CU_DEVICE_ATTRIBUTE_CAN_TEX2D_GATHER, 1},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_HEIGHT, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE, 8192},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE, 8192},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS, 2046},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_WIDTH, 131072},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_HEIGHT, 65536},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_WIDTH, 16384},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_HEIGHT, 16384},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_DEPTH, 16384},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_LAYERS, 2048},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_HEIGHT, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_LAYERS, 2048},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS, 2046},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH, 268435456},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_WIDTH, 131072},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_HEIGHT, 65000},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH, 2097120},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT, 32768},
+    {CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH, 32768},
+};
+
+// What is not here is a feature that is not modelled: the answer is 0, "not there".
+int attribute(const Device& device, CUdevice_attribute which) {
+  const Profile& card = device.chip->profile();
+  const bool hopper = card.cc_major >= 9;
+  switch (which) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      return static_cast<int>(device.chip->sm_count());
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      return card.cc_major;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      return card.cc_minor;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
+      return card.max_threads_per_sm;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR:
+      return card.max_blocks_per_sm;
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
+      return card.integrated ? 1 : 0;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y:
+      return 1024;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z:
+      return 64;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X:
+      return 0x7fffffff;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y:
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z:
+      return 65535;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
+      return 48 << 10;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+      return static_cast<int>(card.shared_bytes_per_sm);
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+      return static_cast<int>(card.shared_bytes_per_sm) - (1 << 10);
+    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK:
+      return 1 << 10;
+    case CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY:
+      return 64 << 10;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
+      return 32;
+    case CU_DEVICE_ATTRIBUTE_MAX_PITCH:
+      return 0x7fffffff;
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
+      return 65536;
+    case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
+      return card.clock_khz;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
+      return card.memory_clock_khz;
+    case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
+      return card.memory_bus_bits;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+      return card.l2_bytes;
+    case CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT:
+      return 512;
+    case CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT:
+      return 32;
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
+      return card.copy_engines;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+      return 0x18 + device.ordinal;
+    case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED:
+      return 1;
+    case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
+      return hopper ? 1 : 0;
+    case CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT:
+      return card.locality_domains;
+    case CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_MULTIPROCESSOR_COUNT:
+      return static_cast<int>(device.chip->locality_domain_sms());
+    case CU_DEVICE_ATTRIBUTE_NUMA_ID:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+      return -1;
+    case CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO:
+      return card.cc_minor == 0 && card.cc_major <= 10 ? 2 : 64;
+    default:
+      for (const auto& [limit, value] : texture_limits) {
+        if (limit == which) return value;
+      }
+      return 0;
+  }
+}
+
+}  // namespace
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
+  return call<Fn::cuDeviceGet>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    return find_device(c, ordinal, result) == nullptr ? result : give(device, ordinal);
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetCount(int* count) {
+  return call<Fn::cuDeviceGetCount>([&](Call& c) { return give(count, static_cast<int>(c.machine.devices.size())); });
+}
+
+CUresult CUDAAPI cuDeviceGetName(char* name, int length, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetName>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    if (device == nullptr) return result;
+    if (name == nullptr || length <= 0) return CUDA_ERROR_INVALID_VALUE;
+    std::snprintf(name, static_cast<std::size_t>(length), "%s", device->chip->profile().name.c_str());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid* out, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetUuid>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    return device == nullptr ? result : give(out, uuid(*device));
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid* out, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetUuid_v2>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    return device == nullptr ? result : give(out, uuid(*device));
+  });
+}
+
+// Only Windows has them.
+CUresult CUDAAPI cuDeviceGetLuid(char*, unsigned*, CUdevice) {
+  return call<Fn::cuDeviceGetLuid>([&](Call&) { return CUDA_ERROR_NOT_SUPPORTED; });
+}
+
+CUresult CUDAAPI cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice ordinal) {
+  return call<Fn::cuDeviceTotalMem_v2>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    return device == nullptr ? result : give(bytes, static_cast<std::size_t>(device->memory));
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetAttribute>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    if (device == nullptr) return result;
+    if (which < 1 || which > newest_attribute(c.version())) return CUDA_ERROR_INVALID_VALUE;
+    return give(value, attribute(*device, which));
+  });
+}
+
+CUresult CUDAAPI cuDeviceComputeCapability(int* major, int* minor, CUdevice ordinal) {
+  return call<Fn::cuDeviceComputeCapability>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    if (device == nullptr) return result;
+    if (major == nullptr || minor == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *major = device->chip->profile().cc_major;
+    *minor = device->chip->profile().cc_minor;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetPCIBusId>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    if (device == nullptr) return result;
+    const std::string id = pci_bus_id(*device);
+    if (text == nullptr || length <= static_cast<int>(id.size())) return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(text, id.c_str(), id.size() + 1);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* out, const char* text) {
+  return call<Fn::cuDeviceGetByPCIBusId>([&](Call& c) {
+    if (text == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    for (const Device& device : c.machine.devices) {
+      if (pci_bus_id(device) == text) return give(out, device.ordinal);
+    }
+    return CUDA_ERROR_INVALID_DEVICE;
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int* value, CUexecAffinityType, CUdevice ordinal) {
+  return call<Fn::cuDeviceGetExecAffinitySupport>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    return find_device(c, ordinal, result) == nullptr ? result : give(value, 0);
+  });
+}
+
+CUresult CUDAAPI cuDeviceCanAccessPeer(int* value, CUdevice ordinal, CUdevice peer) {
+  return call<Fn::cuDeviceCanAccessPeer>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) return result;
+    return give(value, ordinal == peer ? 0 : 1);
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute which, CUdevice ordinal, CUdevice peer) {
+  return call<Fn::cuDeviceGetP2PAttribute>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) return result;
+    if (ordinal == peer) return CUDA_ERROR_INVALID_DEVICE;
+    const bool offered =
+        which == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED || which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    return give(value, offered ? 1 : 0);
+  });
+}
+
+}  // extern "C"

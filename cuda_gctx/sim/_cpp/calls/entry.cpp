@@ -1,0 +1,205 @@
+// The checks that every call goes through, and the look-ups that turn handles into objects.
+#include "calls/entry.hpp"
+
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+namespace gctx::sim {
+namespace {
+
+std::uint64_t number(const void* handle) { return reinterpret_cast<std::uint64_t>(handle); }
+
+// Virtual time that a call takes the host: medians of docs/hardware-facts.md where there are some, else assumed.
+std::uint64_t host_cost(Fn function) {
+  switch (function) {
+    case Fn::cuGreenCtxCreate:
+      return 930'000;
+    case Fn::cuGreenCtxDestroy:
+      return 6'000;
+    case Fn::cuDevResourceGenerateDesc:
+      return 4'200;
+    case Fn::cuDevSmResourceSplitByCount:
+    case Fn::cuDevSmResourceSplit:
+      return 1'090;
+    case Fn::cuGreenCtxStreamCreate:
+    case Fn::cuStreamCreate:
+    case Fn::cuStreamCreateWithPriority:
+      return 900;
+    case Fn::cuLaunchKernel:
+    case Fn::cuLaunchKernelEx:
+    case Fn::cuLaunchCooperativeKernel:
+      return 2'000;
+    default:
+      return 100;
+  }
+}
+
+// CUDA_SUCCESS, or why the call is not carried out.
+CUresult admit(Present& here, Fn function, bool early) {
+  if (std::atomic_ref(here.over).load(std::memory_order_relaxed)) return CUDA_ERROR_DEINITIALIZED;
+  // The real driver does not survive a fork: in the child nothing is initialised, and nothing can be.
+  if (here.forked) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!here.machine) {
+    if (!early) return CUDA_ERROR_NOT_INITIALIZED;
+    const char* spec = std::getenv("CUDA_GCTX_SIM");
+    try {
+      configure(here, spec == nullptr ? "" : spec);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "cuda_gctx software driver (simulated): CUDA_GCTX_SIM: %s\n", error.what());
+      return CUDA_ERROR_NO_DEVICE;
+    }
+  }
+  Machine& machine = *here.machine;
+  ++machine.calls[static_cast<std::size_t>(function)];
+  ++machine.calls_made;
+  if (info(function).since > machine.version()) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!machine.initialized && !early) return CUDA_ERROR_NOT_INITIALIZED;
+  machine.clock.pass(host_cost(function));
+  if (!machine.faults.rules.empty()) {
+    if (const auto code = machine.faults.next(function)) return *code;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult carry_out(Fn function, bool early, void* body, CUresult (*run)(void* body, Call& call)) noexcept {
+  Present& here = present();
+  std::shared_ptr<Machine> keep;
+  std::unique_lock lock(here.mutex);
+  if (const CUresult refused = admit(here, function, early); refused != CUDA_SUCCESS) return refused;
+  keep = here.machine;
+  Machine& machine = *keep;
+  Call context{machine, lock, function, machine.thread()};
+  try {
+    const CUresult result = run(body, context);
+    // As on hardware, a caller that runs far ahead of the device is made to wait. Here, where nothing is looked at any
+    // more that another thread may destroy meanwhile.
+    if (machine.clock.is_full()) machine.clock.relieve(lock);
+    return result;
+  } catch (const std::bad_alloc&) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  } catch (...) {
+    return CUDA_ERROR_UNKNOWN;
+  }
+}
+
+void Call::note(Misuse kind, std::uint64_t handle, std::string detail) const {
+  machine.ledger.note({kind, info(function).symbol, handle, thread.serial, ++machine.created, std::move(detail)});
+}
+
+Device* find_device(Call& call, CUdevice device, CUresult& result) {
+  if (device < 0 || device >= static_cast<int>(call.machine.devices.size())) {
+    result = CUDA_ERROR_INVALID_DEVICE;
+    return nullptr;
+  }
+  return &call.machine.devices[static_cast<std::size_t>(device)];
+}
+
+Context* current_context(Call& call, CUresult& result) {
+  if (call.thread.stack.empty()) {
+    result = CUDA_ERROR_INVALID_CONTEXT;
+    return nullptr;
+  }
+  const CurrentContext& top = call.thread.stack.back();
+  if (top.handle == 0) {
+    result = CUDA_ERROR_INVALID_CONTEXT;
+    return nullptr;
+  }
+  Context* context = call.machine.contexts.find(top.handle);
+  if (context != nullptr && context->id == top.id) return context;
+  call.note(Misuse::use_after_destroy, top.handle, "the current context is destroyed");
+  result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return nullptr;
+}
+
+Context* find_context(Call& call, CUcontext handle, CUresult& result, bool null_is_current) {
+  if (handle == nullptr) {
+    if (null_is_current) return current_context(call, result);
+    result = CUDA_ERROR_INVALID_CONTEXT;
+    return nullptr;
+  }
+  if (Context* context = call.machine.contexts.find(handle)) return context;
+  if (call.machine.contexts.is_stale(handle)) {
+    call.note(Misuse::use_after_destroy, handle, "the context is destroyed");
+    result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  } else {
+    call.note(Misuse::unknown_handle, handle, "no context of this machine");
+    result = CUDA_ERROR_INVALID_CONTEXT;
+  }
+  return nullptr;
+}
+
+Context* find_green(Call& call, CUgreenCtx handle, CUresult& result) {
+  Context* context = call.machine.contexts.find(handle);
+  if (context != nullptr && context->is_green()) return context;
+  if (call.machine.contexts.is_stale(handle)) {
+    const bool destroying = call.function == Fn::cuGreenCtxDestroy;
+    call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, handle,
+              "the green context is destroyed");
+    result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  } else {
+    if (handle != nullptr) call.note(Misuse::unknown_handle, handle, "no green context of this machine");
+    result = CUDA_ERROR_INVALID_CONTEXT;
+  }
+  return nullptr;
+}
+
+Stream* find_stream(Call& call, CUstream handle, CUresult& result) {
+  const std::uint64_t value = number(handle);
+  const bool own = handle == CU_STREAM_PER_THREAD || (handle == nullptr && default_stream_is_the_threads());
+  if (!own && (handle == nullptr || handle == CU_STREAM_LEGACY)) {
+    Context* context = current_context(call, result);
+    return context == nullptr ? nullptr : context->default_stream.get();
+  }
+  if (own) {
+    Context* context = current_context(call, result);
+    if (context == nullptr) return nullptr;
+    if (context->is_green()) {
+      // Recorded: green contexts have no default stream per thread.
+      result = CUDA_ERROR_INVALID_HANDLE;
+      return nullptr;
+    }
+    auto& stream = context->thread_streams[call.thread.serial];
+    if (!stream) stream = make_stream(call.machine, *context, CU_STREAM_DEFAULT, 0);
+    return stream.get();
+  }
+  Stream* stream = call.machine.streams.find(handle);
+  if (stream == nullptr) {
+    if (call.machine.streams.is_stale(handle)) {
+      const bool destroying = call.function == Fn::cuStreamDestroy_v2;
+      call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, value, "the stream is destroyed");
+    } else {
+      call.note(Misuse::unknown_handle, value, "no stream of this machine");
+    }
+    result = CUDA_ERROR_INVALID_HANDLE;
+    return nullptr;
+  }
+  if (stream->context != nullptr) return stream;
+  // Recorded up to 13.0, documented from 13.1.
+  if (call.version() >= 13010 && call.function == Fn::cuStreamDestroy_v2) return stream;
+  call.note(Misuse::use_after_destroy, value, "the stream's context is destroyed");
+  result = call.version() >= 13010 ? CUDA_ERROR_STREAM_DETACHED : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return nullptr;
+}
+
+Event* find_event(Call& call, CUevent handle, CUresult& result) {
+  if (Event* event = call.machine.events.find(handle)) {
+    if (!event->is_gone) return event;
+    // Seen on an H100, also of its destruction.
+    call.note(Misuse::use_after_destroy, handle, "the event is gone with its context: the device was reset");
+    result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return nullptr;
+  }
+  if (call.machine.events.is_stale(handle)) {
+    const bool destroying = call.function == Fn::cuEventDestroy_v2;
+    call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, handle, "the event is destroyed");
+  } else if (handle != nullptr) {
+    call.note(Misuse::unknown_handle, handle, "no event of this machine");
+  }
+  result = CUDA_ERROR_INVALID_HANDLE;
+  return nullptr;
+}
+
+}  // namespace gctx::sim

@@ -1,0 +1,309 @@
+// The shape of graphs: their nodes and edges, asked for and changed; copies of graphs; their picture.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include "calls/graphs.hpp"
+
+namespace gctx::sim {
+namespace {
+
+template <Fn function, class Body>
+CUresult with_graph(CUgraph handle, Body&& body) noexcept {
+  return call_with<function>([&](Call& c, CUresult& result) { return find_graph(c, handle, result); }, body);
+}
+
+template <Fn function, class Body>
+CUresult with_node(CUgraphNode handle, Body&& body) noexcept {
+  return call_with<function>([&](Call& c, CUresult& result) { return find_node(c, handle, result); }, body);
+}
+
+struct FullEdge {
+  const GraphNode* from = nullptr;
+  const GraphNode* to = nullptr;
+  CUgraphEdgeData data{};
+};
+
+bool is_plain(const CUgraphEdgeData& data) { return data.from_port == 0 && data.to_port == 0 && data.type == 0; }
+
+// Lists as the calls return them: the number alone, or as many as there is room for, and nulls in places beyond them.
+CUresult list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
+              std::size_t* count) {
+  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (from == nullptr && to == nullptr) {
+    if (data != nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *count = edges.size();
+    return CUDA_SUCCESS;
+  }
+  const bool lossy = data == nullptr &&
+                     !std::all_of(edges.begin(), edges.end(), [](const FullEdge& edge) { return is_plain(edge.data); });
+  if (lossy) return CUDA_ERROR_LOSSY_QUERY;
+  for (std::size_t i = 0; i < *count; ++i) {
+    const FullEdge edge = i < edges.size() ? edges[i] : FullEdge{};
+    if (from != nullptr) from[i] = edge.from == nullptr ? nullptr : as_handle<CUgraphNode>(*edge.from);
+    if (to != nullptr) to[i] = edge.to == nullptr ? nullptr : as_handle<CUgraphNode>(*edge.to);
+    if (data != nullptr) data[i] = edge.data;
+  }
+  *count = std::min(*count, edges.size());
+  return CUDA_SUCCESS;
+}
+
+std::vector<FullEdge> edges_of(const Graph& graph) {
+  std::vector<FullEdge> edges;
+  for (const GraphNode* node : graph.nodes) {
+    for (const Edge& edge : node->after) edges.push_back({edge.from, node, edge.data});
+  }
+  return edges;
+}
+
+template <class Test>
+std::vector<FullEdge> nodes_of(const Graph& graph, Test&& test) {
+  std::vector<FullEdge> found;
+  for (const GraphNode* node : graph.nodes) {
+    if (test(*node)) found.push_back({node, nullptr, {}});
+  }
+  return found;
+}
+
+CUresult get_edges(const Graph& graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, std::size_t* count) {
+  if ((from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  return list(edges_of(graph), from, to, data, count);
+}
+
+CUresult get_dependencies(const GraphNode& node, CUgraphNode* out, CUgraphEdgeData* data, std::size_t* count) {
+  std::vector<FullEdge> edges;
+  for (const Edge& edge : node.after) edges.push_back({edge.from, &node, edge.data});
+  return list(edges, out, nullptr, data, count);
+}
+
+CUresult get_dependents(const GraphNode& node, CUgraphNode* out, CUgraphEdgeData* data, std::size_t* count) {
+  std::vector<FullEdge> edges = edges_of(*node.graph);
+  std::erase_if(edges, [&](const FullEdge& edge) { return edge.from != &node; });
+  return list(edges, nullptr, out, data, count);
+}
+
+CUresult read(Call& c, const Graph& graph, CUgraphNode from, CUgraphNode to, const CUgraphEdgeData* data, Edge& edge,
+              GraphNode*& target) {
+  CUresult result = CUDA_SUCCESS;
+  std::vector<Edge> edges;
+  if (result = read_edges(c, graph, &from, data, 1, edges); result != CUDA_SUCCESS) return result;
+  edge = edges[0];
+  target = find_node(c, to, result);
+  if (target == nullptr) return result;
+  return target->graph != &graph || target == edge.from ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult add_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* data,
+                   std::size_t count) {
+  if (count > 0 && (from == nullptr || to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<std::pair<GraphNode*, Edge>> added;
+  for (std::size_t i = 0; i < count; ++i) {
+    Edge edge;
+    GraphNode* target = nullptr;
+    const CUresult result = read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
+    if (result != CUDA_SUCCESS) return result;
+    const std::pair<GraphNode*, Edge> whole{target, edge};
+    const bool there = std::find(target->after.begin(), target->after.end(), edge) != target->after.end() ||
+                       std::find(added.begin(), added.end(), whole) != added.end();
+    if (there) return CUDA_ERROR_INVALID_VALUE;
+    added.push_back(whole);
+  }
+  for (const auto& [target, edge] : added) target->after.push_back(edge);
+  return CUDA_SUCCESS;
+}
+
+CUresult remove_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
+                      const CUgraphEdgeData* data, std::size_t count) {
+  if (count > 0 && (from == nullptr || to == nullptr || graph.has_memory)) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<std::pair<GraphNode*, Edge>> removed;
+  for (std::size_t i = 0; i < count; ++i) {
+    Edge edge;
+    GraphNode* target = nullptr;
+    const CUresult result = read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
+    if (result != CUDA_SUCCESS) return result;
+    if (std::find(target->after.begin(), target->after.end(), edge) == target->after.end()) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    removed.emplace_back(target, edge);
+  }
+  for (const auto& [target, edge] : removed) std::erase(target->after, edge);
+  return CUDA_SUCCESS;
+}
+
+const char* type_name(CUgraphNodeType type) {
+  switch (type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      return "KERNEL";
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return "MEMCPY";
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      return "MEMSET";
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return "HOST";
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      return "GRAPH";
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      return "EVENT_RECORD";
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      return "EVENT_WAIT";
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+      return "MEM_ALLOC";
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      return "MEM_FREE";
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return "CONDITIONAL";
+    default:
+      return "EMPTY";
+  }
+}
+
+void draw(const Graph& graph, std::string& out) {
+  const auto node_name = [](const GraphNode& node) { return "\"node_" + std::to_string(node.id) + '"'; };
+  const std::string id = std::to_string(graph.id);
+  out += "subgraph cluster_" + id + " {\nlabel=\"graph_" + id + "\"\n";
+  for (const GraphNode* node : graph.nodes) {
+    out += node_name(*node) + " [label=\"" + std::to_string(node->number) + ' ';
+    out += type_name(node->type);
+    if (node->launch.code) out += "\\n" + node->launch.code->name;
+    out += "\"]\n";
+    for (const Edge& edge : node->after) {
+      out += node_name(*edge.from) + " -> " + node_name(*node) + '\n';
+    }
+    for (const Graph* body : node->bodies) draw(*body, out);
+  }
+  out += "}\n";
+}
+
+}  // namespace
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
+  return with_graph<Fn::cuGraphGetNodes>(handle, [&](Call&, const Graph& graph) {
+    return list(nodes_of(graph, [](const GraphNode&) { return true; }), nodes, nullptr, nullptr, count);
+  });
+}
+CUresult CUDAAPI cuGraphGetRootNodes(CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
+  return with_graph<Fn::cuGraphGetRootNodes>(handle, [&](Call&, const Graph& graph) {
+    return list(nodes_of(graph, [](const GraphNode& node) { return node.after.empty(); }), nodes, nullptr, nullptr,
+                count);
+  });
+}
+CUresult CUDAAPI cuGraphGetEdges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, std::size_t* count) {
+  return with_graph<Fn::cuGraphGetEdges>(
+      handle, [&](Call&, const Graph& graph) { return get_edges(graph, from, to, nullptr, count); });
+}
+CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
+                                    std::size_t* count) {
+  return with_graph<Fn::cuGraphGetEdges_v2>(
+      handle, [&](Call&, const Graph& graph) { return get_edges(graph, from, to, data, count); });
+}
+CUresult CUDAAPI cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode* nodes, std::size_t* count) {
+  return with_node<Fn::cuGraphNodeGetDependencies>(
+      handle, [&](Call&, const GraphNode& node) { return get_dependencies(node, nodes, nullptr, count); });
+}
+CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode handle, CUgraphNode* nodes, CUgraphEdgeData* data,
+                                               std::size_t* count) {
+  return with_node<Fn::cuGraphNodeGetDependencies_v2>(
+      handle, [&](Call&, const GraphNode& node) { return get_dependencies(node, nodes, data, count); });
+}
+CUresult CUDAAPI cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode* nodes, std::size_t* count) {
+  return with_node<Fn::cuGraphNodeGetDependentNodes>(
+      handle, [&](Call&, const GraphNode& node) { return get_dependents(node, nodes, nullptr, count); });
+}
+CUresult CUDAAPI cuGraphNodeGetDependentNodes_v2(CUgraphNode handle, CUgraphNode* nodes, CUgraphEdgeData* data,
+                                                 std::size_t* count) {
+  return with_node<Fn::cuGraphNodeGetDependentNodes_v2>(
+      handle, [&](Call&, const GraphNode& node) { return get_dependents(node, nodes, data, count); });
+}
+CUresult CUDAAPI cuGraphAddDependencies(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
+                                        std::size_t count) {
+  return with_graph<Fn::cuGraphAddDependencies>(
+      handle, [&](Call& c, Graph& graph) { return add_edges(c, graph, from, to, nullptr, count); });
+}
+CUresult CUDAAPI cuGraphAddDependencies_v2(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
+                                           const CUgraphEdgeData* data, std::size_t count) {
+  return with_graph<Fn::cuGraphAddDependencies_v2>(
+      handle, [&](Call& c, Graph& graph) { return add_edges(c, graph, from, to, data, count); });
+}
+CUresult CUDAAPI cuGraphRemoveDependencies(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
+                                           std::size_t count) {
+  return with_graph<Fn::cuGraphRemoveDependencies>(
+      handle, [&](Call& c, Graph& graph) { return remove_edges(c, graph, from, to, nullptr, count); });
+}
+CUresult CUDAAPI cuGraphRemoveDependencies_v2(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
+                                              const CUgraphEdgeData* data, std::size_t count) {
+  return with_graph<Fn::cuGraphRemoveDependencies_v2>(
+      handle, [&](Call& c, Graph& graph) { return remove_edges(c, graph, from, to, data, count); });
+}
+
+CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
+  return with_node<Fn::cuGraphNodeGetType>(handle, [&](Call&, const GraphNode& node) { return give(type, node.type); });
+}
+CUresult CUDAAPI cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph* out) {
+  return with_node<Fn::cuGraphNodeGetContainingGraph>(
+      handle, [&](Call&, const GraphNode& node) { return give(out, as_handle<CUgraph>(*node.graph)); });
+}
+CUresult CUDAAPI cuGraphNodeGetLocalId(CUgraphNode handle, unsigned* id) {
+  return with_node<Fn::cuGraphNodeGetLocalId>(handle,
+                                              [&](Call&, const GraphNode& node) { return give(id, node.number); });
+}
+CUresult CUDAAPI cuGraphNodeGetToolsId(CUgraphNode handle, unsigned long long* id) {
+  return with_node<Fn::cuGraphNodeGetToolsId>(
+      handle, [&](Call&, const GraphNode& node) { return give(id, static_cast<unsigned long long>(node.id)); });
+}
+CUresult CUDAAPI cuGraphGetId(CUgraph handle, unsigned* id) {
+  return with_graph<Fn::cuGraphGetId>(
+      handle, [&](Call&, const Graph& graph) { return give(id, static_cast<unsigned>(graph.id)); });
+}
+
+CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode handle) {
+  return with_node<Fn::cuGraphDestroyNode>(handle, [&](Call& c, GraphNode& node) {
+    if (node.graph->has_memory) return CUDA_ERROR_INVALID_VALUE;
+    const bool captured_into =
+        node.graph->capture != nullptr ||
+        std::any_of(node.bodies.begin(), node.bodies.end(), [](const Graph* body) { return is_being_captured(*body); });
+    if (captured_into) return CUDA_ERROR_ILLEGAL_STATE;
+    remove_node(c.machine, node);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuGraphClone(CUgraph* out, CUgraph handle) {
+  return with_graph<Fn::cuGraphClone>(handle, [&](Call& c, const Graph& graph) {
+    if (out == nullptr || is_being_captured(graph) || has_memory_nodes(graph) || has_conditions(graph)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!has_room_for_copy(c, graph)) return CUDA_ERROR_OUT_OF_MEMORY;
+    return give(out, as_handle<CUgraph>(clone(c.machine, graph)));
+  });
+}
+
+CUresult CUDAAPI cuGraphNodeFindInClone(CUgraphNode* out, CUgraphNode original, CUgraph handle) {
+  return with_graph<Fn::cuGraphNodeFindInClone>(handle, [&](Call& c, const Graph& graph) {
+    CUresult result = CUDA_SUCCESS;
+    const GraphNode* node = find_node(c, original, result);
+    if (node == nullptr) return result;
+    const auto found = std::find_if(graph.nodes.begin(), graph.nodes.end(),
+                                    [&](const GraphNode* copy) { return copy->copied_from == node->id; });
+    return found == graph.nodes.end() ? CUDA_ERROR_INVALID_VALUE : give(out, as_handle<CUgraphNode>(**found));
+  });
+}
+
+CUresult CUDAAPI cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned) {
+  return with_graph<Fn::cuGraphDebugDotPrint>(handle, [&](Call&, const Graph& graph) {
+    if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    std::string text = "digraph dot {\n";
+    draw(graph, text);
+    text += "}\n";
+    std::FILE* file = std::fopen(path, "w");
+    if (file == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+    const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    return std::fclose(file) == 0 && is_written ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,155 @@
+// Memory that graphs allocate and free: at one address as long as the graph is there, in use from a launch on until it
+// is freed.
+#include <cstring>
+
+#include "calls/graphs.hpp"
+#include "machine/costs.hpp"
+
+namespace gctx::sim {
+namespace {
+
+Device& device_of(Machine& machine, const Allocation& allocation) {
+  return machine.devices[static_cast<std::size_t>(allocation.device)];
+}
+
+void begin_use(Machine& machine, Allocation& allocation) {
+  Device& device = device_of(machine, allocation);
+  GraphMemory& memory = device.graph_memory;
+  // What the program freed is given back when a graph needs memory.
+  memory.used -= std::exchange(memory.freed, 0);
+  allocation.live = true;
+  device.allocated += allocation.size;
+  memory.used += allocation.size;
+  memory.reserved = std::max(memory.reserved, memory.used);
+  memory.used_high = std::max(memory.used_high, memory.used);
+  memory.reserved_high = std::max(memory.reserved_high, memory.reserved);
+}
+
+void end_use(Machine& machine, Allocation& allocation) {
+  Device& device = device_of(machine, allocation);
+  allocation.live = false;
+  allocation.freeing = false;
+  device.allocated -= allocation.size;
+}
+
+std::uint64_t* value_of(GraphMemory& memory, CUgraphMem_attribute which) {
+  switch (which) {
+    case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
+      return &memory.used;
+    case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH:
+      return &memory.used_high;
+    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
+      return &memory.reserved;
+    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
+      return &memory.reserved_high;
+    default:
+      return nullptr;
+  }
+}
+
+template <Fn function, class Body>
+CUresult with_device(CUdevice ordinal, Body&& body) noexcept {
+  return call_with<function>([&](Call& c, CUresult& result) { return find_device(c, ordinal, result); },
+                             [&](Call&, Device& device) { return body(device); });
+}
+
+}  // namespace
+
+CUresult make_graph_memory(Call& c, AllocNode& node) {
+  CUDA_MEM_ALLOC_NODE_PARAMS_v2& wanted = node.parameters;
+  CUresult result = CUDA_SUCCESS;
+  // Memory of the host is not modelled here, and sharing with other processes is not possible.
+  if (wanted.poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE || wanted.bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
+  const CUmemLocation& where = wanted.poolProps.location;
+  const bool managed = wanted.poolProps.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  if (where.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      (!managed && wanted.poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED)) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  const Device* device = find_device(c, where.id, result);
+  if (device == nullptr) return result;
+  if (wanted.accessDescs == nullptr && wanted.accessDescCount > 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!has_room(*device, wanted.bytesize)) return CUDA_ERROR_OUT_OF_MEMORY;
+  for (std::size_t i = 0; i < wanted.accessDescCount; ++i) {
+    if (find_device(c, wanted.accessDescs[i].location.id, result) == nullptr) return result;
+    node.access.push_back(wanted.accessDescs[i]);
+  }
+  Allocation made;
+  c.machine.made(made);
+  made.hidden = true;
+  made.size = wanted.bytesize;
+  made.device = device->ordinal;
+  made.managed = managed;
+  made.live = false;
+  made.storage = Storage(wanted.bytesize);
+  made.handle = made.storage.address();
+  wanted.dptr = made.handle;
+  c.machine.freed.erase(made.handle);
+  c.machine.allocations.emplace(made.handle, std::move(made));
+  return CUDA_SUCCESS;
+}
+
+CUresult allocate_at_launch(Call& c, const GraphExec& exec, CUdeviceptr address) {
+  const auto found = c.machine.allocations.find(address);
+  if (found == c.machine.allocations.end()) return CUDA_ERROR_INVALID_VALUE;
+  Allocation& allocation = found->second;
+  if (allocation.live) {
+    if ((exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0) return CUDA_ERROR_INVALID_VALUE;
+    free_graph_memory(c.machine, allocation);
+  }
+  if (!has_room(device_of(c.machine, allocation), allocation.size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  begin_use(c.machine, allocation);
+  return CUDA_SUCCESS;
+}
+
+CUresult free_at_launch(Call& c, CUdeviceptr address) {
+  const auto found = c.machine.allocations.find(address);
+  if (found == c.machine.allocations.end() || !found->second.live) return CUDA_ERROR_INVALID_VALUE;
+  free_graph_memory(c.machine, found->second);
+  return CUDA_SUCCESS;
+}
+
+void free_graph_memory(Machine& machine, Allocation& allocation) {
+  device_of(machine, allocation).graph_memory.freed += allocation.size;
+  end_use(machine, allocation);
+}
+
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice ordinal) {
+  return with_device<Fn::cuDeviceGraphMemTrim>(ordinal, [](Device& device) {
+    GraphMemory& memory = device.graph_memory;
+    memory.used -= std::exchange(memory.freed, 0);
+    memory.reserved = memory.used;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute which, void* out) {
+  return with_device<Fn::cuDeviceGetGraphMemAttribute>(ordinal, [&](Device& device) {
+    const std::uint64_t* value = value_of(device.graph_memory, which);
+    if (value == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(out, value, sizeof *value);
+    return CUDA_SUCCESS;
+  });
+}
+
+// Only the highest values can be set, to zero: they begin anew.
+CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute which, void* in) {
+  return with_device<Fn::cuDeviceSetGraphMemAttribute>(ordinal, [&](Device& device) {
+    const bool high = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || which == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+    std::uint64_t wanted = 0;
+    if (!high || in == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(&wanted, in, sizeof wanted);
+    if (wanted != 0) return CUDA_ERROR_INVALID_VALUE;
+    GraphMemory& memory = device.graph_memory;
+    *value_of(memory, which) = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ? memory.used : memory.reserved;
+    return CUDA_SUCCESS;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,645 @@
+// Nodes of graphs: making them, their parameters, and changing those.
+#include <algorithm>
+#include <cstring>
+
+#include "calls/copies.hpp"
+#include "calls/graphs.hpp"
+#include "calls/kernels.hpp"
+
+namespace gctx::sim {
+namespace {
+
+// Where a node runs: in the context that is named, or in the current one.
+Context* context_for(Call& c, CUcontext handle, GraphNode& node, CUresult& result) {
+  Context* context = find_context(c, handle, result, true);
+  if (context != nullptr) {
+    node.context_handle = context->handle;
+    node.context_id = context->id;
+  }
+  return context;
+}
+
+CUresult plan_kernel_node(Call& c, const CUDA_KERNEL_NODE_PARAMS_v3& kernel, GraphNode& node) {
+  CUresult result = CUDA_SUCCESS;
+  const Context* context = context_for(c, kernel.ctx, node, result);
+  if (context == nullptr) return result;
+  LaunchPlan& plan = node.launch;
+  plan.grid = {kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ};
+  plan.threads = {kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ};
+  plan.shared_bytes = kernel.sharedMemBytes;
+  const auto function = kernel.func != nullptr ? kernel.func : reinterpret_cast<CUfunction>(kernel.kern);
+  if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return plan_launch(c, *context, function, plan, kernel.kernelParams, kernel.extra);
+}
+
+CUresult plan_host_node(const CUDA_HOST_NODE_PARAMS_v2& host, GraphNode& node) {
+  if (host.fn == nullptr || host.syncMode > CU_HOST_TASK_SPINWAIT) return CUDA_ERROR_INVALID_VALUE;
+  node.parameters = host;
+  node.host = [function = host.fn, user = host.userData] { function(user); };
+  return CUDA_SUCCESS;
+}
+
+CUresult plan_event_node(Call& c, CUevent event, GraphNode& node) {
+  CUresult result = CUDA_SUCCESS;
+  if (find_event(c, event, result) != nullptr) node.parameters = EventNode{event};
+  return result;
+}
+
+CUresult plan_child_node(Call& c, const Graph& parent, const CUDA_CHILD_GRAPH_NODE_PARAMS& child, GraphNode& node) {
+  CUresult result = CUDA_SUCCESS;
+  Graph* graph = find_graph(c, child.graph, result);
+  if (graph == nullptr) return result;
+  const bool moved = child.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+  if (!moved && child.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) return CUDA_ERROR_INVALID_VALUE;
+  if (is_being_captured(*graph) || has_conditions(*graph)) return CUDA_ERROR_INVALID_VALUE;
+  if (!moved) {
+    if (has_memory_nodes(*graph)) return CUDA_ERROR_INVALID_VALUE;
+    if (!has_room_for_copy(c, *graph)) return CUDA_ERROR_OUT_OF_MEMORY;
+    node.bodies = {&clone(c.machine, *graph)};
+    return CUDA_SUCCESS;
+  }
+  // A graph has one owner, and is not inside itself.
+  if (graph->owner != nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (const Graph* one = &parent; one != nullptr; one = one->owner == nullptr ? nullptr : one->owner->graph) {
+    if (one == graph) return CUDA_ERROR_INVALID_VALUE;
+  }
+  node.bodies = {graph};
+  return CUDA_SUCCESS;
+}
+
+CUresult plan_free_node(Call& c, const Graph& graph, CUdeviceptr address, GraphNode& node) {
+  const auto found = c.machine.allocations.find(address);
+  if (found == c.machine.allocations.end() || found->second.graphs == 0) return CUDA_ERROR_INVALID_VALUE;
+  bool own = false;
+  for (const GraphNode* other : graph.nodes) {
+    const auto* freed = std::get_if<FreeNode>(&other->parameters);
+    const auto* allocated = std::get_if<AllocNode>(&other->parameters);
+    if (freed != nullptr && freed->address == address) return CUDA_ERROR_INVALID_VALUE;
+    own = own || (allocated != nullptr && allocated->parameters.dptr == address);
+  }
+  if (found->second.freed_in_graph) return CUDA_ERROR_INVALID_VALUE;
+  found->second.freed_in_graph = own;
+  node.parameters = FreeNode{address};
+  return CUDA_SUCCESS;
+}
+
+bool fits(CUgraphConditionalNodeType type, unsigned size, int version) {
+  constexpr int with_else_and_switch = 12080;
+  switch (type) {
+    case CU_GRAPH_COND_TYPE_IF:
+      return size == 1 || (size == 2 && version >= with_else_and_switch);
+    case CU_GRAPH_COND_TYPE_WHILE:
+      return size == 1;
+    case CU_GRAPH_COND_TYPE_SWITCH:
+      return size > 0 && size <= 4096 && version >= with_else_and_switch;
+    default:
+      return false;
+  }
+}
+
+CUresult plan_conditional_node(Call& c, const Graph& graph, CUDA_CONDITIONAL_NODE_PARAMS& conditional,
+                               GraphNode& node) {
+  CUresult result = CUDA_SUCCESS;
+  if (context_for(c, conditional.ctx, node, result) == nullptr) return result;
+  Condition* condition = c.machine.conditions.find(conditional.handle);
+  if (condition == nullptr || condition->used || !fits(conditional.type, conditional.size, c.version())) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  // Of this graph, or of one that this is inside of.
+  const Graph* one = &graph;
+  while (one != condition->graph && one->owner != nullptr) one = one->owner->graph;
+  if (one != condition->graph) return CUDA_ERROR_INVALID_VALUE;
+  condition->used = true;
+  ConditionalNode made{conditional.handle, conditional.type, {}};
+  for (unsigned i = 0; i < conditional.size; ++i) {
+    node.bodies.push_back(&add_graph(c.machine));
+    made.bodies.push_back(as_handle<CUgraph>(*node.bodies.back()));
+  }
+  node.parameters = std::move(made);
+  return CUDA_SUCCESS;
+}
+
+CUresult add(Call& c, CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
+             std::size_t count, CUgraphNodeParams& parameters) {
+  CUresult result = CUDA_SUCCESS;
+  Graph* graph = find_graph(c, handle, result);
+  if (graph == nullptr) return result;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<Edge> after;
+  if (result = read_edges(c, *graph, dependencies, data, count, after); result != CUDA_SUCCESS) return result;
+  GraphNode node;
+  if (result = plan_node(c, *graph, parameters, node); result != CUDA_SUCCESS) return result;
+  node.after = std::move(after);
+  GraphNode& added = add_node(c.machine, *graph, std::move(node));
+  if (auto* conditional = std::get_if<ConditionalNode>(&added.parameters)) {
+    parameters.conditional.phGraph_out = conditional->bodies.data();
+  }
+  if (added.type == CU_GRAPH_NODE_TYPE_GRAPH) parameters.graph.graph = as_handle<CUgraph>(*added.bodies[0]);
+  return give(out, as_handle<CUgraphNode>(added));
+}
+
+// The calls that add one type of node are the same call with other parameters.
+template <Fn function, class Fill>
+CUresult add_typed(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
+                   CUgraphNodeType type, Fill&& fill) {
+  return call<function>([&](Call& c) {
+    CUgraphNodeParams parameters{};
+    parameters.type = type;
+    const bool filled = fill(parameters);
+    return filled ? add(c, out, graph, dependencies, nullptr, count, parameters) : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+template <Fn function>
+CUresult add_any(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
+                 std::size_t count, CUgraphNodeParams* parameters) {
+  return call<function>([&](Call& c) {
+    return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE
+                                 : add(c, out, graph, dependencies, data, count, *parameters);
+  });
+}
+
+CUDA_KERNEL_NODE_PARAMS_v3 newest(const CUDA_KERNEL_NODE_PARAMS& kernel) {
+  return {kernel.func,         kernel.gridDimX,  kernel.gridDimY,  kernel.gridDimZ,
+          kernel.blockDimX,    kernel.blockDimY, kernel.blockDimZ, kernel.sharedMemBytes,
+          kernel.kernelParams, kernel.extra,     kernel.kern,      kernel.ctx};
+}
+
+CUDA_MEMSET_NODE_PARAMS_v2 newest(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context) {
+  return {fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height, context};
+}
+
+// Nodes of memory and of conditions stay as they are. Where no context is named, a node keeps its own.
+CUresult set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode& planned) {
+  if (parameters.type != node.type) return CUDA_ERROR_INVALID_VALUE;
+  const auto or_own = [&](CUcontext& context) {
+    if (context == nullptr) context = reinterpret_cast<CUcontext>(node.context_handle);
+  };
+  switch (node.type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      or_own(parameters.kernel.ctx);
+      return plan_node(c, *node.graph, parameters, planned);
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      or_own(parameters.memcpy.copyCtx);
+      return plan_node(c, *node.graph, parameters, planned);
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      or_own(parameters.memset.ctx);
+      return plan_node(c, *node.graph, parameters, planned);
+    case CU_GRAPH_NODE_TYPE_HOST:
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      return plan_node(c, *node.graph, parameters, planned);
+    default:
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
+}
+
+CUresult set_in_graph(Call& c, CUgraphNode handle, CUgraphNodeParams& parameters) {
+  CUresult result = CUDA_SUCCESS;
+  GraphNode* node = find_node(c, handle, result);
+  if (node == nullptr) return result;
+  GraphNode planned;
+  result = set(c, *node, parameters, planned);
+  if (result == CUDA_SUCCESS) adopt(*node, std::move(planned));
+  return result;
+}
+
+CUresult set_in_exec(Call& c, CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeParams& parameters) {
+  CUresult result = CUDA_SUCCESS;
+  GraphExec* exec = find_exec(c, exec_handle, result);
+  GraphNode* node = exec == nullptr ? nullptr : find_node(c, handle, result);
+  if (node == nullptr) return result;
+  ExecNode* copy = find_copy(exec->nodes, *node);
+  if (copy == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  GraphNode planned;
+  result = set(c, *node, parameters, planned);
+  if (result == CUDA_SUCCESS) adopt(copy->node, std::move(planned));
+  return result;
+}
+
+template <Fn function, class Fill>
+CUresult set_typed(CUgraphNode node, CUgraphNodeType type, Fill&& fill) {
+  return call<function>([&](Call& c) {
+    CUgraphNodeParams parameters{};
+    parameters.type = type;
+    return fill(parameters) ? set_in_graph(c, node, parameters) : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+template <Fn function, class Fill>
+CUresult set_typed(CUgraphExec exec, CUgraphNode node, CUgraphNodeType type, Fill&& fill) {
+  return call<function>([&](Call& c) {
+    CUgraphNodeParams parameters{};
+    parameters.type = type;
+    return fill(parameters) ? set_in_exec(c, exec, node, parameters) : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+template <Fn function, class Take>
+CUresult get_typed(CUgraphNode handle, CUgraphNodeType type, Take&& take) {
+  return call<function>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    GraphNode* node = find_node(c, handle, result);
+    if (node == nullptr) return result;
+    CUgraphNodeParams parameters{};
+    if (node->type != type) return CUDA_ERROR_INVALID_VALUE;
+    result = describe(c, *node, parameters);
+    return result == CUDA_SUCCESS ? take(parameters) : result;
+  });
+}
+
+auto from_kernel(const CUDA_KERNEL_NODE_PARAMS* kernel) {
+  return [kernel](CUgraphNodeParams& parameters) {
+    if (kernel != nullptr) parameters.kernel = newest(*kernel);
+    return kernel != nullptr;
+  };
+}
+auto from_copy(const CUDA_MEMCPY3D* copy, CUcontext context) {
+  return [copy, context](CUgraphNodeParams& parameters) {
+    parameters.memcpy.copyCtx = context;
+    if (copy != nullptr) parameters.memcpy.copyParams = *copy;
+    return copy != nullptr;
+  };
+}
+auto from_fill(const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
+  return [fill, context](CUgraphNodeParams& parameters) {
+    if (fill != nullptr) parameters.memset = newest(*fill, context);
+    return fill != nullptr;
+  };
+}
+auto from_host(const CUDA_HOST_NODE_PARAMS* host) {
+  return [host](CUgraphNodeParams& parameters) {
+    if (host != nullptr) {
+      parameters.host.fn = host->fn;
+      parameters.host.userData = host->userData;
+    }
+    return host != nullptr;
+  };
+}
+auto from_event(CUgraphNodeType type, CUevent event) {
+  return [type, event](CUgraphNodeParams& parameters) {
+    (type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ? parameters.eventRecord.event : parameters.eventWait.event) = event;
+    return true;
+  };
+}
+
+auto give_event(CUgraphNodeType type, CUevent* out) {
+  return [type, out](const CUgraphNodeParams& parameters) {
+    return give(out,
+                type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ? parameters.eventRecord.event : parameters.eventWait.event);
+  };
+}
+
+}  // namespace
+
+CUresult plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNode& node) {
+  CUresult result = CUDA_SUCCESS;
+  node.type = parameters.type;
+  switch (parameters.type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      return plan_kernel_node(c, parameters.kernel, node);
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      if (context_for(c, parameters.memcpy.copyCtx, node, result) == nullptr) return result;
+      return plan_copy(c, parameters.memcpy.copyParams, false, node);
+    case CU_GRAPH_NODE_TYPE_MEMSET: {
+      const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
+      if (context_for(c, fill.ctx, node, result) == nullptr) return result;
+      return plan_fill(c, {fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height}, node);
+    }
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return plan_host_node(parameters.host, node);
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      return plan_child_node(c, graph, parameters.graph, node);
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      return plan_event_node(c, parameters.eventWait.event, node);
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      return plan_event_node(c, parameters.eventRecord.event, node);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
+      AllocNode made{parameters.alloc, {}};
+      result = make_graph_memory(c, made);
+      parameters.alloc.dptr = made.parameters.dptr;
+      node.parameters = std::move(made);
+      return result;
+    }
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      return plan_free_node(c, graph, parameters.free.dptr, node);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return plan_conditional_node(c, graph, parameters.conditional, node);
+    default:
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
+}
+
+void adopt(GraphNode& node, GraphNode planned) {
+  node.context_handle = planned.context_handle;
+  node.context_id = planned.context_id;
+  node.launch = std::move(planned.launch);
+  node.parameters = std::move(planned.parameters);
+  node.effect = std::move(planned.effect);
+  node.host = std::move(planned.host);
+  node.duration = planned.duration;
+  node.engine = planned.engine;
+  node.bytes = planned.bytes;
+}
+
+CUresult describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
+  parameters.type = node.type;
+  const auto context = reinterpret_cast<CUcontext>(node.context_handle);
+  switch (node.type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: {
+      LaunchPlan& plan = node.launch;
+      node.argument_pointers.clear();
+      for (auto& argument : plan.arguments) node.argument_pointers.push_back(argument.data());
+      const bool is_function = c.machine.functions.find(plan.function) != nullptr;
+      parameters.kernel = {is_function ? plan.function : nullptr,
+                           plan.grid[0],
+                           plan.grid[1],
+                           plan.grid[2],
+                           plan.threads[0],
+                           plan.threads[1],
+                           plan.threads[2],
+                           plan.shared_bytes,
+                           node.argument_pointers.empty() ? nullptr : node.argument_pointers.data(),
+                           nullptr,
+                           is_function ? nullptr : reinterpret_cast<CUkernel>(plan.function),
+                           context};
+      return CUDA_SUCCESS;
+    }
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      parameters.memcpy.copyCtx = context;
+      parameters.memcpy.copyParams = std::get<CUDA_MEMCPY3D>(node.parameters);
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      parameters.memset = newest(std::get<CUDA_MEMSET_NODE_PARAMS>(node.parameters), context);
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_HOST:
+      parameters.host = std::get<CUDA_HOST_NODE_PARAMS_v2>(node.parameters);
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      parameters.graph.graph = as_handle<CUgraph>(*node.bodies[0]);
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      parameters.eventWait.event = std::get<EventNode>(node.parameters).event;
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      parameters.eventRecord.event = std::get<EventNode>(node.parameters).event;
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
+      const auto& made = std::get<AllocNode>(node.parameters);
+      parameters.alloc = made.parameters;
+      parameters.alloc.accessDescs = made.access.empty() ? nullptr : made.access.data();
+      return CUDA_SUCCESS;
+    }
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      parameters.free.dptr = std::get<FreeNode>(node.parameters).address;
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: {
+      auto& conditional = std::get<ConditionalNode>(node.parameters);
+      parameters.conditional = {conditional.condition, conditional.type,
+                                static_cast<unsigned>(conditional.bodies.size()), conditional.bodies.data(), context};
+      return CUDA_SUCCESS;
+    }
+    default:
+      return CUDA_SUCCESS;
+  }
+}
+
+CUresult read_edges(Call& c, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,
+                    std::size_t count, std::vector<Edge>& edges) {
+  if (nodes == nullptr && count > 0) return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t i = 0; i < count; ++i) {
+    CUresult result = CUDA_SUCCESS;
+    GraphNode* node = find_node(c, nodes[i], result);
+    if (node == nullptr) return result;
+    const Edge edge{node, data == nullptr ? CUgraphEdgeData{} : data[i]};
+    const bool twice = std::find(edges.begin(), edges.end(), edge) != edges.end();
+    if (node->graph != &graph || twice || edge.data.to_port != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (edge.data.from_port != 0 && node->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
+    edges.push_back(edge);
+  }
+  return CUDA_SUCCESS;
+}
+
+bool has_room_for_copy(Call& c, const Graph& graph) {
+  constexpr std::size_t limit = 1'000'000;
+  return c.machine.graph_nodes.live() + count_nodes(graph) <= limit;
+}
+
+ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node) {
+  for (ExecNode& one : nodes) {
+    if (one.node.copied_from == node.id) return &one;
+    for (ExecNodes& body : one.bodies) {
+      if (ExecNode* found = find_copy(body, node)) return found;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuGraphAddNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
+                                CUgraphNodeParams* parameters) {
+  return add_any<Fn::cuGraphAddNode>(out, graph, dependencies, nullptr, count, parameters);
+}
+CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                   const CUgraphEdgeData* data, std::size_t count, CUgraphNodeParams* parameters) {
+  return add_any<Fn::cuGraphAddNode_v2>(out, graph, dependencies, data, count, parameters);
+}
+CUresult CUDAAPI cuGraphAddNode_v3(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                   const CUgraphEdgeData* data, std::size_t count, CUgraphNodeParams* parameters) {
+  return add_any<Fn::cuGraphAddNode_v3>(out, graph, dependencies, data, count, parameters);
+}
+
+CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                         std::size_t count, const CUDA_KERNEL_NODE_PARAMS* kernel) {
+  return add_typed<Fn::cuGraphAddKernelNode_v2>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_KERNEL,
+                                                from_kernel(kernel));
+}
+CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                      std::size_t count, const CUDA_MEMCPY3D* copy, CUcontext context) {
+  return add_typed<Fn::cuGraphAddMemcpyNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEMCPY,
+                                             from_copy(copy, context));
+}
+CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                      std::size_t count, const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
+  return add_typed<Fn::cuGraphAddMemsetNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEMSET,
+                                             from_fill(fill, context));
+}
+CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
+                                    const CUDA_HOST_NODE_PARAMS* host) {
+  return add_typed<Fn::cuGraphAddHostNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_HOST, from_host(host));
+}
+CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                          std::size_t count, CUgraph child) {
+  return add_typed<Fn::cuGraphAddChildGraphNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_GRAPH,
+                                                 [&](CUgraphNodeParams& parameters) {
+                                                   parameters.graph.graph = child;
+                                                   return true;
+                                                 });
+}
+CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                     std::size_t count) {
+  return add_typed<Fn::cuGraphAddEmptyNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_EMPTY,
+                                            [](CUgraphNodeParams&) { return true; });
+}
+CUresult CUDAAPI cuGraphAddEventRecordNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                           std::size_t count, CUevent event) {
+  constexpr auto type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+  return add_typed<Fn::cuGraphAddEventRecordNode>(out, graph, dependencies, count, type, from_event(type, event));
+}
+CUresult CUDAAPI cuGraphAddEventWaitNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                         std::size_t count, CUevent event) {
+  constexpr auto type = CU_GRAPH_NODE_TYPE_WAIT_EVENT;
+  return add_typed<Fn::cuGraphAddEventWaitNode>(out, graph, dependencies, count, type, from_event(type, event));
+}
+CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                        std::size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* memory) {
+  return call<Fn::cuGraphAddMemAllocNode>([&](Call& c) {
+    if (memory == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    CUgraphNodeParams parameters{};
+    parameters.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+    parameters.alloc = {memory->poolProps, memory->accessDescs, memory->accessDescCount, memory->bytesize, 0};
+    const CUresult result = add(c, out, graph, dependencies, nullptr, count, parameters);
+    memory->dptr = parameters.alloc.dptr;
+    return result;
+  });
+}
+CUresult CUDAAPI cuGraphAddMemFreeNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                                       std::size_t count, CUdeviceptr address) {
+  return add_typed<Fn::cuGraphAddMemFreeNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEM_FREE,
+                                              [&](CUgraphNodeParams& parameters) {
+                                                parameters.free.dptr = address;
+                                                return true;
+                                              });
+}
+
+CUresult CUDAAPI cuGraphNodeGetParams(CUgraphNode handle, CUgraphNodeParams* out) {
+  return call<Fn::cuGraphNodeGetParams>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    GraphNode* node = find_node(c, handle, result);
+    if (node == nullptr) return result;
+    if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *out = {};
+    return describe(c, *node, *out);
+  });
+}
+CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
+  return get_typed<Fn::cuGraphKernelNodeGetParams_v2>(
+      node, CU_GRAPH_NODE_TYPE_KERNEL, [&](const CUgraphNodeParams& parameters) {
+        const CUDA_KERNEL_NODE_PARAMS_v3& k = parameters.kernel;
+        return give(out,
+                    CUDA_KERNEL_NODE_PARAMS{k.func, k.gridDimX, k.gridDimY, k.gridDimZ, k.blockDimX, k.blockDimY,
+                                            k.blockDimZ, k.sharedMemBytes, k.kernelParams, k.extra, k.kern, k.ctx});
+      });
+}
+CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* out) {
+  return get_typed<Fn::cuGraphMemcpyNodeGetParams>(
+      node, CU_GRAPH_NODE_TYPE_MEMCPY,
+      [&](const CUgraphNodeParams& parameters) { return give(out, parameters.memcpy.copyParams); });
+}
+CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* out) {
+  return get_typed<Fn::cuGraphMemsetNodeGetParams>(
+      node, CU_GRAPH_NODE_TYPE_MEMSET, [&](const CUgraphNodeParams& parameters) {
+        const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
+        return give(
+            out, CUDA_MEMSET_NODE_PARAMS{fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height});
+      });
+}
+CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* out) {
+  return get_typed<Fn::cuGraphHostNodeGetParams>(
+      node, CU_GRAPH_NODE_TYPE_HOST, [&](const CUgraphNodeParams& parameters) {
+        return give(out, CUDA_HOST_NODE_PARAMS{parameters.host.fn, parameters.host.userData});
+      });
+}
+CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph* out) {
+  return get_typed<Fn::cuGraphChildGraphNodeGetGraph>(
+      node, CU_GRAPH_NODE_TYPE_GRAPH,
+      [&](const CUgraphNodeParams& parameters) { return give(out, parameters.graph.graph); });
+}
+CUresult CUDAAPI cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent* out) {
+  constexpr auto type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+  return get_typed<Fn::cuGraphEventRecordNodeGetEvent>(node, type, give_event(type, out));
+}
+CUresult CUDAAPI cuGraphEventWaitNodeGetEvent(CUgraphNode node, CUevent* out) {
+  constexpr auto type = CU_GRAPH_NODE_TYPE_WAIT_EVENT;
+  return get_typed<Fn::cuGraphEventWaitNodeGetEvent>(node, type, give_event(type, out));
+}
+CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
+  return get_typed<Fn::cuGraphMemAllocNodeGetParams>(
+      node, CU_GRAPH_NODE_TYPE_MEM_ALLOC, [&](const CUgraphNodeParams& parameters) {
+        const CUDA_MEM_ALLOC_NODE_PARAMS_v2& memory = parameters.alloc;
+        return give(out, CUDA_MEM_ALLOC_NODE_PARAMS{memory.poolProps, memory.accessDescs, memory.accessDescCount,
+                                                    memory.bytesize, memory.dptr});
+      });
+}
+CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* out) {
+  return get_typed<Fn::cuGraphMemFreeNodeGetParams>(
+      node, CU_GRAPH_NODE_TYPE_MEM_FREE,
+      [&](const CUgraphNodeParams& parameters) { return give(out, parameters.free.dptr); });
+}
+
+CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* parameters) {
+  return call<Fn::cuGraphNodeSetParams>(
+      [&](Call& c) { return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_graph(c, node, *parameters); });
+}
+CUresult CUDAAPI cuGraphNodeSetParams_v2(CUgraphNode node, CUgraphNodeParams* parameters) {
+  return call<Fn::cuGraphNodeSetParams_v2>(
+      [&](Call& c) { return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_graph(c, node, *parameters); });
+}
+CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* kernel) {
+  return set_typed<Fn::cuGraphKernelNodeSetParams_v2>(node, CU_GRAPH_NODE_TYPE_KERNEL, from_kernel(kernel));
+}
+CUresult CUDAAPI cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D* copy) {
+  return set_typed<Fn::cuGraphMemcpyNodeSetParams>(node, CU_GRAPH_NODE_TYPE_MEMCPY, from_copy(copy, nullptr));
+}
+CUresult CUDAAPI cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* fill) {
+  return set_typed<Fn::cuGraphMemsetNodeSetParams>(node, CU_GRAPH_NODE_TYPE_MEMSET, from_fill(fill, nullptr));
+}
+CUresult CUDAAPI cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS* host) {
+  return set_typed<Fn::cuGraphHostNodeSetParams>(node, CU_GRAPH_NODE_TYPE_HOST, from_host(host));
+}
+CUresult CUDAAPI cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
+  constexpr auto type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+  return set_typed<Fn::cuGraphEventRecordNodeSetEvent>(node, type, from_event(type, event));
+}
+CUresult CUDAAPI cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
+  constexpr auto type = CU_GRAPH_NODE_TYPE_WAIT_EVENT;
+  return set_typed<Fn::cuGraphEventWaitNodeSetEvent>(node, type, from_event(type, event));
+}
+
+CUresult CUDAAPI cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* parameters) {
+  return call<Fn::cuGraphExecNodeSetParams>([&](Call& c) {
+    return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_exec(c, exec, node, *parameters);
+  });
+}
+CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_KERNEL_NODE_PARAMS* kernel) {
+  return set_typed<Fn::cuGraphExecKernelNodeSetParams_v2>(exec, node, CU_GRAPH_NODE_TYPE_KERNEL, from_kernel(kernel));
+}
+CUresult CUDAAPI cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* copy,
+                                                CUcontext context) {
+  return set_typed<Fn::cuGraphExecMemcpyNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY, from_copy(copy, context));
+}
+CUresult CUDAAPI cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* fill,
+                                                CUcontext context) {
+  return set_typed<Fn::cuGraphExecMemsetNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_MEMSET, from_fill(fill, context));
+}
+CUresult CUDAAPI cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS* host) {
+  return set_typed<Fn::cuGraphExecHostNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_HOST, from_host(host));
+}
+CUresult CUDAAPI cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
+  constexpr auto type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+  return set_typed<Fn::cuGraphExecEventRecordNodeSetEvent>(exec, node, type, from_event(type, event));
+}
+CUresult CUDAAPI cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
+  constexpr auto type = CU_GRAPH_NODE_TYPE_WAIT_EVENT;
+  return set_typed<Fn::cuGraphExecEventWaitNodeSetEvent>(exec, node, type, from_event(type, event));
+}
+
+}  // extern "C"

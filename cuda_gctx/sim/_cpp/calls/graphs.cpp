@@ -1,0 +1,413 @@
+// Graphs as a whole: making, instantiating, launching, updating what was instantiated.
+#include "calls/graphs.hpp"
+
+#include <algorithm>
+
+namespace gctx::sim {
+
+Graph* find_graph(Call& c, CUgraph handle, CUresult& result) {
+  return find_in(c, c.machine.graphs, handle, CUDA_ERROR_INVALID_VALUE, "the graph is destroyed", result);
+}
+
+GraphNode* find_node(Call& c, CUgraphNode handle, CUresult& result) {
+  return find_in(c, c.machine.graph_nodes, handle, CUDA_ERROR_INVALID_VALUE, "the node is destroyed", result);
+}
+
+GraphExec* find_exec(Call& c, CUgraphExec handle, CUresult& result) {
+  return find_in(c, c.machine.graph_execs, handle, CUDA_ERROR_INVALID_VALUE, "the executable graph is destroyed",
+                 result);
+}
+
+namespace {
+
+bool may_stand_in_condition(CUgraphNodeType type) {
+  switch (type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool has_allowed_nodes(const Graph& graph, bool in_condition) {
+  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [&](const GraphNode* node) {
+    const bool inside = in_condition || node->type == CU_GRAPH_NODE_TYPE_CONDITIONAL;
+    return (!in_condition || may_stand_in_condition(node->type)) &&
+           std::all_of(node->bodies.begin(), node->bodies.end(),
+                       [&](const Graph* body) { return has_allowed_nodes(*body, inside); });
+  });
+}
+
+CUresult instantiate(Call& c, CUgraphExec* out, CUgraph handle, std::uint64_t flags) {
+  CUresult result = CUDA_SUCCESS;
+  const Graph* graph = find_graph(c, handle, result);
+  if (graph == nullptr) return result;
+  constexpr std::uint64_t known = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
+                                  CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH |
+                                  CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+  if (out == nullptr || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
+  // Kernels do not launch anything here.
+  if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!has_allowed_nodes(*graph, false)) return CUDA_ERROR_NOT_SUPPORTED;
+  auto exec = std::make_unique<GraphExec>();
+  exec->has_memory = has_memory_nodes(*graph);
+  exec->graph_id = graph->id;
+  if (exec->has_memory) {
+    bool another = false;
+    c.machine.graph_execs.each([&](const GraphExec& other) { another = another || other.graph_id == graph->id; });
+    if (another) return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!freeze(c.machine, *graph, exec->nodes)) return CUDA_ERROR_INVALID_VALUE;
+  c.machine.made(*exec);
+  exec->flags = flags;
+  for (const auto& [object, count] : graph->kept) keep(exec->kept, *object, count);
+  hold_memory(c.machine, *exec);
+  return give(out, as_handle<CUgraphExec>(c.machine.graph_execs.add(std::move(exec))));
+}
+
+// Recorded: a node runs in the context it was captured in, whichever stream replays it.
+CUresult check_contexts(Call& c, const ExecNodes& nodes) {
+  for (const ExecNode& one : nodes) {
+    for (const ExecNodes& body : one.bodies) {
+      if (const CUresult result = check_contexts(c, body); result != CUDA_SUCCESS) return result;
+    }
+    if (one.node.context_id == 0) continue;
+    const Context* context = c.machine.contexts.find(one.node.context_handle);
+    if (context != nullptr && context->id == one.node.context_id) continue;
+    c.note(Misuse::use_after_destroy, one.node.context_handle, "the context that a graph was captured in is destroyed");
+    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  }
+  return CUDA_SUCCESS;
+}
+
+// Which of the bodies of a node run. Assumed: kernels are not executed and so never set a condition; a loop whose
+// condition holds at the launch ends after one turn.
+const ExecNodes* body_to_run(const ExecNode& one) {
+  if (one.bodies.empty()) return nullptr;
+  const auto* conditional = std::get_if<ConditionalNode>(&one.node.parameters);
+  if (conditional == nullptr) return one.bodies.data();
+  const unsigned value = one.assigned_at_launch ? one.initial : 0;
+  std::size_t place = value;
+  if (conditional->type != CU_GRAPH_COND_TYPE_SWITCH) place = value != 0 ? 0 : 1;
+  return place < one.bodies.size() ? &one.bodies[place] : nullptr;
+}
+
+CUresult pass_memory(Call& c, const GraphExec& exec, const ExecNodes& nodes) {
+  for (const ExecNode& one : nodes) {
+    CUresult result = CUDA_SUCCESS;
+    if (const auto* allocated = std::get_if<AllocNode>(&one.node.parameters)) {
+      result = allocate_at_launch(c, exec, allocated->parameters.dptr);
+    } else if (const auto* freed = std::get_if<FreeNode>(&one.node.parameters)) {
+      result = free_at_launch(c, freed->address);
+    }
+    const ExecNodes* body = body_to_run(one);
+    if (result == CUDA_SUCCESS && body != nullptr) result = pass_memory(c, exec, *body);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+WorkPtr work_of(Call& c, const ExecNode& one, const Stream& stream) {
+  if (!one.enabled) return work_of(c, GraphNode{}, nullptr, stream.device);
+  const GraphNode& node = one.node;
+  const Context* context = node.context_id == 0 ? nullptr : c.machine.contexts.find(node.context_handle);
+  return work_of(c, node, context, context != nullptr ? context->device : stream.device);
+}
+
+// An event may be destroyed before a graph that names it is launched: then nothing is recorded and nothing waits.
+void pass_event(Call& c, const GraphNode& node, const WorkPtr& work) {
+  const auto* named = std::get_if<EventNode>(&node.parameters);
+  Event* event = named == nullptr ? nullptr : c.machine.events.find(named->event);
+  if (event == nullptr) return;
+  if (node.type == CU_GRAPH_NODE_TYPE_WAIT_EVENT) {
+    if (event->record) work->after.push_back(event->record);
+    return;
+  }
+  event->capture.reset();
+  event->captured.clear();
+  event->record = work;
+}
+
+std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream& stream,
+                                  const std::vector<WorkPtr>& begin) {
+  std::vector<WorkPtr> works;
+  for (const ExecNode& one : nodes) {
+    const std::shared_ptr<Work> work = work_of(c, one, stream);
+    work->after = begin;
+    for (const std::size_t before : one.after) work->after.push_back(works[before]);
+    pass_event(c, one.node, work);
+    if (const ExecNodes* body = body_to_run(one)) {
+      const std::vector<WorkPtr> inside = submit_nodes(c, *body, stream, work->after);
+      work->after.insert(work->after.end(), inside.begin(), inside.end());
+    }
+    c.machine.clock.submit(work);
+    works.push_back(work);
+  }
+  return works;
+}
+
+CUresult replay(Call& c, GraphExec& exec, Stream& stream) {
+  if (stream.capture) {
+    // Seen on an H200: only graphs that are not instantiated go into others.
+    const bool active = stream.capture->is_active();
+    stream.capture->invalidate();
+    return active ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  }
+  CUresult result = check_contexts(c, exec.nodes);
+  if (result == CUDA_SUCCESS) result = pass_memory(c, exec, exec.nodes);
+  if (result != CUDA_SUCCESS) return result;
+  const WorkPtr begin = submit(c, stream, GraphNode{});
+  auto end = std::make_shared<Work>();
+  end->after = submit_nodes(c, exec.nodes, stream, {begin, exec.last});
+  end->device = stream.device;
+  end->after.push_back(begin);
+  end->queues = stream.queues;
+  end->connection = stream.connection;
+  c.machine.clock.submit(end);
+  stream.last = end;
+  exec.last = end;
+  return CUDA_SUCCESS;
+}
+
+using UpdateInfo = CUgraphExecUpdateResultInfo;
+
+bool refuse(UpdateInfo& info, CUgraphExecUpdateResult why, const ExecNode* node) {
+  info.result = why;
+  info.errorNode = node == nullptr ? nullptr : as_handle<CUgraphNode>(node->node);
+  return false;
+}
+
+// Whether a node that was instantiated can do what the new one does.
+bool may_become(const GraphNode& old, const GraphNode& now, CUgraphExecUpdateResult& why) {
+  why = CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
+  if (old.type == CU_GRAPH_NODE_TYPE_KERNEL && old.context_id != now.context_id) return false;
+  why = CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
+  if (old.launch.cooperative != now.launch.cooperative) return false;
+  why = CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+  if (const auto* copy = std::get_if<CUDA_MEMCPY3D>(&old.parameters)) {
+    const auto& other = std::get<CUDA_MEMCPY3D>(now.parameters);
+    return copy->srcMemoryType == other.srcMemoryType && copy->dstMemoryType == other.dstMemoryType;
+  }
+  if (const auto* fill = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&old.parameters)) {
+    const auto& other = std::get<CUDA_MEMSET_NODE_PARAMS>(now.parameters);
+    const bool flat = fill->height <= 1 && other.height <= 1;
+    return flat || (fill->width == other.width && fill->height == other.height && fill->pitch == other.pitch &&
+                    fill->elementSize == other.elementSize);
+  }
+  if (const auto* conditional = std::get_if<ConditionalNode>(&old.parameters)) {
+    const auto& other = std::get<ConditionalNode>(now.parameters);
+    return conditional->type == other.type && conditional->bodies.size() == other.bodies.size();
+  }
+  return true;
+}
+
+// Nodes are paired in the order of their making.
+bool may_update(const ExecNodes& old, const ExecNodes& now, UpdateInfo& info) {
+  if (old.size() != now.size()) return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    const ExecNode& was = old[i];
+    const ExecNode& is = now[i];
+    if (was.node.type != is.node.type) return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, &is);
+    if (was.after != is.after) return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, &is);
+    CUgraphExecUpdateResult why{};
+    if (!may_become(was.node, is.node, why)) return refuse(info, why, &is);
+    for (std::size_t body = 0; body < is.bodies.size(); ++body) {
+      if (!may_update(was.bodies[body], is.bodies[body], info)) return false;
+    }
+  }
+  return true;
+}
+
+void update(ExecNodes& old, ExecNodes& now) {
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    for (std::size_t body = 0; body < now[i].bodies.size(); ++body) update(old[i].bodies[body], now[i].bodies[body]);
+    old[i].initial = now[i].initial;
+    old[i].assigned_at_launch = now[i].assigned_at_launch;
+    // Memory stays where it was instantiated.
+    if (!std::holds_alternative<AllocNode>(old[i].node.parameters) &&
+        !std::holds_alternative<FreeNode>(old[i].node.parameters)) {
+      adopt(old[i].node, std::move(now[i].node));
+    }
+  }
+}
+
+CUresult update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, UpdateInfo* out) {
+  CUresult result = CUDA_SUCCESS;
+  UpdateInfo info{CU_GRAPH_EXEC_UPDATE_ERROR, nullptr, nullptr};
+  GraphExec* exec = find_exec(c, exec_handle, result);
+  const Graph* graph = exec == nullptr ? nullptr : find_graph(c, graph_handle, result);
+  ExecNodes nodes;
+  if (graph == nullptr || out == nullptr || !freeze(c.machine, *graph, nodes)) {
+    if (out != nullptr) *out = info;
+    return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : result;
+  }
+  const bool may = may_update(exec->nodes, nodes, info);
+  if (may) {
+    info.result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
+    update(exec->nodes, nodes);
+    KeptObjects before = std::exchange(exec->kept, {});
+    for (const auto& [object, count] : graph->kept) keep(exec->kept, *object, count);
+    let_all_go(c.machine, before);
+  }
+  *out = info;
+  return may ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+}
+
+CUresult update_child(Call& c, CUgraphExec exec_handle, CUgraphNode node_handle, CUgraph graph_handle) {
+  CUresult result = CUDA_SUCCESS;
+  GraphExec* exec = find_exec(c, exec_handle, result);
+  const GraphNode* node = exec == nullptr ? nullptr : find_node(c, node_handle, result);
+  const Graph* graph = node == nullptr ? nullptr : find_graph(c, graph_handle, result);
+  if (graph == nullptr) return result;
+  ExecNode* copy = find_copy(exec->nodes, *node);
+  ExecNodes nodes;
+  UpdateInfo info{};
+  if (copy == nullptr || node->type != CU_GRAPH_NODE_TYPE_GRAPH || !freeze(c.machine, *graph, nodes) ||
+      !may_update(copy->bodies[0], nodes, info)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  update(copy->bodies[0], nodes);
+  return CUDA_SUCCESS;
+}
+
+template <Fn function, class Body>
+CUresult with_switchable(CUgraphExec exec_handle, CUgraphNode handle, Body&& body) noexcept {
+  return call<function>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    GraphExec* exec = find_exec(c, exec_handle, result);
+    const GraphNode* node = exec == nullptr ? nullptr : find_node(c, handle, result);
+    if (node == nullptr) return result;
+    const bool can_be = node->type == CU_GRAPH_NODE_TYPE_KERNEL || node->type == CU_GRAPH_NODE_TYPE_MEMCPY ||
+                        node->type == CU_GRAPH_NODE_TYPE_MEMSET;
+    ExecNode* copy = find_copy(exec->nodes, *node);
+    return copy == nullptr || !can_be ? CUDA_ERROR_INVALID_VALUE : body(*copy);
+  });
+}
+
+}  // namespace
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuGraphCreate(CUgraph* out, unsigned flags) {
+  return call<Fn::cuGraphCreate>([&](Call& c) {
+    if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    return give(out, as_handle<CUgraph>(add_graph(c.machine)));
+  });
+}
+
+CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
+  return call<Fn::cuGraphDestroy>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Graph* graph = find_graph(c, handle, result);
+    if (graph == nullptr) return result;
+    if (is_being_captured(*graph)) return CUDA_ERROR_ILLEGAL_STATE;
+    if (graph->owner != nullptr) return CUDA_ERROR_INVALID_VALUE;
+    drop(c.machine, *graph);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgraph handle, CUcontext where,
+                                                unsigned initial, unsigned flags) {
+  return call<Fn::cuGraphConditionalHandleCreate>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Graph* graph = find_graph(c, handle, result);
+    if (graph == nullptr || find_context(c, where, result, true) == nullptr) return result;
+    if (out == nullptr || (flags & ~unsigned{CU_GRAPH_COND_ASSIGN_DEFAULT}) != 0) return CUDA_ERROR_INVALID_VALUE;
+    auto condition = std::make_unique<Condition>();
+    c.machine.made(*condition);
+    condition->graph = graph;
+    condition->initial = initial;
+    condition->assigned_at_launch = flags != 0;
+    Condition& kept = c.machine.conditions.add(std::move(condition));
+    graph->conditions.push_back(&kept);
+    return give(out, static_cast<CUgraphConditionalHandle>(kept.handle));
+  });
+}
+
+CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
+  return call<Fn::cuGraphInstantiateWithFlags>([&](Call& c) { return instantiate(c, out, graph, flags); });
+}
+
+CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
+  return call<Fn::cuGraphInstantiateWithParams>([&](Call& c) {
+    if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    params->hErrNode_out = nullptr;
+    const CUresult result = instantiate(c, out, graph, params->flags);
+    params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+    return result;
+  });
+}
+
+CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
+  return call<Fn::cuGraphExecUpdate_v2>([&](Call& c) { return update_exec(c, exec, graph, info); });
+}
+
+CUresult CUDAAPI cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph graph) {
+  return call<Fn::cuGraphExecChildGraphNodeSetParams>([&](Call& c) { return update_child(c, exec, node, graph); });
+}
+
+CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
+  return with_switchable<Fn::cuGraphNodeSetEnabled>(exec, node, [&](ExecNode& copy) {
+    copy.enabled = enabled != 0;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned* enabled) {
+  return with_switchable<Fn::cuGraphNodeGetEnabled>(
+      exec, node, [&](const ExecNode& copy) { return give(enabled, copy.enabled ? 1U : 0U); });
+}
+
+CUresult CUDAAPI cuGraphUpload(CUgraphExec handle, CUstream where) {
+  return call<Fn::cuGraphUpload>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    if (find_exec(c, handle, result) != nullptr) find_stream(c, where, result);
+    return result;
+  });
+}
+
+CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream where) {
+  return call<Fn::cuGraphLaunch>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    GraphExec* exec = find_exec(c, handle, result);
+    Stream* stream = exec == nullptr ? nullptr : find_stream(c, where, result);
+    return stream == nullptr ? result : replay(c, *exec, *stream);
+  });
+}
+
+CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle) {
+  return call<Fn::cuGraphExecDestroy>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    GraphExec* exec = find_exec(c, handle, result);
+    if (exec == nullptr) return result;
+    drop(c.machine, *exec);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec handle, cuuint64_t* flags) {
+  return call<Fn::cuGraphExecGetFlags>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const GraphExec* exec = find_exec(c, handle, result);
+    return exec == nullptr ? result : give(flags, static_cast<cuuint64_t>(exec->flags));
+  });
+}
+
+CUresult CUDAAPI cuGraphExecGetId(CUgraphExec handle, unsigned* id) {
+  return call<Fn::cuGraphExecGetId>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const GraphExec* exec = find_exec(c, handle, result);
+    return exec == nullptr ? result : give(id, static_cast<unsigned>(exec->id));
+  });
+}
+
+}  // extern "C"

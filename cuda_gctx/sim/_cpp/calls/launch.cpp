@@ -1,0 +1,316 @@
+// Launching kernels, and how many blocks and clusters of one fit on a set of SMs.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "calls/kernels.hpp"
+
+namespace gctx::sim {
+namespace {
+
+constexpr unsigned max_block_threads = 1024;
+constexpr unsigned warp = 32;
+constexpr std::array<unsigned, 3> max_block{1024, 1024, 64};
+constexpr std::array<unsigned, 3> max_grid{0x7fffffff, 65535, 65535};
+// Beyond this number no chip comes; and beyond the portable one, a kernel must say that it may be larger.
+constexpr unsigned largest_cluster = 64;
+constexpr unsigned portable_cluster = 8;
+// Recorded: the count of active clusters takes no more than so many of their blocks on one SM.
+constexpr unsigned max_cluster_blocks_per_sm = 8;
+
+unsigned blocks_per_sm(const Machine& machine, const KernelCode& code, unsigned threads, std::size_t shared_bytes) {
+  if (threads == 0) return 0;
+  return Sms::capacity(machine.chip->profile(), needs_of(machine, code, threads, shared_bytes));
+}
+
+CUresult copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extra) {
+  const auto registered = c.machine.kernels_by_name.find(plan.code->name);
+  const bool by_registration = registered != c.machine.kernels_by_name.end() && registered->second.arguments_known;
+  const std::vector<std::size_t>& sizes =
+      by_registration ? registered->second.argument_sizes : plan.code->argument_sizes;
+  if (sizes.empty()) return CUDA_SUCCESS;
+  if (arguments != nullptr) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      if (arguments[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+      const auto* bytes = static_cast<const unsigned char*>(arguments[i]);
+      plan.arguments.emplace_back(bytes, bytes + sizes[i]);
+    }
+    return CUDA_SUCCESS;
+  }
+  // The other way to pass them: one buffer, found in a list of keys and values.
+  const unsigned char* buffer = nullptr;
+  std::size_t length = 0;
+  for (std::size_t i = 0; extra != nullptr && extra[i] != CU_LAUNCH_PARAM_END; i += 2) {
+    if (extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER) buffer = static_cast<const unsigned char*>(extra[i + 1]);
+    if (extra[i] == CU_LAUNCH_PARAM_BUFFER_SIZE) std::memcpy(&length, extra[i + 1], sizeof length);
+  }
+  std::size_t offset = 0;
+  for (const std::size_t size : sizes) {
+    const std::size_t alignment = std::min<std::size_t>(size, 8);
+    offset = (offset + alignment - 1) / alignment * alignment;
+    if (buffer == nullptr || offset + size > length) return CUDA_ERROR_INVALID_VALUE;
+    plan.arguments.emplace_back(buffer + offset, buffer + offset + size);
+    offset += size;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult check(const Machine& machine, const Context& context, const LaunchPlan& plan) {
+  const std::uint64_t threads = std::uint64_t{plan.threads[0]} * plan.threads[1] * plan.threads[2];
+  const std::uint64_t blocks = std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2];
+  if (threads == 0 || threads > max_block_threads || blocks == 0) return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (plan.threads[i] > max_block[i] || plan.grid[i] > max_grid[i]) return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto allowed =
+      static_cast<unsigned>(kernel_attribute(machine, *plan.code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
+  if (plan.shared_bytes > allowed) return CUDA_ERROR_INVALID_VALUE;
+  const unsigned resident = blocks_per_sm(machine, *plan.code, static_cast<unsigned>(threads), plan.shared_bytes);
+  if (resident == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (plan.cluster > 1) {
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (plan.grid[i] % plan.clusters[i] != 0) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    }
+    const bool any_size =
+        kernel_attribute(machine, *plan.code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
+    if (plan.cluster > portable_cluster && !any_size) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    if (plan.cluster > machine.chip->max_cluster_size(context.sms, context.traits.bond)) {
+      return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    }
+  }
+  // Recorded: a cooperative grid is checked against the partition, by its real SMs.
+  if (plan.cooperative && blocks > std::uint64_t{resident} * context.sms.count()) {
+    return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult launch(Call& c, CUfunction handle, CUstream where, LaunchPlan plan, void** arguments, void** extra) {
+  CUresult result = CUDA_SUCCESS;
+  Stream* stream = find_stream(c, where, result);
+  if (stream == nullptr) return result;
+  result = plan_launch(c, *stream->context, handle, plan, arguments, extra);
+  if (result != CUDA_SUCCESS) return result;
+  plan.priority = std::min(plan.priority, stream->priority);
+  GraphNode node;
+  node.type = CU_GRAPH_NODE_TYPE_KERNEL;
+  node.launch = std::move(plan);
+  return enqueue(c, *stream, std::move(node));
+}
+
+// Launch attributes that change nothing here are taken; what would change something and is not modelled is refused.
+CUresult read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const CUlaunchAttribute& attribute = config.attrs[i];
+    switch (attribute.id) {
+      case CU_LAUNCH_ATTRIBUTE_IGNORE:
+      case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+        break;
+      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+        plan.cooperative = attribute.value.cooperative != 0;
+        break;
+      case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+        plan.priority = std::clamp(attribute.value.priority, -5, 0);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+        plan.clusters = {attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z};
+        if (std::max({plan.clusters[0], plan.clusters[1], plan.clusters[2]}) > largest_cluster) {
+          return CUDA_ERROR_INVALID_VALUE;
+        }
+        for (unsigned& blocks : plan.clusters) blocks = std::max(blocks, 1u);
+        plan.cluster = plan.clusters[0] * plan.clusters[1] * plan.clusters[2];
+        break;
+      default:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult read_config(const CUlaunchConfig* config, LaunchPlan& plan) {
+  if (config == nullptr || (config->attrs == nullptr && config->numAttrs > 0)) return CUDA_ERROR_INVALID_VALUE;
+  plan.grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
+  plan.threads = {config->blockDimX, config->blockDimY, config->blockDimZ};
+  plan.shared_bytes = config->sharedMemBytes;
+  return read_attributes(*config, plan);
+}
+
+// Occupancy follows the stream of the configuration, or the current context.
+const Context* occupancy_context(Call& c, const CUlaunchConfig* config, CUresult& result) {
+  if (config != nullptr && config->hStream != nullptr) {
+    const Stream* stream = find_stream(c, config->hStream, result);
+    return stream == nullptr ? nullptr : stream->context;
+  }
+  return current_context(c, result);
+}
+
+template <Fn function, class Body>
+CUresult with_clusters(CUfunction kernel, const CUlaunchConfig* config, Body&& body) noexcept {
+  return call<function>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    LaunchPlan plan;
+    const auto code = find_code(c, kernel, result);
+    if (!code) return result;
+    if (result = read_config(config, plan); result != CUDA_SUCCESS) return result;
+    const Context* context = occupancy_context(c, config, result);
+    return context == nullptr ? result : body(c, *code, plan, *context);
+  });
+}
+
+CUresult occupancy(Call& c, int* out, CUfunction handle, int threads, std::size_t shared_bytes) {
+  CUresult result = CUDA_SUCCESS;
+  const auto code = find_code(c, handle, result);
+  if (!code) return result;
+  if (threads <= 0) return CUDA_ERROR_INVALID_VALUE;
+  const bool fits = threads <= static_cast<int>(max_block_threads);
+  const auto count = static_cast<unsigned>(threads);
+  return give(out, fits ? static_cast<int>(blocks_per_sm(c.machine, *code, count, shared_bytes)) : 0);
+}
+
+CUresult potential_block_size(Call& c, int* min_grid, int* block, CUfunction handle, CUoccupancyB2DSize shared_of,
+                              std::size_t shared_bytes, int limit) {
+  CUresult result = CUDA_SUCCESS;
+  const auto code = find_code(c, handle, result);
+  if (!code) return result;
+  const Context* context = current_context(c, result);
+  if (context == nullptr) return result;
+  if (min_grid == nullptr || block == nullptr || limit < 0) return CUDA_ERROR_INVALID_VALUE;
+  const int largest =
+      limit == 0 ? static_cast<int>(max_block_threads) : std::min(limit, static_cast<int>(max_block_threads));
+  int best_threads = 0;
+  int best_block = 0;
+  unsigned best_resident = 0;
+  for (int threads = largest / static_cast<int>(warp) * static_cast<int>(warp); threads > 0;
+       threads -= static_cast<int>(warp)) {
+    const std::size_t shared = shared_of != nullptr ? shared_of(threads) : shared_bytes;
+    const unsigned resident = blocks_per_sm(c.machine, *code, static_cast<unsigned>(threads), shared);
+    if (static_cast<int>(resident) * threads > best_threads) {
+      best_threads = static_cast<int>(resident) * threads;
+      best_block = threads;
+      best_resident = resident;
+    }
+  }
+  *block = best_block;
+  *min_grid = static_cast<int>(best_resident * context->sms.count());
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult plan_launch(Call& c, const Context& context, CUfunction function, LaunchPlan& plan, void** arguments,
+                     void** extra) {
+  CUresult result = CUDA_SUCCESS;
+  plan.code = find_code(c, function, result);
+  if (!plan.code) return result;
+  plan.function = function;
+  result = check(c.machine, context, plan);
+  return result == CUDA_SUCCESS ? copy_arguments(c, plan, arguments, extra) : result;
+}
+
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                                CUstream stream, void** arguments, void** extra) {
+  return call<Fn::cuLaunchKernel>([&](Call& c) {
+    LaunchPlan plan;
+    plan.grid = {grid_x, grid_y, grid_z};
+    plan.threads = {block_x, block_y, block_z};
+    plan.shared_bytes = shared_bytes;
+    return launch(c, function, stream, std::move(plan), arguments, extra);
+  });
+}
+
+CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                                           CUstream stream, void** arguments) {
+  return call<Fn::cuLaunchCooperativeKernel>([&](Call& c) {
+    LaunchPlan plan;
+    plan.grid = {grid_x, grid_y, grid_z};
+    plan.threads = {block_x, block_y, block_z};
+    plan.shared_bytes = shared_bytes;
+    plan.cooperative = true;
+    return launch(c, function, stream, std::move(plan), arguments, nullptr);
+  });
+}
+
+CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void** extra) {
+  return call<Fn::cuLaunchKernelEx>([&](Call& c) {
+    LaunchPlan plan;
+    const CUresult result = read_config(config, plan);
+    return result == CUDA_SUCCESS ? launch(c, function, config->hStream, std::move(plan), arguments, extra) : result;
+  });
+}
+
+CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, CUfunction function, int threads,
+                                                             std::size_t shared_bytes) {
+  return call<Fn::cuOccupancyMaxActiveBlocksPerMultiprocessor>(
+      [&](Call& c) { return occupancy(c, out, function, threads, shared_bytes); });
+}
+
+CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, CUfunction function, int threads,
+                                                                      std::size_t shared_bytes, unsigned) {
+  return call<Fn::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags>(
+      [&](Call& c) { return occupancy(c, out, function, threads, shared_bytes); });
+}
+
+CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int* min_grid, int* block, CUfunction function,
+                                                  CUoccupancyB2DSize shared_of, std::size_t shared_bytes, int limit) {
+  return call<Fn::cuOccupancyMaxPotentialBlockSize>(
+      [&](Call& c) { return potential_block_size(c, min_grid, block, function, shared_of, shared_bytes, limit); });
+}
+
+CUresult CUDAAPI cuOccupancyMaxPotentialBlockSizeWithFlags(int* min_grid, int* block, CUfunction function,
+                                                           CUoccupancyB2DSize shared_of, std::size_t shared_bytes,
+                                                           int limit, unsigned) {
+  return call<Fn::cuOccupancyMaxPotentialBlockSizeWithFlags>(
+      [&](Call& c) { return potential_block_size(c, min_grid, block, function, shared_of, shared_bytes, limit); });
+}
+
+CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(std::size_t* out, CUfunction function, int blocks,
+                                                         int threads) {
+  return call<Fn::cuOccupancyAvailableDynamicSMemPerBlock>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const auto code = find_code(c, function, result);
+    if (!code) return result;
+    if (blocks <= 0 || threads <= 0) return CUDA_ERROR_INVALID_VALUE;
+    const auto allowed =
+        static_cast<std::size_t>(kernel_attribute(c.machine, *code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
+    const std::size_t share = c.machine.chip->profile().shared_bytes_per_sm / static_cast<std::size_t>(blocks);
+    const std::size_t fixed = needs_of(c.machine, *code, static_cast<unsigned>(threads), 0).shared_bytes;
+    return give(out, std::min(allowed, share > fixed ? share - fixed : std::size_t{0}));
+  });
+}
+
+CUresult CUDAAPI cuOccupancyMaxPotentialClusterSize(int* out, CUfunction function, const CUlaunchConfig* config) {
+  return with_clusters<Fn::cuOccupancyMaxPotentialClusterSize>(
+      function, config, [&](Call& c, const KernelCode& code, const LaunchPlan&, const Context& context) {
+        unsigned size = c.machine.chip->max_cluster_size(context.sms, context.traits.bond);
+        // More than 8 blocks only where the kernel says that it is not portable (documented).
+        const bool large = kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
+        if (!large) size = std::min(size, portable_cluster);
+        return give(out, static_cast<int>(size));
+      });
+}
+
+CUresult CUDAAPI cuOccupancyMaxActiveClusters(int* out, CUfunction function, const CUlaunchConfig* config) {
+  return with_clusters<Fn::cuOccupancyMaxActiveClusters>(
+      function, config, [&](Call& c, const KernelCode& code, const LaunchPlan& plan, const Context& context) {
+        const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
+        const unsigned resident =
+            std::min(blocks_per_sm(c.machine, code, threads, plan.shared_bytes), max_cluster_blocks_per_sm);
+        const unsigned clusters =
+            c.machine.chip->max_active_clusters(context.sms, plan.cluster, resident, context.traits.bond);
+        return give(out, static_cast<int>(clusters));
+      });
+}
+
+}  // extern "C"

@@ -1,0 +1,267 @@
+// Managed memory: memory of the host that the host may touch at any time. Where its pages are is remembered as it was
+// asked for, and nothing moves.
+#include <algorithm>
+#include <cstring>
+
+#include "calls/entry.hpp"
+
+namespace gctx::sim {
+namespace {
+
+// Managed memory of which this is a range, or null.
+Allocation* find_managed(Call& c, CUdeviceptr address, std::size_t size, CUresult& result) {
+  Allocation* found = size == 0 ? nullptr : find_allocation(c.machine, address, size);
+  if (found != nullptr && found->managed) return found;
+  result = CUDA_ERROR_INVALID_VALUE;
+  return nullptr;
+}
+
+bool is_place(Call& c, const CUmemLocation& location) {
+  switch (location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      return location.id >= 0 && location.id < static_cast<int>(c.machine.devices.size());
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+      return true;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+      return location.id >= 0;
+    default:
+      return false;
+  }
+}
+
+CUmemLocation from_device(CUdevice device) {
+  return device == CU_DEVICE_CPU ? CUmemLocation{CU_MEM_LOCATION_TYPE_HOST, {0}}
+                                 : CUmemLocation{CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+}
+
+CUdevice as_device(const CUmemLocation& location) {
+  switch (location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      return location.id;
+    case CU_MEM_LOCATION_TYPE_HOST:
+      return CU_DEVICE_CPU;
+    default:
+      return CU_DEVICE_INVALID;
+  }
+}
+
+CUresult advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice, const CUmemLocation& location) {
+  CUresult result = CUDA_SUCCESS;
+  Allocation* memory = find_managed(c, address, size, result);
+  if (memory == nullptr) return result;
+  ManagedRange& range = memory->range;
+  switch (advice) {
+    case CU_MEM_ADVISE_SET_READ_MOSTLY:
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
+      range.read_mostly = advice == CU_MEM_ADVISE_SET_READ_MOSTLY;
+      return CUDA_SUCCESS;
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
+      if (!is_place(c, location)) return CUDA_ERROR_INVALID_DEVICE;
+      range.preferred = location;
+      return CUDA_SUCCESS;
+    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
+      range.preferred = {};
+      return CUDA_SUCCESS;
+    case CU_MEM_ADVISE_SET_ACCESSED_BY:
+    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: {
+      const CUdevice device = as_device(location);
+      if (!is_place(c, location) || device == CU_DEVICE_INVALID) return CUDA_ERROR_INVALID_DEVICE;
+      if (advice == CU_MEM_ADVISE_SET_ACCESSED_BY) {
+        range.accessed_by.insert(device);
+      } else {
+        range.accessed_by.erase(device);
+      }
+      return CUDA_SUCCESS;
+    }
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult prefetch(Call& c, Stream& stream, CUdeviceptr address, std::size_t size, const CUmemLocation& location) {
+  CUresult result = CUDA_SUCCESS;
+  Allocation* memory = find_managed(c, address, size, result);
+  if (memory == nullptr) return result;
+  if (stream.capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (!is_place(c, location)) return CUDA_ERROR_INVALID_DEVICE;
+  // Documented: what was asked for last, whether or not it has begun.
+  memory->range.prefetched = location;
+  submit(c, stream, GraphNode{});
+  return CUDA_SUCCESS;
+}
+
+struct Batch {
+  CUdeviceptr* addresses;
+  std::size_t* sizes;
+  std::size_t count;
+  CUmemLocation* locations;
+  std::size_t* begins;  // the range from which on each location holds
+  std::size_t location_count;
+  unsigned long long flags;
+};
+
+CUresult check(Call& c, const Batch& batch) {
+  if (batch.addresses == nullptr || batch.sizes == nullptr || batch.count == 0 || batch.flags != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  for (std::size_t i = 0; i < batch.count; ++i) {
+    CUresult result = CUDA_SUCCESS;
+    if (find_managed(c, batch.addresses[i], batch.sizes[i], result) == nullptr) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult prefetch_all(Call& c, Stream& stream, const Batch& batch) {
+  const bool located = batch.locations != nullptr && batch.begins != nullptr && batch.location_count > 0 &&
+                       batch.location_count <= batch.count && batch.begins[0] == 0;
+  if (!located) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = check(c, batch); result != CUDA_SUCCESS) return result;
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < batch.count; ++i) {
+    while (place + 1 < batch.location_count && batch.begins[place + 1] <= i) ++place;
+    const CUresult result = prefetch(c, stream, batch.addresses[i], batch.sizes[i], batch.locations[place]);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult store(void* out, std::size_t size, int value) {
+  if (size != sizeof value) return CUDA_ERROR_INVALID_VALUE;
+  std::memcpy(out, &value, sizeof value);
+  return CUDA_SUCCESS;
+}
+
+CUresult range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attribute which, CUdeviceptr address,
+                         std::size_t count) {
+  CUresult result = CUDA_SUCCESS;
+  const Allocation* memory = find_managed(c, address, count, result);
+  if (memory == nullptr) return result;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const ManagedRange& range = memory->range;
+  switch (which) {
+    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
+      return store(out, size, range.read_mostly ? 1 : 0);
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION:
+      return store(out, size, as_device(range.preferred));
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE:
+      return store(out, size, static_cast<int>(range.preferred.type));
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID:
+      return store(out, size, range.preferred.id);
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
+      return store(out, size, as_device(range.prefetched));
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
+      return store(out, size, static_cast<int>(range.prefetched.type));
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID:
+      return store(out, size, range.prefetched.id);
+    case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
+      if (size == 0 || size % sizeof(int) != 0) return CUDA_ERROR_INVALID_VALUE;
+      auto device = range.accessed_by.begin();
+      for (std::size_t at = 0; at < size; at += sizeof(int)) {
+        const int value = device == range.accessed_by.end() ? CU_DEVICE_INVALID : *device++;
+        std::memcpy(static_cast<char*>(out) + at, &value, sizeof value);
+      }
+      return CUDA_SUCCESS;
+    }
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+}  // namespace
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* out, std::size_t size, unsigned flags) {
+  return call<Fn::cuMemAllocManaged>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Context* context = current_context(c, result);
+    if (context == nullptr) return result;
+    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) return CUDA_ERROR_INVALID_VALUE;
+    if (disturbs_capture(c)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return allocate_managed(c, context->device, size, nullptr, out);
+  });
+}
+
+CUresult CUDAAPI cuMemAdvise(CUdeviceptr address, std::size_t size, CUmem_advise advice, CUdevice device) {
+  return call<Fn::cuMemAdvise>([&](Call& c) { return advise(c, address, size, advice, from_device(device)); });
+}
+
+CUresult CUDAAPI cuMemAdvise_v2(CUdeviceptr address, std::size_t size, CUmem_advise advice, CUmemLocation location) {
+  return call<Fn::cuMemAdvise_v2>([&](Call& c) { return advise(c, address, size, advice, location); });
+}
+
+CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, std::size_t size, CUdevice device, CUstream handle) {
+  return with_stream<Fn::cuMemPrefetchAsync>(
+      handle, [&](Call& c, Stream& stream) { return prefetch(c, stream, address, size, from_device(device)); });
+}
+
+CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr address, std::size_t size, CUmemLocation location, unsigned flags,
+                                       CUstream handle) {
+  return with_stream<Fn::cuMemPrefetchAsync_v2>(handle, [&](Call& c, Stream& stream) {
+    return flags != 0 ? CUDA_ERROR_INVALID_VALUE : prefetch(c, stream, address, size, location);
+  });
+}
+
+CUresult CUDAAPI cuMemPrefetchBatchAsync(CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
+                                         CUmemLocation* locations, std::size_t* begins, std::size_t location_count,
+                                         unsigned long long flags, CUstream handle) {
+  return with_stream<Fn::cuMemPrefetchBatchAsync>(handle, [&](Call& c, Stream& stream) {
+    return prefetch_all(c, stream, {addresses, sizes, count, locations, begins, location_count, flags});
+  });
+}
+
+CUresult CUDAAPI cuMemDiscardBatchAsync(CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
+                                        unsigned long long flags, CUstream handle) {
+  return with_stream<Fn::cuMemDiscardBatchAsync>(handle, [&](Call& c, Stream& stream) {
+    if (stream.capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    // What a program reads afterwards is not defined: the bytes stay.
+    return check(c, {addresses, sizes, count, nullptr, nullptr, 0, flags});
+  });
+}
+
+CUresult CUDAAPI cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
+                                                   CUmemLocation* locations, std::size_t* begins,
+                                                   std::size_t location_count, unsigned long long flags,
+                                                   CUstream handle) {
+  return with_stream<Fn::cuMemDiscardAndPrefetchBatchAsync>(handle, [&](Call& c, Stream& stream) {
+    return prefetch_all(c, stream, {addresses, sizes, count, locations, begins, location_count, flags});
+  });
+}
+
+CUresult CUDAAPI cuMemRangeGetAttribute(void* out, std::size_t size, CUmem_range_attribute which, CUdeviceptr address,
+                                        std::size_t count) {
+  return call<Fn::cuMemRangeGetAttribute>(
+      [&](Call& c) { return range_attribute(c, out, size, which, address, count); });
+}
+
+CUresult CUDAAPI cuMemRangeGetAttributes(void** out, std::size_t* sizes, CUmem_range_attribute* which,
+                                         std::size_t number, CUdeviceptr address, std::size_t count) {
+  return call<Fn::cuMemRangeGetAttributes>([&](Call& c) {
+    if (out == nullptr || sizes == nullptr || which == nullptr || number == 0) return CUDA_ERROR_INVALID_VALUE;
+    for (std::size_t i = 0; i < number; ++i) {
+      const CUresult result = range_attribute(c, out[i], sizes[i], which[i], address, count);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, std::size_t size, unsigned flags) {
+  return with_stream<Fn::cuStreamAttachMemAsync>(handle, [&](Call& c, Stream& stream) {
+    CUresult result = CUDA_SUCCESS;
+    const Allocation* memory = find_managed(c, address, size == 0 ? 1 : size, result);
+    if (memory == nullptr) return result;
+    const bool whole = address == memory->handle && (size == 0 || size == memory->size);
+    const bool known = flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST || flags == CU_MEM_ATTACH_SINGLE;
+    if (!whole || !known) return CUDA_ERROR_INVALID_VALUE;
+    if (stream.capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    submit(c, stream, GraphNode{});
+    return CUDA_SUCCESS;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,336 @@
+// Memory pools, and allocation and release in stream order.
+#include "calls/graphs.hpp"
+
+namespace gctx::sim {
+
+namespace {
+
+// A place for memory: a device, the host, or wherever managed memory is.
+struct Place {
+  int device = -1;
+  bool managed = false;
+};
+
+Pools& pools_of(Machine& machine, const Place& place) {
+  Pools& pools = place.managed      ? machine.managed_pools
+                 : place.device < 0 ? machine.host_pools
+                                    : machine.devices[static_cast<std::size_t>(place.device)].pools;
+  if (pools.standard == nullptr) {
+    auto pool = std::make_unique<Pool>();
+    machine.made(*pool);
+    pool->hidden = true;
+    pool->device = place.device;
+    pool->managed = place.managed;
+    pools.standard = &machine.pools.add(std::move(pool));
+    pools.current = pools.standard;
+  }
+  return pools;
+}
+
+Pool* find_pool(Call& c, CUmemoryPool handle, CUresult& result) {
+  return find_in(c, c.machine.pools, handle, CUDA_ERROR_INVALID_VALUE, "the memory pool is destroyed", result);
+}
+
+// A node that allocates memory of the graph, whichever pool is named.
+CUresult capture_allocation(Call& c, Stream& stream, std::size_t size, const Pool& pool, CUdeviceptr* out) {
+  if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (pool.device < 0 || pool.managed) return CUDA_ERROR_NOT_SUPPORTED;
+  AllocNode made;
+  made.parameters.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  made.parameters.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {pool.device}};
+  made.parameters.bytesize = size;
+  if (const CUresult result = make_graph_memory(c, made); result != CUDA_SUCCESS) return result;
+  *out = made.parameters.dptr;
+  GraphNode node;
+  node.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  node.parameters = std::move(made);
+  return enqueue(c, stream, std::move(node));
+}
+
+CUresult capture_free(Call& c, Stream& stream, CUdeviceptr address) {
+  if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  CUgraphNodeParams parameters{};
+  parameters.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+  parameters.free.dptr = address;
+  GraphNode node;
+  const CUresult result = plan_node(c, stream.capture->graph(), parameters, node);
+  return result == CUDA_SUCCESS ? enqueue(c, stream, std::move(node)) : result;
+}
+
+// Page-locked memory of the host goes back in the order of a stream only where it came so.
+bool is_from_pool(const Allocation& allocation) {
+  return allocation.type == CU_MEMORYTYPE_DEVICE || allocation.pool != nullptr;
+}
+
+CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdeviceptr* out) {
+  // Recorded: an allocation of 0 bytes succeeds here, without an address.
+  if (size == 0) return give(out, CUdeviceptr{0});
+  if (stream.capture) return capture_allocation(c, stream, size, pool, out);
+  CUresult result = CUDA_SUCCESS;
+  if (pool.managed) {
+    result = allocate_managed(c, stream.device, size, &pool, out);
+  } else if (pool.device < 0) {
+    result = allocate_host(c, stream.device, size, 0, &pool, out);
+  } else {
+    result = allocate(c, c.machine.devices[static_cast<std::size_t>(pool.device)], size, &pool, out);
+  }
+  if (result == CUDA_SUCCESS) submit(c, stream, GraphNode{});
+  return result;
+}
+
+CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set) {
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  switch (which) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: {
+      auto& number = *static_cast<int*>(value);
+      if (set) {
+        pool.values[which] = number != 0 ? 1 : 0;
+      } else {
+        const auto found = pool.values.find(which);
+        number = found == pool.values.end() ? 1 : static_cast<int>(found->second);
+      }
+      return CUDA_SUCCESS;
+    }
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: {
+      auto& number = *static_cast<cuuint64_t*>(value);
+      if (set) {
+        pool.values[which] = number;
+      } else {
+        number = pool.values[which];
+      }
+      return CUDA_SUCCESS;
+    }
+    // The simulated pool keeps nothing in reserve: what is reserved is what is used.
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+      if (set) return CUDA_ERROR_INVALID_VALUE;
+      *static_cast<cuuint64_t*>(value) = pool.used;
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      if (set && *static_cast<cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
+      if (set) {
+        pool.used_high = pool.used;
+      } else {
+        *static_cast<cuuint64_t*>(value) = pool.used_high;
+      }
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
+}
+
+// Where a pool of this type at this location has its memory.
+CUresult read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type, Place& place) {
+  if (location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = CUDA_SUCCESS;
+  place.managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  if (place.managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_NOT_SUPPORTED;
+  switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      if (find_device(c, location->id, result) != nullptr) place.device = location->id;
+      return result;
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+      return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_NONE:
+      return place.managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    default:
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
+}
+
+CUresult tell_pool(Call& c, const Place& place, bool current, CUmemoryPool* out) {
+  const Pools& pools = pools_of(c.machine, place);
+  return give(out, as_handle<CUmemoryPool>(current ? *pools.current : *pools.standard));
+}
+
+CUresult set_pool(Call& c, const Place& place, CUmemoryPool handle) {
+  CUresult result = CUDA_SUCCESS;
+  Pool* pool = find_pool(c, handle, result);
+  if (pool == nullptr) return result;
+  if (pool->managed != place.managed || (!place.managed && pool->device != place.device)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  pools_of(c.machine, place).current = pool;
+  return CUDA_SUCCESS;
+}
+
+template <Fn function, class Body>
+CUresult with_device(CUdevice ordinal, Body&& body) noexcept {
+  return call<function>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    return find_device(c, ordinal, result) == nullptr ? result : body(c, Place{ordinal, false});
+  });
+}
+
+template <Fn function, class Body>
+CUresult with_location(const CUmemLocation* location, CUmemAllocationType type, Body&& body) noexcept {
+  return call<function>([&](Call& c) {
+    Place place;
+    const CUresult result = read_place(c, location, type, place);
+    return result == CUDA_SUCCESS ? body(c, place) : result;
+  });
+}
+
+template <Fn function, class Body>
+CUresult with_pool(CUmemoryPool handle, Body&& body) noexcept {
+  return call_with<function>([&](Call& c, CUresult& result) { return find_pool(c, handle, result); }, body);
+}
+
+}  // namespace
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr* out, std::size_t size, CUstream handle) {
+  return call<Fn::cuMemAllocAsync>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Stream* stream = find_stream(c, handle, result);
+    if (stream == nullptr) return result;
+    return allocate_on(c, *stream, size, *pools_of(c.machine, {stream->device, false}).current, out);
+  });
+}
+
+CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr* out, std::size_t size, CUmemoryPool handle, CUstream where) {
+  return with_pool<Fn::cuMemAllocFromPoolAsync>(handle, [&](Call& c, Pool& pool) {
+    CUresult result = CUDA_SUCCESS;
+    Stream* stream = find_stream(c, where, result);
+    return stream == nullptr ? result : allocate_on(c, *stream, size, pool, out);
+  });
+}
+
+CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
+  return call<Fn::cuMemFreeAsync>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    Stream* stream = find_stream(c, handle, result);
+    if (stream == nullptr) return result;
+    if (address == 0) return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
+    if (stream->capture) return capture_free(c, *stream, address);
+    const auto found = c.machine.allocations.find(address);
+    if (found == c.machine.allocations.end() || !is_from_pool(found->second) || !may_be_freed(found->second)) {
+      const bool again = c.machine.freed.contains(address) || found != c.machine.allocations.end();
+      c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no device memory that can be freed");
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    GraphNode node;
+    if (found->second.graphs > 0) {
+      // Memory of graphs is reckoned at the call, as launches do.
+      free_graph_memory(c.machine, found->second);
+    } else {
+      found->second.freeing = true;
+      node.effect = [&machine = c.machine, address] { release(machine, address); };
+    }
+    submit(c, *stream, node);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* props) {
+  return call<Fn::cuMemPoolCreate>([&](Call& c) {
+    if (out == nullptr || props == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    // Sharing between processes is not modelled.
+    if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+    Place place;
+    const CUresult result = read_place(c, &props->location, props->allocType, place);
+    if (result != CUDA_SUCCESS) return result;
+    auto pool = std::make_unique<Pool>();
+    c.machine.made(*pool);
+    pool->device = place.device;
+    pool->managed = place.managed;
+    return give(out, as_handle<CUmemoryPool>(c.machine.pools.add(std::move(pool))));
+  });
+}
+
+CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
+  return with_pool<Fn::cuMemPoolDestroy>(handle, [&](Call& c, Pool& pool) {
+    Pools& pools = pools_of(c.machine, {pool.device, pool.managed});
+    if (&pool == pools.standard) return CUDA_ERROR_INVALID_VALUE;
+    if (pools.current == &pool) pools.current = pools.standard;
+    for (auto& [address, allocation] : c.machine.allocations) {
+      if (allocation.pool == &pool) allocation.pool = nullptr;
+    }
+    c.machine.pools.remove(pool);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, std::size_t) {
+  return with_pool<Fn::cuMemPoolTrimTo>(handle, [&](Call&, Pool&) { return CUDA_SUCCESS; });
+}
+
+CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute which, void* value) {
+  return with_pool<Fn::cuMemPoolSetAttribute>(
+      handle, [&](Call&, Pool& pool) { return pool_attribute(pool, which, value, true); });
+}
+
+CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute which, void* value) {
+  return with_pool<Fn::cuMemPoolGetAttribute>(
+      handle, [&](Call&, Pool& pool) { return pool_attribute(pool, which, value, false); });
+}
+
+CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* access, std::size_t count) {
+  return with_pool<Fn::cuMemPoolSetAccess>(handle, [&](Call& c, Pool& pool) {
+    if (access == nullptr && count > 0) return CUDA_ERROR_INVALID_VALUE;
+    for (std::size_t i = 0; i < count; ++i) {
+      Place place;
+      const CUresult result = read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      Place place;
+      read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+      pool.access[place.device] = access[i].flags;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
+  return with_pool<Fn::cuMemPoolGetAccess>(handle, [&](Call& c, Pool& pool) {
+    Place place;
+    const CUresult result = read_place(c, location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+    if (result != CUDA_SUCCESS) return result;
+    if (pool.managed || place.device == pool.device) return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    const auto found = pool.access.find(place.device);
+    return give(flags, found == pool.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second);
+  });
+}
+
+CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) {
+  return with_device<Fn::cuDeviceGetDefaultMemPool>(
+      ordinal, [&](Call& c, const Place& place) { return tell_pool(c, place, false, out); });
+}
+
+CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
+  return with_device<Fn::cuDeviceGetMemPool>(
+      ordinal, [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
+}
+
+CUresult CUDAAPI cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
+  return with_device<Fn::cuDeviceSetMemPool>(ordinal,
+                                             [&](Call& c, const Place& place) { return set_pool(c, place, pool); });
+}
+
+CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+  return with_location<Fn::cuMemGetDefaultMemPool>(
+      location, type, [&](Call& c, const Place& place) { return tell_pool(c, place, false, out); });
+}
+
+CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+  return with_location<Fn::cuMemGetMemPool>(
+      location, type, [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
+}
+
+CUresult CUDAAPI cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
+  return with_location<Fn::cuMemSetMemPool>(location, type,
+                                            [&](Call& c, const Place& place) { return set_pool(c, place, pool); });
+}
+
+}  // extern "C"

@@ -1,0 +1,275 @@
+// Resource queries, both kinds of split, and descriptors.
+#include <algorithm>
+#include <bit>
+
+#include "calls/entry.hpp"
+#include "machine/resource_bytes.hpp"
+
+namespace gctx::sim {
+namespace {
+
+// The kinds of resource that the simulated version knows.
+bool is_known_type(const Call& c, CUdevResourceType type) {
+  if (type == CU_DEV_RESOURCE_TYPE_SM) return true;
+  const bool workqueue = type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE;
+  return workqueue && c.version() >= 13010;
+}
+
+// A number that is the same for the same SMs and values, and hardly ever for others; never 0.
+std::uint32_t number_of(int device, const SmSet& sms, std::initializer_list<std::uint64_t> values) {
+  auto hash = static_cast<std::uint64_t>(device) + 1;
+  for (std::size_t sm = 0; sm < max_sms; ++sm) hash = hash * 31 + (sms.test(sm) ? 2 : 1);
+  for (const std::uint64_t value : values) hash = hash_bytes(&value, sizeof value, hash);
+  return static_cast<std::uint32_t>(hash >> 32) | 1;
+}
+
+CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_known_type(c, type)) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
+    write_workqueue_config(context.device, context.workqueue, *out);
+  } else if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
+    write_workqueue(c.machine, *context.queues, *out);
+  } else {
+    const Profile& card = c.machine.chip->profile();
+    const bool plain = context.traits.alignment == 0;
+    const SmFields fields{context.sm_count, plain ? card.min_partition : context.traits.alignment,
+                          plain ? card.alignment : context.traits.alignment, context.resource_flags,
+                          context.locality_domain};
+    const std::uint32_t source = context.is_green() ? number_of(context.device, context.sms, {}) : 0;
+    write_sm(c.machine,
+             {context.device, Origin::context, context.resource_flags, context.locality_domain, context.traits, 0,
+              source, context.sms},
+             fields, *out);
+  }
+  return CUDA_SUCCESS;
+}
+
+// A resource that may be split, or why it may not.
+CUresult read_input(Call& c, const CUdevResource* input, SmMeaning& meaning) {
+  if (input == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (input->type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  const auto read = read_sm(c.machine, *input);
+  if (!read) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  if (read->origin == Origin::group || read->origin == Origin::remainder) {
+    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  }
+  meaning = *read;
+  return CUDA_SUCCESS;
+}
+
+void write_group(const Call& c, const SmMeaning& meaning, CUdevResource& out) {
+  SmFields fields;
+  fields.count = static_cast<unsigned>(meaning.sms.count());
+  // Recorded up to 13.0: both fields are 0 in groups and remainders. That 13.1 fills them in is assumed.
+  if (c.version() >= 13010) {
+    const Profile& card = c.machine.chip->profile();
+    fields.min_partition = meaning.traits.alignment != 0 ? meaning.traits.alignment : card.min_partition;
+    fields.alignment = meaning.traits.alignment != 0 ? meaning.traits.alignment : card.alignment;
+    fields.flags = meaning.flags;
+    fields.locality_domain = meaning.locality_domain;
+  }
+  write_sm(c.machine, meaning, fields, out);
+}
+
+// `group` is one of the same split, whose input and number the remainder has too.
+void write_remainder(const Call& c, const SplitAnswer& answer, const SmMeaning& group, CUdevResource* out) {
+  if (out == nullptr) return;
+  if (answer.remainder.none()) {
+    write_invalid(*out);
+    return;
+  }
+  SmMeaning made{group.device, Origin::remainder, 0, 0, {}, group.split, group.source, answer.remainder};
+  made.traits = {answer.remainder_coscheduled, answer.remainder_bond};
+  write_group(c, made, *out);
+}
+
+// Of a context over several pieces: the least alignment, and the loosest bond.
+Traits combined(const Traits& a, const Traits& b) {
+  return {a.alignment == 0 || (b.alignment != 0 && b.alignment < a.alignment) ? b.alignment : a.alignment,
+          std::max(a.bond, b.bond)};
+}
+
+// All resources of a descriptor are of one device, in whatever order they come.
+bool fits_device(Descriptor& made, int device) {
+  if (made.has_device) return made.device == device;
+  made.has_device = true;
+  made.device = device;
+  return true;
+}
+
+// What the header of 13.1 demands of SM resources in one descriptor; 13.0 accepts others too (recorded).
+bool fit_together(const Descriptor& made, const SmMeaning& next) {
+  return made.split == next.split && made.traits.alignment == next.traits.alignment &&
+         made.locality_domain == next.locality_domain;
+}
+
+CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& made) {
+  if (!is_known_type(c, resource.type)) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  if (resource.type == CU_DEV_RESOURCE_TYPE_SM) {
+    const auto meaning = read_sm(c.machine, resource);
+    if (!meaning) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (!fits_device(made, meaning->device)) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (made.has_sms && meaning->source != made.source) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (made.has_sms && c.version() >= 13010 && !fit_together(made, *meaning)) {
+      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    }
+    made.source = meaning->source;
+    made.split = meaning->split;
+    made.locality_domain = meaning->locality_domain;
+    // Recorded: nothing is checked for overlaps, and the counts are added up to what the device has.
+    made.sms |= meaning->sms;
+    made.sm_count = std::min(made.sm_count + static_cast<unsigned>(meaning->sms.count()), c.machine.chip->sm_count());
+    made.traits = made.has_sms ? combined(made.traits, meaning->traits) : meaning->traits;
+    made.has_sms = true;
+    made.flags |= meaning->flags;
+    return CUDA_SUCCESS;
+  }
+  if (made.has_workqueue) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  made.has_workqueue = true;
+  if (resource.type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
+    made.queues = read_workqueue(c.machine, resource);
+    const bool fits = made.queues && fits_device(made, made.queues->device);
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  }
+  const CUdevWorkqueueConfigResource& config = resource.wqConfig;
+  CUresult result = CUDA_SUCCESS;
+  if (find_device(c, config.device, result) == nullptr) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  if (!fits_device(made, config.device)) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  const bool scope_known = config.sharingScope == CU_WORKQUEUE_SCOPE_DEVICE_CTX ||
+                           config.sharingScope == CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED;
+  if (config.wqConcurrencyLimit == 0 || !scope_known) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  made.workqueue = {config.wqConcurrencyLimit, config.sharingScope};
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+extern "C" {
+
+CUresult CUDAAPI cuDeviceGetDevResource(CUdevice ordinal, CUdevResource* out, CUdevResourceType type) {
+  return call<Fn::cuDeviceGetDevResource>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Device* device = find_device(c, ordinal, result);
+    if (device == nullptr) return result;
+    if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    // An existing workqueue belongs to a context, so a device has none to show.
+    if (!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
+      write_workqueue_config(ordinal,
+                             {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
+      return CUDA_SUCCESS;
+    }
+    const Profile& card = device->chip->profile();
+    write_sm(c.machine, {ordinal, Origin::device, 0, 0, {}, 0, 0, device->chip->all()},
+             {device->chip->sm_count(), card.min_partition, card.alignment, 0, 0}, *out);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuCtxGetDevResource(CUcontext handle, CUdevResource* out, CUdevResourceType type) {
+  return call<Fn::cuCtxGetDevResource>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    // Recorded: null does not mean the current context here.
+    const Context* context = find_context(c, handle, result);
+    return context == nullptr ? result : tell_context(c, *context, out, type);
+  });
+}
+
+CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx handle, CUdevResource* out, CUdevResourceType type) {
+  return call<Fn::cuGreenCtxGetDevResource>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Context* context = find_green(c, handle, result);
+    return context == nullptr ? result : tell_context(c, *context, out, type);
+  });
+}
+
+CUresult CUDAAPI cuStreamGetDevResource(CUstream handle, CUdevResource* out, CUdevResourceType type) {
+  return call<Fn::cuStreamGetDevResource>([&](Call& c) {
+    CUresult result = CUDA_SUCCESS;
+    const Stream* stream = find_stream(c, handle, result);
+    if (stream == nullptr) return result;
+    if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    return tell_context(c, *stream->context, out, type);
+  });
+}
+
+CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* group_count, const CUdevResource* input,
+                                             CUdevResource* remainder, unsigned flags, unsigned min_count) {
+  return call<Fn::cuDevSmResourceSplitByCount>([&](Call& c) {
+    if (group_count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    SmMeaning meaning;
+    if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) return result;
+    const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
+    const unsigned wanted = groups == nullptr ? static_cast<unsigned>(meaning.sms.count()) : *group_count;
+    if (groups != nullptr && wanted == 0) return CUDA_ERROR_INVALID_VALUE;
+    const SplitAnswer answer =
+        chip.split_by_count(meaning.sms, min_count, flags, wanted, meaning.traits.alignment, meaning.traits.bond);
+    if (answer.result != CUDA_SUCCESS) return answer.result;
+    *group_count = static_cast<unsigned>(answer.groups.size());
+    const std::uint32_t split = number_of(meaning.device, meaning.sms, {1, flags, min_count, wanted});
+    SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
+    if (groups != nullptr) {
+      for (std::size_t i = 0; i < answer.groups.size(); ++i) {
+        made.sms = answer.groups[i];
+        made.traits = {answer.coscheduled[i], answer.bonds[i]};
+        write_group(c, made, groups[i]);
+      }
+    }
+    write_remainder(c, answer, made, remainder);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* groups, unsigned group_count, const CUdevResource* input,
+                                      CUdevResource* remainder, unsigned flags,
+                                      CU_DEV_SM_RESOURCE_GROUP_PARAMS* params) {
+  return call<Fn::cuDevSmResourceSplit>([&](Call& c) {
+    if (params == nullptr || group_count == 0) return CUDA_ERROR_INVALID_VALUE;
+    SmMeaning meaning;
+    if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) return result;
+    const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
+    const SplitAnswer answer =
+        chip.split_structured(meaning.sms, {params, group_count}, flags, c.version(), groups == nullptr);
+    if (answer.result != CUDA_SUCCESS) return answer.result;
+    std::uint64_t asked = 0;
+    for (unsigned i = 0; i < group_count; ++i) asked = hash_bytes(&params[i], sizeof params[i], asked);
+    const std::uint32_t split = number_of(meaning.device, meaning.sms, {2, group_count, asked});
+    SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
+    for (unsigned i = 0; i < group_count; ++i) {
+      params[i] = answer.params[i];
+      if (groups == nullptr) continue;
+      made.sms = answer.groups[i];
+      made.traits = {answer.coscheduled[i], answer.bonds[i]};
+      made.flags = params[i].flags;
+      made.locality_domain = params[i].localityDomainId;
+      write_group(c, made, groups[i]);
+    }
+    write_remainder(c, answer, made, remainder);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resources, unsigned count) {
+  return call<Fn::cuDevResourceGenerateDesc>([&](Call& c) {
+    if (out == nullptr || resources == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    auto made = std::make_unique<Descriptor>();
+    for (unsigned i = 0; i < count; ++i) {
+      const CUresult result = read_for_descriptor(c, resources[i], *made);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    if (!made->has_sms) {
+      // A descriptor of a workqueue alone leaves the SMs as they are: all of the device. Assumed.
+      const Chip& chip = *c.machine.devices[static_cast<std::size_t>(made->device)].chip;
+      made->sms = chip.all();
+      made->sm_count = chip.sm_count();
+    }
+    c.machine.made(*made);
+    return give(out, as_handle<CUdevResourceDesc>(c.machine.descriptors.add(std::move(made))));
+  });
+}
+
+}  // extern "C"

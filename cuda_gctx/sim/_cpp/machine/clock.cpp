@@ -1,0 +1,376 @@
+// Carries out queued work in virtual time: a discrete-event simulation whose events are the ends of blocks and of
+// copies.
+#include "machine/clock.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "machine/host_threads.hpp"
+
+namespace gctx::sim {
+namespace {
+
+constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+
+bool is_ready(const Work& work, std::uint64_t time) {
+  return work.submitted <= time &&
+         std::all_of(work.after.begin(), work.after.end(), [](const WorkPtr& before) { return before->done; });
+}
+
+// How many blocks (of a cluster: clusters) follow each other in one place without being looked at in between. The more
+// are left the longer the run, so that a launch costs the same however many blocks it has; the last four waves are
+// dealt block by block.
+std::uint64_t run_length(const Grid& grid) {
+  if (grid.count.placed() < grid.seen) return 1;
+  return std::max<std::uint64_t>(1, grid.count.waiting() / (2 * grid.places));
+}
+
+gctxSimBlock describe(const Work& work, const Resident& resident, std::size_t sm, std::uint64_t end) {
+  const Grid& grid = *work.grid;
+  const std::uint64_t index = resident.index;
+  gctxSimBlock block{};
+  block.block[0] = static_cast<unsigned>(index % grid.blocks[0]);
+  block.block[1] = static_cast<unsigned>(index / grid.blocks[0] % grid.blocks[1]);
+  block.block[2] = static_cast<unsigned>(index / grid.blocks[0] / grid.blocks[1]);
+  std::copy(grid.blocks.begin(), grid.blocks.end(), block.grid);
+  std::copy(grid.threads.begin(), grid.threads.end(), block.threads);
+  block.index = static_cast<unsigned>(index);
+  block.smid = static_cast<unsigned>(sm);
+  block.device = work.device;
+  block.start_ns = resident.started;
+  block.end_ns = end;
+  return block;
+}
+
+}  // namespace
+
+void broken_law(const char* what) {
+  std::fprintf(stderr, "cuda_gctx software driver (simulated): a fault of the driver itself: %s\n", what);
+  std::abort();
+}
+
+// Queued work and the queue that it stands in keep each other alive: they are parted here.
+Clock::~Clock() {
+  std::vector<std::deque<WorkPtr>> parted;
+  for (Connection* connection : busy_) parted.push_back(std::exchange(connection->waiting, {}));
+}
+
+void Clock::submit(const WorkPtr& work) {
+  if (work->sequence != 0) broken_law("work is queued twice");
+  work->submitted = now_;
+  work->sequence = ++sequence_;
+  std::erase_if(work->after, [](const WorkPtr& before) { return !before || before->done; });
+  if (work->host) host_threads_.expect();
+  ++outstanding_;
+  if (work->connection == nullptr) {
+    unbound_.push_back(work);
+    return;
+  }
+  work->connection->waiting.push_back(work);
+  if (!work->connection->listed) {
+    work->connection->listed = true;
+    busy_.push_back(work->connection);
+  }
+}
+
+void Clock::begin(const WorkPtr& work) {
+  DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
+  if (work->grid) {
+    begin_grid(work);
+  } else if (work->host) {
+    host_calls_.push_back({work, Wall::now()});
+    ++host_calls_made_;
+    host_threads_.post(work);
+  } else if (work->engine != Engine::none) {
+    device.copies.push_back(work);
+  } else if (work->duration > 0) {
+    timers_.push({time_ + work->duration, work});
+  } else if (work->bytes > 0) {
+    device.sms.add_flow(work, work->bytes, time_);
+  } else {
+    complete(work);
+  }
+}
+
+// Higher priorities (lower numbers) first; among equals the one that became ready first.
+void Clock::queue_grid(DeviceLoad& device, const WorkPtr& work) {
+  auto& grids = device.grids;
+  const auto place = std::find_if(grids.begin(), grids.end(), [&](const WorkPtr& other) {
+    const int own = work->grid->priority;
+    return other->grid->priority > own || (other->grid->priority == own && other->sequence > work->sequence);
+  });
+  grids.insert(place, work);
+}
+
+void Clock::begin_grid(const WorkPtr& work) {
+  DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
+  // Runs of blocks with less priority give way after the block that is running.
+  device.sms.cut_short(
+      work->grid->sms, time_, [&](const Work& other) { return other.grid->priority > work->grid->priority; },
+      [&](const WorkPtr& other, std::uint64_t blocks) {
+        if (other->grid->count.waiting() == 0) queue_grid(device, other);
+        other->grid->count.give_back(blocks);
+      });
+  auto& grids = device.grids;
+  const auto place = std::find_if(grids.begin(), grids.end(),
+                                  [&](const WorkPtr& other) { return other->grid->priority > work->grid->priority; });
+  grids.insert(place, work);
+}
+
+bool Clock::start_copies(DeviceLoad& device) {
+  bool any = false;
+  for (auto it = device.copies.begin();
+       it != device.copies.end() && device.copying < device.sms.profile().copy_engines;) {
+    const WorkPtr work = *it;
+    bool& taken = device.engines[static_cast<std::size_t>(work->engine)];
+    if (taken && work->engine != Engine::in_device) {
+      ++it;
+      continue;
+    }
+    taken = true;
+    ++device.copying;
+    it = device.copies.erase(it);
+    timers_.push({time_ + work->duration, work});
+    any = true;
+  }
+  return any;
+}
+
+bool Clock::start_heads() {
+  bool any = false;
+  for (std::size_t i = 0; i < busy_.size();) {
+    Connection& connection = *busy_[i];
+    // The last work on a connection may be all that keeps it alive.
+    const std::shared_ptr<QueueSet> keep = connection.waiting.empty() ? nullptr : connection.waiting.front()->queues;
+    while (!connection.waiting.empty() && is_ready(*connection.waiting.front(), time_)) {
+      const WorkPtr work = connection.waiting.front();
+      connection.waiting.pop_front();
+      begin(work);
+      any = true;
+    }
+    if (connection.waiting.empty()) {
+      connection.listed = false;
+      busy_[i] = busy_.back();
+      busy_.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  return any;
+}
+
+bool Clock::start_ready() {
+  bool any = start_heads();
+  std::vector<WorkPtr> ready;
+  std::erase_if(unbound_, [&](const WorkPtr& work) {
+    if (!is_ready(*work, time_)) return false;
+    ready.push_back(work);
+    return true;
+  });
+  for (const WorkPtr& work : ready) begin(work);
+  any = any || !ready.empty();
+  for (DeviceLoad& device : devices_) any = start_copies(device) || any;
+  return any;
+}
+
+void Clock::place_blocks(DeviceLoad& device) {
+  for (auto it = device.grids.begin(); it != device.grids.end();) {
+    const WorkPtr work = *it;
+    Grid& grid = *work->grid;
+    const auto place = [&](std::span<const std::size_t> sms) {
+      const std::uint64_t length = run_length(grid);
+      device.sms.place(
+          sms, {.work = work, .index = grid.count.placed(), .count = length, .needs = grid.needs, .cost = grid.cost},
+          time_);
+      grid.count.place(length * sms.size());
+      return grid.count.waiting() > 0;
+    };
+    if (grid.cluster > 1) {
+      std::vector<std::size_t> sms;
+      do {
+        sms = device.sms.room_together(grid.parts, grid.needs, grid.cluster);
+      } while (!sms.empty() && place(sms));
+    } else {
+      device.sms.deal(grid.sms, grid.needs, [&](std::size_t sm) { return place(std::array{sm}); });
+    }
+    it = grid.count.waiting() == 0 ? device.grids.erase(it) : it + 1;
+  }
+}
+
+void Clock::end_blocks(std::size_t sm, const Resident& resident) {
+  const WorkPtr& work = resident.work;
+  if (!work->grid) broken_law("a block ends after its grid");
+  Grid& grid = *work->grid;
+  grid.count.end(resident.count);
+  if (grid.function != nullptr || grid.built_in) {
+    const gctxSimBlock block = describe(*work, resident, sm, time_);
+    if (grid.built_in) grid.built_in(block);
+    // The grid is over when its last function has returned.
+    if (grid.function != nullptr) {
+      block_calls_.push_back({work, block});
+      return;
+    }
+  }
+  if (grid.count.is_over()) complete(work);
+}
+
+void Clock::complete(const WorkPtr& work) {
+  if (work->done) broken_law("work is done twice");
+  if (work->grid && !work->grid->count.is_over()) broken_law("a grid is done before its blocks");
+  work->done = true;
+  work->ended = time_;
+  work->after.clear();
+  --outstanding_;
+  if (work->engine != Engine::none) {
+    DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
+    device.engines[static_cast<std::size_t>(work->engine)] = false;
+    --device.copying;
+  }
+  if (work->effect) work->effect();
+  work->effect = nullptr;
+  work->host = nullptr;
+  work->grid.reset();
+  work->queues.reset();
+}
+
+bool Clock::call_blocks(Lock& lock) {
+  if (block_calls_.empty()) return false;
+  const auto calls = std::exchange(block_calls_, {});
+  lock.unlock();
+  {
+    const HostThreads::InsideFunction inside;
+    for (BlockCall call : calls) {
+      const Grid& grid = *call.work->grid;
+      std::vector<void*> values;
+      std::vector<std::size_t> sizes;
+      for (const auto& argument : grid.arguments) {
+        values.push_back(const_cast<unsigned char*>(argument.data()));
+        sizes.push_back(argument.size());
+      }
+      call.block.arguments = values.data();
+      call.block.argument_sizes = sizes.data();
+      call.block.argument_count = static_cast<unsigned>(values.size());
+      grid.function(grid.user, &call.block);
+    }
+  }
+  lock.lock();
+  for (const BlockCall& call : calls) {
+    if (call.work->grid && call.work->grid->count.is_over()) complete(call.work);
+  }
+  return true;
+}
+
+// Time stands still while a host function runs, but not for ever.
+bool Clock::wait_for_host(Lock& lock) {
+  const auto since = std::max_element(host_calls_.begin(), host_calls_.end(),
+                                      [](const HostCall& a, const HostCall& b) { return a.since < b.since; });
+  if (since == host_calls_.end()) return false;
+  const auto until = since->since + host_patience;
+  if (Wall::now() >= until) return false;
+  advanced_.wait_until(lock, until);
+  return true;
+}
+
+void Clock::host_returned(const WorkPtr& work) {
+  std::erase_if(host_calls_, [&](const HostCall& call) { return call.work == work; });
+  complete(work);
+  advanced_.notify_all();
+}
+
+std::uint64_t Clock::next_moment() {
+  std::uint64_t moment = timers_.empty() ? never : timers_.top().end;
+  for (DeviceLoad& device : devices_) moment = std::min(moment, device.sms.next_end(time_));
+  const auto later = [&](const Work& work) {
+    if (work.submitted > time_) moment = std::min(moment, work.submitted);
+  };
+  for (const Connection* connection : busy_) later(*connection->waiting.front());
+  for (const WorkPtr& work : unbound_) later(*work);
+  return moment;
+}
+
+// Up to `limit`, or until `reached`.
+template <class Reached>
+void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
+  // Whatever happens here, others that wait for their turn get it.
+  struct Turn {
+    explicit Turn(Clock& of) : clock(of) { clock.advancing_ = true; }
+    ~Turn() {
+      clock.advancing_ = false;
+      clock.advanced_.notify_all();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    Clock& clock;
+  };
+  const Turn turn(*this);
+  while (true) {
+    while (start_ready()) {
+    }
+    for (DeviceLoad& device : devices_) place_blocks(device);
+    // Functions run unlocked: other threads may have queued more meanwhile.
+    if (call_blocks(lock)) continue;
+    if (reached()) break;
+    if (wait_for_host(lock)) continue;
+    const std::uint64_t moment = next_moment();
+    if (moment == never || moment > limit) break;
+    if (moment < time_) broken_law("time runs backwards");
+    time_ = moment;
+    while (!timers_.empty() && timers_.top().end <= time_) {
+      const WorkPtr work = timers_.top().work;
+      timers_.pop();
+      if (work->bytes > 0) {
+        devices_[static_cast<std::size_t>(work->device)].sms.add_flow(work, work->bytes, time_);
+      } else {
+        complete(work);
+      }
+    }
+    for (DeviceLoad& device : devices_) {
+      device.sms.collect(
+          time_, [&](std::size_t sm, const Resident& resident) { end_blocks(sm, resident); },
+          [&](const WorkPtr& work) { complete(work); });
+    }
+  }
+}
+
+void Clock::catch_up(Lock& lock) {
+  if (advancing_ || HostThreads::is_inside_function()) return;
+  const std::uint64_t limit = now_;
+  if (outstanding_ > 0) advance(lock, limit, [] { return false; });
+  if (!advancing_) time_ = std::max(time_, limit);
+}
+
+bool Clock::finish(Lock& lock, WorkPtr target) {
+  while (target && !target->done) {
+    if (HostThreads::is_inside_function()) return false;
+    if (advancing_) {
+      advanced_.wait(lock);
+      continue;
+    }
+    advance(lock, never, [&] { return target->done; });
+    if (target->done || next_moment() != never) continue;
+    if (host_calls_.empty()) return false;
+    advanced_.wait(lock);
+  }
+  if (target) now_ = std::max(now_, target->ended);
+  return true;
+}
+
+void Clock::reach_host_function(Lock& lock) {
+  if (advancing_ || outstanding_ == 0) return;
+  const std::uint64_t made = host_calls_made_;
+  advance(lock, never, [&] { return host_calls_made_ != made; });
+  now_ = std::max(now_, time_);
+}
+
+void Clock::relieve(Lock& lock) {
+  if (advancing_ || HostThreads::is_inside_function()) return;
+  advance(lock, never, [&] { return !is_full(); });
+  now_ = std::max(now_, time_);
+}
+
+}  // namespace gctx::sim

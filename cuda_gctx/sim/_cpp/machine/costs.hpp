@@ -1,0 +1,27 @@
+// What things cost: green contexts in device memory (docs/hardware-facts.md, "Lifetime"), and clock cycles in time.
+#pragma once
+
+#include <cstdint>
+
+#include "machine/machine.hpp"
+
+namespace gctx::sim {
+
+inline constexpr std::uint64_t live_context_bytes = std::uint64_t{4} << 20;  // recorded: `measured`
+// Never comes back before the device is reset.
+inline constexpr std::uint64_t lost_context_bytes = std::uint64_t{4} << 20;
+
+inline std::uint64_t cycles_to_ns(const Profile& card, std::uint64_t cycles) {
+  return cycles * 1000 / (static_cast<std::uint64_t>(card.clock_khz) / 1000);
+}
+
+inline std::uint64_t used_memory(const Device& device) {
+  return device.allocated + device.green_contexts * live_context_bytes + device.lost;
+}
+
+inline bool has_room(const Device& device, std::uint64_t bytes) {
+  const std::uint64_t used = used_memory(device);
+  return used <= device.memory && bytes <= device.memory - used;
+}
+
+}  // namespace gctx::sim

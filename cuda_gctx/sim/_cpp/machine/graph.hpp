@@ -1,0 +1,206 @@
+// Graphs: their nodes and edges, the copies of them that can be launched, captures into them, and the objects of the
+// program that they keep.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "abi/abi.hpp"
+#include "machine/clock.hpp"
+#include "machine/handles.hpp"
+
+namespace gctx::sim {
+
+class Capture;
+struct Context;
+struct Graph;
+struct GraphNode;
+struct KernelCode;
+struct Machine;
+struct Stream;
+
+struct LaunchPlan {
+  std::shared_ptr<KernelCode> code;
+  CUfunction function = nullptr;
+  std::array<unsigned, 3> grid{};
+  std::array<unsigned, 3> threads{};
+  unsigned shared_bytes = 0;
+  bool cooperative = false;
+  std::array<unsigned, 3> clusters{1, 1, 1};  // blocks of a cluster in each direction
+  unsigned cluster = 1;                       // and together
+  int priority = 0;
+  std::vector<std::vector<unsigned char>> arguments;
+};
+
+// Something of the program that graphs keep. It is destroyed by the function that came with it when the last reference
+// of the program and of the graphs is gone.
+struct UserObject : Object {
+  CUhostFn destroy = nullptr;
+  void* user = nullptr;
+  unsigned owned = 0;  // references of the program
+  unsigned kept = 0;   // and of graphs
+};
+using KeptObjects = std::map<UserObject*, unsigned>;
+
+// What decides whether the body of a conditional node runs. Kernels are not executed, so it keeps the value that it has
+// at the launch.
+struct Condition : Object {
+  Graph* graph = nullptr;
+  unsigned initial = 0;
+  bool assigned_at_launch = false;
+  bool used = false;  // by a node
+};
+
+// The parameters of a node, as the calls that ask for them return them. A kernel's are its LaunchPlan.
+struct EventNode {
+  CUevent event = nullptr;
+};
+struct AllocNode {
+  CUDA_MEM_ALLOC_NODE_PARAMS_v2 parameters{};
+  std::vector<CUmemAccessDesc> access;
+};
+struct FreeNode {
+  CUdeviceptr address = 0;
+};
+struct ConditionalNode {
+  CUgraphConditionalHandle condition = 0;
+  CUgraphConditionalNodeType type = CU_GRAPH_COND_TYPE_IF;
+  std::vector<CUgraph> bodies;  // as the call that made it returned them
+};
+using NodeParameters = std::variant<std::monostate, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS_v2,
+                                    EventNode, AllocNode, FreeNode, ConditionalNode>;
+
+struct Edge {
+  GraphNode* from = nullptr;
+  CUgraphEdgeData data{};
+
+  bool operator==(const Edge& other) const noexcept {
+    return from == other.from && data.from_port == other.data.from_port && data.to_port == other.data.to_port &&
+           data.type == other.data.type;
+  }
+};
+
+// One step: what it does, and the context that it does it in. Also what streams are given, whether or not they capture.
+struct GraphNode : Object {
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  std::uint64_t context_handle = 0;
+  std::uint64_t context_id = 0;  // 0: wherever it is launched
+  LaunchPlan launch;
+  std::vector<void*> argument_pointers;  // for the calls that ask for the parameters of kernels
+  NodeParameters parameters;
+  std::function<void()> effect;
+  std::function<void()> host;
+  std::uint64_t duration = 0;
+  Engine engine = Engine::none;
+  double bytes = 0;
+
+  Graph* graph = nullptr;
+  unsigned number = 0;            // in its graph, in the order of their making
+  std::uint64_t copied_from = 0;  // the id of a node
+  std::uint64_t capture = 0;      // that made it, and that must not leave it unjoined
+  std::vector<Edge> after;
+  std::vector<Graph*> bodies;  // of a child graph, or of a condition
+};
+
+struct Graph : Object {
+  std::vector<GraphNode*> nodes;  // in the order of their making
+  std::vector<Condition*> conditions;
+  KeptObjects kept;
+  GraphNode* owner = nullptr;  // the node whose body this is
+  Capture* capture = nullptr;  // that adds to it
+  bool has_memory = false;     // nodes that allocate or free
+  unsigned made = 0;           // nodes so far
+};
+
+// What is launched: copies, in an order in which each stands behind what it waits for.
+struct ExecNode {
+  GraphNode node;
+  std::vector<std::size_t> after;  // places in the list
+  bool enabled = true;
+  unsigned initial = 0;  // of its condition
+  bool assigned_at_launch = false;
+  std::vector<std::vector<ExecNode>> bodies;
+};
+using ExecNodes = std::vector<ExecNode>;
+
+struct GraphExec : Object {
+  ExecNodes nodes;
+  std::uint64_t graph_id = 0;
+  bool has_memory = false;
+  std::uint64_t flags = 0;
+  KeptObjects kept;
+  WorkPtr last;
+};
+
+// A capture from its begin to its end. Events that were recorded in it may outlive it: they find it over, and what it
+// pointed to is then not there any more.
+class Capture {
+ public:
+  enum class State { active, invalidated, over };
+
+  // A capture makes its own graph, or adds to one of the program.
+  enum class Into { own_graph, given_graph };
+
+  Capture(Graph& graph, Into into, Stream& origin, CUstreamCaptureMode mode, std::uint64_t thread);
+
+  State state() const noexcept { return state_; }
+  bool is_active() const noexcept { return state_ == State::active; }
+  std::uint64_t id() const noexcept { return id_; }
+  CUstreamCaptureMode mode() const noexcept { return mode_; }
+  std::uint64_t thread() const noexcept { return thread_; }
+  // Until it is over.
+  Graph& graph() const noexcept { return *graph_; }
+  Stream& origin() const noexcept { return *origin_; }
+
+  void invalidate() noexcept;
+  // A stream takes part in one capture at a time, from here until it leaves or the capture is over.
+  static void join(const std::shared_ptr<Capture>& capture, Stream& stream);
+  // The stream is destroyed. A capture without the stream that it began on can never be ended: it is over, and its
+  // own graph is dropped.
+  static void leave(Machine& machine, Stream& stream);
+  // All streams go back to normal, and the graph is handed over or, if nobody wants it, dropped.
+  Graph* end(Machine& machine, bool keep_graph);
+
+ private:
+  std::uint64_t id_;
+  State state_ = State::active;
+  Graph* graph_;
+  Into into_;
+  Stream* origin_;
+  CUstreamCaptureMode mode_;
+  std::uint64_t thread_;
+  std::set<Stream*> streams_;
+};
+
+Graph& add_graph(Machine& machine);
+// Takes over the node.
+GraphNode& add_node(Machine& machine, Graph& graph, GraphNode node);
+void remove_node(Machine& machine, GraphNode& node);
+// With its nodes, and the graphs that they own.
+void drop(Machine& machine, Graph& graph);
+void drop(Machine& machine, GraphExec& exec);
+// A graph like this one, child graphs included.
+Graph& clone(Machine& machine, const Graph& graph);
+// Copies of the nodes in an order that their edges allow. False when they form a circle.
+bool freeze(Machine& machine, const Graph& graph, ExecNodes& out);
+// What a new executable graph allocates stays until it is dropped.
+void hold_memory(Machine& machine, const GraphExec& exec);
+// Whether it or a graph inside it is the target of a capture.
+bool is_being_captured(const Graph& graph);
+bool has_memory_nodes(const Graph& graph);
+// With those of the graphs inside.
+std::size_t count_nodes(const Graph& graph);
+bool has_conditions(const Graph& graph);
+
+// References of a graph to objects of the program.
+void keep(KeptObjects& kept, UserObject& object, unsigned count);
+void let_go(Machine& machine, UserObject& object, unsigned& references, unsigned count);
+void let_all_go(Machine& machine, KeptObjects& kept);
+
+}  // namespace gctx::sim

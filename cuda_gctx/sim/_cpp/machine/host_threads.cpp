@@ -1,0 +1,149 @@
+// Calls host functions, and moves the clock of a program that waits for one without making calls.
+#include "machine/host_threads.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "machine/machine.hpp"
+
+namespace gctx::sim {
+
+// Shared with the threads, which may outlive the machine.
+struct HostThreads::State {
+  using Clock = std::chrono::steady_clock;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::weak_ptr<Machine> machine;
+  std::deque<WorkPtr> due;
+  std::vector<Clock::time_point> running;  // since when, of each thread that is inside a function
+  std::size_t expected = 0;                // queued, and not due yet
+  std::size_t waiting = 0;                 // threads that are in no function
+  bool over = false;
+
+  bool may_call() const {
+    const auto patience_ended = Clock::now() - host_patience;
+    return !due.empty() &&
+           std::all_of(running.begin(), running.end(), [&](auto since) { return since < patience_ended; });
+  }
+};
+
+namespace {
+
+thread_local int functions_entered = 0;
+
+using State = HostThreads::State;
+
+void serve_functions(const std::shared_ptr<State>& state);
+
+// With the state locked. One thread is always left to look.
+void keep_one_waiting(const std::shared_ptr<State>& state) {
+  if (state->waiting > 0) return;
+  std::thread(serve_functions, state).detach();
+  ++state->waiting;
+}
+
+void call_next(const std::shared_ptr<State>& state, std::unique_lock<std::mutex>& lock) {
+  const WorkPtr work = state->due.front();
+  state->due.pop_front();
+  const auto since = State::Clock::now();
+  state->running.push_back(since);
+  --state->waiting;
+  keep_one_waiting(state);
+  lock.unlock();
+  {
+    const HostThreads::InsideFunction inside;
+    work->host();
+  }
+  if (const auto machine = state->machine.lock()) {
+    const std::scoped_lock machine_lock(present().mutex);
+    machine->clock.host_returned(work);
+  }
+  lock.lock();
+  state->running.erase(std::find(state->running.begin(), state->running.end(), since));
+  ++state->waiting;
+  state->changed.notify_all();
+}
+
+// `calls` is how many the machine had seen when it was last looked at.
+void look(const std::shared_ptr<State>& state, std::uint64_t& calls) {
+  const auto machine = state->machine.lock();
+  if (!machine) return;
+  std::unique_lock lock(present().mutex);
+  if (std::exchange(calls, machine->calls_made) == machine->calls_made) machine->clock.reach_host_function(lock);
+}
+
+void serve_functions(const std::shared_ptr<State>& state) {
+  std::unique_lock lock(state->mutex);
+  std::uint64_t calls = ~std::uint64_t{0};
+  while (!state->over) {
+    if (state->may_call()) {
+      call_next(state, lock);
+      if (state->waiting > 1) break;
+      continue;
+    }
+    if (state->due.empty() && state->expected == 0) {
+      calls = ~std::uint64_t{0};
+      state->changed.wait(lock);
+      continue;
+    }
+    if (state->changed.wait_for(lock, idle_after) == std::cv_status::no_timeout || state->expected == 0) continue;
+    lock.unlock();
+    look(state, calls);
+    lock.lock();
+  }
+  --state->waiting;
+}
+
+}  // namespace
+
+HostThreads::HostThreads() : state_(std::make_shared<State>()) {}
+
+HostThreads::~HostThreads() {
+  const std::scoped_lock lock(state_->mutex);
+  state_->over = true;
+  state_->changed.notify_all();
+}
+
+void HostThreads::serve(const std::weak_ptr<Machine>& machine) { state_->machine = machine; }
+
+void HostThreads::expect() {
+  const std::scoped_lock lock(state_->mutex);
+  keep_one_waiting(state_);
+  ++state_->expected;
+  state_->changed.notify_all();
+}
+
+void HostThreads::post(const WorkPtr& work) {
+  const std::scoped_lock lock(state_->mutex);
+  --state_->expected;
+  state_->due.push_back(work);
+  state_->changed.notify_all();
+}
+
+void HostThreads::run(std::function<void()> function) {
+  auto work = std::make_shared<Work>();
+  work->host = std::move(function);
+  const std::scoped_lock lock(state_->mutex);
+  keep_one_waiting(state_);
+  state_->due.push_back(std::move(work));
+  state_->changed.notify_all();
+}
+
+void HostThreads::abandon() {
+  // Never destroyed: its mutex may have been locked by a thread that is not here.
+  std::make_unique<std::shared_ptr<State>>(state_).release();
+  const auto machine = state_->machine;
+  state_ = std::make_shared<State>();
+  state_->machine = machine;
+}
+
+bool HostThreads::is_inside_function() noexcept { return functions_entered > 0; }
+HostThreads::InsideFunction::InsideFunction() noexcept { ++functions_entered; }
+HostThreads::InsideFunction::~InsideFunction() { --functions_entered; }
+
+}  // namespace gctx::sim

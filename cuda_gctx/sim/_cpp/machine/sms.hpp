@@ -1,0 +1,109 @@
+// The SMs of one device while kernels run: what is on each of them, who shares it, and how fast it goes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "chip/chip.hpp"
+
+namespace gctx::sim {
+
+struct Work;
+using WorkPtr = std::shared_ptr<Work>;
+
+// What one block takes of an SM while it is there: threads in whole warps.
+struct BlockNeeds {
+  unsigned threads = 0;
+  unsigned registers = 0;
+  std::size_t shared_bytes = 0;  // what the system reserves for each block included
+};
+
+// What one block costs. `compute_ns` is its time alone on an SM, `throughput` the part of the SM's throughput that it
+// uses then (0: it only waits, as a spinning kernel does), `bytes` what it moves to and from device memory.
+struct BlockCost {
+  double compute_ns = 0;
+  double throughput = 1;
+  double bytes = 0;
+};
+
+// A run: blocks of one grid that follow each other in one place of an SM. The blocks of a cluster are as many runs of
+// one length, which share their number.
+struct Resident {
+  WorkPtr work;
+  std::uint64_t index = 0;  // of the first block
+  std::uint64_t count = 1;
+  std::uint64_t run = 0;
+  std::size_t places = 1;  // of all runs with this number
+  BlockNeeds needs;
+  BlockCost cost;
+  double alone_ns = 0;  // of one block, alone on the device
+  double left_ns = 0;   // of all of them, at full speed
+  double rate = 1;
+  std::uint64_t started = 0;
+};
+
+class Sms {
+ public:
+  explicit Sms(const Chip& chip);
+
+  const Profile& profile() const noexcept { return chip_->profile(); }
+  // How many such blocks fit on an empty SM.
+  static unsigned capacity(const Profile& profile, const BlockNeeds& needs);
+  // The time of a block that has the device to itself.
+  double alone_ns(const BlockCost& cost) const;
+
+  // Offers the SMs of `among` on which one more such block fits, each time the one with the fewest blocks, as long as
+  // `take` places one there and wants more. Blocks go breadth first: assumed; recordings show only that every SM of a
+  // partition is used by a grid that fills it.
+  void deal(const SmSet& among, const BlockNeeds& needs, const std::function<bool(std::size_t sm)>& take) const;
+  // SMs for `count` blocks at once, all in one of `parts`; empty if there is no room.
+  std::vector<std::size_t> room_together(const std::vector<SmSet>& parts, const BlockNeeds& needs,
+                                         unsigned count) const;
+  // Begins a run in each of the places: several are those of a cluster.
+  void place(std::span<const std::size_t> places, Resident run, std::uint64_t now);
+
+  // Copies and fills inside device memory take their part of its bandwidth.
+  void add_flow(const WorkPtr& work, double bytes, std::uint64_t now);
+
+  // The next moment at which something ends; `never` if nothing runs.
+  std::uint64_t next_end(std::uint64_t now);
+  // Takes away what has ended by `now`.
+  void collect(std::uint64_t now, const std::function<void(std::size_t sm, const Resident&)>& ended,
+               const std::function<void(const WorkPtr&)>& flow_ended);
+  // Ends the runs that reach into a set of SMs after the blocks that are running, where `gives_way`, and reports how
+  // many blocks are given back. The runs of a cluster are cut to one length, so that whole clusters are given back;
+  // they are left alone once one of them has ended.
+  void cut_short(const SmSet& among, std::uint64_t now, const std::function<bool(const Work&)>& gives_way,
+                 const std::function<void(const WorkPtr&, std::uint64_t blocks)>& given_back);
+
+ private:
+  struct Sm {
+    unsigned blocks = 0;
+    unsigned threads = 0;
+    unsigned registers = 0;
+    std::size_t shared_bytes = 0;
+    double demand = 0;  // bytes per ns that it would move if memory had no limit but the SM's own
+    std::vector<Resident> residents;
+  };
+  struct Flow {
+    WorkPtr work;
+    double left_bytes;
+    double rate = 0;
+  };
+  bool fits(const Sm& sm, const BlockNeeds& needs) const;
+  void progress(std::uint64_t now);
+  void set_rates();
+
+  const Chip* chip_;
+  std::vector<Sm> sms_;
+  SmSet busy_;
+  std::vector<Flow> flows_;
+  std::uint64_t runs_ = 0;  // begun
+  std::uint64_t updated_ = 0;
+  bool stale_ = false;  // the rates do not fit what runs
+};
+
+}  // namespace gctx::sim
