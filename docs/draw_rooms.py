@@ -1,14 +1,13 @@
-"""Draws the rooms of the package, docs/images/rooms.svg, from the order that tests/house/test_arrows.py holds.
+"""Draws the rooms of the package, docs/images/rooms.svg, from the uses that tests/house/arrows.py reads.
 
     python docs/draw_rooms.py [--check]
 
-An arrow means "may use". Arrows that follow from others are left out. With --check, nothing is written, and the exit
-status is 1 if the picture is out of date.
+An arrow means "uses". A room that is used through others is not connected again. With --check, nothing is written, and
+the exit status is 1 if the picture is out of date.
 """
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +16,14 @@ from typing import NamedTuple
 from cuda_gctx.draw.svg import Drawing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ORDER = REPOSITORY / "tests" / "house" / "test_arrows.py"
-PICTURE = REPOSITORY / "docs" / "images" / "rooms.svg"
-LEFT_OUT = {"_cpp/tests", "sim/_cpp/tests"}
+sys.path.insert(0, str(REPOSITORY / "tests" / "house"))
 
-WIDTH, HEIGHT = 780, 836
+from arrows import PROGRAMS, arrows, room  # noqa: E402
+
+PICTURE = REPOSITORY / "docs" / "images" / "rooms.svg"
+LEFT_OUT = {*PROGRAMS, "_cpp/tests", "sim/_cpp/tests"}
+
+WIDTH, HEIGHT = 780, 696
 BOX_WIDTH, BOX_HEIGHT = 178, 42
 
 
@@ -37,55 +39,57 @@ class Box(NamedTuple):
         return self.y + BOX_HEIGHT
 
 
-LEFT, MIDDLE, RIGHT = 118, 318, 518
-SOFTWARE_DRIVER = 640
+FIRST, SECOND, THIRD, FOURTH = 123, 309, 495, 681
+CORE, SOFTWARE_DRIVER = 440, 150
 BOXES = {
-    "cli": Box(MIDDLE, 62, "the command line"),
-    "bench": Box(LEFT, 130, "call costs, the demo"),
-    "tune": Box(MIDDLE, 130, "the tuner, timelines"),
-    "comm": Box(RIGHT, 130, "collectives"),
-    "compat": Box(MIDDLE, 198, "drop-ins"),
-    "cuda_gctx": Box(MIDDLE, 266, "the public names"),
-    "interop": Box(MIDDLE, 334, "torch, CuPy, Numba, NCCL"),
-    "partitions": Box(MIDDLE, 402, "layouts, pools, proof"),
-    "measure": Box(MIDDLE - 104, 470, "the measuring loop"),
-    "draw": Box(MIDDLE + 104, 470, "SVG pictures"),
-    "sim": Box(SOFTWARE_DRIVER, 470, "sessions, pytest plugin"),
-    "_core": Box(MIDDLE, 538, "Cython classes"),
-    "_cpp/handles": Box(MIDDLE, 624, "boxes, registries, claims"),
-    "_cpp/resources": Box(MIDDLE, 686, "splits and overlap"),
-    "_cpp/driver": Box(MIDDLE, 748, "the table of functions"),
-    "sim/_cpp/calls": Box(SOFTWARE_DRIVER, 624, "a file for each group"),
-    "sim/_cpp/machine": Box(SOFTWARE_DRIVER, 686, "objects, clock, ledger"),
-    "sim/_cpp/abi": Box(SOFTWARE_DRIVER - 62, 748, "the interface"),
-    "sim/_cpp/chip": Box(SOFTWARE_DRIVER + 62, 748, "the SMs"),
+    "cli": Box(SECOND, 62, "the command line"),
+    "comm": Box(THIRD, 62, "collectives"),
+    "bench": Box(FIRST, 130, "call costs"),
+    "tune": Box(SECOND, 130, "the tuner, timelines"),
+    "cuda_gctx": Box(THIRD, 130, "the public names"),
+    "compat": Box(FOURTH, 130, "drop-ins"),
+    "interop": Box(THIRD, 198, "torch, CuPy, Numba, NCCL"),
+    "sim": Box(SOFTWARE_DRIVER, 266, "sessions, pytest plugin"),
+    "measure": Box(CORE - 95, 266, "the measuring loop"),
+    "partitions": Box(CORE + 100, 266, "layouts, pools, proof"),
+    "draw": Box(CORE + 100, 334, "SVG pictures"),
+    "_core": Box(CORE, 402, "Cython classes"),
+    "_cpp/handles": Box(CORE, 488, "boxes, registries, claims"),
+    "_cpp/resources": Box(CORE, 550, "splits and overlap"),
+    "_cpp/driver": Box(CORE, 612, "the table of functions"),
+    "sim/_cpp/calls": Box(SOFTWARE_DRIVER, 488, "a file for each group"),
+    "sim/_cpp/machine": Box(SOFTWARE_DRIVER, 550, "objects, clock, ledger"),
+    "sim/_cpp/abi": Box(SOFTWARE_DRIVER - 62, 612, "the interface"),
+    "sim/_cpp/chip": Box(SOFTWARE_DRIVER + 62, 612, "the SMs"),
 }
+# An arrow that goes around the boxes between two rooms, on their left.
+AROUND = {("cli", "sim")}
 LINE = "bar"  # the darker grey
 NARROW = {"sim/_cpp/abi", "sim/_cpp/chip"}
 
 
-def order() -> dict[str, set[str]]:
-    """MAY_USE of the test, which is not a module that can be imported."""
-    names: dict[str, set[str]] = {}
-    for node in ast.parse(ORDER.read_text()).body:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            [target] = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if isinstance(target, ast.Name) and target.id in ("CORE", "SOFTWARE_DRIVER", "BASE", "MAY_USE"):
-                exec(compile(ast.Module([node], []), str(ORDER), "exec"), {}, names)
-    return names["MAY_USE"]  # type: ignore[return-value]
+def uses() -> dict[str, set[str]]:
+    """What each room of the package uses. Stubs also name types of higher rooms, and are left out."""
+    found: dict[str, set[str]] = {}
+    for file, target in arrows(REPOSITORY):
+        name = room(file)
+        if name not in LEFT_OUT and not file.endswith(".pyi"):
+            found.setdefault(name, set()).update({room(target)} - {name})
+            found.setdefault(room(target), set())
+    return found
 
 
-def direct(allowed: Mapping[str, set[str]]) -> list[tuple[str, str]]:
-    """The arrows that do not follow from others."""
+def direct(used: Mapping[str, set[str]]) -> list[tuple[str, str]]:
+    """The arrows to rooms that are not also used through others."""
 
-    def reached(room: str) -> set[str]:
-        return {below for other in allowed[room] for below in {other} | reached(other)}
+    def reached(name: str) -> set[str]:
+        return {below for other in used[name] for below in {other} | reached(other)}
 
     return [
-        (room, other)
-        for room in sorted(allowed)
-        for other in sorted(allowed[room])
-        if not any(other in reached(between) for between in allowed[room] - {other})
+        (name, other)
+        for name in sorted(used)
+        for other in sorted(used[name])
+        if not any(other in reached(between) for between in used[name] - {other})
     ]
 
 
@@ -98,45 +102,42 @@ def arrow(drawing: Drawing, x1: float, y1: float, x2: float, y2: float) -> None:
 
 
 def between(drawing: Drawing, upper: str, lower: str) -> None:
-    """An arrow from the bottom of one room to the top of another, or from side to side."""
+    """An arrow from the bottom of one room to the top of another, or around those between them."""
     one, other = BOXES[upper], BOXES[lower]
-    if one.y == other.y:
-        arrow(drawing, one.x - width(upper) / 2, one.y + BOX_HEIGHT / 2, other.x + width(lower) / 2, other.y + 21)
-    elif one.x - other.x > 300:
-        arrow(drawing, one.x, one.bottom, other.x + width(lower) / 2, other.y + BOX_HEIGHT / 2)
-    elif other.x - one.x > 300:
-        # Around the boxes between them.
-        drawing.line(one.x + width(upper) / 2, one.y + BOX_HEIGHT / 2, other.x + 40, one.y + BOX_HEIGHT / 2, LINE)
-        arrow(drawing, other.x + 40, one.y + BOX_HEIGHT / 2, other.x + 40, other.y)
+    if (upper, lower) in AROUND:
+        begin, end = one.y + BOX_HEIGHT / 2, other.y + BOX_HEIGHT / 2
+        drawing.line(one.x - width(upper) / 2, begin, 14, begin, LINE)
+        drawing.line(14, begin, 14, end, LINE)
+        arrow(drawing, 14, end, other.x - width(lower) / 2, end)
     else:
         arrow(drawing, one.x, one.bottom, other.x, other.y)
 
 
-def width(room: str) -> float:
-    return BOX_WIDTH * 0.66 if room in NARROW else BOX_WIDTH
+def width(name: str) -> float:
+    return BOX_WIDTH * 0.66 if name in NARROW else BOX_WIDTH
 
 
 def picture() -> str:
     drawing = Drawing("The rooms of cuda_gctx")
     drawing.text(20, 30, "The rooms of cuda_gctx", size=16, bold=True)
-    drawing.text(20, 48, "An arrow means: may use. Rooms may also use what those below them use.", kind="faint")
-    for x, words in ((MIDDLE, "libcuda_gctx.so"), (SOFTWARE_DRIVER, "libcuda_gctx_sim.so")):
-        drawing.rectangle(x - 130, 594, 260, 208, kind="panel", corner=8)
-        drawing.text(x - 120, 612, words, kind="faint")
+    drawing.text(20, 48, "An arrow means: uses. What a room uses through others too is not drawn twice.", kind="faint")
+    for x, words in ((CORE, "libcuda_gctx.so"), (SOFTWARE_DRIVER, "libcuda_gctx_sim.so")):
+        drawing.rectangle(x - 130, 458, 260, 208, kind="panel", corner=8)
+        drawing.text(x - 120, 476, words, kind="faint")
     drawing.text(
-        MIDDLE - 130,
-        822,
+        CORE - 130,
+        684,
         "The core opens libcuda.so.1 or the software driver: both have the driver's C interface.",
         kind="faint",
     )
-    allowed = {room: below - LEFT_OUT for room, below in order().items() if room not in LEFT_OUT}
-    for upper, lower in direct(allowed):
+    used = uses()
+    for upper, lower in direct(used):
         between(drawing, upper, lower)
-    for room in allowed:
-        box = BOXES[room]
-        drawing.rectangle(box.x - width(room) / 2, box.y, width(room), BOX_HEIGHT, kind="empty", corner=6)
-        name = room.removeprefix("sim/").removeprefix("_cpp/")
-        drawing.text(box.x, box.y + 18, name, size=13, bold=True, anchor="middle")
+    for name in sorted(used):
+        box = BOXES[name]
+        drawing.rectangle(box.x - width(name) / 2, box.y, width(name), BOX_HEIGHT, kind="empty", corner=6)
+        title = name.removeprefix("sim/").removeprefix("_cpp/")
+        drawing.text(box.x, box.y + 18, title, size=13, bold=True, anchor="middle")
         drawing.text(box.x, box.y + 34, box.about, size=11, kind="faint", anchor="middle")
     return drawing.svg(WIDTH, HEIGHT) + "\n"
 

@@ -2,8 +2,7 @@
 
 Importing this loads no driver and no framework: each public name is imported from its module at first use.
 
-May use: ``compat``, ``cuda_gctx``, ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``,
-``_cpp/handles``, ``_cpp/resources``, ``_cpp/driver``.
+May use: ``cuda_gctx``, ``interop``, ``_core``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Drop-ins: functions and classes with the names and arguments of other libraries, based on this package's contexts.
 
-May use: ``cuda_gctx``, ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``.
+May use: ``interop``, ``partitions``, ``_core``.
 """

@@ -1,6 +1,6 @@
 """Work of other libraries in a partition: one module for each library, which imports it at first use.
 
-May use: ``partitions``, ``measure``, ``draw``, ``_core``.
+May use: ``partitions``, ``measure``, ``_core``.
 """
 
 from __future__ import annotations

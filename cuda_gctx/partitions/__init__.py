@@ -1,6 +1,6 @@
 """Partitions of a device: layouts, named partitions, pools, the store of contexts, and verification.
 
-May use: ``measure``, ``draw``, ``_core``.
+May use: ``draw``, ``_core``.
 """
 
 from cuda_gctx.partitions.graphs import GraphSet

@@ -2,7 +2,7 @@
 
 Importing this loads no driver and no framework: each public name is imported from its module at first use.
 
-May use: ``compat``, ``cuda_gctx``, ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``.
+May use: ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``.
 """
 
 from __future__ import annotations
