@@ -19,17 +19,14 @@ from cuda_gctx.cli._exit import NoDevice
 if TYPE_CHECKING:
     from cuda_gctx.sim import Session
 
-# The versions that the software driver simulates.
-DRIVERS = (*(f"12.{minor}" for minor in range(3, 10)), *(f"13.{minor}" for minor in range(6)))
-
 Callback = Callable[..., None]
 
 
 def profiles() -> dict[str, str]:
     """The names of the cards that can be simulated, by their keys."""
-    from cuda_gctx.sim._session import library
+    from cuda_gctx.sim import cards
 
-    return {card["key"]: card["name"] for card in library().answer("Profiles")}
+    return {card["key"]: card["name"] for card in cards()}
 
 
 def _known_profile(ctx: click.Context, param: click.Parameter, word: str | None) -> str | None:
@@ -38,7 +35,21 @@ def _known_profile(ctx: click.Context, param: click.Parameter, word: str | None)
     return word
 
 
-def _complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _known_version(ctx: click.Context, param: click.Parameter, word: str | None) -> str | None:
+    from cuda_gctx.sim import driver_versions
+
+    if word is not None and word not in (known := driver_versions()):
+        raise click.BadParameter(f"no driver {word!r} is simulated: choose from {', '.join(known)}")
+    return word
+
+
+def complete_version(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from cuda_gctx.sim import driver_versions
+
+    return [CompletionItem(version) for version in driver_versions() if version.startswith(incomplete)]
+
+
+def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(key, help=name) for key, name in profiles().items() if key.startswith(incomplete)]
 
 
@@ -87,14 +98,15 @@ def driver_options(command: Callback) -> Callback:
         "--profile",
         metavar="CARD",
         callback=_known_profile,
-        shell_complete=_complete_profile,
+        shell_complete=complete_profile,
         help="Use this simulated card, without a GPU (cuda-gctx sim profiles lists them).",
     )
     @click.option(
         "--driver",
         "version",
-        type=click.Choice(DRIVERS),
         metavar="VERSION",
+        callback=_known_version,
+        shell_complete=complete_version,
         help="Simulate this CUDA driver version (default: 13.0).",
     )
     @json_option

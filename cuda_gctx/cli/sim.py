@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
-from click.shell_completion import CompletionItem
 
 from cuda_gctx.cli._exit import Failure
-from cuda_gctx.cli._options import DRIVERS, profiles
+from cuda_gctx.cli._options import complete_profile, complete_version
 from cuda_gctx.cli._output import writing
 from cuda_gctx.sim import __main__ as commands
 
@@ -48,17 +47,9 @@ _listing("explain", commands.explain)
 _listing("path", commands.path)
 
 
-def _complete_card(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(key, help=name) for key, name in profiles().items() if key.startswith(incomplete)]
-
-
-def _complete_driver(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(version) for version in DRIVERS if version.startswith(incomplete)]
-
-
 @sim.command(help=commands.COMMANDS["run"], context_settings={"allow_interspersed_args": False})
-@click.option("--gpu", default=commands.DEFAULT_CARD, shell_complete=_complete_card, help=commands.OPTIONS["gpu"])
-@click.option("--driver", shell_complete=_complete_driver, help=commands.OPTIONS["driver"])
+@click.option("--gpu", default=commands.DEFAULT_CARD, shell_complete=complete_profile, help=commands.OPTIONS["gpu"])
+@click.option("--driver", shell_complete=complete_version, help=commands.OPTIONS["driver"])
 @click.option("--devices", type=int, default=1, help=commands.OPTIONS["devices"])
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 @click.pass_context

@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cuda_gctx._core.text import table
 from cuda_gctx.sim._library import library_folder, library_path
-from cuda_gctx.sim._session import library, make_spec
+from cuda_gctx.sim._session import cards, library, make_spec
 
 __all__ = ["COMMANDS", "OPTIONS", "explain", "main", "path", "profiles", "run"]
 
@@ -88,13 +87,21 @@ def explain(as_json: bool) -> None:
 
 def profiles(as_json: bool) -> None:
     """Print the cards that can be simulated."""
-    cards = library().answer("Profiles")
     if as_json:
-        print(json.dumps({"simulated": True, "profiles": cards}, indent=2))
+        print(json.dumps({"simulated": True, "profiles": cards()}, indent=2))
         return
-    header = ("card", "name", "compute", "SMs", "minimum", "alignment", "layout")
-    fields = ("key", "name", "compute_capability", "sm_count", "min_partition", "alignment", "layout")
-    print(table(header, ([card[field] for field in fields] for card in cards)))
+    titles = {
+        "key": "card",
+        "name": "name",
+        "compute_capability": "compute",
+        "sm_count": "SMs",
+        "min_partition": "minimum",
+        "alignment": "alignment",
+        "layout": "layout",
+    }
+    line = "{key:7}  {name:35}  {compute_capability:>7}  {sm_count:>3}  {min_partition:>7}  {alignment:>9}  {layout}"
+    for card in (titles, *cards()):
+        print(line.format(**card))
 
 
 def path(as_json: bool) -> None:

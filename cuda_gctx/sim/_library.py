@@ -79,7 +79,7 @@ class Library:
         # RTLD_LOCAL keeps its symbols from being taken for the real driver's.
         self._lib = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         lib = self._lib
-        for name in ("Ledger", "Calls", "Memory", "Faults", "Profiles", "Explain", "Machine"):
+        for name in ("Ledger", "Calls", "Memory", "Faults", "Profiles", "Drivers", "Explain", "Machine"):
             getattr(lib, f"gctxSim{name}").restype = ctypes.c_char_p
             getattr(lib, f"gctxSim{name}").argtypes = []
         lib.gctxSimConfigure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]

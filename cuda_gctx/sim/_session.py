@@ -14,7 +14,18 @@ from typing import Any
 
 from cuda_gctx.sim._library import Block, KernelCost, Library, RecordFunction
 
-__all__ = ["Ledger", "LedgerError", "LiveObject", "Misuse", "Session", "library", "make_spec", "session"]
+__all__ = [
+    "Ledger",
+    "LedgerError",
+    "LiveObject",
+    "Misuse",
+    "Session",
+    "cards",
+    "driver_versions",
+    "library",
+    "make_spec",
+    "session",
+]
 
 # A handle that no object of the machine ever had: the call returns an error to the program, and nothing is lost. It is
 # listed, but does not fail a test, because programs do this on purpose when they are tested with bad input.
@@ -49,6 +60,18 @@ def library() -> Library:
         if _library is None:
             _library = Library()
         return _library
+
+
+def cards() -> list[dict[str, Any]]:
+    """The cards that can be simulated: for each its ``key``, ``name``, ``sm_count`` and more."""
+    found: list[dict[str, Any]] = library().answer("Profiles")
+    return found
+
+
+def driver_versions() -> list[str]:
+    """The versions of the driver that can be simulated, the oldest first: ``"12.3"`` and so on."""
+    found: list[str] = library().answer("Drivers")
+    return found
 
 
 class LedgerError(AssertionError):

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
-from pathlib import Path
 from subprocess import CompletedProcess
 from typing import IO, Any
 
@@ -20,9 +19,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cuda_gctx
-from cuda_gctx.cli._options import DRIVERS
 from cuda_gctx.cli._root import root
-from cuda_gctx.sim import session
+from cuda_gctx.sim import library_path
 
 from ..common import run_python
 
@@ -157,7 +155,7 @@ def test_a_group_without_a_command_shows_its_help_as_it_is_laid_out(arguments: t
 
 def test_a_path_is_not_broken_in_a_terminal() -> None:
     done = in_a_terminal(40, "info", "--profile", "h200")
-    assert f"CUDA driver 13.0: {Path(cuda_gctx.__file__).parent}" in done
+    assert f"CUDA driver 13.0: {library_path()}\n" in done
 
 
 def test_help_reports_every_command_and_what_the_statuses_mean() -> None:
@@ -211,7 +209,7 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
         (["plan", "16", "--foo"], "No such option"),
         (["plan", "device=8"], "'device' cannot be the name of a partition"),
         (["plan", "8", "--profile", "voodoo"], "unknown card 'voodoo': choose from h200,"),
-        (["plan", "8", "--profile", "h200", "--driver", "11.8"], "'11.8' is not one of '12.3'"),
+        (["plan", "8", "--profile", "h200", "--driver", "11.8"], "no driver '11.8' is simulated: choose from 12.3, "),
         (["plan", "8", "--driver", "13.1"], "add --profile CARD"),
         (["verify", "--svg", "no-such-folder/map.svg"], "directory 'no-such-folder' does not exist"),
     ],
@@ -343,15 +341,3 @@ def test_each_shell_gets_its_script(shell: str) -> None:
     done = child(_CUDA_GCTX_COMPLETE=f"{shell}_source")
     assert done.returncode == 0, done.stderr
     assert "cuda-gctx" in done.stdout
-
-
-def test_the_driver_versions_that_are_offered_are_those_that_can_be_simulated() -> None:
-    def can_be(version: str) -> bool:
-        try:
-            with session("h200", driver=version):
-                return True
-        except ValueError:
-            return False
-
-    every = [f"{major}.{minor}" for major in (11, 12, 13, 14) for minor in range(10)]
-    assert [version for version in every if can_be(version)] == list(DRIVERS)

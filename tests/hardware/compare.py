@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from cuda_gctx import sim
-from cuda_gctx.sim._session import library
 
 FOLDER = Path(__file__).resolve().parent
 # What says when and with what was recorded, and not what the driver answers.
@@ -129,7 +128,7 @@ def main() -> int:
     parser.add_argument("recording", type=Path)
     path = parser.parse_args().recording
     card = path.stem.partition("-")[0]
-    known = [profile["key"] for profile in library().answer("Profiles")]
+    known = [card["key"] for card in sim.cards()]
     if card not in known:
         parser.error(f"the name of the file begins with the card, one of {', '.join(known)}; not {card}")
     total = 0

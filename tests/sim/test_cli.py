@@ -201,6 +201,18 @@ def test_profiles_say_that_they_are_simulated_and_whether_their_layout_is_known(
     assert [row.split()[0] for row in rows if row.split()[-1] == "recorded"] == ["h200", "h100"]
 
 
+def test_the_driver_versions_that_are_listed_are_those_that_can_be_simulated() -> None:
+    def can_be(version: str) -> bool:
+        try:
+            with sim.session("h200", driver=version):
+                return True
+        except ValueError:
+            return False
+
+    every = [f"{major}.{minor}" for major in (11, 12, 13, 14) for minor in range(10)]
+    assert [version for version in every if can_be(version)] == sim.driver_versions()
+
+
 def test_every_answer_of_the_control_interface_says_simulated() -> None:
     with sim.session("h200") as machine:
         assert machine.machine()["simulated"]

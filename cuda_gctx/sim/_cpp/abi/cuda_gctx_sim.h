@@ -50,6 +50,7 @@ GCTX_SIM_API const char* gctxSimCalls(void);    /* calls per function, by base n
 GCTX_SIM_API const char* gctxSimMemory(void);   /* per device: total, free, allocated, contexts, lost */
 GCTX_SIM_API const char* gctxSimFaults(void);   /* the rules in force, and how often each has fired */
 GCTX_SIM_API const char* gctxSimProfiles(void); /* the cards that can be simulated */
+GCTX_SIM_API const char* gctxSimDrivers(void);  /* the driver versions that can be simulated */
 GCTX_SIM_API const char* gctxSimExplain(void);  /* each modelled behaviour and where it is known from */
 GCTX_SIM_API const char* gctxSimMachine(void);  /* the present machine: profile, driver version, devices */
 

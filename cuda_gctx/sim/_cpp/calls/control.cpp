@@ -161,6 +161,14 @@ const char* gctxSimProfiles(void) {
   return keep(json.text());
 }
 
+const char* gctxSimDrivers(void) {
+  JsonWriter json;
+  json.begin_array();
+  for (const int version : driver_versions) json.value(version_text(version));
+  json.end_array();
+  return keep(json.text());
+}
+
 const char* gctxSimExplain(void) {
   JsonWriter json;
   json.begin_array();

@@ -39,11 +39,13 @@ int driver_version(std::string_view text) {
   }
   const auto major = static_cast<int>(number_within(text.substr(0, dot), "the driver's major version", 0, 99));
   const auto minor = static_cast<int>(number_within(text.substr(dot + 1), "the driver's minor version", 0, 99));
-  const bool known = (major == 12 && minor >= 3 && minor <= 9) || (major == 13 && minor <= 5);
-  if (!known) {
-    throw std::invalid_argument("driver " + std::string(text) + " is not modelled: 12.3 to 12.9 and 13.0 to 13.5 are");
+  const int version = major * 1000 + minor * 10;
+  if (std::ranges::find(driver_versions, version) == driver_versions.end()) {
+    std::string known;
+    for (const int other : driver_versions) known += (known.empty() ? "" : ", ") + version_text(other);
+    throw std::invalid_argument("driver " + std::string(text) + " is not modelled: known are " + known);
   }
-  return major * 1000 + minor * 10;
+  return version;
 }
 
 std::string known_profiles() {
@@ -53,6 +55,10 @@ std::string known_profiles() {
 }
 
 }  // namespace
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
 
 Spec Spec::parse(std::string_view text) {
   Spec spec;

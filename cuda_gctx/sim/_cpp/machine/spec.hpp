@@ -1,11 +1,17 @@
 // What a simulated machine is made of, read from one line: <profile>[@<major>.<minor>][,devices=N][,key=value...].
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace gctx::sim {
+
+// The driver versions that are modelled, as cuDriverGetVersion says them.
+inline constexpr std::array driver_versions{12030, 12040, 12050, 12060, 12070, 12080, 12090,
+                                            13000, 13010, 13020, 13030, 13040, 13050};
+std::string version_text(int version);  // "13.1"
 
 struct Spec {
   std::string text;  // as it was given
