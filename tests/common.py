@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,6 +66,35 @@ def refusal(kind: type[Kind], action: Callable[[], object]) -> Kind:
     except kind as error:
         return error.with_traceback(None)
     raise AssertionError(f"no {kind.__name__}, but {answer!r}")
+
+
+def for_each(
+    *axes: Iterable[Any], name: Callable[[Any], str] = str
+) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """Makes a check of one case a test of them all: every combination of the values of some axes.
+
+    The test fails with a list of the cases that do not pass, each with what is wrong.
+    """
+    cases = list(itertools.product(*axes))
+
+    def decorate(check: Callable[..., None]) -> Callable[[], None]:
+        def test() -> None:
+            assert cases, "there is no case"
+            failures = []
+            for case in cases:
+                try:
+                    check(*case)
+                except Exception as error:
+                    failures.append(f"{', '.join(map(name, case))}: {type(error).__name__}: {error}")
+            if failures:
+                pytest.fail(f"{len(failures)} of {len(cases)} cases:\n" + "\n".join(failures), pytrace=False)
+
+        # Not functools.wraps: pytest would look for fixtures of the names of the check's arguments.
+        test.__name__, test.__qualname__ = check.__name__, check.__qualname__
+        test.__module__, test.__doc__ = check.__module__, check.__doc__
+        return test
+
+    return decorate
 
 
 def on_another_thread(action: Callable[[], Answer]) -> Answer:

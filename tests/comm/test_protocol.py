@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -28,10 +29,15 @@ from cuda_gctx.comm._protocol import (
 )
 from cuda_gctx.comm._staging import Part, Staging
 
+from ..common import for_each
 from .simulate import BROKEN, Simulation, Violation, every_geometry, first_violation
 from .topologies import TOPOLOGIES, name_of
 
 GEOMETRIES = every_geometry()
+
+
+def words(value: Any) -> str:
+    return name_of(value) if isinstance(value, ParallelInfo) else str(value)
 
 
 def test_every_geometry_survives_random_interleavings() -> None:
@@ -39,7 +45,7 @@ def test_every_geometry_survives_random_interleavings() -> None:
     assert first_violation(0, len(GEOMETRIES)) is None
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+@for_each(BROKEN)
 def test_simulator_finds_what_is_broken(broken: str) -> None:
     cases = [(info, op) for info, op, mode in GEOMETRIES if mode is BROKEN[broken] and info.world_size <= 4]
     found = 0
@@ -92,11 +98,9 @@ def places(geometry: Geometry, rank: int) -> list[tuple[str, int, int]]:
     return [(name, begin, begin + size) for name, begin, size in found]
 
 
-@pytest.mark.parametrize("world", range(1, 9))
-@pytest.mark.parametrize("rank", [0, -1])
-@pytest.mark.parametrize(("packets", "staged"), [(16, 0), (4096, 16), (512 * 1024, 64 << 20)])
-def test_nothing_in_a_workspace_overlaps(world: int, packets: int, staged: int, rank: int) -> None:
-    geometry = Geometry(world, packets, staged)
+@for_each(range(1, 9), [0, -1], [(16, 0), (4096, 16), (512 * 1024, 64 << 20)])
+def test_nothing_in_a_workspace_overlaps(world: int, rank: int, sizes: tuple[int, int]) -> None:
+    geometry = Geometry(world, *sizes)
     end = 0
     for name, begin, stop in sorted(places(geometry, rank % world), key=lambda place: place[1:]):
         assert begin >= end, f"{name} begins at {begin}, before {end}"
@@ -105,8 +109,7 @@ def test_nothing_in_a_workspace_overlaps(world: int, packets: int, staged: int, 
     assert end <= geometry.total_bytes
 
 
-@pytest.mark.parametrize("first", [one for one in TOPOLOGIES if one.use_inter], ids=name_of)
-@pytest.mark.parametrize("message", [16, 4096, 100_000, 64 << 20])
+@for_each([one for one in TOPOLOGIES if one.use_inter], [16, 4096, 100_000, 64 << 20], name=words)
 def test_nothing_in_a_region_overlaps_and_every_piece_fits(first: ParallelInfo, message: int) -> None:
     region = region_of(first, message)
     of_nodes = range(first.inter_size)
@@ -141,8 +144,7 @@ def test_epochs_skip_that_of_fresh_memory_and_alternate() -> None:
     assert next_epoch(0) == 1
 
 
-@pytest.mark.parametrize("first", [one for one in TOPOLOGIES if one.valid_ops], ids=name_of)
-@pytest.mark.parametrize("units", [1, 2, 7, 64, 1000])
+@for_each([one for one in TOPOLOGIES if one.valid_ops], [1, 2, 7, 64, 1000], name=words)
 def test_shares_make_up_the_output_of_each_rank(first: ParallelInfo, units: int) -> None:
     for op in first.valid_ops:
         block_bytes = units * ALIGNMENT
@@ -160,7 +162,7 @@ def test_shares_make_up_the_output_of_each_rank(first: ParallelInfo, units: int)
             assert all(begin % ALIGNMENT == 0 for begin, _ in written)
 
 
-@pytest.mark.parametrize("sources", range(1, 9))
+@for_each(range(1, 9))
 def test_tiles_fit_in_shared_memory(sources: int) -> None:
     stages, tile = stages_and_tile(sources)
     assert stages >= 2  # one is emptied while another is filled
@@ -168,8 +170,7 @@ def test_tiles_fit_in_shared_memory(sources: int) -> None:
     assert shared_bytes(sources) <= SHARED_BYTES
 
 
-@pytest.mark.parametrize("share", [0, 16, 4096, 1 << 20, 1 << 28])
-@pytest.mark.parametrize("grid", [1, 8, 132])
+@for_each([0, 16, 4096, 1 << 20, 1 << 28], [1, 8, 132])
 def test_tiles_are_neither_tiny_nor_larger_than_a_stage(share: int, grid: int) -> None:
     size = tile_bytes(share, grid, 4, 16384)
     assert 1024 <= size <= 16384
@@ -212,8 +213,7 @@ def spans(copies: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("first", [one for one in TOPOLOGIES if one.valid_ops], ids=name_of)
-@pytest.mark.parametrize("units", [1, 3, 64, 1000])
+@for_each([one for one in TOPOLOGIES if one.valid_ops], [1, 3, 64, 1000], name=words)
 def test_staged_parts_fit_and_bring_every_rank_what_it_sums_and_gets(first: ParallelInfo, units: int) -> None:
     world = range(first.world_size)
     x_in, x_out = 1 << 20, 1 << 30
@@ -265,9 +265,9 @@ def demand_that_a_round_fits(
             assert {one for one in theirs if base <= one[0] < 2 * base} <= stored
 
 
-@pytest.mark.parametrize("size", [16, 1024, 48 * 1000, (1 << 20) + 16])
-@pytest.mark.parametrize(("fewest", "most"), [(32, 32), (256, 512), (33, 100), (300, 300)])
-def test_packets_are_shared_by_whole_warps_that_fit_on_the_sms(size: int, fewest: int, most: int) -> None:
+@for_each([16, 1024, 48 * 1000, (1 << 20) + 16], [(32, 32), (256, 512), (33, 100), (300, 300)])
+def test_packets_are_shared_by_whole_warps_that_fit_on_the_sms(size: int, threads_of_blocks: tuple[int, int]) -> None:
+    fewest, most = threads_of_blocks
     # Four threads exchange words, and all threads of a warp go through a loop together.
     info = next(one for one in TOPOLOGIES if one.world_size == 2)
     for sms in (1, 8, 132):

@@ -8,6 +8,7 @@ import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 
+from ..common import for_each
 from .topologies import TOPOLOGIES, name_of
 
 
@@ -15,7 +16,7 @@ def ranks(info: ParallelInfo) -> list[ParallelInfo]:
     return [info.at(rank) for rank in range(info.world_size)]
 
 
-every_topology = pytest.mark.parametrize("first", TOPOLOGIES, ids=name_of)
+every_topology = for_each(TOPOLOGIES, name=name_of)
 
 
 @every_topology
