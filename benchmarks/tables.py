@@ -556,12 +556,12 @@ def page_with_tables(page: str) -> str:
     return MARKED.sub(lambda marked: f"{marked[1]}\n{table(marked[2])}\n\n{marked[3]}", page)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Write the tables and pictures of the documentation from benchmarks/results."
     )
     parser.add_argument("--check", action="store_true", help="change nothing, and fail where a page differs")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     pages = {path: path.read_text() for path in [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]}
     pictures = {DOCS / "images" / name: draw() for name, draw in PICTURES.items()}
     found = [marked[2] for page in pages.values() for marked in MARKED.finditer(page)]

@@ -32,53 +32,75 @@ def run_program(*arguments: str | Path, **environment: str) -> subprocess.Comple
     )
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """Copies of the benchmarks and of the pages that show them, to be changed."""
-    shutil.copytree(BENCHMARKS.parent / "docs", tmp_path / "docs")
-    shutil.copy(BENCHMARKS.parent / "README.md", tmp_path)
-    return shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
-
-
-def changed(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.chmod(0o644)
-    path.write_text(text.replace(old, new))
-
-
 def test_pages_show_the_stored_results() -> None:
     check = run_program(BENCHMARKS / "tables.py", "--check")
     assert check.returncode == 0, check.stderr
 
 
-@pytest.mark.parametrize(
-    ("page", "shown"), [("performance.md", "| met "), ("performance.md", "4 MiB less"), ("partitions.md", "32.3")]
-)
-def test_a_number_that_was_changed_on_a_page_is_found_and_put_right(copy: Path, page: str, shown: str) -> None:
-    before = (copy.parent / "docs" / page).read_text()
-    changed(copy.parent / "docs" / page, shown, "| 1    ")
-    check = run_program(copy / "tables.py", "--check")
-    assert check.returncode != 0
-    assert page in check.stderr
-    assert run_program(copy / "tables.py").returncode == 0
-    assert (copy.parent / "docs" / page).read_text() == before
+class Copies:
+    """Copies of the results and the pages that show them, to be changed, and what benchmarks/tables.py finds there."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.docs = shutil.copytree(BENCHMARKS.parent / "docs", folder / "docs")
+        self.results = shutil.copytree(BENCHMARKS / "results", folder / "results")
+        shutil.copy(BENCHMARKS.parent / "README.md", folder)
+        monkeypatch.syspath_prepend(BENCHMARKS)
+        self._tables = importlib.import_module("tables")
+        for name, path in {"REPOSITORY": folder, "DOCS": self.docs, "RESULTS": self.results}.items():
+            monkeypatch.setattr(self._tables, name, path)
+
+    def change(self, path: Path, old: str, new: str) -> str:
+        """Returns what the file was."""
+        before = path.read_text()
+        assert old in before
+        path.chmod(0o644)
+        path.write_text(before.replace(old, new))
+        return before
+
+    def write(self) -> None:
+        assert self._tables.main([]) == 0
+
+    def check(self, capsys: pytest.CaptureFixture[str]) -> str:
+        """What the check finds, which must be something."""
+        capsys.readouterr()
+        try:
+            assert self._tables.main(["--check"]) == 1
+        except SystemExit as refused:
+            return str(refused)
+        return capsys.readouterr().err
 
 
-def test_a_result_that_was_changed_is_missed_on_both_pages(copy: Path) -> None:
-    [path] = (copy / "results").glob("h200-*-partitions.json")
-    changed(path, '"cuda": "13.0"', '"cuda": "13.9"')
-    check = run_program(copy / "tables.py", "--check")
-    assert check.returncode != 0
-    assert "performance.md" in check.stderr
-    assert "partitions.md" in check.stderr
+@pytest.fixture
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copies:
+    return Copies(tmp_path, monkeypatch)
 
 
-def test_a_page_that_lost_a_table_is_refused(copy: Path) -> None:
-    changed(copy.parent / "docs" / "partitions.md", "<!-- table of background partitions:", "<!-- ")
-    check = run_program(copy / "tables.py", "--check")
-    assert check.returncode != 0
-    assert "of background partitions" in check.stderr
+def test_numbers_that_were_changed_on_pages_and_in_a_picture_are_found_and_put_right(
+    copies: Copies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {
+        copies.docs / "performance.md": ("4 MiB less", "4 MiB more"),
+        copies.docs / "partitions.md": ("32.3", "3.3"),
+        copies.docs / "images" / "latency.svg": ("32.3 us", "3.3 us"),
+    }
+    before = {path: copies.change(path, *change) for path, change in changes.items()}
+    found = copies.check(capsys)
+    assert [path.name for path in changes if path.name not in found] == []
+    copies.write()
+    assert {path: path.read_text() for path in changes} == before
+
+
+def test_a_result_that_was_changed_is_missed_on_both_pages(copies: Copies, capsys: pytest.CaptureFixture[str]) -> None:
+    [path] = copies.results.glob("h200-*-partitions.json")
+    copies.change(path, '"cuda": "13.0"', '"cuda": "13.9"')
+    found = copies.check(capsys)
+    assert "performance.md" in found
+    assert "partitions.md" in found
+
+
+def test_a_page_that_lost_a_table_is_refused(copies: Copies, capsys: pytest.CaptureFixture[str]) -> None:
+    copies.change(copies.docs / "partitions.md", "<!-- table of background partitions:", "<!-- ")
+    assert "of background partitions" in copies.check(capsys)
 
 
 def test_the_background_partition_is_quoted_as_it_was_measured() -> None:
@@ -96,17 +118,6 @@ def test_the_background_partition_is_quoted_as_it_was_measured() -> None:
         f"{result['card']}, driver {result['driver']}, {result['date']}",
     ]
     assert [words for words in quoted if words not in text] == []
-
-
-def test_a_picture_that_was_changed_is_found_and_put_right(copy: Path) -> None:
-    picture = copy.parent / "docs" / "images" / "latency.svg"
-    before = picture.read_text()
-    changed(picture, "32.3 us", "3.3 us")
-    check = run_program(copy / "tables.py", "--check")
-    assert check.returncode != 0
-    assert "latency.svg" in check.stderr
-    assert run_program(copy / "tables.py").returncode == 0
-    assert picture.read_text() == before
 
 
 def test_the_picture_of_latencies_names_its_card_and_what_isolation_costs() -> None:
@@ -360,8 +371,8 @@ def test_simulated_times_are_called_so_and_compared_with_nothing(simulated_run: 
 
 
 @pytest.mark.sim_only
-def test_simulated_results_are_kept_out_of_the_pages(simulated_run: tuple[str, Path], copy: Path) -> None:
-    shutil.copy(simulated_run[1], copy / "results")
-    check = run_program(copy / "tables.py", "--check")
-    assert check.returncode != 0
-    assert "simulated" in check.stderr
+def test_simulated_results_are_kept_out_of_the_pages(
+    simulated_run: tuple[str, Path], copies: Copies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(simulated_run[1], copies.results)
+    assert "simulated" in copies.check(capsys)
