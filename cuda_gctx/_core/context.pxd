@@ -1,7 +1,7 @@
 from libc.stdint cimport uint64_t
 
 from cuda_gctx._core.arguments cimport Options
-from cuda_gctx._core.cpp cimport ContextBox, ContextHandle, Slot
+from cuda_gctx._core.cpp cimport ContextBox, Slot
 from cuda_gctx._core.resources cimport DeviceResources
 
 
@@ -21,5 +21,6 @@ cdef class Context:
 
 
 cdef int let_go(Context context) except -1
-cdef Context wrap_context(const ContextHandle& box)
+cdef Context unmade_context()
+cdef Context made_context(Context context)
 cdef Context new_green_context(int device, ContextOptions options, bint overlap_matters)

@@ -17,12 +17,17 @@ from cuda_gctx._core.cpp cimport (
     ContextKind,
     CUcontext,
     CUdevResource,
-    EventHandle,
     NewContext,
     Runtime,
     SmResourcePtr,
     adopt_context,
+    claim_context,
+    close_context,
+    create_context,
+    drop,
+    live,
     record_context_event,
+    share_context,
     synchronize_context,
     wait_context_event,
 )
@@ -86,34 +91,30 @@ cdef class ContextOptions(Options):
         return f"ContextOptions(resources={list(self.resources)}, exclusive={self.exclusive}, name={self.name!r})"
 
 
-cdef Context wrap_context(const ContextHandle& box):
-    cdef Context context = Context.__new__(Context)
-    context._number = box.get().id()
-    context._slot.put(box)
+cdef Context unmade_context():
+    """A context whose slot is to be filled, for modules that cannot make one by __new__."""
+    return Context.__new__(Context)
+
+
+cdef Context made_context(Context context):
+    """A context whose slot has just been filled."""
+    context._number = context._slot.borrow().get().id()
     return context
 
 
 def context_of(child):
     """The context of a stream or event, for modules that cannot import this one."""
+    cdef Context context = Context.__new__(Context)
     if isinstance(child, Stream):
-        return wrap_context((<Stream>child)._slot.demand(b"stream").get().context())
-    return wrap_context((<Event>child)._slot.demand(b"event").get().context())
-
-
-cdef void drop(ContextHandle& box) noexcept:
-    """Lets a handle go."""
-    # Destroying may wait in the driver, and nobody else should wait with it.
-    if box.use_count() == 1:
-        with nogil:
-            box.reset()
+        share_context(context._slot, (<Stream>child)._slot)
     else:
-        box.reset()
+        share_context(context._slot, (<Event>child)._slot)
+    return made_context(context)
 
 
 cdef int let_go(Context context) except -1:
     """Close the object; the context itself may stay open."""
-    cdef ContextHandle box = context._slot.take()
-    drop(box)
+    drop(context._slot)
     with cython.critical_section(context):
         context._resources = None
         context._owner = None
@@ -127,7 +128,7 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
     cdef WorkqueueResource queue
     cdef string name = (options.name or "").encode()
     cdef unique_ptr[NewContext] fresh
-    cdef ContextHandle box
+    cdef Context context = Context.__new__(Context)
     for resource in options.resources:
         if isinstance(resource, SMResource):
             sms.push_back((<SMResource>resource)._sm)
@@ -138,13 +139,12 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
                     f"a WorkqueueResource of device {queue._device} cannot be part of a context on device {device}"
                 )
             workqueue = queue._resource
-    fresh.reset(new NewContext(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters))
+    fresh = claim_context(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters)
     # Before anything is made: a warning that is turned into an error then leaves nothing behind.
     if not fresh.get().overlap_report().empty():
         warnings.warn(fresh.get().overlap_report().decode(), ResourceOverlapWarning, stacklevel=2)
-    with nogil:
-        box = fresh.get().create()
-    return wrap_context(box)
+    create_context(context._slot, fresh)
+    return made_context(context)
 
 
 cdef class Context:
@@ -159,27 +159,22 @@ cdef class Context:
         Returns a Context. Raises ValueError for a handle that is not a live context.
         """
         cdef Runtime* runtime = active_runtime()
-        cdef Context context
-        cdef ContextHandle box
+        cdef Context context = Context.__new__(Context)
         cdef uintptr_t address = as_handle(handle)
         if address == 0:
             raise ValueError("0 is not a valid handle of a context")
-        with nogil:
-            box = adopt_context(runtime[0], <CUcontext>address)
-        context = wrap_context(box)
+        adopt_context(context._slot, runtime[0], <CUcontext>address)
         context._owner = owner
-        return context
+        return made_context(context)
 
     def __dealloc__(self):
-        cdef ContextHandle box = self._slot.take()
-        if box:
-            drop(box)
-            report_failures()
+        drop(self._slot)
+        report_failures()
 
     @property
     def is_green(self):
         """Whether it is a green context. For adopted contexts, this is the driver's answer."""
-        return self._slot.live(b"context").get().is_green()
+        return live(self._slot).get().is_green()
 
     @property
     def is_closed(self):
@@ -190,36 +185,36 @@ cdef class Context:
     @property
     def is_current(self):
         """Whether the context is current on the calling thread."""
-        return self._slot.live(b"context").get().is_current()
+        return live(self._slot).get().is_current()
 
     @property
     def handle(self):
         """The CUcontext, as an int."""
-        return <uintptr_t>self._slot.live(b"context").get().handle()
+        return <uintptr_t>live(self._slot).get().handle()
 
     @property
     def id(self):
         """The driver's id of the context, which is never reused."""
-        return self._slot.live(b"context").get().id()
+        return live(self._slot).get().id()
 
     @property
     def name(self):
         """The name from its ContextOptions, or that of the partition; None if there is none."""
-        cdef string name = self._slot.live(b"context").get().name()
+        cdef string name = live(self._slot).get().name()
         return self._name or name.decode() or None
 
     @property
     def device(self):
         """The device of the context."""
-        return above.Device(self._slot.live(b"context").get().device())
+        return above.Device(live(self._slot).get().device())
 
     @property
     def resources(self):
         """The resources of the context."""
-        self._slot.live(b"context")
+        live(self._slot)
         with cython.critical_section(self):
             if self._resources is None:
-                self._resources = DeviceResources.of_context(self._slot.demand(b"context"))
+                self._resources = DeviceResources.of_context(self._slot)
             return self._resources
 
     @property
@@ -235,14 +230,16 @@ cdef class Context:
         Returns a Stream. Raises ClosedError if the context is closed, and ValueError for a priority that is out of
         range, or for a blocking stream of a green context.
         """
-        return new_stream(self._slot.demand(b"context"), self, as_options(StreamOptions, options))
+        cdef Stream stream = new_stream(self._slot, as_options(StreamOptions, options))
+        stream._context = self
+        return stream
 
     def create_event(self, options=None):
         """Create an event.
 
         options: EventOptions, or a dict of their fields. Returns an Event.
         """
-        return new_event(self._slot.demand(b"context"), as_options(EventOptions, options))
+        return new_event(self._slot, as_options(EventOptions, options))
 
     @cython.binding(False)
     def record_event(self, Event event=None):
@@ -250,34 +247,20 @@ cdef class Context:
 
         Raises CapturingError while a stream of the context is capturing.
         """
-        cdef ContextHandle box = self._slot.copy(b"context")
-        cdef EventHandle event_box
         if event is None:
-            event = new_event(box, None)
-        event_box = event._slot.copy(b"event")
-        with nogil:
-            record_context_event(box, event_box)
-        self._slot.keep_copy(box)
-        event._slot.keep_copy(event_box)
+            event = new_event(self._slot, None)
+        record_context_event(self._slot, event._slot)
         return event
 
     @cython.binding(False)
     def wait_event(self, Event event not None):
         """Make all later work of all streams of the context wait for the event."""
-        cdef ContextHandle box = self._slot.copy(b"context")
-        cdef EventHandle event_box = event._slot.copy(b"event")
-        with nogil:
-            wait_context_event(box, event_box)
-        self._slot.keep_copy(box)
-        event._slot.keep_copy(event_box)
+        wait_context_event(self._slot, event._slot)
 
     @cython.binding(False)
     def sync(self):
         """Wait on the host until all work of the context has finished."""
-        cdef ContextHandle box = self._slot.copy(b"context")
-        with nogil:
-            synchronize_context(box)
-        self._slot.keep_copy(box)
+        synchronize_context(self._slot)
 
     def verify(self):
         """Verify with a probe kernel that the context runs on its own SMs only.
@@ -292,7 +275,7 @@ cdef class Context:
 
         Blocks of a thread must end in the reverse order of their beginning, and must not contain an await.
         """
-        self._slot.live(b"context")
+        live(self._slot)
         return new_block(&self._slot, self)
 
     def torch(self, library_sms="off", after=None):
@@ -301,7 +284,7 @@ cdef class Context:
         library_sms: "off", "on" or "auto": the SM count hint for cuBLAS. after: a fork() of
         cuda_gctx.interop.torch, after whose beginning the block starts.
         """
-        self._slot.live(b"context")
+        live(self._slot)
         return above.torch_block(self, library_sms, after)
 
     def cupy(self, library_sms="off", after=None):
@@ -310,7 +293,7 @@ cdef class Context:
         library_sms: "off" or "on": the SM count hint for cuBLAS. after: a fork() of
         cuda_gctx.interop.cupy, after whose beginning the block starts.
         """
-        self._slot.live(b"context")
+        live(self._slot)
         return above.cupy_block(self, library_sms, after)
 
     def close(self):
@@ -322,17 +305,14 @@ cdef class Context:
         Raises ContextCurrentError if it is current on this thread, or on another one through this package, and
         RuntimeError for the primary context.
         """
-        cdef ContextHandle box = self._slot.get()
-        if not box:
+        cdef Borrowed[ContextBox] box = self._slot.borrow()
+        if box.get() == NULL:
             return
         if box.get().kind() == ContextKind.primary:
             raise RuntimeError("the primary context belongs to the whole process and cannot be closed here")
         if box.get().kind() == ContextKind.green:
-            with nogil:
-                box.get().close()
+            close_context(self._slot)
         let_go(self)
-        with nogil:
-            box.reset()
         warn_of_failures()
 
     def __reduce__(self):
@@ -356,15 +336,15 @@ cdef class Context:
         return hash(self._number)
 
     def __enter__(self):
-        self._slot.live(b"context")
+        live(self._slot)
         return self
 
     def __exit__(self, *exc):
         self.close()
 
     def __repr__(self):
-        cdef ContextHandle box = self._slot.get()
-        if not box or box.get().is_closed():
+        cdef Borrowed[ContextBox] box = self._slot.borrow()
+        if box.get() == NULL or box.get().is_closed():
             return "<Context: closed>"
         kind = "green" if box.get().is_green() else "primary"
         if box.get().kind() == ContextKind.foreign:
@@ -372,11 +352,12 @@ cdef class Context:
         cdef string own_name = box.get().name()
         name = self._name or own_name.decode()
         name = f" '{name}'" if name else ""
+        device = box.get().device()
         try:
             size = f"{self.sm_count} SMs of "
         except Exception:  # broken objects have a repr too
             size = ""
-        return f"<Context{name}: {kind}, id {self._number}, {size}device {box.get().device()}>"
+        return f"<Context{name}: {kind}, id {self._number}, {size}device {device}>"
 
 
 make_only_here(Context, "a Context comes from Device.create_context(), Device.context or Context.from_handle()")

@@ -1,7 +1,8 @@
-# The C++ core as Cython sees it: declarations alone, each error translated by raise_error.
+# The C++ core as Cython sees it, declarations alone. Nothing that throws can be called without the GIL: what takes
+# place without it goes through call.hpp, and the rest is quick.
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
-from libcpp.memory cimport shared_ptr
+from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
@@ -42,7 +43,7 @@ cdef extern from "cuda.h" nogil:
     unsigned int CU_STREAM_NON_BLOCKING
 
 
-cdef extern from "driver/driver.hpp" namespace "gctx" nogil:
+cdef extern from "driver/driver.hpp" namespace "gctx":
     enum class Feature(int):
         pass
 
@@ -62,7 +63,7 @@ cdef extern from "driver/driver.hpp" namespace "gctx" nogil:
     string version_text(int) except +raise_error
 
 
-cdef extern from "resources/sm_resource.hpp" namespace "gctx" nogil:
+cdef extern from "resources/sm_resource.hpp" namespace "gctx":
     enum class Strategy(int):
         pass
 
@@ -86,55 +87,24 @@ cdef extern from "resources/sm_resource.hpp" namespace "gctx" nogil:
     ctypedef shared_ptr[const SmResource] SmResourcePtr
 
     SmResourcePtr merged(const vector[SmResourcePtr]&) except +raise_error
-    cbool same_sms(const SmResource&, const SmResource&) noexcept
-    SmResourcePtr merged(const vector[SmResourcePtr]&) except +raise_error
     SmResourcePtr none_of(const SmResource&) except +raise_error
+    cbool same_sms(const SmResource&, const SmResource&) noexcept
     optional[cbool] overlaps(const SmResource&, const SmResource&) except +raise_error
 
 
-cdef extern from "resources/outcome.hpp" namespace "gctx" nogil:
+cdef extern from "resources/outcome.hpp" namespace "gctx":
     cdef cppclass SplitResult:
         vector[SmResourcePtr] groups
         SmResourcePtr remainder
 
 
-cdef extern from "driver/process.hpp" namespace "gctx" nogil:
+cdef extern from "driver/process.hpp" namespace "gctx":
     void begin_exit() noexcept
 
 
-cdef extern from *:
-    """
-    #include "handles/slot.hpp"
-    #ifdef Py_GIL_DISABLED
-    template <typename Box>
-    using gctx_slot = gctx::Slot<Box>;
-    #else
-    template <typename Box>
-    using gctx_slot = gctx::LockedSlot<Box>;
-    #endif
-    template <typename Box>
-    using gctx_borrowed = typename gctx_slot<Box>::Borrowed;
-    """
-    # For what is done before the GIL is given up or other code of Python runs.
-    cdef cppclass Borrowed "gctx_borrowed"[Box]:
-        Box* get() noexcept
+# ---- objects and their handles
 
-    # Where an object keeps its handle: a call that gives up the GIL works on a copy, and closing takes the handle away.
-    cdef cppclass Slot "gctx_slot"[Box]:
-        void put(shared_ptr[Box]) noexcept
-        shared_ptr[Box] get() noexcept
-        shared_ptr[Box] take() noexcept
-        cbool was_filled() noexcept
-        Borrowed[Box] borrow() noexcept
-        shared_ptr[Box] demand(const char*) except +raise_error
-        shared_ptr[Box] demand_live(const char*) except +raise_error
-        shared_ptr[Box] copy(const char*) except +raise_error
-        shared_ptr[Box] copy_live(const char*) except +raise_error
-        void keep_copy(shared_ptr[Box]&) noexcept
-        Borrowed[Box] live(const char*) except +raise_error
-
-
-cdef extern from "handles/context.hpp" namespace "gctx" nogil:
+cdef extern from "handles/context.hpp" namespace "gctx":
     enum class ContextKind(int):
         primary
         green
@@ -148,64 +118,17 @@ cdef extern from "handles/context.hpp" namespace "gctx" nogil:
         cbool is_green() noexcept
         uint64_t id() noexcept
         cbool is_closed() noexcept
-        void close() except +raise_error
-        void demand_not_current() except +raise_error
-        cbool has_capture() except +raise_error
         cbool pin() except +raise_error
         cbool is_pinned() noexcept
         cbool is_current() except +raise_error
-        SmResourcePtr sm_resource() except +raise_error
         SmResourcePtr known_sm_resource() except +raise_error
-        void serve_as(const SmResource&) except +raise_error
-        CUdevResource workqueue_resource() except +raise_error
         string name() except +raise_error
         void rename(string) except +raise_error
 
     ctypedef shared_ptr[ContextBox] ContextHandle
 
-    ContextHandle adopt_context(Runtime&, CUcontext) except +raise_error
-    ContextHandle current_context(Runtime&) except +raise_error
-    void synchronize_context(const ContextHandle&) except +raise_error
 
-
-cdef extern from "handles/claim.hpp" namespace "gctx" nogil:
-    cdef cppclass NewContext:
-        NewContext(
-            Runtime&, int, vector[SmResourcePtr], optional[CUdevResource], string, cbool, cbool
-        ) except +raise_error
-        const string& overlap_report() noexcept
-        ContextHandle create() except +raise_error
-
-
-cdef extern from "handles/current.hpp" namespace "gctx" nogil:
-    cdef struct CurrentToken:
-        uint64_t thread
-        uint64_t entry
-        cbool is_new_thread
-
-    cdef cppclass BlockOwner:
-        uint64_t task
-        string place
-
-    ContextHandle set_current(Runtime&, ContextHandle) except +raise_error
-    cbool set_current_at_once(ContextHandle&) except +raise_error
-    CurrentToken push_current(ContextHandle&, const BlockOwner*) except +raise_error
-    ContextHandle pop_current(CurrentToken) except +raise_error
-    CurrentToken take_token(vector[CurrentToken]&) except +raise_error
-    cbool is_new_thread() except +raise_error
-    void end_this_thread() noexcept
-
-
-cdef extern from "handles/event.hpp" namespace "gctx" nogil:
-    cdef cppclass EventBox:
-        const ContextHandle& context() noexcept
-        void expose() noexcept
-        CUevent handle() noexcept
-
-    ctypedef shared_ptr[EventBox] EventHandle
-
-
-cdef extern from "handles/stream.hpp" namespace "gctx" nogil:
+cdef extern from "handles/stream.hpp" namespace "gctx":
     cdef cppclass StreamBox:
         const ContextHandle& context() noexcept
         CUstream handle() noexcept
@@ -214,92 +137,52 @@ cdef extern from "handles/stream.hpp" namespace "gctx" nogil:
         cbool is_default() noexcept
         cbool pin() noexcept
         void expose() noexcept
-        uint64_t id() except +raise_error
 
     ctypedef shared_ptr[StreamBox] StreamHandle
 
-    StreamHandle create_stream(const ContextHandle&, optional[int], cbool) except +raise_error
-    StreamHandle context_stream(const ContextHandle&, optional[int], size_t) except +raise_error
-    StreamHandle adopt_stream(Runtime&, CUstream) except +raise_error
-    int stream_priority(const StreamHandle&) except +raise_error
-    cbool stream_is_nonblocking(const StreamHandle&) except +raise_error
-    cbool stream_is_capturing(const StreamHandle&) except +raise_error
-    cbool is_same_stream(StreamBox&, StreamBox&) except +raise_error
-    cbool stream_is_done(const StreamHandle&) except +raise_error
-    void synchronize_stream(const StreamHandle&) except +raise_error
-    void record_event(const StreamHandle&, const EventHandle&) except +raise_error
-    void wait_event(const StreamHandle&, const EventHandle&) except +raise_error
+
+cdef extern from "handles/event.hpp" namespace "gctx":
+    cdef cppclass EventBox:
+        const ContextHandle& context() noexcept
+        void expose() noexcept
+        CUevent handle() noexcept
 
 
-cdef extern from "handles/event.hpp" namespace "gctx" nogil:
-    EventHandle create_event(const ContextHandle&, unsigned int) except +raise_error
-    EventHandle create_event_for(const StreamHandle&, unsigned int) except +raise_error
-    cbool event_is_done(const EventHandle&) except +raise_error
-    void synchronize_event(const EventHandle&) except +raise_error
-    float elapsed_ms(const EventHandle&, const EventHandle&) except +raise_error
-    void record_context_event(const ContextHandle&, const EventHandle&) except +raise_error
-    void wait_context_event(const ContextHandle&, const EventHandle&) except +raise_error
-
-
-cdef extern from "handles/graph.hpp" namespace "gctx" nogil:
+cdef extern from "handles/graph.hpp" namespace "gctx":
     cdef cppclass GraphBox:
         const ContextHandle& context() noexcept
         CUgraph handle() noexcept
-        size_t node_count() except +raise_error
 
     cdef cppclass GraphExecBox:
         const ContextHandle& context() noexcept
         CUgraphExec handle() noexcept
 
-    ctypedef shared_ptr[GraphBox] GraphHandle
-    ctypedef shared_ptr[GraphExecBox] GraphExecHandle
 
-    void begin_capture(const StreamHandle&, CUstreamCaptureMode) except +raise_error
-    GraphHandle end_capture(const StreamHandle&) except +raise_error
-    GraphExecHandle instantiate(const GraphHandle&) except +raise_error
-    void upload(const GraphExecHandle&, const StreamHandle&) except +raise_error
-    void launch(const GraphExecHandle&, const StreamHandle&) except +raise_error
+cdef extern from "_core/call.hpp" namespace "gctx":
+    # For what is done before the GIL is given up or other code of Python runs.
+    cdef cppclass Borrowed "gctx::ObjectBorrowed"[Box]:
+        Box* get() noexcept
 
+    # Where an object keeps its handle: a call works on a copy of it, and closing takes it away.
+    cdef cppclass Slot "gctx::ObjectSlot"[Box]:
+        void put(shared_ptr[Box]) noexcept
+        void share(const Slot[Box]&) noexcept
+        shared_ptr[Box] get() noexcept
+        cbool was_filled() noexcept
+        Borrowed[Box] borrow() noexcept
 
-cdef extern from "handles/capture.hpp" namespace "gctx" nogil:
-    uint64_t capture_of(const Driver&, CUstream) except +raise_error
-    string capturing_stream(Runtime&, int) except +raise_error
-
-
-cdef extern from "handles/device.hpp" namespace "gctx" nogil:
-    string device_name(Runtime&, int) except +raise_error
-    string device_pci_bus_id(Runtime&, int) except +raise_error
-    CUuuid device_uuid(Runtime&, int) except +raise_error
-    int device_attribute(Runtime&, int, CUdevice_attribute) except +raise_error
-
-    cdef struct DeviceMemory:
-        size_t free
-        size_t total
-    DeviceMemory device_memory(Runtime&, int) except +raise_error
+    Borrowed[Box] live[Box](Slot[Box]&) except *
+    Borrowed[Box] present[Box](Slot[Box]&) except *
+    int share_context[Box](Slot[ContextBox]&, Slot[Box]&) except -1
+    void drop[Box](Slot[Box]&) noexcept
 
 
-cdef extern from "handles/probe.hpp" namespace "gctx" nogil:
-    cdef cppclass ProbeBlock:
-        uint64_t sm
-        uint64_t start_ns
-        uint64_t end_ns
-        uint64_t index
+# ---- the driver in use
 
-    cdef cppclass Probe:
-        vector[vector[ProbeBlock]] run(
-            const vector[StreamHandle]&, const vector[unsigned int]&, uint64_t, uint64_t, unsigned int
-        ) except +raise_error
-        void launch(const StreamHandle&, unsigned int, unsigned int, uint64_t) except +raise_error
-
-
-cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
+cdef extern from "handles/runtime.hpp" namespace "gctx":
     struct PriorityRange:
         int least
         int greatest
-
-    cdef cppclass SplitContexts:
-        size_t count(int) except +raise_error
-        void drop() except +raise_error
 
     struct ContextCounts:
         uint64_t made
@@ -313,6 +196,9 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         PinnedCounts counts(int) except +raise_error
         uint64_t total() except +raise_error
 
+    cdef cppclass SplitContexts:
+        size_t count(int) except +raise_error
+
     cdef cppclass Runtime:
         SplitContexts& split_contexts() noexcept
         PinnedContexts& pinned() noexcept
@@ -323,28 +209,130 @@ cdef extern from "handles/runtime.hpp" namespace "gctx" nogil:
         @staticmethod
         cbool is_any_open() noexcept
 
-        @staticmethod
-        Runtime& open(const char*) except +raise_error
-
-        @staticmethod
-        void close(Runtime&) except +raise_error
-
-        @staticmethod
-        void set_aside_active() noexcept
-
-        @staticmethod
-        void resume() noexcept
-
         const Driver& driver() noexcept
         int device_count() noexcept
         void demand_usable() except +raise_error
-        SmResourcePtr device_sm(int) except +raise_error
         SmResourcePtr known_device_sm(int) except +raise_error
-        CUdevResource device_workqueue(int) except +raise_error
-        ContextHandle primary(int) except +raise_error
-        PriorityRange priorities(int) except +raise_error
-        shared_ptr[Probe] probe(int) except +raise_error
         ContextCounts context_counts(int) except +raise_error
         vector[int] are_free(int, const vector[SmResourcePtr]&) except +raise_error
 
-    SplitResult split_resource(Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool) except +raise_error
+
+cdef extern from "_core/call.hpp" namespace "gctx":
+    Runtime* open_active "gctx::call<&gctx::Runtime::active>"() except NULL
+    Runtime* open_runtime "gctx::call<&gctx::Runtime::open>"(const char*) except NULL
+    int close_runtime "gctx::call<&gctx::Runtime::close>"(Runtime&) except -1
+    int set_aside_active "gctx::call<&gctx::Runtime::set_aside_active>"() except -1
+    int resume "gctx::call<&gctx::Runtime::resume>"() except -1
+
+    SmResourcePtr device_sm "gctx::call<&gctx::Runtime::device_sm>"(Runtime*, int) except *
+    CUdevResource device_workqueue "gctx::call<&gctx::Runtime::device_workqueue>"(Runtime*, int) except *
+    PriorityRange priorities "gctx::call<&gctx::Runtime::priorities>"(Runtime*, int) except *
+    SplitResult split_resource "gctx::call<&gctx::split_resource>"(
+        Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool
+    ) except *
+    int drop_split_contexts "gctx::call<&gctx::SplitContexts::drop>"(SplitContexts&) except -1
+
+
+# ---- devices
+
+cdef extern from "handles/device.hpp" namespace "gctx":
+    cdef struct DeviceMemory:
+        size_t free
+        size_t total
+
+
+cdef extern from "handles/capture.hpp" namespace "gctx":
+    pass
+
+
+cdef extern from "_core/call.hpp" namespace "gctx":
+    int primary_context "gctx::make<&gctx::Runtime::primary>"(Slot[ContextBox]&, Runtime*, int) except -1
+    string device_name "gctx::call<&gctx::device_name>"(Runtime&, int) except *
+    string device_pci_bus_id "gctx::call<&gctx::device_pci_bus_id>"(Runtime&, int) except *
+    CUuuid device_uuid "gctx::call<&gctx::device_uuid>"(Runtime&, int) except *
+    int device_attribute "gctx::call<&gctx::device_attribute>"(Runtime&, int, CUdevice_attribute) except? 0
+    DeviceMemory device_memory "gctx::call<&gctx::device_memory>"(Runtime&, int) except *
+    string capturing_stream "gctx::call<&gctx::capturing_stream>"(Runtime&, int) except *
+
+
+# ---- contexts
+
+cdef extern from "handles/claim.hpp" namespace "gctx":
+    cdef cppclass NewContext:
+        const string& overlap_report() noexcept
+
+
+cdef extern from "handles/current.hpp" namespace "gctx":
+    cdef struct CurrentToken:
+        uint64_t thread
+        uint64_t entry
+        cbool is_new_thread
+
+    cdef cppclass BlockOwner:
+        uint64_t task
+        string place
+
+    CurrentToken push_current(ContextHandle&, const BlockOwner*) except +raise_error
+    ContextHandle pop_current(CurrentToken) except +raise_error
+    CurrentToken take_token(vector[CurrentToken]&) except +raise_error
+    cbool is_new_thread() except +raise_error
+
+
+cdef extern from "_core/call.hpp" namespace "gctx":
+    int adopt_context "gctx::make<&gctx::adopt_context>"(Slot[ContextBox]&, Runtime&, CUcontext) except -1
+    int current_device "gctx::call<&gctx::current_device>"(Runtime&) except -1
+    int set_current "gctx::make<&gctx::set_current>"(Slot[ContextBox]&, Slot[ContextBox]&) except -1
+    int end_this_thread "gctx::call<&gctx::end_this_thread>"() except -1
+    unique_ptr[NewContext] claim_context "gctx::call<&gctx::claim_context>"(
+        Runtime&, int, const vector[SmResourcePtr]&, const optional[CUdevResource]&, const string&, cbool, cbool
+    ) except *
+    int create_context "gctx::make<&gctx::NewContext::create>"(Slot[ContextBox]&, unique_ptr[NewContext]&) except -1
+    int close_context "gctx::call<&gctx::ContextBox::close>"(Slot[ContextBox]&) except -1
+    int demand_not_current "gctx::call<&gctx::ContextBox::demand_not_current>"(Slot[ContextBox]&) except -1
+    int synchronize_context "gctx::call<&gctx::synchronize_context>"(Slot[ContextBox]&) except -1
+    int any_has_capture "gctx::call<&gctx::any_has_capture>"(vector[ContextHandle]&) except -1
+    SmResourcePtr context_sm "gctx::call<&gctx::ContextBox::sm_resource>"(Slot[ContextBox]&) except *
+    CUdevResource context_workqueue "gctx::call<&gctx::ContextBox::workqueue_resource>"(Slot[ContextBox]&) except *
+    int serve_as "gctx::call<&gctx::ContextBox::serve_as>"(Slot[ContextBox]&, const SmResource&) except -1
+
+
+# ---- streams and events
+
+cdef extern from "_core/call.hpp" namespace "gctx":
+    int create_stream "gctx::make<&gctx::create_stream>"(
+        Slot[StreamBox]&, Slot[ContextBox]&, optional[int], cbool
+    ) except -1
+    int context_stream "gctx::make<&gctx::context_stream>"(
+        Slot[StreamBox]&, Slot[ContextBox]&, optional[int], size_t
+    ) except -1
+    int adopt_stream "gctx::make<&gctx::adopt_stream>"(Slot[StreamBox]&, Runtime&, CUstream) except -1
+    int stream_priority "gctx::call<&gctx::stream_priority>"(Slot[StreamBox]&) except? 0
+    int stream_is_nonblocking "gctx::call<&gctx::stream_is_nonblocking>"(Slot[StreamBox]&) except -1
+    int stream_is_capturing "gctx::call<&gctx::stream_is_capturing>"(Slot[StreamBox]&) except -1
+    uint64_t capture_of "gctx::call<&gctx::capture_of_stream>"(Slot[StreamBox]&) except? 0
+    int is_same_stream "gctx::call<&gctx::is_same_stream>"(Slot[StreamBox]&, Slot[StreamBox]&) except -1
+    int stream_is_done "gctx::call<&gctx::stream_is_done>"(Slot[StreamBox]&) except -1
+    int synchronize_stream "gctx::call<&gctx::synchronize_stream>"(Slot[StreamBox]&) except -1
+    int record_event "gctx::call<&gctx::record_event>"(Slot[StreamBox]&, Slot[EventBox]&) except -1
+    int wait_event "gctx::call<&gctx::wait_event>"(Slot[StreamBox]&, Slot[EventBox]&) except -1
+
+    int create_event "gctx::make<&gctx::create_event>"(Slot[EventBox]&, Slot[ContextBox]&, unsigned int) except -1
+    int create_event_for "gctx::make<&gctx::create_event_for>"(
+        Slot[EventBox]&, Slot[StreamBox]&, unsigned int
+    ) except -1
+    int event_is_done "gctx::call<&gctx::event_is_done>"(Slot[EventBox]&) except -1
+    int synchronize_event "gctx::call<&gctx::synchronize_event>"(Slot[EventBox]&) except -1
+    float elapsed_ms "gctx::call<&gctx::elapsed_ms>"(Slot[EventBox]&, Slot[EventBox]&) except? 0
+    int record_context_event "gctx::call<&gctx::record_context_event>"(Slot[ContextBox]&, Slot[EventBox]&) except -1
+    int wait_context_event "gctx::call<&gctx::wait_context_event>"(Slot[ContextBox]&, Slot[EventBox]&) except -1
+
+
+# ---- graphs
+
+cdef extern from "_core/call.hpp" namespace "gctx":
+    int begin_capture "gctx::call<&gctx::begin_capture>"(Slot[StreamBox]&, CUstreamCaptureMode) except -1
+    int end_capture "gctx::make<&gctx::end_capture>"(Slot[GraphBox]&, Slot[StreamBox]&) except -1
+    size_t node_count "gctx::call<&gctx::GraphBox::node_count>"(Slot[GraphBox]&) except? 0
+    int instantiate "gctx::make<&gctx::instantiate>"(Slot[GraphExecBox]&, Slot[GraphBox]&) except -1
+    int upload "gctx::call<&gctx::upload>"(Slot[GraphExecBox]&, Slot[StreamBox]&) except -1
+    int launch "gctx::call<&gctx::launch>"(Slot[GraphExecBox]&, Slot[StreamBox]&) except -1

@@ -13,7 +13,9 @@ from cuda_gctx._core.cpp cimport (
     ContextHandle,
     CurrentToken,
     Slot,
+    drop,
     end_this_thread,
+    live,
     pop_current,
     push_current,
     take_token,
@@ -60,8 +62,7 @@ cdef class _ThreadEnd:
     """Removes the current contexts of a thread when Python destroys its state, which is before join() returns."""
 
     def __dealloc__(self):
-        with nogil:
-            end_this_thread()
+        end_this_thread()
 
 
 cdef int watch_thread() except -1:
@@ -184,7 +185,8 @@ cdef class CurrentBlock:
         cdef bint is_new
         found = running_task()
         with cython.critical_section(self):
-            box = self._slot.copy_live(b"context")
+            live(self._slot[0])
+            box = self._slot.get()
             if found is None and not self._is_entered and self._more.empty():
                 self._token = push_current(box, NULL)
                 self._is_entered = True
@@ -205,11 +207,9 @@ cdef class CurrentBlock:
         return 0
 
     cdef int pop(self, CurrentToken token) except -1:
-        cdef ContextHandle box = pop_current(token)
-        self._slot.keep_copy(box)
-        if box:
-            with nogil:
-                box.reset()
+        cdef Slot[ContextBox] left
+        left.put(pop_current(token))
+        drop(left)
         return 0
 
     cdef int enter(self, ContextHandle& box, found) except -1:

@@ -9,24 +9,27 @@ from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
 
 from cuda_gctx._core.arguments cimport as_int, as_options
-from cuda_gctx._core.context cimport Context, ContextOptions, new_green_context, wrap_context
+from cuda_gctx._core.context cimport Context, ContextOptions, made_context, new_green_context, unmade_context
 from cuda_gctx._core.cpp cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-    ContextHandle,
+    Borrowed,
+    ContextBox,
     CUdevice_attribute,
     CUuuid,
     PriorityRange,
     Runtime,
-    current_context,
+    current_device,
     device_attribute,
     device_name,
     device_pci_bus_id,
     device_uuid,
     is_new_thread,
+    live,
+    primary_context,
+    priorities,
     set_current,
-    set_current_at_once,
     synchronize_context,
 )
 from cuda_gctx._core.current cimport PyThreadState_GetDict, watch_thread
@@ -59,15 +62,15 @@ cdef dict given_contexts():
     return <dict>given
 
 
-cdef Context same_object(dict given, const ContextHandle& box):
-    """The object with which a context was made current, if there still is one and it has not been closed."""
+cdef Context same_object(dict given, Context found):
+    """The object with which the context was made current, if there still is one and it has not been closed."""
     cdef Context known
-    found = given.get(box.get().id())
-    if found is not None:
-        known = found()
-        if known is not None and known._slot.get() == box:
+    reference = given.get(found._number)
+    if reference is not None:
+        known = reference()
+        if known is not None and known._slot.borrow().get() == found._slot.borrow().get():
             return known
-    return wrap_context(box)
+    return found
 
 
 cdef int remember(dict given, Context context) except -1:
@@ -91,13 +94,9 @@ cdef class Device:
     cdef DeviceResources _resources
 
     def __cinit__(self, device_id=None):
-        cdef ContextHandle current
         self._runtime = active_runtime()
         if device_id is None:
-            # Looking up a foreign context may take as long as making the primary one.
-            with nogil:
-                current = current_context(self._runtime[0])
-            self.device_id = current.get().device() if current else 0
+            self.device_id = current_device(self._runtime[0])
         else:
             number = as_int("device_id", device_id)
             if not 0 <= number < self._runtime.device_count():
@@ -118,12 +117,11 @@ cdef class Device:
         self._runtime.demand_usable()
         return device_attribute(self._runtime[0], self.device_id, which)
 
-    cdef ContextHandle primary(self) except *:
-        cdef ContextHandle context
+    cdef Context primary(self):
+        cdef Context context = unmade_context()
         self._runtime.demand_usable()
-        with nogil:
-            context = self._runtime.primary(self.device_id)
-        return context
+        primary_context(context._slot, self._runtime, self.device_id)
+        return made_context(context)
 
     @property
     def name(self):
@@ -166,11 +164,10 @@ cdef class Device:
     @property
     def priority_range(self):
         """The lowest and the highest priority of streams, such as (0, -5). Smaller numbers have a higher priority."""
-        cdef PriorityRange priorities
+        cdef PriorityRange range
         self._runtime.demand_usable()
-        with nogil:
-            priorities = self._runtime.priorities(self.device_id)
-        return (priorities.least, priorities.greatest)
+        range = priorities(self._runtime, self.device_id)
+        return (range.least, range.greatest)
 
     @property
     def resources(self):
@@ -184,7 +181,7 @@ cdef class Device:
     @property
     def context(self):
         """The primary context, which the CUDA runtime uses."""
-        return wrap_context(self.primary())
+        return self.primary()
 
     @cython.binding(False)
     def set_current(self, Context ctx=None):
@@ -196,24 +193,19 @@ cdef class Device:
 
         Raises ClosedError if it is closed, ValueError if it belongs to another device.
         """
-        cdef ContextHandle context
-        cdef Context found = None
+        cdef Context context = ctx
+        cdef Context found = unmade_context()
+        cdef Borrowed[ContextBox] box
         if ctx is None:
             context = self.primary()
         else:
-            context = ctx._slot.copy_live(b"context")
-            if context.get().device() != self.device_id or &context.get().runtime() != self._runtime:
-                raise ValueError(f"the context belongs to device {context.get().device()}, not {self.device_id}")
+            box = live(ctx._slot)
+            if box.get().device() != self.device_id or &box.get().runtime() != self._runtime:
+                raise ValueError(f"the context belongs to device {box.get().device()}, not {self.device_id}")
         if is_new_thread():
             watch_thread()
-        if not set_current_at_once(context):
-            # Looking up a foreign context may take as long as making the primary one.
-            with nogil:
-                context = set_current(self._runtime[0], context)
         given = given_contexts()
-        if context:
-            found = same_object(given, context)
-            found._slot.keep_copy(context)
+        found = same_object(given, made_context(found)) if set_current(found._slot, context._slot) else None
         if ctx is not None and ctx is not found:
             remember(given, ctx)
         return found
@@ -245,14 +237,14 @@ cdef class Device:
         """
         if hasattr(options, "__cuda_stream__"):
             return Stream(options)
-        return new_stream(self.primary(), None, as_options(StreamOptions, options))
+        return new_stream(self.primary()._slot, as_options(StreamOptions, options))
 
     def create_event(self, options=None):
         """Create an event of the primary context.
 
         options: EventOptions, or a dict of their fields. Returns an Event.
         """
-        return new_event(self.primary(), as_options(EventOptions, options))
+        return new_event(self.primary()._slot, as_options(EventOptions, options))
 
     # What this package does not do itself, cuda.core does.
 
@@ -308,9 +300,7 @@ cdef class Device:
 
     def sync(self):
         """Wait on the host until all work of the primary context and all green contexts has finished."""
-        cdef ContextHandle context = self.primary()
-        with nogil:
-            synchronize_context(context)
+        synchronize_context(self.primary()._slot)
 
     def __reduce__(self):
         return Device, (self.device_id,)

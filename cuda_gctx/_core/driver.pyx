@@ -11,7 +11,12 @@ from cuda_gctx._core.cpp cimport (
     FeatureState,
     Runtime,
     begin_exit,
+    close_runtime,
     feature_count,
+    open_active,
+    open_runtime,
+    resume,
+    set_aside_active,
     version_text,
 )
 
@@ -20,9 +25,7 @@ from cuda_gctx._core.above import above
 
 cdef Runtime* active_runtime() except NULL:
     if not Runtime.is_any_open():
-        # The first use initialises the driver, which can take a second.
-        with nogil:
-            Runtime.active()
+        return open_active()  # the first use initialises the driver, which can take a second
     return &Runtime.active()
 
 
@@ -46,14 +49,12 @@ def set_driver_aside():
 
     Until then, uses of its objects raise; objects that are dropped are destroyed afterwards.
     """
-    with nogil:
-        Runtime.set_aside_active()
+    set_aside_active()
 
 
 def resume_driver():
     """Resume the driver that was set aside last, if no other driver is in its place."""
-    with nogil:
-        Runtime.resume()
+    resume()
 
 
 def open_driver(choice):
@@ -61,8 +62,7 @@ def open_driver(choice):
     cdef bytes words = choice.encode()
     cdef const char* text = words
     cdef OpenDriver token = OpenDriver.__new__(OpenDriver)
-    with nogil:
-        token.runtime = &Runtime.open(text)
+    token.runtime = open_runtime(text)
     return token
 
 
@@ -79,8 +79,7 @@ def close_driver(OpenDriver token not None):
     """Close a driver. Its objects then raise when they are used, and do nothing when they are destroyed."""
     for forget in kept_above:
         forget(<uintptr_t>token.runtime)
-    with nogil:
-        Runtime.close(token.runtime[0])
+    close_runtime(token.runtime[0])
 
 
 cdef class Feature:

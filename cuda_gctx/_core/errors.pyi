@@ -46,3 +46,5 @@ class ResourceOverlapWarning(UserWarning):
 
 class CUDAWarning(UserWarning):
     """A failure in a place where no exception can be raised, such as a destructor."""
+
+raise_failure: object  # a capsule, for call.hpp

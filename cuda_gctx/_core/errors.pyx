@@ -2,6 +2,8 @@
 
 import warnings
 
+from cpython.pycapsule cimport PyCapsule_New
+
 from cuda_gctx._core.above import above
 
 
@@ -110,7 +112,6 @@ def _rebuild(cls, args, state):
 
 cdef extern from "driver/process.hpp" namespace "gctx" nogil:
     bint take_failure(char* text, unsigned long size) noexcept
-    void let_errors_wait_for_the_end() noexcept
 
 
 cdef object optional_count(const optional[unsigned int]& value):
@@ -176,5 +177,17 @@ cdef void report_failures() noexcept:
     warn_of_failures()
 
 
-# An error that is raised after the interpreter has gone would need it: the thread waits for the end instead.
-let_errors_wait_for_the_end()
+cdef extern from "<exception>" namespace "std":
+    cdef cppclass exception_ptr:
+        pass
+
+    void rethrow_exception(exception_ptr) except +raise_error
+
+
+cdef int raise_caught(const exception_ptr& failure) except -1:
+    """Raise what the core threw, as call.hpp caught it."""
+    rethrow_exception(failure)
+    return 0
+
+
+raise_failure = PyCapsule_New(<void*>raise_caught, "cuda_gctx._core.errors.raise_failure", NULL)

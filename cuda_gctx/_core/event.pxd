@@ -1,7 +1,7 @@
 from libc.stdint cimport uintptr_t
 
 from cuda_gctx._core.arguments cimport Options
-from cuda_gctx._core.cpp cimport ContextHandle, EventBox, EventHandle, Slot, StreamHandle
+from cuda_gctx._core.cpp cimport ContextBox, EventBox, Slot, StreamBox
 
 
 cdef class EventOptions(Options):
@@ -16,5 +16,5 @@ cdef class Event:
     cdef object __weakref__
 
 
-cdef Event new_event(const ContextHandle& context, EventOptions options)
-cdef Event new_event_for(const StreamHandle& stream, EventOptions options)
+cdef Event new_event(Slot[ContextBox]& context, EventOptions options)
+cdef Event new_event_for(Slot[StreamBox]& stream, EventOptions options)

@@ -9,11 +9,17 @@ from cuda_gctx._core.cpp cimport (
     CU_EVENT_DEFAULT,
     CU_EVENT_DISABLE_TIMING,
     Borrowed,
+    ContextBox,
     EventBox,
+    Slot,
+    StreamBox,
     create_event,
     create_event_for,
+    drop,
     elapsed_ms,
     event_is_done,
+    live,
+    present,
     synchronize_event,
 )
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
@@ -66,27 +72,23 @@ cdef Event unmade_event(EventOptions options, unsigned int* flags):
     return event
 
 
-cdef Event new_event(const ContextHandle& context, EventOptions options):
+cdef Event new_event(Slot[ContextBox]& context, EventOptions options):
     cdef unsigned int flags
-    cdef EventHandle box
     cdef Event event = unmade_event(options, &flags)
-    with nogil:
-        box = create_event(context, flags)
-    return made_event(event, box)
+    create_event(event._slot, context, flags)
+    return made_event(event)
 
 
-cdef Event new_event_for(const StreamHandle& stream, EventOptions options):
+cdef Event new_event_for(Slot[StreamBox]& stream, EventOptions options):
     cdef unsigned int flags
-    cdef EventHandle box
     cdef Event event = unmade_event(options, &flags)
-    with nogil:
-        box = create_event_for(stream, flags)
-    return made_event(event, box)
+    create_event_for(event._slot, stream, flags)
+    return made_event(event)
 
 
-cdef Event made_event(Event event, const EventHandle& box):
-    event._number = <uintptr_t>box.get()
-    event._slot.put(box)
+cdef Event made_event(Event event):
+    """An event whose slot has just been filled."""
+    event._number = <uintptr_t>event._slot.borrow().get()
     return event
 
 
@@ -94,47 +96,43 @@ cdef class Event:
     """A point in the work of a stream or of a whole context."""
 
     def __dealloc__(self):
-        cdef EventHandle box = self._slot.take()
-        if box:
-            # Destroying may wait in the driver; nobody else should wait with it.
-            with nogil:
-                box.reset()
-            report_failures()
+        drop(self._slot)
+        report_failures()
 
     @property
     def handle(self):
         """The CUevent, as an int."""
-        cdef Borrowed[EventBox] box = self._slot.live(b"event")
+        cdef Borrowed[EventBox] box = live(self._slot)
         box.get().expose()
         return <uintptr_t>box.get().handle()
 
     @property
     def context(self):
         """The context of the event."""
-        self._slot.live(b"event")
+        live(self._slot)
         return above.context_of(self)
 
     @property
     def device(self):
         """The device of the event."""
-        return above.Device(self._slot.live(b"event").get().context().get().device())
+        return above.Device(live(self._slot).get().context().get().device())
 
     @property
     def is_timing_enabled(self):
         """Whether the event records timestamps."""
-        self._slot.live(b"event")
+        live(self._slot)
         return self._options.timing_enabled
 
     @property
     def is_blocking_sync(self):
         """Whether `sync` sleeps instead of spinning."""
-        self._slot.live(b"event")
+        live(self._slot)
         return self._options.blocking_sync
 
     @property
     def is_done(self):
         """Whether all work before the event has finished."""
-        return event_is_done(self._slot.demand(b"event"))
+        return bool(event_is_done(self._slot))
 
     @property
     def is_closed(self):
@@ -144,10 +142,7 @@ cdef class Event:
     @cython.binding(False)
     def sync(self):
         """Wait on the host until all work before the event has finished."""
-        cdef EventHandle box = self._slot.copy(b"event")
-        with nogil:
-            synchronize_event(box)
-        self._slot.keep_copy(box)
+        synchronize_event(self._slot)
 
     def __await__(self):
         """Waits in a coroutine until all work before it has finished, by asking now and then: the loop goes on."""
@@ -155,9 +150,7 @@ cdef class Event:
 
     def close(self):
         """Destroy the event. Closing twice does nothing."""
-        cdef EventHandle box = self._slot.take()
-        with nogil:
-            box.reset()
+        drop(self._slot)
         warn_of_failures()
 
     def __sub__(self, other):
@@ -166,11 +159,11 @@ cdef class Event:
             return NotImplemented
         cdef Event end = self
         cdef Event start = other
-        cdef EventHandle end_box = end._slot.demand(b"event")
-        cdef EventHandle start_box = start._slot.demand(b"event")
+        present(end._slot)
+        present(start._slot)
         if not (start._options.timing_enabled and end._options.timing_enabled):
             raise RuntimeError("both events must be made with EventOptions(timing_enabled=True) to be subtracted")
-        return elapsed_ms(start_box, end_box)
+        return elapsed_ms(start._slot, end._slot)
 
     def __reduce__(self):
         refuse_copy(self, "create one in the other process with create_event()")
@@ -185,15 +178,15 @@ cdef class Event:
         return hash(self._number)
 
     def __enter__(self):
-        self._slot.live(b"event")
+        live(self._slot)
         return self
 
     def __exit__(self, *exc):
         self.close()
 
     def __repr__(self):
-        cdef EventHandle box = self._slot.get()
-        if not box:
+        cdef Borrowed[EventBox] box = self._slot.borrow()
+        if box.get() == NULL:
             return "<Event: closed>"
         timing = " with timing" if self._options.timing_enabled else ""
         return f"<Event {<uintptr_t>box.get().handle():#x}{timing}>"

@@ -4,22 +4,24 @@ cimport cython
 from libc.stdint cimport uintptr_t
 
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
-from cuda_gctx._core.context cimport wrap_context
+from cuda_gctx._core.context cimport Context, made_context, unmade_context
 from cuda_gctx._core.cpp cimport (
     CU_STREAM_CAPTURE_MODE_GLOBAL,
     CU_STREAM_CAPTURE_MODE_RELAXED,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    Borrowed,
     CUstreamCaptureMode,
     GraphBox,
     GraphExecBox,
-    GraphExecHandle,
-    GraphHandle,
     Slot,
-    StreamHandle,
     begin_capture,
+    drop,
     end_capture,
     instantiate,
     launch,
+    node_count,
+    present,
+    share_context,
     upload,
 )
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
@@ -41,55 +43,49 @@ cdef class Graph:
     cdef object __weakref__
 
     def __dealloc__(self):
-        cdef GraphHandle box = self._slot.take()
-        with nogil:
-            box.reset()
+        drop(self._slot)
         report_failures()
 
     @property
     def handle(self):
         """The CUgraph, as an int."""
-        return <uintptr_t>self._slot.demand(b"graph").get().handle()
+        return <uintptr_t>present(self._slot).get().handle()
 
     @property
     def context(self):
         """The context of the stream that captured it, which it keeps alive."""
-        return wrap_context(self._slot.demand(b"graph").get().context())
+        cdef Context context = unmade_context()
+        share_context(context._slot, self._slot)
+        return made_context(context)
 
     @property
     def device(self):
         """The device of the graph."""
-        return above.Device(self._slot.demand(b"graph").get().context().get().device())
+        return above.Device(present(self._slot).get().context().get().device())
 
     @property
     def node_count(self):
         """The number of nodes: kernels, copies and others."""
-        return self._slot.demand(b"graph").get().node_count()
+        return node_count(self._slot)
 
     @property
     def is_closed(self):
         """Whether the graph has been closed."""
-        return not self._slot.get()
+        return self._slot.borrow().get() == NULL
 
     def instantiate(self):
         """Make the executable graph, which takes device memory and no longer needs this graph. Returns a GraphExec."""
-        cdef GraphHandle box = self._slot.demand(b"graph")
         cdef GraphExec made = GraphExec.__new__(GraphExec)
-        cdef GraphExecHandle exec_box
-        with nogil:
-            exec_box = instantiate(box)
-        made._slot.put(exec_box)
+        instantiate(made._slot, self._slot)
         return made
 
     def close(self):
         """Destroy the graph, but not its executable form. Closing twice does nothing."""
-        cdef GraphHandle box = self._slot.take()
-        with nogil:
-            box.reset()
+        drop(self._slot)
         warn_of_failures()
 
     def __enter__(self):
-        self._slot.demand(b"graph")
+        present(self._slot)
         return self
 
     def __exit__(self, *exc):
@@ -99,8 +95,8 @@ cdef class Graph:
         refuse_copy(self, "capture it there")
 
     def __repr__(self):
-        cdef GraphHandle box = self._slot.get()
-        if not box:
+        cdef Borrowed[GraphBox] box = self._slot.borrow()
+        if box.get() == NULL:
             return "<Graph: closed>"
         return f"<Graph {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
 
@@ -115,42 +111,37 @@ cdef class GraphExec:
     cdef object __weakref__
 
     def __dealloc__(self):
-        cdef GraphExecHandle box = self._slot.take()
-        with nogil:
-            box.reset()
+        drop(self._slot)
         report_failures()
 
     @property
     def handle(self):
         """The CUgraphExec, as an int."""
-        return <uintptr_t>self._slot.demand(b"executable graph").get().handle()
+        return <uintptr_t>present(self._slot).get().handle()
 
     @property
     def context(self):
         """The context of the stream that captured it, which it keeps alive."""
-        return wrap_context(self._slot.demand(b"executable graph").get().context())
+        cdef Context context = unmade_context()
+        share_context(context._slot, self._slot)
+        return made_context(context)
 
     @property
     def device(self):
         """The device of the graph."""
-        return above.Device(self._slot.demand(b"executable graph").get().context().get().device())
+        return above.Device(present(self._slot).get().context().get().device())
 
     @property
     def is_closed(self):
         """Whether the graph has been closed."""
-        return not self._slot.get()
+        return self._slot.borrow().get() == NULL
 
     def upload(self, Stream stream not None):
         """Upload the graph to the device before the first launch.
 
         stream: on which the upload is enqueued.
         """
-        cdef GraphExecHandle box = self._slot.copy(b"executable graph")
-        cdef StreamHandle on = stream._slot.copy(b"stream")
-        with nogil:
-            upload(box, on)
-        self._slot.keep_copy(box)
-        stream._slot.keep_copy(on)
+        upload(self._slot, stream._slot)
 
     @cython.binding(False)
     def launch(self, Stream stream not None):
@@ -159,22 +150,15 @@ cdef class GraphExec:
         ValueError for a stream of another context: the kernels would run on the SMs of the one that captured them, in
         the order of the other one.
         """
-        cdef GraphExecHandle box = self._slot.copy(b"executable graph")
-        cdef StreamHandle on = stream._slot.copy(b"stream")
-        with nogil:
-            launch(box, on)
-        self._slot.keep_copy(box)
-        stream._slot.keep_copy(on)
+        launch(self._slot, stream._slot)
 
     def close(self):
         """Destroy the executable graph, which must not be running. Closing twice does nothing."""
-        cdef GraphExecHandle box = self._slot.take()
-        with nogil:
-            box.reset()
+        drop(self._slot)
         warn_of_failures()
 
     def __enter__(self):
-        self._slot.demand(b"executable graph")
+        present(self._slot)
         return self
 
     def __exit__(self, *exc):
@@ -184,8 +168,8 @@ cdef class GraphExec:
         refuse_copy(self, "capture it there")
 
     def __repr__(self):
-        cdef GraphExecHandle box = self._slot.get()
-        if not box:
+        cdef Borrowed[GraphExecBox] box = self._slot.borrow()
+        if box.get() == NULL:
             return "<GraphExec: closed>"
         return f"<GraphExec {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
 
@@ -208,27 +192,20 @@ cdef class Capture:
         return self._graph
 
     def __enter__(self):
-        cdef StreamHandle box = self._stream._slot.demand(b"stream")
-        cdef CUstreamCaptureMode mode = <CUstreamCaptureMode>self._mode
         self._graph = None
-        with nogil:
-            begin_capture(box, mode)
+        begin_capture(self._stream._slot, <CUstreamCaptureMode>self._mode)
         return self
 
     def __exit__(self, kind, error, traceback):
-        cdef StreamHandle box = self._stream._slot.demand(b"stream")
         cdef Graph graph = Graph.__new__(Graph)
-        cdef GraphHandle made
         try:
-            with nogil:
-                made = end_capture(box)
+            end_capture(graph._slot, self._stream._slot)
         except RuntimeError:
             # After an exception the capture is often invalid: the exception of the block takes precedence.
             if kind is None:
                 raise
             return
         if kind is None:
-            graph._slot.put(made)
             self._graph = graph
 
     def __reduce__(self):

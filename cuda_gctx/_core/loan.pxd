@@ -7,7 +7,7 @@ from cuda_gctx._core.cpp cimport Runtime, SmResourcePtr
 from cuda_gctx._core.errors cimport raise_error
 
 
-cdef extern from "handles/claim.hpp" namespace "gctx" nogil:
+cdef extern from "handles/claim.hpp" namespace "gctx":
     cdef cppclass CClaim "gctx::Claim":
         CClaim(
             Runtime&, int, const vector[SmResourcePtr]&, const vector[string]&, cbool, cbool, uint64_t,

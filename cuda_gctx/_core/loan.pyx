@@ -8,7 +8,7 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
-from cuda_gctx._core.context cimport Context, ContextOptions, let_go, new_green_context, wrap_context
+from cuda_gctx._core.context cimport Context, ContextOptions, let_go, made_context, new_green_context, unmade_context
 from cuda_gctx._core.cpp cimport (
     Borrowed,
     ContextBox,
@@ -18,15 +18,19 @@ from cuda_gctx._core.cpp cimport (
     DeviceMemory,
     PinnedCounts,
     SmResourcePtr,
-    StreamHandle,
+    any_has_capture,
+    live,
     merged,
     none_of,
+    present,
     stream_is_capturing,
 )
 from cuda_gctx._core.cpp cimport capture_of as c_capture_of
 from cuda_gctx._core.cpp cimport capturing_stream as c_capturing_stream
 from cuda_gctx._core.cpp cimport device_memory as c_device_memory
 from cuda_gctx._core.cpp cimport context_stream as c_context_stream
+from cuda_gctx._core.cpp cimport demand_not_current as c_demand_not_current
+from cuda_gctx._core.cpp cimport serve_as as c_serve_as
 from cuda_gctx._core.resources cimport SMResource
 from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream, note_pinned, pin_stream
 
@@ -105,7 +109,10 @@ def create_unclaimed_context(int device_id, ContextOptions options not None):
 
 def loaned(Context context not None, owner, name):
     """The same context as another object with a name of its own, which keeps `owner` alive."""
-    cdef Context lent = wrap_context(context._slot.demand_live(b"context"))
+    cdef Context lent = unmade_context()
+    live(context._slot)
+    lent._slot.share(context._slot)
+    made_context(lent)
     lent._owner = owner
     lent._name = name
     return lent
@@ -113,7 +120,7 @@ def loaned(Context context not None, owner, name):
 
 def rename(Context context not None, str name not None):
     """Give a context another name for messages."""
-    context._slot.live(b"context").get().rename(name.encode())
+    live(context._slot).get().rename(name.encode())
 
 
 def close_loaned(Context context not None):
@@ -129,50 +136,41 @@ def context_stream(Context context not None, size_t number=0, priority=None):
     """
     cdef StreamOptions options = StreamOptions(priority=priority)
     cdef Stream stream = Stream.__new__(Stream)
-    cdef ContextHandle box = context._slot.demand(b"context")
-    cdef StreamHandle found
     cdef optional[int] level
     if options.priority is not None:
         level = <int>options.priority
     stream._context = context
-    with nogil:
-        found = c_context_stream(box, level, number)
-    return made_stream(stream, found)
+    c_context_stream(stream._slot, context._slot, level, number)
+    return made_stream(stream)
 
 
 def serve_as(Context context not None, resources):
     """Record that a context has the SMs of these groups, which another split than its own can have made."""
     cdef vector[SmResourcePtr] sms
     cdef SMResource resource
-    cdef ContextHandle box = context._slot.demand(b"context")
     for resource in resources:
         sms.push_back(resource._sm)
-    with nogil:
-        box.get().serve_as(dereference(merged(sms)))
+    c_serve_as(context._slot, dereference(merged(sms)))
 
 
 def any_keeps_capture(contexts):
     """Whether one of the streams that this package made on these contexts is capturing a graph."""
     cdef vector[ContextHandle] boxes
     cdef Context context
-    cdef size_t position
-    cdef bint answer = False
     for context in contexts:
-        boxes.push_back(context._slot.demand_live(b"context"))
-    with nogil:
-        for position in range(boxes.size()):
-            answer = answer or boxes[position].get().has_capture()
-    return answer
+        present(context._slot)
+        boxes.push_back(context._slot.get())
+    return bool(any_has_capture(boxes))
 
 
 def pin(Stream stream not None):
     """Notes that a framework gets the handle of a stream: it and its context live until the driver is closed."""
-    pin_stream(stream._slot.demand(b"stream"))
+    pin_stream(stream)
 
 
 def pin_context(Context context not None):
     """The same for a context of which one stream or another may be known outside."""
-    note_pinned(context._slot.demand(b"context"))
+    note_pinned(present(context._slot).get())
 
 
 def is_pinned(Context context not None):
@@ -194,7 +192,7 @@ def demand_not_current(contexts):
     for context in contexts:
         box = context._slot.borrow()
         if box.get() != NULL and not box.get().is_closed():
-            box.get().demand_not_current()
+            c_demand_not_current(context._slot)
 
 
 def driver_key(SMResource resource not None):
@@ -209,30 +207,25 @@ def sm_identity(SMResource resource not None):
 
 def capturing_stream(SMResource resource not None):
     """The stream that is capturing on the device of a resource, as far as can be known; None if there is none."""
-    cdef string label
     resource._runtime.demand_usable()
-    with nogil:
-        label = c_capturing_stream(resource._runtime[0], resource._sm.get().device)
-    return label.decode() or None
+    return c_capturing_stream(resource._runtime[0], resource._sm.get().device).decode() or None
 
 
 def capture_of(Stream stream not None):
     """A number for the capture that a stream is part of, the same for all of its streams; 0 if it is in none."""
-    cdef StreamHandle box = stream._slot.demand(b"stream")
-    return c_capture_of(box.get().context().get().runtime().driver(), box.get().handle())
+    return c_capture_of(stream._slot)
 
 
 def is_capturing(Stream stream not None):
     """Whether a stream is recording a graph."""
-    return stream_is_capturing(stream._slot.demand(b"stream"))
+    return bool(stream_is_capturing(stream._slot))
 
 
 def device_memory(SMResource resource not None):
     """The free and the total memory of the device of a resource, in bytes."""
     cdef DeviceMemory memory
     resource._runtime.demand_usable()
-    with nogil:
-        memory = c_device_memory(resource._runtime[0], resource._sm.get().device)
+    memory = c_device_memory(resource._runtime[0], resource._sm.get().device)
     return memory.free, memory.total
 
 

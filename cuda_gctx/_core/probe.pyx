@@ -1,12 +1,11 @@
 """Where and when the blocks of a kernel run, and how much of a kernel fits into a context."""
 
 from libc.stdint cimport uint64_t, uintptr_t
-from libcpp.memory cimport shared_ptr
 from libcpp.vector cimport vector
 
 from cuda_gctx._core.arguments cimport as_int
 from cuda_gctx._core.context cimport Context
-from cuda_gctx._core.cpp cimport ContextHandle, Probe, ProbeBlock, Slot, StreamHandle
+from cuda_gctx._core.cpp cimport Slot, StreamHandle, drop, present
 from cuda_gctx._core.stream cimport Stream
 
 from cuda_gctx._core.device import Device
@@ -24,15 +23,13 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned i
     cdef vector[StreamHandle] handles
     cdef vector[unsigned int] counts
     cdef vector[vector[ProbeBlock]] seen
-    cdef shared_ptr[Probe] probe
     cdef Stream stream
     for stream in streams:
-        handles.push_back(stream._slot.demand(b"stream"))
+        present(stream._slot)
+        handles.push_back(stream._slot.get())
     for count in blocks:
         counts.push_back(count)
-    with nogil:
-        probe = probe_of(handles[0])
-        seen = probe.get().run(handles, counts, spin_ns, timeout_ns, cluster)
+    seen = c_run_probe(handles, counts, spin_ns, timeout_ns, cluster)
     # A block that did not run wrote nothing, and a block that ran has an end.
     return [[(block.sm, block.start_ns, block.end_ns) for block in part if block.end_ns != 0] for part in seen]
 
@@ -42,8 +39,6 @@ def spin(Stream stream not None, blocks, spin_ns):
 
     stream: a Stream. ValueError for a number or a time out of range.
     """
-    cdef StreamHandle box = stream._slot.demand(b"stream")
-    cdef shared_ptr[Probe] probe
     cdef unsigned int count
     cdef uint64_t duration
     number, length = as_int("blocks", blocks), as_int("spin_ns", spin_ns)
@@ -52,9 +47,7 @@ def spin(Stream stream not None, blocks, spin_ns):
     if not 0 <= length <= LONGEST_SPIN_NS:
         raise ValueError(f"spin_ns must be from 0 to {LONGEST_SPIN_NS}, not {length}")
     count, duration = number, length
-    with nogil:
-        probe = probe_of(box)
-        probe.get().launch(box, count, probe_threads, duration)
+    c_spin(stream._slot, count, duration)
 
 
 cdef class Stamps:
@@ -68,47 +61,31 @@ cdef class Stamps:
 
     def __init__(self, device, capacity):
         """device: a Device; capacity: the number of slots."""
-        cdef StreamHandle own
-        cdef shared_ptr[Probe] probe
-        cdef shared_ptr[CStamps] made
+        cdef Stream own
         if not isinstance(device, Device):
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
         places = as_int("capacity", capacity)
         if places < 1:
             raise ValueError(f"capacity must be positive, not {places}")
-        if self._slot.was_filled():
-            raise RuntimeError("these Stamps have been initialised already: make another object")
+        own = device.create_stream()
+        make_stamps(self._slot, own._slot, <size_t>places)
         self.capacity = places
-        own = (<Stream>device.create_stream())._slot.demand(b"stream")
-        with nogil:
-            probe = probe_of(own)
-            made.reset(new CStamps(own, probe, <size_t>self.capacity))
-        self._slot.put(made)
 
     def __dealloc__(self):
-        cdef shared_ptr[CStamps] stamps = self._slot.take()
-        # Freeing device memory waits for work that is under way.
-        with nogil:
-            stamps.reset()
+        drop(self._slot)
 
     def write(self, Stream stream not None, int place):
         """Enqueue the stamp of a place on a stream. Does not wait. IndexError if there is no such place."""
-        cdef shared_ptr[CStamps] stamps = self._slot.demand(b"place for stamps")
-        cdef StreamHandle box = stream._slot.demand(b"stream")
         if not 0 <= place < self.capacity:
             raise IndexError(f"place must be from 0 to {self.capacity - 1}, not {place}")
-        with nogil:
-            stamps.get().write(box, place)
+        write_stamp(self._slot, stream._slot, place)
 
     def read(self):
         """For each slot, the SM id and the nanoseconds of the device's timer; None if no stamp has been written.
 
         Synchronise the streams first.
         """
-        cdef vector[ProbeBlock] seen
-        cdef shared_ptr[CStamps] stamps = self._slot.demand(b"place for stamps")
-        with nogil:
-            seen = stamps.get().read()
+        cdef vector[ProbeBlock] seen = read_stamps(self._slot)
         # A block that ran has an end.
         return [(stamp.sm, stamp.start_ns) if stamp.end_ns != 0 else None for stamp in seen]
 
@@ -128,22 +105,12 @@ def probe_blocks_per_sm(Context context not None):
 
 def blocks_per_sm(Context context not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
     """The number of blocks of a kernel (0: of the probe) that fit on an SM of the context at once."""
-    cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
-    cdef ContextHandle box = context._slot.demand(b"context")
-    cdef unsigned int blocks
-    with nogil:
-        blocks = c_blocks_per_sm(box, shape)
-    return blocks
+    return c_blocks_per_sm(context._slot, launch_shape(function, threads, shared_bytes))
 
 
 def max_cluster_size(Stream stream not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
     """The largest thread-block cluster of a kernel (0: of the probe) on a stream."""
-    cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
-    cdef StreamHandle box = stream._slot.demand(b"stream")
-    cdef unsigned int size
-    with nogil:
-        size = c_max_cluster_size(box, shape)
-    return size
+    return c_max_cluster_size(stream._slot, launch_shape(function, threads, shared_bytes))
 
 
 def max_clusters(
@@ -154,9 +121,4 @@ def max_clusters(
     unsigned int cluster_size,
 ):
     """The number of clusters of a kernel (0: of the probe) that a stream can run at once."""
-    cdef LaunchShape shape = launch_shape(function, threads, shared_bytes)
-    cdef StreamHandle box = stream._slot.demand(b"stream")
-    cdef unsigned int clusters
-    with nogil:
-        clusters = c_max_active_clusters(box, shape, cluster_size)
-    return clusters
+    return c_max_active_clusters(stream._slot, launch_shape(function, threads, shared_bytes), cluster_size)

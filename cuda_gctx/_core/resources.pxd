@@ -1,7 +1,7 @@
 from libcpp.vector cimport vector
 
 from cuda_gctx._core.arguments cimport Options
-from cuda_gctx._core.cpp cimport CUdevResource, ContextHandle, Runtime, SmResourcePtr
+from cuda_gctx._core.cpp cimport ContextBox, CUdevResource, Runtime, Slot, SmResourcePtr, StreamBox
 from cuda_gctx._core.errors cimport GroupRequest
 
 
@@ -38,11 +38,16 @@ cdef class WorkqueueResource:
 cdef class DeviceResources:
     cdef Runtime* _runtime
     cdef int _device
-    cdef ContextHandle _context
+    cdef Slot[ContextBox] _context  # empty: of the device
     cdef SMResource _sm
 
     @staticmethod
     cdef DeviceResources of_device(Runtime* runtime, int device)
 
     @staticmethod
-    cdef DeviceResources of_context(const ContextHandle& context)
+    cdef DeviceResources of_context(Slot[ContextBox]& context)
+
+    @staticmethod
+    cdef DeviceResources of_stream(Slot[StreamBox]& stream)
+
+    cdef DeviceResources filled(self)

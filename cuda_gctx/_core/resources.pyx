@@ -11,12 +11,21 @@ from cuda_gctx._core.arguments cimport Options, as_bool, as_int, as_options, mak
 from cuda_gctx._core.cpp cimport (
     CU_WORKQUEUE_SCOPE_DEVICE_CTX,
     CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
+    Borrowed,
     SplitResult,
+    context_sm,
+    context_workqueue,
+    device_sm,
+    device_workqueue,
+    drop,
     overlaps,
+    present,
     same_sms,
+    share_context,
     split_resource,
     strategy_name,
 )
+from cuda_gctx._core.cpp cimport drop_split_contexts as drop_contexts
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import DataclassFields
@@ -273,8 +282,7 @@ cdef class SMResource:
         cdef size_t position
         cdef list groups = []
         self._runtime.demand_usable()
-        with nogil:
-            result = split_resource(self._runtime[0], self._sm, asked._requests, dry_run)
+        result = split_resource(self._runtime[0], self._sm, asked._requests, dry_run)
         for position in range(result.groups.size()):
             groups.append(SMResource.taking(self._runtime, result.groups[position]))
         return groups, SMResource.taking(self._runtime, result.remainder)
@@ -313,8 +321,7 @@ def drop_split_contexts():
     cdef Runtime* runtime
     if Runtime.is_any_open():
         runtime = &Runtime.active()
-        with nogil:
-            runtime.split_contexts().drop()
+        drop_contexts(runtime.split_contexts())
 
 
 class WorkqueueSharingScopeType(str, Enum):
@@ -445,12 +452,25 @@ cdef class DeviceResources:
         return self
 
     @staticmethod
-    cdef DeviceResources of_context(const ContextHandle& context):
+    cdef DeviceResources of_context(Slot[ContextBox]& context):
         cdef DeviceResources self = DeviceResources.__new__(DeviceResources)
+        self._context.share(context)
+        return self.filled()
+
+    @staticmethod
+    cdef DeviceResources of_stream(Slot[StreamBox]& stream):
+        cdef DeviceResources self = DeviceResources.__new__(DeviceResources)
+        share_context(self._context, stream)
+        return self.filled()
+
+    cdef DeviceResources filled(self):
+        cdef Borrowed[ContextBox] context = present(self._context)
         self._runtime = &context.get().runtime()
         self._device = context.get().device()
-        self._context = context
         return self
+
+    def __dealloc__(self):
+        drop(self._context)
 
     @property
     def sm(self):
@@ -458,17 +478,15 @@ cdef class DeviceResources:
         cdef SmResourcePtr sm
         if self._sm is None:
             self._runtime.demand_usable()
-            if self._context:
-                sm = self._context.get().known_sm_resource()
+            # Otherwise it is queried, or another thread holds the lock during a driver call.
+            if self._context.was_filled():
+                sm = self._context.borrow().get().known_sm_resource()
+                if not sm:
+                    sm = context_sm(self._context)
             else:
                 sm = self._runtime.known_device_sm(self._device)
-            if not sm:
-                # Another thread may hold the lock during a driver call.
-                with nogil:
-                    if self._context:
-                        sm = self._context.get().sm_resource()
-                    else:
-                        sm = self._runtime.device_sm(self._device)
+                if not sm:
+                    sm = device_sm(self._runtime, self._device)
             self._sm = SMResource.taking(self._runtime, sm)
         return self._sm
 
@@ -477,18 +495,18 @@ cdef class DeviceResources:
         """The workqueue configuration: a copy, to be configured and passed to a context (driver 13.1 and newer)."""
         cdef WorkqueueResource resource = WorkqueueResource.__new__(WorkqueueResource)
         self._runtime.demand_usable()
-        with nogil:
-            if self._context:
-                resource._resource = self._context.get().workqueue_resource()
-            else:
-                resource._resource = self._runtime.device_workqueue(self._device)
+        if self._context.was_filled():
+            resource._resource = context_workqueue(self._context)
+        else:
+            resource._resource = device_workqueue(self._runtime, self._device)
         resource._runtime = self._runtime
         resource._device = self._device
         return resource
 
     def __repr__(self):
-        whose = f"context {self._context.get().id()}" if self._context else f"device {self._device}"
-        return f"<DeviceResources of {whose}>"
+        if self._context.was_filled():
+            return f"<DeviceResources of context {self._context.borrow().get().id()}>"
+        return f"<DeviceResources of device {self._device}>"
 
 
 make_only_here(DeviceResources, "DeviceResources come from a Device, a Context or a Stream")

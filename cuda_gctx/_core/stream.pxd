@@ -1,7 +1,7 @@
 from libc.stdint cimport uintptr_t
 
 from cuda_gctx._core.arguments cimport Options
-from cuda_gctx._core.cpp cimport ContextHandle, Slot, StreamBox, StreamHandle
+from cuda_gctx._core.cpp cimport ContextBox, Slot, StreamBox
 from cuda_gctx._core.resources cimport DeviceResources
 
 
@@ -19,7 +19,7 @@ cdef class Stream:
     cdef object __weakref__
 
 
-cdef Stream new_stream(const ContextHandle& context, object context_object, StreamOptions options)
-cdef Stream made_stream(Stream stream, const StreamHandle& box)
-cdef int pin_stream(const StreamHandle& box) except -1
-cdef int note_pinned(const ContextHandle& context) except -1
+cdef Stream new_stream(Slot[ContextBox]& context, StreamOptions options)
+cdef Stream made_stream(Stream stream)
+cdef uintptr_t pin_stream(Stream stream) except? 0
+cdef int note_pinned(ContextBox* context) except -1

@@ -7,12 +7,15 @@ from libcpp.optional cimport optional
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_int, as_options, refuse_copy
 from cuda_gctx._core.cpp cimport (
     Borrowed,
+    ContextBox,
     CUstream,
-    EventHandle,
     Runtime,
     adopt_stream,
     create_stream,
+    drop,
     is_same_stream,
+    live,
+    present,
     record_event,
     stream_is_done,
     stream_is_nonblocking,
@@ -60,38 +63,28 @@ cdef class StreamOptions(Options):
         return f"StreamOptions(nonblocking={self.nonblocking}, priority={self.priority})"
 
 
-cdef Stream made_stream(Stream stream, const StreamHandle& box):
-    stream._number = <uintptr_t>box.get().handle()
-    stream._slot.put(box)
+cdef Stream made_stream(Stream stream):
+    """A stream whose slot has just been filled."""
+    stream._number = <uintptr_t>stream._slot.borrow().get().handle()
     return stream
 
 
-cdef Stream new_stream(const ContextHandle& context, object context_object, StreamOptions options):
+cdef Stream new_stream(Slot[ContextBox]& context, StreamOptions options):
     cdef Stream stream = Stream.__new__(Stream)
-    cdef StreamHandle box
     cdef optional[int] priority
     cdef bint nonblocking = True
     if options is not None:
         nonblocking = options.nonblocking
         if options.priority is not None:
             priority = <int>options.priority
-    stream._context = context_object
-    with nogil:
-        box = create_stream(context, priority, nonblocking)
-    return made_stream(stream, box)
+    create_stream(stream._slot, context, priority, nonblocking)
+    return made_stream(stream)
 
 
 cdef Stream adopted(Stream stream, uintptr_t handle, object owner):
-    cdef Runtime* runtime = active_runtime()
-    cdef StreamHandle box
-    with nogil:
-        box = adopt_stream(runtime[0], <CUstream>handle)
-    with cython.critical_section(stream):
-        if stream._slot.was_filled():
-            raise RuntimeError("this Stream has been initialised already: make another object for another stream")
-        stream._owner = owner
-        made_stream(stream, box)
-    return stream
+    adopt_stream(stream._slot, active_runtime()[0], <CUstream>handle)
+    stream._owner = owner
+    return made_stream(stream)
 
 
 cdef Stream stream_of(object obj):
@@ -99,20 +92,22 @@ cdef Stream stream_of(object obj):
     return obj if isinstance(obj, Stream) else Stream(obj)
 
 
-cdef int note_pinned(const ContextHandle& context) except -1:
+cdef int note_pinned(ContextBox* context) except -1:
     """Note that a framework has seen a context, if that is new."""
     cdef Runtime* runtime
-    if context.get().pin():
-        runtime = &context.get().runtime()
+    if context.pin():
+        runtime = &context.runtime()
         above.context_was_pinned(<uintptr_t>runtime, runtime.pinned().total())
     return 0
 
 
-cdef int pin_stream(const StreamHandle& box) except -1:
-    """Note that foreign code gets the handle: from then on, the stream and its context are never destroyed."""
+cdef uintptr_t pin_stream(Stream stream) except? 0:
+    """The handle for foreign code: from then on, the stream and its context are never destroyed."""
+    cdef Borrowed[StreamBox] box = live(stream._slot)
+    cdef uintptr_t handle = <uintptr_t>box.get().handle()
     if not box.get().is_default() and not box.get().pin():
-        note_pinned(box.get().context())
-    return 0
+        note_pinned(box.get().context().get())
+    return handle
 
 
 cdef class Stream:
@@ -155,24 +150,20 @@ cdef class Stream:
         return adopted(Stream.__new__(Stream), number, owner)
 
     def __dealloc__(self):
-        cdef StreamHandle box = self._slot.take()
-        if box:
-            # Destroying may wait in the driver; nobody else should wait with it.
-            with nogil:
-                box.reset()
-            report_failures()
+        drop(self._slot)
+        report_failures()
 
     @property
     def handle(self):
         """The CUstream, as an int."""
-        cdef Borrowed[StreamBox] box = self._slot.live(b"stream")
+        cdef Borrowed[StreamBox] box = live(self._slot)
         box.get().expose()
         return <uintptr_t>box.get().handle()
 
     @property
     def context(self):
         """The context of the stream."""
-        self._slot.live(b"stream")
+        live(self._slot)
         context = self._context
         if context is None:
             context = above.context_of(self)
@@ -183,36 +174,36 @@ cdef class Stream:
     @property
     def device(self):
         """The device of the stream."""
-        return above.Device(self._slot.live(b"stream").get().context().get().device())
+        return above.Device(live(self._slot).get().context().get().device())
 
     @property
     def resources(self):
         """The resources of the context."""
-        cdef Borrowed[StreamBox] box = self._slot.live(b"stream")
+        live(self._slot)
         with cython.critical_section(self):
             if self._resources is None:
-                self._resources = DeviceResources.of_context(box.get().context())
+                self._resources = DeviceResources.of_stream(self._slot)
             return self._resources
 
     @property
     def priority(self):
         """The priority. Smaller numbers have a higher priority."""
-        return stream_priority(self._slot.demand(b"stream"))
+        return stream_priority(self._slot)
 
     @property
     def is_nonblocking(self):
         """Whether the stream never waits for the legacy default stream."""
-        return stream_is_nonblocking(self._slot.demand(b"stream"))
+        return bool(stream_is_nonblocking(self._slot))
 
     @property
     def is_owned(self):
         """Whether it was made for this object; False for adopted streams, and for those that belong to a context."""
-        return self._slot.live(b"stream").get().is_owned()
+        return live(self._slot).get().is_owned()
 
     @property
     def is_done(self):
         """Whether all work of the stream has finished."""
-        return stream_is_done(self._slot.demand(b"stream"))
+        return bool(stream_is_done(self._slot))
 
     @property
     def is_closed(self):
@@ -225,17 +216,11 @@ cdef class Stream:
 
         Raises ValueError for an event together with options.
         """
-        cdef StreamHandle box = self._slot.copy(b"stream")
-        cdef EventHandle event_box
         if event is None:
-            event = new_event_for(box, as_options(EventOptions, options))
+            event = new_event_for(self._slot, as_options(EventOptions, options))
         elif options is not None:
             raise ValueError("options are only for a new event: omit either the options or the event")
-        event_box = event._slot.copy(b"event")
-        with nogil:
-            record_event(box, event_box)
-        self._slot.keep_copy(box)
-        event._slot.keep_copy(event_box)
+        record_event(self._slot, event._slot)
         return event
 
     @cython.binding(False)
@@ -244,18 +229,12 @@ cdef class Stream:
 
         event_or_stream: an event, or a stream, whose work enqueued so far is waited for.
         """
-        cdef StreamHandle box = self._slot.copy(b"stream")
-        cdef EventHandle event_box
         cdef Event event
         if isinstance(event_or_stream, Event):
             event = event_or_stream
         else:
             event = stream_of(event_or_stream).record()
-        event_box = event._slot.copy(b"event")
-        with nogil:
-            wait_event(box, event_box)
-        self._slot.keep_copy(box)
-        event._slot.keep_copy(event_box)
+        wait_event(self._slot, event._slot)
 
     def capture(self, mode="thread_local"):
         """A ``with`` block in which the stream captures a graph instead of running its work: ``capture.graph``.
@@ -263,16 +242,13 @@ cdef class Stream:
         mode: whether calls that could disturb a capture are refused on all threads ("global"), on the calling one
         ("thread_local"), or nowhere ("relaxed").
         """
-        self._slot.demand(b"stream")
+        present(self._slot)
         return above.capture(self, mode)
 
     @cython.binding(False)
     def sync(self):
         """Wait on the host until all work of the stream has finished."""
-        cdef StreamHandle box = self._slot.copy(b"stream")
-        with nogil:
-            synchronize_stream(box)
-        self._slot.keep_copy(box)
+        synchronize_stream(self._slot)
 
     def torch(self, library_sms="off", after=None):
         """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use).
@@ -280,7 +256,7 @@ cdef class Stream:
         library_sms: "off", "on" or "auto": the SM count hint for cuBLAS. after: a fork() of
         cuda_gctx.interop.torch, after whose beginning the block starts.
         """
-        self._slot.demand(b"stream")
+        present(self._slot)
         return above.torch_block(self, library_sms, after)
 
     def cupy(self, library_sms="off", after=None):
@@ -289,14 +265,12 @@ cdef class Stream:
         library_sms: "off" or "on": the SM count hint for cuBLAS. after: a fork() of
         cuda_gctx.interop.cupy, after whose beginning the block starts.
         """
-        self._slot.demand(b"stream")
+        present(self._slot)
         return above.cupy_block(self, library_sms, after)
 
     def close(self):
         """Close the stream; destroy it if it is owned and no framework has seen it. Closing twice does nothing."""
-        cdef StreamHandle box = self._slot.take()
-        with nogil:
-            box.reset()
+        drop(self._slot)
         with cython.critical_section(self):
             self._owner = None
             self._context = None
@@ -305,9 +279,7 @@ cdef class Stream:
 
     def __cuda_stream__(self):
         """The handle, for a framework. From then on, neither the stream nor its context is destroyed."""
-        self._slot.live(b"stream")
-        pin_stream(self._slot.demand(b"stream"))
-        return (0, <uintptr_t>self._slot.live(b"stream").get().handle())
+        return (0, pin_stream(self))
 
     def __reduce__(self):
         refuse_copy(self, "create one in the other process; Stream(stream) is a second object for the same stream")
@@ -324,23 +296,23 @@ cdef class Stream:
         cdef Borrowed[StreamBox] other_box = that._slot.borrow()
         if box.get() == NULL or other_box.get() == NULL:
             return False
-        return is_same_stream(box.get()[0], other_box.get()[0])
+        return bool(is_same_stream(self._slot, that._slot))
 
     def __hash__(self):
         if not self._slot.was_filled():
-            self._slot.demand(b"stream")
+            present(self._slot)
         return hash(self._number)
 
     def __enter__(self):
-        self._slot.live(b"stream")
+        live(self._slot)
         return self
 
     def __exit__(self, *exc):
         self.close()
 
     def __repr__(self):
-        cdef StreamHandle box = self._slot.get()
-        if not box:
+        cdef Borrowed[StreamBox] box = self._slot.borrow()
+        if box.get() == NULL:
             return "<Stream: closed>" if self._slot.was_filled() else "<Stream: never initialized>"
         kind = "" if box.get().is_made_here() else ", adopted"
         context = box.get().context().get().id()

@@ -1,14 +1,18 @@
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from cuda_gctx._core.cpp cimport Runtime
+from cuda_gctx._core.cpp cimport Runtime, Slot
 from cuda_gctx._core.errors cimport raise_error
 
 
-cdef extern from "bench/raw_calls_in_c.hpp" namespace "gctx" nogil:
+cdef extern from "bench/raw_calls_in_c.hpp" namespace "gctx":
     cdef cppclass CRawCalls "gctx::RawCalls":
-        CRawCalls(Runtime&, int) except +raise_error
-        double time(const string&, unsigned int) except +raise_error
-        void settle() except +raise_error
+        pass
 
     vector[string] raw_call_names "gctx::RawCalls::names"() except +raise_error
+
+
+cdef extern from "_core/call.hpp" namespace "gctx":
+    int make_raw_calls "gctx::make<&gctx::make_raw_calls>"(Slot[CRawCalls]&, Runtime&, int) except -1
+    double time_raw_calls "gctx::call<&gctx::RawCalls::time>"(Slot[CRawCalls]&, const string&, unsigned int) except? 0
+    int settle_raw_calls "gctx::call<&gctx::RawCalls::settle>"(Slot[CRawCalls]&) except -1

@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <array>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,8 @@ namespace gctx {
 // They are made, used and destroyed without the classes of this package.
 class RawCalls {
  public:
+  static constexpr const char* word = "set of raw calls";  // in messages
+
   RawCalls(Runtime& runtime, int ordinal);
   ~RawCalls();
   RawCalls(const RawCalls&) = delete;
@@ -62,5 +65,9 @@ class RawCalls {
   std::array<CUstream, 2> streams_{};
   CUevent event_ = nullptr;
 };
+
+inline std::shared_ptr<RawCalls> make_raw_calls(Runtime& runtime, int ordinal) {
+  return std::make_shared<RawCalls>(runtime, ordinal);
+}
 
 }  // namespace gctx

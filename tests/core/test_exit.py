@@ -9,8 +9,11 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+
+from .fronts import Front
 
 # A simulated driver starts at once; a real one takes a second.
 SIMULATED = os.environ.get("CUDA_GCTX_DRIVER", "").startswith("sim")
@@ -130,3 +133,32 @@ def test_the_interpreter_ends_quietly(ending: str) -> None:
 
 def test_a_message_at_exit_would_be_seen() -> None:
     assert run_once("import atexit; atexit.register(print, 'late')") == (0, "late\n", "")
+
+
+# A daemon thread is inside a driver call when the program ends; the call fails while the interpreter is gone and the
+# exit handler of another library still runs.
+FAILS_AT_EXIT = """
+import ctypes, sys, threading, time
+from cuda_gctx import Device
+stream = Device(0).create_stream()
+front = ctypes.CDLL(sys.argv[1])
+front.front_slow_exit()
+begun = threading.Event()
+threading.Thread(target=lambda: (begun.set(), stream.sync()), daemon=True).start()
+begun.wait()
+time.sleep(0.05)  # no more than: the thread is in the call, in which it stays longer
+"""
+
+
+@pytest.mark.sim_only
+def test_a_call_that_fails_after_the_interpreter_ends_nothing_else(tmp_path: Path) -> None:
+    front = Front(tmp_path)
+    environment = front.environment(FAIL="cuStreamSynchronize:4", MS="300")
+
+    def run(_: int) -> tuple[int, str]:
+        command = [sys.executable, "-c", FAILS_AT_EXIT, front.library]
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        return child.returncode, child.stderr
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        assert set(pool.map(run, range(6))) == {(0, "")}

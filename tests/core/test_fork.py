@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ..common import run_python
+from .fronts import Front
 
 # Everything is made in the parent and tried in the child, which prints as JSON what each try raised.
 PROGRAM = """
@@ -160,3 +161,60 @@ if __name__ == "__main__":
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["True"]
+
+
+FORK_WHILE_OPENING = """
+import ctypes, os, signal, sys, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking: that is what is tested
+from cuda_gctx import Device
+front = ctypes.CDLL(sys.argv[1])
+front.front_wait.restype = ctypes.c_char_p
+front.front_arm(1)
+opening = threading.Thread(target=lambda: Device(0))
+opening.start()
+assert front.front_wait() == b"cuInit"
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)  # ends a child that hangs
+    front.front_arm(0)
+    try:
+        Device(0)
+    except RuntimeError as error:
+        print(type(error).__name__, flush=True)
+    os._exit(0)
+status = os.waitpid(pid, 0)[1]
+front.front_arm(0)
+front.front_go()
+opening.join()
+print(status, Device.count())
+"""
+
+
+@pytest.mark.sim_only
+def test_a_child_of_a_process_that_was_opening_the_driver_gets_the_error(tmp_path: Path) -> None:
+    front = Front(tmp_path)
+    command = [sys.executable, "-c", FORK_WHILE_OPENING, front.library]
+    run = subprocess.run(command, env=front.environment(), capture_output=True, text=True, check=False, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == ["ForkedError", "0 1"]
+
+
+def test_a_driver_that_could_not_be_opened_is_not_in_use() -> None:
+    run = run_python(
+        """
+import os
+os.environ["CUDA_GCTX_DRIVER"] = "/nonexistent/libcuda.so"
+from cuda_gctx import Device, DriverNotFound
+def kind():
+    try:
+        Device(0)
+    except RuntimeError as error:
+        return type(error).__name__
+before = kind()
+pid = os.fork()
+if pid: os.waitpid(pid, 0)
+print(before, kind(), flush=True)
+"""
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == ["DriverNotFound DriverNotFound"] * 2

@@ -2,68 +2,37 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import cuda_gctx
-
-# A driver in front of the software driver, in which one function waits until a byte comes through a pipe.
-SLOW_DRIVER = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-static void* real(const char* name) {
-  static void* library;
-  if (!library) library = dlopen(getenv("SIMULATED"), RTLD_NOW | RTLD_LOCAL);
-  return dlsym(library, name);
-}
-typedef long (*any)(long, long, long, long, long, long, long, long);
-static any waited_for;
-static long wait_then_call(long a, long b, long c, long d, long e, long f, long g, long h) {
-  char byte = 'w';
-  if (write(atoi(getenv("WAITING")), &byte, 1) != 1 || read(atoi(getenv("GO_ON")), &byte, 1) != 1) abort();
-  return waited_for(a, b, c, d, e, f, g, h);
-}
-int cuDriverGetVersion(int* version) { return ((int (*)(int*))real("cuDriverGetVersion"))(version); }
-int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags, int* status) {
-  int answer = ((int (*)(const char*, void**, int, unsigned long long, int*))real("cuGetProcAddress_v2"))(
-      name, function, version, flags, status);
-  if (answer == 0 && function && *function && strcmp(name, getenv("SLOW")) == 0) {
-    waited_for = (any)*function;
-    *function = (void*)wait_then_call;
-  }
-  return answer;
-}
-"""
+from .fronts import Front
 
 # The first thread is inside the slow call; the second one waits for a lock of the first; the main thread lets the first
 # go on. It never gets to run if the second one waits with the GIL.
 PROGRAM = """
-import os, sys, threading
-waiting, was_waiting = os.pipe()
-go_on, let_go_on = os.pipe()
-os.environ["WAITING"], os.environ["GO_ON"] = str(was_waiting), str(go_on)
+import ctypes, os, sys, threading
 from cuda_gctx import Device, system
 from cuda_gctx._core.probe import probe_blocks_per_sm
+front = ctypes.CDLL(sys.argv[1])
+front.front_wait.restype = ctypes.c_char_p
 system.driver_version
 {setup}
+front.front_arm(1)
 first = threading.Thread(target=lambda: {first})
 first.start()
-os.read(waiting, 1)
+while front.front_wait() != b"{slow}":
+    front.front_go()
+front.front_arm(0)
 begun = threading.Event()
 second = threading.Thread(target=lambda: (begun.set(), {second}))
 second.start()
 begun.wait()
 for _ in range(2000):
     os.sched_yield()
-os.write(let_go_on, b"g")
+front.front_go()
 first.join()
 second.join()
 print("done")
@@ -94,17 +63,11 @@ CASES = {
 @pytest.mark.sim_only
 @pytest.mark.parametrize("case", CASES)
 def test_nobody_waits_for_a_driver_call_of_another_thread_with_the_gil(tmp_path: Path, case: str) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler, which builds the slow driver of this test")
-    source = tmp_path / "slow.c"
-    source.write_text(SLOW_DRIVER)
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", source, "-o", tmp_path / "libslow.so", "-ldl"], check=True)
+    front = Front(tmp_path)
     slow, setup, first, second = CASES[case]
-    simulated = Path(cuda_gctx.__file__).parent / "sim" / "lib" / "libcuda.so.1"
     child = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(setup=setup, first=first, second=second)],
-        env={**os.environ, "CUDA_GCTX_DRIVER": str(tmp_path / "libslow.so"), "SIMULATED": str(simulated), "SLOW": slow},
+        [sys.executable, "-c", PROGRAM.format(slow=slow, setup=setup, first=first, second=second), front.library],
+        env=front.environment(),
         capture_output=True,
         text=True,
         check=False,

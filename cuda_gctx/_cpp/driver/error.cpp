@@ -4,13 +4,9 @@
 #include <cstdio>
 #include <new>
 
-#include "driver/process.hpp"
-
 namespace gctx {
 
-Error::Error(ErrorKind what_kind, std::string text) : kind(what_kind), message(std::move(text)) {
-  wait_for_the_end_if_over();
-}
+Error::Error(ErrorKind what_kind, std::string text) : kind(what_kind), message(std::move(text)) {}
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);

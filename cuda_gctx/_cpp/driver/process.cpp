@@ -1,7 +1,6 @@
 #include "driver/process.hpp"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstddef>
@@ -31,8 +30,15 @@ Failures& failures() {
 }
 
 std::atomic<bool> any_failure{false};
-pthread_t ending_thread;  // written before the state becomes `over`
-std::atomic<bool> errors_wait{false};
+
+std::atomic<int> uses{0};
+
+// Registered when the library is loaded, and so before any lock is taken.
+[[maybe_unused]] const int watches_forks = pthread_atfork(nullptr, nullptr, [] {
+  if (uses.load() != 0) {
+    process_state_word.store(ProcessState::forked);
+  }
+});
 
 }  // namespace
 
@@ -41,28 +47,14 @@ void begin_exit() noexcept {
   process_state_word.compare_exchange_strong(expected, ProcessState::exiting);
 }
 
-void let_errors_wait_for_the_end() noexcept { errors_wait.store(true); }
+void begin_use() noexcept { uses.fetch_add(1); }
+void end_use() noexcept { uses.fetch_sub(1); }
 
-void wait_for_the_end_if_over() noexcept {
-  if (process_state_word.load() != ProcessState::over || !errors_wait.load() ||
-      pthread_equal(ending_thread, pthread_self()) != 0) {
-    return;
+void watch_exit() {
+  static std::atomic<bool> is_watched{false};
+  if (!is_watched.exchange(true)) {
+    std::atexit(begin_exit);
   }
-  for (;;) {
-    pause();
-  }
-}
-
-void watch_forks() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    pthread_atfork(nullptr, nullptr, [] { process_state_word.store(ProcessState::forked); });
-    // Static destructors, the driver's among them, run after this.
-    std::atexit([] {
-      ending_thread = pthread_self();
-      process_state_word.store(ProcessState::over);
-    });
-  });
 }
 
 void note_failure(const char* what) noexcept {

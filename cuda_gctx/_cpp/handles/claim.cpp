@@ -88,6 +88,12 @@ ContextHandle NewContext::create() {
   return box;
 }
 
+std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms,
+                                          const std::optional<CUdevResource>& workqueue, const std::string& name,
+                                          bool exclusive, bool overlap_matters) {
+  return std::make_unique<NewContext>(runtime, device, sms, workqueue, name, exclusive, overlap_matters);
+}
+
 Claim::Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
              bool exclusive, bool only_free, std::uint64_t group, const std::string& advice)
     : runtime_(runtime), device_(device) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,10 @@ class NewContext {
   std::string overlap_report_;
   std::uint64_t live_entry_ = 0;
 };
+
+std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms,
+                                          const std::optional<CUdevResource>& workqueue, const std::string& name,
+                                          bool exclusive, bool overlap_matters);
 
 // A place for as long as it exists or until it is released, for contexts that were made without one.
 class Claim {

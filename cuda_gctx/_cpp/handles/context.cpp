@@ -457,6 +457,18 @@ ContextHandle current_context(Runtime& runtime) {
   return current != nullptr ? adopt_context(runtime, current) : nullptr;
 }
 
+int current_device(Runtime& runtime) {
+  const ContextHandle current = current_context(runtime);
+  return current ? current->device() : 0;
+}
+
+bool any_has_capture(const std::vector<ContextHandle>& contexts) {
+  return std::any_of(contexts.begin(), contexts.end(), [](const ContextHandle& context) {
+    context->demand_live();
+    return context->has_capture();
+  });
+}
+
 void synchronize_context(const ContextHandle& context) {
   const CallUse use(*context);
   context->demand_no_capture("waiting for");

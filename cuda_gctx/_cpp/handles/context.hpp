@@ -31,6 +31,8 @@ inline std::string context_label(const std::string& name) {
 
 class ContextBox : public Registered<CUcontext, ContextBox> {
  public:
+  static constexpr const char* word = "context";  // in messages
+
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
   ContextBox(Runtime& runtime, int device, ContextKind kind, std::string name = {}, SmResourcePtr given = nullptr)
       : runtime_(runtime), device_(device), kind_(kind), name_(std::move(name)), given_(std::move(given)) {}
@@ -74,7 +76,8 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   // No more use of a green context of ours; it is destroyed with its last stream and event. Throws while it is current.
   void close();
   inline void demand_usable() const;  // of a driver that may be used
-  void demand_live() const {          // and open
+  static bool asks_driver() noexcept { return false; }
+  void demand_live() const {  // and open
     demand_usable();
     if (is_closed()) [[unlikely]] {
       fail_closed();
@@ -207,7 +210,9 @@ class CallUse {
 // The context of a raw handle: ours if we made it, else a view that never destroys it.
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle);
 ContextHandle current_context(Runtime& runtime);  // null if nothing is current on this thread
+int current_device(Runtime& runtime);             // of that context; 0 if nothing is
 
 void synchronize_context(const ContextHandle& context);
+bool any_has_capture(const std::vector<ContextHandle>& contexts);
 
 }  // namespace gctx

@@ -556,29 +556,13 @@ ContextHandle replace_current(ThreadList& mine, ContextHandle&& context, CUconte
 
 }  // namespace
 
-ContextHandle set_current(Runtime& runtime, ContextHandle context) {
+ContextHandle set_current(const ContextHandle& context) {
   ThreadList& mine = list_here();
   leave_what_was_left(mine);
   context->demand_there();
-  ContextHandle previous = current_context(runtime);
-  replace_current(mine, std::move(context), previous ? previous->handle() : nullptr);
+  ContextHandle previous = current_context(context->runtime());
+  replace_current(mine, ContextHandle(context), previous ? previous->handle() : nullptr);
   return previous;
-}
-
-bool set_current_at_once(ContextHandle& context) {
-  ThreadList& mine = list_here();
-  const Runtime& runtime = context->runtime();
-  runtime.demand_usable();
-  if (mine.has_left_blocks() || mine.entries().empty() || mine.entries().back().is_block()) {
-    return false;
-  }
-  const ContextBox& last = mine.entries().back().context();
-  if (&last.runtime() != &runtime || current_raw(runtime.driver()) != last.handle() || !last.is_there() ||
-      !context->is_there()) {
-    return false;
-  }
-  context = replace_current(mine, std::move(context), last.handle());
-  return true;
 }
 
 // ---- what is forgotten

@@ -64,10 +64,7 @@ CurrentToken push_current(ContextHandle& context, const BlockOwner* owner = null
 // innermost of its own thread. Returns the handle that push_current took, or null after a fork.
 ContextHandle pop_current(CurrentToken token);
 
-ContextHandle set_current(Runtime& runtime, ContextHandle context);  // returns what was current, or null
-// The same without waiting for anything, if what is current is what one of the two has set: the handle then is that of
-// the previous context. False if not.
-bool set_current_at_once(ContextHandle& context);
+ContextHandle set_current(const ContextHandle& context);  // returns what was current, or null
 
 void forget_current_of(const Runtime& runtime);  // removes all contexts of that driver from this thread
 void forget_replaced_current();                  // drops what this thread set and others have replaced since

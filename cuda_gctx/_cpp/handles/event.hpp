@@ -13,6 +13,8 @@ namespace gctx {
 
 class EventBox {
  public:
+  static constexpr const char* word = "event";  // in messages
+
   explicit EventBox(ContextUse use) noexcept : use_(std::move(use)) {}
   ~EventBox();
   EventBox(const EventBox&) = delete;
@@ -20,6 +22,7 @@ class EventBox {
 
   void take(CUevent handle) noexcept { handle_ = handle; }
   const ContextHandle& context() const noexcept { return use_.context(); }
+  static bool asks_driver() noexcept { return false; }
   void demand_live() const { context()->demand_usable(); }  // of a driver that may be used
   CUevent handle() const noexcept { return handle_; }
   // Whether a stream that waits for it may become part of a capture: see StreamBox::may_capture.

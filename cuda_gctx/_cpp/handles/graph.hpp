@@ -15,6 +15,8 @@ namespace gctx {
 
 class GraphBox {
  public:
+  static constexpr const char* word = "graph";  // in messages
+
   explicit GraphBox(ContextUse use) noexcept : use_(std::move(use)) {}
   ~GraphBox();
   GraphBox(const GraphBox&) = delete;
@@ -33,6 +35,8 @@ class GraphBox {
 
 class GraphExecBox {
  public:
+  static constexpr const char* word = "executable graph";  // in messages
+
   explicit GraphExecBox(ContextUse use) noexcept : use_(std::move(use)) {}
   ~GraphExecBox();
   GraphExecBox(const GraphExecBox&) = delete;

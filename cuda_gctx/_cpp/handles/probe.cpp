@@ -286,8 +286,26 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
   return seen;
 }
 
+namespace {
+
 std::shared_ptr<Probe> probe_of(const StreamHandle& stream) {
   return stream->context()->runtime().probe(stream->context()->device());
+}
+
+}  // namespace
+
+std::vector<std::vector<ProbeBlock>> run_probe(const std::vector<StreamHandle>& streams,
+                                               const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
+                                               std::uint64_t timeout_ns, unsigned cluster) {
+  return probe_of(streams.front())->run(streams, blocks, spin_ns, timeout_ns, cluster);
+}
+
+void spin(const StreamHandle& stream, unsigned blocks, std::uint64_t spin_ns) {
+  probe_of(stream)->launch(stream, blocks, probe_threads, spin_ns);
+}
+
+std::shared_ptr<Stamps> make_stamps(const StreamHandle& stream, std::size_t capacity) {
+  return std::make_shared<Stamps>(stream, probe_of(stream), capacity);
 }
 
 Stamps::Stamps(StreamHandle stream, std::shared_ptr<Probe> probe, std::size_t capacity)

@@ -69,11 +69,17 @@ class Probe {
   std::vector<Buffer> given_up_;  // of runs that were not waited for
 };
 
-std::shared_ptr<Probe> probe_of(const StreamHandle& stream);  // that of its device
+// The same with the probe of the streams' device.
+std::vector<std::vector<ProbeBlock>> run_probe(const std::vector<StreamHandle>& streams,
+                                               const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
+                                               std::uint64_t timeout_ns, unsigned cluster);
+void spin(const StreamHandle& stream, unsigned blocks, std::uint64_t spin_ns);
 
 // Places in device memory that streams write to in their order: where and when they got there. All zero before that.
 class Stamps {
  public:
+  static constexpr const char* word = "place for stamps";  // in messages
+
   // `stream` is for its own use, one of the primary context.
   Stamps(StreamHandle stream, std::shared_ptr<Probe> probe, std::size_t capacity);
   ~Stamps();
@@ -89,6 +95,8 @@ class Stamps {
   std::size_t capacity_;
   CUdeviceptr buffer_ = 0;
 };
+
+std::shared_ptr<Stamps> make_stamps(const StreamHandle& stream, std::size_t capacity);
 
 // So many threads that two blocks fill an SM at most, and every SM gets some.
 inline constexpr unsigned probe_threads = 1024;

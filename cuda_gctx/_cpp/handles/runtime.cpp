@@ -24,13 +24,44 @@ std::vector<Runtime*>& opened() {
   return *runtimes;
 }
 
-Runtime& open_locked(std::string_view choice) {
-  auto* runtime = new Runtime(choice);
-  opened().push_back(runtime);
-  active_runtime.store(runtime, std::memory_order_release);
-  watch_forks();
-  return *runtime;
+[[noreturn]] void fail_forked() {
+  fail(ErrorKind::forked,
+       "this process was forked after the CUDA driver was in use, and a forked child cannot use CUDA: start it with "
+       "the 'spawn' or 'forkserver' method, or fork before the first use");
 }
+
+// The lock under which drivers are opened. In a forked child another thread may have held it.
+class Opening {
+ public:
+  Opening() {
+    if (is_forked()) {
+      fail_forked();
+    }
+    begin_use();
+    opening().lock();
+  }
+  ~Opening() {
+    opening().unlock();
+    if (!is_done_) {
+      end_use();
+    }
+  }
+  Opening(const Opening&) = delete;
+  Opening& operator=(const Opening&) = delete;
+
+  Runtime& open(std::string_view choice) {
+    opened().reserve(opened().size() + 1);
+    auto* runtime = new Runtime(choice);
+    opened().push_back(runtime);
+    active_runtime.store(runtime, std::memory_order_release);
+    watch_exit();
+    is_done_ = true;
+    return *runtime;
+  }
+
+ private:
+  bool is_done_ = false;
+};
 
 }  // namespace
 
@@ -39,25 +70,22 @@ Runtime& Runtime::active() {
     runtime->demand_usable();
     return *runtime;
   }
-  const std::lock_guard lock(opening());
+  Opening opening;
   if (Runtime* runtime = active_runtime.load(std::memory_order_acquire)) {
     return *runtime;
   }
   const char* choice = std::getenv("CUDA_GCTX_DRIVER");
-  return open_locked(choice != nullptr ? choice : "");
+  return opening.open(choice != nullptr ? choice : "");
 }
 
 bool Runtime::is_any_open() noexcept { return active_runtime.load(std::memory_order_acquire) != nullptr; }
 
-Runtime& Runtime::open(std::string_view choice) {
-  const std::lock_guard lock(opening());
-  if (process_state() == ProcessState::forked && !opened().empty()) {
-    opened().back()->demand_usable();
-  }
-  return open_locked(choice);
-}
+Runtime& Runtime::open(std::string_view choice) { return Opening().open(choice); }
 
 void Runtime::close(Runtime& runtime) {
+  if (is_forked()) {
+    return;
+  }
   forget_current_of(runtime);
   runtime.drop_caches();
   const std::lock_guard lock(opening());
@@ -67,6 +95,9 @@ void Runtime::close(Runtime& runtime) {
 }
 
 void Runtime::set_aside_active() noexcept {
+  if (is_forked()) {
+    return;
+  }
   const std::lock_guard lock(opening());
   if (!opened().empty()) {
     opened().back()->standing_.store(Standing::set_aside);
@@ -75,6 +106,9 @@ void Runtime::set_aside_active() noexcept {
 
 void Runtime::resume() noexcept {
   std::vector<std::shared_ptr<void>> later;
+  if (is_forked()) {
+    return;
+  }
   {
     const std::lock_guard lock(opening());
     if (opened().empty() || !opened().back()->is_set_aside()) {
@@ -109,10 +143,7 @@ Runtime::Runtime(std::string_view choice) : driver_(choice) {
 
 void Runtime::fail_unusable() const {
   if (is_forked()) {
-    fail(ErrorKind::forked,
-         "this process was forked after the CUDA driver was in use, and a forked child cannot use CUDA: start it with "
-         "the "
-         "'spawn' or 'forkserver' method, or fork before the first use");
+    fail_forked();
   }
   if (is_set_aside()) {
     fail_state("the driver that this object belongs to is set aside while another one is in use");

@@ -9,11 +9,10 @@
 #include <utility>
 
 #include "driver/error.hpp"
-#include "handles/short_lock.hpp"
 
 namespace gctx {
 
-// `Place` holds the handle: SharedPlace or LockedPlace.
+// `Place` holds the handle: SharedPlace or LockedPlace. A box says its word for messages.
 template <typename Place>
 class BasicSlot {
  public:
@@ -25,6 +24,7 @@ class BasicSlot {
     place_.put(std::move(box));
   }
 
+  void share(const BasicSlot& other) noexcept { put(other.get()); }
   Handle get() const noexcept { return place_.get(); }  // null if it is closed, or was never filled
   Handle take() noexcept { return place_.take(); }
   bool was_filled() const noexcept { return was_filled_.load(std::memory_order_relaxed); }
@@ -32,54 +32,17 @@ class BasicSlot {
   // For what ends before the box can go. Null as above.
   Borrowed borrow() const noexcept { return place_.borrow(); }
 
-  // `what` is the word for the object in messages.
-  Handle demand(const char* what) const {
-    Handle box = get();
-    if (!box) [[unlikely]] {
-      fail_empty(what);
-    }
-    return box;
-  }
-
-  // The same of what is still of use: of a driver that may be called, and of a context that is open.
-  Handle demand_live(const char* what) const {
-    live(what);
-    return demand(what);
-  }
-
-  // For a call that gives up the lock: as `demand`, of a copy that `keep_copy` takes back for the next call. Making a
-  // copy and dropping it are an atomic step each.
-  Handle copy(const char* what) {
-    Handle box = place_.copy();
-    if (!box) [[unlikely]] {
-      fail_empty(what);
-    }
-    return box;
-  }
-  Handle copy_live(const char* what) {
-    live(what);
-    return copy(what);
-  }
-  void keep_copy(Handle& copy) noexcept { place_.keep_copy(copy); }  // leaves it, if the slot has been emptied since
-  Borrowed live(const char* what) const {
-    Borrowed box = borrow();
-    if (!box) [[unlikely]] {
-      fail_empty(what);
-    }
-    box.get()->demand_live();
-    return box;
-  }
-
- private:
-  [[noreturn]] void fail_empty(const char* what) const {
+  [[noreturn]] void fail_empty() const {
+    const std::string word = Handle::element_type::word;
     if (was_filled()) {
-      fail(ErrorKind::closed, std::string("the ") + what + " has been closed");
+      fail(ErrorKind::closed, "the " + word + " has been closed");
     }
-    fail(ErrorKind::bad_state, std::string("this ") + what +
+    fail(ErrorKind::bad_state, "this " + word +
                                    " was never initialized: a subclass must call super().__init__(), and __new__ alone "
                                    "makes nothing");
   }
 
+ private:
   Place place_;
   std::atomic<bool> was_filled_{false};
 };
@@ -93,24 +56,22 @@ class SharedPlace {
   using Borrowed = Handle;
 
   void put(Handle box) noexcept {
-    const std::lock_guard lock(lock_);
+    const std::lock_guard lock(mutex_);
     box_.swap(box);
   }
   Handle get() const noexcept {
-    const std::lock_guard lock(lock_);
+    const std::lock_guard lock(mutex_);
     return box_;
   }
   Handle take() noexcept {
-    const std::lock_guard lock(lock_);
+    const std::lock_guard lock(mutex_);
     return std::exchange(box_, nullptr);
   }
   Borrowed borrow() const noexcept { return get(); }
-  Handle copy() const noexcept { return get(); }
-  void keep_copy(Handle& copy) const noexcept { copy.reset(); }
 
  private:
-  mutable ShortLock lock_;
-  std::shared_ptr<Box> box_;
+  mutable std::mutex mutex_;
+  Handle box_;
 };
 
 // For threads that hold one and the same lock, such as the GIL, as long as they use the slot and what they borrow.
@@ -130,26 +91,13 @@ class LockedPlace {
     Box* box_ = nullptr;
   };
 
-  void put(Handle box) noexcept {
-    spare_.reset();
-    box_.swap(box);
-  }
+  void put(Handle box) noexcept { box_.swap(box); }
   const Handle& get() const noexcept { return box_; }
-  Handle take() noexcept {
-    spare_.reset();
-    return std::exchange(box_, nullptr);
-  }
+  Handle take() noexcept { return std::exchange(box_, nullptr); }
   Borrowed borrow() const noexcept { return Borrowed(box_.get()); }
-  Handle copy() noexcept { return spare_ ? std::move(spare_) : box_; }
-  void keep_copy(Handle& copy) noexcept {
-    if (!spare_ && copy == box_) [[likely]] {
-      spare_.swap(copy);
-    }
-  }
 
  private:
-  std::shared_ptr<Box> box_;
-  std::shared_ptr<Box> spare_;  // a copy that no call has
+  Handle box_;
 };
 
 template <typename Box>

@@ -251,20 +251,22 @@ bool stream_is_capturing(const StreamHandle& stream) {
   return is_capturing(driver_of(stream), stream->handle());
 }
 
-bool is_same_stream(StreamBox& a, StreamBox& b) {
-  if (&a == &b) {
+std::uint64_t capture_of_stream(const StreamHandle& stream) { return capture_of(driver_of(stream), stream->handle()); }
+
+bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
+  if (a == b) {
     return true;
   }
-  if (a.handle() != b.handle() || &a.context()->runtime() != &b.context()->runtime()) {
+  if (a->handle() != b->handle() || &a->context()->runtime() != &b->context()->runtime()) {
     return false;
   }
-  if (a.is_default()) {
-    return a.context() == b.context();
+  if (a->is_default()) {
+    return a->context() == b->context();
   }
   // One address, two boxes: one may be of a stream that is gone. If neither can be asked, they stand for what is there
   // now.
-  const std::uint64_t one = a.id();
-  const std::uint64_t other = b.id();
+  const std::uint64_t one = a->id();
+  const std::uint64_t other = b->id();
   return one == 0 || other == 0 || one == other;
 }
 

@@ -17,6 +17,8 @@ namespace gctx {
 
 class StreamBox : public Registered<CUstream, StreamBox> {
  public:
+  static constexpr const char* word = "stream";  // in messages
+
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
   StreamBox(ContextUse use, bool owned, std::optional<bool> nonblocking = std::nullopt) noexcept
       : use_(std::move(use)), owned_(owned), nonblocking_(nonblocking) {
@@ -33,6 +35,7 @@ class StreamBox : public Registered<CUstream, StreamBox> {
   std::optional<bool> nonblocking() const noexcept { return nonblocking_; }  // as it was made, if it was made here
   bool is_made_here() const noexcept { return nonblocking_.has_value(); }
   const ContextHandle& context() const noexcept { return use_.context(); }
+  bool asks_driver() const noexcept { return context()->kind() != ContextKind::green; }
   void demand_live() const { context()->demand_there(); }
   CUstream handle() const noexcept { return handle_; }
   bool is_owned() const noexcept { return owned_; }
@@ -85,7 +88,8 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle);
 int stream_priority(const StreamHandle& stream);
 bool stream_is_nonblocking(const StreamHandle& stream);
 bool stream_is_capturing(const StreamHandle& stream);
-bool is_same_stream(StreamBox& a, StreamBox& b);
+std::uint64_t capture_of_stream(const StreamHandle& stream);
+bool is_same_stream(const StreamHandle& a, const StreamHandle& b);
 bool stream_is_done(const StreamHandle& stream);
 void synchronize_stream(const StreamHandle& stream);
 void record_event(const StreamHandle& stream, const EventHandle& event);

@@ -250,29 +250,6 @@ void a_context_of_a_device_that_is_not_listed_is_refused() {
   CHECK(driver.cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
 }
 
-void a_slot_keeps_one_copy_for_the_next_call() {
-  LockedSlot<int> slot;
-  auto made = std::make_shared<int>(7);
-  const std::weak_ptr<int> seen = made;
-  slot.put(std::move(made));
-  auto copy = slot.copy("thing");
-  auto second = slot.copy("thing");  // of a call meanwhile
-  slot.keep_copy(copy);
-  CHECK(!copy && seen.use_count() == 3);
-  slot.keep_copy(second);
-  CHECK(second && seen.use_count() == 3);  // it has one
-  second.reset();
-  copy = slot.copy("thing");
-  CHECK(*copy == 7 && seen.use_count() == 2);
-  CHECK(*slot.take() == 7);
-  CHECK(seen.use_count() == 1);
-  slot.keep_copy(copy);
-  CHECK(copy && !slot.borrow());
-  copy.reset();
-  CHECK(seen.expired());
-  CHECK(message_of<Error>([&] { slot.copy("thing"); }) == "the thing has been closed");
-}
-
 void objects_of_a_driver_that_is_set_aside_wait() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
@@ -341,7 +318,8 @@ void a_forked_child_is_reported() {
   const pid_t child = fork();
   if (child == 0) {
     const std::string said = message_of<Error>([] { Runtime::active(); });
-    _exit(said.find("forked") != std::string::npos ? 0 : 1);
+    begin_exit();
+    _exit(said.find("forked") != std::string::npos && is_forked() ? 0 : 1);
   }
   int status = 1;
   waitpid(child, &status, 0);
@@ -363,7 +341,6 @@ int main() {
   what_was_current_before_a_block_is_current_after_it();
   two_tasks_of_a_thread_cannot_have_a_block_each();
   a_context_of_a_device_that_is_not_listed_is_refused();
-  a_slot_keeps_one_copy_for_the_next_call();
   objects_of_a_driver_that_is_set_aside_wait();
   contexts_are_not_made_and_not_waited_for_during_a_capture();
   exclusive_contexts_do_not_share();

@@ -1,5 +1,4 @@
 // A C++ program whose static object joins a thread that still calls the core, and meets errors, when exit() has begun.
-// With the wait that a language binding asks for, the join would never end.
 #include <unistd.h>
 
 #include <atomic>
