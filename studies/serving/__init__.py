@@ -1,5 +1,5 @@
-"""A serving study: prefill next to decode under a limit on the time between tokens, by seven contenders in one loop.
+"""A study of serving: prefill next to decode under a limit on the time between tokens, by contenders in one loop.
 
-The contenders decide (contenders), the loop asks them (loop), an executor runs what they decided: on a GPU (card), or
-on a virtual clock with a cost model (virtual). Only bench, calibrate, card, kernels and soak need a GPU.
+The contenders decide (contenders, policy), the loop asks them (loop), and a card runs what they decided (card).
+README.md has the question and the answer.
 """

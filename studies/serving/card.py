@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, repeat
+from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
 from cuda_gctx import Device, Event, EventOptions, GraphSet, PartitionPool, Stream
-from cuda_gctx.interop.torch import torch_stream
+from cuda_gctx.interop.torch import torch_stream, use
 from serving.contenders import CHUNKS, chunk_for
 from serving.model import SEGMENTS, Frame, Model, Workspace
 from serving.policy import plan_of
@@ -22,12 +22,11 @@ TIMED = EventOptions(timing_enabled=True)
 
 
 class Shot(NamedTuple):
-    """What a graph is captured for: a lane, where it runs, the sizes of a step and its layers."""
+    """What a graph is captured for: a lane, where it runs, and the sizes of a step."""
 
     lane: Lane
     placement: Placement
     frame: Frame
-    layers: tuple[int, int] | None
 
 
 class _Running(NamedTuple):
@@ -52,6 +51,7 @@ class Card:
         self.device = device
         self.model = model
         self.decodes = sorted(decodes)
+        self.most_tokens = most_tokens
         self.pool = PartitionPool(device)
         self.graphs = GraphSet(framework="torch") if graphs is None else graphs
         self.spare = device.create_stream()  # of the whole device, for what is not a step of a lane
@@ -73,7 +73,6 @@ class Card:
         # Whether the GEMMs of a lane get its SM count as a hint, by SMs and lane: else they are sized for the device.
         self.hints: dict[tuple[int, str], bool] = {}
         self.late_captures = 0  # graphs that were missing when a step needed them
-        self.switch_s: list[float] = []  # what the host spent in Plan.switch
 
     # Places
 
@@ -85,10 +84,8 @@ class Card:
 
     def _switch(self, placement: Placement) -> None:
         """Make a placement the current one, behind the work of the one before on the SMs that they share."""
-        began = time.perf_counter()
         self._streams[placement] = plan_of(placement, self.device.sm_count).switch(self.pool)
         self._placement = placement
-        self.switch_s.append(time.perf_counter() - began)
 
     # Graphs
 
@@ -97,22 +94,18 @@ class Card:
         decodes = next(size for size in (0, *self.decodes) if size >= len(step.rows))
         # Decodes and prompts together have the rows of a chunk.
         tokens = chunk_for(decodes + step.prompt_tokens) - decodes if step.segments else 0
-        # The parts of one pass through the layers have one table, and so one frame. Next to decodes, ends cost nothing.
+        # Next to decodes, ends cost nothing.
         ends = SEGMENTS if tokens and (decodes or any(segment.last for segment in step.segments)) else 0
-        return Shot(lane, placement, self.model.frame(decodes, tokens, ends), step.layers)
+        return Shot(lane, placement, self.model.frame(decodes, tokens, ends))
 
     def prepare(self, shots: Iterable[Shot]) -> None:
         """Capture the graphs that are missing: those of the shots, and those of smaller steps at the same places.
 
-        A trial is not exactly what was rehearsed, and a capture in it would cost gaps.
+        A capture in a trial costs gaps, so a shot that was missing brings those that may follow.
         """
         asked = dict.fromkeys(shots)
         for shot in dict.fromkeys(chain(asked, *map(self._smaller, asked))):
-            stream = self.stream(shot.lane, shot.placement)
-            # All layers of a pass before it begins: a capture runs its layer once, on the values of the pass.
-            layers = None if shot.layers is None else (0, self.model.shape.layers)
-            for begin, end in self._ranges(layers):
-                self._capture(stream, shot, begin, end)
+            self._capture(self.stream(shot.lane, shot.placement), shot)
 
     def _smaller(self, shot: Shot) -> Iterator[Shot]:
         decodes = [size for size in self.decodes if size <= shot.frame.decodes] or [0]
@@ -121,12 +114,6 @@ class Card:
             for chunk in [some - size for some in rows if some > size] or [0]:
                 for ends in dict.fromkeys((SEGMENTS * bool(chunk), SEGMENTS * bool(chunk and size))):
                     yield shot._replace(frame=self.model.frame(size, chunk, ends))
-
-    def _ranges(self, layers: tuple[int, int] | None) -> list[tuple[int, int]]:
-        """The layers of each graph: all of the model's in one, or each in its own."""
-        if layers is None:
-            return [(0, self.model.shape.layers)]
-        return [(layer, layer + 1) for layer in range(*layers)]
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """Makes a stream torch's current one, without ordering it."""
@@ -143,16 +130,16 @@ class Card:
             found = self._torchs[stream] = torch_stream(stream)
         return found
 
-    def _key(self, stream: Stream, shot: Shot, begin: int, end: int) -> tuple[Any, ...]:
+    def _key(self, stream: Stream, shot: Shot) -> tuple[Any, ...]:
         hinted = self.hints.get((stream.resources.sm.sm_count, shot.lane), False)
-        return shot.lane, shot.frame, begin, end, hinted
+        return shot.lane, shot.frame, hinted
 
     def hinted(self, stream: Stream) -> AbstractContextManager[Any]:
         """Gives libraries the SM count of a stream, which is torch's current one."""
-        return stream.torch(library_sms="on")
+        return use(stream, library_sms="on")
 
-    def _capture(self, stream: Stream, shot: Shot, begin: int, end: int) -> None:
-        key = self._key(stream, shot, begin, end)
+    def _capture(self, stream: Stream, shot: Shot) -> None:
+        key = self._key(stream, shot)
         if (stream, key) not in self.graphs:
             space, sms = self.spaces[shot.lane], stream.resources.sm.sm_count
             aside = self.aside() if shot.frame.decodes and shot.frame.prompt_tokens else None
@@ -160,13 +147,9 @@ class Card:
                 space.load(shot.frame, Step())
             stream.sync()
 
-            # The call before the capture makes kernels exist: those of a layer, and what comes before and behind all.
-            calls = chain([{(begin, begin + 1), (end - 1, end)}], repeat({(begin, end)}))
-
             def run(_: Any) -> None:
                 with self.hinted(stream) if key[-1] else nullcontext():
-                    for layers in sorted(next(calls)):
-                        self.model.run(shot.frame, space, layers=layers, sms=sms, aside=aside)
+                    self.model.run(shot.frame, space, sms=sms, aside=aside)
 
             self.graphs.capture(stream, key, run)
             stream.sync()
@@ -188,19 +171,17 @@ class Card:
         if placement != self._placement:
             self._switch(placement)
         shot, stream = self.shot(lane, step, placement), self.stream(lane, placement)
-        keys = [self._key(stream, shot, begin, end) for begin, end in self._ranges(shot.layers)]
-        if any((stream, key) not in self.graphs for key in keys):
+        key = self._key(stream, shot)
+        if (stream, key) not in self.graphs:
             self.late_captures += 1
             self.prepare([shot])
         with self.on(stream):
             for segment in step.segments:
                 if segment.slot in self._to_write:
                     self.model.write(segment.slot, self._prompts[segment.slot, : self._to_write.pop(segment.slot)])
-            if step.layers is None or step.layers[0] == 0:
-                self.spaces[lane].load(shot.frame, step)
+            self.spaces[lane].load(shot.frame, step)
         begin = stream.record(None, TIMED)
-        for key in keys:
-            self.graphs.replay(stream, key)
+        self.graphs.replay(stream, key)
         end = stream.record(None, TIMED)
         self._running[lane] = _Running(step, placement, begin, end)
 
@@ -230,8 +211,8 @@ class Card:
     def seconds_on(self, stream: Stream, lane: Lane, step: Step, *, times: int = 3) -> float:
         """The median time on the device of a step that runs alone on a stream, with the buffers of a lane."""
         shot = self.shot(lane, step, ONE)
-        key = self._key(stream, shot, 0, self.model.shape.layers)
-        self._capture(stream, shot, 0, self.model.shape.layers)
+        key = self._key(stream, shot)
+        self._capture(stream, shot)
         found = []
         for _ in range(times + 1):
             with self.on(stream):
@@ -242,16 +223,6 @@ class Card:
             end.sync()
             found.append((end - begin) / 1e3)
         return median(found[1:])
-
-    def free_bytes(self) -> int:
-        """Free device memory."""
-        free: int = torch.cuda.mem_get_info()[0]
-        return free
-
-    def held_bytes(self) -> int:
-        """Device memory that torch holds for this process, that of its graphs included; 0 without a GPU."""
-        held: int = torch.cuda.memory_reserved() if self.model.device.type == "cuda" else 0
-        return held
 
     def close(self) -> None:
         self.device.sync()

@@ -5,14 +5,13 @@ A contender is given what the loop knows and returns what runs next. It has no c
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from serving.costs import Costs
 from serving.loop import Contender, Served, State
-from serving.work import ONE, Lane, Placement, Row, Segment, Step
+from serving.work import ONE, Lane, Placement, Segment, Step
 
 Decision = list[tuple[Lane, Step, Placement]]
 
@@ -114,14 +113,12 @@ class Chunked:
     """A part of a prompt in the same step as the decodes.
 
     Both together have the rows of whole tiles: 514 rows would take five tiles of 128 where 512 take four. They are as
-    many as the cost model, corrected by what steps have taken, allows within `target_s`, and at most `most`; or `chunk`
-    always.
+    many as the cost model, corrected by what steps have taken, allows within `target_s`; or `chunk` always.
     """
 
     costs: Costs
     target_s: float | None = None
     chunk: int | None = None
-    most: int = field(default=CHUNKS[-1], init=False)
     _last: int = field(default=0, init=False)  # the chunk of the step before, as an index
     pace: Pace = field(default_factory=Pace, init=False)  # of mixed steps
 
@@ -152,7 +149,7 @@ class Chunked:
         if self.target_s is None:
             return mixed(least)
         # The time grows with the chunk. The largest that keeps the target is seldom far from that of the step before.
-        last = max(least, bisect_right(chunks, self.most) - 1)
+        last = len(chunks) - 1
         index = max(least, min(self._last, last))
         step = mixed(index)
         if self._keeps(step):
@@ -168,67 +165,6 @@ class Chunked:
     def _keeps(self, step: Step) -> bool:
         assert self.target_s is not None
         return self.pace.factor * self.costs.seconds(step) <= self.target_s
-
-
-class LayerInterleaved:
-    """A few layers of a prompt between two decode steps, on one stream.
-
-    A pass takes up to `chunk` tokens: fewer, where one layer of so many takes longer than a decode step leaves of the
-    target.
-    """
-
-    def __init__(self, costs: Costs, target_s: float, chunk: int) -> None:
-        self._costs = costs
-        self._target_s = target_s
-        self._chunk = chunk
-        self._pass: tuple[Segment, ...] = ()
-        self._layer = 0
-        self._decode_next = False
-        self._paces: dict[Lane, Pace] = {"decode": Pace(), "prefill": Pace()}
-
-    def decide(self, state: State) -> Decision:
-        for one in state.ended:
-            self._paces[one.lane].note(one.seconds, self._costs.seconds(one.step))
-        return [] if state.busy else self._decide(state)
-
-    def _seconds(self, lane: Lane, step: Step) -> float:
-        return self._paces[lane].factor * self._costs.seconds(step)
-
-    def _decide(self, state: State) -> Decision:
-        if state.decoding and (self._decode_next or not (state.waiting or self._pass)):
-            self._decode_next = False
-            return [("decode", Step(rows=state.rows), ONE)]
-        if not state.waiting:
-            return []
-        self._decode_next = True
-        if not self._pass:
-            self._pass, self._layer = self._tokens(state, self._room(state)), 0
-        room = self._room(state)
-        left = self._costs.layers - self._layer
-        one = self._seconds("prefill", Step(segments=self._pass)) / self._costs.layers
-        count = left if room == inf else max(1, min(left, int(room / one)))
-        begin, self._layer = self._layer, self._layer + count
-        partial = self._layer < self._costs.layers
-        layers = None if count == self._costs.layers else (begin, self._layer)
-        step = Step(segments=self._pass, layers=layers, partial=partial)
-        if not partial:
-            self._pass = ()
-        return [("prefill", step, ONE)]
-
-    def _room(self, state: State) -> float:
-        """What the target leaves next to the coming decode step, which those join whose prompts end in the pass."""
-        if not state.decoding:
-            return inf
-        joining = tuple(Row(one.slot, one.start + one.count) for one in self._pass if one.last)
-        return self._target_s - self._seconds("decode", Step(rows=state.rows + joining))
-
-    def _tokens(self, state: State, room: float) -> tuple[Segment, ...]:
-        for chunk in reversed(CHUNKS):
-            segments = packed(state.waiting, chunk)
-            step = Step(segments=segments)
-            if chunk <= self._chunk and self._seconds("prefill", step) / self._costs.layers <= room:
-                return segments
-        return packed(state.waiting, CHUNKS[0])
 
 
 @dataclass

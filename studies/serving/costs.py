@@ -9,19 +9,12 @@ which they are interpolated.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import itemgetter
-from random import Random
-from typing import Any
 
-from serving.shapes import Shape
 from serving.work import Placement, Step
-
-# The GEMMs of so many tokens take the time of reading the weights.
-FEW_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,6 @@ class Costs:
 
     card: str
     model: str
-    layers: int
     sm_count: int
     rates: Mapping[int, Rates]
     slowdowns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -58,9 +50,8 @@ class Costs:
         """The time of a step that runs alone on so many SMs, on all of them by default."""
         tokens = len(step.rows) + step.prompt_tokens
         pairs = sum(s.count * s.start + s.count * (s.count + 1) // 2 for s in step.segments)
-        share = 1.0 if step.layers is None else (step.layers[1] - step.layers[0]) / self.layers
         factor = self.mixed_factor(tokens) if step.rows and step.segments else 1.0
-        return factor * share * self._seconds(tokens, step.context, pairs, sms or self.sm_count)
+        return factor * self._seconds(tokens, step.context, pairs, sms or self.sm_count)
 
     def decode_seconds(self, batch: int, context: int, sms: int) -> float:
         """The time of a decode step of sequences that have so many cached tokens together."""
@@ -87,59 +78,10 @@ class Costs:
         # Between measured sizes, times go with the inverse of the SMs.
         return between(known, -1 / sms)
 
-    def heated(self, factor: float) -> Costs:
-        """The costs of a card that has computed for a while: what computes takes longer, what reads memory does not."""
-        rates = {
-            sms: replace(
-                one,
-                gemms=tuple((tokens, time * factor if tokens > FEW_TOKENS else time) for tokens, time in one.gemms),
-                per_pair=one.per_pair * factor,
-            )
-            for sms, one in self.rates.items()
-        }
-        return replace(self, rates=rates)
-
-    def varied(self, factor: float = 1.15) -> list[Costs]:
-        """Costs of cards on which lanes slow each other more, and on which steps of decodes and prompts take longer."""
-        slowdowns = {kind: (decode * factor, prefill * factor) for kind, (decode, prefill) in self.slowdowns.items()}
-        mixed = tuple((rows, one * factor) for rows, one in self.mixed or ((1, 1.0),))
-        return [replace(self, slowdowns=slowdowns), replace(self, mixed=mixed)]
-
-    def perturbed(self, random: Random, most: float = 0.15) -> Costs:
-        """Costs of a card on which each kind of placement takes up to so much more or less than expected."""
-
-        def off(share: float) -> float:
-            return random.uniform(1 - share, 1 + share)
-
-        slowdowns = {
-            kind: (decode * off(most), prefill * off(most)) for kind, (decode, prefill) in self.slowdowns.items()
-        }
-        together = off(most)
-        # Of a kind, sizes are off by less than the kind is.
-        mixed = tuple((rows, one * together * off(most / 3)) for rows, one in self.mixed)
-        return replace(self, slowdowns=slowdowns, mixed=mixed)
-
     def slowdown(self, placement: Placement, lane: str) -> float:
         """How many times as long a step of a lane takes while the other lane is busy."""
         decode, prefill = self.slowdowns.get(placement.kind, (1.25, 1.1))
         return decode if lane == "decode" else prefill
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Costs:
-        found: dict[str, Any] = json.loads(text)
-        rates = {
-            int(count): Rates(
-                tuple((int(tokens), time) for tokens, time in one["gemms"]), one["per_cached_token"], one["per_pair"]
-            )
-            for count, one in found.pop("rates").items()
-        }
-        slowdowns = {kind: (decode, prefill) for kind, (decode, prefill) in found.pop("slowdowns").items()}
-        hints = tuple((sms, lane) for sms, lane in found.pop("hints", ()))
-        mixed = tuple((rows, factor) for rows, factor in found.pop("mixed", ()))
-        return cls(**found, rates=rates, slowdowns=slowdowns, hints=hints, mixed=mixed)
 
 
 def between(points: Sequence[tuple[float, float]], x: float) -> float:
@@ -152,22 +94,3 @@ def between(points: Sequence[tuple[float, float]], x: float) -> float:
         return points[0][1]
     (x0, y0), (x1, y1) = points[i - 1], points[i]
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-
-
-def made_up(shape: Shape, sm_count: int = 132) -> Costs:
-    """Costs of a card that does not exist, from the bytes and operations of a model: for tests, never for results."""
-    bandwidth, operations = 3.0e12, 6.0e14
-    rates = {}
-    for sms in range(8, sm_count + 1, 4):
-        share = sms / sm_count
-        read, compute = bandwidth * min(1.0, 2.5 * share), operations * share
-        rates[sms] = Rates(
-            gemms=tuple(
-                (tokens, max(shape.weight_bytes / read, 2 * tokens * shape.layers * shape.layer_weights / compute))
-                for tokens in (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-            ),
-            per_cached_token=shape.cache_bytes / read,
-            per_pair=4 * shape.layers * shape.heads * shape.head_size / (0.6 * compute),
-        )
-    kinds = {"one": (1.0, 1.0), "streams": (8.0, 1.1), "priority": (1.8, 1.1), "overlay": (1.3, 1.15)}
-    return Costs("made-up card", shape.name, shape.layers, sm_count, rates, {**kinds, "disjoint": (1.2, 1.05)})

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving.contenders import CHUNKS, Chunked, Concurrent, LayerInterleaved, PrefillFirst
+from serving.contenders import Chunked, Concurrent, PrefillFirst
 from serving.costs import Costs
 from serving.loop import Contender, Limits
-from serving.policy import ByCosts
+from serving.policy import ByCosts, Following
 from serving.shapes import SHAPES
 from serving.work import Placement
 
@@ -19,15 +19,16 @@ class Entrant:
     """A contender of the study: how it is called, the settings that are searched, and how one is made of them."""
 
     title: str
-    settings: Callable[[Costs, Limits], list[dict[str, Any]]]
+    settings: Callable[[Costs], list[dict[str, Any]]]
     make: Callable[[Mapping[str, Any], Costs, Limits], Contender]
 
 
 DECODE_SIZES = (16, 24, 32, 48, 64)
 WAVES = (2, 1)
 LARGE_CHUNKS = (1024, 2048, 4096)
-# Shares of the limit that a step may take. With half as much, steps at 50 ms are those at 25 ms.
-MARGINS = (0.9, 0.95, 0.85, 0.45)
+FIXED_CHUNKS = (256, 512, 1024)
+# Shares of the limit that a step may take.
+MARGINS = (0.9, 0.95, 0.85)
 
 
 def _chunked(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
@@ -51,14 +52,26 @@ def _in_partitions(costs: Costs, most_decode: int) -> list[tuple[int, int]]:
     return [(sms, SHAPES[costs.model].tokens_of_waves(sms, waves)) for sms in prefills for waves in WAVES]
 
 
-def _policy(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
-    def chunk_of(sms: int) -> int:
-        return settings.get("chunk") or SHAPES[costs.model].tokens_of_waves(sms, settings["waves"])
+def _chosen(kind: str | None = None) -> Callable[[Mapping[str, Any], Costs, Limits], Contender]:
+    """A policy over all placements and chunks, or over the placements of one kind."""
 
-    return ByCosts(costs, settings["margin"] * limits.gap_s, DECODE_SIZES, chunk_of)
+    def make(settings: Mapping[str, Any], costs: Costs, limits: Limits) -> Contender:
+        def chunk_of(sms: int) -> int:
+            return settings.get("chunk") or SHAPES[costs.model].tokens_of_waves(sms, settings["waves"])
+
+        target_s = settings["margin"] * limits.gap_s
+        if kind is None:
+            return ByCosts(costs, target_s, DECODE_SIZES, chunk_of)
+        return Following(kind, costs, target_s, DECODE_SIZES, chunk_of)
+
+    return make
 
 
-def _chunks(costs: Costs, limits: Limits) -> list[dict[str, Any]]:
+def _margins_and_waves(costs: Costs) -> list[dict[str, Any]]:
+    return [{"margin": margin, "waves": waves} for margin in MARGINS for waves in WAVES]
+
+
+def _chunks(costs: Costs) -> list[dict[str, Any]]:
     return [{"chunk": chunk} for chunk in LARGE_CHUNKS]
 
 
@@ -66,34 +79,27 @@ ENTRANTS: dict[str, Entrant] = {
     "prefill-first": Entrant("prefill first", _chunks, lambda settings, costs, limits: PrefillFirst(settings["chunk"])),
     "chunked": Entrant(
         "chunked prefill",
-        lambda costs, limits: [
+        lambda costs: [
             *({"margin": margin} for margin in MARGINS),
-            *({"chunk": chunk} for chunk in CHUNKS if chunk <= 2048 and chunk % 64 == 0),
+            *({"chunk": chunk} for chunk in FIXED_CHUNKS),
         ],
         _chunked,
-    ),
-    "layers": Entrant(
-        "layers of prefill between decode steps",
-        lambda costs, limits: [{"margin": margin, "chunk": chunk} for margin in MARGINS for chunk in (4096, 2048)],
-        lambda settings, costs, limits: LayerInterleaved(costs, settings["margin"] * limits.gap_s, settings["chunk"]),
     ),
     "streams": Entrant("two plain streams", _chunks, _concurrent("streams")),
     "priority": Entrant("decode on a priority stream", _chunks, _concurrent("priority")),
     "overlay": Entrant(
-        "overlay",
-        lambda costs, limits: [{"prefill_sms": sms, "chunk": chunk} for sms, chunk in _in_partitions(costs, 48)],
+        "overlay, one split",
+        lambda costs: [{"prefill_sms": sms, "chunk": chunk} for sms, chunk in _in_partitions(costs, 48)],
         _concurrent("overlay"),
     ),
     "disjoint": Entrant(
-        "disjoint partitions",
-        lambda costs, limits: [
+        "disjoint partitions, one split",
+        lambda costs: [
             {"decode_sms": costs.sm_count - sms, "chunk": chunk} for sms, chunk in _in_partitions(costs, 64)
         ],
         _concurrent("disjoint"),
     ),
-    "policy": Entrant(
-        "partitions by policy",
-        lambda costs, limits: [{"margin": margin, "waves": waves} for margin in MARGINS for waves in WAVES],
-        _policy,
-    ),
+    "following-overlay": Entrant("overlays that follow the load", _margins_and_waves, _chosen("overlay")),
+    "following-disjoint": Entrant("disjoint partitions that follow the load", _margins_and_waves, _chosen("disjoint")),
+    "policy": Entrant("partitions or chunks, by policy", _margins_and_waves, _chosen()),
 }

@@ -1,7 +1,7 @@
 """The kernels of the model that torch does not have in the form that is needed, in Triton.
 
 All of them read positions and lengths from device memory, so that a CUDA graph serves every step of the same shape.
-reference.py has the same functions in plain torch.
+tests/reference.py has the same functions in plain torch.
 
 A block table has four integers for each block of queries: the slot of its sequence, its first row, its number of rows
 (0: nothing to do) and the position of its first row.

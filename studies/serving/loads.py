@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Load:
-    """A distribution of requests. first_token_s: the limit on the time from arrival to the first token."""
+    """A distribution of requests.
+
+    first_token_s: the limit on the time from arrival to the first token. gaps_ms: the limits on the time between two
+    tokens that are asked for, by model.
+    """
 
     name: str
-    title: str
     first_token_s: float
     requests: int  # in one trial
     sequences: int  # at most in the caches at once
     lengths: Callable[[random.Random], tuple[int, int]]
     longest: int  # prompt and answer together, at most
+    gaps_ms: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: {"8B": (25.0, 50.0), "34B": (60.0,)})
 
     def draw(self, rate: float, seed: int) -> list[Request]:
         """The requests of a seed. A higher rate shortens the time between them and changes nothing else.
@@ -57,12 +61,18 @@ def _documents(random_: random.Random) -> tuple[int, int]:
     return random_.randrange(28672, 31233), random_.randrange(15, 257)
 
 
+def _answers(random_: random.Random) -> tuple[int, int]:
+    return random_.randrange(8192, 16385), random_.randrange(512, 1025)
+
+
 LOADS = {
     load.name: load
     for load in (
-        Load("documents", "long documents: 28k to 30.5k in, 15 to 256 out", 10.0, 24, 12, _documents, 31488),
-        Load("retrieval", "retrieval: 7k to 9k in, 256 out", 2.0, 80, 40, _retrieval, 9472),
-        Load("chat", "chat: about 200 in, about 200 out", 1.0, 1600, 128, _chat, 2560),
+        Load("documents", 10.0, 24, 12, _documents, 31488),
+        Load("retrieval", 2.0, 80, 40, _retrieval, 9472),
+        # Its 128 slots bound this load: with more of them, rates are higher.
+        Load("chat", 1.0, 1600, 128, _chat, 2560),
+        Load("answers", 10.0, 64, 40, _answers, 17408, {"8B": (25.0,)}),
     )
 }
 

@@ -22,7 +22,7 @@ class Served:
 
     request: Request
     slot: int
-    done: int = 0  # tokens of the prompt whose pass through all layers has ended
+    done: int = 0  # tokens of the prompt whose step has ended
     tokens: list[float] = field(default_factory=list)  # when each token of the answer was seen
 
     @property
@@ -97,7 +97,7 @@ class Record:
     """What a trial showed.
 
     placements: how many followed each other. complete: whether all requests were served; a trial that has failed is
-    cut short. out_of_time: it was cut short although it had not failed.
+    cut short.
     """
 
     gaps: list[float] = field(default_factory=list)
@@ -107,7 +107,6 @@ class Record:
     tokens: int = 0
     placements: int = 0
     complete: bool = False
-    out_of_time: bool = False
 
     def keeps(self, limits: Limits) -> bool:
         """Whether the share of gaps and the share of first tokens keep their limits."""
@@ -139,8 +138,8 @@ class Serving:
         self.record = Record()
         self.on_end: Callable[[Served], None] = lambda served: None  # called before the slot is used again
 
-    def run(self, limits: Limits | None = None, *, most_seconds: float = inf) -> Record:
-        """Serve until all requests are answered; until the limits cannot be kept any more; or for so many seconds."""
+    def run(self, limits: Limits | None = None) -> Record:
+        """Serve until all requests are answered, or until the limits cannot be kept any more."""
         begin = self._executor.now()
         record, state = self.record, self.state
         ended = 0
@@ -152,9 +151,6 @@ class Serving:
                 ended += self._apply(done, begin, limits, both)
             self._take()
             if limits is not None and self._has_failed(limits):
-                break
-            if state.now > most_seconds:
-                record.out_of_time = True
                 break
             launched = self._contender.decide(state)
             for lane, step, placement in launched:
@@ -197,8 +193,6 @@ class Serving:
         state.ended.append(Ended(done.lane, done.step, done.placement, now - at, beside and both))
         for segment in done.step.segments:
             sequence = self._served[segment.slot]
-            if done.step.partial:
-                continue
             sequence.done += segment.count
             if segment.last:
                 state.waiting.remove(sequence)

@@ -177,7 +177,7 @@ class Workspace:
 
 
 class Model:
-    """Weights and caches. `operations`: the module kernels or reference."""
+    """Weights and caches. `operations`: the module kernels, or one with the same functions."""
 
     def __init__(
         self,
@@ -244,23 +244,18 @@ class Model:
         """Enqueue the copy of a prompt, which is pinned on a GPU, into the history of a slot."""
         self.history[slot, : len(tokens)].copy_(tokens, non_blocking=True)
 
-    def run(
-        self, frame: Frame, space: Workspace, *, layers: tuple[int, int] | None = None, sms: int = 132,
-        aside: Any = None,
-    ) -> None:  # fmt: skip
-        """Enqueue a step whose table has been loaded: layers from the first to the one before the last.
+    def run(self, frame: Frame, space: Workspace, *, sms: int = 132, aside: Any = None) -> None:
+        """Enqueue a step whose table has been loaded.
 
         aside: a torch stream on which the attention of decodes runs next to that of prompts.
         """
-        begin, end = layers or (0, self.shape.layers)
         rows = frame.rows
         residual, delta, normed = space.residual[:rows], space.delta[:rows], space.normed[:rows]
         view = frame.views(space.table)
-        if begin == 0:
-            self.operations.embed(self.history, view["slots"], view["positions"], self.embedding, residual)
-        for layer in range(begin, end):
+        self.operations.embed(self.history, view["slots"], view["positions"], self.embedding, residual)
+        for layer in range(self.shape.layers):
             self._layer(frame, space, view, layer, sms, aside)
-        if end == self.shape.layers and frame.samples:
+        if frame.samples:
             self.operations.add_norm(residual, delta, self.norm, normed)
             self._sample(frame, space, view)
 

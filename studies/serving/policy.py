@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from math import log2
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from cuda_gctx import Layout
 from cuda_gctx.tune import Plan, Policy
 from serving.contenders import (
-    CHUNKS,
     ByPolicy,
     Chunked,
     Concurrent,
     Decision,
     Pace,
-    chunk_for,
     decodes_for,
     mixed_chunks,
 )
@@ -42,11 +38,6 @@ ERROR = 0.15
 EDGE = {"disjoint": 0.1, "overlay": 0.1}
 # Steps on one stream for which a choice holds while the load stays the same: the device idles while the host chooses.
 CHOICE_HOLDS = 8
-# What is left, after each step while requests wait for a slot, of the tokens that were counted before it: with those of
-# 100 steps, tokens of prompts for each token of an answer vary by a third, and the rows that are chosen by it change.
-FADE = 0.998
-# Steps that should take what waits in slots, as far as it is counted: these slots decode nothing until then.
-DRAIN = 24
 # Tokens of a prompt that are cached before a chunk. With coarser sizes, the middle of a prompt looks like the end of
 # one that is twice as long, and partitions better than they are.
 PASTS = tuple(round(2 ** (n / 2)) for n in range(24, 31))
@@ -79,9 +70,7 @@ class ByCosts(ByPolicy):
 
     target_s: the share of the limit that a decode step may take. chunk_of: the tokens of a chunk on so many SMs. What
     is predicted is corrected by what steps of that kind have taken. Among the plans that keep the limit, that with the
-    highest rate of prompts is best: decodes that are put off share steps later, and cost less. Only while requests
-    wait for decodes to end, because all slots are taken, the rate of decodes counts as well: prompts come as fast as
-    answers end, and chunked prefill takes steps of the size that serves both in the least time.
+    highest rate of prompts is best: decodes that are put off share steps later, and cost less.
     """
 
     def __init__(
@@ -105,12 +94,8 @@ class ByCosts(ByPolicy):
         self._contenders[self._one] = self._chunked
         self._current = self._one
         self._known: dict[Any, Plan] = {}
-        self._thrifty: dict[Any, int] = {}  # rows, by what they were chosen for
         self._asked: Any = None  # the load of the last choice, and for how many steps it still holds
         self._holds = 0
-        self._alone = Pace()  # of decodes without prompts, on one stream
-        self._mixed: defaultdict[int, Pace] = defaultdict(Pace)  # of decodes and prompts together, by rows
-        self._prompted = self._decoded = 0.0  # tokens of prompts and answers while requests waited for a slot
         self.paces: dict[str, dict[Lane, Pace]] = {
             placement.kind: {lane: Pace() for lane in LANES} for placement in placements
         }
@@ -119,43 +104,30 @@ class ByCosts(ByPolicy):
             for kind in self.paces
         }
 
-    @property
-    def placed(self) -> list[tuple[Placement, int]]:
-        """The placements with a lane for each, and the tokens of a chunk there."""
-        return list(self._placed.values())
-
     def decide(self, state: State) -> Decision:
         for one in state.ended:
-            if state.queued:
-                self._prompted = FADE * self._prompted + one.step.prompt_tokens
-                self._decoded = FADE * self._decoded + len(one.step.rows)
             if one.beside and one.placement.kind in self.paces:
                 sms = one.placement.decode_sms if one.lane == "decode" else one.placement.prefill_sms
                 predicted = self._costs.seconds(one.step, sms) * self._costs.slowdown(one.placement, one.lane)
                 self.paces[one.placement.kind][one.lane].note(one.seconds, predicted)
-            elif one.placement == ONE and one.step.rows:
-                rows = chunk_for(decodes_for(len(one.step.rows)) + one.step.prompt_tokens)
-                pace = self._mixed[rows] if one.step.segments else self._alone
-                pace.note(one.seconds, self._costs.seconds(one.step))
         return super().decide(state)
 
     def of_state(self, state: State) -> Contender:
         context = sum([served.context for served in state.decoding])
         past = state.waiting[0].done if state.waiting else 0
         tokens = sum([served.request.prompt - served.done for served in state.waiting])
-        return self.choose(len(state.decoding), context, past, tokens, full=state.queued > 0)
+        return self.choose(len(state.decoding), context, past, tokens)
 
-    def choose(self, batch: int, context: int, past: int, tokens: int = TOKENS[-1], *, full: bool = False) -> Contender:
+    def choose(self, batch: int, context: int, past: int, tokens: int = TOKENS[-1]) -> Contender:
         """What is best for sequences that decode and their cached tokens.
 
         past: cached tokens of the next prompt. tokens: what is left of it, and of those that fit into the same step.
-        full: whether requests wait for a slot.
         """
         if tokens == 0 or batch == 0:
             # What works has the whole device, on one stream or on two.
             return self._chunked if self._current == self._one else self._whole
         load = counted_as(batch, BATCHES), counted_as(context, CONTEXTS), counted_as(past, PASTS)
-        asked = (*load, counted_as(tokens, TOKENS), full)
+        asked = (*load, counted_as(tokens, TOKENS))
         if asked == self._asked and self._holds and self._current == self._one:
             self._holds -= 1
             return self._chunked
@@ -163,36 +135,9 @@ class ByCosts(ByPolicy):
         hoped = self._hoped()
         key = (self._current, *asked, *hoped.items(), *[pace.rounded for pace in self._all_paces()])
         if key not in self._known:
-            self._known[key] = self._best(dict(zip(KEYS, load, strict=True)), asked[3], hoped, full)
+            self._known[key] = self._best(dict(zip(KEYS, load, strict=True)), asked[3], hoped)
         self._current = self._known[key]
-        self._chunked.most = self._thrifty_rows(asked[:4]) if full else CHUNKS[-1]
         return self._contenders[self._current]
-
-    def _thrifty_rows(self, load: tuple[int, ...]) -> int:
-        """The rows of steps of chunked prefill that serve decodes, and the prompts that come with them, in the least
-        time: steps that take more tokens of prompts are needed less often between steps that take none. While many
-        tokens wait in slots, steps are larger: these slots decode nothing until then.
-        """
-        # Tokens of prompts for each token of an answer, in steps of an eighth of an octave.
-        ratio = 2.0 ** (round(8 * log2(max(self._prompted, 1.0) / max(self._decoded, 1.0))) / 8)
-        alone, others = round(self._alone.mean, 2), round(self._chunked.pace.mean, 2)
-        # Of one model and card, some sizes take up to 1.1 times as long as others, compared with what was predicted.
-        mixed = {rows: round(pace.mean, 2) for rows, pace in self._mixed.items() if pace.count >= Pace.KNOWN}
-        key = load, ratio, alone, others, *mixed.items()
-        if key not in self._thrifty:
-            batch, context, past, tokens = load
-            decodes = decodes_for(batch)
-            due = max(ratio * batch, tokens / DRAIN)  # tokens of prompts, for each step
-            without = alone * self._costs.decode_seconds(batch, context, self._costs.sm_count)
-
-            def of_decodes(rows: int) -> float:
-                count = rows - decodes
-                share = due / min(tokens, count)
-                seconds = mixed.get(rows, others) * _mixed_seconds(self._costs, rows, count, context, past)
-                return share * seconds + max(0.0, 1 - share) * without
-
-            self._thrifty[key] = min((rows for rows in self._chunks if rows > decodes), key=of_decodes)
-        return self._thrifty[key]
 
     def _all_paces(self) -> list[Pace]:
         return [self._chunked.pace, *(pace for kind in self.paces.values() for pace in kind.values())]
@@ -206,9 +151,9 @@ class ByCosts(ByPolicy):
         prior = fmean([pace.mean for pace in paces.values() if pace.count] or [1.0])
         return {kind: round(pace.hoped(prior, ERROR), 2) for kind, pace in paces.items()}
 
-    def _best(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float], full: bool) -> Plan:
+    def _best(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float]) -> Plan:
         offers = {one.plan: one for one in self._offers(load, tokens, hoped)}
-        kept = {plan: one.prompts + full * one.decodes for plan, one in offers.items() if one.seconds <= self._target_s}
+        kept = {plan: one.prompts for plan, one in offers.items() if one.seconds <= self._target_s}
         best = max(kept, key=kept.__getitem__) if kept else min(offers, key=lambda plan: offers[plan].seconds)
         if self._current in kept and kept[self._current] >= (1 - HYSTERESIS) * kept[best]:
             return self._current
@@ -216,27 +161,40 @@ class ByCosts(ByPolicy):
 
     def _offers(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float]) -> Iterator[Offer]:
         """The best plan of each kind for a load, corrected by what steps have taken, with so many tokens to prefill."""
-        alone = self._costs.decode_seconds(load["batch"], load["context"], self._costs.sm_count)
         for kind, policy in self.policies.items():
             pace = self.paces[kind]["decode"].rounded
             plan = policy.choose(self._target_s / pace, self._current, **load)
             seconds = pace * policy.predict(plan, **load).latency_s
             placement, chunk = self._placed[plan]
             rate = _rate(self._costs, self._work, placement, min(chunk, tokens), load["past"])
-            yield Offer(plan, seconds, rate / hoped[kind] / (1 + EDGE.get(kind, 0.0)), alone / seconds)
+            yield Offer(plan, seconds, rate / hoped[kind] / (1 + EDGE.get(kind, 0.0)))
         # The chunk that keeps the target depends on the pace.
         pace = self._chunked.pace.rounded
         seconds, prompts = _chunked(self._chunks, self._costs, self._work, self._target_s / pace, tokens, **load)
-        yield Offer(self._one, pace * seconds, prompts / hoped["one"], alone / (pace * seconds))
+        yield Offer(self._one, pace * seconds, prompts / hoped["one"])
+
+
+class Following(ByCosts):
+    """Partitions that follow the load: the policy without chunks, and over placements of one kind.
+
+    Which of them prompts get depends on the batch; a lane that works alone has the whole device.
+    """
+
+    def __init__(self, kind: str, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.policies = {kind: self.policies[kind]}
+        self._current = plan_of(self._whole.placement, self._costs.sm_count)
+
+    def _offers(self, load: dict[str, Any], tokens: int, hoped: Mapping[str, float]) -> Iterator[Offer]:
+        return (one for one in super()._offers(load, tokens, hoped) if one.plan != self._one)
 
 
 class Offer(NamedTuple):
-    """The time of a decode step with a plan; prompts and decodes in seconds of work per second."""
+    """The time of a decode step with a plan, and the work of prompts in seconds per second."""
 
     plan: Plan
     seconds: float
     prompts: float
-    decodes: float
 
 
 class Work:

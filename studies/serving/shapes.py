@@ -62,7 +62,6 @@ SHAPES = {
     for shape in (
         Shape("8B", layers=32, hidden=4096, heads=32, kv_heads=8, mlp=14336, vocabulary=128256),
         Shape("34B", layers=48, hidden=8192, heads=64, kv_heads=8, mlp=22016, vocabulary=64000),
-        Shape("small", layers=4, hidden=1024, heads=8, kv_heads=2, mlp=2816, vocabulary=8192),
         Shape("tiny", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocabulary=128, head_size=16),
     )
 }

@@ -27,16 +27,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Step:
-    """One pass through layers: a batch of decodes, segments of prompts, or both in the same GEMMs.
-
-    layers: the first one and the one behind the last one; None for the whole model. partial: more layers follow for the
-    same tokens.
-    """
+    """One pass through the model: a batch of decodes, segments of prompts, or both in the same GEMMs."""
 
     rows: tuple[Row, ...] = ()
     segments: tuple[Segment, ...] = ()
-    layers: tuple[int, int] | None = None
-    partial: bool = False
 
     @property
     def prompt_tokens(self) -> int:

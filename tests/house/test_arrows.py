@@ -56,7 +56,7 @@ MAY_USE: dict[str, set[str]] = {
         *("cuda_gctx", "tune", "comm", "bench", "sim"),
     },
     "examples": {"interop", "cuda_gctx", "compat", "tune", "comm", "sim"},
-    "studies": {"_core", "draw", "measure", "interop", "cuda_gctx", "tune"},
+    "studies": {"measure", "interop", "cuda_gctx", "tune"},
 }
 # Between folders, the C++ of one counting as one.
 MOST_ARROWS = 51
@@ -74,7 +74,6 @@ CIRCLES = [
         *("sim/_cpp/machine/clock", "sim/_cpp/machine/costs", "sim/_cpp/machine/graph"),
         *("sim/_cpp/machine/host_threads", "sim/_cpp/machine/ledger", "sim/_cpp/machine/machine"),
     },
-    {"studies/serving/bench", "studies/serving/soak"},
 ]
 
 # What a file uses of the registry, and how often.

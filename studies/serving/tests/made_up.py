@@ -1,13 +1,31 @@
-"""An executor without a GPU: a virtual clock, on which steps take what a cost model says."""
+"""A card that does not exist: costs from the bytes and operations of a model, and a virtual clock that runs by them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from random import Random
 
-from serving.costs import Costs
+from serving.costs import Costs, Rates
+from serving.shapes import Shape
 from serving.work import Done, Lane, Placement, Step
+
+
+def costs_of(shape: Shape, sm_count: int = 132) -> Costs:
+    bandwidth, operations = 3.0e12, 6.0e14
+    rates = {}
+    for sms in range(8, sm_count + 1, 4):
+        share = sms / sm_count
+        read, compute = bandwidth * min(1.0, 2.5 * share), operations * share
+        rates[sms] = Rates(
+            gemms=tuple(
+                (tokens, max(shape.weight_bytes / read, 2 * tokens * shape.layers * shape.layer_weights / compute))
+                for tokens in (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+            ),
+            per_cached_token=shape.cache_bytes / read,
+            per_pair=4 * shape.layers * shape.heads * shape.head_size / (0.6 * compute),
+        )
+    kinds = {"one": (1.0, 1.0), "streams": (8.0, 1.1), "priority": (1.8, 1.1), "overlay": (1.3, 1.15)}
+    return Costs("made-up card", shape.name, sm_count, rates, {**kinds, "disjoint": (1.2, 1.05)})
 
 
 @dataclass
@@ -18,21 +36,15 @@ class _Running:
     left: float  # seconds that it would take alone
 
 
-class VirtualExecutor:
-    """Runs at most one step of each lane at a time, and on one stream at most one step.
+class VirtualCard:
+    """Runs at most one step of each lane at a time, and on one stream at most one step."""
 
-    host_s: what the host takes before each step. noise: the standard deviation of what a step takes, as a share.
-    """
-
-    def __init__(self, costs: Costs, *, host_s: float = 0.0, noise: float = 0.0) -> None:
-        self._costs = costs
-        self._host_s = host_s
-        self._noise = noise
-        self._random = Random(0)
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.placements: list[Placement] = []  # each change
         self._now = 0.0
         self._running: dict[Lane, _Running] = {}
         self._finished: list[Done] = []
-        self.placements: list[Placement] = []  # each change
 
     def now(self) -> float:
         return self._now
@@ -41,13 +53,14 @@ class VirtualExecutor:
         """A prompt comes into a slot; there are no tokens here."""
 
     def launch(self, lane: Lane, step: Step, placement: Placement) -> None:
-        if lane in self._running or (placement.kind == "one" and self._running):
-            raise RuntimeError(f"the {lane} lane is busy")
+        assert lane not in self._running
+        assert placement.kind != "one" or not self._running
         if not self.placements or self.placements[-1] != placement:
+            # A decode step would have to wait for the SMs of a prefill.
+            assert "prefill" not in self._running
             self.placements.append(placement)
         sms = placement.decode_sms if lane == "decode" else placement.prefill_sms
-        seconds = self._costs.seconds(step, sms) * self._random.lognormvariate(0.0, self._noise) + self._host_s
-        self._running[lane] = _Running(step, placement, self._now, seconds)
+        self._running[lane] = _Running(step, placement, self._now, self.costs.seconds(step, sms))
 
     def finished(self) -> list[Done]:
         found, self._finished = self._finished, []
@@ -58,8 +71,7 @@ class VirtualExecutor:
         slow = {lane: self._slowed(lane) for lane in self._running}
         ends = {lane: self._now + one.left * slow[lane] for lane, one in self._running.items()}
         at = min([until, *ends.values()])
-        if at == inf:
-            raise RuntimeError("nothing runs, and nothing is expected")
+        assert at < inf, "nothing runs, and nothing is expected"
         for lane, one in list(self._running.items()):
             if ends[lane] <= at:
                 self._finished.append(Done(lane, one.step, one.placement, one.begin, ends[lane]))
@@ -74,5 +86,4 @@ class VirtualExecutor:
         mine = self._running[lane].placement
         if mine != first.placement:
             return inf
-        beside = any(one.placement == mine for one in others)
-        return self._costs.slowdown(mine, lane) if beside else 1.0
+        return self.costs.slowdown(mine, lane) if any(one.placement == mine for one in others) else 1.0
