@@ -1,5 +1,7 @@
-cdef object as_int(str name, object value)
-cdef object as_bool(str name, object value)
+cpdef object as_int(str name, object value, object least=*, object most=*)
+cpdef object as_number(str name, object value, str allowed=*)
+cpdef object as_seconds(str name, object value, object least=*, object most=*)
+cpdef object as_bool(str name, object value)
 cdef object as_handle(object value)
 cdef object as_options(type kind, object value)
 cdef int make_only_here(type kind, str advice) except -1

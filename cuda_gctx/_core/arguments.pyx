@@ -1,5 +1,7 @@
 """Checks of the arguments of the public classes."""
 
+import math
+import sys
 from collections.abc import Mapping
 from operator import index
 
@@ -9,28 +11,77 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 
 
-cdef object as_int(str name, object value):
-    """`value` as an int; TypeError for a bool."""
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not a bool")
+cdef object LARGEST_HANDLE = 2**64 - 1
+
+
+cdef str type_name(object value):
+    return type(value).__name__
+
+
+cdef str allowed_ints(object least, object most):
+    if most is not None:
+        return f"an int from {least} to {most}"
+    return "an int" if least is None else f"an int of at least {least}"
+
+
+cpdef object as_int(str name, object value, object least=None, object most=None):
+    """`value` as an int: an int, one of numpy, or another object with ``__index__``, but not a bool.
+
+    least, most: what is allowed; a `most` needs a `least`. Raises TypeError or ValueError.
+    """
     try:
-        return index(value)
+        if isinstance(value, bool):
+            raise TypeError
+        number = index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
+        raise TypeError(f"{name} must be {allowed_ints(least, most)}, not {type_name(value)}") from None
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise ValueError(f"{name} must be {allowed_ints(least, most)}, not {number}")
+    return number
 
 
-cdef object as_bool(str name, object value):
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
-    return value
+cpdef object as_number(str name, object value, str allowed="a number"):
+    """`value` as a float: an int, a float, or a number of numpy, but not a bool. `allowed` is for the TypeError."""
+    if type(value) is float and value == value:
+        return value
+    from numbers import Real  # numpy registers its numbers there
+
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {allowed}, not {type_name(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
+    if number != number:
+        raise ValueError(f"{name} must be {allowed}, not nan")
+    return number
+
+
+cpdef object as_seconds(str name, object value, object least=None, object most=None):
+    """`value` as a positive, finite number of seconds.
+
+    least, most: what is allowed. Raises TypeError or ValueError.
+    """
+    allowed = "a positive number of seconds" if least is None else f"a number of seconds from {least} to {most}"
+    seconds = as_number(name, value, allowed)
+    if not (0 < seconds < math.inf) or (least is not None and not least <= seconds <= most):
+        raise ValueError(f"{name} must be {allowed}, not {value}")
+    return seconds
+
+
+cpdef object as_bool(str name, object value):
+    """`value` as a bool: a bool, or one of numpy."""
+    if isinstance(value, bool):
+        return value
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.bool_):
+        return bool(value)
+    raise TypeError(f"{name} must be a bool, not {type_name(value)}")
 
 
 cdef object as_handle(object value):
     """`value` as the address of a driver object."""
-    number = as_int("handle", value)
-    if not 0 <= number < 2**64:
-        raise ValueError(f"{number} is not a valid handle")
-    return number
+    return as_int("handle", value, 0, LARGEST_HANDLE)
 
 
 cdef class DataclassFields:

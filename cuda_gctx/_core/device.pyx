@@ -269,12 +269,12 @@ cdef class Device:
 
     def allocate(self, size, *, stream):
         """Allocate `size` bytes in the order of a stream; returns a Buffer of cuda.core, which has to be installed."""
-        on = above.core_stream(stream)
-        return above.with_core_device(self, lambda device: device.allocate(size, stream=on))
+        number, on = as_int("size", size, 0), above.core_stream(stream)
+        return above.with_core_device(self, lambda device: device.allocate(number, stream=on))
 
     def can_access_peer(self, peer):
         """Whether kernels of this device can access the memory of `peer`, a device or its number. Needs cuda.core."""
-        other = peer if isinstance(peer, int) else peer.device_id
+        other = as_int("peer", getattr(peer, "device_id", peer))
         return above.core_device(self).can_access_peer(other)
 
     def create_graph_builder(self):

@@ -13,6 +13,7 @@ from cuda_gctx._core.device import Device
 # The kernel counts its rounds as well, and stops by that count some time after this.
 cdef uint64_t LONGEST_SPIN_NS = 1_000_000_000
 cdef uint64_t MOST_BLOCKS = 2**31 - 1
+cdef uint64_t MOST_STAMPS = 2**31 - 1
 
 
 def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned int cluster=1):
@@ -39,14 +40,8 @@ def spin(Stream stream not None, blocks, spin_ns):
 
     stream: a Stream. ValueError for a number or a time out of range.
     """
-    cdef unsigned int count
-    cdef uint64_t duration
-    number, length = as_int("blocks", blocks), as_int("spin_ns", spin_ns)
-    if not 1 <= number <= MOST_BLOCKS:
-        raise ValueError(f"blocks must be from 1 to {MOST_BLOCKS}, not {number}")
-    if not 0 <= length <= LONGEST_SPIN_NS:
-        raise ValueError(f"spin_ns must be from 0 to {LONGEST_SPIN_NS}, not {length}")
-    count, duration = number, length
+    cdef unsigned int count = as_int("blocks", blocks, 1, MOST_BLOCKS)
+    cdef uint64_t duration = as_int("spin_ns", spin_ns, 0, LONGEST_SPIN_NS)
     c_spin(stream._slot, count, duration)
 
 
@@ -64,9 +59,7 @@ cdef class Stamps:
         cdef Stream own
         if not isinstance(device, Device):
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
-        places = as_int("capacity", capacity)
-        if places < 1:
-            raise ValueError(f"capacity must be positive, not {places}")
+        places = as_int("capacity", capacity, 1, MOST_STAMPS)
         own = device.create_stream()
         make_stamps(self._slot, own._slot, <size_t>places)
         self.capacity = places
@@ -74,11 +67,12 @@ cdef class Stamps:
     def __dealloc__(self):
         drop(self._slot)
 
-    def write(self, Stream stream not None, int place):
+    def write(self, Stream stream not None, place):
         """Enqueue the stamp of a place on a stream. Does not wait. IndexError if there is no such place."""
-        if not 0 <= place < self.capacity:
-            raise IndexError(f"place must be from 0 to {self.capacity - 1}, not {place}")
-        write_stamp(self._slot, stream._slot, place)
+        number = as_int("place", place)
+        if not 0 <= number < self.capacity:
+            raise IndexError(f"place must be an int from 0 to {self.capacity - 1}, not {number}")
+        write_stamp(self._slot, stream._slot, number)
 
     def read(self):
         """For each slot, the SM id and the nanoseconds of the device's timer; None if no stamp has been written.

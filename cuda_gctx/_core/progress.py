@@ -7,6 +7,7 @@ import sys
 from types import TracebackType
 
 from cuda_gctx._core import clock
+from cuda_gctx._core.arguments import as_bool
 
 __all__ = ["Progress"]
 
@@ -18,7 +19,8 @@ class Progress:
     """A bar that is updated in place and removed at the end. shown: None: if stderr is a terminal."""
 
     def __init__(self, shown: bool | None) -> None:
-        self._shown = sys.stderr is not None and sys.stderr.isatty() if shown is None else shown
+        on_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._shown = on_terminal if shown is None else as_bool("progress", shown)
         self._last = float("-inf")
         self._length = 0
 

@@ -38,10 +38,9 @@ cdef object checked_int(name, value, smallest, multiple=1):
     """`value` as an int of at least `smallest`; None stays None."""
     if value is None:
         return None
-    number = as_int(name, value)
-    if number < smallest or number > LARGEST_COUNT or number % multiple:
-        what = f"an even number of at least {smallest}" if multiple == 2 else f">= {smallest}"
-        raise ValueError(f"{name} must be {what} (and no more than {LARGEST_COUNT}), not {number}")
+    number = as_int(name, value, smallest, LARGEST_COUNT)
+    if number % multiple:
+        raise ValueError(f"{name} must be an even number, not {number}")
     return number
 
 
@@ -266,7 +265,7 @@ cdef class SMResource:
         answer = overlaps(dereference(self._sm), dereference(other._sm))
         return answer.value() if answer.has_value() else None
 
-    def split(self, options, *, bint dry_run=False):
+    def split(self, options, *, dry_run=False):
         """Split groups off. Returns ``(groups, remainder)``, which are disjoint and complete.
 
         options: SMResourceOptions, a dict of their fields, or their `count` alone, as in ``split(8)``.
@@ -278,11 +277,12 @@ cdef class SMResource:
         Raises SplitError, with a request that fits in its `suggestion`.
         """
         cdef SMResourceOptions asked = sm_options(options)
+        cdef bint only_compute = as_bool("dry_run", dry_run)
         cdef SplitResult result
         cdef size_t position
         cdef list groups = []
         self._runtime.demand_usable()
-        result = split_resource(self._runtime[0], self._sm, asked._requests, dry_run)
+        result = split_resource(self._runtime[0], self._sm, asked._requests, only_compute)
         for position in range(result.groups.size()):
             groups.append(SMResource.taking(self._runtime, result.groups[position]))
         return groups, SMResource.taking(self._runtime, result.remainder)

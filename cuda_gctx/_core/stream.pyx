@@ -31,6 +31,10 @@ from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import DataclassFields
 
 
+# Beyond any device, which has a range of its own.
+cdef object MOST_PRIORITIES = 1_000_000
+
+
 cdef class StreamOptions(Options):
     """The options of a stream. Immutable.
 
@@ -42,9 +46,7 @@ cdef class StreamOptions(Options):
 
     def __cinit__(self, nonblocking=True, priority=None):
         if priority is not None:
-            priority = as_int("priority", priority)
-            if abs(priority) > 1_000_000:
-                raise ValueError(f"priority {priority} is out of range on every device")
+            priority = as_int("priority", priority, -MOST_PRIORITIES, MOST_PRIORITIES)
         self.nonblocking = as_bool("nonblocking", nonblocking)
         self.priority = priority
 

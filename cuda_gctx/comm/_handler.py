@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from cuda_gctx import LEGACY_DEFAULT_STREAM, Context, CUDAError, Device, Partition, Stream
+from cuda_gctx._core.arguments import as_bool, as_int, as_seconds
 from cuda_gctx._core.progress import Progress
 from cuda_gctx.comm._backends import (
     CommBackend,
@@ -58,6 +59,10 @@ NCCL_MODES = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)
 FIRST_CAPABILITY = 90
 # The number of threads that no block of a device exceeds.
 LARGEST_BLOCK = 1024
+# More than any message is divided into.
+MOST_STEPS = 1 << 16
+# More than any device has.
+MOST_BYTES = 1 << 40
 # Where no mode is given, packets carry messages of which each rank receives up to so much from all others. Above the
 # first, TWO_EXCHANGE was faster on H200s with tensors that other ranks reach; with others, from twice the second on.
 SMALL_REACHED_BYTES = 512 * 1024
@@ -199,11 +204,11 @@ class MixedCommHandler:
         self.valid_op_list = list(self.para_info.valid_ops)
         if not self.valid_op_list:
             raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be positive, not {timeout_s}")
-        self._timeout_s = float(timeout_s)
-        self._use_autotune = use_autotune
-        self._ib_enable_ibgda = ib_enable_ibgda
+        self._timeout_s = as_seconds("timeout_s", timeout_s)
+        self._use_autotune = as_bool("use_autotune", use_autotune)
+        self._ib_enable_ibgda = as_bool("ib_enable_ibgda", ib_enable_ibgda)
+        should_init_nvshmem = as_bool("should_init_nvshmem", should_init_nvshmem)
+        programmatic_launch = as_bool("programmatic_launch", programmatic_launch)
         self._has_nvshmem = False
         self.tuning_table: TuningTable | None = None
         self._backend = self._connect(comm_backend)
@@ -340,19 +345,16 @@ class MixedCommHandler:
             raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
         self._context: Context = device.context if partition is None else partition.context
         sms = device.sm_count if partition is None else partition.sm_count
-        self.grid_size = _within(
-            "grid_size", sms if grid_size is None else grid_size, 1, sms, "the SMs of the partition"
-        )
+        self.grid_size = as_int("grid_size", sms if grid_size is None else grid_size, 1, sms)
         most = ONE_EXCHANGE_THREADS
         if block_sizes[1] is not None:
-            limit = _within("max_block_size", block_sizes[1], 32, LARGEST_BLOCK, "the largest block of a device")
-            most = min(most, limit)
-        self._block_sizes = _within("min_block_size", block_sizes[0], 32, most, "max_block_size"), most
-        self._fewest_steps = _within("min_num_steps", min_num_steps, 1, 1 << 16)
+            most = min(most, as_int("max_block_size", block_sizes[1], 32, LARGEST_BLOCK))
+        self._block_sizes = as_int("min_block_size", block_sizes[0], 32, most), most
+        self._fewest_steps = as_int("min_num_steps", min_num_steps, 1, MOST_STEPS)
         threads = {MixedCommMode.ONE_EXCHANGE: most, MixedCommMode.TWO_EXCHANGE: TWO_EXCHANGE_THREADS}
         self.max_block_size_dict = {(op, mode): threads[mode] for op in self.valid_op_list for mode in threads}
         staged = STAGED_BYTES if max_message_bytes is None else max_message_bytes
-        self._node_bytes = _within("max_message_bytes", staged, ALIGNMENT * self.para_info.dp_size, 1 << 40)
+        self._node_bytes = as_int("max_message_bytes", staged, ALIGNMENT * self.para_info.dp_size, MOST_BYTES)
         self._fault = FaultRecord(device)
 
     def _build_kernels(
@@ -644,7 +646,9 @@ class MixedCommHandler:
         self._demand_open()
         demand_equal(self._backend, "message_bytes", tuple(message_bytes))
         demand_equal(self._backend, "rounds", rounds)
-        measured = Measured(self, message_bytes, rounds)
+        # After the others have the same: all raise, or none.
+        sizes = [as_int(f"message_bytes[{n}]", size, 1, MOST_BYTES) for n, size in enumerate(message_bytes)]
+        measured = Measured(self, sizes, as_int("rounds", rounds, 1))
         try:
             with Progress(progress if self.para_info.world_rank == 0 else False) as bar:
                 self.tuning_table = tune(
@@ -961,14 +965,6 @@ class MixedCommHandler:
 def _span(tensor: Any) -> tuple[int, int]:
     """Address and size in bytes."""
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
-
-
-def _within(name: str, value: int, least: int, most: int, what: str = "the largest value") -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    if not least <= value <= most:
-        raise ValueError(f"{name} must be in {least}..{most} ({what}), not {value}")
-    return value
 
 
 def _copy(to: int, source: int, size: int, stream: Stream) -> None:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from cuda_gctx import Device, Partition
+from cuda_gctx._core.arguments import as_int, as_seconds
 from cuda_gctx.comm._backends import LocalBackend
 from cuda_gctx.comm._handler import MixedCommHandler
 
@@ -50,7 +51,8 @@ class LocalRank:
 
         Raises ValueError if the ranks cannot be divided so.
         """
-        if nodes < 1 or self.size % nodes:
+        nodes = as_int("nodes", nodes, 1)
+        if self.size % nodes:
             raise ValueError(f"{self.size} ranks cannot be divided into {nodes} nodes of equal size")
         local_size = self.size // nodes
         inter_rank, local_rank = divmod(self.rank, local_size)
@@ -147,10 +149,8 @@ def local_world(
 
     Raises ValueError if the devices cannot have equally many ranks, and SplitError if they have too few SMs.
     """
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"size must be an int, not {type(size).__name__}")
-    if size < 1:
-        raise ValueError(f"a world has at least one rank, not {size}")
+    size, timeout_s = as_int("size", size, 1), as_seconds("timeout_s", timeout_s)
+    sms = None if sms is None else as_int("sms", sms, 1)
     backends = LocalBackend.of(size, timeout_s)
     with ExitStack() as undo:
         places: list[tuple[Device | None, Partition | None]] = [(None, None)] * size

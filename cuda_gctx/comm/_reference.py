@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx.comm._backends import CommBackend, gather
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 
@@ -50,9 +51,10 @@ def expected(
 
     Raises ValueError unless there is an input of the same shape for each rank.
     """
+    exchanges, by_nodes = as_int("exchanges", exchanges, 1, 2), as_bool("by_nodes", by_nodes)
     if len(inputs) != info.world_size:
         raise ValueError(f"the world has {info.world_size} ranks, and {len(inputs)} inputs were passed")
-    demand_same_shape([tuple(one.shape) for one in inputs])
+    demand_same_shape([tuple(tensor.shape) for tensor in inputs])
     info.output_shape(op, inputs[0].shape)
     if op is MixedCommOp.REDUCESCATTER_ALLREDUCE and exchanges == 2:
         halves = [

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from cuda_gctx._core.arguments import as_int
+
 __all__ = ["MixedCommMode", "MixedCommOp", "NodePlan", "ParallelInfo", "Plan"]
 
 
@@ -105,10 +107,15 @@ class NodePlan:
     targets: tuple[int, ...]
 
 
+def _rank_and_size(level: str, rank: int, size: int) -> tuple[int, int]:
+    size = as_int(f"{level}_size", size, 1)
+    return as_int(f"{level}_rank", rank, 0, size - 1), size
+
+
 def _sizes(level: str, size: int, tp: int | None, dp: int | None) -> tuple[int, int]:
-    for axis, given in (("tp", tp), ("dp", dp)):
-        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
-            raise ValueError(f"{level}_{axis}_size must be a positive int or None, not {given!r}")
+    tp, dp = (
+        given if given is None else as_int(f"{level}_{axis}_size", given, 1) for axis, given in (("tp", tp), ("dp", dp))
+    )
     if tp is None and dp is None:
         return size, 1
     if tp is None:
@@ -163,19 +170,9 @@ class ParallelInfo:
 
         Raises TypeError or ValueError for numbers that do not fit together.
         """
-        given = {
-            "world_rank": (world_rank, world_size, "world_size"),
-            "local_rank": (local_rank, local_size, "local_size"),
-            "inter_rank": (inter_rank, inter_size, "inter_size"),
-        }
-        for name, (rank, size, size_name) in given.items():
-            for what, number in ((size_name, size), (name, rank)):
-                if isinstance(number, bool) or not isinstance(number, int):
-                    raise TypeError(f"{what} must be an int, not {type(number).__name__}")
-            if size < 1:
-                raise ValueError(f"{size_name} must be at least 1, not {size}")
-            if not 0 <= rank < size:
-                raise ValueError(f"{name} must be in 0..{size - 1}, not {rank}")
+        world_rank, world_size = _rank_and_size("world", world_rank, world_size)
+        local_rank, local_size = _rank_and_size("local", local_rank, local_size)
+        inter_rank, inter_size = _rank_and_size("inter", inter_rank, inter_size)
         if world_size != inter_size * local_size:
             raise ValueError(
                 f"world_size must be inter_size * local_size = {inter_size} * {local_size} = "
@@ -206,6 +203,7 @@ class ParallelInfo:
 
         world_rank: its number among all.
         """
+        world_rank = as_int("world_rank", world_rank, 0, self.world_size - 1)
         inter_rank, local_rank = divmod(world_rank, self.local_size)
         return ParallelInfo.of(
             world_rank,
@@ -282,8 +280,8 @@ class ParallelInfo:
 
         tp_rank, dp_rank: the place.
         """
-        inter_tp, local_tp = divmod(tp_rank, self.local_tp_size)
-        inter_dp, local_dp = divmod(dp_rank, self.local_dp_size)
+        inter_tp, local_tp = divmod(as_int("tp_rank", tp_rank, 0, self.tp_size - 1), self.local_tp_size)
+        inter_dp, local_dp = divmod(as_int("dp_rank", dp_rank, 0, self.dp_size - 1), self.local_dp_size)
         inter_rank = inter_tp + inter_dp * self.inter_tp_size
         return inter_rank * self.local_size + local_tp + local_dp * self.local_tp_size
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from operator import index
 from typing import Any, NoReturn
 
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CUDAError, SplitError
 from cuda_gctx._core.loan import context_stream, loaned
@@ -90,7 +90,7 @@ def get_device_resource(cu_dev: int) -> SplitResource:
 
     cu_dev: the result of get_cudevice().
     """
-    return _split_resource(Device(int(cu_dev)).resources.sm)
+    return _split_resource(Device(cu_dev).resources.sm)
 
 
 def _refuse(name: str) -> NoReturn:
@@ -120,6 +120,7 @@ def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
 
     major, minor: the compute capability; ValueError if no device of the machine has it.
     """
+    major, minor = as_int("major", major), as_int("minor", minor)
     for device in map(Device, range(Device.count())):
         if device.compute_capability == (major, minor):
             whole = device.resources.sm
@@ -204,11 +205,7 @@ def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[l
     Returns a torch stream and a resource for each group, the remainder last. RuntimeError if the device has fewer SMs,
     ValueError for numbers that are never possible.
     """
-    groups, least = index(num_groups), index(min_count)
-    if groups < 1:
-        raise ValueError(f"num_groups must be positive, not {groups}")
-    if least < 0:
-        raise ValueError(f"min_count must not be negative, not {least}")
+    groups, least = as_int("num_groups", num_groups, 1), as_int("min_count", min_count, 0)
     device = _device(dev)
     # One group more than there are SMs is too many already.
     return _split(device, [least] * min(groups, device.sm_count + 1), chained=False)
@@ -222,7 +219,7 @@ def split_device_green_ctx_by_sm_count(dev: Any, sm_counts: Sequence[int]) -> tu
     Returns a torch stream and a resource for each group, the remaining SMs last. RuntimeError if the device has fewer
     SMs, ValueError without counts or for one that is not positive.
     """
-    counts = [index(count) for count in sm_counts]
+    counts = [as_int(f"sm_counts[{place}]", count) for place, count in enumerate(sm_counts)]
     if not counts:
         raise ValueError("sm_counts is empty: give at least one number of SMs")
     for count in counts:

@@ -10,9 +10,9 @@ import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from operator import index
 from typing import Any
 
+from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import SplitError
@@ -41,12 +41,11 @@ _ADVICE = "close the others first, or pass exclusive=True to refuse shared SMs"
 
 
 def _checked_count(whole: SMResource, num_sms: int) -> int:
-    asked = index(num_sms)
-    if not 0 < asked <= whole.sm_count:
+    if not 0 < num_sms <= whole.sm_count:
         raise RuntimeError(
-            f"a green context cannot have {asked} SMs: request 1 to {whole.sm_count}, which is the whole device"
+            f"a green context cannot have {num_sms} SMs: request 1 to {whole.sm_count}, which is the whole device"
         )
-    return asked
+    return num_sms
 
 
 def _of_all_sms(device: Device, count: int | None) -> SMResource | None:
@@ -150,18 +149,14 @@ class SMPartition:
         rows = {
             name: list(value) if isinstance(value, Sequence) else [value] * number for name, value in options.items()
         }
-        for name, row in rows.items():
-            for value in row:
-                if name == "backfill" and not isinstance(value, bool):
-                    raise ValueError(f"backfill must be bools, not {value!r}")
-                if name != "backfill" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                    raise ValueError(f"{name} must be integers of 0 or more, not {value!r}")
+        backfills = [as_bool("backfill", value) for value in rows.pop("backfill")]
+        numbers = {name: [as_int(name, value, 0) or None for value in row] for name, row in rows.items()}
         groups, remainder = self.resource.split(
             SMResourceOptions(
-                [count or None for count in rows["num_sms"]],
-                [count or None for count in rows["coscheduled_sm_count"]],
-                [count or None for count in rows["preferred_coscheduled_sm_count"]],
-                rows["backfill"],
+                numbers["num_sms"],
+                numbers["coscheduled_sm_count"],
+                numbers["preferred_coscheduled_sm_count"],
+                backfills,
             )
         )
         return tuple(map(SMPartition, groups)), SMPartition(remainder) if remainder.sm_count else None
@@ -287,6 +282,7 @@ class GreenContext:
             raise RuntimeError("workqueue_concurrency_limit belongs to a workqueue_scope: give that as well")
         elif num_sms is None and sm_partition is None:
             raise RuntimeError("num_sms, sm_partition and workqueue_scope are all missing: give one of them, or both")
+        num_sms = None if num_sms is None else as_int("num_sms", num_sms)
         if sm_partition is not None:
             if not isinstance(sm_partition, SMPartition):
                 raise TypeError(f"sm_partition must be an SMPartition, not {type(sm_partition).__name__}")
@@ -297,8 +293,7 @@ class GreenContext:
                     f"device_id is {device_id}, and sm_partition belongs to device {sm_partition.device_id}"
                 )
             device_id = sm_partition.device_id
-        if not isinstance(exclusive, bool):
-            raise TypeError(f"exclusive must be a bool, not {type(exclusive).__name__}")
+        exclusive = as_bool("exclusive", exclusive)
         device = torch_device(device_id)
         if not torch._C._cuda_hasPrimaryContext(device.device_id):
             warnings.warn(

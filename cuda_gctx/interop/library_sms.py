@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.stream import Stream
@@ -51,6 +52,9 @@ __all__ = [
 ]
 
 LibrarySMs = Literal["off", "on", "auto"]
+
+# What the int of cuBLAS holds.
+LARGEST_TARGET = 2**31 - 1
 
 # ---- cuBLAS
 
@@ -85,8 +89,7 @@ def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[
 
     Raises ValueError if the count is negative.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise ValueError(f"count must be a number of SMs, or 0 for no target, not {count!r}")
+    handle, count = as_int("handle", handle), as_int("count", count, 0, LARGEST_TARGET)
     blas = _loaded(library) if isinstance(library, str) else library
     before = ctypes.c_int()
     _call(blas, "cublasGetSmCountTarget", handle, ctypes.byref(before))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Literal
 
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._frameworks import Target, own_stream
 from cuda_gctx.interop.torch import load_torch, use
@@ -33,8 +34,8 @@ def _load() -> Any:
 
 def _fitting(torch: Any, stream: Stream, ctas: int | None, cta_policy: CTAPolicy | None) -> Any:
     sms = stream.resources.sm
-    if ctas is not None and not 1 <= ctas <= sms.sm_count:
-        raise ValueError(f"ctas must be from 1 to {sms.sm_count}, the SMs of the partition, not {ctas}")
+    if ctas is not None:
+        ctas = as_int("ctas", ctas, 1, sms.sm_count)
     if cta_policy is not None and cta_policy not in _POLICIES:
         raise ValueError(f"cta_policy must be one of {', '.join(_POLICIES)}, not {cta_policy!r}")
     options = torch.distributed.ProcessGroupNCCL.Options()

@@ -136,7 +136,7 @@ def _memory_of_tensor(thing: Any) -> tuple[int, int] | None:
 def _address(value: Any) -> int | None:
     """An int, or the number in an object of ctypes."""
     value = getattr(value, "value", value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int else None
 
 
 def _communicator(thing: Any) -> object:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import numbers
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from keyword import iskeyword
-from operator import index
+from numbers import Real
 from threading import RLock
 from typing import Any, TypeAlias, final
 from weakref import WeakValueDictionary
 
-from cuda_gctx._core.arguments import spelling
+from cuda_gctx._core.arguments import as_bool, as_int, spelling
 from cuda_gctx._core.resources import SMResourceOptions, WorkqueueResourceOptions
 
 __all__ = ["BACKGROUND", "RESERVED_NAMES", "Layout", "PartitionSpec", "Request"]
@@ -69,13 +68,12 @@ class PartitionSpec:
     aligned: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.aligned, bool):
-            raise TypeError(f"aligned must be a bool, not {type(self.aligned).__name__}")
+        wants_aligned = as_bool("aligned", self.aligned)
         sms, aligned = _checked_sms(self.sms)
-        if self.aligned and sms is not None:
+        if wants_aligned and sms is not None:
             raise ValueError(f"aligned=True is for all remaining SMs (None), not for {self.sms!r}")
         object.__setattr__(self, "sms", sms)
-        object.__setattr__(self, "aligned", aligned or self.aligned)
+        object.__setattr__(self, "aligned", aligned or wants_aligned)
         if self.workqueue is not None and not isinstance(self.workqueue, WorkqueueResourceOptions):
             raise TypeError(f"workqueue must be WorkqueueResourceOptions, not {type(self.workqueue).__name__}")
 
@@ -120,25 +118,18 @@ def _checked_sms(value: object) -> tuple[int | float | SMResourceOptions | None,
         return None, False
     if isinstance(value, SMResourceOptions):
         return _of_options(value)
-    if isinstance(value, bool):
-        raise TypeError("a partition is requested by a number of SMs, not by a bool")
-    with suppress(TypeError):
-        number = index(value)  # type: ignore[arg-type]
-        if number < 1:
-            raise ValueError(f"a partition needs at least 1 SM, not {number}")
-        return number, False
-    if isinstance(value, numbers.Real):
+    if hasattr(value, "__index__"):
+        return as_int("sms", value, 1), False
+    if isinstance(value, Real):
         share = round(float(value), SHARE_DIGITS)
         if share == 1:
             raise ValueError("1.0 is not a share: request all remaining SMs with None")
         if not 0 < share < 1:
-            raise ValueError(
-                f"{value} is not a share of a device: a float is a share above 0 and below 1, an int a number of SMs"
-            )
+            raise ValueError(f"sms must be an int or a share of a device (a float above 0 and below 1), not {value}")
         return share, False
     raise TypeError(
-        "a partition is requested by an int, a share (a float below 1), None, SMResourceOptions or a PartitionSpec, "
-        f"not by {type(value).__name__}"
+        "sms must be an int, a share of a device (a float above 0 and below 1), None or SMResourceOptions, not "
+        f"{type(value).__name__}"
     )
 
 

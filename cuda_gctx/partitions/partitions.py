@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import count
+from numbers import Real
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from cuda_gctx._core.above import above
+from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import ClosedError
@@ -16,7 +18,7 @@ from cuda_gctx._core.event import Event
 from cuda_gctx._core.loan import capturing_stream, close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.probe import blocks_per_sm, max_cluster_size, max_clusters
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.free import open_free, order_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
@@ -28,6 +30,9 @@ from cuda_gctx.partitions.verification import VerifyReport, verify
 
 # The threads of the blocks for which tables show the largest cluster.
 CLUSTER_THREADS = 128
+# Of threads, bytes and streams: beyond any device, and within what the driver's parameters hold.
+LARGEST_NUMBER = 2**31 - 1
+LARGEST_HANDLE = 2**64 - 1
 
 
 class ClosedPartitionsError(ClosedError, AttributeError):
@@ -62,23 +67,15 @@ def _function(kernel: object) -> int:
     if kernel is None:
         return 0
     handle: Any = getattr(kernel, "handle", kernel)
+    if not isinstance(handle, Real) and hasattr(handle, "__int__"):  # one of cuda.bindings
+        handle = int(handle)
     try:
-        number = int(handle)
-    except (TypeError, ValueError):
+        return as_int("kernel", handle, 1, LARGEST_HANDLE)
+    except TypeError:
         raise TypeError(
-            f"a kernel is a CUfunction or CUkernel as an int, or an object with a handle, not {type(kernel).__name__}"
+            "kernel must be a CUfunction or CUkernel as an int, or an object with a handle, not "
+            f"{type(kernel).__name__}"
         ) from None
-    if isinstance(kernel, bool) or number <= 0:
-        raise ValueError(f"{kernel!r} is not a valid handle of a kernel")
-    return number
-
-
-def _positive(name: str, value: int, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    if not least <= value < 2**31:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
-    return value
 
 
 class _LentStream:
@@ -183,7 +180,8 @@ class Partition:
 
     def stream_pool(self, number: int, priority: int | None = None) -> tuple[Stream, ...]:
         """`number` streams of a priority (None: the lowest); the same ones each time."""
-        _positive("number", number)
+        number = as_int("number", number, 1, LARGEST_NUMBER)
+        priority = StreamOptions(priority=priority).priority
         with self._lock:
             if self._pools is None:
                 self._pools = {}
@@ -261,12 +259,13 @@ class Partition:
         cluster_size: blocks per cluster. kernel: by default, one with few registers. threads: per block;
         shared_memory: dynamic, bytes per block.
         """
-        size = _positive("cluster_size", cluster_size)
+        size = as_int("cluster_size", cluster_size, 1, LARGEST_NUMBER)
         return max_clusters(self.stream, *self._shape(kernel, threads, shared_memory), size)
 
     @staticmethod
     def _shape(kernel: object, threads: int, shared_memory: int) -> tuple[int, int, int]:
-        return _function(kernel), _positive("threads", threads), _positive("shared_memory", shared_memory, 0)
+        threads = as_int("threads", threads, 1, LARGEST_NUMBER)
+        return _function(kernel), threads, as_int("shared_memory", shared_memory, 0, LARGEST_NUMBER)
 
     def _largest_cluster(self) -> int:
         """The largest cluster of blocks of CLUSTER_THREADS threads, for tables."""
@@ -544,10 +543,7 @@ def partition(
     Returns Partitions. Raises SplitError if the requests do not fit or too few SMs are free, ValueError for invalid
     requests, ResourceOverlapError with `exclusive`, and CapturingError during a capture.
     """
-    if not isinstance(exclusive, bool):
-        raise TypeError(
-            f"exclusive must be a bool, and cannot be the name of a partition, not {type(exclusive).__name__}"
-        )
+    exclusive = as_bool("exclusive", exclusive)
     if among not in ("all", "free"):
         raise ValueError(f"among must be 'all' or 'free', and cannot be the name of a partition, not {among!r}")
     layout = layout_of(requests, named)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
@@ -114,11 +115,7 @@ class ContextStore:
 
     @limit.setter
     def limit(self, value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"limit must be an int, not {type(value).__name__}")
-        if value < 0:
-            raise ValueError(f"limit must be 0 or more, not {value}")
-        self._limit = value
+        self._limit = as_int("limit", value, 0)
         self._trim()
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import combinations
 
+from cuda_gctx._core.arguments import as_bool, as_seconds
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.loan import capturing_stream
@@ -152,14 +153,6 @@ class IsolationError(RuntimeError):
         return "; ".join(self.report.problems)
 
 
-def _nanoseconds(timeout: float) -> int:
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
-    if not 0.001 <= timeout <= 3600:
-        raise ValueError(f"timeout must be from 0.001 to 3600 seconds, not {timeout}")
-    return int(timeout * 1e9)
-
-
 class _Sightings:
     """The records of several runs of the probe in some contexts."""
 
@@ -204,7 +197,8 @@ def verify(
     Returns a VerifyReport. Raises IsolationError if they differ, RuntimeError if the probe does not finish within
     `timeout` seconds, and ValueError for contexts of several devices.
     """
-    timeout_ns = _nanoseconds(timeout)
+    timeout_ns = int(as_seconds("timeout", timeout, 0.001, 3600) * 1e9)
+    covers_device = as_bool("covers_device", covers_device)
     if not isinstance(contexts, Mapping):
         raise TypeError(
             'contexts must be a mapping of names to contexts, like {"decode": context}, '

@@ -13,6 +13,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from cuda_gctx._core import clock
+from cuda_gctx._core.arguments import as_int, as_number, as_seconds
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.progress import Progress
@@ -25,7 +26,7 @@ from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.layout import Layout, Request
-from cuda_gctx.tune._guard import checked_budget, device_of, only_tuning, refuse_capture, sharing
+from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture, sharing
 from cuda_gctx.tune._json import conditions, each, made, optional, reading
 from cuda_gctx.tune._measure import OutOfTime, Runner, Trial
 from cuda_gctx.tune._objectives import TailLatency
@@ -88,6 +89,7 @@ class Curve:
 
         Raises KeyError if that size was not measured.
         """
+        sm_count = as_int("sm_count", sm_count)
         for point in self.points:
             if point.sm_count == sm_count:
                 return point
@@ -99,6 +101,7 @@ class Curve:
         sm_count: the number of SMs. Between measured sizes, the time is interpolated in work per SM; beyond them, it is
         that of the nearest.
         """
+        sm_count = as_number("sm_count", sm_count)
         ordered = sorted(self.points, key=lambda point: point.sm_count)
         if sm_count <= ordered[0].sm_count:
             return ordered[0].seconds.median
@@ -255,10 +258,13 @@ def curve(
     """
     work = part_of(part, "part")
     other = part_of(load, LOAD) if load is not None else None
-    budget_s = checked_budget(budget_s)
+    budget_s = as_seconds("budget_s", budget_s)
+    seed = as_int("seed", seed)
     if launch not in ("calls", "graphs"):
         raise ValueError(f"launch must be calls or graphs, not {launch!r}")
     device = device_of(device)
+    if sizes is not None:  # refused before anything is measured
+        sizes = [size.sm_count for size in Sizes(device, [PART, LOAD], sizes).sizes]
     refuse_capture(device)
     with only_tuning(device), Progress(progress) as bar:
         before = Conditions.of(device)

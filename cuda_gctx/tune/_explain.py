@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cuda_gctx._core import clock
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.probe import Stamps, run_probe, spin
@@ -300,10 +301,7 @@ def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work
     explain waits for what is queued on them. Raises ValueError for streams of two devices, and RuntimeError during a
     capture or if work raises.
     """
-    if isinstance(rounds, bool) or not isinstance(rounds, int):
-        raise TypeError(f"rounds must be an int, not {type(rounds).__name__}")
-    if not 1 <= rounds <= 1000:
-        raise ValueError(f"rounds must be from 1 to 1000, not {rounds}")
+    rounds = as_int("rounds", rounds, 1, 1000)
     pieces = [_piece(first), _piece(second)]
     places, works = [place for place, _ in pieces], [work for _, work in pieces]
     streams = [_stream_of(place) for place in places]

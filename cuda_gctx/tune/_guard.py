@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import FeatureNotSupported, ResourceOverlapWarning
 from cuda_gctx._core.loan import capturing_stream
 
-__all__ = ["checked_budget", "device_of", "only_tuning", "refuse_capture", "sharing"]
+__all__ = ["device_of", "only_tuning", "refuse_capture", "sharing"]
 
 # By device id. Two concurrent tunings would disturb each other.
 _locks: defaultdict[int, Lock] = defaultdict(Lock)
@@ -25,15 +24,6 @@ def device_of(device: object) -> Device:
     if not isinstance(device, Device):
         raise TypeError(f"device must be a Device, not {type(device).__name__}")
     return device
-
-
-def checked_budget(budget_s: object) -> float:
-    """The budget, if it is a time."""
-    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)):
-        raise TypeError(f"budget_s must be a number of seconds, not {type(budget_s).__name__}")
-    if not 0 < budget_s < math.inf:
-        raise ValueError(f"budget_s must be a positive number of seconds, not {budget_s}")
-    return float(budget_s)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 
+from cuda_gctx._core.arguments import as_bool, as_int, as_number
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.tune._plans import Plan
 
@@ -35,10 +36,17 @@ def plain(kind: Any, value: Any, where: str) -> Any:
     if value is None and type(None) in get_args(kind):
         return None
     kind = next((one for one in get_args(kind) if one is not type(None)), kind)
-    if not isinstance(value, (int, float) if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
+    if kind is bool:
+        return as_bool(where, value)
+    if kind is int:
+        return as_int(where, value, 0)
+    if kind is float:
+        number = as_number(where, value)
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{where} must be a number of 0 or more, not {value}")
+        return number
+    if not isinstance(value, kind):
         raise TypeError(f"{where} must be of type {kind.__name__}, not {type(value).__name__}")
-    if kind in (int, float) and not 0 <= value < math.inf:
-        raise ValueError(f"{where} must be a number of 0 or more, not {value}")
     return value
 
 

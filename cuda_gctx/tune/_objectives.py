@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from cuda_gctx._core.arguments import as_int, as_number
+
 __all__ = ["Objective", "TailLatency", "Throughput", "checked", "from_json", "to_json"]
 
 LARGEST_WEIGHT = 10_000
@@ -22,12 +24,8 @@ class Throughput:
     weights: Mapping[str, int]
 
     def __init__(self, /, **weights: int) -> None:
-        for name, weight in weights.items():
-            if isinstance(weight, bool) or not isinstance(weight, int):
-                raise TypeError(f"{name} must be a number of calls, not {type(weight).__name__}")
-            if not 1 <= weight <= LARGEST_WEIGHT:
-                raise ValueError(f"{name} must be from 1 to {LARGEST_WEIGHT} calls per mix, not {weight}")
-        object.__setattr__(self, "weights", MappingProxyType(weights))
+        numbers = {name: as_int(name, weight, 1, LARGEST_WEIGHT) for name, weight in weights.items()}
+        object.__setattr__(self, "weights", MappingProxyType(numbers))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Throughput is immutable: create another one")
@@ -65,10 +63,7 @@ class TailLatency:
         if not isinstance(self.part, str):
             raise TypeError(f"part must be the name of a part, not {type(self.part).__name__}")
         for name in ("quantile", "others"):
-            share = getattr(self, name)
-            if isinstance(share, bool) or not isinstance(share, (int, float)):
-                raise TypeError(f"{name} must be a number, not {type(share).__name__}")
-            object.__setattr__(self, name, float(share))
+            object.__setattr__(self, name, as_number(name, getattr(self, name)))
         if not 0 < self.quantile <= LARGEST_QUANTILE:
             raise ValueError(
                 f"quantile must be above 0 and at most {LARGEST_QUANTILE}, not {self.quantile:g}: 0.99 is the p99"

@@ -9,13 +9,14 @@ from dataclasses import replace
 from datetime import date
 from typing import Literal
 
+from cuda_gctx._core.arguments import as_int, as_seconds
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import Latency, Spread, median
-from cuda_gctx.tune._guard import checked_budget, device_of, only_tuning, refuse_capture
+from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture
 from cuda_gctx.tune._measure import LAUNCHES, Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
 from cuda_gctx.tune._reasons import reasons
@@ -67,7 +68,8 @@ def overlap(
     parts = parts_of(work, named)
     names = tuple(part.name for part in parts)
     objective = checked(objective, names)
-    budget_s = checked_budget(budget_s)
+    budget_s = as_seconds("budget_s", budget_s)
+    seed = as_int("seed", seed)
     if library_sms not in LIBRARY_CHOICES:
         raise ValueError(f"library_sms must be one of {', '.join(LIBRARY_CHOICES)}, not {library_sms!r}")
     if launch not in LAUNCHES:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
+from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream, StreamOptions
@@ -63,15 +64,13 @@ class Plan:
             raise TypeError(f"layout must be a Layout, not {type(self.layout).__name__}")
         if not isinstance(self.places, Mapping) or not all(isinstance(place, str) for place in self.places.values()):
             raise TypeError(f"places must be the name of a partition for each part, not {self.places!r}")
-        if not isinstance(self.sm_counts, Mapping) or not all(
-            isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in self.sm_counts.values()
-        ):
+        if not isinstance(self.sm_counts, Mapping):
             raise TypeError(f"sm_counts must be a number of SMs for each part, not {self.sm_counts!r}")
-        if not isinstance(self.library_sms, bool):
-            raise TypeError(f"library_sms must be a bool, not {type(self.library_sms).__name__}")
+        sm_counts = {part: as_int(f"sm_counts[{part!r}]", count, 1) for part, count in self.sm_counts.items()}
         object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "places", dict(self.places))
-        object.__setattr__(self, "sm_counts", dict(self.sm_counts))
+        object.__setattr__(self, "sm_counts", sm_counts)
+        object.__setattr__(self, "library_sms", as_bool("library_sms", self.library_sms))
         if self.kind not in KINDS:
             raise ValueError(f"the kind of a plan is one of {', '.join(KINDS)}, not {self.kind!r}")
         if not self.parts or len(set(self.parts)) != len(self.parts):

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import product
 from typing import Any, TypeAlias
 
+from cuda_gctx._core.arguments import as_int, as_number
 from cuda_gctx._core.text import table
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plan_of, reading
@@ -55,6 +56,14 @@ class Check:
     def rate_error(self) -> float:
         """How much higher the rate was than predicted, as a share."""
         return self.found.rate / self.predicted.rate - 1 if self.predicted.rate else 0.0
+
+
+def checked_hysteresis(value: object) -> float:
+    """A share by which another plan has to be better."""
+    share = as_number("hysteresis", value)
+    if not 0 <= share < 1:
+        raise ValueError(f"hysteresis must be a share of at least 0 and less than 1, not {share:g}")
+    return share
 
 
 class _Row:
@@ -135,8 +144,8 @@ class Policy:
             len(row) != len(self.plans) or not any(row) for row in self.predictions
         ):
             raise ValueError("a policy needs, for each combination of buckets, a prediction for some of its plans")
-        if not 0 <= self.hysteresis < 1:
-            raise ValueError(f"hysteresis must be a share of at least 0 and less than 1, not {self.hysteresis}")
+        object.__setattr__(self, "quantile", as_number("quantile", self.quantile))
+        object.__setattr__(self, "hysteresis", checked_hysteresis(self.hysteresis))
 
     # ---- asking
 
@@ -148,6 +157,7 @@ class Policy:
         current: the plan that is in use. It is kept as long as it keeps the limit, unless another one is faster by more
         than the hysteresis, and would keep the limit under a load that is larger by the hysteresis.
         """
+        limit_s = as_number("limit_s", limit_s)
         place = 0
         try:
             for key, find, size, stride in self._finders:
@@ -379,9 +389,9 @@ def _text(value: Any, where: str) -> str:
 
 
 def _value(value: Any, where: str) -> Value:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f"{where} must be a number or a text, not {type(value).__name__}")
-    return value
+    if isinstance(value, str):
+        return value
+    return as_int(where, value) if hasattr(value, "__index__") else as_number(where, value, "a number or a text")
 
 
 def _prediction(value: Any, where: str) -> Prediction:

@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any, TypeAlias
 
 from cuda_gctx._core import clock
+from cuda_gctx._core.arguments import as_int, as_seconds
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
@@ -22,11 +23,11 @@ from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._curves import Curve, measured_curve
-from cuda_gctx.tune._guard import checked_budget, device_of, only_tuning, refuse_capture, sharing
+from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture, sharing
 from cuda_gctx.tune._measure import OutOfTime, Runner, Trial
 from cuda_gctx.tune._objectives import TailLatency
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._policy import HYSTERESIS, Check, Policy, Prediction, Value
+from cuda_gctx.tune._policy import HYSTERESIS, Check, Policy, Prediction, Value, checked_hysteresis
 from cuda_gctx.tune._sizes import Sizes
 from cuda_gctx.tune._work import Part, naming
 from cuda_gctx.tune._work import parts_of as named_parts
@@ -103,12 +104,12 @@ class _Builder:
         self._keys = tuple(loads)
         self._buckets = tuple(_sorted(key, values) for key, values in loads.items())
         self._loads: list[Load] = list(product(*self._buckets))
-        self._device = device_of(device)
-        self._checks = checks
-        self._hysteresis = hysteresis
-        self._budget_s = checked_budget(budget_s)
+        self._checks = as_int("checks", checks, 0)
+        self._hysteresis = checked_hysteresis(hysteresis)
+        self._budget_s = as_seconds("budget_s", budget_s)
         self._progress = progress
-        self._random = random.Random(seed)
+        self._random = random.Random(as_int("seed", seed))
+        self._device = device_of(device)
         self._parts = {load: self._parts_of(parts_of, load) for load in self._loads}
         self._bulk = next(part.name for part in self._parts[self._loads[0]] if part.name != latency)
         self._plans = self._menu()

@@ -9,6 +9,7 @@ from os import PathLike
 from textwrap import fill
 from typing import Any
 
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.text import in_words, table
 from cuda_gctx.draw.bars import Bar, Piece, draw_bars
 from cuda_gctx.draw.svg import page, written
@@ -139,6 +140,7 @@ class Report:
 
     def foremost(self, most: int) -> list[Result]:
         """The fastest results, `most` of them, and always the choice and the fastest of each kind."""
+        most = as_int("most", most, 0)
         first_of_kind = {result.plan.kind: result for result in reversed(self.results)}
         kept = [self.result(self.choice), *first_of_kind.values()]
         return [result for i, result in enumerate(self.results) if i < most or result in kept]

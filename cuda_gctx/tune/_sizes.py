@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, zip_longest
-from operator import index
-from typing import SupportsIndex
 
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import SplitError
 from cuda_gctx._core.resources import SMResourceOptions
@@ -72,10 +71,7 @@ class Sizes:
         given = list(wanted)
         if not given:
             raise ValueError("sizes must name at least one number of SMs, or be None for all aligned ones")
-        for count in given:
-            if isinstance(count, bool) or not isinstance(count, SupportsIndex):
-                raise TypeError(f"sizes must be numbers of SMs, like [8, 16], and {count!r} is not one")
-        counts = sorted(set(map(index, given)))
+        counts = sorted({as_int(f"sizes[{place}]", count) for place, count in enumerate(given)})
         for count in counts:
             if count not in offered:
                 near = ", ".join(map(str, sorted(sorted(offered, key=lambda size: abs(size - count))[:2])))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Span", "Timeline", "Trace", "Track"]
 
 PROBE_TIMEOUT_NS = 10_000_000_000
+LONGEST_PROBE_NS = 1_000_000_000
 MOST_SPANS = 1_000_000
 SPANS_NOTE = (
     "A bar begins when its stream reached it and an SM of its partition had room, and ends when its work completed."
@@ -230,10 +232,7 @@ class Timeline:
     """
 
     def __init__(self, target: Partitions | Device | None = None, *, spans: int = 1024) -> None:
-        if isinstance(spans, bool) or not isinstance(spans, int):
-            raise TypeError(f"spans must be an int, not {type(spans).__name__}")
-        if not 1 <= spans <= MOST_SPANS:
-            raise ValueError(f"spans must be from 1 to {MOST_SPANS}, not {spans}")
+        spans = as_int("spans", spans, 1, MOST_SPANS)
         if target is not None and not isinstance(target, (Partitions, Device)):
             raise TypeError(f"target must be Partitions or a Device, not {type(target).__name__}")
         self._device = target.device if isinstance(target, Partitions) else target or Device()
@@ -301,6 +300,7 @@ class Timeline:
 
         spin_ns: how long a block takes.
         """
+        spin_ns = as_int("spin_ns", spin_ns, 0, LONGEST_PROBE_NS)
         per_sm = max(1, probe_blocks_per_sm(parts[0].context))
         with ExitStack() as closing:
             everyone = with_background(parts)

@@ -203,7 +203,7 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
         (["plan", "decode=16", "rest"], "name all partitions or none of them"),
         (["plan", "a=8", "a=16"], "a different name"),
         (["plan", "rest", "rest"], "request the remaining SMs"),
-        (["plan", "1.5"], "1.5 is not a share of a device"),
+        (["plan", "1.5"], "a share of a device (a float above 0 and below 1), not 1.5"),
         (["plan", "1.0"], "'1.0' is not a fraction below 1: write 'rest' for all remaining SMs"),
         (["plan", "-5"], "-5 is negative"),
         (["plan", "16", "--foo"], "No such option"),

@@ -270,7 +270,7 @@ def test_ctrl_c_shows_what_was_measured_and_ends_with_130(dev: Device, tuner: St
         (["my_work:misnamed"], 1, "'device' cannot be the name of a part"),
         (["my_work:work", "--throughput", "decode"], 2, "invalid mix 'decode'"),
         (["my_work:work", "--throughput", "decode=8, decode=9"], 2, "has a part twice"),
-        (["my_work:work", "--throughput", "decode=0,prefill=1"], 2, "decode must be from 1"),
+        (["my_work:work", "--throughput", "decode=0,prefill=1"], 2, "decode must be an int from 1"),
         (
             ["my_work:work", "--throughput", "decode=2"],
             2,

@@ -10,6 +10,7 @@ import warnings
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 
 from cuda_gctx import Device
@@ -270,7 +271,7 @@ def test_block_sizes_are_found_by_operation_and_mode(driver: FakeDriver) -> None
 def test_a_block_size_is_a_limit(driver: FakeDriver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         assert handler.max_block_size_dict[MixedCommOp.ALLREDUCE, MixedCommMode.ONE_EXCHANGE] == 512
-        with pytest.raises(ValueError, match=r"max_block_size must be in 32\.\.1024 .*, not 1025"):
+        with pytest.raises(ValueError, match=r"max_block_size must be an int from 32 to 1024, not 1025"):
             rank.handler(torch.bfloat16, max_block_size=1025)
 
     on_ranks(driver, 2, work, max_block_size=512)
@@ -300,9 +301,54 @@ def test_what_nodes_have_no_memory_for_at_once_goes_in_rounds(driver: FakeDriver
     on_ranks(driver, 2, work, nodes=2, inter_dp_size=2, max_message_bytes=4096)
 
 
+TWO_RANKS = (0, 2, 0, 2, 0, 1, None, None, None, None)
+NUMBERS = {
+    "grid_size": 4,
+    "max_block_size": 256,
+    "min_block_size": 256,
+    "min_num_steps": 4,
+    "max_message_bytes": 1 << 20,
+}
+
+
+def test_every_number_of_a_handler_is_read_alike(driver: FakeDriver) -> None:
+    def work(rank: LocalRank) -> None:
+        for name in NUMBERS:
+            for wrong in (True, 1.5, "x", -1, 10**30):
+                given = wrong if type(wrong) is int else type(wrong).__name__
+                with pytest.raises((TypeError, ValueError), match=rf"^{name} must be an int from .*, not {given}$"):
+                    rank.handler(torch.bfloat16, **{name: wrong})
+
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+        world.run(work)
+    of_numpy = {name: numpy.int64(good) for name, good in NUMBERS.items()}
+    on_ranks(driver, 2, lambda rank, handler: None, timeout_s=numpy.float32(5), **of_numpy)
+
+
+def test_every_bool_and_the_time_limit_of_a_handler_are_read_alike(driver: FakeDriver) -> None:
+    bools = ("ib_enable_ibgda", "should_init_nvshmem", "use_autotune", "programmatic_launch")
+    for name in bools:
+        with pytest.raises(TypeError, match=f"^{name} must be a bool, not int$"):
+            MixedCommHandler(*TWO_RANKS, torch.bfloat16, "cpu", **{name: 1})
+    for wrong in (True, "x", 0, -1, float("nan"), float("inf")):
+        with pytest.raises((TypeError, ValueError), match=r"^timeout_s must be a positive number of seconds, not"):
+            MixedCommHandler(*TWO_RANKS, torch.bfloat16, "cpu", timeout_s=wrong)
+    of_numpy = {name: numpy.False_ for name in bools if name != "should_init_nvshmem"}  # which threads pass themselves
+    on_ranks(driver, 2, lambda rank, handler: None, **of_numpy)
+
+
+def test_tuning_takes_ints(driver: FakeDriver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        for wrong in ({"rounds": True}, {"rounds": 0}, {"message_bytes": [1.5]}):
+            with pytest.raises((TypeError, ValueError), match=r"^(rounds|message_bytes\[0\]) must be an int .*, not"):
+                handler.run_autotune(**wrong)
+
+    on_ranks(driver, 2, work)
+
+
 def test_memory_for_less_than_one_piece_of_each_block_is_refused() -> None:
     def work(rank: LocalRank) -> None:
-        with pytest.raises(ValueError, match=r"max_message_bytes must be in 32\.\..*, not 16"):
+        with pytest.raises(ValueError, match=r"max_message_bytes must be an int from 32 to .*, not 16"):
             rank.handler(torch.bfloat16, local_dp_size=2, max_message_bytes=16)
 
     with local_world(2, Device(0), sms=8, timeout_s=30) as world:
@@ -532,7 +578,7 @@ def test_a_world_has_the_sms_that_no_rank_has() -> None:
 
 def test_what_fails_on_one_rank_while_handlers_are_built_is_an_error_on_all(driver: FakeDriver) -> None:
     wrong = {
-        "grid": (ValueError, "grid_size must be in 1..8"),
+        "grid": (ValueError, "grid_size must be an int from 1 to 8"),
         "memory": (MemoryError, "none left"),
         "kernels": (RuntimeError, "no compiler"),
     }
@@ -574,7 +620,7 @@ def test_what_fails_on_one_rank_while_handlers_are_built_is_an_error_on_all(driv
 
 def test_a_half_built_handler_is_collected_without_a_word() -> None:
     def work(rank: LocalRank) -> None:
-        with pytest.raises(ValueError, match=r"grid_size must be in 1\.\.8"):
+        with pytest.raises(ValueError, match=r"grid_size must be an int from 1 to 8"):
             rank.handler(torch.bfloat16, grid_size=9)
         with pytest.raises(ValueError, match="dtype must be"):
             rank.handler(torch.float32)

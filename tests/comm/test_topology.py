@@ -190,11 +190,11 @@ def test_sizes_left_out() -> None:
     [
         ((0, 4, 0, 4, 0, 2), r"world_size must be inter_size \* local_size = 2 \* 4 = 8, not 4"),
         ((1, 8, 0, 4, 0, 2), r"world_rank must be inter_rank \* local_size \+ local_rank = 0, not 1"),
-        ((0, 4, 4, 4, 0, 1), r"local_rank must be in 0\.\.3, not 4"),
-        ((0, 0, 0, 0, 0, 1), "world_size must be at least 1, not 0"),
+        ((0, 4, 4, 4, 0, 1), "local_rank must be an int from 0 to 3, not 4"),
+        ((0, 0, 0, 0, 0, 1), "world_size must be an int of at least 1, not 0"),
         ((0, 4, 0, 4, 0, 1, 3), "local_tp_size=3 and local_dp_size=None they do not: choose divisors of 4"),
         ((0, 4, 0, 4, 0, 1, 2, 4), "local_tp_size=2 and local_dp_size=4 they do not"),
-        ((0, 4, 0, 4, 0, 1, 0), "local_tp_size must be a positive int or None, not 0"),
+        ((0, 4, 0, 4, 0, 1, 0), "local_tp_size must be an int of at least 1, not 0"),
         ((0, 4, 0, 2, 0, 2, None, None, None, 3), "inter_tp_size=None and inter_dp_size=3 they do not"),
     ],
 )
@@ -204,7 +204,7 @@ def test_wrong_numbers_are_refused_by_name(numbers: tuple[int | None, ...], mess
 
 
 def test_a_rank_that_is_not_an_int_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="local_rank must be an int, not float"):
+    with pytest.raises(TypeError, match="local_rank must be an int from 0 to 3, not float"):
         ParallelInfo.of(0, 4, 0.0, 4, 0, 1)  # type: ignore[arg-type]
 
 

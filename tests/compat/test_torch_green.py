@@ -119,12 +119,6 @@ def test_a_number_of_sms_that_cannot_be_is_a_runtime_error(torch: Any, dev: Devi
     assert f"request 1 to {dev.sm_count}" in str(refusal(RuntimeError, lambda: GreenContext.create(num_sms=asked)))
 
 
-@pytest.mark.parametrize("asked", ["8", 8.0])
-def test_a_number_of_sms_that_is_none_is_a_type_error(torch: Any, asked: Any) -> None:
-    with pytest.raises(TypeError, match="integer"):
-        GreenContext.create(num_sms=asked)
-
-
 def test_arguments_are_taken_as_all_versions_of_torch_take_them(torch: Any, fresh: Device) -> None:
     for make in (
         lambda: GreenContext.create(16, 0),
@@ -231,9 +225,7 @@ def test_contexts_come_out_of_one_split(torch: Any, fresh: Device) -> None:
     [
         ({"num_sms": (8, 8), "backfill": (True,)}, "the same length"),
         ({"num_sms": ()}, "at least one group"),
-        ({"num_sms": -8}, "num_sms must be integers of 0 or more"),
-        ({"num_sms": True}, "num_sms must be integers of 0 or more"),
-        ({"num_sms": 8, "backfill": 1}, "backfill must be bools"),
+        ({"num_sms": -8}, "num_sms must be an int of at least 0, not -8"),
         ({"num_sms": 10_000}, "10000"),
     ],
 )
@@ -289,7 +281,7 @@ def test_workqueue_arguments_that_cannot_be_are_refused(torch: Any) -> None:
         GreenContext.create(num_sms=16, workqueue_scope="green")
     with pytest.raises(RuntimeError, match="belongs to a workqueue_scope"):
         GreenContext.create(num_sms=16, workqueue_concurrency_limit=2)
-    with pytest.raises(ValueError, match=">= 1"):
+    with pytest.raises(ValueError, match="limit must be an int from 1"):
         GreenContext.create(num_sms=16, workqueue_scope="balanced", workqueue_concurrency_limit=0)
 
 

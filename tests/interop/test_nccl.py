@@ -97,9 +97,10 @@ def test_a_communicator_has_the_blocks_and_the_policy_that_were_asked_for(
 @pytest.mark.sim_only
 def test_blocks_and_policies_that_cannot_be_are_refused(distributed: StandInDistributed, dev: Device) -> None:
     with dev.partition(16) as parts:
-        for count in (0, 17):
-            with pytest.raises(ValueError, match=f"from 1 to 16, the SMs of the partition, not {count}"):
-                nccl_options(parts[0], ctas=count)
+        for count in (0, 17, True, 1.5):
+            given: Any = count if type(count) is int else type(count).__name__
+            with pytest.raises((ValueError, TypeError), match=f"ctas must be an int from 1 to 16, not {given}"):
+                nccl_options(parts[0], ctas=count)  # type: ignore[arg-type]
         wrong: Any = "none"
         with pytest.raises(ValueError, match="one of default, efficiency, zero, not 'none'"):
             nccl_options(parts[0], cta_policy=wrong)

@@ -52,7 +52,7 @@ def test_layout_of_a_mapping_or_sequence_is_the_same_value() -> None:
     assert Layout.of(8, 16) == Layout(8, 16)
     assert Layout.of(decode=16) == Layout(decode=16)
     for wrong in ("ab", b"ab", {8}, object()):
-        with pytest.raises(TypeError, match="a partition is requested by"):
+        with pytest.raises(TypeError, match="sms must be an int, a share"):
             Layout.of(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="by position or by name"):
         Layout.of({"decode": 16}, prefill=None)

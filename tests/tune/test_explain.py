@@ -323,7 +323,7 @@ def test_bad_input_is_refused(sim: Machines) -> None:
     with Device(0).create_stream() as one, Device(1).create_stream() as two:
         with pytest.raises(ValueError, match="two devices"):
             explain((one, busy(1)), (two, busy(1)))
-        with pytest.raises(ValueError, match="rounds must be from 1"):
+        with pytest.raises(ValueError, match="rounds must be an int from 1"):
             explain((one, busy(1)), (one, busy(1)), rounds=0)
         with pytest.raises(TypeError, match="rounds must be an int"):
             explain((one, busy(1)), (one, busy(1)), rounds=1.0)  # type: ignore[arg-type]

@@ -206,7 +206,7 @@ def test_streams_of_another_device_are_refused(sim: Machines) -> None:
 
 @pytest.mark.parametrize("spans", [0, -1, 10_000_000])
 def test_a_number_of_spans_that_cannot_be_is_refused(dev: Device, spans: int) -> None:
-    with pytest.raises(ValueError, match="spans must be from"):
+    with pytest.raises(ValueError, match="spans must be an int from"):
         Timeline(dev, spans=spans)
 
 

@@ -1,0 +1,460 @@
+"""Every public function reads whole numbers, times and bools in one way, which stands in one module."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+
+import cuda_gctx
+from cuda_gctx import (
+    Context,
+    ContextOptions,
+    Device,
+    EventOptions,
+    Layout,
+    PartitionPool,
+    PartitionSpec,
+    SMResourceOptions,
+    Stream,
+    StreamOptions,
+    WorkqueueResourceOptions,
+    tune,
+)
+from cuda_gctx.comm import ParallelInfo, expected, local_world
+from cuda_gctx.compat import flashinfer
+from cuda_gctx.compat.torch_green import GreenContext, SMPartition
+from cuda_gctx.interop.library_sms import cublas_sms
+from cuda_gctx.partitions import verify
+from cuda_gctx.partitions.store import ContextStore
+
+SOURCES = Path(cuda_gctx.__file__).parent
+# The module that decides, and a room that imports nothing of the package.
+MAY_ASK_FOR_BOOL = ("_core/arguments.pyx", "sim/")
+
+
+def test_only_one_module_asks_whether_a_value_is_a_bool() -> None:
+    asking = [
+        f"{file.relative_to(SOURCES)}:{number}: use as_int, as_number, as_seconds or as_bool of _core/arguments"
+        for file in sorted([*SOURCES.rglob("*.py"), *SOURCES.rglob("*.pyx")])
+        if not file.relative_to(SOURCES).as_posix().startswith(MAY_ASK_FOR_BOOL)
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if re.search(r"isinstance\([^()]*(\([^()]*)?\bbool\b", line)
+    ]
+    assert not asking, "\n".join(asking)
+
+
+# ---- what is accepted, and what is said of the rest
+
+HUGE = 10**30
+
+
+class Kind(NamedTuple):
+    """A kind of parameter: how messages describe it, what is refused as another type, and as a value of this type."""
+
+    words: str
+    wrong_types: tuple[Any, ...]
+    wrong_values: tuple[Any, ...]
+    of_numpy: Callable[[Any], Any]
+
+
+INT = Kind("an int", (True, numpy.True_, 1.5, numpy.float64(2), "x", math.nan, math.inf, 1j), (HUGE, -1), numpy.int64)
+SECONDS = Kind(
+    "a (positive )?number of seconds",
+    (True, numpy.True_, "x", 1j),
+    (0, -1, math.nan, math.inf, -math.inf),
+    numpy.float32,
+)
+NUMBER = Kind("a number", (True, numpy.True_, "x", 1j), (math.nan,), numpy.float64)
+# A float is a share of the device.
+REQUEST = Kind(
+    "an int", (True, numpy.True_, "x", 1j), (0, -1, 1.5, numpy.float64(2), math.nan, math.inf, -math.inf), numpy.int64
+)
+BOOL = Kind("a bool", (0, 1, numpy.int64(1), 1.5, "x", math.nan, HUGE), (), numpy.bool_)
+
+
+class Door(NamedTuple):
+    """A parameter: how to pass a value (to a function of the `World` and the value), and a value that is accepted.
+
+    wrong_values: if not those of the kind. said: the name in messages, if not that of the parameter. then: the error
+    that follows an accepted value, where accepting it does more than this test needs.
+    """
+
+    kind: Kind
+    good: Any
+    call: Callable[[Any, Any], object]
+    wrong_values: tuple[Any, ...] | None = None
+    said: str | None = None
+    then: str = ""
+
+
+def work(stream: Stream) -> None:
+    """What a tuner would measure."""
+
+
+APART = tune.Plan("partitions", ("a", "b"), Layout(a=32, b=None), {"a": "a", "b": "b"})
+NO_DEVICE: Any = "no device"
+ENDS = "device must be a Device"
+
+
+def tuning(name: str) -> Callable[[Any, Any], object]:
+    return lambda world, value: tune.overlap(a=work, b=work, device=NO_DEVICE, **{name: value})
+
+
+def measuring(name: str) -> Callable[[Any, Any], object]:
+    return lambda world, value: tune.curve(work, device=NO_DEVICE, **{name: value})
+
+
+def deciding(name: str) -> Callable[[Any, Any], object]:
+    def decide(world: Any, value: Any) -> object:
+        return tune.policy(dict, latency="a", loads={"batch": ["x"]}, device=NO_DEVICE, **{name: value})
+
+    return decide
+
+
+def ranked(position: int) -> Callable[[Any, Any], object]:
+    """ParallelInfo.of(), which is the world of one node of two ranks, with another number at a position."""
+    return lambda world, value: ParallelInfo.of(*[*TOPOLOGY[:position], value, *TOPOLOGY[position + 1 :]])
+
+
+def splitting(name: str) -> Callable[[Any, Any], object]:
+    def split(world: Any, value: Any) -> None:
+        options = {"num_sms": 8, "workqueue_scope": "balanced", name: value}
+        for context in GreenContext.split(**options):
+            context.close()
+
+    return split
+
+
+def decided(**options: Any) -> tune.Policy:
+    """A policy of one load and one plan."""
+    return tune.Policy.of([({"batch": 1}, APART, 1e-3, 5.0)], latency="a", bulk="b", **options)
+
+
+TOPOLOGY: tuple[int, ...] = (1, 2, 1, 2, 0, 1, 2, 1, 1, 1)
+NAMES = (
+    *("world_rank", "world_size", "local_rank", "local_size", "inter_rank", "inter_size"),
+    *("local_tp_size", "local_dp_size", "inter_tp_size", "inter_dp_size"),
+)
+
+DOORS: dict[str, Door] = {
+    # ---- the core
+    "ContextOptions(exclusive)": Door(BOOL, True, lambda w, v: ContextOptions([w.dev.resources.sm], exclusive=v)),
+    "Context.from_handle(handle)": Door(INT, None, lambda w, v: Context.from_handle(v)),
+    "Device(device_id)": Door(INT, 0, lambda w, v: Device(v), ()),
+    "Device.partition(exclusive)": Door(BOOL, False, lambda w, v: w.dev.partition(8, exclusive=v).close()),
+    "Device.partition(requests)": Door(REQUEST, 8, lambda w, v: w.dev.partition(v).close(), said="partition 0: sms"),
+    "Device.partition(named)": Door(REQUEST, 8, lambda w, v: w.dev.partition(a=v).close(), said="partition a: sms"),
+    "EventOptions(timing_enabled)": Door(BOOL, True, lambda w, v: EventOptions(timing_enabled=v)),
+    "EventOptions(blocking_sync)": Door(BOOL, True, lambda w, v: EventOptions(blocking_sync=v)),
+    "spin(blocks)": Door(INT, 1, lambda w, v: tune.spin(w.stream, v, 1)),
+    "spin(spin_ns)": Door(INT, 1, lambda w, v: tune.spin(w.stream, 1, v)),
+    "Stamps(capacity)": Door(INT, 1, lambda w, v: tune.Stamps(w.dev, v)),
+    "Stamps.write(place)": Door(INT, 1, lambda w, v: tune.Stamps(w.dev, 2).write(w.stream, v), ()),
+    "SMResourceOptions(count)": Door(INT, 8, lambda w, v: SMResourceOptions(v)),
+    "SMResourceOptions(coscheduled_sm_count)": Door(INT, 8, lambda w, v: SMResourceOptions(8, coscheduled_sm_count=v)),
+    "SMResourceOptions(preferred_coscheduled_sm_count)": Door(
+        INT, 8, lambda w, v: SMResourceOptions(8, preferred_coscheduled_sm_count=v)
+    ),
+    "SMResourceOptions(backfill)": Door(BOOL, True, lambda w, v: SMResourceOptions(8, backfill=v)),
+    "SMResourceOptions(locality_domain)": Door(INT, 0, lambda w, v: SMResourceOptions(8, locality_domain=v)),
+    "SMResource.split(options)": Door(INT, 8, lambda w, v: w.dev.resources.sm.split([v]), said="count"),
+    "SMResource.split(dry_run)": Door(BOOL, True, lambda w, v: w.dev.resources.sm.split(8, dry_run=v)),
+    "WorkqueueResourceOptions(concurrency_limit)": Door(
+        INT, 4, lambda w, v: WorkqueueResourceOptions(concurrency_limit=v)
+    ),
+    "StreamOptions(nonblocking)": Door(BOOL, True, lambda w, v: StreamOptions(nonblocking=v)),
+    "StreamOptions(priority)": Door(INT, 0, lambda w, v: StreamOptions(priority=v), (HUGE, -HUGE)),
+    "Stream.from_handle(handle)": Door(INT, 1, lambda w, v: Stream.from_handle(v), then="nothing is current"),
+    # ---- partitions
+    "PartitionSpec(sms)": Door(REQUEST, 8, lambda w, v: PartitionSpec(v), said="sms"),
+    "PartitionSpec(aligned)": Door(BOOL, True, lambda w, v: PartitionSpec(None, aligned=v)),
+    "Layout(requests)": Door(REQUEST, 8, lambda w, v: Layout(v), said="partition 0: sms"),
+    "Layout(named)": Door(REQUEST, 8, lambda w, v: Layout(a=v), said="partition a: sms"),
+    "Layout.of(requests)": Door(REQUEST, 8, lambda w, v: Layout.of(v), said="partition 0: sms"),
+    "Layout.of(named)": Door(REQUEST, 8, lambda w, v: Layout.of(a=v), said="partition a: sms"),
+    "Partition.stream_pool(number)": Door(INT, 1, lambda w, v: w.parts.a.stream_pool(v)),
+    "Partition.stream_pool(priority)": Door(INT, 0, lambda w, v: w.parts.a.stream_pool(1, v), (HUGE, -HUGE)),
+    "Partition.max_blocks(threads)": Door(INT, 128, lambda w, v: w.parts.a.max_blocks(threads=v)),
+    "Partition.max_blocks(shared_memory)": Door(
+        INT, 0, lambda w, v: w.parts.a.max_blocks(threads=128, shared_memory=v)
+    ),
+    "Partition.max_cluster_size(threads)": Door(INT, 128, lambda w, v: w.parts.a.max_cluster_size(threads=v)),
+    "Partition.max_cluster_size(shared_memory)": Door(
+        INT, 0, lambda w, v: w.parts.a.max_cluster_size(threads=128, shared_memory=v)
+    ),
+    "Partition.max_clusters(cluster_size)": Door(INT, 2, lambda w, v: w.parts.a.max_clusters(v, threads=128)),
+    "Partition.max_clusters(threads)": Door(INT, 128, lambda w, v: w.parts.a.max_clusters(2, threads=v)),
+    "Partition.max_clusters(shared_memory)": Door(
+        INT, 0, lambda w, v: w.parts.a.max_clusters(2, threads=128, shared_memory=v)
+    ),
+    "Partitions.verify(timeout)": Door(SECONDS, 5, lambda w, v: w.parts.verify(timeout=v)),
+    "PartitionPool.prepare(requests)": Door(REQUEST, 8, lambda w, v: w.pool.prepare(v), said="partition 0: sms"),
+    "PartitionPool.prepare(named)": Door(REQUEST, 8, lambda w, v: w.pool.prepare(a=v), said="partition a: sms"),
+    "PartitionPool.switch(requests)": Door(REQUEST, 8, lambda w, v: w.pool.switch(v), said="partition 0: sms"),
+    "PartitionPool.switch(named)": Door(REQUEST, 8, lambda w, v: w.pool.switch(a=v), said="partition a: sms"),
+    "PartitionPool.switch_all(whole)": Door(
+        INT, 0, lambda w, v: w.pool.switch_all(None, [("a", v)]), (HUGE, -HUGE), "priority"
+    ),
+    "ContextStore(limit)": Door(INT, 0, lambda w, v: ContextStore(v), (-1,)),
+    "ContextStore.limit(value)": Door(INT, 0, lambda w, v: setattr(ContextStore(), "limit", v), (-1,), "limit"),
+    "verify(covers_device)": Door(BOOL, False, lambda w, v: verify({"a": w.parts.a.context}, covers_device=v)),
+    "verify(timeout)": Door(SECONDS, 5, lambda w, v: verify({"a": w.parts.a.context}, timeout=v)),
+    # ---- the tuner
+    "Curve.point(sm_count)": Door(INT, 8, lambda w, v: w.curve.point(v), ()),
+    "Curve.seconds(sm_count)": Door(NUMBER, 8, lambda w, v: w.curve.seconds(v)),
+    "curve(sizes)": Door(INT, None, lambda w, v: tune.curve(work, device=w.dev, sizes=[v]), (), r"sizes\[0\]"),
+    "curve(budget_s)": Door(SECONDS, 1, measuring("budget_s"), then=ENDS),
+    "curve(seed)": Door(INT, 1, measuring("seed"), (), then=ENDS),
+    "explain(rounds)": Door(INT, 1, lambda w, v: tune.explain(w.stream, w.stream, rounds=v)),
+    "Throughput(weights)": Door(INT, 1, lambda w, v: tune.Throughput(a=v), said="a"),
+    "TailLatency(quantile)": Door(NUMBER, 0.5, lambda w, v: tune.TailLatency("a", quantile=v)),
+    "TailLatency(others)": Door(NUMBER, 0.5, lambda w, v: tune.TailLatency("a", others=v)),
+    "overlap(sizes)": Door(
+        INT, None, lambda w, v: tune.overlap(a=work, b=work, device=w.dev, sizes=[v]), (), r"sizes\[0\]"
+    ),
+    "overlap(budget_s)": Door(SECONDS, 1, tuning("budget_s"), then=ENDS),
+    "overlap(seed)": Door(INT, 1, tuning("seed"), (), then=ENDS),
+    "Plan(library_sms)": Door(
+        BOOL, True, lambda w, v: tune.Plan("partitions", ("a",), Layout(a=8), {"a": "a"}, library_sms=v)
+    ),
+    "Plan(sm_counts)": Door(
+        INT, 8, lambda w, v: tune.Plan("streams", ("a",), sm_counts={"a": v}), (-1, 0), r"sm_counts\['a'\]"
+    ),
+    "Plan.verify(timeout)": Door(SECONDS, 5, lambda w, v: APART.verify(w.dev, timeout=v)),
+    "Policy.of(quantile)": Door(NUMBER, 0.5, lambda w, v: decided(quantile=v)),
+    "Policy.of(hysteresis)": Door(NUMBER, 0.5, lambda w, v: decided(hysteresis=v)),
+    "Policy(quantile)": Door(NUMBER, 0.5, lambda w, v: replace(decided(), quantile=v)),
+    "Policy(hysteresis)": Door(NUMBER, 0.5, lambda w, v: replace(decided(), hysteresis=v)),
+    "Policy.choose(limit_s)": Door(NUMBER, 1, lambda w, v: decided().choose(v, batch=1)),
+    "Policy.explain(limit_s)": Door(NUMBER, 1, lambda w, v: decided().explain(v, batch=1)),
+    "policy(quantile)": Door(NUMBER, 0.5, deciding("quantile"), then=ENDS),
+    "policy(checks)": Door(INT, 1, deciding("checks"), (-1,), then=ENDS),
+    "policy(hysteresis)": Door(NUMBER, 0.5, deciding("hysteresis"), then=ENDS),
+    "policy(budget_s)": Door(SECONDS, 1, deciding("budget_s"), then=ENDS),
+    "policy(seed)": Door(INT, 1, deciding("seed"), (), then=ENDS),
+    "Report.foremost(most)": Door(INT, 1, lambda w, v: tune.Report.foremost(w.report, v), (-1,)),
+    "curve(progress)": Door(BOOL, None, lambda w, v: tune.curve(work, device=w.dev, progress=v)),
+    "overlap(progress)": Door(BOOL, None, lambda w, v: tune.overlap(a=work, b=work, device=w.dev, progress=v)),
+    "policy(progress)": Door(
+        BOOL,
+        None,
+        lambda w, v: tune.policy(
+            lambda batch: {"a": work, "b": work}, latency="a", loads={"batch": [1]}, device=w.dev, progress=v
+        ),
+    ),
+    "Timeline(spans)": Door(INT, 8, lambda w, v: tune.Timeline(w.dev, spans=v)),
+    "Timeline.of_probe(spin_ns)": Door(INT, 1000, lambda w, v: tune.Timeline.of_probe(w.parts, spin_ns=v)),
+    # ---- the drop-ins and libraries
+    "get_device_resource(cu_dev)": Door(INT, 0, lambda w, v: flashinfer.get_device_resource(v), (), "device_id"),
+    "get_sm_count_constraint(major)": Door(INT, 9, lambda w, v: flashinfer.get_sm_count_constraint(v, 0), ()),
+    "get_sm_count_constraint(minor)": Door(INT, 0, lambda w, v: flashinfer.get_sm_count_constraint(9, v), ()),
+    "split_device_green_ctx(num_groups)": Door(
+        INT, 1, lambda w, v: flashinfer.split_device_green_ctx("cuda:0", v, 8), (-1, 0)
+    ),
+    "split_device_green_ctx(min_count)": Door(
+        INT, 8, lambda w, v: flashinfer.split_device_green_ctx("cuda:0", 1, v), (-1,)
+    ),
+    "split_device_green_ctx_by_sm_count(sm_counts)": Door(
+        INT, 8, lambda w, v: flashinfer.split_device_green_ctx_by_sm_count("cuda:0", [v]), (), r"sm_counts\[0\]"
+    ),
+    "SMPartition.from_device(device_id)": Door(INT, 0, lambda w, v: SMPartition.from_device(v), ()),
+    "SMPartition.split(num_sms)": Door(INT, 8, lambda w, v: w.sms.split(num_sms=v), (-1,)),
+    "SMPartition.split(coscheduled_sm_count)": Door(
+        INT, 8, lambda w, v: w.sms.split(num_sms=8, coscheduled_sm_count=v)
+    ),
+    "SMPartition.split(preferred_coscheduled_sm_count)": Door(
+        INT, 8, lambda w, v: w.sms.split(num_sms=8, preferred_coscheduled_sm_count=v)
+    ),
+    "SMPartition.split(backfill)": Door(BOOL, True, lambda w, v: w.sms.split(num_sms=8, backfill=v)),
+    "GreenContext(num_sms)": Door(INT, 8, lambda w, v: GreenContext(num_sms=v).close(), ()),
+    "GreenContext(workqueue_concurrency_limit)": Door(
+        INT,
+        4,
+        lambda w, v: GreenContext(workqueue_scope="balanced", workqueue_concurrency_limit=v).close(),
+        said="concurrency_limit",
+    ),
+    "GreenContext(device_id)": Door(INT, 0, lambda w, v: GreenContext(num_sms=8, device_id=v).close(), ()),
+    "GreenContext(exclusive)": Door(BOOL, False, lambda w, v: GreenContext(num_sms=8, exclusive=v).close()),
+    "GreenContext.create(num_sms)": Door(INT, 8, lambda w, v: GreenContext.create(v).close(), ()),
+    "GreenContext.create(device_id)": Door(INT, 0, lambda w, v: GreenContext.create(8, v).close(), ()),
+    "GreenContext.create(workqueue_concurrency_limit)": Door(
+        INT,
+        4,
+        lambda w, v: GreenContext.create(8, workqueue_scope="balanced", workqueue_concurrency_limit=v).close(),
+        said="concurrency_limit",
+    ),
+    "GreenContext.create(exclusive)": Door(BOOL, False, lambda w, v: GreenContext.create(8, exclusive=v).close()),
+    "GreenContext.split(num_sms)": Door(INT, 8, splitting("num_sms"), (-1,)),
+    "GreenContext.split(coscheduled_sm_count)": Door(INT, 8, splitting("coscheduled_sm_count")),
+    "GreenContext.split(preferred_coscheduled_sm_count)": Door(INT, 8, splitting("preferred_coscheduled_sm_count")),
+    "GreenContext.split(backfill)": Door(BOOL, True, splitting("backfill")),
+    "GreenContext.split(workqueue_concurrency_limit)": Door(
+        INT, 4, splitting("workqueue_concurrency_limit"), said="concurrency_limit"
+    ),
+    "GreenContext.split(device_id)": Door(INT, 0, splitting("device_id"), ()),
+    "GreenContext.max_workqueue_concurrency(device_id)": Door(
+        INT, 0, lambda w, v: GreenContext.max_workqueue_concurrency(v), ()
+    ),
+    "cublas_sms(handle)": Door(INT, None, lambda w, v: cublas_sms(v, 8, "libnone.so").__enter__(), ()),
+    "cublas_sms(count)": Door(INT, None, lambda w, v: cublas_sms(7, v, "libnone.so").__enter__()),
+    # ---- comm
+    **{f"ParallelInfo.of({name})": Door(INT, TOPOLOGY[at], ranked(at), (-1,)) for at, name in enumerate(NAMES)},
+    "ParallelInfo.at(world_rank)": Door(INT, 1, lambda w, v: w.info.at(v)),
+    "ParallelInfo.rank_of(tp_rank)": Door(INT, 1, lambda w, v: w.info.rank_of(v, 0)),
+    "ParallelInfo.rank_of(dp_rank)": Door(INT, 0, lambda w, v: w.info.rank_of(0, v)),
+    "ParallelInfo.tp_ranks(dp_rank)": Door(INT, 0, lambda w, v: w.info.tp_ranks(v)),
+    "ParallelInfo.dp_ranks(tp_rank)": Door(INT, 0, lambda w, v: w.info.dp_ranks(v)),
+    "expected(exchanges)": Door(INT, 1, lambda w, v: expected(w.info, 0, [], v), then="0 inputs were passed"),
+    "expected(by_nodes)": Door(
+        BOOL, True, lambda w, v: expected(w.info, 0, [], by_nodes=v), then="0 inputs were passed"
+    ),
+    "local_world(size)": Door(INT, 1, lambda w, v: local_world(v).close(), (-1, 0)),
+    "local_world(sms)": Door(INT, 8, lambda w, v: local_world(1, w.dev, sms=v).close(), (-1, 0)),
+    "local_world(timeout_s)": Door(SECONDS, 5, lambda w, v: local_world(1, timeout_s=v).close()),
+    "LocalRank.handler(nodes)": Door(
+        INT, 3, lambda w, v: local_world(2).ranks[0].handler("float16", nodes=v), (-1, 0), then="cannot be divided"
+    ),
+}
+
+# What a parameter with a number or a bool in its type is read by, if not here.
+ELSEWHERE = {
+    "MixedCommHandler": "a handler needs ranks: tests/comm/test_handler.py",
+    "LocalRank.handler(local_tp_size)": "as MixedCommHandler",
+    "LocalRank.handler(local_dp_size)": "as MixedCommHandler",
+    "LocalRank.handler(inter_tp_size)": "as MixedCommHandler",
+    "LocalRank.handler(inter_dp_size)": "as MixedCommHandler",
+    "Device.allocate(size)": "needs cuda.core",
+    "Device.can_access_peer(peer)": "needs cuda.core",
+    "partition": "Device.partition()",
+    "nccl_options(ctas)": "needs NCCL: tests/interop/test_nccl.py",
+    "new_group": "needs NCCL: tests/interop/test_nccl.py",
+    "CommBackend.bcast(root)": "a protocol",
+    "Decisions.measure(measured)": "a function",
+    "ParallelInfo.output_shape(shape)": "the shape of a tensor",
+    "ParallelInfo.block_size(input_size)": "the size of a tensor",
+    "ParallelInfo.sent_size(input_size)": "the size of a tensor",
+    "TuningTable.select": "the size of a tensor",
+    "Policy.of(rows)": "measurements",
+    "CUDAError": "an error",
+    "FeatureNotSupported": "an error",
+    "CommFault": "an error",
+    "DefaultStream": "made here",
+}
+
+
+@pytest.fixture
+def dev(sim: Any) -> Device:
+    """A device with everything that the parameters are about."""
+    sim("h200", driver="13.4")
+    return Device(0)
+
+
+@pytest.fixture
+def world(torch: Any, dev: Device) -> Iterator[Any]:
+    """A device with what the functions above need."""
+    point = tune.CurvePoint(8, tune.Estimate(1.0, 1.0, 1.0, 3), None, None, None, None)
+    curve = tune.Curve("a", None, (point,), True, "", 8, "", "", ())
+    with dev.partition(a=16, b=16) as parts, dev.create_stream() as stream, PartitionPool(dev) as pool:
+        yield SimpleNamespace(
+            dev=dev,
+            parts=parts,
+            stream=stream,
+            pool=pool,
+            curve=curve,
+            report=SimpleNamespace(results=(), choice=None, result=lambda plan: None),
+            sms=SMPartition.from_device(),
+            info=ParallelInfo.of(*TOPOLOGY),
+        )
+
+
+def problems(world: Any, name: str, door: Door) -> Iterator[str]:
+    """What is wrong with a door, in words."""
+    said = door.said or name.rpartition("(")[2].rstrip(")")
+    wrong_values = door.kind.wrong_values if door.wrong_values is None else door.wrong_values
+    refused = [(value, TypeError, type(value).__name__) for value in door.kind.wrong_types]
+    refused += [(value, ValueError, re.escape(str(value))) for value in wrong_values]
+    for value, kind, given in refused:
+        message = rf"{said} must be {door.kind.words}\b.*, not {given}$"
+        try:
+            door.call(world, value)
+        except Exception as error:
+            if not isinstance(error, kind) or not re.match(message, str(error)):
+                yield f"{name} says of {value!r}: {type(error).__name__}: {error}, not: {kind.__name__}: {message}"
+        else:
+            yield f"{name} accepts {value!r}"
+    for value in (door.good, door.kind.of_numpy(door.good)) if door.good is not None else ():
+        try:
+            door.call(world, value)
+        except Exception as error:
+            if not door.then or door.then not in str(error):
+                yield f"{name} refuses {value!r}: {type(error).__name__}: {error}"
+
+
+@pytest.mark.sim_only
+@pytest.mark.filterwarnings("ignore::cuda_gctx.ResourceOverlapWarning")
+def test_numbers_times_and_bools_are_read_alike_at_every_door(world: Any) -> None:
+    wrong = [problem for name, door in DOORS.items() for problem in problems(world, name, door)]
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- which doors there are
+
+
+def public_names() -> set[str]:
+    modules = [f"cuda_gctx{name}" for name in ("", ".partitions", ".tune", ".comm")]
+    for folder in ("interop", "compat"):
+        modules += [f"cuda_gctx.{folder}.{file.stem}" for file in (SOURCES / folder).glob("[!_]*.py")]
+    return {name for module in modules for name in getattr(importlib.import_module(module), "__all__", ())}
+
+
+def is_number(annotation: ast.expr | None) -> bool:
+    words = re.findall(r"\w+", ast.unparse(annotation)) if annotation is not None else []
+    return not {"int", "float", "bool", "Request"}.isdisjoint(words)
+
+
+def of_function(name: str, function: ast.FunctionDef) -> Iterator[str]:
+    given = function.args
+    for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
+        if parameter is not None and is_number(parameter.annotation):
+            yield f"{name}({parameter.arg})"
+
+
+def of_class(definition: ast.ClassDef) -> Iterator[str]:
+    functions = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
+    for name, function in functions.items():
+        if name in ("__init__", "__new__"):
+            yield from of_function(definition.name, function)
+        elif not name.startswith("_"):
+            yield from of_function(f"{definition.name}.{name}", function)
+    if "__post_init__" in functions:  # which checks what users pass; other dataclasses are results
+        for node in definition.body:
+            if isinstance(node, ast.AnnAssign) and is_number(node.annotation) and "init=False" not in ast.unparse(node):
+                yield f"{definition.name}({ast.unparse(node.target)})"
+
+
+def public_parameters() -> Iterator[str]:
+    names = public_names()
+    for room in ("_core", "partitions", "tune", "comm", "interop", "compat"):
+        for file in sorted([*(SOURCES / room).glob("*.py"), *(SOURCES / room).glob("*.pyi")]):
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef) and node.name in names:
+                    yield from of_class(node)
+                elif isinstance(node, ast.FunctionDef) and node.name in names:
+                    yield from of_function(node.name, node)
+
+
+def test_no_public_parameter_that_takes_a_number_or_a_bool_is_left_out() -> None:
+    found = set(public_parameters())
+    reasons = {name: {known for known in ELSEWHERE if re.match(rf"{re.escape(known)}($|[.(])", name)} for name in found}
+    assert {name for name, known in reasons.items() if not known} == DOORS.keys()
+    assert set().union(*reasons.values()) == ELSEWHERE.keys()
