@@ -109,30 +109,6 @@ if not TYPE_CHECKING:
 # What lower rooms use of higher rooms: registered only here, and imported at first use.
 
 
-def _device() -> Any:
-    from cuda_gctx._core.device import Device
-
-    return Device
-
-
-def _context_of() -> Any:
-    from cuda_gctx._core.context import context_of
-
-    return context_of
-
-
-def _capture() -> Any:
-    from cuda_gctx._core.graph import capture
-
-    return capture
-
-
-def _split_options() -> Any:
-    from cuda_gctx._core.resources import SMResourceOptions
-
-    return SMResourceOptions
-
-
 def _partition() -> Any:
     from cuda_gctx.partitions import partition
 
@@ -155,12 +131,6 @@ def _memory_use() -> Any:
     from cuda_gctx.partitions import memory_use
 
     return memory_use
-
-
-def _context_was_pinned() -> Any:
-    from cuda_gctx.partitions.store import store
-
-    return store._warn_of_pinned
 
 
 def _verify() -> Any:
@@ -187,39 +157,20 @@ def _cupy_block() -> Any:
     return use
 
 
-def _core_device() -> Any:
-    from cuda_gctx.interop.cuda_core import core_device
+def _cuda_core() -> Any:
+    from cuda_gctx.interop.cuda_core import DeviceOfCore
 
-    return core_device
-
-
-def _with_core_device() -> Any:
-    from cuda_gctx.interop.cuda_core import with_core_device
-
-    return with_core_device
-
-
-def _core_stream() -> Any:
-    from cuda_gctx.interop.cuda_core import core_stream
-
-    return core_stream
+    return DeviceOfCore
 
 
 above.register(
-    Device=_device,
-    context_of=_context_of,
-    capture=_capture,
-    SMResourceOptions=_split_options,
     partition=_partition,
     partition_sizes=_partition_sizes,
     free_sms=_free_sms,
     memory_use=_memory_use,
-    context_was_pinned=_context_was_pinned,
     verify=_verify,
     torch_block=_torch_block,
     torch_graph=_torch_graph,
     cupy_block=_cupy_block,
-    core_device=_core_device,
-    with_core_device=_with_core_device,
-    core_stream=_core_stream,
+    cuda_core=_cuda_core,
 )

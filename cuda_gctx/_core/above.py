@@ -1,4 +1,4 @@
-"""Functions and classes that a room needs from a higher room, or from a later module of the same room.
+"""Functions and classes that a room needs from a higher room.
 
 Lower rooms do not import higher ones: the root of the package registers a loader for each such function or class,
 and the loader imports it at its first use.

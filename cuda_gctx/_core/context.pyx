@@ -35,7 +35,7 @@ from cuda_gctx._core.current cimport new_block
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, new_event
-from cuda_gctx._core.resources cimport SMResource, WorkqueueResource
+from cuda_gctx._core.resources cimport SMResource, WorkqueueResource, device_of
 from cuda_gctx._core.stream cimport Stream, StreamOptions, new_stream
 
 from cuda_gctx._core.above import above
@@ -206,7 +206,7 @@ cdef class Context:
     @property
     def device(self):
         """The device of the context."""
-        return above.Device(live(self._slot).get().device())
+        return device_of(live(self._slot).get().device())
 
     @property
     def resources(self):
@@ -277,24 +277,6 @@ cdef class Context:
         """
         live(self._slot)
         return new_block(&self._slot, self)
-
-    def torch(self, library_sms="off", after=None):
-        """A ``with`` block in which torch works on a stream of the context (see cuda_gctx.interop.torch.use).
-
-        library_sms: "off", "on" or "auto": the SM count hint for cuBLAS. after: a fork() of
-        cuda_gctx.interop.torch, after whose beginning the block starts.
-        """
-        live(self._slot)
-        return above.torch_block(self, library_sms, after)
-
-    def cupy(self, library_sms="off", after=None):
-        """A ``with`` block in which CuPy works on a stream of the context (see cuda_gctx.interop.cupy.use).
-
-        library_sms: "off" or "on": the SM count hint for cuBLAS. after: a fork() of
-        cuda_gctx.interop.cupy, after whose beginning the block starts.
-        """
-        live(self._slot)
-        return above.cupy_block(self, library_sms, after)
 
     def close(self):
         """Close the context. A green context ends with the last stream and event that was made on it.

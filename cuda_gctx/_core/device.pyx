@@ -251,35 +251,33 @@ cdef class Device:
     @property
     def properties(self):
         """The DeviceProperties of cuda.core, which has to be installed."""
-        return above.core_device(self).properties
+        return above.cuda_core(self).properties
 
     @property
     def memory_resource(self):
         """The memory resource with which cuda.core allocates on the device; it can be set. Needs cuda.core."""
-        return above.with_core_device(self, lambda device: device.memory_resource)
+        return above.cuda_core(self).memory_resource
 
     @memory_resource.setter
     def memory_resource(self, resource):
-        above.core_device(self).memory_resource = resource
+        above.cuda_core(self).memory_resource = resource
 
     @property
     def default_stream(self):
         """The default stream of the device, as cuda.core chooses it: the legacy or the per-thread one."""
-        return above.with_core_device(self, lambda device: Stream(device.default_stream))
+        return above.cuda_core(self).default_stream
 
     def allocate(self, size, *, stream):
         """Allocate `size` bytes in the order of a stream; returns a Buffer of cuda.core, which has to be installed."""
-        number, on = as_int("size", size, 0), above.core_stream(stream)
-        return above.with_core_device(self, lambda device: device.allocate(number, stream=on))
+        return above.cuda_core(self).allocate(as_int("size", size, 0), stream)
 
     def can_access_peer(self, peer):
         """Whether kernels of this device can access the memory of `peer`, a device or its number. Needs cuda.core."""
-        other = as_int("peer", getattr(peer, "device_id", peer))
-        return above.core_device(self).can_access_peer(other)
+        return above.cuda_core(self).can_access_peer(as_int("peer", getattr(peer, "device_id", peer)))
 
     def create_graph_builder(self):
         """A GraphBuilder of cuda.core, which has to be installed. For graphs in partitions, see Stream.capture()."""
-        return above.with_core_device(self, lambda device: device.create_graph_builder())
+        return above.cuda_core(self).create_graph_builder()
 
     def partition(self, *requests, exclusive=False, among="all", **named):
         """Split the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.

@@ -4,8 +4,6 @@ import warnings
 
 from cpython.pycapsule cimport PyCapsule_New
 
-from cuda_gctx._core.above import above
-
 
 class CUDAError(RuntimeError):
     """A call of the CUDA driver failed."""
@@ -53,9 +51,11 @@ class SplitError(CUDAError, ValueError):
         """The nearest request that fits, as SMResourceOptions; None if there is none."""
         if self._groups is None:
             return None
+        from cuda_gctx._core.resources import SMResourceOptions
+
         counts, *others = zip(*self._groups)
         # A field that is the same for all groups is given once.
-        return above.SMResourceOptions(counts, *(field[0] if len(set(field)) == 1 else field for field in others))
+        return SMResourceOptions(counts, *(field[0] if len(set(field)) == 1 else field for field in others))
 
 
 class ResourceOverlapError(ValueError):

@@ -16,5 +16,6 @@ cdef class Event:
     cdef object __weakref__
 
 
+cdef object context_of_child(object child)
 cdef Event new_event(Slot[ContextBox]& context, EventOptions options)
 cdef Event new_event_for(Slot[StreamBox]& stream, EventOptions options)

@@ -23,8 +23,8 @@ from cuda_gctx._core.cpp cimport (
     synchronize_event,
 )
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
+from cuda_gctx._core.resources cimport device_of
 
-from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import DataclassFields
 from cuda_gctx._core.polling import until_done
 
@@ -72,6 +72,20 @@ cdef Event unmade_event(EventOptions options, unsigned int* flags):
     return event
 
 
+# The function context_of of the module of contexts, once something has asked for it.
+cdef object context_of = None
+
+
+cdef object context_of_child(child):
+    """The context of an event or a stream. Its module imports theirs, and is imported at first use."""
+    global context_of
+    if context_of is None:
+        from cuda_gctx._core import context
+
+        context_of = context.context_of
+    return context_of(child)
+
+
 cdef Event new_event(Slot[ContextBox]& context, EventOptions options):
     cdef unsigned int flags
     cdef Event event = unmade_event(options, &flags)
@@ -110,12 +124,12 @@ cdef class Event:
     def context(self):
         """The context of the event."""
         live(self._slot)
-        return above.context_of(self)
+        return context_of_child(self)
 
     @property
     def device(self):
         """The device of the event."""
-        return above.Device(live(self._slot).get().context().get().device())
+        return device_of(live(self._slot).get().context().get().device())
 
     @property
     def is_timing_enabled(self):

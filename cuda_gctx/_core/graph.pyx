@@ -25,9 +25,8 @@ from cuda_gctx._core.cpp cimport (
     upload,
 )
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
+from cuda_gctx._core.resources cimport device_of
 from cuda_gctx._core.stream cimport Stream
-
-from cuda_gctx._core.above import above
 
 cdef dict MODE_OF_NAME = {
     "global": <int>CU_STREAM_CAPTURE_MODE_GLOBAL,
@@ -61,7 +60,7 @@ cdef class Graph:
     @property
     def device(self):
         """The device of the graph."""
-        return above.Device(present(self._slot).get().context().get().device())
+        return device_of(present(self._slot).get().context().get().device())
 
     @property
     def node_count(self):
@@ -129,7 +128,7 @@ cdef class GraphExec:
     @property
     def device(self):
         """The device of the graph."""
-        return above.Device(present(self._slot).get().context().get().device())
+        return device_of(present(self._slot).get().context().get().device())
 
     @property
     def is_closed(self):

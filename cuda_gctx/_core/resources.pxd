@@ -5,6 +5,9 @@ from cuda_gctx._core.cpp cimport ContextBox, CUdevResource, Runtime, Slot, SmRes
 from cuda_gctx._core.errors cimport GroupRequest
 
 
+cdef object device_of(int number)
+
+
 cdef class SMResourceOptions(Options):
     cdef readonly object count
     cdef readonly object coscheduled_sm_count

@@ -30,6 +30,20 @@ from cuda_gctx._core.cpp cimport drop_split_contexts as drop_contexts
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import DataclassFields
 
+# The class Device, once something has asked for it.
+cdef object device_class = None
+
+
+cdef object device_of(int number):
+    """The Device of a number. Its module imports this one, and is imported at first use."""
+    global device_class
+    if device_class is None:
+        from cuda_gctx._core.device import Device
+
+        device_class = Device
+    return device_class(number)
+
+
 # Beyond any GPU, and within what the driver's fields hold.
 cdef object LARGEST_COUNT = 1_000_000
 
@@ -235,7 +249,7 @@ cdef class SMResource:
     @property
     def device(self):
         """The device of the resource."""
-        return above.Device(self._sm.get().device)
+        return device_of(self._sm.get().device)
 
     @property
     def strategy(self):
@@ -403,7 +417,7 @@ cdef class WorkqueueResource:
     @property
     def device(self):
         """The device of the resource."""
-        return above.Device(self._device)
+        return device_of(self._device)
 
     @property
     def handle(self):

@@ -25,9 +25,9 @@ from cuda_gctx._core.cpp cimport (
 )
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
-from cuda_gctx._core.event cimport Event, EventOptions, new_event_for
+from cuda_gctx._core.event cimport Event, EventOptions, context_of_child, new_event_for
+from cuda_gctx._core.resources cimport device_of
 
-from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import DataclassFields
 
 
@@ -94,12 +94,25 @@ cdef Stream stream_of(object obj):
     return obj if isinstance(obj, Stream) else Stream(obj)
 
 
+# Functions that higher rooms call when a framework has seen one more context.
+cdef list after_pins = []
+
+
+def when_context_is_pinned(notify):
+    """Call `notify` for each new context that a framework has seen.
+
+    It gets the number of the driver (see _core.loan.driver_key) and how many contexts of it frameworks have seen.
+    """
+    after_pins.append(notify)
+
+
 cdef int note_pinned(ContextBox* context) except -1:
     """Note that a framework has seen a context, if that is new."""
     cdef Runtime* runtime
     if context.pin():
         runtime = &context.runtime()
-        above.context_was_pinned(<uintptr_t>runtime, runtime.pinned().total())
+        for notify in after_pins:
+            notify(<uintptr_t>runtime, runtime.pinned().total())
     return 0
 
 
@@ -168,7 +181,7 @@ cdef class Stream:
         live(self._slot)
         context = self._context
         if context is None:
-            context = above.context_of(self)
+            context = context_of_child(self)
             with cython.critical_section(self):
                 self._context = context
         return context
@@ -176,7 +189,7 @@ cdef class Stream:
     @property
     def device(self):
         """The device of the stream."""
-        return above.Device(live(self._slot).get().context().get().device())
+        return device_of(live(self._slot).get().context().get().device())
 
     @property
     def resources(self):
@@ -245,30 +258,14 @@ cdef class Stream:
         ("thread_local"), or nowhere ("relaxed").
         """
         present(self._slot)
-        return above.capture(self, mode)
+        from cuda_gctx._core.graph import capture
+
+        return capture(self, mode)
 
     @cython.binding(False)
     def sync(self):
         """Wait on the host until all work of the stream has finished."""
         synchronize_stream(self._slot)
-
-    def torch(self, library_sms="off", after=None):
-        """A ``with`` block in which torch works on the stream (see cuda_gctx.interop.torch.use).
-
-        library_sms: "off", "on" or "auto": the SM count hint for cuBLAS. after: a fork() of
-        cuda_gctx.interop.torch, after whose beginning the block starts.
-        """
-        present(self._slot)
-        return above.torch_block(self, library_sms, after)
-
-    def cupy(self, library_sms="off", after=None):
-        """A ``with`` block in which CuPy works on the stream (see cuda_gctx.interop.cupy.use).
-
-        library_sms: "off" or "on": the SM count hint for cuBLAS. after: a fork() of
-        cuda_gctx.interop.cupy, after whose beginning the block starts.
-        """
-        present(self._slot)
-        return above.cupy_block(self, library_sms, after)
 
     def close(self):
         """Close the stream; destroy it if it is owned and no framework has seen it. Closing twice does nothing."""

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cuda_gctx._core.device import Device
+from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._frameworks import Target, load, own_stream
 
-__all__ = ["core_device", "core_stream", "with_core_device"]
+__all__ = ["core_stream"]
 
 Answer = TypeVar("Answer")
 
@@ -26,18 +27,50 @@ def _load() -> Any:
     return load("cuda.core", "cuda-core", MINIMUM)
 
 
-def core_device(device: Device) -> Any:
-    """The cuda.core.Device of a device."""
-    return _load().Device(device.device_id)
+class DeviceOfCore:
+    """What cuda.core does for a device: what Device offers and this package does not do itself."""
 
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._theirs = _load().Device(device.device_id)
 
-def with_core_device(device: Device, action: Callable[[Any], Answer]) -> Answer:
-    """What `action` returns for the cuda.core.Device of a device, whose primary context is current during the call."""
-    # cuda.core works only on the device that it made current. The block restores the previous context.
-    theirs = core_device(device)
-    with device.context.current():
-        theirs.set_current()
-        return action(theirs)
+    def _current(self, action: Callable[[Any], Answer]) -> Answer:
+        """What `action` returns for the device of cuda.core, while its primary context is current."""
+        # cuda.core works only on the device that it made current. The block restores the previous context.
+        with self._device.context.current():
+            self._theirs.set_current()
+            return action(self._theirs)
+
+    @property
+    def properties(self) -> Any:
+        return self._theirs.properties
+
+    @property
+    def memory_resource(self) -> Any:
+        return self._current(lambda device: device.memory_resource)
+
+    @memory_resource.setter
+    def memory_resource(self, resource: Any) -> None:
+        self._theirs.memory_resource = resource
+
+    @property
+    def default_stream(self) -> Stream:
+        # Its handle means the default stream of the context that is current.
+        return self._current(lambda device: Stream(device.default_stream))
+
+    def allocate(self, size: int, stream: Target) -> Any:
+        on = core_stream(stream)
+        return self._current(lambda device: device.allocate(size, stream=on))
+
+    def can_access_peer(self, peer: int) -> bool:
+        answer: bool = self._theirs.can_access_peer(peer)
+        return answer
+
+    def create_graph_builder(self) -> Any:
+        return self._current(lambda device: device.create_graph_builder())
+
+    def create_stream(self, stream: Stream) -> Any:
+        return self._current(lambda device: device.create_stream(stream))
 
 
 def core_stream(target: Target) -> Any:
@@ -48,4 +81,4 @@ def core_stream(target: Target) -> Any:
     if isinstance(target, _load().Stream):
         return target
     stream = own_stream(target)
-    return with_core_device(stream.device, lambda device: device.create_stream(stream))
+    return DeviceOfCore(stream.device).create_stream(stream)

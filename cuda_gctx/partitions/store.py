@@ -24,6 +24,7 @@ from cuda_gctx._core.loan import (
     pinned_counts,
 )
 from cuda_gctx._core.resources import drop_split_contexts, split_context_count
+from cuda_gctx._core.stream import when_context_is_pinned
 from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 
 __all__ = ["ContextStore", "Loan", "MemoryUse", "StoredContext", "memory_use", "store"]
@@ -259,6 +260,7 @@ class ContextStore:
 
 store = ContextStore()
 before_driver_closes(store._forget_driver)
+when_context_is_pinned(store._warn_of_pinned)
 _is_over = False
 
 

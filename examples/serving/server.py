@@ -6,7 +6,7 @@
 Requests come from coroutines. Prompts are prefilled in chunks, answers are decoded in batches, each on the stream of
 the plan that the policy chooses for the present batch. While no prompt waits, decode has the whole device. The model
 is made up and its kernels only spin: replace MadeUpModel by yours, which launches on the stream that it is given
-(``with stream.torch(): ...``).
+(``with use(stream): ...``, of cuda_gctx.interop.torch).
 """
 
 from __future__ import annotations

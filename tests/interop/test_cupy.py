@@ -112,16 +112,16 @@ def test_a_cupy_without_a_device_is_left_alone(cupy: Any, dev: Device) -> None:
     assert StandInStream.made == 0
 
 
-def test_contexts_and_streams_have_the_blocks_too(cupy: Any, dev: Device) -> None:
+def test_a_block_takes_partitions_contexts_and_streams(cupy: Any, dev: Device) -> None:
     with dev.partition(16) as parts:
         handle = parts[0].stream.handle
-        for block in (parts[0].cupy(), parts[0].stream.cupy(), use(parts[0])):
+        for block in (parts[0].cupy(), use(parts[0].stream), use(parts[0])):
             with block as inside:
                 assert cupy.cuda.get_current_stream() is inside
                 assert inside.ptr == handle
                 assert StandInStream.waits[-1] == (handle, 0)
             assert cupy.cuda.get_current_stream().ptr == 0
-        with parts[0].context.cupy() as inside:
+        with use(parts[0].context) as inside:
             assert cupy.cuda.get_current_stream() is inside
         del inside, block
 
@@ -135,7 +135,7 @@ def test_blocks_of_a_fork_wait_for_its_beginning_and_its_end_waits_for_them(cupy
             for part in (*parts[:2], *parts[:2]):
                 with part.cupy(after=start) as stream:
                     assert cupy.cuda.get_current_stream() is stream
-            with parts[0].stream.cupy(after=start), parts[1].context.cupy(after=start):
+            with use(parts[0].stream, after=start), use(parts[1].context, after=start):
                 pass
             assert StandInStream.waits == [(first, 7), (second, 7)] * 3
             StandInStream.waits.clear()
@@ -145,11 +145,11 @@ def test_blocks_of_a_fork_wait_for_its_beginning_and_its_end_waits_for_them(cupy
 
 def test_a_fork_is_for_its_own_framework(cupy: Any, dev: Device) -> None:
     with dev.partition(16) as parts:
-        for wrong in (1, interop_torch.fork()):
+        unfit: Any = (1, interop_torch.fork())
+        for wrong in unfit:
             for target in (parts[0], parts[0].context, parts[0].stream):
-                block: Any = target.cupy
                 with pytest.raises(TypeError, match=r"after must be a fork\(\) of cuda_gctx\.interop\.cupy"):
-                    block(after=wrong)
+                    use(target, after=wrong)
         with pytest.raises(TypeError, match=r"after must be a fork\(\) of cuda_gctx\.interop\.torch"):
             parts[0].torch(after=fork())
         with pytest.raises(RuntimeError, match=r"the fork is not open.*part\.cupy"), parts[0].cupy(after=fork()):

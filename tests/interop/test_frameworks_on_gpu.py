@@ -304,7 +304,7 @@ def test_the_context_that_torch_made_current_is_adopted(torch: Any, green_contex
     del green
     gc.collect()
     assert (context.is_green, context.sm_count) == (True, 16)
-    with context.create_stream() as stream, stream.torch() as inside:
+    with context.create_stream() as stream, use(stream) as inside:
         assert Stream(inside).context == context
         x = torch.ones(SIZE, device="cuda:0") * 2
     assert x.eq(2).all()

@@ -18,6 +18,7 @@ import pytest
 from cuda_gctx import Device
 from cuda_gctx.interop import _counts, library_sms
 from cuda_gctx.interop.library_sms import settings
+from cuda_gctx.interop.torch import use
 
 from ..common import on_another_thread, run_python
 from ..stand_in_torch import StandInDispatchMode
@@ -132,7 +133,7 @@ def test_deep_gemm_has_the_count_of_the_partition_in_the_block(
             assert deep_gemm.get_num_sms() == 16
             with parts[1].torch(library_sms=choice):
                 assert deep_gemm.get_num_sms() == 32
-            with dev.create_stream() as plain, plain.torch(library_sms=choice):
+            with dev.create_stream() as plain, use(plain, library_sms=choice):
                 assert deep_gemm.get_num_sms() == SMS
             assert deep_gemm.get_num_sms() == 16
         assert deep_gemm.get_num_sms() == SMS
@@ -214,7 +215,7 @@ def test_flash_attention_3_leaves_the_sms_outside_of_the_partition_free(
 def test_flash_attention_3_on_another_stream_is_left_alone(torch: Any, attention: Any, dev: Device) -> None:
     forward = attention("_vllm_fa3_C", "q", "sm_margin")
     with dev.partition(16) as parts, parts[0].torch(library_sms="on"):
-        with dev.create_stream() as plain, plain.torch():
+        with dev.create_stream() as plain, use(plain):
             forward("q", 0)
         forward("q", 0)
     assert [args for args, _ in forward.calls] == [("q", 0), ("q", SMS - 16)]

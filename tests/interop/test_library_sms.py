@@ -24,6 +24,7 @@ import pytest
 from cuda_gctx import ContextOptions, Device, SMResourceOptions, Stream
 from cuda_gctx._core.probe import spin
 from cuda_gctx.interop import library_sms
+from cuda_gctx.interop.cupy import use as use_cupy
 from cuda_gctx.interop.library_sms import Decisions, Gemm, cublas_sms, decisions
 from cuda_gctx.interop.torch import torch_stream, use
 
@@ -260,7 +261,7 @@ def test_without_being_asked_no_library_gets_a_hint(torch: Any, cublas: Any, dev
 def test_a_stream_of_the_primary_context_has_no_target(torch: Any, cublas: Any, dev: Device) -> None:
     with dev.partition(16) as parts, parts[0].torch(library_sms="on"), dev.create_stream() as plain:
         for choice in ("on", "auto"):
-            with plain.torch(library_sms=choice):
+            with use(plain, library_sms=choice):
                 assert list(cublas.targets.values()) == [0]
                 assert torch.carve_outs[-1] is None
         assert list(cublas.targets.values()) == [16]
@@ -315,14 +316,14 @@ def test_a_torch_without_a_carve_out_has_the_target_alone(torch: Any, cublas: An
 
 
 @pytest.mark.sim_only
-def test_contexts_and_streams_have_the_blocks_too(torch: Any, cublas: Any, dev: Device) -> None:
+def test_a_block_in_a_context_or_a_stream_sets_the_target_too(torch: Any, cublas: Any, dev: Device) -> None:
     [group], _ = dev.resources.sm.split(SMResourceOptions([24]))
     with dev.create_context(ContextOptions([group])) as ctx:
-        with ctx.torch() as stream:
+        with use(ctx) as stream:
             assert torch.cuda.current_stream() == stream
-        with ctx.torch(library_sms="on"):
+        with use(ctx, library_sms="on"):
             assert list(cublas.targets.values()) == [24]
-        with ctx.create_stream() as own, own.torch(library_sms="on") as stream:
+        with ctx.create_stream() as own, use(own, library_sms="on") as stream:
             assert stream.cuda_stream == own.handle
             assert list(cublas.targets.values()) == [24]
         del stream
@@ -331,12 +332,12 @@ def test_contexts_and_streams_have_the_blocks_too(torch: Any, cublas: Any, dev: 
 def test_what_library_sms_cannot_be_is_refused(dev: Device) -> None:
     with dev.partition(16) as parts:
         wrong: Any = "sometimes"
+        of_torch: Any = "auto"
         with pytest.raises(ValueError, match="one of off, on, auto, not 'sometimes'"), parts[0].torch(wrong):
             pass
         for target in (parts[0], parts[0].context, parts[0].stream):
-            block: Any = target.cupy
-            with pytest.raises(ValueError, match=r'"auto" needs torch.*use "on" or "off"'), block("auto"):
-                pass
+            with pytest.raises(ValueError, match=r'"auto" needs torch.*use "on" or "off"'):
+                use_cupy(target, of_torch)
 
 
 @pytest.mark.sim_only

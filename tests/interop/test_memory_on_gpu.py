@@ -15,6 +15,7 @@ PROGRAM = """
 import gc, itertools
 import torch
 from cuda_gctx import Device
+from cuda_gctx.interop.torch import use
 from cuda_gctx.partitions import store
 
 SIZE = 1 << 20
@@ -34,7 +35,7 @@ def opened(kind):
 
 def work(target):
     pinned = torch.ones(SIZE).pin_memory()
-    with target.torch() as stream:
+    with use(target) as stream:
         copied = pinned.to("cuda", non_blocking=True)
         made = torch.full((SIZE,), 2.0, device="cuda")
         leaf = torch.ones(SIZE, device="cuda", requires_grad=True)
@@ -132,6 +133,7 @@ def test_the_pools_of_cupy_outlive_their_partition() -> None:
 import gc
 import cupy
 from cuda_gctx import Device
+from cuda_gctx.interop.torch import use
 from cuda_gctx.partitions import store
 
 dev = Device(0)

@@ -160,7 +160,7 @@ def two(request: pytest.FixtureRequest, torch: Any, dev: Device) -> Iterator[lis
         return
     with dev.partition(8, 8) as parts:
         targets = [part if request.param == "partition" else getattr(part, request.param) for part in parts[:2]]
-        yield [(target.torch(), part.context) for target, part in zip(targets, parts, strict=False)]
+        yield [(use(target), part.context) for target, part in zip(targets, parts, strict=False)]
 
 
 @pytest.mark.filterwarnings("ignore:.*set_context.*:FutureWarning")
@@ -199,9 +199,9 @@ def test_blocks_of_contexts_and_streams_take_a_fork_too(torch: Any, dev: Device)
         begin = first.stream.record(first.context.create_event(timed))
         second.stream.wait(begin)
         with fork() as start:
-            with first.context.torch(after=start):
+            with use(first.context, after=start):
                 spin(first.stream, 8, 5_000_000)
-            with second.stream.torch(after=start):
+            with use(second.stream, after=start):
                 spin(second.stream, 8, 5_000_000)
                 end = second.stream.record(second.context.create_event(timed))
         dev.sync()
@@ -464,7 +464,7 @@ def test_a_context_that_is_asked_for_each_time_has_one_stream(sim: Any, monkeypa
 def test_a_closed_context_that_torch_worked_in_leaves_its_sms(torch: Any, dev: Device) -> None:
     [group], _ = dev.resources.sm.split(SMResourceOptions([8]))
     for _ in range(2):
-        with dev.create_context(ContextOptions([group], exclusive=True)) as ctx, ctx.torch():
+        with dev.create_context(ContextOptions([group], exclusive=True)) as ctx, use(ctx):
             pass
     assert ctx.is_closed  # and is in scope
 
@@ -481,7 +481,7 @@ def test_a_stream_of_torch_keeps_the_context_that_it_was_given(torch: Any, dev: 
 def test_a_block_in_the_context_of_a_partition_leaves_nothing_behind(torch: Any, dev: Device) -> None:
     with dev.partition(16) as parts:
         context = parts[0].context
-        with context.torch():
+        with use(context):
             pass
     store.drop()
     with dev.partition(16, exclusive=True) as again:

@@ -120,6 +120,7 @@ def misuse() -> dict[str, Any]:
     """Second streams are ordered; second partitions, captures elsewhere and wrong tensors are refused."""
     torch, comm = modules()
     from cuda_gctx import Device
+    from cuda_gctx.interop.torch import use
 
     def work(rank: Any, shared: dict[Any, Any]) -> int:
         count = 0
@@ -132,7 +133,7 @@ def misuse() -> dict[str, Any]:
             call = comm.run_mixed_comm
             call(op, handler, x, out)
             other = rank.partition.stream_pool(2)[1]
-            with other.torch():
+            with use(other):
                 # The calls before on the first stream have not been waited for.
                 for _ in range(20):
                     call(op, handler, x, out)
@@ -148,7 +149,7 @@ def misuse() -> dict[str, Any]:
             rank.backend.barrier()
             with shared[1 - rank.rank].torch():
                 refused(RuntimeError, "would wait for each other forever", lambda: call(op, handler, x, out))
-            with other.torch():
+            with use(other):
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
