@@ -117,10 +117,38 @@ cdef class Options:
 
         changes: the new values, by the names of the fields.
         """
-        return type(self)(**({name: getattr(self, name) for name in self.__dataclass_fields__} | changes))
+        return of_fields(type(self), {name: getattr(self, name) for name in self.__dataclass_fields__} | changes)
 
     def __replace__(self, **changes):
         return self.replace(**changes)
+
+
+cdef str field_problem(type kind, object values):
+    """What is wrong with the names of some fields; None if nothing is."""
+    from dataclasses import MISSING
+    from difflib import get_close_matches
+
+    fields = kind.__dataclass_fields__
+    for name in values:
+        if name not in fields:
+            near = get_close_matches(str(name), fields, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"its fields are {', '.join(fields)}"
+            return f"{kind.__name__} has no field {name!r}; {advice}"
+    for name, field in fields.items():
+        if name not in values and field.init and field.default is MISSING and field.default_factory is MISSING:
+            return f"{kind.__name__} needs the field {name!r}"
+    return None
+
+
+cpdef object of_fields(type kind, object values):
+    """An object of a kind from a mapping of its fields. TypeError names a field that is wrong or missing."""
+    try:
+        return kind(**values)
+    except TypeError:
+        problem = field_problem(kind, values)
+        if problem is None:
+            raise
+    raise TypeError(problem)
 
 
 cdef object as_options(type kind, object value):
@@ -128,7 +156,7 @@ cdef object as_options(type kind, object value):
     if value is None or isinstance(value, kind):
         return value
     if isinstance(value, Mapping):
-        return kind(**value)
+        return of_fields(kind, value)
     first = next(iter(kind.__dataclass_fields__))
     raise TypeError(
         f'options must be {kind.__name__} or a dict of its fields, like {{"{first}": ...}}, not {type(value).__name__}'

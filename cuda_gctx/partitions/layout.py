@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Any, TypeAlias, final
 from weakref import WeakValueDictionary
 
-from cuda_gctx._core.arguments import as_bool, as_int, spelling
+from cuda_gctx._core.arguments import as_bool, as_int, of_fields, spelling
 from cuda_gctx._core.resources import SMResourceOptions, WorkqueueResourceOptions
 
 __all__ = ["BACKGROUND", "RESERVED_NAMES", "Layout", "PartitionSpec", "Request"]
@@ -183,9 +183,9 @@ def _spec_from_json(entry: Any) -> PartitionSpec:
         )
     [kind] = kinds
     value = entry[kind]
-    queue = WorkqueueResourceOptions(**entry["workqueue"]) if entry.get("workqueue") is not None else None
+    queue = of_fields(WorkqueueResourceOptions, entry["workqueue"]) if entry.get("workqueue") is not None else None
     if kind == "options":
-        return PartitionSpec(SMResourceOptions(**value), queue)
+        return PartitionSpec(of_fields(SMResourceOptions, value), queue)
     if kind == "remaining":
         if value not in ("all", "aligned"):
             raise ValueError(f"remaining must be 'all' or 'aligned', not {value!r}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
-from cuda_gctx._core.arguments import as_bool, as_int
+from cuda_gctx._core.arguments import as_bool, as_int, of_fields
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream, StreamOptions
@@ -205,7 +205,7 @@ class Plan:
         try:
             if fields.get("layout") is not None:
                 fields["layout"] = Layout.from_json(json.dumps(fields["layout"]))
-            return cls(**fields)
+            return of_fields(cls, fields)
         except (TypeError, ValueError) as error:
             raise ValueError(f"this is not a plan of schema {SCHEMA}: {error}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from cuda_gctx import (
     ContextOptions,
     Device,
     EventOptions,
+    Layout,
     SMResourceOptions,
     StreamOptions,
     WorkqueueResourceOptions,
@@ -57,6 +59,34 @@ def test_a_copy_can_have_other_fields() -> None:
     assert queues.replace(concurrency_limit=8) == WorkqueueResourceOptions("green_ctx_balanced", 8)
     with pytest.raises(TypeError):
         options.replace(counts=[8])
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda dev: dev.create_context({"resources": [dev.resources.sm], "exclusiv": True}),
+            "ContextOptions has no field 'exclusiv'; did you mean 'exclusive'?",
+        ),
+        (lambda dev: dev.create_context({"name": "decode"}), "ContextOptions needs the field 'resources'"),
+        (lambda dev: dev.create_stream({"prio": 0}), "StreamOptions has no field 'prio'; did you mean 'priority'?"),
+        (lambda dev: dev.context.create_stream({"nonblock": 0}), "did you mean 'nonblocking'?"),
+        (lambda dev: dev.create_event({"timing": True}), "EventOptions has no field 'timing'"),
+        (lambda dev: dev.create_event({1: True}), "no field 1; its fields are timing_enabled, blocking_sync"),
+        (lambda dev: dev.resources.sm.split({"counts": 8}), "no field 'counts'; did you mean 'count'?"),
+        (lambda dev: SMResourceOptions(8).replace(counts=16), "SMResourceOptions has no field 'counts'"),
+        (lambda dev: dev.create_stream({"priority": "high"}), "priority must be an int from"),
+        (
+            lambda dev: Layout.from_json('{"schema": 2, "partitions": [{"options": {"counts": 8}}]}'),
+            "partitions[0]: SMResourceOptions has no field 'counts'; did you mean 'count'?",
+        ),
+    ],
+)
+def test_a_dict_with_a_wrong_field_is_refused_with_the_class_and_the_nearest_field(
+    dev: Device, ask: Callable[[Device], object], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        ask(dev)
 
 
 def test_workqueues_take_a_dict_of_fields(sim: Callable[..., Any]) -> None:
