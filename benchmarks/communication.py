@@ -25,16 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import missing_ranks
 import tables
 
 from cuda_gctx import Device, PartitionPool
 from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, ParallelInfo, expected, run_mixed_comm
-from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._protocol import packet_bytes
-from cuda_gctx.comm._staging import Staging
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.interop.torch import torch_stream
 from cuda_gctx.measure.machine import described
@@ -45,8 +42,6 @@ LARGEST = max(SIZES)
 # Between those that run_autotune() measures by default.
 UNTUNED_SIZES = [3 << shift for shift in (14, 18, 22, 25)]
 NODE_SIZES = [1 << shift for shift in (13, 17, 20, 23, 26)]
-STAGED_SIZES = [1 << shift for shift in range(21, 29)]
-COUNTS_OF_PARTS = (1, 2, 3, 4, 6, 8)
 # Bits are compared up to this size.
 COMPARED = 8 << 20
 ROUNDS = 7
@@ -416,42 +411,6 @@ def autotune(ranks: Ranks, keep: Keep) -> None:
             handler.shutdown()
 
 
-def staging(ranks: Ranks, keep: Keep) -> None:
-    """Calls whose tensors are staged, divided into several numbers of parts, next to NCCL."""
-    plain = ranks.torch.cuda.Stream()
-    buffers = Buffers(ranks.torch)
-    with ExitStack() as closing:
-        parts = closing.enter_context(ranks.device.partition(small=8, large=16))
-        places = {8: parts.small, 16: parts.large, ranks.device.sm_count: None}
-        streams = {part.sm_count: torch_stream(part) for part in (parts.small, parts.large)}
-        for dp in (1, ranks.size):
-            handlers = {}
-            for sms, part in places.items():
-                with ranks.torch.cuda.stream(streams.get(sms, plain)):
-                    handlers[sms] = ranks.handler(part, dp)
-            for op, size in itertools.product(handlers[8].valid_op_list, STAGED_SIZES):
-                x_in, out = (buffers.of(name, shape) for name, shape in shapes_of(handlers[8], op, size).items())
-                for sms, handler in handlers.items():
-                    run = lambda mode: run_mixed_comm(op, handler, x_in, out, mode)  # noqa: B023, E731
-                    variants = {
-                        "NCCL_ONE": Variant(sms, lambda: run(NCCL), out, None),  # noqa: B023
-                        "TWO_EXCHANGE": Variant(sms, lambda: run(TWO), out, None),  # noqa: B023
-                    }
-                    for count in COUNTS_OF_PARTS:
-
-                        def work(count: int = count, run: Callable[[MixedCommMode], Any] = run) -> None:
-                            with patch.object(Staging, "_count_of_parts", lambda self, size: count):
-                                run(TWO)
-
-                        variants[f"{count} parts"] = Variant(sms, work, out, None)
-                    row = {"op": op.name, "bytes": size, "SMs": sms}
-                    for name, outcome in measured(ranks, variants, streams, plain, size).items():
-                        keep(row | {"variant": name} | outcome)
-            for handler in handlers.values():
-                handler.check()
-                handler.shutdown()
-
-
 def nodes(ranks: Ranks, keep: Keep) -> None:
     """HIERARCHICAL over two nodes, which are on one host here: through NVSHMEM and through peer access."""
     torch, local = ranks.torch, ranks.size // 2
@@ -570,17 +529,24 @@ def copies(ranks: Ranks, keep: Keep) -> None:
     """Copies within a GPU from a partition's stream: a copy engine takes as long there as elsewhere, SMs longer."""
     if ranks.rank:
         return
+    from cuda.bindings import driver
+
+    def call(name: str, *arguments: Any) -> None:
+        result, *_ = getattr(driver, name)(*arguments)
+        if result != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{name} failed: {result.name}")
+
     torch = ranks.torch
     source, target = (torch.zeros(LARGEST, device="cuda", dtype=torch.uint8) for _ in range(2))
     to, of = target.data_ptr(), source.data_ptr()
-    attributes = driver().CUmemcpyAttributes()
-    attributes.srcAccessOrder = driver().CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-    attributes.flags = driver().CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
-    primary, pointer = ranks.device.context.handle, driver().CUdeviceptr
+    attributes = driver.CUmemcpyAttributes()
+    attributes.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    attributes.flags = driver.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+    primary, pointer = ranks.device.context.handle, driver.CUdeviceptr
 
     def plane(handle: int, size: int) -> None:
-        kind = driver().CUmemorytype.CU_MEMORYTYPE_DEVICE
-        one = driver().CUDA_MEMCPY2D()
+        kind = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        one = driver.CUDA_MEMCPY2D()
         one.srcMemoryType = one.dstMemoryType = kind
         one.srcDevice, one.dstDevice = of, to
         one.WidthInBytes = one.srcPitch = one.dstPitch = 512
@@ -633,7 +599,6 @@ PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
     "autotune": autotune,
     "overlap": overlap,
     "copies": copies,
-    "staging": staging,
     "nodes": nodes,
 }
 # Of which ranks die: it starts its own.

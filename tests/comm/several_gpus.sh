@@ -84,7 +84,6 @@ benchmark sweep 70 --part sweep ||
 benchmark missing-ranks 60 --part missing-ranks
 benchmark overlap 60 --part overlap
 benchmark autotune 120 --part autotune
-benchmark staging 60 --part staging
 benchmark nodes 40 --part nodes
 rm -rf "${output:?}/site"
 exit $failed
