@@ -5,6 +5,7 @@ A contender is given what the loop knows and returns what runs next. It has no c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -119,7 +120,6 @@ class Chunked:
     costs: Costs
     target_s: float | None = None
     chunk: int | None = None
-    _last: int = field(default=0, init=False)  # the chunk of the step before, as an index
     pace: Pace = field(default_factory=Pace, init=False)  # of mixed steps
 
     def __post_init__(self) -> None:
@@ -140,31 +140,17 @@ class Chunked:
         if not state.decoding:
             return Step(segments=packed(state.waiting, self.chunk or CHUNKS[-1]))
         decodes = decodes_for(len(alone.rows))
-        chunks = self._chunks if self._chunks[-1] > decodes else CHUNKS
-        least = next(index for index, chunk in enumerate(chunks) if chunk > decodes)
 
-        def mixed(index: int) -> Step:
-            return replace(alone, segments=packed(state.waiting, chunks[index] - decodes))
+        def mixed(chunk: int) -> Step:
+            return replace(alone, segments=packed(state.waiting, chunk - decodes))
 
+        chunks = [chunk for chunk in self._chunks if chunk > decodes] or [chunk_for(decodes + 1)]
         if self.target_s is None:
-            return mixed(least)
-        # The time grows with the chunk. The largest that keeps the target is seldom far from that of the step before.
-        last = len(chunks) - 1
-        index = max(least, min(self._last, last))
-        step = mixed(index)
-        if self._keeps(step):
-            while index < last and self._keeps(larger := mixed(index + 1)):
-                index, step = index + 1, larger
-        else:
-            while index > least and not self._keeps(step):
-                index -= 1
-                step = mixed(index)
-        self._last = index
-        return step
-
-    def _keeps(self, step: Step) -> bool:
-        assert self.target_s is not None
-        return self.pace.factor * self.costs.seconds(step) <= self.target_s
+            return mixed(chunks[0])
+        # The time grows with the chunk.
+        target_s = self.target_s / self.pace.factor
+        count = bisect_right(chunks, target_s, key=lambda chunk: self.costs.seconds(mixed(chunk)))
+        return mixed(chunks[max(1, count) - 1])
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from serving.loads import Request
 from serving.work import Done, Lane, Placement, Row, Step
@@ -69,20 +69,6 @@ class Contender(Protocol):
         """Steps to start now, on lanes that are not busy."""
 
 
-class Executor(Protocol):
-    """Runs steps: one at a time on each lane."""
-
-    def now(self) -> float: ...
-
-    def admit(self, slot: int, prompt: int, seed: int) -> None: ...
-
-    def launch(self, lane: Lane, step: Step, placement: Placement) -> None: ...
-
-    def finished(self) -> list[Done]: ...
-
-    def rest(self, until: float) -> None: ...
-
-
 @dataclass(frozen=True)
 class Limits:
     """Seconds: between two tokens of an answer, and from the arrival to the first token."""
@@ -120,7 +106,7 @@ class Serving:
     """One trial: requests, a contender and an executor. The requests' clock starts with run()."""
 
     def __init__(
-        self, contender: Contender, executor: Executor, requests: Sequence[Request], slots: int, *, seed: int = 0
+        self, contender: Contender, executor: Any, requests: Sequence[Request], slots: int, *, seed: int = 0
     ) -> None:
         self._contender = contender
         self._executor = executor
