@@ -144,6 +144,15 @@ def context_stream(Context context not None, size_t number=0, priority=None):
     return made_stream(stream)
 
 
+def lent(Stream stream not None, owner):
+    """The same stream as another object, which keeps `owner` alive."""
+    cdef Stream found = Stream.__new__(Stream)
+    present(stream._slot)
+    found._slot.share(stream._slot)
+    found._owner = owner
+    return made_stream(found)
+
+
 def serve_as(Context context not None, resources):
     """Record that a context has the SMs of these groups, which another split than its own can have made."""
     cdef vector[SmResourcePtr] sms

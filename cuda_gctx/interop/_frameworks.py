@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from cuda_gctx._core.context import Context
-from cuda_gctx._core.loan import context_stream, pin
+from cuda_gctx._core.loan import context_stream, lent, pin
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions import Partition
 
@@ -87,4 +87,4 @@ def own_stream(target: Target) -> Stream:
     if stream.handle in LEGACY_DEFAULT:
         return stream
     pin(stream)
-    return Stream.from_handle(stream.handle, owner=stream)  # which keeps the partition or the context
+    return lent(stream, stream)  # which keeps the partition or the context

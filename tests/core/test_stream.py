@@ -15,6 +15,7 @@ from cuda_gctx import (
     LEGACY_DEFAULT_STREAM,
     PER_THREAD_DEFAULT_STREAM,
     CapturingError,
+    ClosedError,
     Context,
     DefaultStream,
     Device,
@@ -22,6 +23,7 @@ from cuda_gctx import (
     Stream,
     StreamOptions,
 )
+from cuda_gctx._core.loan import lent
 
 from ..common import DRIVERS, green, on_another_thread, small_contexts, split
 from ..raw import Raw
@@ -227,6 +229,28 @@ def test_our_own_handle_gives_an_object_that_keeps_the_stream(dev: Device, ctx: 
     assert not same.is_closed
     same.sync()
     same.close()
+
+
+def test_a_lent_stream_is_another_object_that_keeps_its_owner(dev: Device, ctx: Context) -> None:
+    class Owner:
+        pass
+
+    owner = Owner()
+    kept = weakref.ref(owner)
+    stream = ctx.create_stream()
+    lent_stream = lent(stream, owner)
+    del owner
+    assert lent_stream is not stream
+    assert lent_stream == stream
+    stream.close()
+    lent_stream.sync()
+    gc.collect()
+    assert kept() is not None
+    del lent_stream
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(ClosedError, match="the stream has been closed"):
+        lent(stream, None)
 
 
 def test_a_stream_at_a_recycled_address_is_another_stream(dev: Device) -> None:
