@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from cuda_gctx._core.arguments import as_int
@@ -18,11 +19,7 @@ from cuda_gctx._core.loan import context_stream, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
-from cuda_gctx.partitions.free import FreeSMs, open_free, order_among_free
-from cuda_gctx.partitions.layout import layout_of
-from cuda_gctx.partitions.opening import known_split, open_contexts
-from cuda_gctx.partitions.order import Order, Wanted
-from cuda_gctx.partitions.store import Loan
+from cuda_gctx.partitions.lending import open_groups
 
 __all__ = [
     "SMCounts",
@@ -152,22 +149,6 @@ def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[
     return split
 
 
-def _of_free_sms(device: Device, counts: Sequence[int], names: Sequence[str]) -> Loan | None:
-    """The contexts over free SMs, of which the remainder gets the rest; None where all are free, or too few."""
-    layout = layout_of((*(max(count, 1) for count in counts), None), {})
-
-    def find() -> Order:
-        if FreeSMs(device).is_whole:
-            raise SplitError("all SMs are free")
-        found = order_among_free(device, layout)
-        return Order.of(replace(one, name=name) for one, name in zip(found.wanted, names, strict=True))
-
-    try:
-        return open_free(device, find)[1]
-    except SplitError:
-        return None
-
-
 @contextmanager
 def _in_their_words() -> Iterator[None]:
     """Errors of the driver with its code and name as FlashInfer writes them."""
@@ -183,12 +164,10 @@ def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[lis
     """chained: groups may be split off the remainder of others, as in FlashInfer; equal groups are aligned."""
     with _in_their_words():
         whole = device.resources.sm
-        groups = known_split(device, (__name__, chained, *counts), lambda: _groups(whole, counts, chained=chained))
         names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
-        loan = _of_free_sms(device, counts, names)
-        if loan is None:
-            order = Order.of(Wanted(name, (group,)) for name, group in zip(names, groups, strict=True))
-            loan = open_contexts(device, order, stacklevel=3)
+        request = (__name__, chained, *counts)
+        split = partial(_groups, whole, counts, chained=chained)
+        loan = open_groups(device, names, counts, split, request, stacklevel=3)
         # Each stream keeps the contexts of the whole split: nothing else refers to them from here on.
         contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
         return (

@@ -14,17 +14,12 @@ from typing import Any
 
 from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx._core.context import Context
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import SplitError
 from cuda_gctx._core.loan import close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
-from cuda_gctx.partitions.free import open_one, pieces_of
-from cuda_gctx.partitions.opening import open_contexts
-from cuda_gctx.partitions.order import Order, Wanted
-from cuda_gctx.partitions.store import Loan
+from cuda_gctx.partitions.lending import open_one
 
 __all__ = ["SUPPORTED", "GreenContext", "SMPartition"]
 
@@ -40,48 +35,12 @@ _ADVICE = "close the others first, or pass exclusive=True to refuse shared SMs"
 # ---- the SMs
 
 
-def _checked_count(whole: SMResource, num_sms: int) -> int:
-    if not 0 < num_sms <= whole.sm_count:
+def _checked_count(whole: SMResource, num_sms: int | None) -> int | None:
+    if num_sms is not None and not 0 < num_sms <= whole.sm_count:
         raise RuntimeError(
             f"a green context cannot have {num_sms} SMs: request 1 to {whole.sm_count}, which is the whole device"
         )
     return num_sms
-
-
-def _of_all_sms(device: Device, count: int | None) -> SMResource | None:
-    """The SMs of a context that needs more of the device than its units; None for others."""
-    whole = device.resources.sm
-    if count is None:
-        return whole
-    units, _ = pieces_of(device)
-    if count <= sum(unit.sm_count for unit in units):
-        return None
-    try:
-        [group], _ = whole.split(SMResourceOptions([count]))
-    except SplitError:
-        # More than the aligned groups hold. torch's class gets the whole device then.
-        return whole
-    return group
-
-
-def _open(
-    device: Device,
-    num_sms: int | None,
-    workqueue: WorkqueueResourceOptions | None,
-    resource: SMResource | None,
-    *,
-    exclusive: bool,
-    stacklevel: int,
-) -> Loan:
-    """Lend one context, over free SMs as long as there are enough."""
-    if workqueue is not None:
-        device.resources.workqueue  # noqa: B018  refuses where the driver has none
-    count = None if num_sms is None else _checked_count(device.resources.sm, num_sms)
-    group = resource or _of_all_sms(device, count)
-    if group is not None or count is None:
-        order = Order.of([Wanted(_NAME, (group or device.resources.sm,), workqueue)])
-        return open_contexts(device, order, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
-    return open_one(device, _NAME, count, workqueue, exclusive=exclusive, advice=_ADVICE, stacklevel=stacklevel + 1)
 
 
 class SMPartition:
@@ -301,8 +260,8 @@ class GreenContext:
                 "use the device with torch before you make a GreenContext",
                 stacklevel=3,
             )
-        resource = sm_partition.resource if sm_partition is not None else None
-        self._loan = _open(device, num_sms, workqueue, resource, exclusive=exclusive, stacklevel=3)
+        sms = sm_partition.resource if sm_partition is not None else _checked_count(device.resources.sm, num_sms)
+        self._loan = open_one(device, _NAME, sms, workqueue, exclusive=exclusive, advice=_ADVICE, stacklevel=3)
         self._context = loaned(self._loan.contexts[0].context, self._loan, _NAME)
         self._sm_count = self._context.sm_count
         self._lock = threading.Lock()

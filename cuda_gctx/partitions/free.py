@@ -14,14 +14,14 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import CUDAError, ResourceOverlapError, SplitError
 from cuda_gctx._core.loan import are_free, sm_identity, together
-from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx.partitions.layout import Layout, PartitionSpec
-from cuda_gctx.partitions.opening import Opening, known_split, open_contexts
+from cuda_gctx.partitions.opening import Opening, known_split
 from cuda_gctx.partitions.order import Order, Wanted, driver_and_device
 from cuda_gctx.partitions.split import count_of
 from cuda_gctx.partitions.store import Loan, store
 
-__all__ = ["FreeSMs", "free_sms", "open_free", "open_one", "order_among_free", "pieces_of"]
+__all__ = ["FreeSMs", "free_sms", "open_free", "order_among_free", "pieces_of"]
 
 # Other threads may take the SMs that were found. After so many times in a row, something else is wrong.
 MOST_TRIES = 1000
@@ -202,53 +202,3 @@ def _refuses_mixture(error: BaseException) -> bool:
 def _tries() -> Iterator[int]:
     yield from range(MOST_TRIES)
     raise ResourceOverlapError("other threads repeatedly claimed the free SMs: close contexts, or try again")
-
-
-class _TooFewError(Exception):
-    """There are too few free SMs."""
-
-
-def open_one(
-    device: Device,
-    name: str,
-    count: int,
-    workqueue: WorkqueueResourceOptions | None,
-    *,
-    exclusive: bool,
-    advice: str,
-    stacklevel: int,
-) -> Loan:
-    """The loan of one context over at least this many SMs: free ones, and others only where these are too few.
-
-    exclusive: ResourceOverlapError where they are too few, instead of a warning.
-    """
-
-    def find() -> Order:
-        free = FreeSMs(device)
-        pieces = free.fitting(count)
-        if pieces is None:
-            if exclusive:
-                raise ResourceOverlapError(
-                    f"{free.words()}, and {count} were requested: close other contexts, or request fewer"
-                )
-            raise _TooFewError
-        return Order.of([Wanted(name, (free.take(pieces),), workqueue)])
-
-    try:
-        return open_free(device, find, exclusive=exclusive)[1]
-    except _TooFewError:
-        shared = Wanted(name, (_with_shared(FreeSMs(device), count),), workqueue)
-    return open_contexts(device, Order.of([shared]), advice=advice, stacklevel=stacklevel + 1)
-
-
-def _with_shared(free: FreeSMs, count: int) -> SMResource:
-    """All that is free, and as few others as are needed; the whole device if that is not enough."""
-    pieces = free.all_of_one_context()
-    for unit in free.all_units:
-        if sum(piece.sm_count for piece in pieces) >= count:
-            break
-        if unit not in pieces:
-            pieces.append(unit)
-    if sum(piece.sm_count for piece in pieces) < count:
-        return free.whole
-    return together(free.whole, pieces)

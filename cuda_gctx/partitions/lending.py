@@ -1,0 +1,140 @@
+"""Contexts on loan for code that has no partitions: over free SMs as long as there are enough, else over others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.errors import ResourceOverlapError, SplitError
+from cuda_gctx._core.loan import together
+from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx.partitions.free import FreeSMs, open_free, order_among_free, pieces_of
+from cuda_gctx.partitions.layout import layout_of
+from cuda_gctx.partitions.opening import known_split, open_contexts
+from cuda_gctx.partitions.order import Order, Wanted
+from cuda_gctx.partitions.store import Loan
+
+__all__ = ["open_groups", "open_one"]
+
+
+class _TooFewError(Exception):
+    """There are too few free SMs."""
+
+
+def open_one(
+    device: Device,
+    name: str,
+    sms: SMResource | int | None,
+    workqueue: WorkqueueResourceOptions | None = None,
+    *,
+    exclusive: bool,
+    advice: str,
+    stacklevel: int,
+) -> Loan:
+    """The loan of one context.
+
+    sms: those that it gets; or at least how many, free ones as long as there are enough; or None for the whole device.
+    exclusive: ResourceOverlapError for SMs that a live context uses, instead of a warning. advice, stacklevel: as in
+    open_contexts().
+    """
+    if workqueue is not None:
+        device.resources.workqueue  # noqa: B018  refuses where the driver has none
+    if isinstance(sms, int):
+        group = _beyond_units(device, sms)
+        if group is None:
+            loan = _one_of_free(device, name, sms, workqueue, exclusive=exclusive)
+            if loan is not None:
+                return loan
+            group = _with_shared(FreeSMs(device), sms)
+    else:
+        group = device.resources.sm if sms is None else sms
+    order = Order.of([Wanted(name, (group,), workqueue)])
+    return open_contexts(device, order, exclusive=exclusive, advice=advice, stacklevel=stacklevel + 1)
+
+
+def _one_of_free(
+    device: Device, name: str, count: int, workqueue: WorkqueueResourceOptions | None, *, exclusive: bool
+) -> Loan | None:
+    """The context over free SMs; None, or ResourceOverlapError with `exclusive`, if these are too few."""
+
+    def find() -> Order:
+        free = FreeSMs(device)
+        pieces = free.fitting(count)
+        if pieces is None:
+            if exclusive:
+                raise ResourceOverlapError(
+                    f"{free.words()}, and {count} were requested: close other contexts, or request fewer"
+                )
+            raise _TooFewError
+        return Order.of([Wanted(name, (free.take(pieces),), workqueue)])
+
+    try:
+        return open_free(device, find, exclusive=exclusive)[1]
+    except _TooFewError:
+        return None
+
+
+def _beyond_units(device: Device, count: int) -> SMResource | None:
+    """The SMs for a number that all units of the device together do not have; None for other numbers."""
+    units, _ = pieces_of(device)
+    if count <= sum(unit.sm_count for unit in units):
+        return None
+    whole = device.resources.sm
+    try:
+        [group], _ = whole.split(SMResourceOptions([count]))
+    except SplitError:
+        # More than the aligned groups hold.
+        return whole
+    return group
+
+
+def _with_shared(free: FreeSMs, count: int) -> SMResource:
+    """All that is free, and as few others as are needed; the whole device if that is not enough."""
+    pieces = free.all_of_one_context()
+    for unit in free.all_units:
+        if sum(piece.sm_count for piece in pieces) >= count:
+            break
+        if unit not in pieces:
+            pieces.append(unit)
+    if sum(piece.sm_count for piece in pieces) < count:
+        return free.whole
+    return together(free.whole, pieces)
+
+
+def open_groups(
+    device: Device,
+    names: Sequence[str],
+    counts: Sequence[int],
+    split: Callable[[], list[SMResource]],
+    request: object,
+    *,
+    stacklevel: int,
+) -> Loan:
+    """The loan of a context for each group of a split, the remainder last, or for as many free SMs if some are taken.
+
+    names: of the groups and the remainder. counts: of the SMs of the groups. split: makes the groups and the remainder;
+    request: what it splits by, for which it is called once. stacklevel: as in open_contexts().
+    """
+    groups = known_split(device, request, split)
+    loan = _groups_of_free(device, names, counts)
+    if loan is not None:
+        return loan
+    order = Order.of(Wanted(name, (group,)) for name, group in zip(names, groups, strict=True))
+    return open_contexts(device, order, stacklevel=stacklevel + 1)
+
+
+def _groups_of_free(device: Device, names: Sequence[str], counts: Sequence[int]) -> Loan | None:
+    """The contexts over free SMs, of which the remainder gets the rest; None where all are free, or too few."""
+    layout = layout_of((*(max(count, 1) for count in counts), None), {})
+
+    def find() -> Order:
+        if FreeSMs(device).is_whole:
+            raise SplitError("all SMs are free")
+        found = order_among_free(device, layout)
+        return Order.of(replace(one, name=name) for one, name in zip(found.wanted, names, strict=True))
+
+    try:
+        return open_free(device, find)[1]
+    except SplitError:
+        return None
