@@ -1,7 +1,9 @@
 # The commands of this repository. All that they make is under .venv and build.
 #   make demo     build, and show the main job end to end
 #   make test     build, and run every test: C++ and Python
-#   make test-under-load  the same in a random order of tests, while BUSY (12) processes want a core each
+#   make test-long  what takes longer: every case of the tests that "make test" runs a sample of
+#   make test-under-load  every test in a random order, while BUSY (12) processes want a core each
+#   make mutants  break one rule of the package at a time, and demand that a test fails
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
@@ -28,25 +30,33 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cu
 CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-under-load peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
+.PHONY: demo test test-long test-under-load mutants peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
 
-# The tests of Python are dealt out to JOBS processes, which run side by side; the output of each is printed when it ends. It is one process
+# The tests of C++ run in JOBS processes, and those of Python are dealt out to as many, which run side by side; the output of each is printed when it ends. It is one process
 # where there may be a GPU, which tests have to themselves. ORDER=random runs the tests in a new random order, and ORDER=SEED repeats it.
 JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
 test: order := $(if $(filter random,$(ORDER)),$(shell date +%s),$(ORDER))
 test: $(VENV)/package $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
-	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure
+	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure --parallel $(JOBS)
 	mkdir -p build/tests
 	seq $(JOBS) | xargs -P $(JOBS) -I @ sh -c '$(BIN)/pytest --order=$(order) --share=@/$(JOBS) > build/tests/@.log 2>&1; \
 	  code=$$?; cat build/tests/@.log; exit $$code'
 
+test-long: $(VENV)/package $(VENV)/torch
+	$(BIN)/pytest --long
+	CUDA_GCTX_SPLIT_REQUESTS=20000 CUDA_GCTX_EXIT_RUNS=20 $(BIN)/pytest tests/core/test_split_oracle.py tests/core/test_exit.py
+	$(BIN)/python tests/comm/simulate.py --interleavings 20000
+
 test-under-load: $(VENV)/package $(VENV)/torch
 	tests/under_load.sh $(MAKE) test ORDER=random
+
+mutants: $(VENV)/package
+	$(BIN)/python tests/mutants.py
 
 # The suites are installed from the registry, hundreds of MB, which is why they are no part of "make test".
 CUDA_PYTHON ?=
@@ -66,8 +76,7 @@ develop: $(VENV)/builders
 
 # One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
 SANITIZERS := address,undefined thread
-CUDA_INCLUDE = $(shell $(BIN)/python -c "import importlib.metadata as m; \
-  print(next(f.locate().parent for f in m.files('nvidia-cuda-runtime') if f.name == 'cuda.h'))")
+CUDA_INCLUDE = $(shell $(BIN)/python tools/requirements.py cuda-include)
 # $(call configure,PROJECT,FOLDER,SANITIZERS): the software driver or the core in a build folder of its own.
 configure = cmake -G Ninja -S $1 -B $2 -DCUDA_GCTX_CUDA_INCLUDE="$(CUDA_INCLUDE)" -DCUDA_GCTX_SANITIZE=$3 -DCUDA_GCTX_WERROR=ON
 sanitize: $(VENV)/builders
@@ -139,7 +148,7 @@ $(BIN)/python:
 
 # The build requirements are installed in the environment, so that a second build compiles only what has changed.
 $(VENV)/builders: pyproject.toml | $(BIN)/python
-	sed -n '/^requires = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml > $(VENV)/build-requirements.txt
+	$(BIN)/python tools/requirements.py of build > $(VENV)/build-requirements.txt
 	$(BIN)/python -m pip install -q 'pip>=23.1' -r $(VENV)/build-requirements.txt 'cmake>=3.20' ninja
 	touch $@
 
@@ -149,8 +158,8 @@ $(VENV)/package: $(VENV)/builders $(SOURCES)
 	touch $@
 
 $(VENV)/wheel-tools: pyproject.toml | $(BIN)/python
-	sed -n '/^wheels = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml > $(VENV)/wheel-requirements.txt
-	$(BIN)/python -m pip install -q -r $(VENV)/wheel-requirements.txt
+	$(BIN)/python tools/requirements.py of wheels > $(VENV)/wheels-requirements.txt
+	$(BIN)/python -m pip install -q -r $(VENV)/wheels-requirements.txt
 	touch $@
 
 # The CPU build of torch, for the tests of ranks. Its local version keeps pip from a build for CUDA, which is gigabytes;
@@ -161,6 +170,6 @@ $(VENV)/torch: | $(BIN)/python
 	touch $@
 
 $(VENV)/linters: pyproject.toml | $(BIN)/python
-	sed -n '/^lint = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml > $(VENV)/lint-requirements.txt
+	$(BIN)/python tools/requirements.py of lint > $(VENV)/lint-requirements.txt
 	$(BIN)/python -m pip install -q -r $(VENV)/lint-requirements.txt
 	touch $@

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import itertools
 import os
 import subprocess
@@ -10,11 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, SMResource, SMResourceOptions
+
+from .conftest import REPOSITORY
 
 DRIVERS = ["12.4", "12.5", "12.8", "13.0", "13.1", "13.4"]  # those that have green contexts
 OLD_DRIVERS = ["12.4", "12.5", "12.8", "13.0"]  # without the structured split
@@ -25,18 +28,20 @@ Kind = TypeVar("Kind", bound=BaseException)
 Answer = TypeVar("Answer")
 
 
-def cuda_header() -> Path | None:
-    """A cuda.h with which the package can be built, which the package itself does not need."""
-    for found in importlib.metadata.distributions(name="nvidia-cuda-runtime"):
-        if (13, 4) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
-            for file in found.files or ():
-                if file.name == "cuda.h":
-                    return Path(str(file.locate()))
-    return None
+def tool(name: str) -> ModuleType:
+    """A program of tools/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
+# The folder of a cuda.h with which the package can be built, which the package itself does not need.
+CUDA_INCLUDE: Path | None = tool("requirements").cuda_include()
 needs_cuda_header = pytest.mark.skipif(
-    cuda_header() is None, reason="no cuda.h of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'"
+    CUDA_INCLUDE is None, reason="no cuda.h of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'"
 )
 
 

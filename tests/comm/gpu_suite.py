@@ -32,14 +32,9 @@ QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 def build(folder: Path) -> None:
-    include = ""
-    import importlib.metadata
-
-    for found in importlib.metadata.distributions(name="nvidia-cuda-runtime"):
-        for file in found.files or ():
-            if file.name == "cuda.h" and tuple(map(int, found.version.split(".")[:2])) >= (13, 4):
-                include = str(Path(str(file.locate())).parent)
-    options = [f"--config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE={include}"] if include else []
+    search = [sys.executable, str(REPOSITORY / "tools" / "requirements.py"), "cuda-include"]
+    include = subprocess.run(search, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    options = [f"--config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE={include}"]
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps"]
     subprocess.run([*pip, "--upgrade", "--target", str(folder), *options, str(REPOSITORY)], check=True)
 

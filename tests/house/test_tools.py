@@ -1,0 +1,97 @@
+"""The programs of tools/: what they read from pyproject.toml, and which commit messages they accept."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..common import needs_cuda_header, tool
+from ..conftest import REPOSITORY
+
+requirements, commit_message = tool("requirements"), tool("commit_message")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python cannot read TOML")
+def test_requirements_are_those_of_pyproject_toml() -> None:
+    import tomllib
+
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert requirements.requirements_of("build") == project["build-system"]["requires"]
+    extras = project["project"]["optional-dependencies"]
+    assert {name: requirements.requirements_of(name) for name in extras} == extras
+
+
+def test_requirements_of_an_unknown_job_are_refused() -> None:
+    with pytest.raises(SystemExit, match="no requirements of 'linting'"):
+        requirements.requirements_of("linting")
+
+
+@needs_cuda_header
+def test_the_folder_of_the_header_is_found_and_old_headers_are_not(tmp_path: Path) -> None:
+    assert (requirements.cuda_include() / "cuda.h").exists()
+    for version, wanted in (("13.3.1", None), ("14.0.0", None), ("13.5.0", tmp_path / "nvidia" / "include")):
+        info = tmp_path / f"nvidia_cuda_runtime-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nvidia-cuda-runtime\nVersion: {version}\n")
+        (info / "RECORD").write_text("nvidia/include/cuda.h,,\n")
+        assert requirements.cuda_include(str(tmp_path)) == wanted
+        shutil.rmtree(info)
+
+
+GOOD = [
+    "handles: a block owns its entry",
+    "tests/house, docs: a room names its table\n\nBecause a reader looks there first.\n",
+    "sim: " + "x" * 67,
+    "sim: " + "\N{GREEK SMALL LETTER MU}" * 67,  # columns, not bytes
+    "docs: the address of a page\n\nhttps://" + "x" * 100,
+    "Merge branch 'main' into a-branch-whose-name-is-so-long-that-the-subject-has-more-than-72-columns",
+    "fixup! handles: a block owns its entry",
+    "# a comment before\ncore: a comment is no part of the message\n# " + "x" * 100,
+    "core: neither is a diff\n\n# ------------------------ >8 ------------------------\n+" + " x" * 100,
+]
+BAD = {
+    "A test of merging is as it was": "must be 'room: what is true now'",
+    "Handles: a block owns its entry": "must be 'room: what is true now'",
+    "handles:a block owns its entry": "must be 'room: what is true now'",
+    "handles: ": "must be 'room: what is true now'",
+    "sim: " + "x" * 68: "has 73 columns, more than 72",
+    "sim: a session ends.": "must not end with a period",
+    "sim: a session ends\nbecause it is over": "the second line must be empty",
+    "sim: a session ends\n\n" + "because " * 10: "1 lines of the body are longer than 72 columns",
+}
+
+
+@pytest.mark.parametrize("message", GOOD)
+def test_a_commit_message_of_the_right_form_is_accepted(message: str) -> None:
+    assert commit_message.problems_of(message) == []
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_a_commit_message_of_another_form_is_refused_with_what_is_wrong(message: str) -> None:
+    [problem] = commit_message.problems_of(message)
+    assert BAD[message] in problem
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_git_runs_the_hook(tmp_path: Path) -> None:
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        options = (
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            "-c",
+            f"core.hooksPath={REPOSITORY / 'tools' / 'hooks'}",
+        )
+        return subprocess.run(["git", "-C", tmp_path, *options, *words], capture_output=True, text=True)
+
+    assert git("init", "-q").returncode == 0
+    refused = git("commit", "--allow-empty", "-m", "What was wrong")
+    assert refused.returncode != 0
+    assert "commit message: the subject must be 'room: what is true now'" in refused.stderr
+    accepted = git("commit", "--allow-empty", "-m", "room: what is true now")
+    assert accepted.returncode == 0, accepted.stderr
