@@ -56,11 +56,21 @@ def without_share(items: list[Any], number: int, shares: int) -> list[Any]:
     return others
 
 
+def without(items: list[Any], is_left_out: Callable[[Any], bool]) -> list[Any]:
+    """Takes some items out of a list, and returns them."""
+    others = [item for item in items if is_left_out(item)]
+    items[:] = [item for item in items if not is_left_out(item)]
+    return others
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--real-gpu",
         action="store_true",
         help="run on the machine's own driver, and fail where it does not work instead of using the software driver",
+    )
+    parser.addoption(
+        "--long", action="store_true", help="run the tests marked long, and no others; without it, all but those"
     )
     parser.addoption(
         "--order",
@@ -80,6 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sim_only: needs the software driver; skipped on a real one")
     config.addinivalue_line("markers", "gpu_only: needs a real GPU; skipped on the software driver")
+    config.addinivalue_line("markers", "long: takes long; run by --long, which 'make test-long' gives")
     config.stash[uncaptured] = os.dup(2)
     if config.getoption("--real-gpu"):
         if is_simulated():
@@ -130,7 +141,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.order != "files":
         random.Random(config.option.order).shuffle(items)
-    others = without_share(items, *config.option.share)
+    others = without(items, lambda item: (item.get_closest_marker("long") is not None) != config.option.long)
+    others += without_share(items, *config.option.share)
     config.hook.pytest_deselected(items=others)
     simulated = is_simulated()
     for item in items:

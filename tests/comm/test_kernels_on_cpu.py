@@ -49,11 +49,10 @@ ON_NODES = {
     for one in TOPOLOGIES
     if one.inter_size > 1
 }
-# CUDA_GCTX_TEST_COMM=all: every operation of every topology of several nodes; takes some minutes.
-if os.environ.get("CUDA_GCTX_TEST_COMM") == "all":
-    NODE_CASES = [(info, op) for info in ON_NODES.values() for op in info.valid_ops]
-else:
-    NODE_CASES = [(ON_NODES[sizes], op) for sizes, op in NODE_GRIDS.items()]
+NODE_CASES = [(ON_NODES[sizes], op) for sizes, op in NODE_GRIDS.items()]
+OTHER_NODE_CASES = [
+    case for info in ON_NODES.values() for op in info.valid_ops if (case := (info, op)) not in NODE_CASES
+]
 
 
 def ids(value: Any) -> str:
@@ -165,7 +164,9 @@ def run_node_calls(ranks: Ranks, seed: int, count: int, *, is_bfloat16: bool) ->
     return wrong
 
 
-@pytest.mark.parametrize(("info", "op"), NODE_CASES, ids=ids)
+@pytest.mark.parametrize(
+    ("info", "op"), [*NODE_CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in OTHER_NODE_CASES)], ids=ids
+)
 def test_the_hierarchical_form_gives_the_exact_bits(info: ParallelInfo, op: MixedCommOp, folder: Path) -> None:
     is_bfloat16 = (info.world_size + op) % 2 == 0
     geometry = geometry_of(info)

@@ -49,7 +49,7 @@ def run_ranks(name: str, size: int, folder: Path, processes: int | None = None) 
 
 
 @needs_torch
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_every_operation_over_gloo_gives_the_exact_bits(size: int, tmp_path: Path) -> None:
     compared = run_ranks("every_topology_over_gloo", size, tmp_path)
     assert compared[0] > 10
