@@ -70,10 +70,6 @@ CIRCLES = [
         *("_cpp/handles/device", "_cpp/handles/event", "_cpp/handles/green_context", "_cpp/handles/pinned"),
         *("_cpp/handles/probe", "_cpp/handles/runtime", "_cpp/handles/split_contexts", "_cpp/handles/stream"),
     },
-    {
-        *("sim/_cpp/machine/clock", "sim/_cpp/machine/costs", "sim/_cpp/machine/graph"),
-        *("sim/_cpp/machine/host_threads", "sim/_cpp/machine/ledger", "sim/_cpp/machine/machine"),
-    },
 ]
 
 # What a file uses of the registry, and how often.

@@ -1,12 +1,9 @@
 // The driver's header, with every ABI variant of its functions declared under its exported name and visible to other
-// libraries. Included before anything else that includes <cuda.h>.
+// libraries, and what it lacks.
 #pragma once
 
-#ifndef __CUDA_API_VERSION_INTERNAL
-#define __CUDA_API_VERSION_INTERNAL
-#endif
-#ifndef __CUDA_API_PUSH_VISIBILITY_DEFAULT
-#define __CUDA_API_PUSH_VISIBILITY_DEFAULT
+#if !defined(__CUDA_API_VERSION_INTERNAL) || !defined(__CUDA_API_PUSH_VISIBILITY_DEFAULT)
+#error "the build defines both, so that they hold wherever <cuda.h> is included first"
 #endif
 
 #include <cuda.h>

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "calls/entry.hpp"
+#include "calls/allocations.hpp"
 #include "machine/costs.hpp"
 
 namespace gctx::sim {

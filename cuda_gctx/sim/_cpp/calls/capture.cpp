@@ -1,28 +1,9 @@
 // Stream capture: from begin to end, and what disturbs it.
 #include <algorithm>
 
-#include "calls/graphs.hpp"
+#include "calls/graph_nodes.hpp"
 
 namespace gctx::sim {
-
-bool disturbs_capture(Call& c, const Context* context) {
-  bool any = false;
-  if (c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
-  c.machine.streams.each([&](Stream& stream) {
-    if (!stream.capture || !stream.capture->is_active()) return;
-    if (context != nullptr && stream.context != context) return;
-    Capture& capture = *stream.capture;
-    const bool own = capture.thread() == c.thread.serial;
-    const bool disturbed =
-        (capture.mode() == CU_STREAM_CAPTURE_MODE_GLOBAL && c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) ||
-        (capture.mode() != CU_STREAM_CAPTURE_MODE_RELAXED && own);
-    if (!disturbed) return;
-    capture.invalidate();
-    any = true;
-  });
-  return any;
-}
-
 namespace {
 
 struct CaptureInfoOut {
@@ -171,7 +152,7 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* out) {
              : !is_joined(*capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
              : out == nullptr       ? CUDA_ERROR_INVALID_VALUE
                                     : CUDA_SUCCESS;
-    const Graph* graph = capture->end(c.machine, result == CUDA_SUCCESS);
+    const Graph* graph = end_capture(c.machine, *capture, result == CUDA_SUCCESS);
     if (out != nullptr) *out = graph == nullptr ? nullptr : as_handle<CUgraph>(*graph);
     return result;
   });

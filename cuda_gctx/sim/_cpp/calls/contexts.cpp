@@ -1,7 +1,10 @@
 // Contexts in general: the stack of each thread, what can be asked of a context, and those that cuCtxCreate makes.
+#include "calls/contexts.hpp"
+
 #include <algorithm>
 
-#include "calls/entry.hpp"
+#include "calls/queueing.hpp"
+#include "calls/streams.hpp"
 
 namespace gctx::sim {
 namespace {
@@ -120,7 +123,7 @@ void detach_children(Call& c, Context& context) {
   }
   const auto take_out = [&](Stream& stream) {
     if (stream.capture) stream.capture->invalidate();
-    Capture::leave(c.machine, stream);
+    leave_capture(c.machine, stream);
   };
   for (Stream* stream : context.streams) {
     take_out(*stream);

@@ -6,7 +6,9 @@
 #include "abi/cuda_gctx_sim.h"
 #include "calls/behaviours.hpp"
 #include "machine/json.hpp"
-#include "machine/machine.hpp"
+#include "machine/present.hpp"
+#include "machine/reports.hpp"
+#include "machine/threads.hpp"
 
 namespace {
 

@@ -3,6 +3,9 @@
 
 #include <cstring>
 
+#include "calls/allocations.hpp"
+#include "calls/queueing.hpp"
+
 namespace gctx::sim {
 namespace {
 

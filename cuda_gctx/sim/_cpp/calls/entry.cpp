@@ -1,6 +1,8 @@
 // The checks that every call goes through, and the look-ups that turn handles into objects.
 #include "calls/entry.hpp"
 
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -162,7 +164,7 @@ Stream* find_stream(Call& call, CUstream handle, CUresult& result) {
       return nullptr;
     }
     auto& stream = context->thread_streams[call.thread.serial];
-    if (!stream) stream = make_stream(call.machine, *context, CU_STREAM_DEFAULT, 0);
+    if (!stream) stream = call.machine.make_stream(*context, CU_STREAM_DEFAULT, 0);
     return stream.get();
   }
   Stream* stream = call.machine.streams.find(handle);
@@ -200,6 +202,37 @@ Event* find_event(Call& call, CUevent handle, CUresult& result) {
   }
   result = CUDA_ERROR_INVALID_HANDLE;
   return nullptr;
+}
+
+Graph* find_graph(Call& c, CUgraph handle, CUresult& result) {
+  return find_in(c, c.machine.graphs, handle, CUDA_ERROR_INVALID_VALUE, "the graph is destroyed", result);
+}
+
+GraphNode* find_node(Call& c, CUgraphNode handle, CUresult& result) {
+  return find_in(c, c.machine.graph_nodes, handle, CUDA_ERROR_INVALID_VALUE, "the node is destroyed", result);
+}
+
+GraphExec* find_exec(Call& c, CUgraphExec handle, CUresult& result) {
+  return find_in(c, c.machine.graph_execs, handle, CUDA_ERROR_INVALID_VALUE, "the executable graph is destroyed",
+                 result);
+}
+
+bool disturbs_capture(Call& c, const Context* context) {
+  bool any = false;
+  if (c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+  c.machine.streams.each([&](Stream& stream) {
+    if (!stream.capture || !stream.capture->is_active()) return;
+    if (context != nullptr && stream.context != context) return;
+    Capture& capture = *stream.capture;
+    const bool own = capture.thread() == c.thread.serial;
+    const bool disturbed =
+        (capture.mode() == CU_STREAM_CAPTURE_MODE_GLOBAL && c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) ||
+        (capture.mode() != CU_STREAM_CAPTURE_MODE_RELAXED && own);
+    if (!disturbed) return;
+    capture.invalidate();
+    any = true;
+  });
+  return any;
 }
 
 }  // namespace gctx::sim

@@ -5,7 +5,8 @@
 #include <memory>
 #include <type_traits>
 
-#include "machine/machine.hpp"
+#include "machine/graphs.hpp"
+#include "machine/present.hpp"
 
 namespace gctx::sim {
 
@@ -43,6 +44,9 @@ Context* find_green(Call& call, CUgreenCtx handle, CUresult& result);
 // A stream handle, the special ones included, of a context that is alive.
 Stream* find_stream(Call& call, CUstream handle, CUresult& result);
 Event* find_event(Call& call, CUevent handle, CUresult& result);
+Graph* find_graph(Call& call, CUgraph handle, CUresult& result);
+GraphNode* find_node(Call& call, CUgraphNode handle, CUresult& result);
+GraphExec* find_exec(Call& call, CUgraphExec handle, CUresult& result);
 // An object of a table. `refusal` is the result of any other handle, `gone` what is noted of one whose object is gone.
 template <class Object, class Handle>
 Object* find_in(Call& call, const HandleTable<Object>& table, Handle handle, CUresult refusal, const char* gone,
@@ -67,42 +71,6 @@ template <Fn function, class Body>
 CUresult with_stream(CUstream handle, Body&& body) noexcept {
   return call_with<function>([&](Call& c, CUresult& result) { return find_stream(c, handle, result); }, body);
 }
-
-// Makes the primary context exist, for a retain or a green context.
-Context& activate_primary(Call& call, Device& device);
-void destroy_green(Call& call, Context& context);
-void unload(Machine& machine, Module& module);
-void free_variables(Machine& machine, Module& module);
-void deactivate_primary_if_unused(Call& call, Device& device);
-void add_default_streams(Machine& machine, Context& context);
-// Takes a context's streams and events away from it, and notes those that should have gone first.
-void detach_children(Call& call, Context& context);
-std::unique_ptr<Stream> make_stream(Machine& machine, Context& context, unsigned flags, int priority);
-CUresult add_stream(Call& call, Context& context, unsigned flags, int priority, CUstream* out);
-
-// A query that finds work unfinished takes this much virtual time, so that polling ends.
-inline constexpr std::uint64_t polling_step_ns = 10'000;
-
-// Queues work behind what is on the stream, or adds it to the graph that the stream is capturing.
-CUresult enqueue(Call& call, Stream& stream, GraphNode node);
-// The work of a node, ordered behind nothing yet. `context`: where a kernel runs.
-WorkPtr work_of(Call& call, const GraphNode& node, const Context* context, int device);
-WorkPtr submit(Call& call, Stream& stream, const GraphNode& node);
-CUresult wait_for(Call& call, const WorkPtr& work);
-CUresult wait_for_stream(Call& call, Stream& stream);
-// Waits for everything that was queued on a device.
-CUresult wait_for_device(Call& call, int device);
-// A grid of a planned launch on the SMs of a context.
-std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const LaunchPlan& plan);
-
-// Memory. `find_allocation` gives the one that holds all of the range.
-Allocation* find_allocation(Machine& machine, std::uint64_t address, std::size_t size);
-CUresult allocate(Call& call, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out);
-CUresult allocate_managed(Call& call, int device, std::size_t size, Pool* pool, CUdeviceptr* out);
-CUresult allocate_host(Call& call, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out);
-CUresult place_variable(Call& call, const Module& module, const Variable& variable, std::uint64_t& place);
-void release(Machine& machine, std::uint64_t address);
-bool may_be_freed(const Allocation& allocation);
 
 // Whether the calling thread disturbs an active capture, of one context or of any (null): marks it invalid.
 bool disturbs_capture(Call& call, const Context* context = nullptr);

@@ -1,7 +1,7 @@
 // Events: of a stream, and of a whole context.
 #include <algorithm>
 
-#include "calls/entry.hpp"
+#include "calls/queueing.hpp"
 
 namespace gctx::sim {
 namespace {

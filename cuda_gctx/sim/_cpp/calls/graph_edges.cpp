@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <string>
 
-#include "calls/graphs.hpp"
+#include "calls/graph_nodes.hpp"
 
 namespace gctx::sim {
 namespace {

@@ -1,8 +1,10 @@
 // Memory that graphs allocate and free: at one address as long as the graph is there, in use from a launch on until it
 // is freed.
+#include "calls/graph_memory.hpp"
+
+#include <algorithm>
 #include <cstring>
 
-#include "calls/graphs.hpp"
 #include "machine/costs.hpp"
 
 namespace gctx::sim {

@@ -1,10 +1,12 @@
 // Nodes of graphs: making them, their parameters, and changing those.
+#include "calls/graph_nodes.hpp"
+
 #include <algorithm>
 #include <cstring>
 
 #include "calls/copies.hpp"
-#include "calls/graphs.hpp"
-#include "calls/kernels.hpp"
+#include "calls/graph_memory.hpp"
+#include "calls/launch.hpp"
 
 namespace gctx::sim {
 namespace {
@@ -235,6 +237,69 @@ CUresult set_typed(CUgraphExec exec, CUgraphNode node, CUgraphNodeType type, Fil
   });
 }
 
+// The parameters that describe a node.
+CUresult describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
+  parameters.type = node.type;
+  const auto context = reinterpret_cast<CUcontext>(node.context_handle);
+  switch (node.type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: {
+      LaunchPlan& plan = node.launch;
+      node.argument_pointers.clear();
+      for (auto& argument : plan.arguments) node.argument_pointers.push_back(argument.data());
+      const bool is_function = c.machine.functions.find(plan.function) != nullptr;
+      parameters.kernel = {is_function ? plan.function : nullptr,
+                           plan.grid[0],
+                           plan.grid[1],
+                           plan.grid[2],
+                           plan.threads[0],
+                           plan.threads[1],
+                           plan.threads[2],
+                           plan.shared_bytes,
+                           node.argument_pointers.empty() ? nullptr : node.argument_pointers.data(),
+                           nullptr,
+                           is_function ? nullptr : reinterpret_cast<CUkernel>(plan.function),
+                           context};
+      return CUDA_SUCCESS;
+    }
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      parameters.memcpy.copyCtx = context;
+      parameters.memcpy.copyParams = std::get<CUDA_MEMCPY3D>(node.parameters);
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      parameters.memset = newest(std::get<CUDA_MEMSET_NODE_PARAMS>(node.parameters), context);
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_HOST:
+      parameters.host = std::get<CUDA_HOST_NODE_PARAMS_v2>(node.parameters);
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      parameters.graph.graph = as_handle<CUgraph>(*node.bodies[0]);
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      parameters.eventWait.event = std::get<EventNode>(node.parameters).event;
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      parameters.eventRecord.event = std::get<EventNode>(node.parameters).event;
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
+      const auto& made = std::get<AllocNode>(node.parameters);
+      parameters.alloc = made.parameters;
+      parameters.alloc.accessDescs = made.access.empty() ? nullptr : made.access.data();
+      return CUDA_SUCCESS;
+    }
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      parameters.free.dptr = std::get<FreeNode>(node.parameters).address;
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: {
+      auto& conditional = std::get<ConditionalNode>(node.parameters);
+      parameters.conditional = {conditional.condition, conditional.type,
+                                static_cast<unsigned>(conditional.bodies.size()), conditional.bodies.data(), context};
+      return CUDA_SUCCESS;
+    }
+    default:
+      return CUDA_SUCCESS;
+  }
+}
+
 template <Fn function, class Take>
 CUresult get_typed(CUgraphNode handle, CUgraphNodeType type, Take&& take) {
   return call<function>([&](Call& c) {
@@ -342,68 +407,6 @@ void adopt(GraphNode& node, GraphNode planned) {
   node.duration = planned.duration;
   node.engine = planned.engine;
   node.bytes = planned.bytes;
-}
-
-CUresult describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
-  parameters.type = node.type;
-  const auto context = reinterpret_cast<CUcontext>(node.context_handle);
-  switch (node.type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL: {
-      LaunchPlan& plan = node.launch;
-      node.argument_pointers.clear();
-      for (auto& argument : plan.arguments) node.argument_pointers.push_back(argument.data());
-      const bool is_function = c.machine.functions.find(plan.function) != nullptr;
-      parameters.kernel = {is_function ? plan.function : nullptr,
-                           plan.grid[0],
-                           plan.grid[1],
-                           plan.grid[2],
-                           plan.threads[0],
-                           plan.threads[1],
-                           plan.threads[2],
-                           plan.shared_bytes,
-                           node.argument_pointers.empty() ? nullptr : node.argument_pointers.data(),
-                           nullptr,
-                           is_function ? nullptr : reinterpret_cast<CUkernel>(plan.function),
-                           context};
-      return CUDA_SUCCESS;
-    }
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-      parameters.memcpy.copyCtx = context;
-      parameters.memcpy.copyParams = std::get<CUDA_MEMCPY3D>(node.parameters);
-      return CUDA_SUCCESS;
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-      parameters.memset = newest(std::get<CUDA_MEMSET_NODE_PARAMS>(node.parameters), context);
-      return CUDA_SUCCESS;
-    case CU_GRAPH_NODE_TYPE_HOST:
-      parameters.host = std::get<CUDA_HOST_NODE_PARAMS_v2>(node.parameters);
-      return CUDA_SUCCESS;
-    case CU_GRAPH_NODE_TYPE_GRAPH:
-      parameters.graph.graph = as_handle<CUgraph>(*node.bodies[0]);
-      return CUDA_SUCCESS;
-    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-      parameters.eventWait.event = std::get<EventNode>(node.parameters).event;
-      return CUDA_SUCCESS;
-    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-      parameters.eventRecord.event = std::get<EventNode>(node.parameters).event;
-      return CUDA_SUCCESS;
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
-      const auto& made = std::get<AllocNode>(node.parameters);
-      parameters.alloc = made.parameters;
-      parameters.alloc.accessDescs = made.access.empty() ? nullptr : made.access.data();
-      return CUDA_SUCCESS;
-    }
-    case CU_GRAPH_NODE_TYPE_MEM_FREE:
-      parameters.free.dptr = std::get<FreeNode>(node.parameters).address;
-      return CUDA_SUCCESS;
-    case CU_GRAPH_NODE_TYPE_CONDITIONAL: {
-      auto& conditional = std::get<ConditionalNode>(node.parameters);
-      parameters.conditional = {conditional.condition, conditional.type,
-                                static_cast<unsigned>(conditional.bodies.size()), conditional.bodies.data(), context};
-      return CUDA_SUCCESS;
-    }
-    default:
-      return CUDA_SUCCESS;
-  }
 }
 
 CUresult read_edges(Call& c, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,

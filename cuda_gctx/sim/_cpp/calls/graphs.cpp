@@ -1,23 +1,11 @@
 // Graphs as a whole: making, instantiating, launching, updating what was instantiated.
-#include "calls/graphs.hpp"
-
 #include <algorithm>
 
+#include "calls/graph_memory.hpp"
+#include "calls/graph_nodes.hpp"
+#include "calls/queueing.hpp"
+
 namespace gctx::sim {
-
-Graph* find_graph(Call& c, CUgraph handle, CUresult& result) {
-  return find_in(c, c.machine.graphs, handle, CUDA_ERROR_INVALID_VALUE, "the graph is destroyed", result);
-}
-
-GraphNode* find_node(Call& c, CUgraphNode handle, CUresult& result) {
-  return find_in(c, c.machine.graph_nodes, handle, CUDA_ERROR_INVALID_VALUE, "the node is destroyed", result);
-}
-
-GraphExec* find_exec(Call& c, CUgraphExec handle, CUresult& result) {
-  return find_in(c, c.machine.graph_execs, handle, CUDA_ERROR_INVALID_VALUE, "the executable graph is destroyed",
-                 result);
-}
-
 namespace {
 
 bool may_stand_in_condition(CUgraphNodeType type) {

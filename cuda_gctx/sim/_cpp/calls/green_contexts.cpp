@@ -1,7 +1,9 @@
 // Green contexts: their making, and what is left of them when they are destroyed.
 #include <algorithm>
 
-#include "calls/entry.hpp"
+#include "calls/contexts.hpp"
+#include "calls/primary_contexts.hpp"
+#include "calls/streams.hpp"
 #include "machine/costs.hpp"
 
 namespace gctx::sim {
@@ -26,8 +28,6 @@ bool is_current_elsewhere(const Machine& machine, const Context& context, const 
   });
 }
 
-}  // namespace
-
 void destroy_green(Call& c, Context& context) {
   Device& device = c.machine.devices[static_cast<std::size_t>(context.device)];
   detach_children(c, context);
@@ -40,6 +40,7 @@ void destroy_green(Call& c, Context& context) {
   ++c.machine.ledger.contexts_destroyed;
 }
 
+}  // namespace
 }  // namespace gctx::sim
 
 using namespace gctx::sim;

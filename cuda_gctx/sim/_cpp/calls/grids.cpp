@@ -1,7 +1,10 @@
 // Turns a planned launch into a grid for the clock: which SMs, how long each block takes, and what it does on the host.
+#include "calls/grids.hpp"
+
 #include <algorithm>
 #include <cstring>
 
+#include "calls/allocations.hpp"
 #include "calls/kernels.hpp"
 #include "machine/costs.hpp"
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "calls/modules.hpp"
+
 namespace gctx::sim {
 
 // What the image says, or a registration; the registers of a kernel that is never compiled are not known: 32. Assumed.

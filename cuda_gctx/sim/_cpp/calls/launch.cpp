@@ -1,9 +1,13 @@
 // Launching kernels, and how many blocks and clusters of one fit on a set of SMs.
+#include "calls/launch.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "calls/kernels.hpp"
+#include "calls/modules.hpp"
+#include "calls/queueing.hpp"
 
 namespace gctx::sim {
 namespace {

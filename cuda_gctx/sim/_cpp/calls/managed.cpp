@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "calls/entry.hpp"
+#include "calls/allocations.hpp"
+#include "calls/queueing.hpp"
 
 namespace gctx::sim {
 namespace {

@@ -1,14 +1,17 @@
 // Modules and libraries: loading, looking kernels up, unloading.
+#include "calls/modules.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
 #include <utility>
 
-#include "calls/kernels.hpp"
+#include "calls/allocations.hpp"
 #include "machine/images.hpp"
 
 namespace gctx::sim {
+namespace {
 
 Function& function_of(Machine& machine, Module& module, const std::shared_ptr<KernelCode>& code) {
   Function*& found = module.functions[code->name];
@@ -21,8 +24,6 @@ Function& function_of(Machine& machine, Module& module, const std::shared_ptr<Ke
   }
   return *found;
 }
-
-namespace {
 
 Module* find_module(Call& c, CUmodule handle, CUresult& result) {
   return find_in(c, c.machine.modules, handle, CUDA_ERROR_INVALID_HANDLE, "the module is unloaded", result);

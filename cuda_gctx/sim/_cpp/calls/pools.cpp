@@ -1,5 +1,8 @@
 // Memory pools, and allocation and release in stream order.
-#include "calls/graphs.hpp"
+#include "calls/allocations.hpp"
+#include "calls/graph_memory.hpp"
+#include "calls/graph_nodes.hpp"
+#include "calls/queueing.hpp"
 
 namespace gctx::sim {
 

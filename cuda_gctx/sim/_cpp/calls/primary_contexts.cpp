@@ -1,5 +1,11 @@
 // The primary context of each device: it lives while somebody retains it, and green contexts do too.
-#include "calls/entry.hpp"
+#include "calls/primary_contexts.hpp"
+
+#include "calls/allocations.hpp"
+#include "calls/contexts.hpp"
+#include "calls/modules.hpp"
+#include "calls/queueing.hpp"
+#include "calls/streams.hpp"
 
 namespace gctx::sim {
 namespace {

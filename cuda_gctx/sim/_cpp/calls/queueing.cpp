@@ -1,7 +1,7 @@
 // Puts work onto streams: in order behind what is there, or into the graph that a stream is capturing.
-#include <algorithm>
+#include "calls/queueing.hpp"
 
-#include "calls/entry.hpp"
+#include "calls/grids.hpp"
 
 namespace gctx::sim {
 namespace {
@@ -23,32 +23,6 @@ std::vector<WorkPtr> predecessors(const Stream& stream) {
 }
 
 }  // namespace
-
-std::unique_ptr<Stream> make_stream(Machine& machine, Context& context, unsigned flags, int priority) {
-  auto stream = std::make_unique<Stream>();
-  machine.made(*stream);
-  stream->context = &context;
-  stream->device = context.device;
-  stream->flags = flags;
-  stream->priority = std::clamp(priority, -5, 0);  // recorded: clamped without an error
-  stream->queues = context.queues;
-  stream->connection = context.queues->deal();
-  return stream;
-}
-
-void add_default_streams(Machine& machine, Context& context) {
-  // Recorded: that of a green context says that it is non-blocking.
-  const unsigned flags = context.is_green() ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
-  context.default_stream = make_stream(machine, context, flags, 0);
-  context.default_stream->hidden = true;
-}
-
-CUresult add_stream(Call& c, Context& context, unsigned flags, int priority, CUstream* out) {
-  if (out == nullptr || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) != 0) return CUDA_ERROR_INVALID_VALUE;
-  Stream& stream = c.machine.streams.add(make_stream(c.machine, context, flags, priority));
-  context.streams.insert(&stream);
-  return give(out, as_handle<CUstream>(stream));
-}
 
 WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int device) {
   auto work = std::make_shared<Work>();

@@ -1,7 +1,24 @@
 // Streams: making, asking, waiting, destroying.
-#include "calls/entry.hpp"
+#include "calls/streams.hpp"
+
+#include "calls/queueing.hpp"
 
 namespace gctx::sim {
+
+void add_default_streams(Machine& machine, Context& context) {
+  // Recorded: that of a green context says that it is non-blocking.
+  const unsigned flags = context.is_green() ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
+  context.default_stream = machine.make_stream(context, flags, 0);
+  context.default_stream->hidden = true;
+}
+
+CUresult add_stream(Call& c, Context& context, unsigned flags, int priority, CUstream* out) {
+  if (out == nullptr || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  Stream& stream = c.machine.streams.add(c.machine.make_stream(context, flags, priority));
+  context.streams.insert(&stream);
+  return give(out, as_handle<CUstream>(stream));
+}
+
 namespace {
 
 template <Fn function>
@@ -53,7 +70,7 @@ CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle) {
   return with_stream<Fn::cuStreamDestroy_v2>(handle, [&](Call& c, Stream& stream) {
     if (is_special(handle)) return CUDA_ERROR_INVALID_HANDLE;
     // Recorded: a stream that was forked into a capture and joined again may go; the capture ends well.
-    Capture::leave(c.machine, stream);
+    leave_capture(c.machine, stream);
     // Work in flight goes on: the queue keeps what it needs.
     if (stream.context != nullptr) stream.context->streams.erase(&stream);
     c.machine.streams.remove(stream);

@@ -1,7 +1,7 @@
 // User objects: what a program gives to graphs to keep.
 #include <climits>
 
-#include "calls/graphs.hpp"
+#include "calls/entry.hpp"
 
 namespace gctx::sim {
 namespace {

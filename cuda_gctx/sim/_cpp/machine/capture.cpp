@@ -1,5 +1,5 @@
 // The states of a capture.
-#include "machine/machine.hpp"
+#include "machine/capture.hpp"
 
 namespace gctx::sim {
 namespace {
@@ -25,33 +25,20 @@ void Capture::join(const std::shared_ptr<Capture>& capture, Stream& stream) {
   capture->streams_.insert(&stream);
 }
 
-void Capture::leave(Machine& machine, Stream& stream) {
-  const std::shared_ptr<Capture> capture = stream.capture;
-  if (!capture) return;
-  if (&stream == capture->origin_) {
-    capture->end(machine, false);
-    return;
-  }
-  capture->streams_.erase(&stream);
+void Capture::leave(Stream& stream) {
+  streams_.erase(&stream);
   release(stream);
 }
 
-Graph* Capture::end(Machine& machine, bool keep_graph) {
+Graph& Capture::end() {
   state_ = State::over;
   // The streams hold it: it stays until the last has let go.
-  std::shared_ptr<Capture> keep = origin_->capture;
+  const std::shared_ptr<Capture> keep = origin_->capture;
   for (Stream* stream : std::exchange(streams_, {})) release(*stream);
   origin_ = nullptr;
-  Graph* graph = std::exchange(graph_, nullptr);
-  graph->capture = nullptr;
-  // A graph of the program keeps what was captured into it.
-  if (into_ == Into::given_graph) return keep_graph ? graph : nullptr;
-  if (keep_graph) {
-    graph->hidden = false;
-    return graph;
-  }
-  drop(machine, *graph);
-  return nullptr;
+  Graph& graph = *std::exchange(graph_, nullptr);
+  graph.capture = nullptr;
+  return graph;
 }
 
 }  // namespace gctx::sim

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <span>
 #include <utility>
@@ -48,11 +46,6 @@ gctxSimBlock describe(const Work& work, const Resident& resident, std::size_t sm
 }
 
 }  // namespace
-
-void broken_law(const char* what) {
-  std::fprintf(stderr, "cuda_gctx software driver (simulated): a fault of the driver itself: %s\n", what);
-  std::abort();
-}
 
 // Queued work and the queue that it stands in keep each other alive: they are parted here.
 Clock::~Clock() {

@@ -13,97 +13,11 @@
 #include <queue>
 #include <vector>
 
-#include "abi/abi.hpp"
-#include "abi/cuda_gctx_sim.h"
 #include "chip/chip.hpp"
 #include "machine/sms.hpp"
+#include "machine/work.hpp"
 
 namespace gctx::sim {
-
-// A hardware queue. Its head blocks what stands behind it, also work of other streams.
-struct Connection {
-  std::deque<WorkPtr> waiting;
-  bool listed = false;  // in Clock::busy_
-};
-
-// The queues that a context's streams are dealt out to, in turn.
-struct QueueSet {
-  explicit QueueSet(std::size_t count) : connections(count) {}
-  std::vector<Connection> connections;
-  std::size_t next = 0;
-  std::uint64_t id = 0;
-  int device = 0;
-
-  Connection* deal() { return &connections[next++ % connections.size()]; }
-};
-
-// Prints what cannot be and ends the process: the clock has lost count, and would go on with numbers that mean nothing.
-[[noreturn]] void broken_law(const char* what);
-
-// The blocks of a grid. Each of them waits, is on an SM or has ended; none is ever in two places, or in none.
-class BlockCount {
- public:
-  BlockCount() = default;
-  explicit BlockCount(std::uint64_t total) : waiting_(total) {}
-
-  void place(std::uint64_t blocks) { move(waiting_, on_sms_, blocks, "more blocks are placed than wait"); }
-  void give_back(std::uint64_t blocks) { move(on_sms_, waiting_, blocks, "more blocks are given back than run"); }
-  void end(std::uint64_t blocks) { move(on_sms_, ended_, blocks, "more blocks end than run"); }
-
-  std::uint64_t waiting() const noexcept { return waiting_; }
-  std::uint64_t placed() const noexcept { return on_sms_ + ended_; }
-  bool is_over() const noexcept { return waiting_ + on_sms_ == 0; }
-
- private:
-  static void move(std::uint64_t& from, std::uint64_t& to, std::uint64_t blocks, const char* otherwise) {
-    if (blocks == 0 || blocks > from) broken_law(otherwise);
-    from -= blocks;
-    to += blocks;
-  }
-
-  std::uint64_t waiting_ = 0;
-  std::uint64_t on_sms_ = 0;
-  std::uint64_t ended_ = 0;
-};
-
-// A kernel's grid on its way through the SMs.
-struct Grid {
-  SmSet sms;
-  std::array<unsigned, 3> blocks{};
-  std::array<unsigned, 3> threads{};
-  BlockCount count;
-  std::uint64_t places = 1;  // blocks that run at once on empty SMs
-  BlockNeeds needs;
-  BlockCost cost;
-  int priority = 0;
-  unsigned cluster = 1;      // blocks that must be on SMs of one part at once
-  std::vector<SmSet> parts;  // for clusters of more than one block
-  gctxSimKernelFunction function = nullptr;
-  void* user = nullptr;
-  std::function<void(const gctxSimBlock&)> built_in;
-  std::uint64_t seen = 0;  // blocks, from the first on, that a function has to be called for one by one
-  std::vector<std::vector<unsigned char>> arguments;
-};
-
-// What copies go through. Those of one direction share the link to the host, so they take turns.
-enum class Engine { none, to_device, to_host, in_device };
-
-struct Work {
-  std::vector<WorkPtr> after;
-  std::uint64_t submitted = 0;
-  std::uint64_t duration = 0;  // of work other than grids
-  std::uint64_t sequence = 0;
-  int device = 0;
-  Engine engine = Engine::none;
-  double bytes = 0;                  // that a copy or a fill moves inside device memory, after its duration
-  std::shared_ptr<QueueSet> queues;  // keeps the connection alive
-  Connection* connection = nullptr;  // null: bound by its dependencies alone
-  std::unique_ptr<Grid> grid;
-  std::function<void()> effect;  // at completion, with the machine locked
-  std::function<void()> host;    // instead of a duration: called on a thread of the machine, done when it returns
-  bool done = false;
-  std::uint64_t ended = 0;
-};
 
 class HostThreads;
 

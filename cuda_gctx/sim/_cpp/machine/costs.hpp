@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "machine/machine.hpp"
+#include "machine/objects.hpp"
 
 namespace gctx::sim {
 

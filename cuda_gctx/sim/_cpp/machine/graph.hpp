@@ -1,5 +1,5 @@
-// Graphs: their nodes and edges, the copies of them that can be launched, captures into them, and the objects of the
-// program that they keep.
+// Graphs: their nodes and edges, the copies of them that can be launched, and the objects of the program that they
+// keep.
 #pragma once
 
 #include <array>
@@ -12,18 +12,15 @@
 #include <vector>
 
 #include "abi/abi.hpp"
-#include "machine/clock.hpp"
 #include "machine/handles.hpp"
+#include "machine/work.hpp"
 
 namespace gctx::sim {
 
 class Capture;
-struct Context;
 struct Graph;
 struct GraphNode;
 struct KernelCode;
-struct Machine;
-struct Stream;
 
 struct LaunchPlan {
   std::shared_ptr<KernelCode> code;
@@ -138,69 +135,13 @@ struct GraphExec : Object {
   WorkPtr last;
 };
 
-// A capture from its begin to its end. Events that were recorded in it may outlive it: they find it over, and what it
-// pointed to is then not there any more.
-class Capture {
- public:
-  enum class State { active, invalidated, over };
-
-  // A capture makes its own graph, or adds to one of the program.
-  enum class Into { own_graph, given_graph };
-
-  Capture(Graph& graph, Into into, Stream& origin, CUstreamCaptureMode mode, std::uint64_t thread);
-
-  State state() const noexcept { return state_; }
-  bool is_active() const noexcept { return state_ == State::active; }
-  std::uint64_t id() const noexcept { return id_; }
-  CUstreamCaptureMode mode() const noexcept { return mode_; }
-  std::uint64_t thread() const noexcept { return thread_; }
-  // Until it is over.
-  Graph& graph() const noexcept { return *graph_; }
-  Stream& origin() const noexcept { return *origin_; }
-
-  void invalidate() noexcept;
-  // A stream takes part in one capture at a time, from here until it leaves or the capture is over.
-  static void join(const std::shared_ptr<Capture>& capture, Stream& stream);
-  // The stream is destroyed. A capture without the stream that it began on can never be ended: it is over, and its
-  // own graph is dropped.
-  static void leave(Machine& machine, Stream& stream);
-  // All streams go back to normal, and the graph is handed over or, if nobody wants it, dropped.
-  Graph* end(Machine& machine, bool keep_graph);
-
- private:
-  std::uint64_t id_;
-  State state_ = State::active;
-  Graph* graph_;
-  Into into_;
-  Stream* origin_;
-  CUstreamCaptureMode mode_;
-  std::uint64_t thread_;
-  std::set<Stream*> streams_;
-};
-
-Graph& add_graph(Machine& machine);
-// Takes over the node.
-GraphNode& add_node(Machine& machine, Graph& graph, GraphNode node);
-void remove_node(Machine& machine, GraphNode& node);
-// With its nodes, and the graphs that they own.
-void drop(Machine& machine, Graph& graph);
-void drop(Machine& machine, GraphExec& exec);
-// A graph like this one, child graphs included.
-Graph& clone(Machine& machine, const Graph& graph);
-// Copies of the nodes in an order that their edges allow. False when they form a circle.
-bool freeze(Machine& machine, const Graph& graph, ExecNodes& out);
-// What a new executable graph allocates stays until it is dropped.
-void hold_memory(Machine& machine, const GraphExec& exec);
 // Whether it or a graph inside it is the target of a capture.
 bool is_being_captured(const Graph& graph);
 bool has_memory_nodes(const Graph& graph);
 // With those of the graphs inside.
 std::size_t count_nodes(const Graph& graph);
 bool has_conditions(const Graph& graph);
-
-// References of a graph to objects of the program.
+// A graph keeps an object of the program.
 void keep(KeptObjects& kept, UserObject& object, unsigned count);
-void let_go(Machine& machine, UserObject& object, unsigned& references, unsigned count);
-void let_all_go(Machine& machine, KeptObjects& kept);
 
 }  // namespace gctx::sim

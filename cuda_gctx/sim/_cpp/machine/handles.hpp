@@ -2,6 +2,7 @@
 // wrong one answers an error and never crashes. A freed slot is used again at once: recycled addresses find bugs.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -30,10 +31,16 @@ enum class Kind : std::uint8_t {
   surface
 };
 
+// Unique in the process, never used again.
+inline std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> count{0};
+  return ++count;
+}
+
 // What every object that has a handle knows of its making.
 struct Object {
   std::uint64_t handle = 0;
-  std::uint64_t id = 0;      // unique in the process, never used again
+  std::uint64_t id = 0;      // of next_id()
   std::uint64_t order = 0;   // of creation on this machine
   std::uint64_t thread = 0;  // the serial number of the thread that made it
   bool hidden = false;       // made by the driver for itself: no entry in the ledger

@@ -6,9 +6,8 @@
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
-
-#include "machine/machine.hpp"
 
 namespace gctx::sim {
 
@@ -18,7 +17,7 @@ struct HostThreads::State {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::weak_ptr<Machine> machine;
+  Program program;
   std::deque<WorkPtr> due;
   std::vector<Clock::time_point> running;  // since when, of each thread that is inside a function
   std::size_t expected = 0;                // queued, and not due yet
@@ -59,22 +58,11 @@ void call_next(const std::shared_ptr<State>& state, std::unique_lock<std::mutex>
     const HostThreads::InsideFunction inside;
     work->host();
   }
-  if (const auto machine = state->machine.lock()) {
-    const std::scoped_lock machine_lock(present().mutex);
-    machine->clock.host_returned(work);
-  }
+  state->program.returned(work);
   lock.lock();
   state->running.erase(std::find(state->running.begin(), state->running.end(), since));
   ++state->waiting;
   state->changed.notify_all();
-}
-
-// `calls` is how many the machine had seen when it was last looked at.
-void look(const std::shared_ptr<State>& state, std::uint64_t& calls) {
-  const auto machine = state->machine.lock();
-  if (!machine) return;
-  std::unique_lock lock(present().mutex);
-  if (std::exchange(calls, machine->calls_made) == machine->calls_made) machine->clock.reach_host_function(lock);
 }
 
 void serve_functions(const std::shared_ptr<State>& state) {
@@ -93,7 +81,7 @@ void serve_functions(const std::shared_ptr<State>& state) {
     }
     if (state->changed.wait_for(lock, idle_after) == std::cv_status::no_timeout || state->expected == 0) continue;
     lock.unlock();
-    look(state, calls);
+    state->program.idle(calls);
     lock.lock();
   }
   --state->waiting;
@@ -109,7 +97,7 @@ HostThreads::~HostThreads() {
   state_->changed.notify_all();
 }
 
-void HostThreads::serve(const std::weak_ptr<Machine>& machine) { state_->machine = machine; }
+void HostThreads::serve(Program program) { state_->program = std::move(program); }
 
 void HostThreads::expect() {
   const std::scoped_lock lock(state_->mutex);
@@ -137,9 +125,9 @@ void HostThreads::run(std::function<void()> function) {
 void HostThreads::abandon() {
   // Never destroyed: its mutex may have been locked by a thread that is not here.
   std::make_unique<std::shared_ptr<State>>(state_).release();
-  const auto machine = state_->machine;
+  Program program = state_->program;
   state_ = std::make_shared<State>();
-  state_->machine = machine;
+  state_->program = std::move(program);
 }
 
 bool HostThreads::is_inside_function() noexcept { return functions_entered > 0; }

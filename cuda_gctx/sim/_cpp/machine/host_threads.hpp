@@ -6,11 +6,9 @@
 #include <functional>
 #include <memory>
 
-namespace gctx::sim {
+#include "machine/work.hpp"
 
-struct Machine;
-struct Work;
-using WorkPtr = std::shared_ptr<Work>;
+namespace gctx::sim {
 
 // Real time for which others wait for a host function, so that what is short takes no virtual time; and after which a
 // program that makes no calls is taken to wait.
@@ -24,7 +22,13 @@ class HostThreads {
   HostThreads(const HostThreads&) = delete;
   HostThreads& operator=(const HostThreads&) = delete;
 
-  void serve(const std::weak_ptr<Machine>& machine);
+  // What the threads do to the machine, which they may outlive. Neither is called with their lock held.
+  struct Program {
+    std::function<void(const WorkPtr& work)> returned;  // a host function has
+    // No host function is due, though one is expected. `calls` is how many the machine had seen at the last time.
+    std::function<void(std::uint64_t& calls)> idle;
+  };
+  void serve(Program program);
   // A host function is queued: from now on somebody looks whether the program waits for it.
   void expect();
   // It is due.

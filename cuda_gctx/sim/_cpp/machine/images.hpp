@@ -1,7 +1,7 @@
 // Program images: which kernels and variables they hold.
 #pragma once
 
-#include "machine/machine.hpp"
+#include "machine/objects.hpp"
 
 namespace gctx::sim {
 

@@ -1,4 +1,4 @@
-// The memory of what went wrong: misuse of objects, and device memory that does not come back.
+// The memory of what went wrong: misuse of objects.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,5 @@ struct Ledger {
 };
 
 const char* name(Misuse kind);
-
-struct Machine;
-std::string ledger_json(const Machine& machine);
-std::string memory_json(const Machine& machine);
 
 }  // namespace gctx::sim

@@ -1,10 +1,10 @@
-// The life of a simulated machine, and of the one that calls go to at present.
+// The making of a simulated machine.
 #include "machine/machine.hpp"
 
-#include <pthread.h>
-
-#include <atomic>
+#include <algorithm>
 #include <stdexcept>
+
+#include "machine/threads.hpp"
 
 namespace gctx::sim {
 namespace {
@@ -17,93 +17,7 @@ std::shared_ptr<const Chip> chip_of(const Profile& profile) {
   return chip;
 }
 
-struct ThreadIndex {
-  ThreadIndex();
-  ~ThreadIndex();
-  ThreadName name{};
-};
-
-std::atomic<std::uint64_t> thread_count{0};
-
-// Indices of ended threads are used again, so that a program of many short threads does not grow the machine.
-struct FreeIndices {
-  std::mutex mutex;
-  std::vector<std::size_t> free;
-  std::size_t next = 0;
-};
-
-FreeIndices& free_indices() {
-  static auto& indices = *std::make_unique<FreeIndices>().release();
-  return indices;
-}
-
-ThreadIndex::ThreadIndex() {
-  name.serial = ++thread_count;
-  FreeIndices& indices = free_indices();
-  const std::scoped_lock lock(indices.mutex);
-  if (indices.free.empty()) {
-    name.index = indices.next++;
-  } else {
-    name.index = indices.free.back();
-    indices.free.pop_back();
-  }
-}
-
-ThreadIndex::~ThreadIndex() {
-  Present& here = present();
-  if (here.forked || here.over) return;
-  {
-    const std::scoped_lock lock(here.mutex);
-    if (here.machine) here.machine->forget(name);
-    for (const auto& machine : here.aside) {
-      if (machine) machine->forget(name);
-    }
-  }
-  FreeIndices& indices = free_indices();
-  const std::scoped_lock lock(indices.mutex);
-  indices.free.push_back(name.index);
-}
-
-std::atomic<std::uint64_t> id_count{0};
-unsigned epoch_count = 0;
-
-void before_fork() { present().mutex.lock(); }
-void after_fork_in_parent() { present().mutex.unlock(); }
-void after_fork_in_child() {
-  Present& here = present();
-  here.forked = here.machine != nullptr && here.machine->initialized;
-  if (here.machine) here.machine->host_threads.abandon();
-  for (const auto& machine : here.aside) {
-    if (machine) machine->host_threads.abandon();
-  }
-  here.mutex.unlock();
-}
-
-// Calls after the end of the process's main part answer CUDA_ERROR_DEINITIALIZED, as the real driver's do.
-struct EndOfProcess {
-  // Without the lock of the calls: a thread that is still in one may never return it.
-  ~EndOfProcess() { std::atomic_ref(present().over).store(true, std::memory_order_relaxed); }
-};
-
 }  // namespace
-
-std::uint64_t next_id() { return ++id_count; }
-
-ThreadName this_thread() {
-  thread_local const ThreadIndex index;
-  return index.name;
-}
-
-Present& present() {
-  // Never destroyed: other libraries' destructors may still call at exit.
-  static Present& here = []() -> Present& {
-    Present& made = *std::make_unique<Present>().release();
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    return made;
-  }();
-  static const EndOfProcess end;
-  return here;
-}
 
 Machine::Machine(const Spec& wanted, unsigned number)
     : spec(wanted),
@@ -158,18 +72,6 @@ ThreadState& Machine::thread() {
   return *state;
 }
 
-void Machine::forget(const ThreadName& name) {
-  if (name.index < threads.size()) threads[name.index].reset();
-  contexts.each([&](Context& context) {
-    const auto found = context.thread_streams.find(name.serial);
-    if (found == context.thread_streams.end()) return;
-    // What is still to be done goes on; until then others of the context wait for it.
-    if (found->second->last && !found->second->last->done) return;
-    Capture::leave(*this, *found->second);
-    context.thread_streams.erase(found);
-  });
-}
-
 void Machine::made(Object& object) {
   object.id = next_id();
   object.order = ++created;
@@ -179,11 +81,16 @@ void Machine::made(Object& object) {
   }
 }
 
-void configure(Present& here, std::string_view text) {
-  const Spec spec = Spec::parse(text);
-  here.machine = std::make_shared<Machine>(spec, ++epoch_count);
-  here.machine->host_threads.serve(here.machine);
-  here.forked = false;
+std::unique_ptr<Stream> Machine::make_stream(Context& context, unsigned flags, int priority) {
+  auto stream = std::make_unique<Stream>();
+  made(*stream);
+  stream->context = &context;
+  stream->device = context.device;
+  stream->flags = flags;
+  stream->priority = std::clamp(priority, -5, 0);  // recorded: clamped without an error
+  stream->queues = context.queues;
+  stream->connection = context.queues->deal();
+  return stream;
 }
 
 }  // namespace gctx::sim

@@ -1,18 +1,15 @@
-// A simulated machine: its devices, the objects that a program made on it, and what is remembered about them.
+// A simulated machine: its devices, its clock, and tables of all that a program made on it.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
-#include "abi/abi.hpp"
+#include "abi/cuda_gctx_sim.h"
 #include "abi/functions.hpp"
 #include "chip/chip.hpp"
 #include "machine/clock.hpp"
@@ -21,259 +18,10 @@
 #include "machine/handles.hpp"
 #include "machine/host_threads.hpp"
 #include "machine/ledger.hpp"
+#include "machine/objects.hpp"
 #include "machine/spec.hpp"
 
 namespace gctx::sim {
-
-// What a set of SMs carries from the split that made it: the alignment that a context reports (0: the device's own),
-// and how the SMs hold together.
-struct Traits {
-  unsigned alignment = 0;
-  Bond bond = Bond::gpc;
-};
-
-struct Context;
-
-struct Stream : Object {
-  Context* context = nullptr;  // null once the context is destroyed
-  int device = 0;
-  unsigned flags = 0;
-  int priority = 0;
-  std::shared_ptr<QueueSet> queues;
-  Connection* connection = nullptr;
-  WorkPtr last;
-  std::shared_ptr<Capture> capture;
-  std::vector<Edge> capture_tail;
-};
-
-struct Event : Object {
-  int device = 0;
-  std::uint64_t root_id = 0;   // of that context's primary (or itself): events do not cross it when recorded
-  Context* context = nullptr;  // null once the context is destroyed
-  bool is_gone = false;        // destroyed by a reset of its device, but its handle is remembered
-  unsigned flags = 0;
-  WorkPtr record;  // null until recorded
-  std::shared_ptr<Capture> capture;
-  std::vector<Edge> captured;
-};
-
-enum class ContextKind { primary, created, green };
-
-struct Workqueue {
-  unsigned limit = 0;
-  CUdevWorkqueueConfigScope scope = CU_WORKQUEUE_SCOPE_DEVICE_CTX;
-};
-
-// A CUcontext: a device's primary, one made by cuCtxCreate, or a green context, whose CUgreenCtx and CUcontext are the
-// same address (recorded).
-struct Context : Object {
-  ContextKind kind = ContextKind::primary;
-  int device = 0;
-  std::uint64_t root_id = 0;
-  SmSet sms;
-  unsigned sm_count = 0;  // as reported: counts a group that is listed twice twice, as the hardware's driver does
-  Traits traits;
-  unsigned resource_flags = 0;  // of the structured split that made it
-  unsigned locality_domain = 0;
-  Workqueue workqueue;
-  std::shared_ptr<QueueSet> queues;
-  unsigned flags = 0;
-  unsigned api_version = 3020;
-  std::map<CUlimit, std::size_t> limits;
-  CUfunc_cache cache = CU_FUNC_CACHE_PREFER_NONE;
-  std::set<int> peers;
-  std::set<Stream*> streams;  // without the default ones
-  std::set<Event*> events;
-  WorkPtr gate;  // what all further work waits for (cuCtxWaitEvent)
-  std::unique_ptr<Stream> default_stream;
-  std::unordered_map<std::uint64_t, std::unique_ptr<Stream>> thread_streams;  // by serial number of the thread
-
-  bool is_green() const noexcept { return kind == ContextKind::green; }
-};
-
-struct Descriptor : Object {
-  int device = 0;
-  SmSet sms;
-  unsigned sm_count = 0;
-  Traits traits;  // of its pieces together
-  bool has_device = false;
-  bool has_sms = false;
-  std::uint32_t source = 0;  // the query that its SMs go back to
-  std::uint32_t split = 0;   // the call that made them
-  unsigned flags = 0;
-  unsigned locality_domain = 0;
-  Workqueue workqueue;
-  bool has_workqueue = false;
-  std::shared_ptr<QueueSet> queues;  // of an existing workqueue that is to be shared
-};
-
-struct Pool : Object {
-  int device = 0;  // -1: of the host
-  bool managed = false;
-  std::map<CUmemPool_attribute, std::uint64_t> values;
-  std::uint64_t used = 0;
-  std::uint64_t used_high = 0;
-  std::map<int, CUmemAccess_flags> access;  // of other devices
-};
-
-// Of one place: its own, and the one that allocations come from.
-struct Pools {
-  Pool* standard = nullptr;
-  Pool* current = nullptr;
-};
-
-// Host memory that stands for device memory. Large pieces are mapped without being reserved, so that a simulated card
-// may be larger than the machine's memory.
-class Storage {
- public:
-  Storage() = default;
-  explicit Storage(std::size_t size);
-  ~Storage();
-  Storage(Storage&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), mapped_(std::exchange(other.mapped_, 0)) {}
-  Storage& operator=(Storage&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(mapped_, other.mapped_);
-    return *this;
-  }
-  std::uint64_t address() const noexcept { return reinterpret_cast<std::uint64_t>(data_); }
-
- private:
-  void* data_ = nullptr;
-  std::size_t mapped_ = 0;  // 0: from the allocator
-};
-
-// Pixels of one, two or three dimensions. Their rows stand one behind the other.
-struct Array : Object {
-  CUDA_ARRAY3D_DESCRIPTOR descriptor{};
-  std::size_t element_bytes = 0;
-  int device = 0;
-  std::shared_ptr<Storage> storage;  // copies that are under way keep it
-
-  std::size_t row_bytes() const noexcept { return descriptor.Width * element_bytes; }
-  std::size_t rows() const noexcept { return std::max<std::size_t>(descriptor.Height, 1); }
-  std::size_t slices() const noexcept { return std::max<std::size_t>(descriptor.Depth, 1); }
-  std::size_t bytes() const noexcept { return row_bytes() * rows() * slices(); }
-};
-
-struct MipmappedArray : Object {
-  CUDA_ARRAY3D_DESCRIPTOR descriptor{};
-  std::vector<Array*> levels;
-};
-
-struct Texture : Object {
-  CUDA_RESOURCE_DESC resource{};
-  CUDA_TEXTURE_DESC texture{};
-  CUDA_RESOURCE_VIEW_DESC view{};
-  bool has_view = false;
-};
-
-struct Surface : Object {
-  CUDA_RESOURCE_DESC resource{};
-};
-
-// What the program said of a piece of managed memory.
-struct ManagedRange {
-  bool read_mostly = false;
-  CUmemLocation preferred{};
-  CUmemLocation prefetched{};
-  std::set<CUdevice> accessed_by;
-};
-
-struct Module;
-
-struct Allocation : Object {
-  std::size_t size = 0;
-  int device = 0;
-  CUmemorytype type = CU_MEMORYTYPE_DEVICE;
-  bool registered = false;  // the caller's own memory
-  bool freeing = false;     // a stream-ordered free is under way
-  bool managed = false;
-  ManagedRange range;
-  bool live = true;             // false between the launches of the graph that allocates it
-  bool freed_in_graph = false;  // by a node of the graph that allocates it
-  int graphs = 0;               // that allocate it, executable ones included
-  unsigned flags = 0;
-  Pool* pool = nullptr;
-  std::uint64_t context_id = 0;
-  const Module* module = nullptr;  // whose variable it is
-  Storage storage;
-};
-
-// What an image says of a kernel. Shared, because queued work outlives its module.
-struct KernelCode {
-  std::string name;
-  std::vector<std::size_t> argument_sizes;
-  std::vector<std::size_t> argument_offsets;
-  bool arguments_known = false;
-  std::map<CUfunction_attribute, int> attributes;
-};
-
-// A variable of the device, as its image declares it.
-struct Variable {
-  std::string name;
-  std::size_t size = 0;
-  std::string initial;  // as many of its bytes as are not zero
-};
-
-struct Image {
-  std::vector<std::shared_ptr<KernelCode>> kernels;
-  std::vector<Variable> variables;
-};
-
-struct Machine;
-struct Library;
-struct Function;
-struct Kernel;
-
-struct Module : Object {
-  int device = 0;
-  Library* library = nullptr;
-  std::shared_ptr<Image> image;
-  std::map<std::string, Function*, std::less<>> functions;
-  std::map<std::string, std::uint64_t, std::less<>> variables;  // addresses of those that were asked for
-};
-
-struct Function : Object {
-  Module* module = nullptr;
-  std::shared_ptr<KernelCode> code;
-};
-
-struct Library : Object {
-  std::shared_ptr<Image> image;
-  std::map<std::string, Kernel*, std::less<>> kernels;
-  std::map<int, Module*> modules;  // by device
-};
-
-struct Kernel : Object {
-  Library* library = nullptr;
-  std::shared_ptr<KernelCode> code;
-};
-
-// Memory of graphs. What was freed counts as used until it is trimmed, or until a graph needs memory.
-struct GraphMemory {
-  std::uint64_t used = 0;
-  std::uint64_t freed = 0;
-  std::uint64_t used_high = 0;
-  std::uint64_t reserved = 0;
-  std::uint64_t reserved_high = 0;
-};
-
-struct Device {
-  const Chip* chip = nullptr;
-  int ordinal = 0;
-  std::uint64_t memory = 0;
-  std::uint64_t allocated = 0;
-  std::uint64_t lost = 0;
-  unsigned long long retains = 0;  // of the primary context, by callers
-  std::size_t green_contexts = 0;  // each retains the primary too
-  unsigned primary_flags = 0;
-  Context* primary = nullptr;
-  std::uint64_t primary_handle = 0;  // the same for every primary context of the device (seen on an H100)
-  Pools pools;
-  GraphMemory graph_memory;
-  std::shared_ptr<QueueSet> queues;
-};
 
 struct RegisteredKernel {
   gctxSimKernelFunction function = nullptr;
@@ -288,26 +36,6 @@ struct Tracer {
   gctxSimSchedule schedule = nullptr;
   gctxSimRecord record = nullptr;
   std::uint64_t thread = 0;
-};
-
-// What is current to a thread. Entries name the context by id too, so that a recycled handle is not taken for it.
-struct CurrentContext {
-  std::uint64_t handle = 0;
-  std::uint64_t id = 0;  // 0 if it was gone already when it was made current
-  int device = 0;
-  unsigned flags = 0;
-};
-
-// A thread's serial number (never used again) and its index (used again after the thread's end).
-struct ThreadName {
-  std::uint64_t serial;
-  std::size_t index;
-};
-
-struct ThreadState {
-  std::vector<CurrentContext> stack;
-  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  std::uint64_t serial = 0;
 };
 
 struct Machine {
@@ -361,23 +89,7 @@ struct Machine {
   int version() const noexcept { return spec.driver_version; }
   ThreadState& thread();
   void made(Object& object);  // stamps a new object
-  // A thread has ended: what is kept for it goes.
-  void forget(const ThreadName& name);
+  std::unique_ptr<Stream> make_stream(Context& context, unsigned flags, int priority);
 };
-
-std::uint64_t next_id();
-ThreadName this_thread();
-
-// The one machine that calls go to, behind the one lock.
-struct Present {
-  std::mutex mutex;
-  std::shared_ptr<Machine> machine;  // shared: a call in progress keeps its machine
-  std::vector<std::shared_ptr<Machine>> aside;
-  bool forked = false;  // in a child of a process that had initialised the driver
-  bool over = false;    // the process is ending
-};
-Present& present();
-// With the lock held: replaces the machine. Throws std::invalid_argument.
-void configure(Present& present, std::string_view spec);
 
 }  // namespace gctx::sim

@@ -1,0 +1,11 @@
+// Kernels on their way through the SMs.
+#pragma once
+
+#include "machine/machine.hpp"
+
+namespace gctx::sim {
+
+// A grid of a planned launch on the SMs of a context.
+std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const LaunchPlan& plan);
+
+}  // namespace gctx::sim

@@ -1,0 +1,12 @@
+// Primary contexts.
+#pragma once
+
+#include "calls/entry.hpp"
+
+namespace gctx::sim {
+
+// Makes the primary context exist, for a retain or a green context.
+Context& activate_primary(Call& call, Device& device);
+void deactivate_primary_if_unused(Call& call, Device& device);
+
+}  // namespace gctx::sim

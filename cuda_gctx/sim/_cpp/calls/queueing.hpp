@@ -1,0 +1,21 @@
+// Work on streams, and waiting for it.
+#pragma once
+
+#include "calls/entry.hpp"
+
+namespace gctx::sim {
+
+// A query that finds work unfinished takes this much virtual time, so that polling ends.
+inline constexpr std::uint64_t polling_step_ns = 10'000;
+
+// Queues work behind what is on the stream, or adds it to the graph that the stream is capturing.
+CUresult enqueue(Call& call, Stream& stream, GraphNode node);
+// The work of a node, ordered behind nothing yet. `context`: where a kernel runs.
+WorkPtr work_of(Call& call, const GraphNode& node, const Context* context, int device);
+WorkPtr submit(Call& call, Stream& stream, const GraphNode& node);
+CUresult wait_for(Call& call, const WorkPtr& work);
+CUresult wait_for_stream(Call& call, Stream& stream);
+// Waits for everything that was queued on a device.
+CUresult wait_for_device(Call& call, int device);
+
+}  // namespace gctx::sim

@@ -1,0 +1,99 @@
+// The life of the process around its machines: its threads, its children and its end.
+#include "machine/present.hpp"
+
+#include <pthread.h>
+
+#include <atomic>
+
+#include "machine/graphs.hpp"
+#include "machine/threads.hpp"
+
+namespace gctx::sim {
+namespace {
+
+unsigned epoch_count = 0;
+
+// What is kept for the thread goes.
+void forget(Machine& machine, const ThreadName& name) {
+  if (name.index < machine.threads.size()) machine.threads[name.index].reset();
+  machine.contexts.each([&](Context& context) {
+    const auto found = context.thread_streams.find(name.serial);
+    if (found == context.thread_streams.end()) return;
+    // What is still to be done goes on; until then others of the context wait for it.
+    if (found->second->last && !found->second->last->done) return;
+    leave_capture(machine, *found->second);
+    context.thread_streams.erase(found);
+  });
+}
+
+// The machine as the threads of its host functions see it.
+HostThreads::Program program_of(const std::weak_ptr<Machine>& served) {
+  return {.returned =
+              [served](const WorkPtr& work) {
+                if (const auto machine = served.lock()) {
+                  const std::scoped_lock lock(present().mutex);
+                  machine->clock.host_returned(work);
+                }
+              },
+          .idle =
+              [served](std::uint64_t& calls) {
+                if (const auto machine = served.lock()) {
+                  std::unique_lock lock(present().mutex);
+                  if (std::exchange(calls, machine->calls_made) == machine->calls_made) {
+                    machine->clock.reach_host_function(lock);
+                  }
+                }
+              }};
+}
+
+bool forget_everywhere(const ThreadName& name) {
+  Present& here = present();
+  if (here.forked || here.over) return false;
+  const std::scoped_lock lock(here.mutex);
+  if (here.machine) forget(*here.machine, name);
+  for (const auto& machine : here.aside) {
+    if (machine) forget(*machine, name);
+  }
+  return true;
+}
+
+void before_fork() { present().mutex.lock(); }
+void after_fork_in_parent() { present().mutex.unlock(); }
+void after_fork_in_child() {
+  Present& here = present();
+  here.forked = here.machine != nullptr && here.machine->initialized;
+  if (here.machine) here.machine->host_threads.abandon();
+  for (const auto& machine : here.aside) {
+    if (machine) machine->host_threads.abandon();
+  }
+  here.mutex.unlock();
+}
+
+// Calls after the end of the process's main part answer CUDA_ERROR_DEINITIALIZED, as the real driver's do.
+struct EndOfProcess {
+  // Without the lock of the calls: a thread that is still in one may never return it.
+  ~EndOfProcess() { std::atomic_ref(present().over).store(true, std::memory_order_relaxed); }
+};
+
+}  // namespace
+
+Present& present() {
+  // Never destroyed: other libraries' destructors may still call at exit.
+  static Present& here = []() -> Present& {
+    Present& made = *std::make_unique<Present>().release();
+    when_threads_end(forget_everywhere);
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    return made;
+  }();
+  static const EndOfProcess end;
+  return here;
+}
+
+void configure(Present& here, std::string_view text) {
+  const Spec spec = Spec::parse(text);
+  here.machine = std::make_shared<Machine>(spec, ++epoch_count);
+  here.machine->host_threads.serve(program_of(here.machine));
+  here.forked = false;
+}
+
+}  // namespace gctx::sim

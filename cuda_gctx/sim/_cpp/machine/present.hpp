@@ -1,0 +1,25 @@
+// The machine that the calls of the process go to at present.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "machine/machine.hpp"
+
+namespace gctx::sim {
+
+// The one machine that calls go to, behind the one lock.
+struct Present {
+  std::mutex mutex;
+  std::shared_ptr<Machine> machine;  // shared: a call in progress keeps its machine
+  std::vector<std::shared_ptr<Machine>> aside;
+  bool forked = false;  // in a child of a process that had initialised the driver
+  bool over = false;    // the process is ending
+};
+Present& present();
+// With the lock held: replaces the machine. Throws std::invalid_argument.
+void configure(Present& present, std::string_view spec);
+
+}  // namespace gctx::sim
