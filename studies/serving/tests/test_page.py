@@ -58,3 +58,23 @@ def test_shares_say_how_far_a_search_has_come() -> None:
     assert page.share_of({"kept": 1.0, "kept_by_all": 0.8}, best) == "0.50 (0.80)"
     assert page.share_of({"kept": 1.0, "below": 1.5}, best) == "0.50 to 0.75"
     assert page.share_of({"kept": 0.0, "below": 1.5}, best) == "below 0.75"
+
+
+def test_what_the_page_says_in_words_is_in_the_results() -> None:
+    ms = {(one["model"], one["sms"], one["what"]): one["ms"] for one in RESULT["costs"]}
+    whole, most, half = (ms["8B", sms, "chunk of 2048 at 0"] for sms in (132, 116, 68))
+    hint, without = (ms["8B", 116, f"prefill, {how}"] for how in ("with a hint", "without a hint"))
+    rows = [row for row in RESULT["goodput"] if row["load"] == "answers"]
+    kept = {(row["contender"], row["settings"]["margin"]): row["kept"] for row in rows}
+    unbounded = [one["rate"] for one in RESULT["trials"] if one["gap_ms"] == 100_000 and one["kept"]]
+    quoted = [
+        f"{len(RESULT['trials'])} trials",
+        f"takes {whole:.1f} ms on 132 SMs, {most:.1f} on 116 ({most / whole:.2f} times as long",
+        f"and {half:.1f} on 68",
+        f"({hint:.1f} ms with it and {without:.1f} ms without)",
+        f"it keeps {kept['chunked', 0.9]:g} requests/s, and partitions that follow the load keep "
+        f"{kept['following-disjoint', 0.9]:g}",
+        f"prompts alone keep {max(unbounded):.3f} requests/s",
+    ]
+    text = " ".join(page.PAGES[1].read_text().split())
+    assert [words for words in quoted if words not in text] == []
