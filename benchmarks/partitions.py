@@ -35,7 +35,6 @@ from cuda_gctx import (
     StreamOptions,
     system,
 )
-from cuda_gctx._core import clock
 from cuda_gctx.bench.call_costs import one_line
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.machine import described
@@ -255,8 +254,8 @@ class ShortKernel:
             timer = closing.enter_context(CallTimer(short_stream))
             for _ in range(20):
                 timer.seconds(short)
-            end = clock.now() + LATENCY_SECONDS
-            while len(samples) < LATENCY_SAMPLES and clock.now() < end:
+            end = time.perf_counter() + LATENCY_SECONDS
+            while len(samples) < LATENCY_SAMPLES and time.perf_counter() < end:
                 if load is not None:
                     load.fill()
                 samples.append(timer.seconds(short))

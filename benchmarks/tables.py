@@ -21,7 +21,7 @@ from typing import Any
 import collective_targets
 from curves import Panel, picture
 
-from cuda_gctx._core.text import duration, spread
+from cuda_gctx.bench.durations import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
 from cuda_gctx.measure.results import file_name, folder_of_results, write_result
 from cuda_gctx.measure.statistics import median

@@ -1,4 +1,4 @@
-"""Benchmarks: the cost of calls compared with the raw driver and with peers, and the benefit of a background partition.
+"""Benchmarks: the cost of calls compared with the raw driver and with peers.
 
 May use: ``measure``, ``_core``, ``_cpp/handles``.
 """

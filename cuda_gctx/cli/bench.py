@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from cuda_gctx._core.text import spread
 from cuda_gctx.bench.call_costs import QUICK, Effort, measure_in_fresh_process
+from cuda_gctx.bench.durations import spread
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver, simulated
 from cuda_gctx.cli._output import console, on_what, table, write_json

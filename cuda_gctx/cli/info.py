@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from cuda_gctx import CUDAError, Device, FeatureNotSupported, system
-from cuda_gctx._core.loan import device_memory
 from cuda_gctx.cli._options import device_number, device_of, on_driver
 from cuda_gctx.cli._output import console, driver_version, table, write_json
+from cuda_gctx.measure.machine import memory_of
 
 
 def _resources(device: Device) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def _resources(device: Device) -> dict[str, Any]:
     free: int | None
     total: int | None
     try:
-        free, total = device_memory(whole)
+        free, total = memory_of(device)
     except CUDAError:  # it needs a context, which a device in exclusive use by another process refuses
         free = total = None
     return {

@@ -15,8 +15,9 @@ from typing import Any
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
+from cuda_gctx._core.loan import device_memory
 
-__all__ = ["Conditions", "commit_of", "described", "is_simulated", "power_state"]
+__all__ = ["Conditions", "commit_of", "described", "is_simulated", "memory_of", "power_state"]
 
 PACKAGES = ("cuda-gctx", "cuda-core", "cuda-bindings", "torch")
 TOOL_TIMEOUT_S = 10
@@ -33,6 +34,11 @@ POWER_STATE = {
 def is_simulated(device: Device) -> bool:
     """Whether the software driver provides the device; it says so in every device name."""
     return device.name.endswith("(simulated)")
+
+
+def memory_of(device: Device) -> tuple[int, int]:
+    """The free and the total memory, in bytes."""
+    return device_memory(device.resources.sm)
 
 
 def _output_of(command: Sequence[str]) -> str | None:

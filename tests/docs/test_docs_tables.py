@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cuda_gctx._core.text import duration
+from cuda_gctx.bench.durations import duration
 from cuda_gctx.tune import Report
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
