@@ -117,7 +117,7 @@ MUTANTS = {
     ),
     "no hysteresis": Mutant(
         "tune/_policy.py",
-        "if row.rate[mine] >= row.rate[best] * (1 - self.hysteresis):",
+        "if row.rate[in_use] >= row.rate[best] * (1 - self.hysteresis):",
         "if False:",
         "tests/tune/test_policies.py",
     ),
@@ -136,7 +136,7 @@ MUTANTS = {
     ),
     "a refused opening loses stored contexts": Mutant(
         "partitions/opening.py",
-        "store._put([stored for stored in found if stored is not None])",
+        "store._put([stored for stored in available if stored is not None])",
         "pass",
         "tests/partitions/test_partitions.py",
     ),

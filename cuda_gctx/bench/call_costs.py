@@ -223,9 +223,9 @@ def names_of_core(number: int) -> dict[str, object]:
     device = core.Device(number)
     device.set_current()
     sm = device.resources.sm
-    one = core.SMResourceOptions(count=8)
+    single = core.SMResourceOptions(count=8)
     # It offers one group per split on every driver, and accepts that the contexts share SMs.
-    [group], _ = sm.split(one)
+    [group], _ = sm.split(single)
     options = core.ContextOptions(resources=[group])
     context = device.create_context(options)
     stream = context.create_stream()
@@ -234,7 +234,7 @@ def names_of_core(number: int) -> dict[str, object]:
         "number": number,
         "device": device,
         "sm": sm,
-        "one": one,
+        "one": single,
         "uneven": core.SMResourceOptions(count=[8, 16, 24]),
         "options": options,
         "context": context,
@@ -306,18 +306,18 @@ def targets(call: Call, medians: Mapping[str, float]) -> list[dict[str, Any]]:
     if "cuda_gctx" not in medians:
         return [{"what": "runs", "met": False}]
     ours = medians["cuda_gctx"]
-    found = []
+    verdicts = []
     if "raw" in medians:
         limit = RAW_FACTOR * medians["raw"] + RAW_ALLOWANCE_NS
         what = f"{RAW_FACTOR} x raw + {RAW_ALLOWANCE_NS} ns"
-        found.append({"what": what, "limit_ns": round(limit, 2), "met": ours <= limit})
+        verdicts.append({"what": what, "limit_ns": round(limit, 2), "met": ours <= limit})
     if "cuda.core" in medians:
-        found.append(
+        verdicts.append(
             {"what": "faster than cuda.core", "limit_ns": medians["cuda.core"], "met": ours < medians["cuda.core"]}
         )
     if call.limit_ns is not None:
-        found.append({"what": f"under {call.limit_ns:g} ns", "limit_ns": call.limit_ns, "met": ours < call.limit_ns})
-    return found
+        verdicts.append({"what": f"under {call.limit_ns:g} ns", "limit_ns": call.limit_ns, "met": ours < call.limit_ns})
+    return verdicts
 
 
 def raw_timer(raw: RawCalls, name: str) -> Callable[[int], float]:
@@ -382,7 +382,7 @@ def measure_imports(rounds: int, simulated: bool) -> list[dict[str, Any]]:
     for _, statement in in_rounds(times, rounds):
         times[statement].append(process_time(statement))
     bare = statistics.median(times["pass"])
-    found = []
+    rows = []
     for statement in IMPORTS:
         code = f"before = set(sys.modules); {statement}; print(*set(sys.modules) - before)"
         frameworks = sorted(FRAMEWORKS & {module.split(".")[0] for module in child(code).split()})
@@ -391,8 +391,8 @@ def measure_imports(rounds: int, simulated: bool) -> list[dict[str, Any]]:
             {"what": f"under {IMPORT_NS / 1e6:g} ms", "limit_ns": IMPORT_NS, "met": ns["median"] < IMPORT_NS},
             {"what": "no framework", "met": not frameworks},
         ]
-        found.append({"does": statement, "ns": ns, "frameworks": frameworks, "targets": [] if simulated else goals})
-    return found
+        rows.append({"does": statement, "ns": ns, "frameworks": frameworks, "targets": [] if simulated else goals})
+    return rows
 
 
 def measure(effort: Effort) -> dict[str, Any]:

@@ -70,34 +70,34 @@ def _driver(number: int | None, profile: str | None) -> Iterator[Finding]:
         return
     chosen = os.environ.get("CUDA_GCTX_DRIVER")
     by = f", simulated {profile}" if profile else f", selected by CUDA_GCTX_DRIVER={chosen}" if chosen else ""
-    found, path = f"CUDA {major}.{minor}{by}", system.driver_path
+    version, path = f"CUDA {major}.{minor}{by}", system.driver_path
     green = system.features()["green_contexts"]
     if green:
-        yield _ok("driver", found, path)
+        yield _ok("driver", version, path)
         yield from _devices(number)
     else:
         advice = f"partitions need CUDA driver {green.needs} or newer: update the NVIDIA driver"
-        yield Finding("driver", "problem", found, advice, path)
+        yield Finding("driver", "problem", version, advice, path)
 
 
 def _devices(number: int | None) -> Iterator[Finding]:
     for device in map(Device, range(Device.count())) if number is None else [device_of(number)]:
         subject = f"device {device.device_id}"
-        found = f"{device.name}, {device.sm_count} SMs"
+        description = f"{device.name}, {device.sm_count} SMs"
         try:
             device.resources.sm  # noqa: B018  asks the driver whether it has any to give
         except CUDAError as error:
-            yield _problem(subject, f"{found}: {error}", "this device cannot be partitioned: use another one")
+            yield _problem(subject, f"{description}: {error}", "this device cannot be partitioned: use another one")
             continue
         # The driver puts "MIG" and the size of the slice into the name of a device.
         if "MIG" in device.name.split():
             yield _warning(
                 subject,
-                f"{found}, a slice of a GPU (MIG)",
+                f"{description}, a slice of a GPU (MIG)",
                 "only the SMs of this slice can be partitioned: cuda-gctx sizes lists the possible sizes",
             )
         else:
-            yield _ok(subject, found)
+            yield _ok(subject, description)
 
 
 # ---- what else uses or changes the device
@@ -139,11 +139,11 @@ def _mps() -> Finding:
     except OSError:
         running = False
     if percentage is not None and not _is_all(percentage):
-        found = f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}"
+        setting = f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}"
         advice = "under MPS this limits the SMs of the process: unset it, or set it to 100"
         if running:
-            return _problem(subject, found, advice)
-        return _warning(subject, f"{found}, without a control pipe in {folder}", advice)
+            return _problem(subject, setting, advice)
+        return _warning(subject, f"{setting}, without a control pipe in {folder}", advice)
     if running:
         return _warning(
             subject,
@@ -206,13 +206,13 @@ def _package(module: str, names: tuple[str, ...]) -> Finding:
     installed = _installed(names)
     if installed is None:
         return _ok(names[0], "not installed")
-    name, found = installed
+    name, version = installed
     minimum = import_module(f"cuda_gctx.interop.{module}").MINIMUM
-    if release(found) < release(minimum):
-        return _warning(name, found, f"cuda_gctx.interop.{module} needs {minimum} or newer: update it")
-    if found.endswith("+cpu"):
-        return _warning(name, f"{found}: built without CUDA", "install a build for CUDA to use it in partitions")
-    return _ok(name, f"{found} ({minimum} or newer is needed)")
+    if release(version) < release(minimum):
+        return _warning(name, version, f"cuda_gctx.interop.{module} needs {minimum} or newer: update it")
+    if version.endswith("+cpu"):
+        return _warning(name, f"{version}: built without CUDA", "install a build for CUDA to use it in partitions")
+    return _ok(name, f"{version} ({minimum} or newer is needed)")
 
 
 def _numba_cuda() -> Finding:

@@ -26,19 +26,19 @@ def function_named(target: str) -> Callable[..., Any]:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found: Any = import_module(module)
+        value: Any = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise Failure(f"{module} cannot be imported: {error}") from None
         raise click.UsageError(f"no module named {error.name!r} in this folder or on Python's path") from None
     for name in path.split("."):
         try:
-            found = getattr(found, name)
+            value = getattr(value, name)
         except AttributeError:
             raise click.UsageError(f"{module} has no {path}") from None
-    if not callable(found):
-        raise click.UsageError(f"{target} is not a function but of type {type(found).__name__}")
-    function: Callable[..., Any] = found
+    if not callable(value):
+        raise click.UsageError(f"{target} is not a function but of type {type(value).__name__}")
+    function: Callable[..., Any] = value
     return function
 
 
@@ -46,19 +46,19 @@ def work_named(targets: Sequence[str]) -> dict[str, Any]:
     """The parts by name: several targets are the parts themselves; a single one returns all of them."""
     if len(targets) > 1:
         names = [re.split("[.:]", target)[-1] for target in targets]
-        found = dict(zip(names, map(function_named, targets), strict=True))
-        if len(found) < len(targets):
+        functions = dict(zip(names, map(function_named, targets), strict=True))
+        if len(functions) < len(targets):
             raise click.UsageError(
                 "two of the functions have the same name: write one function that returns all parts by name"
             )
-        return found
-    made = function_named(targets[0])()
+        return functions
+    parts = function_named(targets[0])()
     if (
-        not isinstance(made, Mapping)
-        or len(made) < 2
-        or not all(isinstance(name, str) and callable(part) for name, part in made.items())
+        not isinstance(parts, Mapping)
+        or len(parts) < 2
+        or not all(isinstance(name, str) and callable(part) for name, part in parts.items())
     ):
         raise Failure(
             f"{targets[0]} must return the parts: a mapping of two or more names to functions that take a stream"
         )
-    return dict(made)
+    return dict(parts)

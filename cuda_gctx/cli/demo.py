@@ -195,27 +195,27 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
     """
     story = _Story(silent=as_json)
     with _device(number, profile, version) as (device, reason):
-        found: dict[str, Any] = {**on_what(device), "simulated": is_simulated(device), "reason": reason}
+        document: dict[str, Any] = {**on_what(device), "simulated": is_simulated(device), "reason": reason}
         story.device(device, reason)
         layout = _layout(device)
         with device.partition(layout) as parts:
             if parts.background is None:
                 raise Failure(f"{device.name} has too few SMs for two partitions and a background partition: {parts!r}")
-            found["partitions"] = _partitions(parts)
-            story.partitioned(layout, found["partitions"])
+            document["partitions"] = _partitions(parts)
+            story.partitioned(layout, document["partitions"])
             try:
                 report = parts.verify()
             except IsolationError as error:
                 report = error.report
-            found |= {"isolated": not report.problems, "report": json.loads(report.to_json())}
+            document |= {"isolated": not report.problems, "report": json.loads(report.to_json())}
             story.verified(report)
             if not report.problems:
                 story.measuring()
                 rows = _measured(parts, samples)
-                found["latency"] = _document(rows)
+                document["latency"] = _document(rows)
                 story.measured(rows)
         story.end(reason)
         if as_json:
-            write_json("demo", found)
+            write_json("demo", document)
         if report.problems:
             raise Failure("not isolated: " + "; ".join(report.problems))

@@ -103,18 +103,18 @@ def _shown(field: str, value: Any) -> Any:
 @device_number
 def info(number: int | None, as_json: bool) -> None:
     """Show the devices, the driver, and its features."""
-    found = _information(number)
+    information = _information(number)
     if as_json:
-        write_json("info", found)
+        write_json("info", information)
         return
     out = console()
-    out.print(f"CUDA driver {found['driver']}: {found['driver_path']}\n", soft_wrap=True)
+    out.print(f"CUDA driver {information['driver']}: {information['driver_path']}\n", soft_wrap=True)
     for header, fields in TABLES.items():
-        rows = [[_shown(name, device[name]) for name in fields] for device in found["devices"]]
+        rows = [[_shown(name, device[name]) for name in fields] for device in information["devices"]]
         out.print(table(header, rows))
         out.print()
     features = [
         (name, "yes" if feature["available"] else "no", f"{feature['needs']}+" if feature["needs"] else None)
-        for name, feature in found["features"].items()
+        for name, feature in information["features"].items()
     ]
     out.print(table(("feature", "supported", "CUDA driver"), features))

@@ -20,18 +20,18 @@ def sizes(device: Device, as_json: bool, unaligned: bool) -> None:
     The driver is asked about each size. A number of SMs is rounded up to an aligned size. Other sizes need backfill,
     and support smaller thread-block clusters. JSON always has all sizes.
     """
-    found = device.partition_sizes()
+    possible = device.partition_sizes()
     if as_json:
-        write_json("sizes", {**on_what(device), "sizes": [asdict(size) for size in found]})
+        write_json("sizes", {**on_what(device), "sizes": [asdict(size) for size in possible]})
         return
     out = console()
     out.print(heading(device))
     rows = [
         (size.sm_count, "yes" if size.aligned else "no", f"up to {size.cluster_sms} SMs", size.strategy)
-        for size in sorted(found, key=lambda size: not size.aligned)
+        for size in sorted(possible, key=lambda size: not size.aligned)
         if size.aligned or unaligned
     ]
     out.print(table(("SMs", "aligned", "clusters", "strategy"), rows))
-    hidden = len(found) - len(rows)
+    hidden = len(possible) - len(rows)
     if hidden:
         out.print(f"\n{hidden} more sizes need backfill: cuda-gctx sizes --all lists them")

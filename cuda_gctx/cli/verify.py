@@ -28,8 +28,8 @@ SIXTEEN = (*HUES, *(f"bright_{hue}" for hue in HUES))
 def _coloured(picture: SMMap, terminal: str | None) -> Text:
     """The SM map in the colours of the pictures, as far as the terminal has them."""
     few = terminal in ("standard", "windows")
-    own = cycle(SIXTEEN) if few else picture.colours.values()
-    colours = {**dict(zip(picture.letters.values(), own, strict=False)), SHARED: "bold red"}
+    palette = cycle(SIXTEEN) if few else picture.colours.values()
+    colours = {**dict(zip(picture.letters.values(), palette, strict=False)), SHARED: "bold red"}
     shown = Text()
     for number, line in enumerate(picture.lines()):
         shown.append("\n" if number else "")

@@ -60,16 +60,16 @@ def gather_results(
     backend: CommBackend, work: Callable[[], Any], errors: tuple[type[Exception], ...], problem: str
 ) -> list[Any]:
     """The results of `work` on each rank, which must not be strings; RuntimeError on all ranks if it fails on one."""
-    mine: Any
+    result: Any
     try:
-        mine = work()
+        result = work()
     except errors as error:
-        mine = str(error) or type(error).__name__
-    found = gather(backend, mine)
-    failed = [f"rank {rank}: {one}" for rank, one in enumerate(found) if isinstance(one, str)]
+        result = str(error) or type(error).__name__
+    results = gather(backend, result)
+    failed = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, str)]
     if failed:
         raise RuntimeError(f"{problem}: {'; '.join(failed)}")
-    return found
+    return results
 
 
 def on_all_ranks(backend: CommBackend, work: Callable[[], Value], problem: str) -> Value:
@@ -82,10 +82,10 @@ def on_all_ranks(backend: CommBackend, work: Callable[[], Value], problem: str) 
         result = work()
     except Exception as raised:
         error = raised
-    found = gather(backend, None if error is None else f"{type(error).__name__}: {error}")
+    errors = gather(backend, None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
-    failed = [f"rank {rank}: {one}" for rank, one in enumerate(found) if one is not None]
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text is not None]
     if failed:
         raise RuntimeError(f"{problem}: {'; '.join(failed)}")
     return result

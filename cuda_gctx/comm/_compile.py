@@ -116,16 +116,16 @@ def _nvshmem() -> tuple[tuple[str, ...], str]:
     RuntimeError if one of them is not installed.
     """
     pathfinder: Any = import_module("cuda.pathfinder")
-    found = {name: pathfinder.find_nvidia_header_directory(name) for name in ("nvshmem", "cudart", "cccl")}
-    missing = [name for name, folder in found.items() if folder is None]
+    folders = {name: pathfinder.find_nvidia_header_directory(name) for name in ("nvshmem", "cudart", "cccl")}
+    missing = [name for name, folder in folders.items() if folder is None]
     if missing:
         raise RuntimeError(
             f"NVSHMEM's device calls need the headers of {' and '.join(missing)} (pip install 'cuda-gctx[nvshmem]')"
         )
-    library = Path(found["nvshmem"]).parent / "lib" / DEVICE_LIBRARY
+    library = Path(folders["nvshmem"]).parent / "lib" / DEVICE_LIBRARY
     if not library.exists():
         raise RuntimeError(f"NVSHMEM's device calls need {library}, which is not there")
-    return tuple(found.values()), str(library)
+    return tuple(folders.values()), str(library)
 
 
 def compile_kernels(

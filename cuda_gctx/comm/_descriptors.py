@@ -64,14 +64,14 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
                     _demand_own_user(connection)
                     message, descriptors, _, _ = socket.recv_fds(connection, struct.calcsize("i"), 1)
                     if len(message) != struct.calcsize("i") or len(descriptors) != 1:
-                        for one in descriptors:
-                            os.close(one)
+                        for theirs in descriptors:
+                            os.close(theirs)
                         raise ConnectionError("a rank closed its connection before it had sent its descriptor")
                     [sender] = struct.unpack("i", message)
                     received[sender] = descriptors[0]
     except BaseException as error:
-        for one in received.values():
-            os.close(one)
+        for theirs in received.values():
+            os.close(theirs)
         if isinstance(error, TimeoutError):
             missing = sorted(set(range(size)) - {rank} - set(received))
             raise TimeoutError(f"no descriptor came from ranks {missing} in {timeout_s} s") from None

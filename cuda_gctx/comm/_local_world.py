@@ -163,12 +163,12 @@ def local_world(
             if not devices or size % len(devices):
                 raise ValueError(f"{size} ranks cannot be divided equally among {len(devices)} devices")
             places = []
-            for one in devices:
+            for gpu in devices:
                 on_it = size // len(devices)
-                grain = one.resources.sm.coscheduled_alignment
-                share = one.sm_count // on_it // grain * grain if sms is None else sms
-                parts = undo.enter_context(one.partition(*[share] * on_it))
-                places += [(one, parts[number]) for number in range(on_it)]
+                grain = gpu.resources.sm.coscheduled_alignment
+                share = gpu.sm_count // on_it // grain * grain if sms is None else sms
+                parts = undo.enter_context(gpu.partition(*[share] * on_it))
+                places += [(gpu, parts[number]) for number in range(on_it)]
                 backgrounds.append(parts.background)
         ranks = [LocalRank(*place, backend) for place, backend in zip(places, backends, strict=True)]
         return LocalWorld(ranks, undo.pop_all(), backgrounds)

@@ -113,24 +113,24 @@ class Workspaces:
 
     def _meet(self, backend: CommBackend) -> None:
         """Finds the memory of all ranks. Each rank maps that of the others at the addresses that it has reserved."""
-        mine = Identity(
+        identity = Identity(
             _boot_id(), os.getpid(), self._device.device_id, self._device.pci_bus_id, self._reserved[self._rank]
         )
-        ranks = gather(backend, mine)
-        elsewhere = [rank for rank, one in enumerate(ranks) if one.host != mine.host]
+        ranks = gather(backend, identity)
+        elsewhere = [rank for rank, other in enumerate(ranks) if other.host != identity.host]
         if elsewhere:
             raise RuntimeError(
                 f"ranks {elsewhere} run on another host than rank {self._rank}: their memory cannot be mapped here"
             )
         on_all_ranks(backend, lambda: self._demand_peer_access(ranks), "the ranks do not reach each other")
-        here = {one.device_id for one in ranks if one.process == mine.process}
+        here = {other.device_id for other in ranks if other.process == identity.process}
         self.ranks = tuple(ranks)
         with self._device.context.current():
-            self._allow(mine.address, here)
+            self._allow(identity.address, here)
             others: dict[int, int] = {}
-            if any(one.process != mine.process for one in ranks):
+            if any(other.process != identity.process for other in ranks):
                 others = self._import_from_others(backend, ranks)
-        self.addresses = tuple(others.get(rank, one.address) for rank, one in enumerate(ranks))
+        self.addresses = tuple(others.get(rank, other.address) for rank, other in enumerate(ranks))
         # Nobody uses a mapping that its owner has not opened for all devices yet.
         backend.barrier()
 
@@ -154,7 +154,7 @@ class Workspaces:
             received = exchange_descriptors(backend, descriptor, self._timeout_s)
         finally:
             os.close(descriptor)
-        found: dict[int, int] = {}
+        addresses: dict[int, int] = {}
         try:
             for rank, theirs in received.items():
                 if ranks[rank].process == os.getpid():
@@ -169,11 +169,11 @@ class Workspaces:
                     call("cuMemRelease", handle)
                 self._imported.append(rank)
                 self._allow(self._reserved[rank], {self._device.device_id})
-                found[rank] = self._reserved[rank]
+                addresses[rank] = self._reserved[rank]
         finally:
             for theirs in received.values():
                 os.close(theirs)
-        return found
+        return addresses
 
     def release(self) -> None:
         """Releases the physical memory; addresses stay reserved. No kernel of any rank may be using it."""

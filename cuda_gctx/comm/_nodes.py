@@ -88,11 +88,11 @@ class NodeCalls:
         self._info = info
         self._region = region
         plan = self._plan = info.node_plan(op)
-        node, own = info.local_size, info.local_rank
+        node, local_rank = info.local_size, info.local_rank
         nodes_added = len(plan.sums[0][0])
-        self._collect = SumCalls(node, plan.sources, (own,), grid=grid, fewest_steps=fewest_steps)
+        self._collect = SumCalls(node, plan.sources, (local_rank,), grid=grid, fewest_steps=fewest_steps)
         # What is added lies in this rank's region.
-        self._spread = SumCalls(node, (own,) * nodes_added, plan.targets, grid=grid, fewest_steps=fewest_steps)
+        self._spread = SumCalls(node, (local_rank,) * nodes_added, plan.targets, grid=grid, fewest_steps=fewest_steps)
         self.exchange = exchange_arguments(node, info.inter_size)()
         self.exchange.node = info.inter_rank
         self.exchange.piece[:] = plan.chunk_of_node
@@ -124,14 +124,14 @@ class NodeCalls:
         seen: the addresses of input and output in the process of each rank of the node.
         """
         plan, region, node = self._plan, self._region, self._info.inter_rank
-        own = int(self.exchange.region[node])
+        own_region = int(self.exchange.region[node])
         count = self._info.local_size
         inputs, outputs = (part.x_in,) * count, (part.x_out,) * count
         if seen is not None:
             inputs, outputs = (tuple(address + part.begin for address in of_ranks) for of_ranks in seen)
         begin, size = part_of(plan.share, plan.shares, part.size)
         for number, chunk in enumerate(plan.chunks):
-            piece = own + region.outgoing(number) + region.HEADER_BYTES
+            piece = own_region + region.outgoing(number) + region.HEADER_BYTES
             offsets = (chunk * part.stride + begin,) * len(plan.sources), 0
             blocks = self._collect.fill(
                 *((part.x_in, piece), offsets, size, signature),
@@ -145,13 +145,13 @@ class NodeCalls:
         for nodes, block in plan.sums:
             pieces = [
                 region.HEADER_BYTES
-                + (region.outgoing(plan.chunk_of_node[node]) if one == node else region.incoming(one))
-                for one in nodes
+                + (region.outgoing(plan.chunk_of_node[node]) if other == node else region.incoming(other))
+                for other in nodes
             ]
             blocks = self._spread.fill(
-                *((own, part.x_out), (pieces, block * part.stride + begin), size, signature),
+                *((own_region, part.x_out), (pieces, block * part.stride + begin), size, signature),
                 staged=STAGED_OUTPUT if is_staged else 0,
-                seen=((own,) * count, outputs),
+                seen=((own_region,) * count, outputs),
             )
             yield NodeStep.SPREAD, self._spread.arguments, blocks
 

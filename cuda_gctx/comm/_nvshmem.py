@@ -36,21 +36,21 @@ def initialise(backend: CommBackend, device: Device, *, enable_ibgda: bool) -> N
     os.environ[NO_MULTICAST] = "1"
     os.environ.setdefault(IBGDA, "1" if enable_ibgda else "0")
     rank = place[0]
-    found: list[Any] = []  # the identifier, which other ranks cannot be sent
+    identifier: list[Any] = []  # the identifier, which other ranks cannot be sent
 
     def identify() -> bytes:
-        found.append(core.get_unique_id(empty=rank != 0))
-        return ctypes.string_at(found[0].ptr, int(found[0]._data.nbytes))
+        identifier.append(core.get_unique_id(empty=rank != 0))
+        return ctypes.string_at(identifier[0].ptr, int(identifier[0]._data.nbytes))
 
     def start() -> None:
-        own: Any = import_module("cuda.core").Device(device.device_id)
-        own.set_current()
-        core.init(device=own, uid=found[0], rank=rank, nranks=place[1], initializer_method="uid")
+        core_device: Any = import_module("cuda.core").Device(device.device_id)
+        core_device.set_current()
+        core.init(device=core_device, uid=identifier[0], rank=rank, nranks=place[1], initializer_method="uid")
 
     # NVSHMEM belongs to the context that is current: the primary one. The previous context is restored.
     with device.context.current():
         content = _on_all(backend, identify)[0]
-        ctypes.memmove(found[0].ptr, content, len(content))
+        ctypes.memmove(identifier[0].ptr, content, len(content))
         _on_all(backend, start)
     _initialised.append(place)
 

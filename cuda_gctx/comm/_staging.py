@@ -131,8 +131,8 @@ class Staging:
         spans: Sequence[Span],
     ) -> Part:
         """firsts, spans: where the round begins in the share of each rank, and where the part lies in it."""
-        own, plan = self._rank, self._plans[self._rank]
-        begin, size = spans[own]
+        this_rank, plan = self._rank, self._plans[self._rank]
+        begin, size = spans[this_rank]
 
         def place(of_sum: int, source: int) -> int:
             """Where a source's part of a share lies in the workspace of the rank that sums it."""
@@ -148,25 +148,25 @@ class Staging:
         def sums(of_rank: int) -> int:
             return self._workspaces[of_rank] + self._geometry.staged_output + spans[of_rank][0] - firsts[of_rank]
 
-        others = [rank for rank in range(len(shares)) if rank != own]
+        others = [rank for rank in range(len(shares)) if rank != this_rank]
         sends = tuple(
-            Copy(place(rank, own), x_in + shares[rank][0] + spans[rank][0], spans[rank][1])
+            Copy(place(rank, this_rank), x_in + shares[rank][0] + spans[rank][0], spans[rank][1])
             for rank in others
-            if own in self._plans[rank].sources and spans[rank][1]
+            if this_rank in self._plans[rank].sources and spans[rank][1]
         )
         fetches = tuple(
             Copy(x_out + shares[rank][1] + spans[rank][0], sums(rank), spans[rank][1])
             for rank in others
-            if own in self._plans[rank].targets and spans[rank][1]
+            if this_rank in self._plans[rank].targets and spans[rank][1]
         )
         inputs, outputs = [0] * len(shares), [0] * len(shares)
         for source in plan.sources:
-            inputs[source] = x_in + shares[own][0] + begin if source == own else place(own, source)
+            inputs[source] = x_in + shares[this_rank][0] + begin if source == this_rank else place(this_rank, source)
         for target in plan.targets:
-            if target == own:
-                outputs[target] = x_out + shares[own][1] + begin
-        elsewhere = [target for target in plan.targets if target != own]
+            if target == this_rank:
+                outputs[target] = x_out + shares[this_rank][1] + begin
+        elsewhere = [target for target in plan.targets if target != this_rank]
         if elsewhere:
             # Once, wherever it goes from there.
-            outputs[elsewhere[0]] = sums(own)
+            outputs[elsewhere[0]] = sums(this_rank)
         return Part(sends, tuple(inputs), tuple(outputs), size, fetches)

@@ -98,18 +98,18 @@ class MappedTensors:
         """The addresses of the tensors of a rank, as this rank reaches them."""
         if self._ranks[rank].process == os.getpid():
             self._enable_access(self._ranks[rank].device_id)
-            return [one.address for one in theirs]
-        found = []
-        for one in theirs:
-            key = rank, one.handle
+            return [tensor.address for tensor in theirs]
+        addresses = []
+        for tensor in theirs:
+            key = rank, tensor.handle
             if key not in self._opened:
                 handle = driver().CUipcMemHandle()
-                ctypes.memmove(handle.getPtr(), one.handle, HANDLE_BYTES)
+                ctypes.memmove(handle.getPtr(), tensor.handle, HANDLE_BYTES)
                 lazily = int(driver().CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
                 with self._device.context.current():
                     self._opened[key] = int(call("cuIpcOpenMemHandle", handle, lazily))
-            found.append(self._opened[key] + one.address - one.base)
-        return found
+            addresses.append(self._opened[key] + tensor.address - tensor.base)
+        return addresses
 
     def _enable_access(self, device_id: int) -> None:
         """To the ordinary memory of another device, in this process."""

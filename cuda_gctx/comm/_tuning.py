@@ -66,20 +66,20 @@ class TuningTable:
         possible: the modes from which to choose.
         """
         cases = [(case, ranking) for case, ranking in self.rankings if case.op is op]
-        alike = [one for one in cases if one[0].is_mapped == is_mapped] or cases
+        alike = [(case, ranking) for case, ranking in cases if case.is_mapped == is_mapped] or cases
         if not alike:
             return None
-        wanted = log2(max(message_bytes, 1))
+        size = log2(max(message_bytes, 1))
         (at, nearest), *others = sorted(
-            ((log2(case.message_bytes), ranking) for case, ranking in alike), key=lambda one: abs(one[0] - wanted)
+            ((log2(case.message_bytes), ranking) for case, ranking in alike), key=lambda entry: abs(entry[0] - size)
         )
         ranking = [choice for choice in nearest if choice.mode in possible]
-        beyond = next(((size, there) for size, there in others if (size - wanted) * (at - wanted) < 0), None)
+        beyond = next(((other, there) for other, there in others if (other - size) * (at - size) < 0), None)
         if beyond is not None:
-            weight = (wanted - at) / (beyond[0] - at)
-            times = {(one.mode, one.grid): one.us for one in beyond[1]}
-            in_both = [one for one in ranking if (one.mode, one.grid) in times]
-            in_both.sort(key=lambda one: one.us ** (1 - weight) * times[one.mode, one.grid] ** weight)
+            weight = (size - at) / (beyond[0] - at)
+            times = {(choice.mode, choice.grid): choice.us for choice in beyond[1]}
+            in_both = [choice for choice in ranking if (choice.mode, choice.grid) in times]
+            in_both.sort(key=lambda choice: choice.us ** (1 - weight) * times[choice.mode, choice.grid] ** weight)
             ranking = in_both or ranking
         return ranking[0] if ranking else None
 
@@ -115,20 +115,20 @@ class TuningTable:
     def from_json(cls, text: str) -> TuningTable:
         """A table that was written as JSON; ValueError for a text that is not a table of this schema."""
         try:
-            found: Any = json.loads(text)
-            if found["schema"] != SCHEMA:
-                raise ValueError(f"schema {found['schema']} is not supported: {SCHEMA} is")
+            document: Any = json.loads(text)
+            if document["schema"] != SCHEMA:
+                raise ValueError(f"schema {document['schema']} is not supported: {SCHEMA} is")
             return cls(
-                tuple(found["made for"].items()),
+                tuple(document["made for"].items()),
                 tuple(
                     (
                         Case(MixedCommOp[case["op"]], int(case["bytes"]), bool(case["mapped"])),
                         tuple(
-                            Choice(MixedCommMode[one["mode"]], int(one["grid"]), float(one["us"]))
-                            for one in case["choices"]
+                            Choice(MixedCommMode[choice["mode"]], int(choice["grid"]), float(choice["us"]))
+                            for choice in case["choices"]
                         ),
                     )
-                    for case in found["cases"]
+                    for case in document["cases"]
                 ),
             )
         except (KeyError, TypeError, AttributeError) as error:

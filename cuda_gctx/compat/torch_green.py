@@ -201,17 +201,17 @@ class GreenContext:
             preferred_coscheduled_sm_count=preferred_coscheduled_sm_count,
             backfill=backfill,
         )
-        made: list[GreenContext] = []
+        contexts: list[GreenContext] = []
         try:
             for partition in partitions:
                 self = GreenContext.__new__(GreenContext)
                 self._make(None, workqueue_scope, workqueue_concurrency_limit, None, partition, exclusive=False)
-                made.append(self)
+                contexts.append(self)
         except BaseException:
-            for context in made:
+            for context in contexts:
                 context.close()
             raise
-        return tuple(made)
+        return tuple(contexts)
 
     @staticmethod
     def max_workqueue_concurrency(device_id: int | None = None) -> int:

@@ -63,12 +63,12 @@ def contrast(one: str, other: str) -> float:
 def _turned(colour: str, turn: int) -> str:
     """The colour as it is for the first turn through the palette, a tint or a shade of it for each further one."""
     parts = _linear(colour)
-    own, room = _luminance(parts), LIGHTEST - DARKEST
-    wanted = (DARKEST + (own ** (1 / 3) - DARKEST + GOLDEN * room * turn) % room) ** 3
-    if wanted < own:
-        parts = [part * wanted / own for part in parts]
+    before, room = _luminance(parts), LIGHTEST - DARKEST
+    after = (DARKEST + (before ** (1 / 3) - DARKEST + GOLDEN * room * turn) % room) ** 3
+    if after < before:
+        parts = [part * after / before for part in parts]
     else:
-        parts = [part + (1 - part) * (wanted - own) / (1 - own) for part in parts]
+        parts = [part + (1 - part) * (after - before) / (1 - before) for part in parts]
     coded = (part * 12.92 if part <= 0.0031308 else 1.055 * part ** (1 / 2.4) - 0.055 for part in parts)
     return "#" + "".join(f"{round(255 * part):02x}" for part in coded)
 
@@ -223,10 +223,10 @@ class Entry(NamedTuple):
 def legend(drawing: Drawing, x: float, y: float, entries: Iterable[Entry], limit: float) -> float:
     """The entries in one row, or in columns if they need several rows; returns the height that they take."""
     at, row = x, y
-    found = list(entries)
-    widths = [entry.width + 14 for entry in found]
+    shown = list(entries)
+    widths = [entry.width + 14 for entry in shown]
     column = max(widths, default=0) if sum(widths) > limit - x else None
-    for entry in found:
+    for entry in shown:
         advance = entry.width + 14 if column is None else column
         if at > x and at + (entry.width if column is None else column) > limit:
             at, row = x, row + 20

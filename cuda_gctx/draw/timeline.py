@@ -58,15 +58,15 @@ Timed = TypeVar("Timed", bound=_Timed)
 
 def layers(bars: Iterable[Timed]) -> list[list[Timed]]:
     """The bars in as few layers as possible without overlaps in a layer."""
-    found: list[list[Timed]] = []
+    stacked: list[list[Timed]] = []
     for bar in sorted(bars, key=lambda bar: (bar.start_ns, -bar.end_ns)):
-        for layer in found:
+        for layer in stacked:
             if layer[-1].end_ns <= bar.start_ns:
                 layer.append(bar)
                 break
         else:
-            found.append([bar])
-    return found
+            stacked.append([bar])
+    return stacked
 
 
 def _ticks(length: int) -> tuple[list[int], str, int]:

@@ -53,17 +53,17 @@ class _Here(threading.local):
 
         All of them are left and entered, even if one raises. error: the exception of the ended block, as in __exit__.
         """
-        first = next((at for at, one in enumerate(self.opened) if one.is_left), None)
+        first = next((at for at, block in enumerate(self.opened) if block.is_left), None)
         if first is None:
             return
         ended = self.opened[first:]
         del self.opened[first:]
         in_turn = ExitStack()  # called in the reverse order
-        for one in reversed(ended):
-            if not one.is_left:
-                in_turn.callback(self.enter, one)
-        for one in ended:
-            in_turn.push(one.leave)
+        for block in reversed(ended):
+            if not block.is_left:
+                in_turn.callback(self.enter, block)
+        for block in ended:
+            in_turn.push(block.leave)
         in_turn.__exit__(*(error or (None, None, None)))
 
     def enter(self, opened: _Opened) -> Any:

@@ -44,17 +44,17 @@ class _ProcessWide:
         self, read: Callable[[], int | None], write: Callable[[int | None], object], value: int | None
     ) -> Iterator[None]:
         """Set the value for the length of a block."""
-        mine = [value]
+        held = [value]
         with self._lock:
             if not self._open:
                 self._before = read()
             write(value)
-            self._open.append(mine)
+            self._open.append(held)
         try:
             yield
         finally:
             with self._lock:
-                self._open = [block for block in self._open if block is not mine]
+                self._open = [block for block in self._open if block is not held]
                 write(self._open[-1][0] if self._open else self._before)
 
 

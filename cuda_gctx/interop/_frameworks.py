@@ -40,11 +40,11 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
 
     versioned: the module with the version, if it is another one.
     """
-    known = sys.modules.get(module)
-    if known is not None and _checked.get((module, minimum)) is known:
-        return known
+    loaded = sys.modules.get(module)
+    if loaded is not None and _checked.get((module, minimum)) is loaded:
+        return loaded
     try:
-        found = import_module(module)
+        imported = import_module(module)
         with_version = import_module(versioned or module)
     # OSError: one of its libraries does not load.
     except (ImportError, OSError) as error:
@@ -57,8 +57,8 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
         raise ImportError(f"this needs {package} {minimum} or newer, and {with_version} has no version", name=module)
     if release(version) < release(minimum):
         raise ImportError(f"this needs {package} {minimum} or newer, and found {version}", name=module)
-    _checked[module, minimum] = found
-    return found
+    _checked[module, minimum] = imported
+    return imported
 
 
 def refuse_default_of_green(stream: Stream) -> None:

@@ -142,8 +142,8 @@ def current(stream: Stream) -> Iterator[None]:
     """
     cupy = sys.modules["cupy"]
     device = cupy.cuda.Device
-    known = _seen.get(stream)
-    if known is None:
+    external = _seen.get(stream)
+    if external is None:
         if not cupy.is_available():
             yield
             return
@@ -151,7 +151,7 @@ def current(stream: Stream) -> Iterator[None]:
         refuse_default_of_green(stream)
         pin(stream)
         with device(stream.device.device_id):
-            known = _seen[stream] = _stream_class(cupy).from_external(_Handle(stream.handle))
+            external = _seen[stream] = _stream_class(cupy).from_external(_Handle(stream.handle))
     # An external stream of CuPy does not know its device.
-    with device(stream.device.device_id), known:
+    with device(stream.device.device_id), external:
         yield

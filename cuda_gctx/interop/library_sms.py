@@ -387,25 +387,25 @@ class Decisions:
         finally:
             self._measuring.release()
         if seconds is None:
-            found = Decision(gemm, False, None, None)
+            decision = Decision(gemm, False, None, None)
         else:
-            found = Decision(gemm, seconds[1] < seconds[0] * (1 - MARGIN), *seconds)
-        self._known[gemm] = found
-        return found
+            decision = Decision(gemm, seconds[1] < seconds[0] * (1 - MARGIN), *seconds)
+        self._known[gemm] = decision
+        return decision
 
     def __str__(self) -> str:
         rows = [
             (
-                found.gemm.operation,
-                "; ".join(map(_shown, found.gemm.arguments)),
-                found.gemm.sm_count,
+                decision.gemm.operation,
+                "; ".join(map(_shown, decision.gemm.arguments)),
+                decision.gemm.sm_count,
                 *(
                     None if seconds is None else f"{seconds * 1e6:.1f}"
-                    for seconds in (found.seconds_without, found.seconds_with)
+                    for seconds in (decision.seconds_without, decision.seconds_with)
                 ),
-                "on" if found.target else "off",
+                "on" if decision.target else "off",
             )
-            for found in self
+            for decision in self
         ]
         return table(("operation", "arguments", "SMs", "us without", "us with", "target"), rows)
 
@@ -422,7 +422,7 @@ _GEMMS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation", "l
 @cache
 def _gemms(torch: Any) -> dict[Any, Any]:
     """Each form of a GEMM, and the form that only writes to new memory, which can be called to measure."""
-    found = {}
+    pure_forms = {}
     for name in _GEMMS:
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:
@@ -431,11 +431,11 @@ def _gemms(torch: Any) -> dict[Any, Any]:
         for form in forms:
             pure = {"out": "default", "dtype_out": "dtype"}.get(form, form)
             if pure in forms and "out" not in pure:
-                found[getattr(packet, form)] = getattr(packet, pure)
+                pure_forms[getattr(packet, form)] = getattr(packet, pure)
         in_place = getattr(torch.ops.aten, f"{name}_", None)
         if in_place is not None:
-            found[in_place.default] = packet.default
-    return found
+            pure_forms[in_place.default] = packet.default
+    return pure_forms
 
 
 def _seconds(
@@ -516,12 +516,12 @@ def _mode_class(torch: Any) -> Any:
                 self._device_name,
                 library,
             )
-            known = decisions.find(gemm)
+            decision = decisions.find(gemm)
             # Waiting would invalidate the capture.
-            if known is None and not torch.cuda.is_current_stream_capturing():
+            if decision is None and not torch.cuda.is_current_stream_capturing():
                 call = partial(gemms[function], *args, **inputs)
-                known = decisions.measure(gemm, lambda: _seconds(torch, self._stream, call, self._target))
-            return known is not None and known.target
+                decision = decisions.measure(gemm, lambda: _seconds(torch, self._stream, call, self._target))
+            return decision is not None and decision.target
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}

@@ -25,6 +25,6 @@ def numba_stream(target: Target) -> Any:
     stream = own_stream(target)
     # Numba requires a current primary context.
     with stream.device.context.current():
-        made = cuda.external_stream(stream.handle)
-    made.owner = stream
-    return made
+        external = cuda.external_stream(stream.handle)
+    external.owner = stream
+    return external

@@ -211,25 +211,25 @@ def _search(name: str, given: Any) -> tuple[list[_Found], bool]:
     Tensors count where they are given, or by their names.
     """
     is_complete = True
-    found: list[_Found] = []
-    known: set[tuple[int, bool]] = set()
+    uses: list[_Found] = []
+    visited: set[tuple[int, bool]] = set()
     kept: list[Any] = []  # an id is that of one object as long as the object lives
     waiting: list[tuple[Any, str, bool, int]] = [(given, name, True, 0)]
-    while waiting and len(known) < _MOST:
+    while waiting and len(visited) < _MOST:
         thing, place, counts, depth = waiting.pop()
         # The same list may be named elsewhere, by a name with which its tensors count.
-        if isinstance(thing, _LEAVES) or (id(thing), counts) in known:
+        if isinstance(thing, _LEAVES) or (id(thing), counts) in visited:
             continue
-        known.add((id(thing), counts))
+        visited.add((id(thing), counts))
         kept.append(thing)
         memory = _memory_of_tensor(thing)
         if memory is not None:
             if counts:
-                found.append(_Found("scratch memory", place, memory=memory))
+                uses.append(_Found("scratch memory", place, memory=memory))
             continue
-        mine = list(_recognised(thing, place))
-        found += mine
-        if mine or _is(thing, "torch", "Tensor"):
+        recognised = list(_recognised(thing, place))
+        uses += recognised
+        if recognised or _is(thing, "torch", "Tensor"):
             continue
         if depth == _DEEPEST:
             is_complete = is_complete and next(_parts_of(thing, place), None) is None
@@ -238,7 +238,7 @@ def _search(name: str, given: Any) -> tuple[list[_Found], bool]:
         waiting += [
             (part, where, written or in_container, depth + 1) for part, where, written in _parts_of(thing, place)
         ]
-    return found, is_complete and not waiting
+    return uses, is_complete and not waiting
 
 
 def check(**uses: Any) -> SharingReport:
@@ -255,15 +255,15 @@ def check(**uses: Any) -> SharingReport:
     if len(uses) < 2:
         raise ValueError("check() compares partitions: give the objects of two or more, as in check(a=[...], b=[...])")
     searched = [_search(name, given) for name, given in uses.items()]
-    of_each = [found for found, _ in searched]
+    of_each = [uses_of_one for uses_of_one, _ in searched]
     shared: dict[tuple[str, object, object], Shared] = {}
-    for (name, mine), (other_name, theirs) in combinations(zip(uses, of_each, strict=True), 2):
-        for one in mine:
+    for (name, ours), (other_name, theirs) in combinations(zip(uses, of_each, strict=True), 2):
+        for use in ours:
             for other in theirs:
-                if one.is_shared_with(other):
-                    identity = (one.kind, one.key or one.memory, (name, other_name))
-                    shared.setdefault(identity, Shared(one.kind, (one.place, other.place), _ADVICE[one.kind]))
+                if use.is_shared_with(other):
+                    identity = (use.kind, use.key or use.memory, (name, other_name))
+                    shared.setdefault(identity, Shared(use.kind, (use.place, other.place), _ADVICE[use.kind]))
     seen = dict.fromkeys(_ADVICE, 0)
-    for one in (one for found in of_each for one in found):
-        seen[one.kind] += 1
+    for use in (use for uses_of_one in of_each for use in uses_of_one):
+        seen[use.kind] += 1
     return SharingReport(tuple(shared.values()), seen, all(complete for _, complete in searched))

@@ -195,16 +195,16 @@ def current(stream: Stream) -> AbstractContextManager[Any]:
     Requires that torch is imported, and that the stream outlives the block. Cheap for a stream that was used before.
     """
     torch = sys.modules["torch"]
-    known = _seen.get(stream)
-    if known is None:
+    external = _seen.get(stream)
+    if external is None:
         if not torch.cuda.is_available():
             return nullcontext()
         load_torch()
         refuse_default_of_green(stream)
         pin(stream)
-        known = _default_stream(torch, stream) or torch.cuda.ExternalStream(
+        external = _default_stream(torch, stream) or torch.cuda.ExternalStream(
             stream.handle, device=stream.device.device_id
         )
-        _seen[stream] = known
-    block: AbstractContextManager[Any] = torch.cuda.stream(known)
+        _seen[stream] = external
+    block: AbstractContextManager[Any] = torch.cuda.stream(external)
     return block

@@ -44,15 +44,17 @@ def folder_of_results(wanted: Path | None, default: Path) -> Path:
 def _opened(value: Any, before: str) -> Iterator[str]:
     """The lines of a container whose entries have lines of their own. before: what its first line begins with."""
     rows = isinstance(value, list)
-    entries = [("", one) for one in value] if rows else [(f"{json.dumps(key)}: ", one) for key, one in value.items()]
+    entries = (
+        [("", item) for item in value] if rows else [(f"{json.dumps(key)}: ", item) for key, item in value.items()]
+    )
     indent = " " * (len(before) - len(before.lstrip()))
     yield before + ("[" if rows else "{")
-    for number, (name, one) in enumerate(entries, 1):
+    for number, (name, item) in enumerate(entries, 1):
         begin, comma = f"{indent} {name}", "," if number < len(entries) else ""
-        text = json.dumps(one, separators=(",", ":"))
-        table = isinstance(one, list) and not rows
-        if _has_entries(one) and (table or len(text) > WIDEST):
-            *lines, last = _opened(one, begin)
+        text = json.dumps(item, separators=(",", ":"))
+        table = isinstance(item, list) and not rows
+        if _has_entries(item) and (table or len(text) > WIDEST):
+            *lines, last = _opened(item, begin)
         else:
             lines, last = [], begin + text
         yield from lines

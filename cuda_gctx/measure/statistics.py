@@ -96,7 +96,7 @@ class Latency:
 
 def summary(values: Sequence[float], unit: float = 1.0, digits: int | None = None) -> dict[str, float]:
     """Samples for a document: median, extremes and percentiles, divided by `unit`, rounded to `digits`."""
-    found = {
+    statistics = {
         "median": median(values),
         "min": min(values),
         "p10": quantile(values, 0.1),
@@ -104,7 +104,7 @@ def summary(values: Sequence[float], unit: float = 1.0, digits: int | None = Non
         "p99": quantile(values, 0.99),
         "max": max(values),
     }
-    scaled = {name: float(value) / unit for name, value in found.items()}
+    scaled = {name: float(value) / unit for name, value in statistics.items()}
     if digits is not None:
         scaled = {name: round(value, digits) for name, value in scaled.items()}
     return {**scaled, "samples": len(values)}
@@ -226,7 +226,7 @@ class Luck:
     freedom: int = 0
     openings: int = 1
 
-    def between(self, one: int | None = None, other: int | None = None) -> float:
+    def between(self, number: int | None = None, other: int | None = None) -> float:
         """By how much two equal things may differ, as a share: typical ones, or those with these numbers.
 
         A thing whose own openings differ more than is typical counts with its own variance. One whose openings differ
@@ -234,7 +234,7 @@ class Luck:
         """
         if not self.freedom:
             return 0.0
-        variances = [max(self.typical, self.own[number] if number is not None else 0.0) for number in (one, other)]
+        variances = [max(self.typical, self.own[which] if which is not None else 0.0) for which in (number, other)]
         chance = CHANCE / max(1, len(self.own) - 1)
         return exp(student(chance, self.freedom) * sqrt(sum(variances) / self.openings)) - 1
 

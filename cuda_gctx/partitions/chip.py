@@ -55,19 +55,19 @@ def _sightings(stream: Stream, blocks: int, size: int, timeout_ns: int) -> Itera
 
 def _look(device: Device, timeout_ns: int) -> Clusters:
     """Launch thread-block clusters on the whole device until further ones join no further SMs."""
-    found: Clusters = ()
+    clusters: Clusters = ()
     with device.create_stream() as stream:
         largest = max_cluster_size(stream, 0, PROBE_THREADS, 0)
         if largest == 1:
             return ()
         for number, grid in enumerate(GRIDS, 1):
-            before = found
+            before = clusters
             for size in SIZES:
                 if size <= largest:
-                    found = joined([*found, *_sightings(stream, grid * device.sm_count, size, timeout_ns)])
-            if found == before and number >= LEAST_PASSES:
+                    clusters = joined([*clusters, *_sightings(stream, grid * device.sm_count, size, timeout_ns)])
+            if clusters == before and number >= LEAST_PASSES:
                 break
-    return found
+    return clusters
 
 
 def known_clusters(device: Device) -> Clusters:
@@ -84,12 +84,12 @@ def chip_clusters(device: Device, timeout_ns: int) -> Clusters:
     key = driver_key(device.resources.sm), device.device_id
     if key not in _known:
         try:
-            found = _look(device, timeout_ns)
+            clusters = _look(device, timeout_ns)
         except CUDAError:
-            found = ()  # refused, as it would be the next time
+            clusters = ()  # refused, as it would be the next time
         except RuntimeError:
             return ()  # other work keeps the SMs: the next call may see more
-        if found and sum(map(len, found)) < device.sm_count:
-            return found
-        _known[key] = found
+        if clusters and sum(map(len, clusters)) < device.sm_count:
+            return clusters
+        _known[key] = clusters
     return _known[key]

@@ -110,8 +110,8 @@ class GraphSet:
         """
         place = self._place(part)
         with self._lock:
-            known = self._entries.get((_key(place), key))
-            if known is None:
+            entry = self._entries.get((_key(place), key))
+            if entry is None:
                 way: Callable[[Place, Function], Replayable] = (
                     above.torch_graph if self._framework == "torch" else _OwnGraph.capture
                 )
@@ -119,9 +119,9 @@ class GraphSet:
                 before, _ = device_memory(whole)
                 graph = way(place, function)
                 after, _ = device_memory(whole)
-                known = _Entry(*_described(place), graph, max(0, before - after))
-                self._entries[_key(place), key] = known
-            return known.graph.output
+                entry = _Entry(*_described(place), graph, max(0, before - after))
+                self._entries[_key(place), key] = entry
+            return entry.graph.output
 
     def add(self, part: Place | str, key: Hashable, graph: Graph) -> None:
         """Add a graph that was captured elsewhere. Raises ValueError if it was captured in another context.

@@ -88,40 +88,44 @@ class Opening:
         """
         order = self._order
         if not in_use:
-            known = store._take_set(order)
-            if known is not None:
-                return Loan(known, known, self._claim, order)
-        shared = {one.key: in_use[one.key] for one in order.wanted if one.key in in_use} if in_use else {}
-        own = self._own([one for one in order.wanted if one.key not in shared], streams)
+            kept = store._take_set(order)
+            if kept is not None:
+                return Loan(kept, kept, self._claim, order)
+        shared = (
+            {request.key: in_use[request.key] for request in order.wanted if request.key in in_use} if in_use else {}
+        )
+        taken = self._own([request for request in order.wanted if request.key not in shared], streams)
         if not shared:
-            contexts = own
+            contexts = taken
         else:
-            lent = {stored.key: stored for stored in own}
-            contexts = [shared[one.key][0] if one.key in shared else lent[one.key] for one in order.wanted]
-        for stored, one in zip(contexts, order.wanted, strict=True):
-            if stored.served is not one:
-                serve_as(stored.context, one.groups)
-                if one.key not in shared:
-                    rename(stored.context, one.name)
-                    stored.served = one
-        return Loan(contexts, own, self._claim, None if shared else order, [loan for _, loan in shared.values()])
+            lent = {stored.key: stored for stored in taken}
+            contexts = [
+                shared[request.key][0] if request.key in shared else lent[request.key] for request in order.wanted
+            ]
+        for stored, request in zip(contexts, order.wanted, strict=True):
+            if stored.served is not request:
+                serve_as(stored.context, request.groups)
+                if request.key not in shared:
+                    rename(stored.context, request.name)
+                    stored.served = request
+        return Loan(contexts, taken, self._claim, None if shared else order, [loan for _, loan in shared.values()])
 
-    def _own(self, wanted: Sequence[Wanted], streams: Sequence[Stream]) -> list[StoredContext]:
+    def _own(self, requests: Sequence[Wanted], streams: Sequence[Stream]) -> list[StoredContext]:
         """A context for each request, from the store or new."""
-        found = store._take(one.key for one in wanted)
-        made: dict[Wanted, StoredContext] = {}
+        available = store._take(request.key for request in requests)
+        created: dict[Wanted, StoredContext] = {}
         try:
-            if None in found:
+            if None in available:
                 refuse_capture(self._device.resources.sm, streams)
-            for one, stored in zip(wanted, found, strict=True):
+            for request, stored in zip(requests, available, strict=True):
                 if stored is None:
-                    made[one] = _make(self._device, one)
+                    created[request] = _make(self._device, request)
         except BaseException:
-            for stored in reversed(made.values()):
+            for stored in reversed(created.values()):
                 stored.close()
-            store._put([stored for stored in found if stored is not None])
+            store._put([stored for stored in available if stored is not None])
             raise
-        return [stored or made[one] for one, stored in zip(wanted, found, strict=True)]
+        return [stored or created[request] for request, stored in zip(requests, available, strict=True)]
 
 
 def open_contexts(
@@ -157,19 +161,19 @@ before_driver_closes(_forget_driver)
 def known_split(device: Device, request: object, split: Callable[[], Known], streams: Sequence[Stream] = ()) -> Known:
     """The result of `split` for a request; it never changes, so `split` is called once for each driver and device."""
     whole = device.resources.sm
-    where = driver_and_device(whole, device)
-    known = _known.get(where)
-    if known is None:
-        known = _known.setdefault(where, {})
-    found: Known | None = known.get(request)
-    if found is None:
+    key = driver_and_device(whole, device)
+    splits = _known.get(key)
+    if splits is None:
+        splits = _known.setdefault(key, {})
+    groups: Known | None = splits.get(request)
+    if groups is None:
         refuse_capture(whole, streams)  # some splits make a context in between
-        found = split()
-        if len(known) >= MOST_SPLITS:
-            known.clear()
+        groups = split()
+        if len(splits) >= MOST_SPLITS:
+            splits.clear()
         # One object for all, whichever thread was first.
-        found = known.setdefault(request, found)
-    return found
+        groups = splits.setdefault(request, groups)
+    return groups
 
 
 def _order_for(device: Device, layout: Layout) -> Order:

@@ -193,9 +193,9 @@ class SMMap:
         drawing.text(MARGIN, y + 10, note, size=11, kind="faint")
         return written(drawing.svg(width, y + 26), path)
 
-    def _draw(self, drawing: Drawing, x: float, y: float, cell: MapCell, where: str, colours: dict[str, str]) -> None:
+    def _draw(self, drawing: Drawing, x: float, y: float, cell: MapCell, place: str, colours: dict[str, str]) -> None:
         who = " and ".join(cell.owners) or "nobody"
-        hover = f"SM {cell.sm}: {who}{', shared' if len(cell.owners) > 1 else ''} ({where})"
+        hover = f"SM {cell.sm}: {who}{', shared' if len(cell.owners) > 1 else ''} ({place})"
         if not cell.owners:
             drawing.rectangle(x, y, CELL, CELL, kind="empty", corner=4, hover=hover)
             drawing.text(x + CELL / 2, y + 19, str(cell.sm), size=10.5, kind="faint", anchor="middle")

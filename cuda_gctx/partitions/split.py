@@ -130,15 +130,15 @@ def partition_sizes(device: Device) -> list[PartitionSize]:
     """Every size that one partition of the device can have, according to the driver."""
     whole = device.resources.sm
     sizes = []
-    for wanted in range(2, whole.sm_count + 1, 2):
+    for count in range(2, whole.sm_count + 1, 2):
         for backfill in (False, True):
-            if not backfill and wanted % whole.coscheduled_alignment:
+            if not backfill and count % whole.coscheduled_alignment:
                 continue
             try:
-                [group], _ = whole.split(SMResourceOptions([wanted], backfill=backfill), dry_run=True)
+                [group], _ = whole.split(SMResourceOptions([count], backfill=backfill), dry_run=True)
             except SplitError:
                 continue
-            if group.sm_count == wanted:
-                sizes.append(PartitionSize(wanted, not backfill, group.coscheduled_alignment, group.strategy))
+            if group.sm_count == count:
+                sizes.append(PartitionSize(count, not backfill, group.coscheduled_alignment, group.strategy))
                 break
     return sizes

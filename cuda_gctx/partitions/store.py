@@ -162,31 +162,31 @@ class ContextStore:
                 stacklevel=3,
             )
 
-    def _take_out(self, one: StoredSet, stored: StoredContext) -> bool:
+    def _take_out(self, stored_set: StoredSet, stored: StoredContext) -> bool:
         """Take one context out of a set, which ends the set; False if the garbage collector has done so."""
-        if one.order is not None:
+        if stored_set.order is not None:
             with suppress(ValueError):
-                one.order.idle.remove(one)
-            one.order = None
-        if stored not in one.contexts:
+                stored_set.order.idle.remove(stored_set)
+            stored_set.order = None
+        if stored not in stored_set.contexts:
             return False
-        one.contexts.remove(stored)
+        stored_set.contexts.remove(stored)
         self._count -= 1
-        if not one.contexts:
-            self._sets.pop(one, None)
+        if not stored_set.contexts:
+            self._sets.pop(stored_set, None)
         return True
 
     def _take_set(self, order: Order) -> list[StoredContext] | None:
         """The contexts that served an order before, if they can serve it again unchanged."""
         with self._lock:
             while order.idle:
-                found: StoredSet = order.idle.pop()
-                found.order = None
-                if self._sets.pop(found, found) is found:
+                stored_set: StoredSet = order.idle.pop()
+                stored_set.order = None
+                if self._sets.pop(stored_set, stored_set) is stored_set:
                     continue  # the garbage collector has trimmed the store in between
-                self._count -= len(found.contexts)
+                self._count -= len(stored_set.contexts)
                 # Code that has the handle of one may have closed it in the meantime.
-                usable = [stored for stored in found.contexts if not stored.context.is_closed]
+                usable = [stored for stored in stored_set.contexts if not stored.context.is_closed]
                 if len(usable) == len(order.wanted):
                     return usable
                 self._add(StoredSet(usable, None))
@@ -282,7 +282,7 @@ class Loan:
     def __init__(
         self,
         contexts: list[StoredContext],
-        own: list[StoredContext],
+        taken: list[StoredContext],
         claim: Claim,
         order: Order | None,
         sources: Sequence[Loan] = (),
@@ -290,7 +290,7 @@ class Loan:
         """order: the order that `own` serves unchanged."""
         self.contexts = contexts
         self.sources = sources
-        self._own = own
+        self._own = taken
         self._order = order
         self._claim: Claim | None = claim
 
@@ -346,11 +346,11 @@ def memory_use() -> dict[int, MemoryUse]:
             whole = device.resources.sm
         except FeatureNotSupported:
             continue
-        made, destroyed = context_counts(whole)
-        if made:
+        created, destroyed = context_counts(whole)
+        if created:
             free, total = device_memory(whole)
             pinned, waiting = pinned_counts(whole)
             stored = store.count(device) + waiting
             splitting = split_context_count(whole)
-            uses[device_id] = MemoryUse(free, total, made - destroyed, stored, destroyed, splitting, pinned)
+            uses[device_id] = MemoryUse(free, total, created - destroyed, stored, destroyed, splitting, pinned)
     return uses

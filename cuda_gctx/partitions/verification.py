@@ -71,22 +71,22 @@ class VerifyReport:
     @property
     def problems(self) -> tuple[str, ...]:
         """Each problem, as a sentence."""
-        found = []
+        sentences = []
         for context in self.contexts:
             seen = len(context.sm_ids)
             if seen > context.expected:
-                found.append(f"{context.name} ran on {seen} SMs, but should have {context.expected}")
+                sentences.append(f"{context.name} ran on {seen} SMs, but should have {context.expected}")
             elif seen < context.expected:
-                found.append(
+                sentences.append(
                     f"{context.name} ran on {seen} of its {context.expected} SMs: it does not have the others, or "
                     "other work kept them busy"
                 )
         for shared in self.overlaps:
             if not {shared.first, shared.second} & set(self.over):
-                found.append(f"{shared.first} and {shared.second} both ran on SM {ranges(shared.sm_ids)}")
+                sentences.append(f"{shared.first} and {shared.second} both ran on SM {ranges(shared.sm_ids)}")
         if self.outside:
-            found.append(f"SM {ranges(self.outside)} belong to none of the contexts")
-        return tuple(found)
+            sentences.append(f"SM {ranges(self.outside)} belong to none of the contexts")
+        return tuple(sentences)
 
     @property
     def shared_on_purpose(self) -> tuple[str, ...]:

@@ -125,16 +125,16 @@ class Curve:
         text: what to_json() returned. Anything else raises a ValueError that names the field.
         """
         with reading(text, "curve", SCHEMA) as given:
-            found = made(
+            loaded = made(
                 cls,
                 given,
                 "",
-                points=lambda value, where: tuple(each(value, where, _point)),
-                conditions=lambda value, where: tuple(each(value, where, conditions)),
+                points=lambda value, path: tuple(each(value, path, _point)),
+                conditions=lambda value, path: tuple(each(value, path, conditions)),
             )
-            if not found.points:
+            if not loaded.points:
                 raise ValueError("points is empty")
-        return found
+        return loaded
 
     # ---- for people
 
@@ -269,8 +269,8 @@ def curve(
     with only_tuning(device), Progress(progress) as bar:
         before = Conditions.of(device)
         device.sync()
-        found = measured_curve(device, work, other, sizes, launch, budget_s, bar, seed)
-        return replace(found, conditions=(before, Conditions.of(device)))
+        measured = measured_curve(device, work, other, sizes, launch, budget_s, bar, seed)
+        return replace(measured, conditions=(before, Conditions.of(device)))
 
 
 def measured_curve(
@@ -310,7 +310,7 @@ def _measure(
     device: Device,
     work: Part,
     load: Part | None,
-    wanted: Iterable[int] | None,
+    sizes: Iterable[int] | None,
     runner: Runner,
     calls: Runner,
     budget_s: float,
@@ -322,9 +322,9 @@ def _measure(
     critical = Part(PART, work.function)
     stream = closing.enter_context(device.create_stream())
     names = {PART: critical} if load is None else {PART: critical, LOAD: Part(LOAD, load.function)}
-    for name, one in names.items():
+    for name, part in names.items():
         with naming(f"{work.name if name == PART else load.name if load is not None else ''} alone"):
-            facts = examine(one, stream, runner.demand_time)
+            facts = examine(part, stream, runner.demand_time)
         for each_runner in (runner, calls):
             each_runner.call_s[name] = facts.host_s
             each_runner.alone_s[name] = facts.device_s
@@ -333,8 +333,8 @@ def _measure(
     whole = _Size(device.sm_count, Trial("whole device", (critical,), {PART: stream}, stream), None)
     runner.warm(whole.alone)
     step_s = max(whole.alone.step_s, whole.alone.host_s)
-    counts = _sizes(device, wanted, step_s, load is not None, budget_s)
-    complete = len(counts) == len(_sizes(device, wanted, 0.0, False, budget_s))
+    counts = _sizes(device, sizes, step_s, load is not None, budget_s)
+    complete = len(counts) == len(_sizes(device, sizes, 0.0, False, budget_s))
     measured = [whole]
     began = clock.now()
     try:
@@ -364,21 +364,22 @@ def _measure(
         complete = complete and all(len(size.seconds) >= LEAST_PAIRS for size in measured)
     finally:
         for size in measured:
-            for one in (*size.alone.streams.values(), *(size.both.streams.values() if size.both is not None else ())):
-                one.sync()
+            for trial in (size.alone, size.both):
+                for used in trial.streams.values() if trial is not None else ():
+                    used.sync()
     if not whole.seconds:
         raise RuntimeError(f"budget_s={budget_s:g} is too short to measure {work.name} once: increase it")
     return measured, complete
 
 
 def _sizes(
-    device: Device, wanted: Iterable[int] | None, step_s: float, loaded: bool, budget_s: float
+    device: Device, sizes: Iterable[int] | None, step_s: float, loaded: bool, budget_s: float
 ) -> Sequence[tuple[int, Request]]:
     """The sizes to measure, and how to request them: as many as the budget allows, evenly apart."""
-    found = Sizes(device, [PART, LOAD], wanted).requests()
+    requests = Sizes(device, [PART, LOAD], sizes).requests()
     # A round of a size: a batch of steps, and with a load about two times as many calls again.
     each_s = max(0.05, step_s) * (4 if loaded else 1) * (LEAST_PAIRS + 1)
-    most = max(2, int(budget_s / each_s) - 1) if step_s else len(found)
-    if len(found) <= most:
-        return found
-    return [found[round(number * (len(found) - 1) / (most - 1))] for number in range(most)]
+    most = max(2, int(budget_s / each_s) - 1) if step_s else len(requests)
+    if len(requests) <= most:
+        return requests
+    return [requests[round(number * (len(requests) - 1) / (most - 1))] for number in range(most)]

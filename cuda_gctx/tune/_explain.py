@@ -195,11 +195,11 @@ class _Runs:
     def finds_room(self, other: Stream, repeats: int) -> bool:
         """Whether a block that needs half an SM finds room on `other` while the first work runs so many times."""
         self.sync()
-        own = self.streams[0]
-        self._stamps.write(own, 0)
+        stream = self.streams[0]
+        self._stamps.write(stream, 0)
         for _ in range(repeats):
             self.call(0)
-        self._stamps.write(own, 1)
+        self._stamps.write(stream, 1)
         spin(other, 1, 0)
         self._stamps.write(other, 2)
         self.sync()
@@ -434,10 +434,10 @@ class _Diagnosis:
     def _queues(self) -> str | None:
         if self.at_once:
             return None
-        known = too_few_queues(2, "streams") or self.contexts_cause
-        if known is None and self.streams[0].context != self.streams[1].context:
-            known = lack_of_concurrency(self.streams[0].device, 2)
-        return known or (
+        cause = too_few_queues(2, "streams") or self.contexts_cause
+        if cause is None and self.streams[0].context != self.streams[1].context:
+            cause = lack_of_concurrency(self.streams[0].device, 2)
+        return cause or (
             "two small kernels on the same streams do not overlap either: the streams share a hardware queue, or other "
             "work is running; create the two streams in succession and before others, and check "
             "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -504,23 +504,23 @@ class _Diagnosis:
     # ---- what it costs
 
     def _costs(self) -> list[str]:
-        found = []
+        sentences = []
         for i in (0, 1):
             slowdown = self.together_ns[i] / max(self.alone_ns[i], 1)
             if slowdown >= LEAST_SLOWDOWN:
-                found.append(
+                sentences.append(
                     f"{self.names[i]} takes {in_words(self.together_ns[i])} together with {self.names[1 - i]} and "
                     f"{in_words(self.alone_ns[i])} alone, {slowdown:.2f} times as long{self._wait(i)}: "
                     f"{self._shared_what()}"
                 )
-        if not found:
-            found.append("neither slows the other by more than 10%")
+        if not sentences:
+            sentences.append("neither slows the other by more than 10%")
         if self.overlap_queued - self.overlap > 0.25:
-            found.append(
+            sentences.append(
                 f"if both are queued before they start, {self.overlap_queued:.0%} of the shorter one overlaps: the "
                 "launches come late; capture the work into graphs, or call the two from two threads"
             )
-        return found
+        return sentences
 
     def _wait(self, which: int) -> str:
         """How late the second begins, beyond the time to call the first."""
@@ -537,18 +537,18 @@ class _Diagnosis:
         return "they share no SM, but memory bandwidth, L2 cache and power, whatever the sizes of the partitions"
 
     def _notes(self) -> list[str]:
-        found = []
+        sentences = []
         for i in (0, 1):
             if self.stand_ins[i] and self.called_ns[i] > 2 * STAND_IN_NS:
-                found.append(
+                sentences.append(
                     f"the small kernel on {self.names[i]} completed after {in_words(self.called_ns[i])}, and takes "
                     f"{in_words(STAND_IN_NS)}: other work occupies its SMs; run that work in the background partition, "
                     "dev.partition(...), to keep SMs free of it"
                 )
             if self.first_call_ns[i] > 3 * self.call_ns[i] + 1_000_000:
-                found.append(
+                sentences.append(
                     f"the first call of {self.names[i]} took {in_words(self.first_call_ns[i])}, later ones "
                     f"{in_words(self.call_ns[i])}: kernels are loaded at their first launch, which delays the whole "
                     "device; call it once in advance, or set CUDA_MODULE_LOADING=EAGER"
                 )
-        return found
+        return sentences

@@ -60,13 +60,13 @@ def _modes_of_torch() -> Callable[[], Any]:
     """Blocks that give a thread the modes of this thread, such as inference_mode(), which torch keeps by thread."""
     torch: Any = sys.modules.get("torch")
     names = ("is_grad_enabled", "is_inference_mode_enabled", "set_grad_enabled", "inference_mode")
-    known = all(hasattr(torch, name) for name in names)
-    grad, inference = (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) if known else (True, False)
+    has_modes = all(hasattr(torch, name) for name in names)
+    grad, inference = (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) if has_modes else (True, False)
 
     @contextmanager
     def modes() -> Iterator[None]:
         with ExitStack() as blocks:
-            if known:
+            if has_modes:
                 blocks.enter_context(torch.inference_mode(inference))
                 blocks.enter_context(torch.set_grad_enabled(grad))
             yield

@@ -31,31 +31,31 @@ def reading(text: str, what: str, schema: int) -> Iterator[dict[str, Any]]:
         raise ValueError(f"not a {what} of schema {schema}: {error}") from error
 
 
-def plain(kind: Any, value: Any, where: str) -> Any:
+def plain(kind: Any, value: Any, path: str) -> Any:
     """A string, a bool or a number, which is never negative here; None if the kind allows it."""
     if value is None and type(None) in get_args(kind):
         return None
-    kind = next((one for one in get_args(kind) if one is not type(None)), kind)
+    kind = next((member for member in get_args(kind) if member is not type(None)), kind)
     if kind is bool:
-        return as_bool(where, value)
+        return as_bool(path, value)
     if kind is int:
-        return as_int(where, value, 0)
+        return as_int(path, value, 0)
     if kind is float:
-        number = as_number(where, value)
+        number = as_number(path, value)
         if not 0 <= number < math.inf:
-            raise ValueError(f"{where} must be a number of 0 or more, not {value}")
+            raise ValueError(f"{path} must be a number of 0 or more, not {value}")
         return number
     if not isinstance(value, kind):
-        raise TypeError(f"{where} must be of type {kind.__name__}, not {type(value).__name__}")
+        raise TypeError(f"{path} must be of type {kind.__name__}, not {type(value).__name__}")
     return value
 
 
-def made(kind: type[Value], value: Any, where: str, **readers: Reader) -> Value:
+def made(kind: type[Value], value: Any, path: str, **readers: Reader) -> Value:
     """A dataclass, from exactly the fields that it is made from."""
     hints = get_type_hints(kind)
     kinds = {field.name: hints[field.name] for field in fields(kind) if field.init}  # type: ignore[arg-type]
-    at = f"{where}." if where else ""
-    given = set(mapping(value, where))
+    at = f"{path}." if path else ""
+    given = set(mapping(value, path))
     for name in sorted(kinds.keys() ^ given):
         raise ValueError(f"{at}{name} is {'unknown' if name in given else 'missing'}")
     return kind(
@@ -68,32 +68,32 @@ def made(kind: type[Value], value: Any, where: str, **readers: Reader) -> Value:
     )
 
 
-def mapping(value: Any, where: str) -> Mapping[str, Any]:
+def mapping(value: Any, path: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"{where} must be an object, not {type(value).__name__}")
+        raise TypeError(f"{path} must be an object, not {type(value).__name__}")
     return value
 
 
-def each(value: Any, where: str, read: Reader) -> list[Any]:
+def each(value: Any, path: str, read: Reader) -> list[Any]:
     if not isinstance(value, list):
-        raise TypeError(f"{where} must be a list, not {type(value).__name__}")
-    return [read(item, f"{where}[{number}]") for number, item in enumerate(value)]
+        raise TypeError(f"{path} must be a list, not {type(value).__name__}")
+    return [read(item, f"{path}[{number}]") for number, item in enumerate(value)]
 
 
-def by_name(value: Any, where: str, read: Reader) -> dict[str, Any]:
-    return {name: read(item, f"{where}.{name}") for name, item in mapping(value, where).items()}
+def by_name(value: Any, path: str, read: Reader) -> dict[str, Any]:
+    return {name: read(item, f"{path}.{name}") for name, item in mapping(value, path).items()}
 
 
 def optional(read: Reader) -> Reader:
-    return lambda value, where: None if value is None else read(value, where)
+    return lambda value, path: None if value is None else read(value, path)
 
 
-def plan_of(value: Any, where: str) -> Plan:
+def plan_of(value: Any, path: str) -> Plan:
     try:
         return Plan.from_dict(value)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"{path}: {error}") from error
 
 
-def conditions(value: Any, where: str) -> Conditions:
-    return made(Conditions, value, where)
+def conditions(value: Any, path: str) -> Conditions:
+    return made(Conditions, value, path)

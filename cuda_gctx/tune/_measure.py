@@ -456,7 +456,7 @@ class Runner:
         critical = next(part for part in trial.parts if part.name == objective.part)
         others = [part for part in trial.parts if part is not critical]
         stream = trial.streams[critical.name]
-        wanted, window_s = self._calls(critical, others, objective)
+        least_calls, window_s = self._calls(critical, others, objective)
         call = partial(critical.enqueue, stream, trial.name)
         taken: list[float] = []
 
@@ -486,7 +486,7 @@ class Runner:
                     with entered(stream, trial.library_sms):
                         taken.append(timer.seconds(call))
                     passed = seconds_between(first, timer.end)
-                    if len(taken) >= MOST_CALLS or (len(taken) >= wanted and passed >= window_s):
+                    if len(taken) >= MOST_CALLS or (len(taken) >= least_calls and passed >= window_s):
                         break
                     self.demand_time()
         calls = {name: load.completed() for name, load in loads.items()}

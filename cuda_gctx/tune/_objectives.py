@@ -81,14 +81,14 @@ Objective: TypeAlias = Literal["makespan"] | Throughput | TailLatency
 
 def checked(objective: object, parts: Sequence[str]) -> Objective:
     """The objective, if it fits these parts."""
-    known = f"the parts are {', '.join(parts)}"
+    advice = f"the parts are {', '.join(parts)}"
     if isinstance(objective, Throughput):
         if set(objective.weights) != set(parts):
-            raise ValueError(f"{objective} must have a number of calls for each part; {known}")
+            raise ValueError(f"{objective} must have a number of calls for each part; {advice}")
         return objective
     if isinstance(objective, TailLatency):
         if objective.part not in parts:
-            raise ValueError(f"{objective}: no part has this name; {known}")
+            raise ValueError(f"{objective}: no part has this name; {advice}")
         return objective
     if objective != "makespan":
         raise ValueError(f'objective must be "makespan", a Throughput or a TailLatency, not {objective!r}')

@@ -110,11 +110,11 @@ class Plan:
                 else:
                     partitions = closing.enter_context(where.partition(self.layout))
                 streams = self._placed(partitions)
-            made = {
+            on_device = {
                 (name, priority): closing.enter_context(device.create_stream(StreamOptions(priority=priority)))
                 for name, priority in dict.fromkeys(self._on_whole_device(device).values())
             }
-            yield self._in_order(streams, device, made)
+            yield self._in_order(streams, device, on_device)
 
     def switch(self, pool: PartitionPool) -> dict[str, Stream]:
         """Make this plan the current one of a pool, behind the work of earlier plans; returns the stream of each part.
@@ -128,9 +128,9 @@ class Plan:
         """
         device = _device_of(pool)
         whole = self._on_whole_device(device)
-        partitions, made = pool.switch_all(self.layout, tuple(dict.fromkeys(whole.values())))
+        partitions, on_device = pool.switch_all(self.layout, tuple(dict.fromkeys(whole.values())))
         placed = self._placed(partitions) if partitions is not None else {}
-        return self._in_order(placed, device, made)
+        return self._in_order(placed, device, on_device)
 
     def verify(self, where: Device | PartitionPool, timeout: float = 10.0) -> VerifyReport:
         """Verify with a probe kernel on which SMs each part runs. What the plan lets overlap is stated in the report.
@@ -167,8 +167,8 @@ class Plan:
             )
         streams = {}
         for place in dict.fromkeys(self.places.values()):
-            mine = [part for part in self.parts if self.places.get(part) == place]
-            first, *others = mine
+            placed_here = [part for part in self.parts if self.places.get(part) == place]
+            first, *others = placed_here
             streams[first] = partitions[place].stream
             if others:
                 streams.update(zip(others, partitions[place].stream_pool(len(others)), strict=True))

@@ -173,16 +173,16 @@ class Policy:
         best = row.best[bisect_right(row.limits, limit_s)]
         plan = self.plans[best]
         if current is not None and current is not plan:
-            mine = self._numbers.get(id(current))
-            if mine is None and current in self.plans:
-                mine = self.plans.index(current)
-            if mine is not None and row.latency[mine] <= limit_s and self._stays(row, mine, best, limit_s, load):
+            in_use = self._numbers.get(id(current))
+            if in_use is None and current in self.plans:
+                in_use = self.plans.index(current)
+            if in_use is not None and row.latency[in_use] <= limit_s and self._stays(row, in_use, best, limit_s, load):
                 return current
         return plan
 
-    def _stays(self, row: _Row, mine: int, best: int, limit_s: float, load: Mapping[str, Value]) -> bool:
+    def _stays(self, row: _Row, in_use: int, best: int, limit_s: float, load: Mapping[str, Value]) -> bool:
         """Whether a plan that keeps the limit is kept, although another one has a higher rate."""
-        if row.rate[mine] >= row.rate[best] * (1 - self.hysteresis):
+        if row.rate[in_use] >= row.rate[best] * (1 - self.hysteresis):
             return True
         larger = 0
         for key, find, size, stride in self._finders:
@@ -222,14 +222,14 @@ class Policy:
         limit_s, current, load: as for choose().
         """
         plan = self.choose(limit_s, current, **load)
-        found = self.predict(plan, **load)
-        how = "measured" if found.measured else f"predicted; it may be up to {self.error_of(plan):.0%} longer"
+        prediction = self.predict(plan, **load)
+        how = "measured" if prediction.measured else f"predicted; it may be up to {self.error_of(plan):.0%} longer"
         bucket = ", ".join(f"{key}={value}" for key, value in self.bucket(**load).items())
-        what = f"p{self.quantile * 100:g} of {self.latency} {words(found.latency_s)} ({how})"
-        text = f"{plan} for {bucket} within {words(limit_s)}: {what}, {self.bulk} {found.rate:.4g} calls/s"
+        what = f"p{self.quantile * 100:g} of {self.latency} {words(prediction.latency_s)} ({how})"
+        text = f"{plan} for {bucket} within {words(limit_s)}: {what}, {self.bulk} {prediction.rate:.4g} calls/s"
         if plan is current:
             return f"{text}; kept"
-        if found.latency_s > limit_s:
+        if prediction.latency_s > limit_s:
             text += "; no plan keeps the limit, and this one is the closest"
         return text
 
@@ -276,19 +276,19 @@ class Policy:
 
         Raises ValueError if there is no row, or if the keys of the loads differ.
         """
-        found = list(rows)
-        if not found:
+        measurements = list(rows)
+        if not measurements:
             raise ValueError("a policy needs at least one measurement")
-        keys = tuple(found[0][0])
-        if any(set(load) != set(keys) for load, *_ in found):
+        keys = tuple(measurements[0][0])
+        if any(set(load) != set(keys) for load, *_ in measurements):
             raise ValueError(f"every load needs the keys {', '.join(keys)}")
-        buckets = tuple(tuple(sorted({load[key] for load, *_ in found})) for key in keys)
-        plans = tuple(dict.fromkeys(plan for _, plan, _, _ in found))
-        known = {
+        buckets = tuple(tuple(sorted({load[key] for load, *_ in measurements})) for key in keys)
+        plans = tuple(dict.fromkeys(plan for _, plan, _, _ in measurements))
+        measured = {
             (tuple(load[key] for key in keys), plan): Prediction(latency_s, rate, True)
-            for load, plan, latency_s, rate in found
+            for load, plan, latency_s, rate in measurements
         }
-        predictions = tuple(tuple(known.get((values, plan)) for plan in plans) for values in product(*buckets))
+        predictions = tuple(tuple(measured.get((values, plan)) for plan in plans) for values in product(*buckets))
         return cls(keys, buckets, latency, bulk, quantile, plans, predictions, hysteresis=hysteresis)
 
     # ---- JSON
@@ -329,13 +329,13 @@ class Policy:
         with reading(text, "policy", SCHEMA) as given:
             plans = tuple(each(given.get("plans"), "plans", plan_of))
 
-            def check(value: Any, where: str) -> Check:
+            def check(value: Any, path: str) -> Check:
                 return made(
                     Check,
                     value,
-                    where,
-                    load=lambda value, where: by_name(value, where, _value),
-                    plan=lambda value, where: plans[value],
+                    path,
+                    load=lambda value, path: by_name(value, path, _value),
+                    plan=lambda value, path: plans[value],
                     predicted=_prediction,
                     found=_prediction,
                 )
@@ -344,16 +344,16 @@ class Policy:
                 cls,
                 given,
                 "",
-                keys=lambda value, where: tuple(each(value, where, _text)),
-                buckets=lambda value, where: tuple(
-                    tuple(values) for values in each(value, where, lambda one, at: each(one, at, _value))
+                keys=lambda value, path: tuple(each(value, path, _text)),
+                buckets=lambda value, path: tuple(
+                    tuple(values) for values in each(value, path, lambda item, at: each(item, at, _value))
                 ),
-                plans=lambda value, where: plans,
-                predictions=lambda value, where: tuple(
-                    tuple(row) for row in each(value, where, lambda one, at: each(one, at, optional(_prediction)))
+                plans=lambda value, path: plans,
+                predictions=lambda value, path: tuple(
+                    tuple(row) for row in each(value, path, lambda item, at: each(item, at, optional(_prediction)))
                 ),
-                checks=lambda value, where: tuple(each(value, where, check)),
-                conditions=lambda value, where: tuple(each(value, where, conditions)),
+                checks=lambda value, path: tuple(each(value, path, check)),
+                conditions=lambda value, path: tuple(each(value, path, conditions)),
             )
 
     # ---- for people
@@ -362,10 +362,10 @@ class Policy:
         return f"<Policy: {len(self.plans)} plans for {len(self.predictions)} loads by {', '.join(self.keys)}>"
 
     def __str__(self) -> str:
-        known = [one for row in self.predictions for one in row if one is not None]
-        measured = sum(one.measured for one in known)
+        entries = [entry for row in self.predictions for entry in row if entry is not None]
+        measured = sum(entry.measured for entry in entries)
         lines = [
-            f"{len(self.plans)} plans for {len(self.predictions)} loads; {measured} of {len(known)} entries are "
+            f"{len(self.plans)} plans for {len(self.predictions)} loads; {measured} of {len(entries)} entries are "
             "measured, the others predicted",
             f"checked {len(self.checks)} predictions: latency at most {self.latency_error:.0%} longer, rate at most "
             f"{self.rate_error:.0%} lower than predicted"
@@ -382,17 +382,17 @@ class Policy:
         return "\n".join(lines)
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: Any, path: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{where} must be of type str, not {type(value).__name__}")
+        raise TypeError(f"{path} must be of type str, not {type(value).__name__}")
     return value
 
 
-def _value(value: Any, where: str) -> Value:
+def _value(value: Any, path: str) -> Value:
     if isinstance(value, str):
         return value
-    return as_int(where, value) if hasattr(value, "__index__") else as_number(where, value, "a number or a text")
+    return as_int(path, value) if hasattr(value, "__index__") else as_number(path, value, "a number or a text")
 
 
-def _prediction(value: Any, where: str) -> Prediction:
-    return made(Prediction, value, where)
+def _prediction(value: Any, path: str) -> Prediction:
+    return made(Prediction, value, path)

@@ -146,22 +146,22 @@ class _Builder:
             self._measure_curves(bar)
             pools = {plan: closing.enter_context(PartitionPool(self._device)) for plan in self._plans}
             deadline = began + self._budget_s
-            known: dict[tuple[Load, Plan], Prediction] = {}
+            measured: dict[tuple[Load, Plan], Prediction] = {}
             anchors = self._anchors()
             try:
                 for number, (load, plan) in enumerate(product(anchors, self._plans)):
                     bar.show(CURVES_SHARE + number / 200, f"measuring {plan}")
-                    known[load, plan] = self._pair(load, plan, pools[plan], deadline)
+                    measured[load, plan] = self._pair(load, plan, pools[plan], deadline)
             except OutOfTime:
                 raise RuntimeError(
                     f"budget_s={self._budget_s:g} is too short to measure {len(self._plans)} plans for {len(anchors)} "
                     "loads: increase it"
                 ) from None
-            predicted = {key: self._predict(*key, known, anchors) for key in product(self._loads, self._plans)}
-            checks = self._check({**predicted, **known}, anchors, pools, deadline)
-            found = {**predicted, **known}
+            predicted = {key: self._predict(*key, measured, anchors) for key in product(self._loads, self._plans)}
+            checks = self._check({**predicted, **measured}, anchors, pools, deadline)
+            table = {**predicted, **measured}
             for check in checks:
-                found[tuple(check.load.values()), check.plan] = check.found
+                table[tuple(check.load.values()), check.plan] = check.found
             conditions = before, Conditions.of(self._device)
         return Policy(
             keys=self._keys,
@@ -170,7 +170,7 @@ class _Builder:
             bulk=self._bulk,
             quantile=self._objective.quantile,
             plans=self._plans,
-            predictions=tuple(tuple(found[load, plan] for plan in self._plans) for load in self._loads),
+            predictions=tuple(tuple(table[load, plan] for plan in self._plans) for load in self._loads),
             checks=tuple(checks),
             hysteresis=self._hysteresis,
             device=self._device.name,
@@ -180,14 +180,14 @@ class _Builder:
     def _measure_curves(self, bar: Progress) -> None:
         sizes: dict[str, set[int]] = {self._latency: set(), self._bulk: set()}
         for plan in self._plans:
-            for part in plan.places:
-                sizes[part].add(plan.sm_counts[part])
+            for name in plan.places:
+                sizes[name].add(plan.sm_counts[name])
         each_s = CURVES_SHARE * self._budget_s / (2 * len(self._loads))
         for number, load in enumerate(self._loads):
-            for one in self._parts[load]:
-                bar.show(CURVES_SHARE * number / len(self._loads), f"measuring {one.name} alone")
-                self._curves[load, one.name] = measured_curve(
-                    self._device, one, None, sorted(sizes[one.name]), "calls", each_s, bar, 0, CURVE_ROUNDS
+            for part in self._parts[load]:
+                bar.show(CURVES_SHARE * number / len(self._loads), f"measuring {part.name} alone")
+                self._curves[load, part.name] = measured_curve(
+                    self._device, part, None, sorted(sizes[part.name]), "calls", each_s, bar, 0, CURVE_ROUNDS
                 )
 
     def _anchors(self) -> list[Load]:
@@ -238,16 +238,16 @@ class _Builder:
         return alone, call, call + alone if plan.kind == "sequence" else call
 
     def _predict(
-        self, load: Load, plan: Plan, known: Mapping[tuple[Load, Plan], Prediction], anchors: Sequence[Load]
+        self, load: Load, plan: Plan, measured: Mapping[tuple[Load, Plan], Prediction], anchors: Sequence[Load]
     ) -> Prediction:
         """Latency and rate from the curves, and from what the same plan did under the loads that were measured."""
         waits = plan.layout is None
         effects = []
         for anchor in anchors:
             alone, call, least = self._base(anchor, plan)
-            one = known[anchor, plan]
-            effect = (one.latency_s - alone) / call if waits else math.log(one.latency_s / alone)
-            effects.append((self._distance(load, anchor), effect, one.rate * least))
+            seen = measured[anchor, plan]
+            effect = (seen.latency_s - alone) / call if waits else math.log(seen.latency_s / alone)
+            effects.append((self._distance(load, anchor), effect, seen.rate * least))
         weights = [1 / max(distance, 1e-6) ** 2 for distance, _, _ in effects]
         effect = sum(w * e for w, (_, e, _) in zip(weights, effects, strict=True)) / sum(weights)
         share = sum(w * s for w, (_, _, s) in zip(weights, effects, strict=True)) / sum(weights)
@@ -291,10 +291,10 @@ class _Builder:
         checks = []
         for _, _, (load, plan) in sorted(order)[: self._checks]:
             try:
-                found = self._pair(load, plan, pools[plan], deadline)
+                measured = self._pair(load, plan, pools[plan], deadline)
             except OutOfTime:
                 break
-            checks.append(Check(dict(zip(self._keys, load, strict=True)), plan, table[load, plan], found))
+            checks.append(Check(dict(zip(self._keys, load, strict=True)), plan, table[load, plan], measured))
         if others and not checks:
             raise RuntimeError(
                 f"budget_s={self._budget_s:g} is too short to check a prediction: increase it, or measure fewer loads"

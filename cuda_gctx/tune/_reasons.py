@@ -19,20 +19,20 @@ LEAST_TRADE, MOST_TRADED = 0.1, 3
 
 def reasons(search: Search, report: Report, chosen: Candidate) -> tuple[str, ...]:
     """The reasons, the most general first."""
-    found = [_bound(report)]
-    found += _hosts(search, report, chosen)
-    found += _streams(search, report)
-    found += _partitions(search, report, chosen)
-    found += _libraries(search)
-    found += _others(search, report, chosen)
-    found += _undecided(search, chosen)
-    found.append(_coverage(search, report))
-    found += _changes(report)
+    sentences = [_bound(report)]
+    sentences += _hosts(search, report, chosen)
+    sentences += _streams(search, report)
+    sentences += _partitions(search, report, chosen)
+    sentences += _libraries(search)
+    sentences += _others(search, report, chosen)
+    sentences += _undecided(search, chosen)
+    sentences.append(_coverage(search, report))
+    sentences += _changes(report)
     for why, names in search.left_out.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        found.append(f"{names[0]}{more} excluded: {why.splitlines()[0]}")
-    found += search.notes
-    return tuple(found)
+        sentences.append(f"{names[0]}{more} excluded: {why.splitlines()[0]}")
+    sentences += search.notes
+    return tuple(sentences)
 
 
 def _by_kind(report: Report, kind: str) -> Result | None:
@@ -57,12 +57,12 @@ def _longest(report: Report) -> str:
 
 def _hosts(search: Search, report: Report, chosen: Candidate) -> list[str]:
     """What the host limits."""
-    found = [
+    sentences = [
         f"{name} waits for the device inside its function, so nothing else can be enqueued meanwhile"
         for name, facts in search.facts.items()
         if facts.waits
     ]
-    if not isinstance(search.objective, TailLatency) and not found:
+    if not isinstance(search.objective, TailLatency) and not sentences:
         # What the calls take the host while the driver's queue has room; otherwise the host waits for the device.
         called_s = sum(facts.host_s * search.weight(name) for name, facts in search.facts.items())
         alone = [facts.device_s * search.weight(name) for name, facts in search.facts.items()]
@@ -70,7 +70,7 @@ def _hosts(search: Search, report: Report, chosen: Candidate) -> list[str]:
             samples = list(candidate.samples.values())
             if 2 * sum(sample.launch_bound for sample in samples) > len(samples) and called_s > device_s / 2:
                 host_s = median([sample.host_s for sample in samples])
-                found.append(
+                sentences.append(
                     f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(search.objective)} of "
                     f"{words(device_s)}, so the device waits for the host: use fewer launches, or a CUDA graph"
                 )
@@ -78,12 +78,12 @@ def _hosts(search: Search, report: Report, chosen: Candidate) -> list[str]:
     streams = _by_kind(report, "streams")
     if search.by_host_threads and streams is not None:
         taken = f"{words(streams.seconds.p10)} to {words(streams.seconds.p90)}"
-        found.append(
+        sentences.append(
             f"bound by the host's threads: on plain streams the {title_of(search.objective)} takes {taken} (p10 to p90 "
             f"of {streams.seconds.samples} rounds, each with new threads), and a program may get any of that; "
             f'launch="graphs" measures it without these threads'
         )
-    return found
+    return sentences
 
 
 def _streams(search: Search, report: Report) -> list[str]:
@@ -121,21 +121,21 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
     best = chosen if chosen in placed else min(disjoint, key=lambda c: (not search.accepts(c), search.relative(c)))
     assert best.plan is not None
     result = report.result(best.plan)
-    found = []
+    sentences = []
     if result.plan.kind == "overlay" and isinstance(report.objective, TailLatency):
         ratio = result.seconds.median / report.bound
-        found.append(f"over the others ({result.plan}) the {title_of(report.objective)} is {ratio:.2f}x that alone")
+        sentences.append(f"over the others ({result.plan}) the {title_of(report.objective)} is {ratio:.2f}x that alone")
     stretched: dict[str, float] = {}
     for name, part in result.parts.items():
         if part.alone is None:
             continue
         slower = part.alone.median / report.alone[name].median
         if slower > SLOWDOWN:
-            found.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
+            sentences.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
         here, together = best.alone_here[name].spent(name, search.final), best.spent(name, search.final)
         if isinstance(report.objective, TailLatency) and name == report.objective.part:
             ratio = result.seconds.median / part.alone.median
-            found.append(
+            sentences.append(
                 f"in {part.sm_count} SMs the {title_of(report.objective)} is {words(part.alone.median)} alone, and "
                 f"{ratio:.2f}x that next to the others"
             )
@@ -150,8 +150,8 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
         why = "they share SMs"
         if result.plan.kind == "partitions":
             why = "although their SMs are disjoint: they share memory bandwidth, L2 cache or power"
-        found.append(f"{whom} ({result.plan}), {why}")
-    return found
+        sentences.append(f"{whom} ({result.plan}), {why}")
+    return sentences
 
 
 def _interval(ratio: Ratio) -> str:
@@ -186,29 +186,29 @@ def _libraries(search: Search) -> list[str]:
 
 def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
     """How the choice compares with the closest plans and with the sequence."""
-    found = []
+    sentences = []
     fastest = min(search.known(), key=lambda candidate: search.relative(candidate))
     rivals = [r for r in (*search.finalists(), *search.best_of_kinds(), fastest) if r is not chosen]
     for rival in dict.fromkeys(rivals):
         ratio = search.ratio(rival, chosen)
         between = f"{rival.plan}: {_relation(ratio.median)}"
         if not search.accepts(rival):
-            found.append(f"{between}, but the others would only achieve {search.others_share(rival):.0%}")
+            sentences.append(f"{between}, but the others would only achieve {search.others_share(rival):.0%}")
             continue
         between += _interval(ratio)
         if ratio.is_known and not ratio.is_slower:
             between += ", no difference beyond noise"
             between += ", and the best plan is simpler" if rival.complexity > chosen.complexity else ""
-        found.append(between)
+        sentences.append(between)
     if isinstance(report.objective, TailLatency):
         for name, part in report.result(report.choice).parts.items():
             if part.calls_per_second is not None:
                 share = part.calls_per_second * report.alone[name].median
-                found.append(
+                sentences.append(
                     f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of its rate alone"
                 )
-        found += _trade(search, chosen)
-    return found
+        sentences += _trade(search, chosen)
+    return sentences
 
 
 def _undecided(search: Search, chosen: Candidate) -> list[str]:

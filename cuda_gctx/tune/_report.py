@@ -151,21 +151,21 @@ class Report:
         ValueError if the reports are of other work, another objective or another card, or if the power limit or the
         highest clocks differ. Different clocks at the end are stated: then only the shares of the sequence compare.
         """
-        mine, theirs = self.conditions[-1:], other.conditions[-1:]
-        states = [one.other_state(two) for one, two in zip(mine, theirs, strict=False)]
-        for what, one, two in (
+        ours, theirs = self.conditions[-1:], other.conditions[-1:]
+        states = [first.other_state(second) for first, second in zip(ours, theirs, strict=False)]
+        for what, first, second in (
             ("card", self.device, other.device),
             ("objective", self.objective, other.objective),
             ("parts", set(self.alone), set(other.alone)),
             *((", ".join(state), "of one run", "of the other") for state in states if state),
         ):
-            if one != two:
-                raise ValueError(f"these reports cannot be compared: {what} is {one} and {two}")
+            if first != second:
+                raise ValueError(f"these reports cannot be compared: {what} is {first} and {second}")
         lines = [f"first: {self._answer()}", f"second: {other._answer()}"]
-        changed = [text for one, two in zip(mine, theirs, strict=False) for text in one.differences(two)]
+        changed = [text for first, second in zip(ours, theirs, strict=False) for text in first.differences(second)]
         if changed:
             lines.append(f"other power states at the end, so only shares of the sequence compare: {'; '.join(changed)}")
-        elif not any(one.sm_clock_mhz is not None for one in (*mine, *theirs)):
+        elif not any(conditions.sm_clock_mhz is not None for conditions in (*ours, *theirs)):
             lines.append("the power states are unknown")
         again = {result.plan: result for result in other.results}
         both = [(result, again[result.plan]) for result in self.foremost(MOST_ROWS) if result.plan in again]
@@ -218,10 +218,10 @@ class Report:
                 "",
                 choice=plan_of,
                 objective=_objective,
-                results=lambda value, where: tuple(each(value, where, _result)),
-                alone=lambda value, where: by_name(value, where, _spread),
-                reasons=lambda value, where: tuple(each(value, where, lambda text, where: plain(str, text, where))),
-                conditions=lambda value, where: tuple(each(value, where, conditions)),
+                results=lambda value, path: tuple(each(value, path, _result)),
+                alone=lambda value, path: by_name(value, path, _spread),
+                reasons=lambda value, path: tuple(each(value, path, lambda text, path: plain(str, text, path))),
+                conditions=lambda value, path: tuple(each(value, path, conditions)),
             )
             report._demand_consistency()
         return report

@@ -732,7 +732,8 @@ class Search:
             # that leave them a little more.
             shares = [self.objective.others * margin for margin in MARGINS]
             partitions = [candidate for candidate in ordered if candidate.allocation is not None and candidate.is_open]
-            chosen += [c for share in shares for c in [c for c in partitions if self.others_share(c) >= share][:1]]
+            for share in shares:
+                chosen += [candidate for candidate in partitions if self.others_share(candidate) >= share][:1]
             # Of plans with equal latencies, the one in which the others achieve most.
             chosen += sorted(close, key=self.others_share, reverse=True)[:1]
         chosen += close[:3]

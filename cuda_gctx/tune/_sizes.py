@@ -51,27 +51,27 @@ class Sizes:
     wanted: sizes to try instead of all aligned ones.
     """
 
-    def __init__(self, device: Device, parts: Sequence[str], wanted: Iterable[int] | None) -> None:
+    def __init__(self, device: Device, parts: Sequence[str], counts: Iterable[int] | None) -> None:
         self._device = device
         self._parts = tuple(parts)
         self._names = partition_names(parts)
         offered = {size.sm_count: size for size in partition_sizes(device)}
-        self._chosen = wanted is not None
+        self._chosen = counts is not None
         aligned = [size for size in offered.values() if size.aligned]
         # What an overlay can leave to the bulk parts.
         self._bulk = [size for size in aligned if size.sm_count < device.sm_count]
-        if wanted is None:
+        if counts is None:
             self.sizes: list[PartitionSize] = aligned
         else:
-            self.sizes = [offered[count] for count in self._checked(wanted, offered)]
+            self.sizes = [offered[count] for count in self._checked(counts, offered)]
 
-    def _checked(self, wanted: object, offered: Mapping[int, PartitionSize]) -> list[int]:
-        if not isinstance(wanted, Iterable) or isinstance(wanted, (str, bytes)):
-            raise TypeError(f"sizes must be numbers of SMs, like [8, 16], not {type(wanted).__name__}")
-        given = list(wanted)
-        if not given:
+    def _checked(self, given: object, offered: Mapping[int, PartitionSize]) -> list[int]:
+        if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
+            raise TypeError(f"sizes must be numbers of SMs, like [8, 16], not {type(given).__name__}")
+        listed = list(given)
+        if not listed:
             raise ValueError("sizes must name at least one number of SMs, or be None for all aligned ones")
-        counts = sorted({as_int(f"sizes[{place}]", count) for place, count in enumerate(given)})
+        counts = sorted({as_int(f"sizes[{place}]", count) for place, count in enumerate(listed)})
         for count in counts:
             if count not in offered:
                 near = ", ".join(map(str, sorted(sorted(offered, key=lambda size: abs(size - count))[:2])))
@@ -141,13 +141,13 @@ class Sizes:
         targets = (
             [total - size.sm_count for size in self.sizes] if self._chosen else [s * total for s in SHARES_OF_BULK]
         )
-        found = []
+        allocations = []
         for first in urgent:
             for target in targets:
                 place = min(range(len(self._bulk)), key=lambda place: abs(self._bulk[place].sm_count - target))
                 bulk = tuple((part, place) for part in self._parts if part != first)
-                found.append(Allocation(first, bulk, overlay=True))
-        return found
+                allocations.append(Allocation(first, bulk, overlay=True))
+        return allocations
 
     def _nearest(self, target: float) -> int:
         return min(range(len(self.sizes)), key=lambda place: abs(self.sizes[place].sm_count - target))
@@ -194,11 +194,11 @@ class Sizes:
         if not self.sizes:
             return []
         total = self._device.sm_count
-        found: list[Allocation] = []
+        allocations: list[Allocation] = []
         if self.coarse_is_all:
             for part, other in permutations(self._parts):
-                found += [Allocation(other, ((part, place),)) for place in range(len(self.sizes))]
-            return found
+                allocations += [Allocation(other, ((part, place),)) for place in range(len(self.sizes))]
+            return allocations
         whole = sum(durations.values())
         by_duration = {part: durations[part] / whole for part in self._parts}
         longest_first = sorted(self._parts, key=durations.__getitem__, reverse=True)
@@ -215,8 +215,8 @@ class Sizes:
             equal = [part for part in longest_first if targets[part] >= largest * 0.999]
             # Of two equal ones, either may take the remaining SMs. With more parts, other divisions are more
             # informative.
-            found += [self._allocation(targets, part) for part in (equal if two else equal[:1])]
-        return list(dict.fromkeys(found))
+            allocations += [self._allocation(targets, part) for part in (equal if two else equal[:1])]
+        return list(dict.fromkeys(allocations))
 
     def first_stride(self) -> int:
         """How far from the best to look first, in positions of the list."""
@@ -236,9 +236,9 @@ class Sizes:
         for part in places:
             moves += [{part: stride}, {part: -stride}]
         moves += [{giving: -stride, taking: stride} for giving, taking in permutations(places, 2)]
-        found = []
+        allocations = []
         for move in moves:
             moved = {part: place + move.get(part, 0) for part, place in places.items()}
             if all(0 <= place < len(self.sizes) for place in moved.values()):
-                found.append(Allocation(allocation.remainder, tuple(moved.items())))
-        return found
+                allocations.append(Allocation(allocation.remainder, tuple(moved.items())))
+        return allocations

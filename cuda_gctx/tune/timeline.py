@@ -96,15 +96,15 @@ class Trace:
 
     def _rows(self) -> dict[Track, dict[str, list[Span]]]:
         """The spans of each row of each track that has any."""
-        found: dict[Track, dict[str, list[Span]]] = {}
+        by_track: dict[Track, dict[str, list[Span]]] = {}
         for track in self.tracks:
             rows: dict[str, list[Span]] = {}
             for span in self.spans:
                 if span.track == track.name:
                     rows.setdefault(span.row, []).append(span)
             if rows:
-                found[track] = rows
-        return found
+                by_track[track] = rows
+        return by_track
 
     def _bar(self, span: Span) -> Bar:
         begin, end = span.start_ns - self.start_ns, span.end_ns - self.start_ns
@@ -200,8 +200,8 @@ class _Places:
         return self._rows[stream]
 
     def _track_of(self, context: Context) -> str:
-        for known, name in self._names:
-            if known == context:
+        for tracked, name in self._names:
+            if tracked == context:
                 return name
         plain = f"context {context.id}" if context.is_green else "primary context"
         name = context.name or plain
