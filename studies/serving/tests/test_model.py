@@ -6,9 +6,11 @@ Torch computes on the CPU; streams and partitions are those of the software driv
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,7 +26,7 @@ from serving import calibrate  # noqa: E402
 from serving.answers import TOLERANCE, answer_of, distance_of  # noqa: E402
 from serving.card import Card  # noqa: E402
 from serving.entrants import ENTRANTS  # noqa: E402
-from serving.loads import LOADS, Request  # noqa: E402
+from serving.loads import Load, Request  # noqa: E402
 from serving.loop import Limits, Served, Serving  # noqa: E402
 from serving.model import SEGMENTS, Model, Workspace, prompt_splits, splits_for  # noqa: E402
 from serving.shapes import SHAPES  # noqa: E402
@@ -226,27 +228,33 @@ def test_every_placement_has_its_sms(card: Card) -> None:
 
 
 def test_a_run_measures_costs_and_searches_and_writes_its_results(
-    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu_sim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The smoke test: all of the study but a GPU. The times are the CPU's, so the limits are ones that all keep."""
+    load = Load("chat", 1e9, 3, 3, lambda random: (random.randrange(1, 100), 3), 520, {"tiny": (1e9,)})
+    entrants = {name: replace(ENTRANTS[name], settings=lambda _: [{"chunk": 128}]) for name in ("priority", "chunked")}
+
+    def card_of(device: Device, model: Model, decodes: list[int]) -> Card:
+        return CardWithoutGPU(device, model, decodes=decodes, most_tokens=256, graphs=CalledAgain())  # type: ignore[arg-type]
+
+    monkeypatch.setitem(sys.modules, "serving.kernels", reference)
+    monkeypatch.setattr("serving.card.Card", card_of)
+    monkeypatch.setattr("serving.model.Model", partial(Model, device="cpu", dtype=torch.float32))
     monkeypatch.setattr(calibrate, "MEASURED_CHUNKS", (64, 256))
     monkeypatch.setattr(calibrate, "DECODE_SIZES", (16,))
     monkeypatch.setattr(calibrate, "SECONDS_TOGETHER", 0.0)
-    monkeypatch.setattr(command, "START", 1e6)
-    load = replace(
-        LOADS["chat"], first_token_s=1e9, requests=3, sequences=3, longest=520, gaps_ms={"tiny": (1e9,)},
-        lengths=lambda random: (random.randrange(1, 100), 3),
-    )  # fmt: skip
     monkeypatch.setattr("serving.search.FARTHEST", 1)
-    result: dict[str, Any] = {"goodput": [], "costs": [], "trials": []}
-    entrants = {
-        name: replace(ENTRANTS[name], settings=lambda costs: [{"chunk": 128}]) for name in ("priority", "chunked")
-    }
+    monkeypatch.setattr(command, "START", 1e6)
+    monkeypatch.setattr(command, "SHAPES", {"8B": TINY})
     monkeypatch.setattr(command, "ENTRANTS", entrants)
-    command.measure(card, load, list(entrants), result, tmp_path / "results.json")
-    stored = json.loads((tmp_path / "results.json").read_text())
+    monkeypatch.setattr(command, "load_of", lambda name, model: load)
+    out = tmp_path / "results.json"
+    monkeypatch.setattr(sys, "argv", ["serving", "run", "--load", "chat", "--contender", *entrants, "--out", str(out)])
+    assert command.main() == 0
+    stored = json.loads(out.read_text())
+    assert stored["simulated"] is True
     assert [row["contender"] for row in stored["goodput"]] == ["priority", "chunked"]
     assert all(row["kept"] > 0 and row["kept_by_all"] > 0 for row in stored["goodput"])
     assert {row["seed"] for row in stored["trials"]} == {1, 2, 3}
     assert not any(row["wrong_answers"] for row in stored["trials"])
-    assert {row["sms"] for row in stored["costs"]} >= {16, 132}
+    assert {row["sms"] for row in stored["costs"]} == {16, 116, 132}
