@@ -6,12 +6,12 @@ A contender is given what the loop knows and returns what runs next. It has no c
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from serving.costs import Costs
-from serving.loop import Contender, Served, State
+from serving.loop import Served, State
 from serving.work import ONE, Lane, Placement, Segment, Step
 
 Decision = list[tuple[Lane, Step, Placement]]
@@ -167,22 +167,3 @@ class Concurrent:
         if state.waiting and "prefill" not in state.busy:
             found.append(("prefill", Step(segments=packed(state.waiting, self.chunk)), self.placement))
         return found
-
-
-Choice = Callable[[State], Contender]
-
-
-class ByPolicy:
-    """Asks a policy for the contender that fits the load, while no tokens of prompts are in a step.
-
-    A placement changes while no prefill runs: a decode step would have to wait for the SMs of one.
-    """
-
-    def __init__(self, choose: Choice) -> None:
-        self._choose = choose
-        self._chosen: Contender | None = None
-
-    def decide(self, state: State) -> Decision:
-        if self._chosen is None or not any(step.segments for step in state.busy.values()):
-            self._chosen = self._choose(state)
-        return self._chosen.decide(state)

@@ -52,8 +52,6 @@ class State:
     now: float = 0.0
     waiting: deque[Served] = field(default_factory=deque)  # in a slot, with prompt left, in order of arrival
     decoding: list[Served] = field(default_factory=list)
-    queued: int = 0  # requests that have arrived and have no slot yet
-    slots: int = 1
     busy: dict[Lane, Step] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)  # since the last decision
 
@@ -120,7 +118,7 @@ class Serving:
         self._late_gaps = self._late_first = 0
         self._placement: Placement | None = None
         self._begun: dict[Lane, tuple[float, bool]] = {}  # when a step was decided, and whether next to the other lane
-        self.state = State(slots=slots)
+        self.state = State()
         self.record = Record()
         self.on_end: Callable[[Served], None] = lambda served: None  # called before the slot is used again
 
@@ -168,7 +166,6 @@ class Serving:
             self._served[sequence.slot] = sequence
             self._executor.admit(sequence.slot, request.prompt, self._seed * 1_000_003 + request.number)
             state.waiting.append(sequence)
-        state.queued = len(self._queue)
 
     def _apply(self, done: Done, begin: float, limits: Limits | None, both: bool) -> int:
         """Enters the results of a step; returns the number of sequences that ended. both: the other lane was busy."""

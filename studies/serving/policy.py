@@ -10,15 +10,7 @@ from typing import Any, NamedTuple
 
 from cuda_gctx import Layout
 from cuda_gctx.tune import Plan, Policy
-from serving.contenders import (
-    ByPolicy,
-    Chunked,
-    Concurrent,
-    Decision,
-    Pace,
-    decodes_for,
-    mixed_chunks,
-)
+from serving.contenders import Chunked, Concurrent, Decision, Pace, decodes_for, mixed_chunks
 from serving.costs import Costs
 from serving.loop import Contender, State
 from serving.work import ONE, Lane, Placement, Segment, Step
@@ -64,7 +56,7 @@ def plan_of(placement: Placement, sm_count: int) -> Plan:
     return Plan("partitions", LANES, layout, {lane: lane for lane in LANES})
 
 
-class ByCosts(ByPolicy):
+class ByCosts:
     """Chooses for one limit, with a tune.Policy for each kind of placement: disjoint partitions, overlays, a priority
     stream, or chunked prefill.
 
@@ -76,7 +68,7 @@ class ByCosts(ByPolicy):
     def __init__(
         self, costs: Costs, target_s: float, decode_sizes: Sequence[int], chunk_of: Callable[[int], int]
     ) -> None:
-        super().__init__(self.of_state)
+        self._chosen: Contender | None = None
         whole = costs.sm_count
         self._costs = costs
         self._target_s = target_s
@@ -110,9 +102,12 @@ class ByCosts(ByPolicy):
                 sms = one.placement.decode_sms if one.lane == "decode" else one.placement.prefill_sms
                 predicted = self._costs.seconds(one.step, sms) * self._costs.slowdown(one.placement, one.lane)
                 self.paces[one.placement.kind][one.lane].note(one.seconds, predicted)
-        return super().decide(state)
+        # A placement changes while no prefill runs: a decode step would have to wait for the SMs of one.
+        if self._chosen is None or not any(step.segments for step in state.busy.values()):
+            self._chosen = self._of_state(state)
+        return self._chosen.decide(state)
 
-    def of_state(self, state: State) -> Contender:
+    def _of_state(self, state: State) -> Contender:
         context = sum([served.context for served in state.decoding])
         past = state.waiting[0].done if state.waiting else 0
         tokens = sum([served.request.prompt - served.done for served in state.waiting])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BYTES = 2  # of a weight or a cached value in bfloat16
 # Rows and columns of a result that one SM computes at a time in large GEMMs.
 TILE_ROWS, TILE_COLUMNS = 128, 256
 
@@ -40,21 +39,6 @@ class Shape:
         """
         columns = -(-self.hidden // TILE_COLUMNS)
         return min(most, TILE_ROWS * max(1, waves * sms // columns))
-
-    @property
-    def layer_weights(self) -> int:
-        """Weights of one layer, norms left out."""
-        return self.hidden * (self.qkv + self.heads * self.head_size + 3 * self.mlp)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all layers and of the output projection, which a decode step reads once."""
-        return BYTES * (self.layers * self.layer_weights + self.vocabulary * self.hidden)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the cached keys and values of one token in all layers."""
-        return 2 * BYTES * self.layers * self.kv_heads * self.head_size
 
 
 SHAPES = {

@@ -54,13 +54,6 @@ class Placement:
     decode_sms: int | None = None
     prefill_sms: int | None = None
 
-    def __str__(self) -> str:
-        if self.kind == "overlay":
-            return f"overlay, prefill in {self.prefill_sms} SMs"
-        if self.kind == "disjoint":
-            return f"{self.decode_sms} + {self.prefill_sms} SMs"
-        return {"one": "one stream", "streams": "two streams", "priority": "priority stream"}[self.kind]
-
 
 ONE = Placement("one")
 

@@ -11,17 +11,19 @@ from serving.work import Done, Lane, Placement, Step
 
 
 def costs_of(shape: Shape, sm_count: int = 132) -> Costs:
-    bandwidth, operations = 3.0e12, 6.0e14
+    bandwidth, operations, two = 3.0e12, 6.0e14, 2  # bytes of a weight or a cached value
+    weights = shape.layers * shape.hidden * (shape.qkv + shape.heads * shape.head_size + 3 * shape.mlp)
+    bytes_of_weights = two * (weights + shape.vocabulary * shape.hidden)
     rates = {}
     for sms in range(8, sm_count + 1, 4):
         share = sms / sm_count
         read, compute = bandwidth * min(1.0, 2.5 * share), operations * share
         rates[sms] = Rates(
             gemms=tuple(
-                (tokens, max(shape.weight_bytes / read, 2 * tokens * shape.layers * shape.layer_weights / compute))
+                (tokens, max(bytes_of_weights / read, 2 * tokens * weights / compute))
                 for tokens in (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
             ),
-            per_cached_token=shape.cache_bytes / read,
+            per_cached_token=2 * two * shape.layers * shape.kv_heads * shape.head_size / read,
             per_pair=4 * shape.layers * shape.heads * shape.head_size / (0.6 * compute),
         )
     kinds = {"one": (1.0, 1.0), "streams": (8.0, 1.1), "priority": (1.8, 1.1), "overlay": (1.3, 1.15)}
