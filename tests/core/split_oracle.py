@@ -167,6 +167,14 @@ class Card:
             sum(sms for coscheduled, sms in sets if coscheduled >= least) <= self.together(least) for least, _ in sets
         )
 
+    def sets_suffice(self, groups: Sequence[Group], sizes: Sequence[int]) -> bool:
+        """Whether groups of these sizes consist of sets that sit in one GPC each, and not of larger units."""
+        if self.is_structured and self.sets_fit([(self.grain(g), n) for g, n in zip(groups, sizes, strict=True)]):
+            return True
+        return all(size % self.alignment == 0 for size in sizes) and self.has_groups(
+            self.alignment, sum(sizes) // self.alignment
+        )
+
     def aligned_fit(self, groups: Sequence[Group], sizes: Sequence[int]) -> bool:
         """Whether groups of these sizes can all be aligned at once."""
         if self.is_structured and self.sets_fit([(self.grain(g), n) for g, n in zip(groups, sizes, strict=True)]):
@@ -217,10 +225,16 @@ class Card:
                 return size
         return 0
 
-    def distance(self, groups: Sequence[Group], sizes: Sequence[int | None]) -> int:
-        """How far a suggestion is from what was asked, in SMs."""
+    def step(self, group: Group) -> int:
+        """By how much the sizes differ that a group may have."""
+        if self.is_structured or not self.is_promise(group):
+            return self.grain(group)
+        return max(self.grain(group), self.alignment)
+
+    def missing(self, groups: Sequence[Group], sizes: Sequence[int | None]) -> int:
+        """How far a suggestion is from the request: how many of the requested SMs its groups lack."""
         return sum(
-            abs(min(group.count, self.sms) - size)
+            max(0, min(group.count, self.sms) - size)
             for group, size in zip(groups, sizes, strict=True)
             if group.count is not None and size is not None
         )
@@ -230,7 +244,7 @@ class Card:
         return self.is_promise(group), self.is_loose(group), self.grain(group), self.least(group), group.count is None
 
     def nearer(self, groups: Sequence[Group], limit: int) -> list[int | None] | None:
-        """The sizes of a request that fits and is less than `limit` away from what was asked; None if there is none."""
+        """The sizes of a request that fits and lacks fewer than `limit` SMs; None if there is none."""
         # Of groups that may have the same sizes only the sizes matter, not who has which, and they are nearest in the
         # order of what was asked: the larger ones first.
         order = sorted(range(len(groups)), key=lambda i: (self._kind(groups[i]), -(groups[i].count or 0)))
@@ -250,7 +264,7 @@ class Card:
         ]
         if not all(choices):
             return None
-        # Giving up n SMs of a group moves it at least n minus this away from what was asked.
+        # A group that gives up n SMs lacks at least n minus this.
         slack = [size - (n or 0) for size, n in zip(largest, asked, strict=True)]
         # Whatever the layout, groups need so many SMs together: (who, at most how many).
         bounds = [([True] * len(groups), self.sms - sum(self.grain(g) for g in groups if g.count is None))]
@@ -260,8 +274,8 @@ class Card:
         else:
             bounds.append((list(map(self.is_promise, groups)), self.together(self.alignment)))
 
-        def least_distance(sizes: Sequence[int | None], distance: int) -> int:
-            """How far every request that begins with these sizes is from what was asked."""
+        def least_missing(sizes: Sequence[int | None], lacking: int) -> int:
+            """How many SMs every request that begins with these sizes lacks at least."""
             at, more = len(sizes), 0
             for counts, room in bounds:
                 taken = sum(size or 0 for size, is_in in zip(sizes, counts, strict=False) if is_in)
@@ -278,10 +292,10 @@ class Card:
                 wanted = sum(size for size, is_in in zip(largest[at:], counts[at:], strict=True) if is_in)
                 spare = sum(size for size, is_in in zip(slack[at:], counts[at:], strict=True) if is_in)
                 more = max(more, taken + wanted - room - spare)
-            return distance + more
+            return lacking + more
 
-        def search(sizes: list[int | None], distance: int) -> Iterator[list[int | None]]:
-            if least_distance(sizes, distance) >= limit:
+        def search(sizes: list[int | None], lacking: int) -> Iterator[list[int | None]]:
+            if least_missing(sizes, lacking) >= limit:
                 return
             at = len(sizes)
             if at == len(groups):
@@ -291,9 +305,9 @@ class Card:
             is_like_last = at > 0 and self._kind(groups[at - 1]) == self._kind(groups[at])
             for size in choices[at]:
                 if count is None:
-                    yield from search([*sizes, None], distance)
+                    yield from search([*sizes, None], lacking)
                 elif not is_like_last or size <= sizes[-1]:
-                    yield from search([*sizes, size], distance + abs(count - size))
+                    yield from search([*sizes, size], lacking + max(0, count - size))
 
         for sizes in search([], 0):
             request = [Group(n, g.coscheduled, g.backfill) for g, n in zip(groups, sizes, strict=True)]

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
+#include <queue>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -16,65 +19,155 @@ namespace {
 struct Choice {
   std::size_t group = 0;
   unsigned asked = 0;
+  unsigned due = 0;  // what it would get
   unsigned least = 0;
   unsigned most = 0;
   unsigned step = 0;
   unsigned room = 0;
 };
 
-struct Candidate {
-  std::uint64_t cost = 0;
-  std::vector<GroupRequest> requests;
-};
-
 constexpr std::uint64_t impossible = std::numeric_limits<std::uint64_t>::max();
 
-// The distance from what was asked, in SMs; of equals, that which takes from the larger groups.
+// Counts are even, so that totals are counted in pairs.
+std::size_t in_pairs(unsigned sms) { return sms / pair_size; }
+
+// How far a count is from what was asked: first by the SMs that are missing, then by the difference from what the group
+// would get; of equals, that which takes from the larger groups. Sums over the most groups that a device holds keep to
+// their bits.
 std::uint64_t cost_of(const Choice& choice, unsigned count, unsigned sm_count) {
-  const unsigned distance = count < choice.asked ? choice.asked - count : count - choice.asked;
-  const std::uint64_t taken = choice.most - count;
-  return (std::uint64_t{distance} << 32) + taken * (sm_count - std::min(choice.asked, sm_count));
+  const std::uint64_t missing = choice.asked - std::min(count, choice.asked);
+  const std::uint64_t moved = std::max(choice.due, count) - std::min(choice.due, count);
+  return (missing << 44) + (moved << 24) + moved * (sm_count - choice.asked);
 }
 
-// The cheapest counts that keep to the room of each, by going through the groups one after the other and keeping the
-// cheapest way to every total. Counts are even, so that totals are counted in pairs.
-std::optional<Candidate> cheapest(const std::vector<Choice>& choices, const std::vector<GroupRequest>& requests,
-                                  unsigned sm_count) {
-  const std::size_t totals = sm_count / pair_size + 1;
-  std::vector<std::uint64_t> cost(totals, impossible);
-  cost[0] = 0;
-  std::vector<std::vector<unsigned>> taken;  // by choice and total: the count that leads there
-  for (const Choice& choice : choices) {
-    std::vector<std::uint64_t> next(totals, impossible);
-    taken.emplace_back(totals, 0);
-    for (unsigned count = choice.least; count <= choice.most; count += choice.step) {
-      const std::uint64_t own = cost_of(choice, count, sm_count);
-      const std::size_t last = std::min(choice.room, sm_count) / pair_size;
-      for (std::size_t total = count / pair_size; total <= last; ++total) {
-        const std::uint64_t before = cost[total - count / pair_size];
-        if (before != impossible && before + own < next[total]) {
-          next[total] = before + own;
-          taken.back()[total] = count;
-        }
+// The requests whose counts keep to the room of each choice, and what the cheapest way to complete each costs.
+class Lattice {
+ public:
+  Lattice(std::vector<Choice> choices, unsigned sm_count)
+      : choices_(std::move(choices)),
+        sm_count_(sm_count),
+        ahead_(choices_.size() + 1, std::vector<std::uint64_t>(in_pairs(sm_count) + 1, impossible)) {
+    std::fill(ahead_.back().begin(), ahead_.back().end(), 0);
+    for (std::size_t at = choices_.size(); at-- > 0;) {
+      for (unsigned total = 0; total <= sm_count; total += pair_size) {
+        std::uint64_t& cheapest = ahead_[at][in_pairs(total)];
+        each_count(at, total,
+                   [&](unsigned, std::uint64_t own, std::uint64_t rest) { cheapest = std::min(cheapest, own + rest); });
       }
     }
-    cost = std::move(next);
   }
-  const auto best = std::min_element(cost.begin(), cost.end());
-  if (*best == impossible) {
-    return std::nullopt;
-  }
-  Candidate candidate{*best, requests};
-  auto total = static_cast<std::size_t>(best - cost.begin());
-  for (std::size_t at = choices.size(); at-- > 0;) {
-    const unsigned count = taken[at][total];
-    total -= count / pair_size;
-    if (candidate.requests[choices[at].group].count) {
-      candidate.requests[choices[at].group].count = count;
+
+  const std::vector<Choice>& choices() const noexcept { return choices_; }
+  std::uint64_t cheapest() const { return ahead_.front().front(); }
+
+  // Calls `visit(count, cost, cheapest rest)` for the counts that leave a way for the groups after this one, the
+  // largest count first.
+  template <typename Visit>
+  void each_count(std::size_t at, unsigned total, const Visit& visit) const {
+    const Choice& choice = choices_[at];
+    const unsigned room = std::min(choice.room, sm_count_);
+    for (unsigned count = choice.most; count >= choice.least; count -= choice.step) {
+      const std::uint64_t rest = total + count <= room ? ahead_[at + 1][in_pairs(total + count)] : impossible;
+      if (rest != impossible) {
+        visit(count, cost_of(choice, count, sm_count_), rest);
+      }
+      if (count < choice.step) {
+        break;
+      }
     }
   }
-  return candidate;
-}
+
+ private:
+  std::vector<Choice> choices_;
+  unsigned sm_count_;
+  std::vector<std::vector<std::uint64_t>> ahead_;  // by choice and total before it
+};
+
+// Goes through the requests of several lattices in the order of their cost. What each way costs to its end is known, so
+// that the first complete one is the cheapest of all that are left, and whichever the driver takes first is the
+// nearest.
+class InOrder {
+ public:
+  explicit InOrder(const std::vector<Lattice>& lattices) : lattices_(lattices) {
+    for (const Lattice& lattice : lattices_) {
+      if (lattice.cheapest() != impossible) {
+        add({.lattice = &lattice, .bound = lattice.cheapest()});
+      }
+    }
+  }
+
+  // The counts by group; nothing once there are no more.
+  std::optional<std::vector<unsigned>> next() {
+    while (!ahead_.empty() && steps_.size() < most_steps) {
+      const std::size_t place = ahead_.top();
+      ahead_.pop();
+      const Step step = steps_[place];
+      if (step.done == step.lattice->choices().size()) {
+        return counts_of(step);
+      }
+      step.lattice->each_count(step.done, step.total, [&](unsigned count, std::uint64_t own, std::uint64_t rest) {
+        add({.lattice = step.lattice,
+             .done = step.done + 1,
+             .total = step.total + count,
+             .count = count,
+             .before = place,
+             .cost = step.cost + own,
+             .bound = step.cost + own + rest});
+      });
+    }
+    return std::nullopt;
+  }
+
+  bool is_exhausted() const noexcept { return ahead_.empty(); }
+
+ private:
+  static constexpr std::size_t most_steps = 200'000;
+
+  // The counts of the first `done` groups: that of the last of them, and the step before.
+  struct Step {
+    const Lattice* lattice = nullptr;
+    std::size_t done = 0;
+    unsigned total = 0;
+    unsigned count = 0;
+    std::size_t before = 0;
+    std::uint64_t cost = 0;
+    std::uint64_t bound = 0;
+  };
+
+  void add(const Step& step) {
+    steps_.push_back(step);
+    ahead_.push(steps_.size() - 1);
+  }
+
+  std::vector<unsigned> counts_of(Step step) const {
+    std::vector<unsigned> counts(step.done);
+    for (; step.done != 0; step = steps_[step.before]) {
+      counts[step.lattice->choices()[step.done - 1].group] = step.count;
+    }
+    return counts;
+  }
+
+  // Of equals the one that is further on, then the one that was found first: the largest counts of the first groups.
+  bool comes_after(std::size_t a, std::size_t b) const {
+    const Step& x = steps_[a];
+    const Step& y = steps_[b];
+    return x.bound != y.bound ? x.bound > y.bound : x.done != y.done ? x.done < y.done : a > b;
+  }
+
+  struct After {
+    const InOrder* all;
+    bool operator()(std::size_t a, std::size_t b) const { return all->comes_after(a, b); }
+  };
+
+  const std::vector<Lattice>& lattices_;
+  std::vector<Step> steps_;
+  std::priority_queue<std::size_t, std::vector<std::size_t>, After> ahead_{After{this}};
+};
+
+struct Found {
+  std::optional<std::vector<GroupRequest>> request;
+  bool is_certain = true;  // that there is none, where there is none
+};
 
 class Nearest {
  public:
@@ -89,23 +182,33 @@ class Nearest {
     std::stable_sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) { return rank(a) > rank(b); });
   }
 
-  std::optional<std::vector<GroupRequest>> find() const {
+  Found find() const {
     std::uint64_t least = 0;
     for (const Need& need : needs_) {
       least += need.least;
-      if (refused_.splitter != nullptr && !refused_.splitter->can_promise(need)) {
-        return std::nullopt;
+      if (least > refused_.sm_count || (refused_.splitter != nullptr && !refused_.splitter->can_promise(need))) {
+        return {};
       }
     }
-    // What the driver refuses although it should fit costs a pair of SMs after the other.
-    for (unsigned room = refused_.sm_count; room >= least && room != 0; room -= std::min(room, pair_size)) {
-      for (Candidate& candidate : candidates(room)) {
-        if (refused_.fits(candidate.requests)) {
-          return std::move(candidate.requests);
+    const std::vector<Lattice> lattices = ways();
+    InOrder in_order(lattices);
+    std::set<std::vector<unsigned>> tried;  // one request may be in several lattices
+    while (auto counts = in_order.next()) {
+      const auto [at, is_new] = tried.insert(std::move(*counts));
+      if (!is_new) {
+        continue;
+      }
+      auto candidate = requests_;
+      for (std::size_t i = 0; i < candidate.size(); ++i) {
+        if (candidate[i].count) {
+          candidate[i].count = (*at)[i];
         }
       }
+      if (refused_.fits(candidate)) {
+        return {std::move(candidate)};
+      }
     }
-    return std::nullopt;
+    return {std::nullopt, in_order.is_exhausted()};
   }
 
  private:
@@ -116,50 +219,50 @@ class Nearest {
     return held ? std::max(need.grain, pair_size) : 0;
   }
 
-  std::vector<Candidate> candidates(unsigned room) const {
-    std::vector<Candidate> found;
+  // What may fit, one lattice for each way in which the driver might serve it. Nothing outside of them does.
+  std::vector<Lattice> ways() const {
     const bool promised =
         std::any_of(needs_.begin(), needs_.end(), [](const Need& need) { return need.is_promised(); });
     // Where an open group takes what is left of larger units, the other groups have to consist of these as well.
     const bool larger = holds_back_ && !promised;
     const unsigned step = refused_.grain.alignment;
-    for (unsigned unit = step; unit <= (larger ? room / 2 : step); unit += step) {
-      if (auto candidate = cheapest(choices(room, unit), requests_, room)) {
-        found.push_back(std::move(*candidate));
-      }
+    std::vector<Lattice> ways;
+    for (unsigned unit = step; unit <= (larger ? refused_.sm_count / 2 : step); unit += step) {
+      ways.emplace_back(choices(unit), refused_.sm_count);
     }
-    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.cost < b.cost; });
-    return found;
+    return ways;
   }
 
-  std::vector<Choice> choices(unsigned room, unsigned unit) const {
+  std::vector<Choice> choices(unsigned unit) const {
     std::vector<Choice> choices;
+    const bool structured = refused_.driver.has(Feature::structured_split);
     for (const std::size_t i : order_) {
       const Need& need = needs_[i];
-      const bool structured = refused_.driver.has(Feature::structured_split);
-      Choice choice{.group = i, .least = need.least, .step = need.grain, .room = room};
+      Choice choice{.group = i, .least = need.least, .step = need.grain, .room = refused_.sm_count};
       if (rank(i) != 0) {
         choice.step = need.is_promised() ? (structured ? need.grain : std::max(need.grain, unit)) : unit;
         choice.least = round_up(std::max(choice.least, choice.step), choice.step);
-        choice.room = std::min(room, room_of(need, choice.step));
+        choice.room = room_of(need, choice.step);
       }
       if (need.count) {
         choice.asked = std::min(*requests_[i].count, refused_.sm_count);
+        choice.due = std::min(*need.count, refused_.sm_count);
         choice.most = std::max(round_up(choice.asked, choice.step), choice.least);
       } else {
         choice.least = need.is_loose() ? pair_size : choice.step;
-        choice.asked = choice.most = choice.least;
+        choice.asked = choice.due = choice.most = choice.least;
       }
       choices.push_back(choice);
     }
     return choices;
   }
 
+  // At most how many SMs groups can have in sets or units of a size.
   unsigned room_of(const Need& need, unsigned step) const {
     if (refused_.splitter == nullptr) {
       return 0;
     }
-    const auto known = std::find_if(rooms_.begin(), rooms_.end(), [&](const auto& room) { return room.first == step; });
+    const auto known = rooms_.find(step);
     if (known != rooms_.end()) {
       return known->second;
     }
@@ -167,8 +270,7 @@ class Nearest {
     if (step == refused_.grain.alignment) {
       room = std::max(refused_.splitter->in_sets_of(step), refused_.splitter->in_units_of(step));
     }
-    rooms_.emplace_back(step, room);
-    return room;
+    return rooms_.emplace(step, room).first->second;
   }
 
   const Refused& refused_;
@@ -177,7 +279,7 @@ class Nearest {
   // An open group that has to be aligned gets what the aligned groups leave, so that these have to be aligned, too.
   bool holds_back_ = false;
   std::vector<std::size_t> order_;
-  mutable std::vector<std::pair<unsigned, unsigned>> rooms_;
+  mutable std::map<unsigned, unsigned> rooms_;
 };
 
 std::string list_text(const std::vector<GroupRequest>& requests) {
@@ -231,8 +333,8 @@ void refuse(const Refused& refused, const std::vector<GroupRequest>& requests) {
   SplitFailure failure("cannot split groups of " + list_text(requests) + " SMs off " +
                        std::to_string(refused.sm_count) + " SMs (alignment " + std::to_string(refused.grain.alignment) +
                        ")");
-  failure.suggestion = Nearest(refused, requests).find();
-  const bool same_options = failure.suggestion.has_value();
+  Found found = Nearest(refused, requests).find();
+  const bool same_options = found.request.has_value();
   if (!same_options) {
     // The co-scheduling itself is out of reach here: what fits without asking for it.
     auto plain = requests;
@@ -241,11 +343,14 @@ void refuse(const Refused& refused, const std::vector<GroupRequest>& requests) {
       request.preferred = 0;
       request.locality_domain.reset();
     }
-    failure.suggestion = Nearest(refused, plain).find();
+    found = Nearest(refused, plain).find();
   }
+  failure.suggestion = std::move(found.request);
   if (failure.suggestion) {
     failure.message += ": the nearest request that fits is " + list_text(*failure.suggestion) +
                        (same_options ? "" : " without co-scheduling and locality");
+  } else if (!found.is_certain) {
+    failure.message += ": no request near it fits";
   } else {
     failure.message += ": no request of " + std::to_string(requests.size()) + " groups fits, " +
                        std::to_string(groups_that_fit(refused, requests)) + " of the smallest size do";
