@@ -58,6 +58,11 @@ SPIN_NS = 200_000
 THREADS = 1024  # at most two such blocks fit on one SM
 
 
+def resource_bytes(resource: cuda_gctx.SMResource) -> bytes:
+    """The driver's own words for a set of SMs: those of all units, one after the other."""
+    return b"".join(ctypes.string_at(handle, RESOURCE_BYTES) for handle in resource.handles)
+
+
 class RawError(Exception):
     """A raw call answered an error."""
 
@@ -101,6 +106,12 @@ class Raw:
             return self.handle("cuStreamCreate", STREAM_NON_BLOCKING)
         finally:
             self.pop()
+
+    def context_of_stream(self, stream: int) -> int:
+        """The context to which a stream belongs: its green context's where it has one."""
+        context = ctypes.c_void_p()
+        self.call("cuStreamGetCtx", ctypes.c_void_p(stream), ctypes.byref(context))
+        return context.value or 0
 
     def handle_of_capture(self, stream: int) -> int:
         """The graph of a capture that ends; an error if the capture was invalidated."""

@@ -1,4 +1,5 @@
 cpdef object as_int(str name, object value, object least=*, object most=*)
+cpdef object as_sm_count(str name, object value, object most=*)
 cpdef object as_number(str name, object value, str allowed=*)
 cpdef object as_seconds(str name, object value, object least=*, object most=*)
 cpdef object as_bool(str name, object value)

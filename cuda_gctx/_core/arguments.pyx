@@ -40,6 +40,16 @@ cpdef object as_int(str name, object value, object least=None, object most=None)
     return number
 
 
+cpdef object as_sm_count(str name, object value, object most=None):
+    """`value` as a number of SMs; None for None and for 0, with which the driver requests all remaining SMs."""
+    if value is None:
+        return None
+    number = as_int(name, value)
+    if number < 0:
+        raise ValueError(f"{name} must be an int that is not negative (0 and None: all remaining SMs), not {number}")
+    return as_int(name, number, 0, most) or None
+
+
 cpdef object as_number(str name, object value, str allowed="a number"):
     """`value` as a float: an int, a float, or a number of numpy, but not a bool. `allowed` is for the TypeError."""
     if type(value) is float and value == value:

@@ -18,6 +18,7 @@ cdef extern from "cuda.h" nogil:
     ctypedef void* CUevent
     ctypedef void* CUgraph
     ctypedef void* CUgraphExec
+    ctypedef void* CUdevResourceDesc
     ctypedef enum CUstreamCaptureMode:
         CU_STREAM_CAPTURE_MODE_GLOBAL
         CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -79,7 +80,7 @@ cdef extern from "resources/sm_resource.hpp" namespace "gctx":
         unsigned int sm_count
         optional[unsigned int] requested
         unsigned int min_partition_size
-        unsigned int alignment
+        unsigned int promised() noexcept
         unsigned int flags
         Strategy strategy
         cbool dry_run
@@ -90,6 +91,10 @@ cdef extern from "resources/sm_resource.hpp" namespace "gctx":
     SmResourcePtr none_of(const SmResource&) except +raise_error
     cbool same_sms(const SmResource&, const SmResource&) noexcept
     optional[cbool] overlaps(const SmResource&, const SmResource&) except +raise_error
+
+
+cdef extern from "resources/descriptor.hpp" namespace "gctx":
+    void demand_sms(const SmResource&) except +raise_error
 
 
 cdef extern from "resources/outcome.hpp" namespace "gctx":
@@ -230,6 +235,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     SplitResult split_resource "gctx::call<&gctx::split_resource>"(
         Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool
     ) except *
+    CUdevResourceDesc descriptor_of "gctx::call<&gctx::descriptor_of>"(const Driver&, const SmResource&) except? NULL
     int drop_split_contexts "gctx::call<&gctx::SplitContexts::drop>"(SplitContexts&) except -1
 
 

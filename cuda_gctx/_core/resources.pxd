@@ -1,7 +1,7 @@
 from libcpp.vector cimport vector
 
 from cuda_gctx._core.arguments cimport Options
-from cuda_gctx._core.cpp cimport ContextBox, CUdevResource, Runtime, Slot, SmResourcePtr, StreamBox
+from cuda_gctx._core.cpp cimport ContextBox, CUdevResource, CUdevResourceDesc, Runtime, Slot, SmResourcePtr, StreamBox
 from cuda_gctx._core.errors cimport GroupRequest
 
 
@@ -22,6 +22,7 @@ cdef class SMResourceOptions(Options):
 cdef class SMResource:
     cdef Runtime* _runtime
     cdef SmResourcePtr _sm
+    cdef CUdevResourceDesc _descriptor
 
     @staticmethod
     cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm)

@@ -7,7 +7,15 @@ cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core.arguments cimport Options, as_bool, as_int, as_options, make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport (
+    Options,
+    as_bool,
+    as_int,
+    as_options,
+    as_sm_count,
+    make_only_here,
+    refuse_copy,
+)
 from cuda_gctx._core.cpp cimport (
     CU_WORKQUEUE_SCOPE_DEVICE_CTX,
     CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
@@ -15,6 +23,8 @@ from cuda_gctx._core.cpp cimport (
     SplitResult,
     context_sm,
     context_workqueue,
+    demand_sms,
+    descriptor_of,
     device_sm,
     device_workqueue,
     drop,
@@ -83,7 +93,8 @@ cdef class SMResourceOptions(Options):
     Equal by value. ``SMResourceOptions(8)`` and ``SMResourceOptions([8])`` request the same split and give a list of
     one group each, but they are not equal, as in cuda.core: the fields differ.
 
-    count: SMs of each group, rounded up to the grain of the device; None for all remaining ones, at most once.
+    count: SMs of each group, rounded up to the grain of the device; None or 0 for all remaining ones, at most once. A
+    0 becomes None.
     coscheduled_sm_count: the number of SMs that must be in one GPC, which is then the grain; 2 requests none.
     preferred_coscheduled_sm_count: the number of SMs that should be in one GPC, for larger thread-block clusters.
     backfill: exactly `count` SMs (even), anywhere on the chip.
@@ -111,11 +122,14 @@ cdef class SMResourceOptions(Options):
         if is_sequence(count):
             if not count:
                 raise ValueError("count is empty: request at least one group")
-            self.count = tuple(checked_int("count", entry, 1) for entry in count)
+            self.count = tuple([as_sm_count("count", entry, LARGEST_COUNT) for entry in count])
             if self.count.count(None) > 1:
-                raise ValueError("count has more than one None: only one group can have all remaining SMs")
+                raise ValueError(
+                    "count has more than one None (or 0, which means the same): only one group can have all remaining "
+                    "SMs"
+                )
         else:
-            self.count = checked_int("count", count, 1)
+            self.count = as_sm_count("count", count, LARGEST_COUNT)
         self.coscheduled_sm_count = checked_field(
             "coscheduled_sm_count",
             coscheduled_sm_count,
@@ -228,8 +242,12 @@ cdef class SMResource:
 
     @property
     def coscheduled_alignment(self):
-        """The number of SMs that are guaranteed to be in one GPC, which bounds thread-block clusters."""
-        return self._sm.get().alignment
+        """The size of the sets that its SMs form, each in one GPC, which bounds thread-block clusters.
+
+        Of a group it is what can be promised: the same counts with it as their `coscheduled_sm_count` fit as well. It
+        is 2 where units of the driver may be pieced together from several GPCs.
+        """
+        return self._sm.get().promised()
 
     @property
     def flags(self):
@@ -238,8 +256,41 @@ cdef class SMResource:
 
     @property
     def handle(self):
-        """The address of the first of the `unit_count` consecutive CUdevResources; 0 if there are no SMs."""
-        return <uintptr_t>self._sm.get().units.data() if self._sm.get().units.size() else 0
+        """The address of the CUdevResource that stands for all of its SMs.
+
+        ValueError if there is none: a group of several units has `handles` and descriptor(), a dry run and a resource
+        with no SMs have neither.
+        """
+        units = self.handles
+        if len(units) != 1:
+            raise ValueError(
+                f"this SMResource of {self.sm_count} SMs consists of {len(units)} driver resources, and no single handle "
+                "stands for all of them: pass all of `handles` to cuDevResourceGenerateDesc, or use descriptor()"
+            )
+        return units[0]
+
+    @property
+    def handles(self):
+        """The addresses of the CUdevResources that it consists of, as a tuple: together they are one context's.
+
+        Each stands for a part of the SMs. They are valid as long as this object. ValueError for a dry run and a resource
+        with no SMs.
+        """
+        cdef size_t at
+        demand_sms(dereference(self._sm))
+        first = <uintptr_t>self._sm.get().units.data()
+        return tuple([first + at * sizeof(CUdevResource) for at in range(self._sm.get().units.size())])
+
+    def descriptor(self):
+        """The driver's descriptor of all of its SMs: a CUdevResourceDesc as an int, for cuGreenCtxCreate.
+
+        It stays valid, may be used for any number of contexts, and is the same at each call: the driver has no call
+        that frees it. ValueError for a dry run and a resource with no SMs.
+        """
+        if self._descriptor == NULL:
+            self._runtime.demand_usable()
+            self._descriptor = descriptor_of(self._runtime.driver(), dereference(self._sm))
+        return <uintptr_t>self._descriptor
 
     @property
     def unit_count(self):

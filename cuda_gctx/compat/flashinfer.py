@@ -134,7 +134,8 @@ def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[
     try:
         if not chained:
             planned, _ = whole.split(rounded, dry_run=True)
-            aligned = sum(group.coscheduled_alignment >= grain for group in planned)
+            # Large units of the driver will do, which promise no co-scheduling; pairs will not.
+            aligned = sum(group.min_partition_size >= grain for group in planned)
             if aligned < len(planned):
                 raise RuntimeError(f"Insufficient SMs: {aligned} of {len(planned)} groups can be aligned ({_NO_FIT})")
         groups, remainder = whole.split(rounded)

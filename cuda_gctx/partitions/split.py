@@ -115,9 +115,9 @@ def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
 class PartitionSize:
     """A size that a partition can have.
 
-    aligned: its SMs are in units of the device's alignment, so that large thread-block clusters fit; if not, request it
-    with ``SMResourceOptions(count, backfill=True)``.
-    cluster_sms: how many of its SMs the driver guarantees to be co-scheduled.
+    aligned: it is requested by its number, and consists of units of the driver, into which large thread-block clusters
+    fit; if not, request it with ``SMResourceOptions(count, backfill=True)``.
+    cluster_sms: the size of the sets of SMs that can be promised to be in one GPC each.
     """
 
     sm_count: int

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cuda_gctx import Device, FeatureNotSupported, SMResource, SMResourceOptions, SplitError
+from cuda_gctx import Device, FeatureNotSupported, SMResourceOptions, SplitError
 
 from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, Counts, green, refusal, sizes, split
-from ..raw import RESOURCE_BYTES
+from ..raw import resource_bytes
 
 Machines = Callable[..., Any]
 
@@ -85,10 +84,53 @@ def test_a_request_means_the_same_on_every_card(
     assert sizes(*split(Device(0).resources.sm, count, **options))[0] == groups
 
 
+# As programs for cuda.core write it: what is left, in pairs.
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_count_of_0_gets_everything_left(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    whole = Device(0).resources.sm
+    for count in (0, None):
+        groups, remainder = split(whole, (16, count), coscheduled_sm_count=(2, 2))
+        assert (sizes(groups, remainder), groups[1].requested) == (([16, 116], 0), None)
+    assert sizes(*whole.split(0)) == sizes(*whole.split([0])) == sizes(*split(whole, None)) == ([128], 4)
+    assert sizes(*whole.split({"count": [0, 8]})) == ([112, 8], 12)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_group_reports_no_more_than_can_be_promised(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    whole = Device(0).resources.sm
+
+    def reported(count: Counts, **options: Any) -> list[int]:
+        return [group.coscheduled_alignment for group in split(whole, count, **options)[0]]
+
+    # 128 SMs are units of 16 and more, and of the 132 only 120 sit in eights.
+    assert refusal(SplitError, lambda: split(whole, 128, coscheduled_sm_count=8)).suggestion is not None
+    assert reported(128) == reported(None) == [2]
+    assert reported([64, 64]) == reported([16, None]) == [2, 2]
+    assert reported(120) == reported(None, coscheduled_sm_count=8) == [8]
+    assert reported([64, 32, 16, 8, 8]) == [8, 8, 8, 8, 2]
+    # What is filled up with pairs promises pairs; what could be had in sets is.
+    assert reported([20, 16, 2], backfill=True) == [2, 2 if driver in OLD_DRIVERS else 8, 2]
+    assert reported([24, 16], backfill=True) == reported([24, 16], coscheduled_sm_count=2) == [8, 8]
+    (half, _), rest = split(whole, [64, 64])
+    assert rest.coscheduled_alignment == 2
+    with green(Device(0), half) as ctx:
+        assert ctx.resources.sm.coscheduled_alignment == 2
+    # It is still split in the driver's units.
+    assert sizes(*split(half, [10])) == ([16], 48)
+
+
 NEAREST: list[tuple[str, list[int | None], dict[str, Any], tuple[int | None, ...]]] = [
     ("h200", [130, 1, 1], {"backfill": [True, False, False]}, (116, 8, 8)),
     ("h200", [57, 24, 24, 24], {}, (56, 24, 24, 24)),
     ("h200", [64, 64, None], {}, (64, 48, None)),
+    # The fewest SMs are missing: a group that is rounded up lacks none.
+    ("h200", [38, 51, 34], {}, (40, 56, 32)),
+    ("h200", [52, 52, 24, None], {}, (48, 40, 24, None)),
+    # Five units of 16, of which None needs one, are all that sits together next to eight pairs.
+    ("rtx5080", [11, 11, 12, 6, None], {}, (16, 16, 16, 16, None)),
+    ("rtx5080", [11, 11, 12, 6, 6, None], {}, (8, 8, 16, 8, 8, None)),
     ("b200", [123, 8, None, 8, 2], {"backfill": [False, False, False, False, True]}, (104, 8, None, 8, 2)),
     ("a100", [100, 10], {}, (98, 10)),
     ("a100", [106, 2], {}, (104, 4)),
@@ -246,15 +288,11 @@ def test_a_remainder_without_sms_is_a_resource_that_no_context_takes(dev: Device
         split(remainder, 2)
 
 
-def bytes_of(resource: SMResource) -> bytes:
-    return ctypes.string_at(resource.handle, RESOURCE_BYTES * resource.unit_count)
-
-
 def test_the_same_split_again_gives_the_same_sms(dev: Device) -> None:
     first, rest = split(dev.resources.sm, [8, 16])
     second, rest_again = split(dev.resources.sm, [8, 16])
     for a, b in zip([*first, rest], [*second, rest_again], strict=True):
-        assert bytes_of(a) == bytes_of(b)
+        assert resource_bytes(a) == resource_bytes(b)
         assert a.overlaps(b) is True
 
 

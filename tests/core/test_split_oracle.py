@@ -6,11 +6,10 @@ CUDA_GCTX_SPLIT_SEED the seed. A failure names the request, the card and the dri
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ import pytest
 from cuda_gctx import Device, SMResource, SplitError
 
 from ..common import green, split
-from ..raw import RESOURCE_BYTES, Probe
+from ..raw import RESOURCE_BYTES, Probe, resource_bytes
 from .split_oracle import Card, Group, groups_of, layouts, options_of
 
 Machines = Callable[..., Any]
@@ -64,7 +63,7 @@ def answer_of(
 
 
 def bytes_of(resource: SMResource) -> bytes:
-    return ctypes.string_at(resource.handle, RESOURCE_BYTES * resource.unit_count) if resource.unit_count else b""
+    return resource_bytes(resource) if resource.sm_count else b""
 
 
 def check_pieces(card: Card, asked: Sequence[Group], groups: list[SMResource], rest: SMResource) -> None:
@@ -82,8 +81,18 @@ def check_pieces(card: Card, asked: Sequence[Group], groups: list[SMResource], r
             assert len({units[at : at + 4] for at in starts}) == 1
         if card.is_promise(group):
             assert piece.coscheduled_alignment >= card.grain(group)
-    finite = [(group, card.size(group)) for group in asked if group.count is not None and not card.is_loose(group)]
-    if finite and card.aligned_fit(*map(list, zip(*finite, strict=True))):
+    reported = [Group(piece.sm_count, piece.coscheduled_alignment) for piece in groups]
+    promised = answer_of(card.whole, reported, dry_run=True)
+    assert not isinstance(promised, SplitError), f"what the groups report is refused: {promised}"
+    assert [piece.sm_count for piece in promised[0]] == [piece.sm_count for piece in groups]
+    # One split by count gives all groups units of one size, also those that ask for none.
+    of_units = not card.is_structured and all(piece.sm_count % card.alignment == 0 for piece in groups)
+    held = [
+        (group, piece.sm_count)
+        for piece, group in zip(groups, asked, strict=True)
+        if of_units or not card.is_loose(group)
+    ]
+    if held and card.sets_suffice(*map(list, zip(*held, strict=True))):
         # What can be aligned is aligned.
         for piece, group in zip(groups, asked, strict=True):
             if not card.is_loose(group) and not card.is_promise(group):
@@ -137,9 +146,25 @@ def check_refusal(card: Card, groups: Sequence[Group], error: SplitError) -> Non
         for a, b in zip(suggested, groups, strict=True)
     )
     if same:
-        assert card.nearer(groups, card.distance(groups, sizes)) is None
+        assert card.nearer(groups, card.missing(groups, sizes)) is None
+        check_neighbours(card, groups, sizes)
     else:  # only where no sizes at all would do with these options
         assert card.nearer(groups, 10**9) is None
+
+
+def check_neighbours(card: Card, groups: Sequence[Group], sizes: Sequence[int | None]) -> None:
+    """No request that differs by one grain in some groups fits and lacks fewer SMs, as the package itself says."""
+    missing = card.missing(groups, sizes)
+    choices = [
+        [None] if size is None else [n for n in (size + step, size, size - step) if n >= card.least(group)]
+        for group, size in zip(groups, sizes, strict=True)
+        for step in [card.step(group)]
+    ]
+    for other in product(*choices):
+        if card.missing(groups, other) < missing:
+            request = [Group(n, g.coscheduled, g.backfill) for n, g in zip(other, groups, strict=True)]
+            answer = answer_of(card.whole, request, dry_run=True)
+            assert isinstance(answer, SplitError), f"{other} is nearer than {sizes} and fits"
 
 
 def check_request(

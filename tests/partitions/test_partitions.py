@@ -246,9 +246,8 @@ def test_closed_partitions_raise_closed_error_and_have_no_attributes(dev: Device
 @pytest.mark.parametrize(
     ("request_", "error", "words"),
     [
-        (0, ValueError, "sms must be an int of at least 1, not 0"),
-        (-8, ValueError, "sms must be an int of at least 1, not -8"),
-        (True, TypeError, "sms must be an int of at least 1, not bool"),
+        (-8, ValueError, "sms must be an int that is not negative (0 and None: all remaining SMs), not -8"),
+        (True, TypeError, "sms must be an int, not bool"),
         (0.0, ValueError, "or a share of a device (a float above 0 and below 1), not"),
         (1.5, ValueError, "or a share of a device (a float above 0 and below 1), not"),
         (float("nan"), ValueError, "or a share of a device (a float above 0 and below 1), not"),
@@ -261,6 +260,13 @@ def test_bad_requests_name_the_partition(dev: Device, request_: Any, error: type
     message = str(refusal(error, lambda: dev.partition(decode=request_)))
     assert "partition decode" in message
     assert words in message
+
+
+def test_no_sms_are_all_remaining_ones(dev: Device) -> None:
+    assert Layout(decode=8, prefill=0) == Layout(decode=8, prefill=None)
+    with dev.partition(8, 0) as parts:
+        assert parts[1].sm_count == dev.sm_count - parts[0].sm_count
+        assert parts[1].requested is None
 
 
 def test_a_share_that_rounds_to_nothing_says_the_smallest_that_works(sim: Machines) -> None:
@@ -842,8 +848,9 @@ def test_sizes_are_those_that_partitions_get(sim: Machines, driver: str) -> None
     aligned = [size.sm_count for size in sizes if size.aligned]
     assert aligned[0] == 8
     assert all(count % 8 == 0 for count in aligned)
-    assert {size.cluster_sms for size in sizes if size.aligned} == {8}
-    for size in (sizes[0], sizes[4], sizes[11]):
+    # 128 SMs are units that the driver pieces together: 120 sit in eights.
+    assert [size.sm_count for size in sizes if size.aligned and size.cluster_sms != 8] == [128]
+    for size in (sizes[0], sizes[4], sizes[11], sizes[63]):
         request = size.sm_count if size.aligned else SMResourceOptions(size.sm_count, backfill=True)
         with dev.partition(request) as parts:
             assert parts[0].sm_count == size.sm_count

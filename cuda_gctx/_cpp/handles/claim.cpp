@@ -7,6 +7,7 @@
 #include "handles/capture.hpp"
 #include "handles/context.hpp"
 #include "handles/runtime.hpp"
+#include "resources/descriptor.hpp"
 
 namespace gctx {
 
@@ -22,12 +23,7 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
       fail_value("an SMResource of device " + std::to_string(sm->device) + " cannot be part of a context on device " +
                  std::to_string(device));
     }
-    if (sm->dry_run) {
-      fail_value("a dry-run SMResource cannot be used: repeat the split without dry_run");
-    }
-    if (sm->sm_count == 0) {
-      fail_value("an SMResource has no SMs: the split that made it left nothing over");
-    }
+    demand_sms(*sm);
   }
   for (auto a = sms_.begin(); a != sms_.end(); ++a) {
     for (auto b = std::next(a); b != sms_.end(); ++b) {

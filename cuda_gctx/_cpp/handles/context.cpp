@@ -216,6 +216,7 @@ SmResourcePtr ContextBox::sm_resource() {
     GCTX_CALL(driver, cuCtxGetDevResource, handle_, &answer, CU_DEV_RESOURCE_TYPE_SM);
     auto resource = std::make_shared<SmResource>(*sm_resource_from_query(runtime_, device_, answer));
     if (given_) {
+      resource->coscheduled = given_->promised();
       resource->origin = given_->origin;
       resource->members = given_->members;
       resource->also = given_->also;

@@ -8,14 +8,13 @@ namespace gctx {
 
 Need need_of(const GroupRequest& request, Grain grain) {
   Need need{.request = request, .count = request.count};
-  const bool asks_for_pairs = request.backfill || request.coscheduled == pair_size;
-  if (asks_for_pairs || (request.coscheduled == 0 && grain.alignment <= pair_size)) {
+  if (need.asks_for_pairs() || (request.coscheduled == 0 && grain.alignment <= pair_size)) {
     need.placement = Placement::loose;
   } else if (request.coscheduled != 0) {
     need.placement = Placement::promised;
   }
   need.grain = request.backfill ? pair_size : request.coscheduled != 0 ? request.coscheduled : grain.alignment;
-  need.least = asks_for_pairs ? pair_size : round_up(grain.minimum, need.grain);
+  need.least = need.asks_for_pairs() ? pair_size : round_up(grain.minimum, need.grain);
   if (need.count && !request.backfill) {
     need.count = std::max(round_up(*need.count, need.grain), need.least);
   }

@@ -41,6 +41,7 @@ struct Need {
   Placement placement = Placement::aligned;
 
   bool is_loose() const noexcept { return placement == Placement::loose; }
+  bool asks_for_pairs() const noexcept { return request.backfill || request.coscheduled == pair_size; }
   bool is_promised() const noexcept { return placement == Placement::promised; }
 };
 

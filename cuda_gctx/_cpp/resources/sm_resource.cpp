@@ -137,6 +137,7 @@ SmResourcePtr merged(const std::vector<SmResourcePtr>& resources) {
     result->members.append(next.members);
     result->sm_count += next.sm_count;
     result->alignment = std::min(result->alignment, next.alignment);
+    result->coscheduled = std::min(result->promised(), next.promised());
     result->min_partition_size = std::min(result->min_partition_size, next.min_partition_size);
   }
   std::sort(result->members.begin(), result->members.end());

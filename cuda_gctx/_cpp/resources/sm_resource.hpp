@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -48,7 +49,8 @@ struct SmResource {
   unsigned sm_count = 0;
   std::optional<unsigned> requested;
   unsigned min_partition_size = 0;
-  unsigned alignment = 0;
+  unsigned alignment = 0;    // the driver splits it in units of this size
+  unsigned coscheduled = 0;  // no larger sets of its SMs are promised to sit in one GPC; 0: the alignment
   unsigned flags = 0;
   Strategy strategy = Strategy::none;
   bool dry_run = false;
@@ -62,6 +64,9 @@ struct SmResource {
 
   // Further splits that gave the same SMs: a context that is kept serves the groups of one split after the other.
   std::vector<Provenance> also;
+
+  // What a request for as many SMs can have promised.
+  unsigned promised() const noexcept { return coscheduled != 0 ? std::min(alignment, coscheduled) : alignment; }
 };
 
 // The driver splits only what a device or context query returned. This asks a context over a group or a remainder (see

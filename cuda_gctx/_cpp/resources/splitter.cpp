@@ -71,14 +71,16 @@ class Splitter::Pieces {
     to.sm_count += count_of(part);
   }
 
-  // What a set of SMs promises: the driver's own word where it gives one (13.1 and newer), else what it was built from.
-  void describe(SmResource& piece, bool is_loose) const {
+  // In what the driver splits a piece: its own word where it gives one (13.1 and newer), else what the piece was built
+  // from. Its promise is `coscheduled`, which the driver's word does not exceed: that speaks of one set at least.
+  void describe(SmResource& piece, bool is_loose, unsigned coscheduled) const {
     const Grain grain = splitter_.grain_;
     const CUdevResource* only = piece.units.size() == 1 ? &piece.units.front() : nullptr;
     const bool is_known = only != nullptr && only->sm.minSmPartitionSize != 0 && only->sm.smCoscheduledAlignment != 0;
     const unsigned alignment = is_loose ? std::min(pair_size, grain.alignment) : grain.alignment;
     piece.alignment = is_known ? only->sm.smCoscheduledAlignment : alignment;
     piece.min_partition_size = is_known ? only->sm.minSmPartitionSize : is_loose ? alignment : grain.minimum;
+    piece.coscheduled = coscheduled;
     // Before 13.1 the driver has no such field and may leave anything in its place.
     piece.flags = only != nullptr && splitter_.driver_->has(Feature::structured_split) ? only->sm.flags : 0;
   }
@@ -160,8 +162,8 @@ std::optional<SplitResult> Splitter::at_once(const Needs& needs) const {
 
 std::optional<SplitResult> Splitter::in_one_call(const Needs& needs) const {
   if (driver_->has(Feature::structured_split)) {
-    for (const bool hold_sets : {true, false}) {
-      if (auto result = structured(needs, hold_sets)) {
+    for (const Fill fill : {Fill::none, Fill::beyond_sets, Fill::pairs}) {
+      if (auto result = structured(needs, fill)) {
         return result;
       }
     }
@@ -263,17 +265,25 @@ Splitter::Order Splitter::service_order(const Needs& needs) {
   return order;
 }
 
-// hold_sets: groups that are filled up begin with a co-scheduled set, as BACKFILL demands; false: pairs will do.
-Splitter::Params Splitter::params_of(const Need& need, bool hold_sets) const {
+// What asks for pairs still gets whole sets where its count has no others, as the units of a by-count split are.
+bool Splitter::is_whole_sets(const Need& need) const {
+  const GroupRequest& request = need.request;
+  const unsigned set = std::max(request.coscheduled, grain_.alignment);
+  return need.asks_for_pairs() && need.count && *need.count % set == 0 && set > pair_size;
+}
+
+Splitter::Params Splitter::params_of(const Need& need, Fill fill) const {
   const GroupRequest& request = need.request;
   Params params{};
   params.smCount = need.count.value_or(0);
   // Always said: a zero means the alignment up to 13.3 and no co-scheduling at all from 13.4 on.
   params.coscheduledSmCount = request.coscheduled != 0 ? request.coscheduled : grain_.alignment;
   params.preferredCoscheduledSmCount = request.preferred;
-  if (request.backfill) {
+  if (fill == Fill::none && is_whole_sets(need)) {
+    params.coscheduledSmCount = std::max(request.coscheduled, grain_.alignment);
+  } else if (request.backfill) {
     params.flags |= CU_DEV_SM_RESOURCE_GROUP_BACKFILL;
-    if (!hold_sets || (need.count && *need.count < params.coscheduledSmCount)) {
+    if (fill == Fill::pairs || (need.count && *need.count < params.coscheduledSmCount)) {
       params.coscheduledSmCount = pair_size;
     }
   } else if (need.is_loose()) {
@@ -291,15 +301,18 @@ Splitter::Params Splitter::params_of(const Need& need, bool hold_sets) const {
   return params;
 }
 
-std::optional<SplitResult> Splitter::structured(const Needs& needs, bool hold_sets) const {
-  const bool fills = std::any_of(needs.begin(), needs.end(), [](const Need& need) { return need.request.backfill; });
-  if (!hold_sets && !fills) {
-    return std::nullopt;  // the same call again
+std::optional<SplitResult> Splitter::structured(const Needs& needs, Fill fill) const {
+  // Where it would be the call before once more.
+  const bool is_another = std::any_of(needs.begin(), needs.end(), [&](const Need& need) {
+    return fill == Fill::none ? true : fill == Fill::beyond_sets ? is_whole_sets(need) : need.request.backfill;
+  });
+  if (!is_another) {
+    return std::nullopt;
   }
   const Order order = service_order(needs);
   InlineVector<Params, 8> params;
   for (const std::uint32_t i : order) {
-    params.push_back(params_of(needs[i], hold_sets));
+    params.push_back(params_of(needs[i], fill));
   }
   Resources units;
   units.resize(needs.size());
@@ -322,11 +335,12 @@ std::optional<SplitResult> Splitter::structured(const Needs& needs, bool hold_se
     SmResource& piece = pieces[order[at]];
     Pieces::add(piece, units[at], at);
     piece.requested = need.request.count;
-    pieces.describe(piece, need.is_loose());
+    const bool is_filled = (params[at].flags & CU_DEV_SM_RESOURCE_GROUP_BACKFILL) != 0;
+    pieces.describe(piece, need.is_loose(), is_filled ? pair_size : params[at].coscheduledSmCount);
   }
   if (count_of(rest) != 0) {
     Pieces::add(pieces.remainder(), rest, order.size());
-    pieces.describe(pieces.remainder(), true);
+    pieces.describe(pieces.remainder(), true, pair_size);
   }
   return std::move(pieces).result();
 }
@@ -455,6 +469,8 @@ std::optional<SplitResult> Splitter::fine(const Needs& needs) const {
 // rest: from 13.1 on the driver refuses a context over parts of different alignment.
 SplitResult Splitter::assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const {
   Pieces pieces(*this, needs.size(), strategy);
+  // A unit of the alignment lies inside one GPC; larger ones may be pieced together.
+  const bool holds_sets = !is_loose && cut.unit_size == grain_.alignment;
   bool rest_is_free = count_of(cut.rest) != 0;
   std::size_t next = 0;
   for (std::size_t i = 0; i < needs.size(); ++i) {
@@ -471,11 +487,11 @@ SplitResult Splitter::assembled(const Cut& cut, const Needs& needs, Strategy str
       rest_is_free = false;
     }
     piece.requested = need.request.count;
-    pieces.describe(piece, is_loose || !takes_units);
+    pieces.describe(piece, is_loose || !takes_units, holds_sets && takes_units ? grain_.alignment : pair_size);
   }
   if (rest_is_free) {
     Pieces::add(pieces.remainder(), cut.rest, cut.units.size());
-    pieces.describe(pieces.remainder(), true);
+    pieces.describe(pieces.remainder(), true, pair_size);
   }
   return std::move(pieces).result();
 }

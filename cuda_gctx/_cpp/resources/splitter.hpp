@@ -48,10 +48,13 @@ class Splitter {
   using Params = CU_DEV_SM_RESOURCE_GROUP_PARAMS;
   struct Cut;
   class Pieces;
+  // How SMs outside of co-scheduled sets come in: where the count demands it; beyond at least one set, as BACKFILL has
+  // it; in pairs alone.
+  enum class Fill { none, beyond_sets, pairs };
 
   std::optional<SplitResult> at_once(const Needs& needs) const;
   std::optional<SplitResult> in_one_call(const Needs& needs) const;
-  std::optional<SplitResult> structured(const Needs& needs, bool hold_sets) const;
+  std::optional<SplitResult> structured(const Needs& needs, Fill fill) const;
   std::optional<SplitResult> composed(const Needs& needs) const;
   std::optional<SplitResult> composed_of(unsigned unit, const Needs& needs, unsigned flags) const;
   std::optional<SplitResult> fine(const Needs& needs) const;
@@ -59,7 +62,8 @@ class Splitter {
 
   Splitter labelled(Strategy label) const;
   static Order service_order(const Needs& needs);
-  Params params_of(const Need& need, bool hold_sets) const;
+  Params params_of(const Need& need, Fill fill) const;
+  bool is_whole_sets(const Need& need) const;
   bool units_suffice(const Needs& needs) const;
   std::optional<Cut> by_count(unsigned groups, unsigned size, unsigned flags) const;
   SplitResult assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const;
