@@ -53,7 +53,7 @@ cdef class ContextOptions(Options):
 
     __dataclass_fields__ = DataclassFields({"resources": ..., "exclusive": False, "name": None})
 
-    def __cinit__(self, resources, exclusive=False, name=None):
+    def __cinit__(self, resources=None, exclusive=False, name=None):
         if resources is None:
             raise ValueError("resources must be provided: a green context needs at least one SMResource")
         if not isinstance(resources, Sequence):

@@ -283,7 +283,7 @@ cdef class Device:
         """Split the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
 
         requests: by position, or one mapping or Layout. named: by name. Each is a number of SMs (rounded up), a share
-        of the device below 1 (rounded down), None for all remaining SMs, SMResourceOptions or PartitionSpec.
+        of the device below 1 (rounded down), None or 0 for all remaining SMs, SMResourceOptions or PartitionSpec.
         exclusive: refuse SMs that a live context uses, instead of warning.
         among: "free" splits only SMs that no live context of the process is known to have.
 

@@ -264,8 +264,8 @@ cdef class SMResource:
         units = self.handles
         if len(units) != 1:
             raise ValueError(
-                f"this SMResource of {self.sm_count} SMs consists of {len(units)} driver resources, and no single handle "
-                "stands for all of them: pass all of `handles` to cuDevResourceGenerateDesc, or use descriptor()"
+                f"this SMResource of {self.sm_count} SMs consists of {len(units)} driver resources, and no single "
+                "handle stands for all of them: pass all of `handles` to cuDevResourceGenerateDesc, or use descriptor()"
             )
         return units[0]
 
@@ -273,8 +273,8 @@ cdef class SMResource:
     def handles(self):
         """The addresses of the CUdevResources that it consists of, as a tuple: together they are one context's.
 
-        Each stands for a part of the SMs. They are valid as long as this object. ValueError for a dry run and a resource
-        with no SMs.
+        Each stands for a part of the SMs. They are valid as long as this object. ValueError for a dry run and a
+        resource with no SMs.
         """
         cdef size_t at
         demand_sms(dereference(self._sm))

@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Any, TypeAlias, final
 from weakref import WeakValueDictionary
 
-from cuda_gctx._core.arguments import as_bool, as_int, of_fields, spelling
+from cuda_gctx._core.arguments import as_bool, as_sm_count, of_fields, spelling
 from cuda_gctx._core.resources import SMResourceOptions, WorkqueueResourceOptions
 
 __all__ = ["BACKGROUND", "RESERVED_NAMES", "Layout", "PartitionSpec", "Request"]
@@ -53,14 +53,14 @@ OPTION_FIELDS = ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_coun
 class PartitionSpec:
     """The request of one partition.
 
-    sms: a number of SMs; a share of the device (a float below 1), rounded down to whole units; None for all remaining
-    SMs; or SMResourceOptions for one group.
+    sms: a number of SMs; a share of the device (a float below 1), rounded down to whole units; None or 0 for all
+    remaining SMs; or SMResourceOptions for one group.
     workqueue: the options of its hardware queues (driver 13.1 and newer).
     aligned: with None, only those remaining SMs that fill whole units of the device's alignment; the others go to the
     background partition.
 
-    Requests that mean the same are equal: ``SMResourceOptions([8])`` becomes 8, and ``SMResourceOptions(None)`` becomes
-    None with ``aligned=True``.
+    Requests that mean the same are equal: 0 becomes None, ``SMResourceOptions([8])`` becomes 8, and
+    ``SMResourceOptions(None)`` becomes None with ``aligned=True``.
     """
 
     sms: int | float | SMResourceOptions | None = None
@@ -119,7 +119,7 @@ def _checked_sms(value: object) -> tuple[int | float | SMResourceOptions | None,
     if isinstance(value, SMResourceOptions):
         return _of_options(value)
     if hasattr(value, "__index__"):
-        return as_int("sms", value, 1), False
+        return as_sm_count("sms", value), False
     if isinstance(value, Real):
         share = round(float(value), SHARE_DIGITS)
         if share == 1:

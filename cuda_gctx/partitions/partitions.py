@@ -531,9 +531,9 @@ def partition(
     requests: by position, or one mapping, sequence or Layout. named: by name.
 
     An int is a number of SMs, rounded up to what the device can give; a float is a share of the device below 1, rounded
-    down; None is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further conditions. SMs
-    that no partition requests become the background partition. exclusive: refuse SMs that a live context uses, instead
-    of warning.
+    down; None or 0 is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further conditions.
+    SMs that no partition requests become the background partition. exclusive: refuse SMs that a live context uses,
+    instead of warning.
 
     among: "free" splits only SMs that no live context of the process is known to have (device.resources.sm.free), in
     one step with claiming them: several libraries can share a device without coordination. None is

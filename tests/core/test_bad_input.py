@@ -59,7 +59,7 @@ WRONG_TYPES = {
     "locality_domain": NO_INTS,
 }
 WRONG_VALUES: dict[str, list[Any]] = {
-    "count": [0, -1, -8, 2**31, 2**32, 2**63, 2**64, 10**30, [], (), [0], [8, 0], [8, -8], [None, None], [8, 2**32]],
+    "count": [-1, -8, 2**31, 2**32, 2**63, 2**64, 10**30, [], (), [8, -8], [None, None], [0, None], [0, 0], [8, 2**32]],
     "coscheduled_sm_count": [0, -2, 1, 3, 2**32, 2**64, [2], [2, 2]],
     "preferred_coscheduled_sm_count": [0, -2, 1, 3, 2**32, [2]],
     "backfill": [[True], [True, False]],
@@ -104,6 +104,26 @@ def test_each_entry_of_backfill_is_a_bool(entry: Any) -> None:
         SMResourceOptions([8, 8], backfill=[True, entry])
 
 
+def test_a_count_of_0_is_everything_left_as_none_is() -> None:
+    assert SMResourceOptions(0) == SMResourceOptions(None)
+    assert SMResourceOptions([8, 0], backfill=True) == SMResourceOptions((8, None), backfill=True)
+    assert SMResourceOptions((16, numpy.int64(0))).count == (16, None)
+
+
+@pytest.mark.parametrize("count", [-1, [8, -1]])
+def test_a_negative_count_is_called_negative(count: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"count must be an int that is not negative \(0 and None: all remaining SMs\), not -1"
+    ):
+        SMResourceOptions(count)
+
+
+@pytest.mark.parametrize("count", [[0, 0], [None, 8, 0]])
+def test_two_groups_cannot_both_have_everything_left(count: Any) -> None:
+    with pytest.raises(ValueError, match=r"more than one None \(or 0, which means the same\)"):
+        SMResourceOptions(count)
+
+
 def test_an_error_of_the_callers_own_object_comes_through() -> None:
     with pytest.raises(ZeroDivisionError):
         SMResourceOptions(Lying())  # type: ignore[arg-type]
@@ -133,6 +153,7 @@ def test_options_are_values_that_do_not_change() -> None:
 
 
 OTHER_OPTIONS: list[Any] = [
+    pytest.param(ContextOptions, {}, ValueError, "resources must be provided", id="nothing"),
     pytest.param(ContextOptions, {"resources": None}, ValueError, "resources must be provided", id="resources=None"),
     pytest.param(ContextOptions, {"resources": []}, ValueError, "empty", id="resources=[]"),
     pytest.param(ContextOptions, {"resources": ()}, ValueError, "empty", id="resources=()"),

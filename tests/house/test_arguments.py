@@ -77,7 +77,7 @@ SECONDS = Kind(
 NUMBER = Kind("a number", (True, numpy.True_, "x", 1j), (math.nan,), numpy.float64)
 # A float is a share of the device.
 REQUEST = Kind(
-    "an int", (True, numpy.True_, "x", 1j), (0, -1, 1.5, numpy.float64(2), math.nan, math.inf, -math.inf), numpy.int64
+    "an int", (True, numpy.True_, "x", 1j), (-1, 1.5, numpy.float64(2), math.nan, math.inf, -math.inf), numpy.int64
 )
 BOOL = Kind("a bool", (0, 1, numpy.int64(1), 1.5, "x", math.nan, HUGE), (), numpy.bool_)
 

@@ -401,7 +401,7 @@ def test_a_layout_that_fails_is_not_kept(sim: Machines) -> None:
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
         refusal(SplitError, lambda: pool.prepare({"a": 500}))
-        refusal(ValueError, lambda: pool.prepare({"a": 0}))
+        refusal(ValueError, lambda: pool.prepare({"a": -1}))
         refusal(TypeError, lambda: pool.prepare("8"))  # type: ignore[arg-type]
         machine.fail("cuGreenCtxCreate", nth=2)
         refusal(CUDAError, lambda: pool.prepare((8, 16)))
