@@ -39,15 +39,21 @@ using NameMap = std::multimap<std::string_view, Exported>;
 
 NameMap make_map(const char* FunctionInfo::* name) {
   std::vector<Exported> all;
-  for (std::size_t i = 0; i < function_count; ++i) all.push_back({&table[i], addresses[i], addresses[i]});
+  for (std::size_t i = 0; i < function_count; ++i) {
+    all.push_back({&table[i], addresses[i], addresses[i]});
+  }
   for (const PerThreadFunction* variant = per_thread_functions; variant->address != nullptr; ++variant) {
     all[static_cast<std::size_t>(variant->function)].per_thread = variant->address;
   }
-  for (std::size_t i = 0; i < absent_count; ++i) all.push_back({&absent[i], absent_addresses[i], absent_addresses[i]});
+  for (std::size_t i = 0; i < absent_count; ++i) {
+    all.push_back({&absent[i], absent_addresses[i], absent_addresses[i]});
+  }
   // Oldest variant first for each name: a multimap keeps the order in which equal keys came.
   std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.info->since < b.info->since; });
   NameMap made;
-  for (const Exported& one : all) made.emplace(one.info->*name, one);
+  for (const Exported& one : all) {
+    made.emplace(one.info->*name, one);
+  }
   return made;
 }
 
@@ -84,7 +90,9 @@ FoundFunction find_function(std::string_view name, int wanted, int driver_versio
     const auto [first, last] = names.equal_range(name);
     for (auto it = first; it != last; ++it) {
       const Exported& candidate = it->second;
-      if (candidate.info->since > driver_version) continue;
+      if (candidate.info->since > driver_version) {
+        continue;
+      }
       if (candidate.info->since > wanted) {
         found.too_old_request = found.address == nullptr;
         continue;
@@ -94,20 +102,26 @@ FoundFunction find_function(std::string_view name, int wanted, int driver_versio
     return first != last;
   };
   // A full name ("cuStreamGetCtx_v2") is taken as well. Assumed: the documentation speaks of base names only.
-  if (!look_among(by_base())) look_among(by_symbol());
+  if (!look_among(by_base())) {
+    look_among(by_symbol());
+  }
   return found;
 }
 
 const ErrorText* find_error(int code) {
   for (const ErrorText& error : errors) {
-    if (error.code == code) return &error;
+    if (error.code == code) {
+      return &error;
+    }
   }
   return nullptr;
 }
 
 int error_code(std::string_view name) {
   for (const ErrorText& error : errors) {
-    if (name == error.name) return error.code;
+    if (name == error.name) {
+      return error.code;
+    }
   }
   return -1;
 }

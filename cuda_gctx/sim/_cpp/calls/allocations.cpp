@@ -10,10 +10,14 @@ namespace gctx::sim {
 
 Allocation* find_allocation(Machine& machine, std::uint64_t address, std::size_t size) {
   auto found = machine.allocations.upper_bound(address);
-  if (found == machine.allocations.begin()) return nullptr;
+  if (found == machine.allocations.begin()) {
+    return nullptr;
+  }
   --found;
   const std::uint64_t offset = address - found->first;
-  if (offset >= found->second.size || size > found->second.size - offset) return nullptr;
+  if (offset >= found->second.size || size > found->second.size - offset) {
+    return nullptr;
+  }
   return &found->second;
 }
 
@@ -25,7 +29,9 @@ CUdeviceptr add(Call& c, Allocation made, Pool* pool) {
   made.pool = pool;
   made.storage = Storage(made.size);
   made.handle = made.storage.address();
-  if (!c.thread.stack.empty()) made.context_id = c.thread.stack.back().id;
+  if (!c.thread.stack.empty()) {
+    made.context_id = c.thread.stack.back().id;
+  }
   if (pool != nullptr) {
     pool->used += made.size;
     pool->used_high = std::max(pool->used_high, pool->used);
@@ -39,8 +45,12 @@ CUdeviceptr add(Call& c, Allocation made, Pool* pool) {
 }  // namespace
 
 CUresult allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out) {
-  if (out == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!has_room(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (out == nullptr || size == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!has_room(device, size)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   Allocation made;
   made.size = size;
   made.device = device.ordinal;
@@ -50,7 +60,9 @@ CUresult allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdevic
 }
 
 CUresult allocate_managed(Call& c, int device, std::size_t size, Pool* pool, CUdeviceptr* out) {
-  if (out == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || size == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   Allocation made;
   made.size = size;
   made.device = device;
@@ -59,7 +71,9 @@ CUresult allocate_managed(Call& c, int device, std::size_t size, Pool* pool, CUd
 }
 
 CUresult allocate_host(Call& c, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out) {
-  if (out == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || size == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   Allocation made;
   made.size = size;
   made.device = device;
@@ -70,7 +84,9 @@ CUresult allocate_host(Call& c, int device, std::size_t size, unsigned flags, Po
 
 CUresult place_variable(Call& c, const Module& module, const Variable& variable, std::uint64_t& place) {
   Device& device = c.machine.devices[static_cast<std::size_t>(module.device)];
-  if (!has_room(device, variable.size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!has_room(device, variable.size)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   Allocation made;
   made.size = variable.size;
   made.device = module.device;
@@ -79,7 +95,9 @@ CUresult place_variable(Call& c, const Module& module, const Variable& variable,
   place = add(c, std::move(made), nullptr);
   device.allocated += variable.size;
   auto* bytes = reinterpret_cast<char*>(place);
-  if (variable.size < Storage::mapped_from) std::fill_n(bytes, variable.size, '\0');  // mapped memory is zero already
+  if (variable.size < Storage::mapped_from) {
+    std::fill_n(bytes, variable.size, '\0');  // mapped memory is zero already
+  }
   std::copy(variable.initial.begin(), variable.initial.end(), bytes);
   return CUDA_SUCCESS;
 }
@@ -91,13 +109,19 @@ bool may_be_freed(const Allocation& allocation) {
 
 void release(Machine& machine, std::uint64_t address) {
   const auto found = machine.allocations.find(address);
-  if (found == machine.allocations.end()) return;
+  if (found == machine.allocations.end()) {
+    return;
+  }
   Allocation& allocation = found->second;
-  if (allocation.graphs > 0) return free_graph_memory(machine, allocation);
+  if (allocation.graphs > 0) {
+    return free_graph_memory(machine, allocation);
+  }
   if (allocation.type == CU_MEMORYTYPE_DEVICE && !allocation.managed) {
     machine.devices[static_cast<std::size_t>(allocation.device)].allocated -= allocation.size;
   }
-  if (allocation.pool != nullptr) allocation.pool->used -= allocation.size;
+  if (allocation.pool != nullptr) {
+    allocation.pool->used -= allocation.size;
+  }
   machine.freed.insert(address);
   machine.allocations.erase(found);
 }

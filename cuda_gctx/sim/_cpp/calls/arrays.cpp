@@ -37,19 +37,33 @@ bool is_valid(const CUDA_ARRAY3D_DESCRIPTOR& wanted) {
   const bool cubemap = (wanted.Flags & CUDA_ARRAY3D_CUBEMAP) != 0;
   const bool layered = (wanted.Flags & CUDA_ARRAY3D_LAYERED) != 0;
   const bool channels = wanted.NumChannels == 1 || wanted.NumChannels == 2 || wanted.NumChannels == 4;
-  if ((wanted.Flags & ~known) != 0 || !channels || wanted.Width == 0) return false;
-  if (wanted.Width > longest || wanted.Height > longest || wanted.Depth > deepest) return false;
-  if (wanted.Height == 0 && wanted.Depth != 0 && !layered) return false;
-  if (cubemap && (wanted.Width != wanted.Height || wanted.Depth == 0 || wanted.Depth % 6 != 0)) return false;
+  if ((wanted.Flags & ~known) != 0 || !channels || wanted.Width == 0) {
+    return false;
+  }
+  if (wanted.Width > longest || wanted.Height > longest || wanted.Depth > deepest) {
+    return false;
+  }
+  if (wanted.Height == 0 && wanted.Depth != 0 && !layered) {
+    return false;
+  }
+  if (cubemap && (wanted.Width != wanted.Height || wanted.Depth == 0 || wanted.Depth % 6 != 0)) {
+    return false;
+  }
   return !(cubemap && !layered && wanted.Depth != 6);
 }
 
 CUresult create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted, bool hidden, Array*& out) {
   CUresult result = CUDA_SUCCESS;
   const Context* context = current_context(c, result);
-  if (context == nullptr) return result;
-  if (!is_valid(wanted)) return CUDA_ERROR_INVALID_VALUE;
-  if (format_bytes(wanted.Format) == 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (context == nullptr) {
+    return result;
+  }
+  if (!is_valid(wanted)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (format_bytes(wanted.Format) == 0) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   auto array = std::make_unique<Array>();
   c.machine.made(*array);
   array->hidden = hidden;
@@ -58,7 +72,9 @@ CUresult create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted, bool hidde
   array->device = context->device;
   Device& device = c.machine.devices[static_cast<std::size_t>(context->device)];
   const std::size_t bytes = array->bytes();
-  if (!has_room(device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!has_room(device, bytes)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   array->storage = std::make_shared<Storage>(bytes);
   device.allocated += bytes;
   out = &c.machine.arrays.add(std::move(array));
@@ -81,7 +97,9 @@ MipmappedArray* find_mipmapped(Call& c, CUmipmappedArray handle, CUresult& resul
 
 // What a texture or a surface is made of must be there.
 CUresult check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
-  if (resource.flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (resource.flags != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   CUresult result = CUDA_SUCCESS;
   constexpr std::size_t alignment = 512;
   constexpr std::size_t pitch_alignment = 32;
@@ -143,7 +161,9 @@ extern "C" {
 
 CUresult CUDAAPI cuArray3DCreate_v2(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
   return call<Fn::cuArray3DCreate_v2>([&](Call& c) {
-    if (out == nullptr || wanted == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (out == nullptr || wanted == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     Array* array = nullptr;
     const CUresult result = create_array(c, *wanted, false, array);
     return result == CUDA_SUCCESS ? give(out, as_handle<CUarray>(*array)) : result;
@@ -152,7 +172,9 @@ CUresult CUDAAPI cuArray3DCreate_v2(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR*
 
 CUresult CUDAAPI cuArrayCreate_v2(CUarray* out, const CUDA_ARRAY_DESCRIPTOR* wanted) {
   return call<Fn::cuArrayCreate_v2>([&](Call& c) {
-    if (out == nullptr || wanted == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (out == nullptr || wanted == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     Array* array = nullptr;
     const CUresult result =
         create_array(c, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}, false, array);
@@ -172,7 +194,9 @@ CUresult CUDAAPI cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR* out, CUarray han
   return call<Fn::cuArrayGetDescriptor_v2>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Array* array = find_array(c, handle, result);
-    if (array == nullptr) return result;
+    if (array == nullptr) {
+      return result;
+    }
     const CUDA_ARRAY3D_DESCRIPTOR& all = array->descriptor;
     return give(out, CUDA_ARRAY_DESCRIPTOR{all.Width, all.Height, all.Format, all.NumChannels});
   });
@@ -182,8 +206,12 @@ CUresult CUDAAPI cuArrayDestroy(CUarray handle) {
   return call<Fn::cuArrayDestroy>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Array* array = find_array(c, handle, result);
-    if (array == nullptr) return result;
-    if (array->hidden) return CUDA_ERROR_INVALID_VALUE;  // a level of a mipmapped array
+    if (array == nullptr) {
+      return result;
+    }
+    if (array->hidden) {
+      return CUDA_ERROR_INVALID_VALUE;  // a level of a mipmapped array
+    }
     destroy_array(c.machine, *array);
     return CUDA_SUCCESS;
   });
@@ -191,7 +219,9 @@ CUresult CUDAAPI cuArrayDestroy(CUarray handle) {
 
 CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted, unsigned levels) {
   return call<Fn::cuMipmappedArrayCreate>([&](Call& c) {
-    if (out == nullptr || wanted == nullptr || levels == 0 || !is_valid(*wanted)) return CUDA_ERROR_INVALID_VALUE;
+    if (out == nullptr || wanted == nullptr || levels == 0 || !is_valid(*wanted)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const bool layered = (wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
     const std::size_t longest = std::max({wanted->Width, wanted->Height, layered ? 1 : wanted->Depth});
     // Documented: the number is clamped to what the extent has.
@@ -202,13 +232,19 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray* out, const CUDA_ARRAY3
     for (unsigned i = 0; i < levels; ++i) {
       Array* array = nullptr;
       if (const CUresult result = create_array(c, level, true, array); result != CUDA_SUCCESS) {
-        for (const Array* other : made->levels) destroy_array(c.machine, *other);
+        for (const Array* other : made->levels) {
+          destroy_array(c.machine, *other);
+        }
         return result;
       }
       made->levels.push_back(array);
       level.Width = std::max<std::size_t>(level.Width / 2, 1);
-      if (level.Height > 0) level.Height = std::max<std::size_t>(level.Height / 2, 1);
-      if (level.Depth > 0 && !layered) level.Depth = std::max<std::size_t>(level.Depth / 2, 1);
+      if (level.Height > 0) {
+        level.Height = std::max<std::size_t>(level.Height / 2, 1);
+      }
+      if (level.Depth > 0 && !layered) {
+        level.Depth = std::max<std::size_t>(level.Depth / 2, 1);
+      }
     }
     c.machine.made(*made);
     return give(out, as_handle<CUmipmappedArray>(c.machine.mipmapped_arrays.add(std::move(made))));
@@ -219,7 +255,9 @@ CUresult CUDAAPI cuMipmappedArrayGetLevel(CUarray* out, CUmipmappedArray handle,
   return call<Fn::cuMipmappedArrayGetLevel>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const MipmappedArray* array = find_mipmapped(c, handle, result);
-    if (array == nullptr) return result;
+    if (array == nullptr) {
+      return result;
+    }
     return level < array->levels.size() ? give(out, as_handle<CUarray>(*array->levels[level]))
                                         : CUDA_ERROR_INVALID_VALUE;
   });
@@ -229,8 +267,12 @@ CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray handle) {
   return call<Fn::cuMipmappedArrayDestroy>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const MipmappedArray* array = find_mipmapped(c, handle, result);
-    if (array == nullptr) return result;
-    for (const Array* level : array->levels) destroy_array(c.machine, *level);
+    if (array == nullptr) {
+      return result;
+    }
+    for (const Array* level : array->levels) {
+      destroy_array(c.machine, *level);
+    }
     c.machine.mipmapped_arrays.remove(*array);
     return CUDA_SUCCESS;
   });
@@ -240,23 +282,33 @@ CUresult CUDAAPI cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* r
                                    const CUDA_TEXTURE_DESC* texture, const CUDA_RESOURCE_VIEW_DESC* view) {
   return call<Fn::cuTexObjectCreate>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    if (current_context(c, result) == nullptr) return result;
+    if (current_context(c, result) == nullptr) {
+      return result;
+    }
     constexpr unsigned known = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES | CU_TRSF_SRGB |
                                CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION | CU_TRSF_SEAMLESS_CUBEMAP;
     if (out == nullptr || resource == nullptr || texture == nullptr || (texture->flags & ~known) != 0) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    if (result = check_resource(c, *resource); result != CUDA_SUCCESS) return result;
+    if (result = check_resource(c, *resource); result != CUDA_SUCCESS) {
+      return result;
+    }
     const bool mipmapped = resource->resType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY;
-    if (mipmapped && (texture->flags & CU_TRSF_NORMALIZED_COORDINATES) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (mipmapped && (texture->flags & CU_TRSF_NORMALIZED_COORDINATES) == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const bool in_array = mipmapped || resource->resType == CU_RESOURCE_TYPE_ARRAY;
-    if (view != nullptr && !in_array) return CUDA_ERROR_INVALID_VALUE;
+    if (view != nullptr && !in_array) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     auto made = std::make_unique<Texture>();
     c.machine.made(*made);
     made->resource = *resource;
     made->texture = *texture;
     made->has_view = view != nullptr;
-    if (view != nullptr) made->view = *view;
+    if (view != nullptr) {
+      made->view = *view;
+    }
     return give(out, static_cast<CUtexObject>(c.machine.textures.add(std::move(made)).handle));
   });
 }
@@ -287,13 +339,19 @@ CUresult CUDAAPI cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* out, CU
 CUresult CUDAAPI cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC* resource) {
   return call<Fn::cuSurfObjectCreate>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    if (current_context(c, result) == nullptr) return result;
+    if (current_context(c, result) == nullptr) {
+      return result;
+    }
     if (out == nullptr || resource == nullptr || resource->resType != CU_RESOURCE_TYPE_ARRAY) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    if (result = check_resource(c, *resource); result != CUDA_SUCCESS) return result;
+    if (result = check_resource(c, *resource); result != CUDA_SUCCESS) {
+      return result;
+    }
     const Array* array = c.machine.arrays.find(resource->res.array.hArray);
-    if ((array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if ((array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     auto made = std::make_unique<Surface>();
     c.machine.made(*made);
     made->resource = *resource;

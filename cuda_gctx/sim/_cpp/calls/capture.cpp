@@ -19,24 +19,38 @@ CUresult tell_capture(const Stream& stream, const CaptureInfoOut& out) {
   // The arrays that the caller reads live until the next call of the thread, as the header allows.
   thread_local std::vector<CUgraphNode> dependencies;
   thread_local std::vector<CUgraphEdgeData> edges;
-  if (out.status == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (out.status == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const Capture* capture = stream.capture.get();
   *out.status = capture == nullptr     ? CU_STREAM_CAPTURE_STATUS_NONE
                 : capture->is_active() ? CU_STREAM_CAPTURE_STATUS_ACTIVE
                                        : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
-  if (*out.status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
-  if (out.id != nullptr) *out.id = capture->id();
-  if (out.graph != nullptr) *out.graph = as_handle<CUgraph>(capture->graph());
+  if (*out.status != CU_STREAM_CAPTURE_STATUS_ACTIVE) {
+    return CUDA_SUCCESS;
+  }
+  if (out.id != nullptr) {
+    *out.id = capture->id();
+  }
+  if (out.graph != nullptr) {
+    *out.graph = as_handle<CUgraph>(capture->graph());
+  }
   dependencies.clear();
   edges.clear();
   for (const Edge& edge : stream.capture_tail) {
     dependencies.push_back(as_handle<CUgraphNode>(*edge.from));
     edges.push_back(edge.data);
   }
-  if (out.dependencies != nullptr) *out.dependencies = dependencies.data();
+  if (out.dependencies != nullptr) {
+    *out.dependencies = dependencies.data();
+  }
   // Recorded: one datum for each dependency.
-  if (out.edges != nullptr) *out.edges = edges.data();
-  if (out.count != nullptr) *out.count = dependencies.size();
+  if (out.edges != nullptr) {
+    *out.edges = edges.data();
+  }
+  if (out.count != nullptr) {
+    *out.count = dependencies.size();
+  }
   return CUDA_SUCCESS;
 }
 
@@ -56,7 +70,9 @@ bool is_joined(const Capture& capture) {
   while (!open.empty()) {
     const GraphNode* node = open.back().from;
     open.pop_back();
-    if (!reached.insert(node).second) continue;
+    if (!reached.insert(node).second) {
+      continue;
+    }
     open.insert(open.end(), node->after.begin(), node->after.end());
   }
   return std::all_of(capture.graph().nodes.begin(), capture.graph().nodes.end(),
@@ -66,13 +82,23 @@ bool is_joined(const Capture& capture) {
 CUresult begin(Call& c, CUstream handle, CUstreamCaptureMode mode, Graph* given, std::vector<Edge> tail) {
   CUresult result = CUDA_SUCCESS;
   Stream* stream = find_stream(c, handle, result);
-  if (stream == nullptr) return result;
-  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
-  if (stream == stream->context->default_stream.get()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+  if (stream == nullptr) {
+    return result;
+  }
+  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (stream == stream->context->default_stream.get()) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  if (stream->capture) {
+    return CUDA_ERROR_ILLEGAL_STATE;
+  }
   const auto into = given != nullptr ? Capture::Into::given_graph : Capture::Into::own_graph;
   Graph& graph = given != nullptr ? *given : add_graph(c.machine);
-  if (given == nullptr) graph.hidden = true;  // until the capture ends and hands it out
+  if (given == nullptr) {
+    graph.hidden = true;  // until the capture ends and hands it out
+  }
   Capture::join(std::make_shared<Capture>(graph, into, *stream, mode, c.thread.serial), *stream);
   stream->capture_tail = std::move(tail);
   return CUDA_SUCCESS;
@@ -82,21 +108,35 @@ CUresult update_dependencies(Call& c, CUstream handle, const CUgraphNode* nodes,
                              std::size_t count, unsigned flags) {
   CUresult result = CUDA_SUCCESS;
   Stream* stream = find_stream(c, handle, result);
-  if (stream == nullptr) return result;
-  if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
-  if (!stream->capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES) return CUDA_ERROR_INVALID_VALUE;
+  if (stream == nullptr) {
+    return result;
+  }
+  if (!stream->capture) {
+    return CUDA_ERROR_ILLEGAL_STATE;
+  }
+  if (!stream->capture->is_active()) {
+    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  }
+  if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   std::vector<Edge> edges;
   result = read_edges(c, stream->capture->graph(), nodes, data, count, edges);
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
   std::vector<Edge>& tail = stream->capture_tail;
   if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
     // What is taken away need not be joined.
-    for (const Edge& edge : tail) edge.from->capture = 0;
+    for (const Edge& edge : tail) {
+      edge.from->capture = 0;
+    }
     tail.clear();
   }
   for (const Edge& edge : edges) {
-    if (std::find(tail.begin(), tail.end(), edge) == tail.end()) tail.push_back(edge);
+    if (std::find(tail.begin(), tail.end(), edge) == tail.end()) {
+      tail.push_back(edge);
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -117,8 +157,12 @@ CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_hand
   return call<Fn::cuStreamBeginCaptureToGraph>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Graph* graph = find_graph(c, graph_handle, result);
-    if (graph == nullptr) return result;
-    if (graph->capture != nullptr) return CUDA_ERROR_ILLEGAL_STATE;
+    if (graph == nullptr) {
+      return result;
+    }
+    if (graph->capture != nullptr) {
+      return CUDA_ERROR_ILLEGAL_STATE;
+    }
     std::vector<Edge> tail;
     result = read_edges(c, *graph, nodes, data, count, tail);
     return result == CUDA_SUCCESS ? begin(c, handle, mode, graph, std::move(tail)) : result;
@@ -141,10 +185,16 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* out) {
   return call<Fn::cuStreamEndCapture>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Stream* stream = find_stream(c, handle, result);
-    if (stream == nullptr) return result;
-    if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+    if (stream == nullptr) {
+      return result;
+    }
+    if (!stream->capture) {
+      return CUDA_ERROR_ILLEGAL_STATE;
+    }
     const std::shared_ptr<Capture> capture = stream->capture;
-    if (&capture->origin() != stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    if (&capture->origin() != stream) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    }
     if (capture->mode() != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread() != c.thread.serial) {
       return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     }
@@ -153,7 +203,9 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* out) {
              : out == nullptr       ? CUDA_ERROR_INVALID_VALUE
                                     : CUDA_SUCCESS;
     const Graph* graph = end_capture(c.machine, *capture, result == CUDA_SUCCESS);
-    if (out != nullptr) *out = graph == nullptr ? nullptr : as_handle<CUgraph>(*graph);
+    if (out != nullptr) {
+      *out = graph == nullptr ? nullptr : as_handle<CUgraph>(*graph);
+    }
     return result;
   });
 }

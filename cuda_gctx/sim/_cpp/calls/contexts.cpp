@@ -12,8 +12,12 @@ namespace {
 CUresult create(Call& c, CUcontext* out, unsigned flags, CUdevice ordinal) {
   CUresult result = CUDA_SUCCESS;
   Device* device = find_device(c, ordinal, result);
-  if (device == nullptr) return result;
-  if (out == nullptr || (flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (device == nullptr) {
+    return result;
+  }
+  if (out == nullptr || (flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   auto made = std::make_unique<Context>();
   c.machine.made(*made);
   made->kind = ContextKind::created;
@@ -46,22 +50,34 @@ CUresult entry_for(Call& c, CUcontext handle, CurrentContext& entry) {
 }
 
 CUresult synchronize(Call& c, Context& context) {
-  if (disturbs_capture(c, &context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (disturbs_capture(c, &context)) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   const auto last_of = [&](const Context& one, std::vector<WorkPtr>& into) {
-    if (one.default_stream && one.default_stream->last) into.push_back(one.default_stream->last);
-    for (const auto& [thread, stream] : one.thread_streams) into.push_back(stream->last);
-    for (const Stream* stream : one.streams) into.push_back(stream->last);
+    if (one.default_stream && one.default_stream->last) {
+      into.push_back(one.default_stream->last);
+    }
+    for (const auto& [thread, stream] : one.thread_streams) {
+      into.push_back(stream->last);
+    }
+    for (const Stream* stream : one.streams) {
+      into.push_back(stream->last);
+    }
   };
   std::vector<WorkPtr> pending;
   last_of(context, pending);
   if (context.kind == ContextKind::primary) {
     // The header of cuCtxSynchronize: a primary context waits for its green contexts too.
     c.machine.contexts.each([&](const Context& other) {
-      if (other.kind == ContextKind::green && other.root_id == context.id) last_of(other, pending);
+      if (other.kind == ContextKind::green && other.root_id == context.id) {
+        last_of(other, pending);
+      }
     });
   }
   for (const WorkPtr& work : pending) {
-    if (const CUresult result = wait_for(c, work); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = wait_for(c, work); result != CUDA_SUCCESS) {
+      return result;
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -100,10 +116,16 @@ CUresult with_current_entry(Body&& body) noexcept {
   return call<function>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Context* context = current_context(c, result);
-    if (c.thread.stack.empty()) return result;
+    if (c.thread.stack.empty()) {
+      return result;
+    }
     CurrentContext& top = c.thread.stack.back();
-    if (context == nullptr && (top.handle == 0 || top.id == 0)) return result;
-    if (context != nullptr) top.flags = context->flags;
+    if (context == nullptr && (top.handle == 0 || top.id == 0)) {
+      return result;
+    }
+    if (context != nullptr) {
+      top.flags = context->flags;
+    }
     return body(top);
   });
 }
@@ -122,15 +144,21 @@ void detach_children(Call& c, Context& context) {
                " events of it are alive");
   }
   const auto take_out = [&](Stream& stream) {
-    if (stream.capture) stream.capture->invalidate();
+    if (stream.capture) {
+      stream.capture->invalidate();
+    }
     leave_capture(c.machine, stream);
   };
   for (Stream* stream : context.streams) {
     take_out(*stream);
     stream->context = nullptr;
   }
-  for (const auto& [thread, stream] : context.thread_streams) take_out(*stream);
-  for (Event* event : context.events) event->context = nullptr;
+  for (const auto& [thread, stream] : context.thread_streams) {
+    take_out(*stream);
+  }
+  for (Event* event : context.events) {
+    event->context = nullptr;
+  }
   context.streams.clear();
   context.events.clear();
   context.default_stream.reset();
@@ -173,7 +201,9 @@ CUresult CUDAAPI cuCtxDestroy_v2(CUcontext handle) {
       c.note(Misuse::wrong_order, handle, "cuCtxDestroy on a context that cuCtxCreate did not make");
       return CUDA_ERROR_INVALID_CONTEXT;
     }
-    if (!c.thread.stack.empty() && c.thread.stack.back().id == context->id) c.thread.stack.pop_back();
+    if (!c.thread.stack.empty() && c.thread.stack.back().id == context->id) {
+      c.thread.stack.pop_back();
+    }
     detach_children(c, *context);
     c.machine.contexts.remove(*context);
     return CUDA_SUCCESS;
@@ -183,17 +213,25 @@ CUresult CUDAAPI cuCtxDestroy_v2(CUcontext handle) {
 CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext handle) {
   return call<Fn::cuCtxPushCurrent_v2>([&](Call& c) {
     CurrentContext entry;
-    if (handle == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (handle == nullptr) {
+      return CUDA_ERROR_INVALID_CONTEXT;
+    }
     const CUresult result = entry_for(c, handle, entry);
-    if (result == CUDA_SUCCESS) c.thread.stack.push_back(entry);
+    if (result == CUDA_SUCCESS) {
+      c.thread.stack.push_back(entry);
+    }
     return result;
   });
 }
 
 CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext* out) {
   return call<Fn::cuCtxPopCurrent_v2>([&](Call& c) {
-    if (c.thread.stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-    if (out != nullptr) *out = reinterpret_cast<CUcontext>(c.thread.stack.back().handle);
+    if (c.thread.stack.empty()) {
+      return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (out != nullptr) {
+      *out = reinterpret_cast<CUcontext>(c.thread.stack.back().handle);
+    }
     c.thread.stack.pop_back();
     return CUDA_SUCCESS;
   });
@@ -202,12 +240,18 @@ CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext* out) {
 CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
   return call<Fn::cuCtxSetCurrent>([&](Call& c) {
     if (handle == nullptr) {
-      if (!c.thread.stack.empty()) c.thread.stack.pop_back();
+      if (!c.thread.stack.empty()) {
+        c.thread.stack.pop_back();
+      }
       return CUDA_SUCCESS;
     }
     CurrentContext entry;
-    if (const CUresult result = entry_for(c, handle, entry); result != CUDA_SUCCESS) return result;
-    if (!c.thread.stack.empty()) c.thread.stack.pop_back();
+    if (const CUresult result = entry_for(c, handle, entry); result != CUDA_SUCCESS) {
+      return result;
+    }
+    if (!c.thread.stack.empty()) {
+      c.thread.stack.pop_back();
+    }
     c.thread.stack.push_back(entry);
     return CUDA_SUCCESS;
   });
@@ -239,7 +283,9 @@ CUresult CUDAAPI cuCtxGetFlags(unsigned* flags) {
 
 CUresult CUDAAPI cuCtxSetFlags(unsigned flags) {
   return with_current<Fn::cuCtxSetFlags>([&](Call&, Context& context) {
-    if ((flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if ((flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     context.flags = flags;
     return CUDA_SUCCESS;
   });
@@ -248,7 +294,9 @@ CUresult CUDAAPI cuCtxSetFlags(unsigned flags) {
 CUresult CUDAAPI cuCtxGetId(CUcontext handle, unsigned long long* id) {
   return call<Fn::cuCtxGetId>([&](Call& c) {
     // The one question that a dead context may be asked (seen on an H100, driver 13.0, after a reset and a destroy).
-    if (c.machine.contexts.is_stale(handle)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (c.machine.contexts.is_stale(handle)) {
+      return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
     CUresult result = CUDA_SUCCESS;
     const Context* context = find_context(c, handle, result, true);
     return context == nullptr ? result : give(id, static_cast<unsigned long long>(context->id));
@@ -303,15 +351,21 @@ CUresult CUDAAPI cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
     CUresult result = CUDA_SUCCESS;
     const Context* context = find_context(c, handle, result, true);
     // Recorded: of a destroyed context this call alone says that it is none.
-    if (context == nullptr) return handle == nullptr ? result : CUDA_ERROR_INVALID_CONTEXT;
+    if (context == nullptr) {
+      return handle == nullptr ? result : CUDA_ERROR_INVALID_CONTEXT;
+    }
     return give(version, context->api_version);
   });
 }
 
 CUresult CUDAAPI cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return with_current<Fn::cuCtxGetStreamPriorityRange>([&](Call&, Context&) {
-    if (least != nullptr) *least = 0;
-    if (greatest != nullptr) *greatest = -5;
+    if (least != nullptr) {
+      *least = 0;
+    }
+    if (greatest != nullptr) {
+      *greatest = -5;
+    }
     return CUDA_SUCCESS;
   });
 }
@@ -324,9 +378,15 @@ CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   return with_current<Fn::cuCtxEnablePeerAccess>([&](Call& c, Context& context) {
     CUresult result = CUDA_SUCCESS;
     const Context* other = find_context(c, peer, result);
-    if (other == nullptr) return result;
-    if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (other->device == context.device) return CUDA_ERROR_INVALID_DEVICE;
+    if (other == nullptr) {
+      return result;
+    }
+    if (flags != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (other->device == context.device) {
+      return CUDA_ERROR_INVALID_DEVICE;
+    }
     return context.peers.insert(other->device).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
   });
 }
@@ -335,7 +395,9 @@ CUresult CUDAAPI cuCtxDisablePeerAccess(CUcontext peer) {
   return with_current<Fn::cuCtxDisablePeerAccess>([&](Call& c, Context& context) {
     CUresult result = CUDA_SUCCESS;
     const Context* other = find_context(c, peer, result);
-    if (other == nullptr) return result;
+    if (other == nullptr) {
+      return result;
+    }
     return context.peers.erase(other->device) > 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
   });
 }

@@ -30,11 +30,15 @@ const char* text_of(OfMachine&& of_machine) {
 std::string calls_json(const Machine& machine) {
   std::map<std::string_view, std::uint64_t> counts;
   for (std::size_t i = 0; i < function_count; ++i) {
-    if (machine.calls[i] != 0) counts[info(static_cast<Fn>(i)).base] += machine.calls[i];
+    if (machine.calls[i] != 0) {
+      counts[info(static_cast<Fn>(i)).base] += machine.calls[i];
+    }
   }
   JsonWriter json;
   json.begin_object();
-  for (const auto& [name, count] : counts) json.key(name).value(count);
+  for (const auto& [name, count] : counts) {
+    json.key(name).value(count);
+  }
   json.end_object();
   return json.text();
 }
@@ -67,13 +71,21 @@ const char* word(Known known) {
 }
 
 int add_rule(const char* function, FaultRule rule) {
-  if (function == nullptr) return -1;
+  if (function == nullptr) {
+    return -1;
+  }
   rule.function = function;
-  if (rule.function != "*" && !is_function_name(rule.function)) return -1;
-  if (rule.code == CUDA_SUCCESS) return -1;
+  if (rule.function != "*" && !is_function_name(rule.function)) {
+    return -1;
+  }
+  if (rule.code == CUDA_SUCCESS) {
+    return -1;
+  }
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
-  if (!here.machine) return -1;
+  if (!here.machine) {
+    return -1;
+  }
   here.machine->faults.rules.push_back(std::move(rule));
   return 0;
 }
@@ -109,7 +121,9 @@ int gctxSimReset(void) {
   std::string spec;
   {
     const std::scoped_lock lock(here.mutex);
-    if (!here.machine) return -1;
+    if (!here.machine) {
+      return -1;
+    }
     spec = here.machine->spec.text;
   }
   return gctxSimConfigure(spec.c_str(), nullptr, 0);
@@ -125,7 +139,9 @@ int gctxSimPush(void) {
 int gctxSimPop(void) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
-  if (here.aside.empty()) return -1;
+  if (here.aside.empty()) {
+    return -1;
+  }
   here.machine = std::move(here.aside.back());
   here.aside.pop_back();
   return 0;
@@ -155,7 +171,9 @@ const char* gctxSimProfiles(void) {
     json.key("locality_domains").value(profile.locality_domains);
     json.key("layout").value(word(profile.layout));
     json.key("sms_per_gpc").begin_array();
-    for (const int sms : profile.sms_per_gpc) json.value(sms);
+    for (const int sms : profile.sms_per_gpc) {
+      json.value(sms);
+    }
     json.end_array();
     json.end_object();
   }
@@ -166,7 +184,9 @@ const char* gctxSimProfiles(void) {
 const char* gctxSimDrivers(void) {
   JsonWriter json;
   json.begin_array();
-  for (const int version : driver_versions) json.value(version_text(version));
+  for (const int version : driver_versions) {
+    json.value(version_text(version));
+  }
   json.end_array();
   return keep(json.text());
 }
@@ -195,7 +215,9 @@ const char* gctxSimExplain(void) {
 }
 
 int gctxSimFailNth(const char* function, unsigned long long nth, int code) {
-  if (nth == 0) return -1;
+  if (nth == 0) {
+    return -1;
+  }
   FaultRule rule;
   rule.when = FaultRule::When::nth;
   rule.remaining = nth;
@@ -211,7 +233,9 @@ int gctxSimFailEvery(const char* function, int code) {
 }
 
 int gctxSimFailRandomly(const char* function, double probability, unsigned long long seed, int code) {
-  if (!(probability >= 0 && probability <= 1)) return -1;
+  if (!(probability >= 0 && probability <= 1)) {
+    return -1;
+  }
   FaultRule rule;
   rule.when = FaultRule::When::by_chance;
   rule.probability = probability;
@@ -223,13 +247,17 @@ int gctxSimFailRandomly(const char* function, double probability, unsigned long 
 void gctxSimLimitContexts(unsigned count) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
-  if (here.machine) here.machine->faults.context_limit = count;
+  if (here.machine) {
+    here.machine->faults.context_limit = count;
+  }
 }
 
 void gctxSimClearFaults(void) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
-  if (!here.machine) return;
+  if (!here.machine) {
+    return;
+  }
   here.machine->faults.rules.clear();
   here.machine->faults.context_limit = here.machine->spec.max_contexts;
 }
@@ -238,13 +266,17 @@ int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, 
                   const size_t* argument_sizes, unsigned argument_count) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
-  if (!here.machine || name == nullptr || cost == nullptr || !(cost->throughput <= 1)) return -1;
+  if (!here.machine || name == nullptr || cost == nullptr || !(cost->throughput <= 1)) {
+    return -1;
+  }
   RegisteredKernel kernel;
   kernel.function = function;
   kernel.user = user;
   kernel.cost = *cost;
   kernel.arguments_known = argument_sizes != nullptr;
-  if (argument_sizes != nullptr) kernel.argument_sizes.assign(argument_sizes, argument_sizes + argument_count);
+  if (argument_sizes != nullptr) {
+    kernel.argument_sizes.assign(argument_sizes, argument_sizes + argument_count);
+  }
   here.machine->kernels_by_name[name] = std::move(kernel);
   return 0;
 }
@@ -252,7 +284,9 @@ int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, 
 void gctxSimTrace(gctxSimSchedule schedule, gctxSimRecord record) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
-  if (here.machine) here.machine->tracer = {schedule, record, this_thread().serial};
+  if (here.machine) {
+    here.machine->tracer = {schedule, record, this_thread().serial};
+  }
 }
 
 uint64_t gctxSimTime(void) {
@@ -266,7 +300,9 @@ void gctxSimAdvance(uint64_t ns) {
   std::unique_lock lock(here.mutex);
   // Kept: host functions run unlocked, and the machine may be replaced meanwhile.
   const std::shared_ptr<Machine> machine = here.machine;
-  if (!machine) return;
+  if (!machine) {
+    return;
+  }
   machine->clock.pass(ns);
   machine->clock.catch_up(lock);
   lock.unlock();

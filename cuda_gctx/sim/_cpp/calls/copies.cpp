@@ -62,7 +62,9 @@ Place target_of(const CUDA_MEMCPY3D& copy) {
 
 bool locate_array(Call& c, const Place& place, const Extent& extent, Side& side) {
   const Array* array = c.machine.arrays.find(place.array);
-  if (array == nullptr) return false;
+  if (array == nullptr) {
+    return false;
+  }
   const auto fits = [](std::size_t at, std::size_t size, std::size_t whole) {
     return at <= whole && size <= whole - at;
   };
@@ -81,15 +83,25 @@ bool locate_array(Call& c, const Place& place, const Extent& extent, Side& side)
 
 // Where the bytes are, or false if they are not where the call says.
 bool locate(Call& c, const Place& place, const Extent& extent, Side& side) {
-  if (place.type == CU_MEMORYTYPE_ARRAY) return locate_array(c, place, extent, side);
-  if (place.type < CU_MEMORYTYPE_HOST || place.type > CU_MEMORYTYPE_UNIFIED || place.address == 0) return false;
+  if (place.type == CU_MEMORYTYPE_ARRAY) {
+    return locate_array(c, place, extent, side);
+  }
+  if (place.type < CU_MEMORYTYPE_HOST || place.type > CU_MEMORYTYPE_UNIFIED || place.address == 0) {
+    return false;
+  }
   constexpr std::size_t limit = std::size_t{1} << 40;  // beyond it, products of what follows could overflow
   const bool huge = std::max({place.x, place.y, place.z, place.pitch, place.height, extent.width}) > limit ||
                     std::max(extent.height, extent.depth) > (std::size_t{1} << 20) || place.pitch > (1U << 31);
-  if (huge && extent.height * extent.depth > 1) return false;
+  if (huge && extent.height * extent.depth > 1) {
+    return false;
+  }
   // One row needs no pitch.
-  if (place.pitch != 0 && (place.pitch < extent.width || extent.width + place.x > place.pitch)) return false;
-  if (place.height != 0 && place.height < extent.height) return false;
+  if (place.pitch != 0 && (place.pitch < extent.width || extent.width + place.x > place.pitch)) {
+    return false;
+  }
+  if (place.height != 0 && place.height < extent.height) {
+    return false;
+  }
   side.pitch = place.pitch != 0 ? place.pitch : extent.width;
   side.slice = side.pitch * (place.height != 0 ? place.height : extent.height);
   side.address = place.address + place.z * side.slice + place.y * side.pitch + place.x;
@@ -104,7 +116,9 @@ bool locate(Call& c, const Place& place, const Extent& extent, Side& side) {
     return true;
   }
   // A range that begins in known memory and runs out of it is an error on either side.
-  if (find_allocation(c.machine, side.address, 1) != nullptr) return false;
+  if (find_allocation(c.machine, side.address, 1) != nullptr) {
+    return false;
+  }
   if (c.machine.freed.contains(side.address) && place.type != CU_MEMORYTYPE_HOST) {
     c.note(Misuse::use_after_destroy, side.address, "the memory is freed");
     return false;
@@ -119,7 +133,9 @@ bool is_there(Machine& machine, const Side& side) {
 template <class Move>
 void each_row(const Extent& extent, Move&& move) {
   for (std::size_t z = 0; z < extent.depth; ++z) {
-    for (std::size_t y = 0; y < extent.height; ++y) move(y, z);
+    for (std::size_t y = 0; y < extent.height; ++y) {
+      move(y, z);
+    }
   }
 }
 
@@ -143,7 +159,9 @@ struct Located {
 
 CUresult locate_both(Call& c, const CUDA_MEMCPY3D& copy, Located& found) {
   found.extent = {copy.WidthInBytes, copy.Height, copy.Depth};
-  if (found.extent.is_empty()) return CUDA_SUCCESS;
+  if (found.extent.is_empty()) {
+    return CUDA_SUCCESS;
+  }
   const bool both =
       locate(c, target_of(copy), found.extent, found.to) && locate(c, source_of(copy), found.extent, found.from);
   return both ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -169,13 +187,17 @@ void describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, bool sna
   node.effect = [&machine = c.machine, to, from, extent, staged] {
     // The memory may have been freed on another stream meanwhile: then nothing is copied rather than the process
     // harmed.
-    if (extent.is_empty() || !is_there(machine, to) || !is_there(machine, from)) return;
+    if (extent.is_empty() || !is_there(machine, to) || !is_there(machine, from)) {
+      return;
+    }
     const unsigned char* packed = staged ? staged->data() : nullptr;
     each_row(extent, [&](std::size_t y, std::size_t z) {
       const void* source = packed != nullptr ? static_cast<const void*>(packed)
                                              : reinterpret_cast<void*>(from.address + z * from.slice + y * from.pitch);
       std::memmove(reinterpret_cast<void*>(to.address + z * to.slice + y * to.pitch), source, extent.width);
-      if (packed != nullptr) packed += extent.width;
+      if (packed != nullptr) {
+        packed += extent.width;
+      }
     });
   };
 }
@@ -190,11 +212,19 @@ CUresult wait_for_last(Call& c, CUstream handle) {
 CUresult copy(Call& c, const CUDA_MEMCPY3D& what, CUstream handle, bool wait) {
   CUresult result = CUDA_SUCCESS;
   Stream* stream = find_stream(c, handle, result);
-  if (stream == nullptr) return result;
-  if (wait && disturbs_capture(c)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (stream == nullptr) {
+    return result;
+  }
+  if (wait && disturbs_capture(c)) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   Located found;
-  if (result = locate_both(c, what, found); result != CUDA_SUCCESS) return result;
-  if (found.extent.is_empty()) return CUDA_SUCCESS;
+  if (result = locate_both(c, what, found); result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (found.extent.is_empty()) {
+    return CUDA_SUCCESS;
+  }
   // Pageable host memory is read before the call returns, and written before it returns, as on hardware.
   const bool pageable_source = !found.from.known && !stream->capture;
   const bool pageable_target = !found.to.known && !stream->capture;
@@ -276,12 +306,22 @@ CUresult copy_box(const CUDA_MEMCPY3D* box, CUstream stream, bool wait) {
 CUresult fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, CUstream handle, bool wait) {
   CUresult result = CUDA_SUCCESS;
   Stream* stream = find_stream(c, handle, result);
-  if (stream == nullptr) return result;
-  if (wait && disturbs_capture(c)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  if (what.dst % what.elementSize != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (what.width == 0 || what.height == 0) return CUDA_SUCCESS;
+  if (stream == nullptr) {
+    return result;
+  }
+  if (wait && disturbs_capture(c)) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  if (what.dst % what.elementSize != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (what.width == 0 || what.height == 0) {
+    return CUDA_SUCCESS;
+  }
   GraphNode node;
-  if (result = plan_fill(c, what, node); result != CUDA_SUCCESS) return result;
+  if (result = plan_fill(c, what, node); result != CUDA_SUCCESS) {
+    return result;
+  }
   result = enqueue(c, *stream, std::move(node));
   return result == CUDA_SUCCESS && wait ? wait_for_last(c, handle) : result;
 }
@@ -307,14 +347,18 @@ constexpr CUmemorytype anywhere = CU_MEMORYTYPE_UNIFIED;
 
 CUresult plan_copy(Call& c, const CUDA_MEMCPY3D& copy, bool snapshot, GraphNode& node) {
   Located found;
-  if (const CUresult result = locate_both(c, copy, found); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = locate_both(c, copy, found); result != CUDA_SUCCESS) {
+    return result;
+  }
   describe(c, copy, found, snapshot, node);
   return CUDA_SUCCESS;
 }
 
 CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node) {
   const std::size_t size = what.elementSize;
-  if ((size != 1 && size != 2 && size != 4) || what.width == 0 || what.height == 0) return CUDA_ERROR_INVALID_VALUE;
+  if ((size != 1 && size != 2 && size != 4) || what.width == 0 || what.height == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const Extent extent{what.width * size, what.height, 1};
   Side side;
   const Place place{on_device, what.dst, nullptr, 0, 0, 0, what.height > 1 ? what.pitch : 0, 0};
@@ -327,7 +371,9 @@ CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node
   node.duration = start_ns;
   node.bytes = static_cast<double>(extent.width * extent.height);
   node.effect = [&machine = c.machine, side, extent, value = what.value, size, width = what.width] {
-    if (!is_there(machine, side)) return;
+    if (!is_there(machine, side)) {
+      return;
+    }
     each_row(extent, [&](std::size_t y, std::size_t) {
       auto* row = reinterpret_cast<unsigned char*>(side.address + y * side.pitch);
       if (size == 1) {

@@ -26,11 +26,21 @@ CUuuid uuid(const Device& device) {
 
 // The newest attribute that each driver version knows: from the headers of 13.0, 13.1 and 13.4, the older ones assumed.
 int newest_attribute(int version) {
-  if (version >= 13040) return CU_DEVICE_ATTRIBUTE_MAX - 1;
-  if (version >= 13010) return CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED;
-  if (version >= 13000) return CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED;
-  if (version >= 12090) return CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED;
-  if (version >= 12080) return CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED;
+  if (version >= 13040) {
+    return CU_DEVICE_ATTRIBUTE_MAX - 1;
+  }
+  if (version >= 13010) {
+    return CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED;
+  }
+  if (version >= 13000) {
+    return CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED;
+  }
+  if (version >= 12090) {
+    return CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED;
+  }
+  if (version >= 12080) {
+    return CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED;
+  }
   return CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
 }
 
@@ -173,7 +183,9 @@ int attribute(const Device& device, CUdevice_attribute which) {
       return card.cc_minor == 0 && card.cc_major <= 10 ? 2 : 64;
     default:
       for (const auto& [limit, value] : texture_limits) {
-        if (limit == which) return value;
+        if (limit == which) {
+          return value;
+        }
       }
       return 0;
   }
@@ -201,8 +213,12 @@ CUresult CUDAAPI cuDeviceGetName(char* name, int length, CUdevice ordinal) {
   return call<Fn::cuDeviceGetName>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) return result;
-    if (name == nullptr || length <= 0) return CUDA_ERROR_INVALID_VALUE;
+    if (device == nullptr) {
+      return result;
+    }
+    if (name == nullptr || length <= 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     std::snprintf(name, static_cast<std::size_t>(length), "%s", device->chip->profile().name.c_str());
     return CUDA_SUCCESS;
   });
@@ -241,8 +257,12 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUde
   return call<Fn::cuDeviceGetAttribute>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) return result;
-    if (which < 1 || which > newest_attribute(c.version())) return CUDA_ERROR_INVALID_VALUE;
+    if (device == nullptr) {
+      return result;
+    }
+    if (which < 1 || which > newest_attribute(c.version())) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     return give(value, attribute(*device, which));
   });
 }
@@ -251,8 +271,12 @@ CUresult CUDAAPI cuDeviceComputeCapability(int* major, int* minor, CUdevice ordi
   return call<Fn::cuDeviceComputeCapability>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) return result;
-    if (major == nullptr || minor == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (device == nullptr) {
+      return result;
+    }
+    if (major == nullptr || minor == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     *major = device->chip->profile().cc_major;
     *minor = device->chip->profile().cc_minor;
     return CUDA_SUCCESS;
@@ -263,9 +287,13 @@ CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
   return call<Fn::cuDeviceGetPCIBusId>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) return result;
+    if (device == nullptr) {
+      return result;
+    }
     const std::string id = pci_bus_id(*device);
-    if (text == nullptr || length <= static_cast<int>(id.size())) return CUDA_ERROR_INVALID_VALUE;
+    if (text == nullptr || length <= static_cast<int>(id.size())) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     std::memcpy(text, id.c_str(), id.size() + 1);
     return CUDA_SUCCESS;
   });
@@ -273,9 +301,13 @@ CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
 
 CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* out, const char* text) {
   return call<Fn::cuDeviceGetByPCIBusId>([&](Call& c) {
-    if (text == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (text == nullptr || out == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     for (const Device& device : c.machine.devices) {
-      if (pci_bus_id(device) == text) return give(out, device.ordinal);
+      if (pci_bus_id(device) == text) {
+        return give(out, device.ordinal);
+      }
     }
     return CUDA_ERROR_INVALID_DEVICE;
   });
@@ -291,7 +323,9 @@ CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int* value, CUexecAffinityType, 
 CUresult CUDAAPI cuDeviceCanAccessPeer(int* value, CUdevice ordinal, CUdevice peer) {
   return call<Fn::cuDeviceCanAccessPeer>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) return result;
+    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) {
+      return result;
+    }
     return give(value, ordinal == peer ? 0 : 1);
   });
 }
@@ -299,8 +333,12 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int* value, CUdevice ordinal, CUdevice pe
 CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute which, CUdevice ordinal, CUdevice peer) {
   return call<Fn::cuDeviceGetP2PAttribute>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) return result;
-    if (ordinal == peer) return CUDA_ERROR_INVALID_DEVICE;
+    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) {
+      return result;
+    }
+    if (ordinal == peer) {
+      return CUDA_ERROR_INVALID_DEVICE;
+    }
     const bool offered =
         which == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED || which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
     return give(value, offered ? 1 : 0);

@@ -10,10 +10,14 @@ namespace {
 CUresult get_address(Call& c, const char* symbol, void** out, int version, cuuint64_t flags,
                      CUdriverProcAddressQueryResult* status) {
   constexpr cuuint64_t known = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-  if (symbol == nullptr || out == nullptr || version <= 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (symbol == nullptr || out == nullptr || version <= 0 || (flags & ~known) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   *out = nullptr;
   // Recorded: a version newer than the driver's is an invalid value.
-  if (version > c.version()) return CUDA_ERROR_INVALID_VALUE;
+  if (version > c.version()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const FoundFunction found =
       find_function(symbol, version, c.version(), (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0);
   *out = found.address;
@@ -34,7 +38,9 @@ int answer_absent(std::size_t index) {
   static std::bitset<absent_count> named;
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
-  if (here.machine) ++here.machine->absent_calls[index];
+  if (here.machine) {
+    ++here.machine->absent_calls[index];
+  }
   if (!named.test(index)) {
     named.set(index);
     std::fprintf(stderr, "cuda_gctx software driver (simulated): %s is not modelled: CUDA_ERROR_NOT_SUPPORTED\n",
@@ -52,7 +58,9 @@ extern "C" {
 // Tables that NVIDIA's own libraries use among themselves. NVRTC asks, and goes on without.
 CUresult CUDAAPI cuGetExportTable(const void** table, const CUuuid* id) {
   return call<Fn::cuGetExportTable, true>([&](Call&) {
-    if (table == nullptr || id == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (table == nullptr || id == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     *table = nullptr;
     return CUDA_ERROR_NOT_FOUND;
   });
@@ -77,8 +85,12 @@ CUresult CUDAAPI cuProfilerStop() {
 
 CUresult CUDAAPI cuInit(unsigned flags) {
   return call<Fn::cuInit, true>([&](Call& c) {
-    if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (c.machine.devices.empty()) return CUDA_ERROR_NO_DEVICE;
+    if (flags != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (c.machine.devices.empty()) {
+      return CUDA_ERROR_NO_DEVICE;
+    }
     c.machine.initialized = true;
     return CUDA_SUCCESS;
   });
@@ -101,7 +113,9 @@ CUresult CUDAAPI cuGetProcAddress_v2(const char* symbol, void** out, int version
 
 CUresult CUDAAPI cuGetErrorName(CUresult error, const char** name) {
   return call<Fn::cuGetErrorName, true>([&](Call&) {
-    if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (name == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const ErrorText* found = find_error(error);
     *name = found == nullptr ? nullptr : found->name;
     return found == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -110,7 +124,9 @@ CUresult CUDAAPI cuGetErrorName(CUresult error, const char** name) {
 
 CUresult CUDAAPI cuGetErrorString(CUresult error, const char** text) {
   return call<Fn::cuGetErrorString, true>([&](Call&) {
-    if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (text == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const ErrorText* found = find_error(error);
     *text = found == nullptr ? nullptr : found->text;
     return found == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;

@@ -39,11 +39,17 @@ std::uint64_t host_cost(Fn function) {
 
 // CUDA_SUCCESS, or why the call is not carried out.
 CUresult admit(Present& here, Fn function, bool early) {
-  if (std::atomic_ref(here.over).load(std::memory_order_relaxed)) return CUDA_ERROR_DEINITIALIZED;
+  if (std::atomic_ref(here.over).load(std::memory_order_relaxed)) {
+    return CUDA_ERROR_DEINITIALIZED;
+  }
   // The real driver does not survive a fork: in the child nothing is initialised, and nothing can be.
-  if (here.forked) return CUDA_ERROR_NOT_INITIALIZED;
+  if (here.forked) {
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
   if (!here.machine) {
-    if (!early) return CUDA_ERROR_NOT_INITIALIZED;
+    if (!early) {
+      return CUDA_ERROR_NOT_INITIALIZED;
+    }
     const char* spec = std::getenv("CUDA_GCTX_SIM");
     try {
       configure(here, spec == nullptr ? "" : spec);
@@ -55,11 +61,17 @@ CUresult admit(Present& here, Fn function, bool early) {
   Machine& machine = *here.machine;
   ++machine.calls[static_cast<std::size_t>(function)];
   ++machine.calls_made;
-  if (info(function).since > machine.version()) return CUDA_ERROR_NOT_SUPPORTED;
-  if (!machine.initialized && !early) return CUDA_ERROR_NOT_INITIALIZED;
+  if (info(function).since > machine.version()) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (!machine.initialized && !early) {
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
   machine.clock.pass(host_cost(function));
   if (!machine.faults.rules.empty()) {
-    if (const auto code = machine.faults.next(function)) return *code;
+    if (const auto code = machine.faults.next(function)) {
+      return *code;
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -70,7 +82,9 @@ CUresult carry_out(Fn function, bool early, void* body, CUresult (*run)(void* bo
   Present& here = present();
   std::shared_ptr<Machine> keep;
   std::unique_lock lock(here.mutex);
-  if (const CUresult refused = admit(here, function, early); refused != CUDA_SUCCESS) return refused;
+  if (const CUresult refused = admit(here, function, early); refused != CUDA_SUCCESS) {
+    return refused;
+  }
   keep = here.machine;
   Machine& machine = *keep;
   Call context{machine, lock, function, machine.thread()};
@@ -78,7 +92,9 @@ CUresult carry_out(Fn function, bool early, void* body, CUresult (*run)(void* bo
     const CUresult result = run(body, context);
     // As on hardware, a caller that runs far ahead of the device is made to wait. Here, where nothing is looked at any
     // more that another thread may destroy meanwhile.
-    if (machine.clock.is_full()) machine.clock.relieve(lock);
+    if (machine.clock.is_full()) {
+      machine.clock.relieve(lock);
+    }
     return result;
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -110,7 +126,9 @@ Context* current_context(Call& call, CUresult& result) {
     return nullptr;
   }
   Context* context = call.machine.contexts.find(top.handle);
-  if (context != nullptr && context->id == top.id) return context;
+  if (context != nullptr && context->id == top.id) {
+    return context;
+  }
   call.note(Misuse::use_after_destroy, top.handle, "the current context is destroyed");
   result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
   return nullptr;
@@ -118,11 +136,15 @@ Context* current_context(Call& call, CUresult& result) {
 
 Context* find_context(Call& call, CUcontext handle, CUresult& result, bool null_is_current) {
   if (handle == nullptr) {
-    if (null_is_current) return current_context(call, result);
+    if (null_is_current) {
+      return current_context(call, result);
+    }
     result = CUDA_ERROR_INVALID_CONTEXT;
     return nullptr;
   }
-  if (Context* context = call.machine.contexts.find(handle)) return context;
+  if (Context* context = call.machine.contexts.find(handle)) {
+    return context;
+  }
   if (call.machine.contexts.is_stale(handle)) {
     call.note(Misuse::use_after_destroy, handle, "the context is destroyed");
     result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -135,14 +157,18 @@ Context* find_context(Call& call, CUcontext handle, CUresult& result, bool null_
 
 Context* find_green(Call& call, CUgreenCtx handle, CUresult& result) {
   Context* context = call.machine.contexts.find(handle);
-  if (context != nullptr && context->is_green()) return context;
+  if (context != nullptr && context->is_green()) {
+    return context;
+  }
   if (call.machine.contexts.is_stale(handle)) {
     const bool destroying = call.function == Fn::cuGreenCtxDestroy;
     call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, handle,
               "the green context is destroyed");
     result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
   } else {
-    if (handle != nullptr) call.note(Misuse::unknown_handle, handle, "no green context of this machine");
+    if (handle != nullptr) {
+      call.note(Misuse::unknown_handle, handle, "no green context of this machine");
+    }
     result = CUDA_ERROR_INVALID_CONTEXT;
   }
   return nullptr;
@@ -157,14 +183,18 @@ Stream* find_stream(Call& call, CUstream handle, CUresult& result) {
   }
   if (own) {
     Context* context = current_context(call, result);
-    if (context == nullptr) return nullptr;
+    if (context == nullptr) {
+      return nullptr;
+    }
     if (context->is_green()) {
       // Recorded: green contexts have no default stream per thread.
       result = CUDA_ERROR_INVALID_HANDLE;
       return nullptr;
     }
     auto& stream = context->thread_streams[call.thread.serial];
-    if (!stream) stream = call.machine.make_stream(*context, CU_STREAM_DEFAULT, 0);
+    if (!stream) {
+      stream = call.machine.make_stream(*context, CU_STREAM_DEFAULT, 0);
+    }
     return stream.get();
   }
   Stream* stream = call.machine.streams.find(handle);
@@ -178,9 +208,13 @@ Stream* find_stream(Call& call, CUstream handle, CUresult& result) {
     result = CUDA_ERROR_INVALID_HANDLE;
     return nullptr;
   }
-  if (stream->context != nullptr) return stream;
+  if (stream->context != nullptr) {
+    return stream;
+  }
   // Recorded up to 13.0, documented from 13.1.
-  if (call.version() >= 13010 && call.function == Fn::cuStreamDestroy_v2) return stream;
+  if (call.version() >= 13010 && call.function == Fn::cuStreamDestroy_v2) {
+    return stream;
+  }
   call.note(Misuse::use_after_destroy, value, "the stream's context is destroyed");
   result = call.version() >= 13010 ? CUDA_ERROR_STREAM_DETACHED : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   return nullptr;
@@ -188,7 +222,9 @@ Stream* find_stream(Call& call, CUstream handle, CUresult& result) {
 
 Event* find_event(Call& call, CUevent handle, CUresult& result) {
   if (Event* event = call.machine.events.find(handle)) {
-    if (!event->is_gone) return event;
+    if (!event->is_gone) {
+      return event;
+    }
     // Seen on an H100, also of its destruction.
     call.note(Misuse::use_after_destroy, handle, "the event is gone with its context: the device was reset");
     result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -219,16 +255,24 @@ GraphExec* find_exec(Call& c, CUgraphExec handle, CUresult& result) {
 
 bool disturbs_capture(Call& c, const Context* context) {
   bool any = false;
-  if (c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+  if (c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) {
+    return false;
+  }
   c.machine.streams.each([&](Stream& stream) {
-    if (!stream.capture || !stream.capture->is_active()) return;
-    if (context != nullptr && stream.context != context) return;
+    if (!stream.capture || !stream.capture->is_active()) {
+      return;
+    }
+    if (context != nullptr && stream.context != context) {
+      return;
+    }
     Capture& capture = *stream.capture;
     const bool own = capture.thread() == c.thread.serial;
     const bool disturbed =
         (capture.mode() == CU_STREAM_CAPTURE_MODE_GLOBAL && c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) ||
         (capture.mode() != CU_STREAM_CAPTURE_MODE_RELAXED && own);
-    if (!disturbed) return;
+    if (!disturbed) {
+      return;
+    }
     capture.invalidate();
     any = true;
   });

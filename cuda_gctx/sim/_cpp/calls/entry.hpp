@@ -51,8 +51,12 @@ GraphExec* find_exec(Call& call, CUgraphExec handle, CUresult& result);
 template <class Object, class Handle>
 Object* find_in(Call& call, const HandleTable<Object>& table, Handle handle, CUresult refusal, const char* gone,
                 CUresult& result) {
-  if (Object* object = table.find(handle)) return object;
-  if (table.is_stale(handle)) call.note(Misuse::use_after_destroy, handle, gone);
+  if (Object* object = table.find(handle)) {
+    return object;
+  }
+  if (table.is_stale(handle)) {
+    call.note(Misuse::use_after_destroy, handle, gone);
+  }
   result = refusal;
   return nullptr;
 }
@@ -77,7 +81,9 @@ bool disturbs_capture(Call& call, const Context* context = nullptr);
 
 template <class T>
 CUresult give(T* out, T value) {
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   *out = value;
   return CUDA_SUCCESS;
 }

@@ -18,10 +18,14 @@ void forget_record(Event& event) {
 }
 
 CUresult record(Call& c, Event& event, Stream& stream) {
-  if (event.root_id != stream.context->root_id) return CUDA_ERROR_INVALID_HANDLE;
+  if (event.root_id != stream.context->root_id) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
   forget_record(event);
   if (stream.capture) {
-    if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!stream.capture->is_active()) {
+      return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
     event.capture = stream.capture;
     event.captured = stream.capture_tail;
     return CUDA_SUCCESS;
@@ -36,9 +40,15 @@ CUresult wait(Call& c, Stream& stream, Event& event) {
   if (event.capture) {
     // Waiting for an event of a capture draws the stream into it. Recorded: when the capture is over, the event is an
     // invalid value. What follows for a default stream, which cannot be captured, is assumed.
-    if (event.capture->state() == Capture::State::over) return CUDA_ERROR_INVALID_VALUE;
-    if (!event.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (stream.capture && stream.capture != event.capture) return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    if (event.capture->state() == Capture::State::over) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!event.capture->is_active()) {
+      return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
+    if (stream.capture && stream.capture != event.capture) {
+      return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    }
     if (&stream == stream.context->default_stream.get()) {
       event.capture->invalidate();
       return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -46,12 +56,18 @@ CUresult wait(Call& c, Stream& stream, Event& event) {
     Capture::join(event.capture, stream);
     for (const Edge& edge : event.captured) {
       auto& tail = stream.capture_tail;
-      if (std::find(tail.begin(), tail.end(), edge) == tail.end()) tail.push_back(edge);
+      if (std::find(tail.begin(), tail.end(), edge) == tail.end()) {
+        tail.push_back(edge);
+      }
     }
     return CUDA_SUCCESS;
   }
-  if (stream.capture) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-  if (!event.record || event.record->done) return CUDA_SUCCESS;
+  if (stream.capture) {
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  }
+  if (!event.record || event.record->done) {
+    return CUDA_SUCCESS;
+  }
   auto work = std::make_shared<Work>();
   work->device = stream.device;
   work->after = {stream.last, stream.context->gate, event.record};
@@ -67,7 +83,9 @@ std::vector<Context*> with_green_contexts(Machine& machine, Context& context) {
   std::vector<Context*> all{&context};
   if (context.kind == ContextKind::primary) {
     machine.contexts.each([&](Context& other) {
-      if (other.kind == ContextKind::green && other.root_id == context.id) all.push_back(&other);
+      if (other.kind == ContextKind::green && other.root_id == context.id) {
+        all.push_back(&other);
+      }
     });
   }
   return all;
@@ -78,7 +96,9 @@ std::vector<Context*> with_green_contexts(Machine& machine, Context& context) {
 bool is_capturing(const Context& context) {
   bool any = false;
   for (const Stream* stream : context.streams) {
-    if (!stream->capture) continue;
+    if (!stream->capture) {
+      continue;
+    }
     stream->capture->invalidate();
     any = true;
   }
@@ -86,16 +106,24 @@ bool is_capturing(const Context& context) {
 }
 
 CUresult record_context(Call& c, Context& context, Event& event) {
-  if (event.root_id != context.root_id) return CUDA_ERROR_INVALID_HANDLE;
+  if (event.root_id != context.root_id) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
   const auto contexts = with_green_contexts(c.machine, context);
-  if (is_capturing(context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (is_capturing(context)) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   auto work = std::make_shared<Work>();
   work->device = context.device;
   for (const Context* one : contexts) {
     work->after.push_back(one->gate);
     work->after.push_back(one->default_stream->last);
-    for (const auto& [thread, stream] : one->thread_streams) work->after.push_back(stream->last);
-    for (const Stream* stream : one->streams) work->after.push_back(stream->last);
+    for (const auto& [thread, stream] : one->thread_streams) {
+      work->after.push_back(stream->last);
+    }
+    for (const Stream* stream : one->streams) {
+      work->after.push_back(stream->last);
+    }
   }
   c.machine.clock.submit(work);
   forget_record(event);
@@ -104,12 +132,16 @@ CUresult record_context(Call& c, Context& context, Event& event) {
 }
 
 CUresult wait_context(Call& c, Context& context, Event& event) {
-  if (is_capturing(context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (is_capturing(context)) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   if (event.capture) {
     event.capture->invalidate();
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  if (!event.record || event.record->done) return CUDA_SUCCESS;
+  if (!event.record || event.record->done) {
+    return CUDA_SUCCESS;
+  }
   for (Context* one : with_green_contexts(c.machine, context)) {
     auto gate = std::make_shared<Work>();
     gate->device = one->device;
@@ -124,19 +156,33 @@ CUresult elapsed(Call& c, CUevent first, CUevent last, float* milliseconds) {
   CUresult result = CUDA_SUCCESS;
   const Event* start = find_event(c, first, result);
   const Event* end = start == nullptr ? nullptr : find_event(c, last, result);
-  if (end == nullptr) return result;
-  if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0) return CUDA_ERROR_INVALID_HANDLE;
-  if (start->device != end->device || !start->record || !end->record) return CUDA_ERROR_INVALID_HANDLE;
+  if (end == nullptr) {
+    return result;
+  }
+  if (milliseconds == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (start->device != end->device || !start->record || !end->record) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
   if (!start->record->done || !end->record->done) {
     c.machine.clock.pass(polling_step_ns);
     c.machine.clock.catch_up(c.lock);
     // Looked up again: the lock may have been open meanwhile.
     start = find_event(c, first, result);
     end = start == nullptr ? nullptr : find_event(c, last, result);
-    if (end == nullptr) return result;
-    if (!start->record || !end->record) return CUDA_ERROR_INVALID_HANDLE;
-    if (!start->record->done || !end->record->done) return CUDA_ERROR_NOT_READY;
+    if (end == nullptr) {
+      return result;
+    }
+    if (!start->record || !end->record) {
+      return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (!start->record->done || !end->record->done) {
+      return CUDA_ERROR_NOT_READY;
+    }
   }
   const auto from = static_cast<double>(start->record->ended);
   const auto to = static_cast<double>(end->record->ended);
@@ -147,7 +193,9 @@ CUresult elapsed(Call& c, CUevent first, CUevent last, float* milliseconds) {
 template <Fn function>
 CUresult record_on(CUevent handle, CUstream stream_handle, unsigned flags) {
   return call<function>([&](Call& c) {
-    if (flags > CU_EVENT_RECORD_EXTERNAL) return CUDA_ERROR_INVALID_VALUE;
+    if (flags > CU_EVENT_RECORD_EXTERNAL) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     CUresult result = CUDA_SUCCESS;
     Event* event = find_event(c, handle, result);
     Stream* stream = event == nullptr ? nullptr : find_stream(c, stream_handle, result);
@@ -176,13 +224,17 @@ CUresult CUDAAPI cuEventCreate(CUevent* out, unsigned flags) {
   return call<Fn::cuEventCreate>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Context* context = current_context(c, result);
-    if (context == nullptr) return result;
+    if (context == nullptr) {
+      return result;
+    }
     // Events between processes are not modelled.
     // Seen on an H200: only events without times go to other processes, which is not modelled.
     if ((flags & CU_EVENT_INTERPROCESS) != 0) {
       return (flags & CU_EVENT_DISABLE_TIMING) != 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
     }
-    if (out == nullptr || flags > (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
+    if (out == nullptr || flags > (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     auto made = std::make_unique<Event>();
     c.machine.made(*made);
     made->device = context->device;
@@ -197,7 +249,9 @@ CUresult CUDAAPI cuEventCreate(CUevent* out, unsigned flags) {
 
 CUresult CUDAAPI cuEventDestroy_v2(CUevent handle) {
   return with_event<Fn::cuEventDestroy_v2>(handle, [&](Call& c, Event& event) {
-    if (event.context != nullptr) event.context->events.erase(&event);
+    if (event.context != nullptr) {
+      event.context->events.erase(&event);
+    }
     c.machine.events.remove(event);
     return CUDA_SUCCESS;
   });
@@ -213,9 +267,13 @@ CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned
 
 CUresult CUDAAPI cuEventQuery(CUevent handle) {
   return with_event<Fn::cuEventQuery>(handle, [&](Call& c, Event& event) {
-    if (event.capture) return CUDA_ERROR_CAPTURED_EVENT;
+    if (event.capture) {
+      return CUDA_ERROR_CAPTURED_EVENT;
+    }
     const WorkPtr work = event.record;
-    if (!work || work->done) return CUDA_SUCCESS;
+    if (!work || work->done) {
+      return CUDA_SUCCESS;
+    }
     c.machine.clock.pass(polling_step_ns);
     c.machine.clock.catch_up(c.lock);
     return work->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -238,7 +296,9 @@ CUresult CUDAAPI cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUeve
 
 CUresult CUDAAPI cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
   return call<Fn::cuStreamWaitEvent>([&](Call& c) {
-    if (flags > CU_EVENT_WAIT_EXTERNAL) return CUDA_ERROR_INVALID_VALUE;
+    if (flags > CU_EVENT_WAIT_EXTERNAL) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     CUresult result = CUDA_SUCCESS;
     Stream* stream = find_stream(c, stream_handle, result);
     Event* event = stream == nullptr ? nullptr : find_event(c, handle, result);

@@ -29,20 +29,32 @@ bool is_plain(const CUgraphEdgeData& data) { return data.from_port == 0 && data.
 // Lists as the calls return them: the number alone, or as many as there is room for, and nulls in places beyond them.
 CUresult list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
               std::size_t* count) {
-  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (count == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   if (from == nullptr && to == nullptr) {
-    if (data != nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (data != nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     *count = edges.size();
     return CUDA_SUCCESS;
   }
   const bool lossy = data == nullptr &&
                      !std::all_of(edges.begin(), edges.end(), [](const FullEdge& edge) { return is_plain(edge.data); });
-  if (lossy) return CUDA_ERROR_LOSSY_QUERY;
+  if (lossy) {
+    return CUDA_ERROR_LOSSY_QUERY;
+  }
   for (std::size_t i = 0; i < *count; ++i) {
     const FullEdge edge = i < edges.size() ? edges[i] : FullEdge{};
-    if (from != nullptr) from[i] = edge.from == nullptr ? nullptr : as_handle<CUgraphNode>(*edge.from);
-    if (to != nullptr) to[i] = edge.to == nullptr ? nullptr : as_handle<CUgraphNode>(*edge.to);
-    if (data != nullptr) data[i] = edge.data;
+    if (from != nullptr) {
+      from[i] = edge.from == nullptr ? nullptr : as_handle<CUgraphNode>(*edge.from);
+    }
+    if (to != nullptr) {
+      to[i] = edge.to == nullptr ? nullptr : as_handle<CUgraphNode>(*edge.to);
+    }
+    if (data != nullptr) {
+      data[i] = edge.data;
+    }
   }
   *count = std::min(*count, edges.size());
   return CUDA_SUCCESS;
@@ -51,7 +63,9 @@ CUresult list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode
 std::vector<FullEdge> edges_of(const Graph& graph) {
   std::vector<FullEdge> edges;
   for (const GraphNode* node : graph.nodes) {
-    for (const Edge& edge : node->after) edges.push_back({edge.from, node, edge.data});
+    for (const Edge& edge : node->after) {
+      edges.push_back({edge.from, node, edge.data});
+    }
   }
   return edges;
 }
@@ -60,19 +74,25 @@ template <class Test>
 std::vector<FullEdge> nodes_of(const Graph& graph, Test&& test) {
   std::vector<FullEdge> found;
   for (const GraphNode* node : graph.nodes) {
-    if (test(*node)) found.push_back({node, nullptr, {}});
+    if (test(*node)) {
+      found.push_back({node, nullptr, {}});
+    }
   }
   return found;
 }
 
 CUresult get_edges(const Graph& graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, std::size_t* count) {
-  if ((from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  if ((from == nullptr) != (to == nullptr)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   return list(edges_of(graph), from, to, data, count);
 }
 
 CUresult get_dependencies(const GraphNode& node, CUgraphNode* out, CUgraphEdgeData* data, std::size_t* count) {
   std::vector<FullEdge> edges;
-  for (const Edge& edge : node.after) edges.push_back({edge.from, &node, edge.data});
+  for (const Edge& edge : node.after) {
+    edges.push_back({edge.from, &node, edge.data});
+  }
   return list(edges, out, nullptr, data, count);
 }
 
@@ -86,47 +106,65 @@ CUresult read(Call& c, const Graph& graph, CUgraphNode from, CUgraphNode to, con
               GraphNode*& target) {
   CUresult result = CUDA_SUCCESS;
   std::vector<Edge> edges;
-  if (result = read_edges(c, graph, &from, data, 1, edges); result != CUDA_SUCCESS) return result;
+  if (result = read_edges(c, graph, &from, data, 1, edges); result != CUDA_SUCCESS) {
+    return result;
+  }
   edge = edges[0];
   target = find_node(c, to, result);
-  if (target == nullptr) return result;
+  if (target == nullptr) {
+    return result;
+  }
   return target->graph != &graph || target == edge.from ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CUresult add_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* data,
                    std::size_t count) {
-  if (count > 0 && (from == nullptr || to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (count > 0 && (from == nullptr || to == nullptr)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   std::vector<std::pair<GraphNode*, Edge>> added;
   for (std::size_t i = 0; i < count; ++i) {
     Edge edge;
     GraphNode* target = nullptr;
     const CUresult result = read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS) {
+      return result;
+    }
     const std::pair<GraphNode*, Edge> whole{target, edge};
     const bool there = std::find(target->after.begin(), target->after.end(), edge) != target->after.end() ||
                        std::find(added.begin(), added.end(), whole) != added.end();
-    if (there) return CUDA_ERROR_INVALID_VALUE;
+    if (there) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     added.push_back(whole);
   }
-  for (const auto& [target, edge] : added) target->after.push_back(edge);
+  for (const auto& [target, edge] : added) {
+    target->after.push_back(edge);
+  }
   return CUDA_SUCCESS;
 }
 
 CUresult remove_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
                       const CUgraphEdgeData* data, std::size_t count) {
-  if (count > 0 && (from == nullptr || to == nullptr || graph.has_memory)) return CUDA_ERROR_INVALID_VALUE;
+  if (count > 0 && (from == nullptr || to == nullptr || graph.has_memory)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   std::vector<std::pair<GraphNode*, Edge>> removed;
   for (std::size_t i = 0; i < count; ++i) {
     Edge edge;
     GraphNode* target = nullptr;
     const CUresult result = read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS) {
+      return result;
+    }
     if (std::find(target->after.begin(), target->after.end(), edge) == target->after.end()) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     removed.emplace_back(target, edge);
   }
-  for (const auto& [target, edge] : removed) std::erase(target->after, edge);
+  for (const auto& [target, edge] : removed) {
+    std::erase(target->after, edge);
+  }
   return CUDA_SUCCESS;
 }
 
@@ -164,12 +202,16 @@ void draw(const Graph& graph, std::string& out) {
   for (const GraphNode* node : graph.nodes) {
     out += node_name(*node) + " [label=\"" + std::to_string(node->number) + ' ';
     out += type_name(node->type);
-    if (node->launch.code) out += "\\n" + node->launch.code->name;
+    if (node->launch.code) {
+      out += "\\n" + node->launch.code->name;
+    }
     out += "\"]\n";
     for (const Edge& edge : node->after) {
       out += node_name(*edge.from) + " -> " + node_name(*node) + '\n';
     }
-    for (const Graph* body : node->bodies) draw(*body, out);
+    for (const Graph* body : node->bodies) {
+      draw(*body, out);
+    }
   }
   out += "}\n";
 }
@@ -262,11 +304,15 @@ CUresult CUDAAPI cuGraphGetId(CUgraph handle, unsigned* id) {
 
 CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode handle) {
   return with_node<Fn::cuGraphDestroyNode>(handle, [&](Call& c, GraphNode& node) {
-    if (node.graph->has_memory) return CUDA_ERROR_INVALID_VALUE;
+    if (node.graph->has_memory) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const bool captured_into =
         node.graph->capture != nullptr ||
         std::any_of(node.bodies.begin(), node.bodies.end(), [](const Graph* body) { return is_being_captured(*body); });
-    if (captured_into) return CUDA_ERROR_ILLEGAL_STATE;
+    if (captured_into) {
+      return CUDA_ERROR_ILLEGAL_STATE;
+    }
     remove_node(c.machine, node);
     return CUDA_SUCCESS;
   });
@@ -277,7 +323,9 @@ CUresult CUDAAPI cuGraphClone(CUgraph* out, CUgraph handle) {
     if (out == nullptr || is_being_captured(graph) || has_memory_nodes(graph) || has_conditions(graph)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    if (!has_room_for_copy(c, graph)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!has_room_for_copy(c, graph)) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     return give(out, as_handle<CUgraph>(clone(c.machine, graph)));
   });
 }
@@ -286,7 +334,9 @@ CUresult CUDAAPI cuGraphNodeFindInClone(CUgraphNode* out, CUgraphNode original, 
   return with_graph<Fn::cuGraphNodeFindInClone>(handle, [&](Call& c, const Graph& graph) {
     CUresult result = CUDA_SUCCESS;
     const GraphNode* node = find_node(c, original, result);
-    if (node == nullptr) return result;
+    if (node == nullptr) {
+      return result;
+    }
     const auto found = std::find_if(graph.nodes.begin(), graph.nodes.end(),
                                     [&](const GraphNode* copy) { return copy->copied_from == node->id; });
     return found == graph.nodes.end() ? CUDA_ERROR_INVALID_VALUE : give(out, as_handle<CUgraphNode>(**found));
@@ -295,12 +345,16 @@ CUresult CUDAAPI cuGraphNodeFindInClone(CUgraphNode* out, CUgraphNode original, 
 
 CUresult CUDAAPI cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned) {
   return with_graph<Fn::cuGraphDebugDotPrint>(handle, [&](Call&, const Graph& graph) {
-    if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (path == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     std::string text = "digraph dot {\n";
     draw(graph, text);
     text += "}\n";
     std::FILE* file = std::fopen(path, "w");
-    if (file == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+    if (file == nullptr) {
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    }
     const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
     return std::fclose(file) == 0 && is_written ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
   });

@@ -61,7 +61,9 @@ CUresult make_graph_memory(Call& c, AllocNode& node) {
   CUDA_MEM_ALLOC_NODE_PARAMS_v2& wanted = node.parameters;
   CUresult result = CUDA_SUCCESS;
   // Memory of the host is not modelled here, and sharing with other processes is not possible.
-  if (wanted.poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE || wanted.bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (wanted.poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE || wanted.bytesize == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const CUmemLocation& where = wanted.poolProps.location;
   const bool managed = wanted.poolProps.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
   if (where.type != CU_MEM_LOCATION_TYPE_DEVICE ||
@@ -69,11 +71,19 @@ CUresult make_graph_memory(Call& c, AllocNode& node) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   const Device* device = find_device(c, where.id, result);
-  if (device == nullptr) return result;
-  if (wanted.accessDescs == nullptr && wanted.accessDescCount > 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!has_room(*device, wanted.bytesize)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (device == nullptr) {
+    return result;
+  }
+  if (wanted.accessDescs == nullptr && wanted.accessDescCount > 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!has_room(*device, wanted.bytesize)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   for (std::size_t i = 0; i < wanted.accessDescCount; ++i) {
-    if (find_device(c, wanted.accessDescs[i].location.id, result) == nullptr) return result;
+    if (find_device(c, wanted.accessDescs[i].location.id, result) == nullptr) {
+      return result;
+    }
     node.access.push_back(wanted.accessDescs[i]);
   }
   Allocation made;
@@ -93,20 +103,28 @@ CUresult make_graph_memory(Call& c, AllocNode& node) {
 
 CUresult allocate_at_launch(Call& c, const GraphExec& exec, CUdeviceptr address) {
   const auto found = c.machine.allocations.find(address);
-  if (found == c.machine.allocations.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (found == c.machine.allocations.end()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   Allocation& allocation = found->second;
   if (allocation.live) {
-    if ((exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if ((exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     free_graph_memory(c.machine, allocation);
   }
-  if (!has_room(device_of(c.machine, allocation), allocation.size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!has_room(device_of(c.machine, allocation), allocation.size)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   begin_use(c.machine, allocation);
   return CUDA_SUCCESS;
 }
 
 CUresult free_at_launch(Call& c, CUdeviceptr address) {
   const auto found = c.machine.allocations.find(address);
-  if (found == c.machine.allocations.end() || !found->second.live) return CUDA_ERROR_INVALID_VALUE;
+  if (found == c.machine.allocations.end() || !found->second.live) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   free_graph_memory(c.machine, found->second);
   return CUDA_SUCCESS;
 }
@@ -134,7 +152,9 @@ CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice ordinal) {
 CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute which, void* out) {
   return with_device<Fn::cuDeviceGetGraphMemAttribute>(ordinal, [&](Device& device) {
     const std::uint64_t* value = value_of(device.graph_memory, which);
-    if (value == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (value == nullptr || out == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     std::memcpy(out, value, sizeof *value);
     return CUDA_SUCCESS;
   });
@@ -145,9 +165,13 @@ CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attri
   return with_device<Fn::cuDeviceSetGraphMemAttribute>(ordinal, [&](Device& device) {
     const bool high = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || which == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
     std::uint64_t wanted = 0;
-    if (!high || in == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (!high || in == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     std::memcpy(&wanted, in, sizeof wanted);
-    if (wanted != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (wanted != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     GraphMemory& memory = device.graph_memory;
     *value_of(memory, which) = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ? memory.used : memory.reserved;
     return CUDA_SUCCESS;

@@ -24,18 +24,24 @@ Context* context_for(Call& c, CUcontext handle, GraphNode& node, CUresult& resul
 CUresult plan_kernel_node(Call& c, const CUDA_KERNEL_NODE_PARAMS_v3& kernel, GraphNode& node) {
   CUresult result = CUDA_SUCCESS;
   const Context* context = context_for(c, kernel.ctx, node, result);
-  if (context == nullptr) return result;
+  if (context == nullptr) {
+    return result;
+  }
   LaunchPlan& plan = node.launch;
   plan.grid = {kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ};
   plan.threads = {kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ};
   plan.shared_bytes = kernel.sharedMemBytes;
   const auto function = kernel.func != nullptr ? kernel.func : reinterpret_cast<CUfunction>(kernel.kern);
-  if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (function == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   return plan_launch(c, *context, function, plan, kernel.kernelParams, kernel.extra);
 }
 
 CUresult plan_host_node(const CUDA_HOST_NODE_PARAMS_v2& host, GraphNode& node) {
-  if (host.fn == nullptr || host.syncMode > CU_HOST_TASK_SPINWAIT) return CUDA_ERROR_INVALID_VALUE;
+  if (host.fn == nullptr || host.syncMode > CU_HOST_TASK_SPINWAIT) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   node.parameters = host;
   node.host = [function = host.fn, user = host.userData] { function(user); };
   return CUDA_SUCCESS;
@@ -43,27 +49,43 @@ CUresult plan_host_node(const CUDA_HOST_NODE_PARAMS_v2& host, GraphNode& node) {
 
 CUresult plan_event_node(Call& c, CUevent event, GraphNode& node) {
   CUresult result = CUDA_SUCCESS;
-  if (find_event(c, event, result) != nullptr) node.parameters = EventNode{event};
+  if (find_event(c, event, result) != nullptr) {
+    node.parameters = EventNode{event};
+  }
   return result;
 }
 
 CUresult plan_child_node(Call& c, const Graph& parent, const CUDA_CHILD_GRAPH_NODE_PARAMS& child, GraphNode& node) {
   CUresult result = CUDA_SUCCESS;
   Graph* graph = find_graph(c, child.graph, result);
-  if (graph == nullptr) return result;
+  if (graph == nullptr) {
+    return result;
+  }
   const bool moved = child.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
-  if (!moved && child.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) return CUDA_ERROR_INVALID_VALUE;
-  if (is_being_captured(*graph) || has_conditions(*graph)) return CUDA_ERROR_INVALID_VALUE;
+  if (!moved && child.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (is_being_captured(*graph) || has_conditions(*graph)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   if (!moved) {
-    if (has_memory_nodes(*graph)) return CUDA_ERROR_INVALID_VALUE;
-    if (!has_room_for_copy(c, *graph)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (has_memory_nodes(*graph)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!has_room_for_copy(c, *graph)) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     node.bodies = {&clone(c.machine, *graph)};
     return CUDA_SUCCESS;
   }
   // A graph has one owner, and is not inside itself.
-  if (graph->owner != nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (graph->owner != nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   for (const Graph* one = &parent; one != nullptr; one = one->owner == nullptr ? nullptr : one->owner->graph) {
-    if (one == graph) return CUDA_ERROR_INVALID_VALUE;
+    if (one == graph) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
   }
   node.bodies = {graph};
   return CUDA_SUCCESS;
@@ -71,15 +93,21 @@ CUresult plan_child_node(Call& c, const Graph& parent, const CUDA_CHILD_GRAPH_NO
 
 CUresult plan_free_node(Call& c, const Graph& graph, CUdeviceptr address, GraphNode& node) {
   const auto found = c.machine.allocations.find(address);
-  if (found == c.machine.allocations.end() || found->second.graphs == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (found == c.machine.allocations.end() || found->second.graphs == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   bool own = false;
   for (const GraphNode* other : graph.nodes) {
     const auto* freed = std::get_if<FreeNode>(&other->parameters);
     const auto* allocated = std::get_if<AllocNode>(&other->parameters);
-    if (freed != nullptr && freed->address == address) return CUDA_ERROR_INVALID_VALUE;
+    if (freed != nullptr && freed->address == address) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     own = own || (allocated != nullptr && allocated->parameters.dptr == address);
   }
-  if (found->second.freed_in_graph) return CUDA_ERROR_INVALID_VALUE;
+  if (found->second.freed_in_graph) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   found->second.freed_in_graph = own;
   node.parameters = FreeNode{address};
   return CUDA_SUCCESS;
@@ -102,15 +130,21 @@ bool fits(CUgraphConditionalNodeType type, unsigned size, int version) {
 CUresult plan_conditional_node(Call& c, const Graph& graph, CUDA_CONDITIONAL_NODE_PARAMS& conditional,
                                GraphNode& node) {
   CUresult result = CUDA_SUCCESS;
-  if (context_for(c, conditional.ctx, node, result) == nullptr) return result;
+  if (context_for(c, conditional.ctx, node, result) == nullptr) {
+    return result;
+  }
   Condition* condition = c.machine.conditions.find(conditional.handle);
   if (condition == nullptr || condition->used || !fits(conditional.type, conditional.size, c.version())) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   // Of this graph, or of one that this is inside of.
   const Graph* one = &graph;
-  while (one != condition->graph && one->owner != nullptr) one = one->owner->graph;
-  if (one != condition->graph) return CUDA_ERROR_INVALID_VALUE;
+  while (one != condition->graph && one->owner != nullptr) {
+    one = one->owner->graph;
+  }
+  if (one != condition->graph) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   condition->used = true;
   ConditionalNode made{conditional.handle, conditional.type, {}};
   for (unsigned i = 0; i < conditional.size; ++i) {
@@ -125,18 +159,28 @@ CUresult add(Call& c, CUgraphNode* out, CUgraph handle, const CUgraphNode* depen
              std::size_t count, CUgraphNodeParams& parameters) {
   CUresult result = CUDA_SUCCESS;
   Graph* graph = find_graph(c, handle, result);
-  if (graph == nullptr) return result;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (graph == nullptr) {
+    return result;
+  }
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   std::vector<Edge> after;
-  if (result = read_edges(c, *graph, dependencies, data, count, after); result != CUDA_SUCCESS) return result;
+  if (result = read_edges(c, *graph, dependencies, data, count, after); result != CUDA_SUCCESS) {
+    return result;
+  }
   GraphNode node;
-  if (result = plan_node(c, *graph, parameters, node); result != CUDA_SUCCESS) return result;
+  if (result = plan_node(c, *graph, parameters, node); result != CUDA_SUCCESS) {
+    return result;
+  }
   node.after = std::move(after);
   GraphNode& added = add_node(c.machine, *graph, std::move(node));
   if (auto* conditional = std::get_if<ConditionalNode>(&added.parameters)) {
     parameters.conditional.phGraph_out = conditional->bodies.data();
   }
-  if (added.type == CU_GRAPH_NODE_TYPE_GRAPH) parameters.graph.graph = as_handle<CUgraph>(*added.bodies[0]);
+  if (added.type == CU_GRAPH_NODE_TYPE_GRAPH) {
+    parameters.graph.graph = as_handle<CUgraph>(*added.bodies[0]);
+  }
   return give(out, as_handle<CUgraphNode>(added));
 }
 
@@ -173,9 +217,13 @@ CUDA_MEMSET_NODE_PARAMS_v2 newest(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext
 
 // Nodes of memory and of conditions stay as they are. Where no context is named, a node keeps its own.
 CUresult set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode& planned) {
-  if (parameters.type != node.type) return CUDA_ERROR_INVALID_VALUE;
+  if (parameters.type != node.type) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const auto or_own = [&](CUcontext& context) {
-    if (context == nullptr) context = reinterpret_cast<CUcontext>(node.context_handle);
+    if (context == nullptr) {
+      context = reinterpret_cast<CUcontext>(node.context_handle);
+    }
   };
   switch (node.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -199,10 +247,14 @@ CUresult set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode&
 CUresult set_in_graph(Call& c, CUgraphNode handle, CUgraphNodeParams& parameters) {
   CUresult result = CUDA_SUCCESS;
   GraphNode* node = find_node(c, handle, result);
-  if (node == nullptr) return result;
+  if (node == nullptr) {
+    return result;
+  }
   GraphNode planned;
   result = set(c, *node, parameters, planned);
-  if (result == CUDA_SUCCESS) adopt(*node, std::move(planned));
+  if (result == CUDA_SUCCESS) {
+    adopt(*node, std::move(planned));
+  }
   return result;
 }
 
@@ -210,12 +262,18 @@ CUresult set_in_exec(Call& c, CUgraphExec exec_handle, CUgraphNode handle, CUgra
   CUresult result = CUDA_SUCCESS;
   GraphExec* exec = find_exec(c, exec_handle, result);
   GraphNode* node = exec == nullptr ? nullptr : find_node(c, handle, result);
-  if (node == nullptr) return result;
+  if (node == nullptr) {
+    return result;
+  }
   ExecNode* copy = find_copy(exec->nodes, *node);
-  if (copy == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (copy == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   GraphNode planned;
   result = set(c, *node, parameters, planned);
-  if (result == CUDA_SUCCESS) adopt(copy->node, std::move(planned));
+  if (result == CUDA_SUCCESS) {
+    adopt(copy->node, std::move(planned));
+  }
   return result;
 }
 
@@ -245,7 +303,9 @@ CUresult describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       LaunchPlan& plan = node.launch;
       node.argument_pointers.clear();
-      for (auto& argument : plan.arguments) node.argument_pointers.push_back(argument.data());
+      for (auto& argument : plan.arguments) {
+        node.argument_pointers.push_back(argument.data());
+      }
       const bool is_function = c.machine.functions.find(plan.function) != nullptr;
       parameters.kernel = {is_function ? plan.function : nullptr,
                            plan.grid[0],
@@ -305,9 +365,13 @@ CUresult get_typed(CUgraphNode handle, CUgraphNodeType type, Take&& take) {
   return call<function>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     GraphNode* node = find_node(c, handle, result);
-    if (node == nullptr) return result;
+    if (node == nullptr) {
+      return result;
+    }
     CUgraphNodeParams parameters{};
-    if (node->type != type) return CUDA_ERROR_INVALID_VALUE;
+    if (node->type != type) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     result = describe(c, *node, parameters);
     return result == CUDA_SUCCESS ? take(parameters) : result;
   });
@@ -315,20 +379,26 @@ CUresult get_typed(CUgraphNode handle, CUgraphNodeType type, Take&& take) {
 
 auto from_kernel(const CUDA_KERNEL_NODE_PARAMS* kernel) {
   return [kernel](CUgraphNodeParams& parameters) {
-    if (kernel != nullptr) parameters.kernel = newest(*kernel);
+    if (kernel != nullptr) {
+      parameters.kernel = newest(*kernel);
+    }
     return kernel != nullptr;
   };
 }
 auto from_copy(const CUDA_MEMCPY3D* copy, CUcontext context) {
   return [copy, context](CUgraphNodeParams& parameters) {
     parameters.memcpy.copyCtx = context;
-    if (copy != nullptr) parameters.memcpy.copyParams = *copy;
+    if (copy != nullptr) {
+      parameters.memcpy.copyParams = *copy;
+    }
     return copy != nullptr;
   };
 }
 auto from_fill(const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
   return [fill, context](CUgraphNodeParams& parameters) {
-    if (fill != nullptr) parameters.memset = newest(*fill, context);
+    if (fill != nullptr) {
+      parameters.memset = newest(*fill, context);
+    }
     return fill != nullptr;
   };
 }
@@ -364,11 +434,15 @@ CUresult plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNo
     case CU_GRAPH_NODE_TYPE_KERNEL:
       return plan_kernel_node(c, parameters.kernel, node);
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-      if (context_for(c, parameters.memcpy.copyCtx, node, result) == nullptr) return result;
+      if (context_for(c, parameters.memcpy.copyCtx, node, result) == nullptr) {
+        return result;
+      }
       return plan_copy(c, parameters.memcpy.copyParams, false, node);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
-      if (context_for(c, fill.ctx, node, result) == nullptr) return result;
+      if (context_for(c, fill.ctx, node, result) == nullptr) {
+        return result;
+      }
       return plan_fill(c, {fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height}, node);
     }
     case CU_GRAPH_NODE_TYPE_HOST:
@@ -411,15 +485,23 @@ void adopt(GraphNode& node, GraphNode planned) {
 
 CUresult read_edges(Call& c, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,
                     std::size_t count, std::vector<Edge>& edges) {
-  if (nodes == nullptr && count > 0) return CUDA_ERROR_INVALID_VALUE;
+  if (nodes == nullptr && count > 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   for (std::size_t i = 0; i < count; ++i) {
     CUresult result = CUDA_SUCCESS;
     GraphNode* node = find_node(c, nodes[i], result);
-    if (node == nullptr) return result;
+    if (node == nullptr) {
+      return result;
+    }
     const Edge edge{node, data == nullptr ? CUgraphEdgeData{} : data[i]};
     const bool twice = std::find(edges.begin(), edges.end(), edge) != edges.end();
-    if (node->graph != &graph || twice || edge.data.to_port != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (edge.data.from_port != 0 && node->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
+    if (node->graph != &graph || twice || edge.data.to_port != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (edge.data.from_port != 0 && node->type != CU_GRAPH_NODE_TYPE_KERNEL) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     edges.push_back(edge);
   }
   return CUDA_SUCCESS;
@@ -432,9 +514,13 @@ bool has_room_for_copy(Call& c, const Graph& graph) {
 
 ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node) {
   for (ExecNode& one : nodes) {
-    if (one.node.copied_from == node.id) return &one;
+    if (one.node.copied_from == node.id) {
+      return &one;
+    }
     for (ExecNodes& body : one.bodies) {
-      if (ExecNode* found = find_copy(body, node)) return found;
+      if (ExecNode* found = find_copy(body, node)) {
+        return found;
+      }
     }
   }
   return nullptr;
@@ -504,7 +590,9 @@ CUresult CUDAAPI cuGraphAddEventWaitNode(CUgraphNode* out, CUgraph graph, const 
 CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
                                         std::size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* memory) {
   return call<Fn::cuGraphAddMemAllocNode>([&](Call& c) {
-    if (memory == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (memory == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     CUgraphNodeParams parameters{};
     parameters.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
     parameters.alloc = {memory->poolProps, memory->accessDescs, memory->accessDescCount, memory->bytesize, 0};
@@ -526,8 +614,12 @@ CUresult CUDAAPI cuGraphNodeGetParams(CUgraphNode handle, CUgraphNodeParams* out
   return call<Fn::cuGraphNodeGetParams>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     GraphNode* node = find_node(c, handle, result);
-    if (node == nullptr) return result;
-    if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (node == nullptr) {
+      return result;
+    }
+    if (out == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     *out = {};
     return describe(c, *node, *out);
   });

@@ -34,26 +34,40 @@ bool has_allowed_nodes(const Graph& graph, bool in_condition) {
 CUresult instantiate(Call& c, CUgraphExec* out, CUgraph handle, std::uint64_t flags) {
   CUresult result = CUDA_SUCCESS;
   const Graph* graph = find_graph(c, handle, result);
-  if (graph == nullptr) return result;
+  if (graph == nullptr) {
+    return result;
+  }
   constexpr std::uint64_t known = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
                                   CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH |
                                   CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-  if (out == nullptr || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || (flags & ~known) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   // Kernels do not launch anything here.
-  if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return CUDA_ERROR_NOT_SUPPORTED;
-  if (!has_allowed_nodes(*graph, false)) return CUDA_ERROR_NOT_SUPPORTED;
+  if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (!has_allowed_nodes(*graph, false)) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   auto exec = std::make_unique<GraphExec>();
   exec->has_memory = has_memory_nodes(*graph);
   exec->graph_id = graph->id;
   if (exec->has_memory) {
     bool another = false;
     c.machine.graph_execs.each([&](const GraphExec& other) { another = another || other.graph_id == graph->id; });
-    if (another) return CUDA_ERROR_INVALID_VALUE;
+    if (another) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
   }
-  if (!freeze(c.machine, *graph, exec->nodes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!freeze(c.machine, *graph, exec->nodes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   c.machine.made(*exec);
   exec->flags = flags;
-  for (const auto& [object, count] : graph->kept) keep(exec->kept, *object, count);
+  for (const auto& [object, count] : graph->kept) {
+    keep(exec->kept, *object, count);
+  }
   hold_memory(c.machine, *exec);
   return give(out, as_handle<CUgraphExec>(c.machine.graph_execs.add(std::move(exec))));
 }
@@ -62,11 +76,17 @@ CUresult instantiate(Call& c, CUgraphExec* out, CUgraph handle, std::uint64_t fl
 CUresult check_contexts(Call& c, const ExecNodes& nodes) {
   for (const ExecNode& one : nodes) {
     for (const ExecNodes& body : one.bodies) {
-      if (const CUresult result = check_contexts(c, body); result != CUDA_SUCCESS) return result;
+      if (const CUresult result = check_contexts(c, body); result != CUDA_SUCCESS) {
+        return result;
+      }
     }
-    if (one.node.context_id == 0) continue;
+    if (one.node.context_id == 0) {
+      continue;
+    }
     const Context* context = c.machine.contexts.find(one.node.context_handle);
-    if (context != nullptr && context->id == one.node.context_id) continue;
+    if (context != nullptr && context->id == one.node.context_id) {
+      continue;
+    }
     c.note(Misuse::use_after_destroy, one.node.context_handle, "the context that a graph was captured in is destroyed");
     return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
@@ -76,12 +96,18 @@ CUresult check_contexts(Call& c, const ExecNodes& nodes) {
 // Which of the bodies of a node run. Assumed: kernels are not executed and so never set a condition; a loop whose
 // condition holds at the launch ends after one turn.
 const ExecNodes* body_to_run(const ExecNode& one) {
-  if (one.bodies.empty()) return nullptr;
+  if (one.bodies.empty()) {
+    return nullptr;
+  }
   const auto* conditional = std::get_if<ConditionalNode>(&one.node.parameters);
-  if (conditional == nullptr) return one.bodies.data();
+  if (conditional == nullptr) {
+    return one.bodies.data();
+  }
   const unsigned value = one.assigned_at_launch ? one.initial : 0;
   std::size_t place = value;
-  if (conditional->type != CU_GRAPH_COND_TYPE_SWITCH) place = value != 0 ? 0 : 1;
+  if (conditional->type != CU_GRAPH_COND_TYPE_SWITCH) {
+    place = value != 0 ? 0 : 1;
+  }
   return place < one.bodies.size() ? &one.bodies[place] : nullptr;
 }
 
@@ -94,14 +120,20 @@ CUresult pass_memory(Call& c, const GraphExec& exec, const ExecNodes& nodes) {
       result = free_at_launch(c, freed->address);
     }
     const ExecNodes* body = body_to_run(one);
-    if (result == CUDA_SUCCESS && body != nullptr) result = pass_memory(c, exec, *body);
-    if (result != CUDA_SUCCESS) return result;
+    if (result == CUDA_SUCCESS && body != nullptr) {
+      result = pass_memory(c, exec, *body);
+    }
+    if (result != CUDA_SUCCESS) {
+      return result;
+    }
   }
   return CUDA_SUCCESS;
 }
 
 WorkPtr work_of(Call& c, const ExecNode& one, const Stream& stream) {
-  if (!one.enabled) return work_of(c, GraphNode{}, nullptr, stream.device);
+  if (!one.enabled) {
+    return work_of(c, GraphNode{}, nullptr, stream.device);
+  }
   const GraphNode& node = one.node;
   const Context* context = node.context_id == 0 ? nullptr : c.machine.contexts.find(node.context_handle);
   return work_of(c, node, context, context != nullptr ? context->device : stream.device);
@@ -111,9 +143,13 @@ WorkPtr work_of(Call& c, const ExecNode& one, const Stream& stream) {
 void pass_event(Call& c, const GraphNode& node, const WorkPtr& work) {
   const auto* named = std::get_if<EventNode>(&node.parameters);
   Event* event = named == nullptr ? nullptr : c.machine.events.find(named->event);
-  if (event == nullptr) return;
+  if (event == nullptr) {
+    return;
+  }
   if (node.type == CU_GRAPH_NODE_TYPE_WAIT_EVENT) {
-    if (event->record) work->after.push_back(event->record);
+    if (event->record) {
+      work->after.push_back(event->record);
+    }
     return;
   }
   event->capture.reset();
@@ -127,7 +163,9 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream&
   for (const ExecNode& one : nodes) {
     const std::shared_ptr<Work> work = work_of(c, one, stream);
     work->after = begin;
-    for (const std::size_t before : one.after) work->after.push_back(works[before]);
+    for (const std::size_t before : one.after) {
+      work->after.push_back(works[before]);
+    }
     pass_event(c, one.node, work);
     if (const ExecNodes* body = body_to_run(one)) {
       const std::vector<WorkPtr> inside = submit_nodes(c, *body, stream, work->after);
@@ -147,8 +185,12 @@ CUresult replay(Call& c, GraphExec& exec, Stream& stream) {
     return active ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   }
   CUresult result = check_contexts(c, exec.nodes);
-  if (result == CUDA_SUCCESS) result = pass_memory(c, exec, exec.nodes);
-  if (result != CUDA_SUCCESS) return result;
+  if (result == CUDA_SUCCESS) {
+    result = pass_memory(c, exec, exec.nodes);
+  }
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
   const WorkPtr begin = submit(c, stream, GraphNode{});
   auto end = std::make_shared<Work>();
   end->after = submit_nodes(c, exec.nodes, stream, {begin, exec.last});
@@ -173,9 +215,13 @@ bool refuse(UpdateInfo& info, CUgraphExecUpdateResult why, const ExecNode* node)
 // Whether a node that was instantiated can do what the new one does.
 bool may_become(const GraphNode& old, const GraphNode& now, CUgraphExecUpdateResult& why) {
   why = CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
-  if (old.type == CU_GRAPH_NODE_TYPE_KERNEL && old.context_id != now.context_id) return false;
+  if (old.type == CU_GRAPH_NODE_TYPE_KERNEL && old.context_id != now.context_id) {
+    return false;
+  }
   why = CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
-  if (old.launch.cooperative != now.launch.cooperative) return false;
+  if (old.launch.cooperative != now.launch.cooperative) {
+    return false;
+  }
   why = CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
   if (const auto* copy = std::get_if<CUDA_MEMCPY3D>(&old.parameters)) {
     const auto& other = std::get<CUDA_MEMCPY3D>(now.parameters);
@@ -196,16 +242,26 @@ bool may_become(const GraphNode& old, const GraphNode& now, CUgraphExecUpdateRes
 
 // Nodes are paired in the order of their making.
 bool may_update(const ExecNodes& old, const ExecNodes& now, UpdateInfo& info) {
-  if (old.size() != now.size()) return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
+  if (old.size() != now.size()) {
+    return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
+  }
   for (std::size_t i = 0; i < now.size(); ++i) {
     const ExecNode& was = old[i];
     const ExecNode& is = now[i];
-    if (was.node.type != is.node.type) return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, &is);
-    if (was.after != is.after) return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, &is);
+    if (was.node.type != is.node.type) {
+      return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, &is);
+    }
+    if (was.after != is.after) {
+      return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, &is);
+    }
     CUgraphExecUpdateResult why{};
-    if (!may_become(was.node, is.node, why)) return refuse(info, why, &is);
+    if (!may_become(was.node, is.node, why)) {
+      return refuse(info, why, &is);
+    }
     for (std::size_t body = 0; body < is.bodies.size(); ++body) {
-      if (!may_update(was.bodies[body], is.bodies[body], info)) return false;
+      if (!may_update(was.bodies[body], is.bodies[body], info)) {
+        return false;
+      }
     }
   }
   return true;
@@ -213,7 +269,9 @@ bool may_update(const ExecNodes& old, const ExecNodes& now, UpdateInfo& info) {
 
 void update(ExecNodes& old, ExecNodes& now) {
   for (std::size_t i = 0; i < now.size(); ++i) {
-    for (std::size_t body = 0; body < now[i].bodies.size(); ++body) update(old[i].bodies[body], now[i].bodies[body]);
+    for (std::size_t body = 0; body < now[i].bodies.size(); ++body) {
+      update(old[i].bodies[body], now[i].bodies[body]);
+    }
     old[i].initial = now[i].initial;
     old[i].assigned_at_launch = now[i].assigned_at_launch;
     // Memory stays where it was instantiated.
@@ -231,7 +289,9 @@ CUresult update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, Upd
   const Graph* graph = exec == nullptr ? nullptr : find_graph(c, graph_handle, result);
   ExecNodes nodes;
   if (graph == nullptr || out == nullptr || !freeze(c.machine, *graph, nodes)) {
-    if (out != nullptr) *out = info;
+    if (out != nullptr) {
+      *out = info;
+    }
     return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : result;
   }
   const bool may = may_update(exec->nodes, nodes, info);
@@ -239,7 +299,9 @@ CUresult update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, Upd
     info.result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
     update(exec->nodes, nodes);
     KeptObjects before = std::exchange(exec->kept, {});
-    for (const auto& [object, count] : graph->kept) keep(exec->kept, *object, count);
+    for (const auto& [object, count] : graph->kept) {
+      keep(exec->kept, *object, count);
+    }
     let_all_go(c.machine, before);
   }
   *out = info;
@@ -251,7 +313,9 @@ CUresult update_child(Call& c, CUgraphExec exec_handle, CUgraphNode node_handle,
   GraphExec* exec = find_exec(c, exec_handle, result);
   const GraphNode* node = exec == nullptr ? nullptr : find_node(c, node_handle, result);
   const Graph* graph = node == nullptr ? nullptr : find_graph(c, graph_handle, result);
-  if (graph == nullptr) return result;
+  if (graph == nullptr) {
+    return result;
+  }
   ExecNode* copy = find_copy(exec->nodes, *node);
   ExecNodes nodes;
   UpdateInfo info{};
@@ -269,7 +333,9 @@ CUresult with_switchable(CUgraphExec exec_handle, CUgraphNode handle, Body&& bod
     CUresult result = CUDA_SUCCESS;
     GraphExec* exec = find_exec(c, exec_handle, result);
     const GraphNode* node = exec == nullptr ? nullptr : find_node(c, handle, result);
-    if (node == nullptr) return result;
+    if (node == nullptr) {
+      return result;
+    }
     const bool can_be = node->type == CU_GRAPH_NODE_TYPE_KERNEL || node->type == CU_GRAPH_NODE_TYPE_MEMCPY ||
                         node->type == CU_GRAPH_NODE_TYPE_MEMSET;
     ExecNode* copy = find_copy(exec->nodes, *node);
@@ -286,7 +352,9 @@ extern "C" {
 
 CUresult CUDAAPI cuGraphCreate(CUgraph* out, unsigned flags) {
   return call<Fn::cuGraphCreate>([&](Call& c) {
-    if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (out == nullptr || flags != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     return give(out, as_handle<CUgraph>(add_graph(c.machine)));
   });
 }
@@ -295,9 +363,15 @@ CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
   return call<Fn::cuGraphDestroy>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Graph* graph = find_graph(c, handle, result);
-    if (graph == nullptr) return result;
-    if (is_being_captured(*graph)) return CUDA_ERROR_ILLEGAL_STATE;
-    if (graph->owner != nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (graph == nullptr) {
+      return result;
+    }
+    if (is_being_captured(*graph)) {
+      return CUDA_ERROR_ILLEGAL_STATE;
+    }
+    if (graph->owner != nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     drop(c.machine, *graph);
     return CUDA_SUCCESS;
   });
@@ -308,8 +382,12 @@ CUresult CUDAAPI cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, C
   return call<Fn::cuGraphConditionalHandleCreate>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Graph* graph = find_graph(c, handle, result);
-    if (graph == nullptr || find_context(c, where, result, true) == nullptr) return result;
-    if (out == nullptr || (flags & ~unsigned{CU_GRAPH_COND_ASSIGN_DEFAULT}) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (graph == nullptr || find_context(c, where, result, true) == nullptr) {
+      return result;
+    }
+    if (out == nullptr || (flags & ~unsigned{CU_GRAPH_COND_ASSIGN_DEFAULT}) != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     auto condition = std::make_unique<Condition>();
     c.machine.made(*condition);
     condition->graph = graph;
@@ -327,7 +405,9 @@ CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, un
 
 CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
   return call<Fn::cuGraphInstantiateWithParams>([&](Call& c) {
-    if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (params == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     params->hErrNode_out = nullptr;
     const CUresult result = instantiate(c, out, graph, params->flags);
     params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
@@ -358,7 +438,9 @@ CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsig
 CUresult CUDAAPI cuGraphUpload(CUgraphExec handle, CUstream where) {
   return call<Fn::cuGraphUpload>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    if (find_exec(c, handle, result) != nullptr) find_stream(c, where, result);
+    if (find_exec(c, handle, result) != nullptr) {
+      find_stream(c, where, result);
+    }
     return result;
   });
 }
@@ -376,7 +458,9 @@ CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle) {
   return call<Fn::cuGraphExecDestroy>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     GraphExec* exec = find_exec(c, handle, result);
-    if (exec == nullptr) return result;
+    if (exec == nullptr) {
+      return result;
+    }
     drop(c.machine, *exec);
     return CUDA_SUCCESS;
   });

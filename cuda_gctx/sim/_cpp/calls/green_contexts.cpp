@@ -12,8 +12,12 @@ namespace {
 // The queues of a new context: another context's, its own, or the device's. How many balanced contexts a device has
 // queues for is not known, so each gets its own.
 std::shared_ptr<QueueSet> queues_for(Machine& machine, Device& device, const Descriptor& descriptor) {
-  if (descriptor.queues) return descriptor.queues;
-  if (descriptor.workqueue.scope != CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED) return device.queues;
+  if (descriptor.queues) {
+    return descriptor.queues;
+  }
+  if (descriptor.workqueue.scope != CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED) {
+    return device.queues;
+  }
   const auto limit = static_cast<std::size_t>(machine.spec.connections);
   auto own = std::make_shared<QueueSet>(std::clamp<std::size_t>(descriptor.workqueue.limit, 1, limit));
   own->id = next_id();
@@ -34,7 +38,9 @@ void destroy_green(Call& c, Context& context) {
   const std::uint64_t queues = context.queues.use_count() == 1 ? context.queues->id : 0;
   c.machine.contexts.remove(context);
   --c.machine.green_contexts;
-  if (queues != 0) c.machine.queue_sets.erase(queues);
+  if (queues != 0) {
+    c.machine.queue_sets.erase(queues);
+  }
   --device.green_contexts;
   device.lost += lost_context_bytes;
   ++c.machine.ledger.contexts_destroyed;
@@ -52,7 +58,9 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc handle, CUd
     Machine& machine = c.machine;
     CUresult result = CUDA_SUCCESS;
     Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) return result;
+    if (device == nullptr) {
+      return result;
+    }
     // Recorded: no descriptor at all is accepted. That all SMs are meant is assumed.
     Descriptor everything;
     everything.device = ordinal;
@@ -61,8 +69,12 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc handle, CUd
     const Descriptor* descriptor = handle == nullptr ? &everything : machine.descriptors.find(handle);
     // Recorded on 13.0: the default stream must be asked for. From 13.4 NONE is a flag of its own (documented).
     const bool flags_fit = flags == CU_GREEN_CTX_DEFAULT_STREAM || (flags == CU_GREEN_CTX_NONE && c.version() >= 13040);
-    if (out == nullptr || descriptor == nullptr || !flags_fit) return CUDA_ERROR_INVALID_VALUE;
-    if (descriptor->device != ordinal) return CUDA_ERROR_INVALID_DEVICE;
+    if (out == nullptr || descriptor == nullptr || !flags_fit) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (descriptor->device != ordinal) {
+      return CUDA_ERROR_INVALID_DEVICE;
+    }
     const unsigned limit = machine.faults.context_limit;
     if ((limit != 0 && machine.green_contexts >= limit) || !has_room(*device, live_context_bytes)) {
       return CUDA_ERROR_OUT_OF_MEMORY;
@@ -79,7 +91,9 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc handle, CUd
     made->resource_flags = descriptor->flags;
     made->locality_domain = descriptor->locality_domain;
     made->workqueue = descriptor->workqueue;
-    if (made->workqueue.limit == 0) made->workqueue.limit = static_cast<unsigned>(machine.spec.connections);
+    if (made->workqueue.limit == 0) {
+      made->workqueue.limit = static_cast<unsigned>(machine.spec.connections);
+    }
     made->queues = queues_for(machine, *device, *descriptor);
     made->flags = device->primary_flags;
     Context& context = machine.contexts.add(std::move(made));
@@ -95,7 +109,9 @@ CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle) {
   return call<Fn::cuGreenCtxDestroy>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Context* found = find_green(c, handle, result);
-    if (found == nullptr) return result;
+    if (found == nullptr) {
+      return result;
+    }
     Context& context = *found;
     if (is_current_elsewhere(c.machine, context, c.thread)) {
       c.note(Misuse::wrong_thread, handle, "the green context is destroyed while it is current to another thread");
@@ -123,8 +139,12 @@ CUresult CUDAAPI cuGreenCtxGetId(CUgreenCtx handle, unsigned long long* id) {
     CUresult result = CUDA_SUCCESS;
     if (handle == nullptr) {
       const Context* context = current_context(c, result);
-      if (context == nullptr) return result;
-      if (!context->is_green()) return CUDA_ERROR_INVALID_CONTEXT;
+      if (context == nullptr) {
+        return result;
+      }
+      if (!context->is_green()) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+      }
       return give(id, static_cast<unsigned long long>(context->id));
     }
     const Context* context = find_green(c, handle, result);
@@ -136,8 +156,12 @@ CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx handle, unsign
   return call<Fn::cuGreenCtxStreamCreate>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Context* context = find_green(c, handle, result);
-    if (context == nullptr) return result;
-    if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+    if (context == nullptr) {
+      return result;
+    }
+    if (flags != CU_STREAM_NON_BLOCKING) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     return add_stream(c, *context, flags, priority, out);
   });
 }

@@ -17,15 +17,18 @@ constexpr double default_block_ns = 5'000;
 template <class T>
 T argument(const std::vector<std::vector<unsigned char>>& arguments, std::size_t index) {
   T value{};
-  if (index < arguments.size())
+  if (index < arguments.size()) {
     std::memcpy(&value, arguments[index].data(), std::min(sizeof value, arguments[index].size()));
+  }
   return value;
 }
 
 // Stores to device memory as a kernel does; what no allocation holds is left alone.
 template <class T>
 void store(Machine& machine, std::uint64_t address, const T& value) {
-  if (find_allocation(machine, address, sizeof value) == nullptr) return;
+  if (find_allocation(machine, address, sizeof value) == nullptr) {
+    return;
+  }
   std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value);
 }
 
@@ -39,7 +42,9 @@ void fill_probe(Machine& machine, Grid& grid) {
   grid.cost = spinning(argument<std::uint64_t>(grid.arguments, 2) + 1'000);
   grid.seen = capacity;
   grid.built_in = [&machine, out, capacity](const gctxSimBlock& block) {
-    if (block.index >= capacity) return;
+    if (block.index >= capacity) {
+      return;
+    }
     const std::array<std::uint64_t, 4> record{block.smid, block.start_ns, block.end_ns, block.index};
     store(machine, out + std::uint64_t{block.index} * sizeof record, record);
   };
@@ -81,7 +86,9 @@ std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const 
   grid->arguments = plan.arguments;
   grid->cost = {default_block_ns, throughput_of(threads), 0};
   grid->cluster = plan.cluster;
-  if (plan.cluster > 1) grid->parts = machine.chip->cluster_parts(context.sms, plan.cluster, context.traits.bond);
+  if (plan.cluster > 1) {
+    grid->parts = machine.chip->cluster_parts(context.sms, plan.cluster, context.traits.bond);
+  }
   const auto registered = machine.kernels_by_name.find(plan.code->name);
   if (registered != machine.kernels_by_name.end()) {
     const gctxSimKernelCost& cost = registered->second.cost;

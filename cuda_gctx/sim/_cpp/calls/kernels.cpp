@@ -15,7 +15,9 @@ int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_
     return static_cast<int>(registered->second.cost.registers);
   }
   const auto set = code.attributes.find(which);
-  if (set != code.attributes.end()) return set->second;
+  if (set != code.attributes.end()) {
+    return set->second;
+  }
   const Profile& card = machine.chip->profile();
   switch (which) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
@@ -66,16 +68,24 @@ bool can_be_set(CUfunction_attribute which) {
 CUresult get_attribute(Call& c, CUfunction handle, int* value, CUfunction_attribute which) {
   CUresult result = CUDA_SUCCESS;
   const auto code = find_code(c, handle, result);
-  if (!code) return result;
-  if (which < 0 || which >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+  if (!code) {
+    return result;
+  }
+  if (which < 0 || which >= CU_FUNC_ATTRIBUTE_MAX) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   return give(value, kernel_attribute(c.machine, *code, which));
 }
 
 CUresult set_attribute(Call& c, CUfunction handle, CUfunction_attribute which, int value) {
   CUresult result = CUDA_SUCCESS;
   const auto code = find_code(c, handle, result);
-  if (!code) return result;
-  if (!can_be_set(which)) return CUDA_ERROR_INVALID_VALUE;
+  if (!code) {
+    return result;
+  }
+  if (!can_be_set(which)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   code->attributes[which] = value;
   return CUDA_SUCCESS;
 }
@@ -83,18 +93,30 @@ CUresult set_attribute(Call& c, CUfunction handle, CUfunction_attribute which, i
 CUresult parameter(Call& c, CUfunction handle, std::size_t index, std::size_t* offset, std::size_t* size) {
   CUresult result = CUDA_SUCCESS;
   const auto code = find_code(c, handle, result);
-  if (!code) return result;
-  if (!code->arguments_known) return CUDA_ERROR_NOT_SUPPORTED;
-  if (index >= code->argument_sizes.size()) return CUDA_ERROR_INVALID_VALUE;
-  if (offset != nullptr) *offset = code->argument_offsets[index];
-  if (size != nullptr) *size = code->argument_sizes[index];
+  if (!code) {
+    return result;
+  }
+  if (!code->arguments_known) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (index >= code->argument_sizes.size()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (offset != nullptr) {
+    *offset = code->argument_offsets[index];
+  }
+  if (size != nullptr) {
+    *size = code->argument_sizes[index];
+  }
   return CUDA_SUCCESS;
 }
 
 CUresult parameter_count(Call& c, CUfunction handle, std::size_t* count) {
   CUresult result = CUDA_SUCCESS;
   const auto code = find_code(c, handle, result);
-  if (!code) return result;
+  if (!code) {
+    return result;
+  }
   return code->arguments_known ? give(count, code->argument_sizes.size()) : CUDA_ERROR_NOT_SUPPORTED;
 }
 

@@ -23,7 +23,9 @@ constexpr unsigned portable_cluster = 8;
 constexpr unsigned max_cluster_blocks_per_sm = 8;
 
 unsigned blocks_per_sm(const Machine& machine, const KernelCode& code, unsigned threads, std::size_t shared_bytes) {
-  if (threads == 0) return 0;
+  if (threads == 0) {
+    return 0;
+  }
   return Sms::capacity(machine.chip->profile(), needs_of(machine, code, threads, shared_bytes));
 }
 
@@ -32,10 +34,14 @@ CUresult copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extr
   const bool by_registration = registered != c.machine.kernels_by_name.end() && registered->second.arguments_known;
   const std::vector<std::size_t>& sizes =
       by_registration ? registered->second.argument_sizes : plan.code->argument_sizes;
-  if (sizes.empty()) return CUDA_SUCCESS;
+  if (sizes.empty()) {
+    return CUDA_SUCCESS;
+  }
   if (arguments != nullptr) {
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      if (arguments[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+      if (arguments[i] == nullptr) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
       const auto* bytes = static_cast<const unsigned char*>(arguments[i]);
       plan.arguments.emplace_back(bytes, bytes + sizes[i]);
     }
@@ -45,14 +51,20 @@ CUresult copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extr
   const unsigned char* buffer = nullptr;
   std::size_t length = 0;
   for (std::size_t i = 0; extra != nullptr && extra[i] != CU_LAUNCH_PARAM_END; i += 2) {
-    if (extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER) buffer = static_cast<const unsigned char*>(extra[i + 1]);
-    if (extra[i] == CU_LAUNCH_PARAM_BUFFER_SIZE) std::memcpy(&length, extra[i + 1], sizeof length);
+    if (extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      buffer = static_cast<const unsigned char*>(extra[i + 1]);
+    }
+    if (extra[i] == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+      std::memcpy(&length, extra[i + 1], sizeof length);
+    }
   }
   std::size_t offset = 0;
   for (const std::size_t size : sizes) {
     const std::size_t alignment = std::min<std::size_t>(size, 8);
     offset = (offset + alignment - 1) / alignment * alignment;
-    if (buffer == nullptr || offset + size > length) return CUDA_ERROR_INVALID_VALUE;
+    if (buffer == nullptr || offset + size > length) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     plan.arguments.emplace_back(buffer + offset, buffer + offset + size);
     offset += size;
   }
@@ -62,22 +74,34 @@ CUresult copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extr
 CUresult check(const Machine& machine, const Context& context, const LaunchPlan& plan) {
   const std::uint64_t threads = std::uint64_t{plan.threads[0]} * plan.threads[1] * plan.threads[2];
   const std::uint64_t blocks = std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2];
-  if (threads == 0 || threads > max_block_threads || blocks == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (threads == 0 || threads > max_block_threads || blocks == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   for (std::size_t i = 0; i < 3; ++i) {
-    if (plan.threads[i] > max_block[i] || plan.grid[i] > max_grid[i]) return CUDA_ERROR_INVALID_VALUE;
+    if (plan.threads[i] > max_block[i] || plan.grid[i] > max_grid[i]) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
   }
   const auto allowed =
       static_cast<unsigned>(kernel_attribute(machine, *plan.code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
-  if (plan.shared_bytes > allowed) return CUDA_ERROR_INVALID_VALUE;
+  if (plan.shared_bytes > allowed) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const unsigned resident = blocks_per_sm(machine, *plan.code, static_cast<unsigned>(threads), plan.shared_bytes);
-  if (resident == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (resident == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   if (plan.cluster > 1) {
     for (std::size_t i = 0; i < 3; ++i) {
-      if (plan.grid[i] % plan.clusters[i] != 0) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+      if (plan.grid[i] % plan.clusters[i] != 0) {
+        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+      }
     }
     const bool any_size =
         kernel_attribute(machine, *plan.code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
-    if (plan.cluster > portable_cluster && !any_size) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    if (plan.cluster > portable_cluster && !any_size) {
+      return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    }
     if (plan.cluster > machine.chip->max_cluster_size(context.sms, context.traits.bond)) {
       return CUDA_ERROR_INVALID_CLUSTER_SIZE;
     }
@@ -92,9 +116,13 @@ CUresult check(const Machine& machine, const Context& context, const LaunchPlan&
 CUresult launch(Call& c, CUfunction handle, CUstream where, LaunchPlan plan, void** arguments, void** extra) {
   CUresult result = CUDA_SUCCESS;
   Stream* stream = find_stream(c, where, result);
-  if (stream == nullptr) return result;
+  if (stream == nullptr) {
+    return result;
+  }
   result = plan_launch(c, *stream->context, handle, plan, arguments, extra);
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
   plan.priority = std::min(plan.priority, stream->priority);
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_KERNEL;
@@ -125,7 +153,9 @@ CUresult read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
         if (std::max({plan.clusters[0], plan.clusters[1], plan.clusters[2]}) > largest_cluster) {
           return CUDA_ERROR_INVALID_VALUE;
         }
-        for (unsigned& blocks : plan.clusters) blocks = std::max(blocks, 1u);
+        for (unsigned& blocks : plan.clusters) {
+          blocks = std::max(blocks, 1u);
+        }
         plan.cluster = plan.clusters[0] * plan.clusters[1] * plan.clusters[2];
         break;
       default:
@@ -136,7 +166,9 @@ CUresult read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
 }
 
 CUresult read_config(const CUlaunchConfig* config, LaunchPlan& plan) {
-  if (config == nullptr || (config->attrs == nullptr && config->numAttrs > 0)) return CUDA_ERROR_INVALID_VALUE;
+  if (config == nullptr || (config->attrs == nullptr && config->numAttrs > 0)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   plan.grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
   plan.threads = {config->blockDimX, config->blockDimY, config->blockDimZ};
   plan.shared_bytes = config->sharedMemBytes;
@@ -158,8 +190,12 @@ CUresult with_clusters(CUfunction kernel, const CUlaunchConfig* config, Body&& b
     CUresult result = CUDA_SUCCESS;
     LaunchPlan plan;
     const auto code = find_code(c, kernel, result);
-    if (!code) return result;
-    if (result = read_config(config, plan); result != CUDA_SUCCESS) return result;
+    if (!code) {
+      return result;
+    }
+    if (result = read_config(config, plan); result != CUDA_SUCCESS) {
+      return result;
+    }
     const Context* context = occupancy_context(c, config, result);
     return context == nullptr ? result : body(c, *code, plan, *context);
   });
@@ -168,8 +204,12 @@ CUresult with_clusters(CUfunction kernel, const CUlaunchConfig* config, Body&& b
 CUresult occupancy(Call& c, int* out, CUfunction handle, int threads, std::size_t shared_bytes) {
   CUresult result = CUDA_SUCCESS;
   const auto code = find_code(c, handle, result);
-  if (!code) return result;
-  if (threads <= 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!code) {
+    return result;
+  }
+  if (threads <= 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const bool fits = threads <= static_cast<int>(max_block_threads);
   const auto count = static_cast<unsigned>(threads);
   return give(out, fits ? static_cast<int>(blocks_per_sm(c.machine, *code, count, shared_bytes)) : 0);
@@ -179,10 +219,16 @@ CUresult potential_block_size(Call& c, int* min_grid, int* block, CUfunction han
                               std::size_t shared_bytes, int limit) {
   CUresult result = CUDA_SUCCESS;
   const auto code = find_code(c, handle, result);
-  if (!code) return result;
+  if (!code) {
+    return result;
+  }
   const Context* context = current_context(c, result);
-  if (context == nullptr) return result;
-  if (min_grid == nullptr || block == nullptr || limit < 0) return CUDA_ERROR_INVALID_VALUE;
+  if (context == nullptr) {
+    return result;
+  }
+  if (min_grid == nullptr || block == nullptr || limit < 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const int largest =
       limit == 0 ? static_cast<int>(max_block_threads) : std::min(limit, static_cast<int>(max_block_threads));
   int best_threads = 0;
@@ -209,7 +255,9 @@ CUresult plan_launch(Call& c, const Context& context, CUfunction function, Launc
                      void** extra) {
   CUresult result = CUDA_SUCCESS;
   plan.code = find_code(c, function, result);
-  if (!plan.code) return result;
+  if (!plan.code) {
+    return result;
+  }
   plan.function = function;
   result = check(c.machine, context, plan);
   return result == CUDA_SUCCESS ? copy_arguments(c, plan, arguments, extra) : result;
@@ -284,8 +332,12 @@ CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(std::size_t* out, CUfun
   return call<Fn::cuOccupancyAvailableDynamicSMemPerBlock>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const auto code = find_code(c, function, result);
-    if (!code) return result;
-    if (blocks <= 0 || threads <= 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!code) {
+      return result;
+    }
+    if (blocks <= 0 || threads <= 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const auto allowed =
         static_cast<std::size_t>(kernel_attribute(c.machine, *code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
     const std::size_t share = c.machine.chip->profile().shared_bytes_per_sm / static_cast<std::size_t>(blocks);
@@ -300,7 +352,9 @@ CUresult CUDAAPI cuOccupancyMaxPotentialClusterSize(int* out, CUfunction functio
         unsigned size = c.machine.chip->max_cluster_size(context.sms, context.traits.bond);
         // More than 8 blocks only where the kernel says that it is not portable (documented).
         const bool large = kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
-        if (!large) size = std::min(size, portable_cluster);
+        if (!large) {
+          size = std::min(size, portable_cluster);
+        }
         return give(out, static_cast<int>(size));
       });
 }

@@ -12,7 +12,9 @@ namespace {
 // Managed memory of which this is a range, or null.
 Allocation* find_managed(Call& c, CUdeviceptr address, std::size_t size, CUresult& result) {
   Allocation* found = size == 0 ? nullptr : find_allocation(c.machine, address, size);
-  if (found != nullptr && found->managed) return found;
+  if (found != nullptr && found->managed) {
+    return found;
+  }
   result = CUDA_ERROR_INVALID_VALUE;
   return nullptr;
 }
@@ -50,7 +52,9 @@ CUdevice as_device(const CUmemLocation& location) {
 CUresult advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice, const CUmemLocation& location) {
   CUresult result = CUDA_SUCCESS;
   Allocation* memory = find_managed(c, address, size, result);
-  if (memory == nullptr) return result;
+  if (memory == nullptr) {
+    return result;
+  }
   ManagedRange& range = memory->range;
   switch (advice) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
@@ -58,7 +62,9 @@ CUresult advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise adv
       range.read_mostly = advice == CU_MEM_ADVISE_SET_READ_MOSTLY;
       return CUDA_SUCCESS;
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-      if (!is_place(c, location)) return CUDA_ERROR_INVALID_DEVICE;
+      if (!is_place(c, location)) {
+        return CUDA_ERROR_INVALID_DEVICE;
+      }
       range.preferred = location;
       return CUDA_SUCCESS;
     case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
@@ -67,7 +73,9 @@ CUresult advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise adv
     case CU_MEM_ADVISE_SET_ACCESSED_BY:
     case CU_MEM_ADVISE_UNSET_ACCESSED_BY: {
       const CUdevice device = as_device(location);
-      if (!is_place(c, location) || device == CU_DEVICE_INVALID) return CUDA_ERROR_INVALID_DEVICE;
+      if (!is_place(c, location) || device == CU_DEVICE_INVALID) {
+        return CUDA_ERROR_INVALID_DEVICE;
+      }
       if (advice == CU_MEM_ADVISE_SET_ACCESSED_BY) {
         range.accessed_by.insert(device);
       } else {
@@ -83,9 +91,15 @@ CUresult advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise adv
 CUresult prefetch(Call& c, Stream& stream, CUdeviceptr address, std::size_t size, const CUmemLocation& location) {
   CUresult result = CUDA_SUCCESS;
   Allocation* memory = find_managed(c, address, size, result);
-  if (memory == nullptr) return result;
-  if (stream.capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  if (!is_place(c, location)) return CUDA_ERROR_INVALID_DEVICE;
+  if (memory == nullptr) {
+    return result;
+  }
+  if (stream.capture) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  if (!is_place(c, location)) {
+    return CUDA_ERROR_INVALID_DEVICE;
+  }
   // Documented: what was asked for last, whether or not it has begun.
   memory->range.prefetched = location;
   submit(c, stream, GraphNode{});
@@ -108,7 +122,9 @@ CUresult check(Call& c, const Batch& batch) {
   }
   for (std::size_t i = 0; i < batch.count; ++i) {
     CUresult result = CUDA_SUCCESS;
-    if (find_managed(c, batch.addresses[i], batch.sizes[i], result) == nullptr) return result;
+    if (find_managed(c, batch.addresses[i], batch.sizes[i], result) == nullptr) {
+      return result;
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -116,19 +132,29 @@ CUresult check(Call& c, const Batch& batch) {
 CUresult prefetch_all(Call& c, Stream& stream, const Batch& batch) {
   const bool located = batch.locations != nullptr && batch.begins != nullptr && batch.location_count > 0 &&
                        batch.location_count <= batch.count && batch.begins[0] == 0;
-  if (!located) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = check(c, batch); result != CUDA_SUCCESS) return result;
+  if (!located) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (const CUresult result = check(c, batch); result != CUDA_SUCCESS) {
+    return result;
+  }
   std::size_t place = 0;
   for (std::size_t i = 0; i < batch.count; ++i) {
-    while (place + 1 < batch.location_count && batch.begins[place + 1] <= i) ++place;
+    while (place + 1 < batch.location_count && batch.begins[place + 1] <= i) {
+      ++place;
+    }
     const CUresult result = prefetch(c, stream, batch.addresses[i], batch.sizes[i], batch.locations[place]);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS) {
+      return result;
+    }
   }
   return CUDA_SUCCESS;
 }
 
 CUresult store(void* out, std::size_t size, int value) {
-  if (size != sizeof value) return CUDA_ERROR_INVALID_VALUE;
+  if (size != sizeof value) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   std::memcpy(out, &value, sizeof value);
   return CUDA_SUCCESS;
 }
@@ -137,8 +163,12 @@ CUresult range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attri
                          std::size_t count) {
   CUresult result = CUDA_SUCCESS;
   const Allocation* memory = find_managed(c, address, count, result);
-  if (memory == nullptr) return result;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (memory == nullptr) {
+    return result;
+  }
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const ManagedRange& range = memory->range;
   switch (which) {
     case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
@@ -156,7 +186,9 @@ CUresult range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attri
     case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID:
       return store(out, size, range.prefetched.id);
     case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
-      if (size == 0 || size % sizeof(int) != 0) return CUDA_ERROR_INVALID_VALUE;
+      if (size == 0 || size % sizeof(int) != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
       auto device = range.accessed_by.begin();
       for (std::size_t at = 0; at < size; at += sizeof(int)) {
         const int value = device == range.accessed_by.end() ? CU_DEVICE_INVALID : *device++;
@@ -180,9 +212,15 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* out, std::size_t size, unsigned 
   return call<Fn::cuMemAllocManaged>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Context* context = current_context(c, result);
-    if (context == nullptr) return result;
-    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) return CUDA_ERROR_INVALID_VALUE;
-    if (disturbs_capture(c)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (context == nullptr) {
+      return result;
+    }
+    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (disturbs_capture(c)) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     return allocate_managed(c, context->device, size, nullptr, out);
   });
 }
@@ -218,7 +256,9 @@ CUresult CUDAAPI cuMemPrefetchBatchAsync(CUdeviceptr* addresses, std::size_t* si
 CUresult CUDAAPI cuMemDiscardBatchAsync(CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
                                         unsigned long long flags, CUstream handle) {
   return with_stream<Fn::cuMemDiscardBatchAsync>(handle, [&](Call& c, Stream& stream) {
-    if (stream.capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (stream.capture) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     // What a program reads afterwards is not defined: the bytes stay.
     return check(c, {addresses, sizes, count, nullptr, nullptr, 0, flags});
   });
@@ -242,10 +282,14 @@ CUresult CUDAAPI cuMemRangeGetAttribute(void* out, std::size_t size, CUmem_range
 CUresult CUDAAPI cuMemRangeGetAttributes(void** out, std::size_t* sizes, CUmem_range_attribute* which,
                                          std::size_t number, CUdeviceptr address, std::size_t count) {
   return call<Fn::cuMemRangeGetAttributes>([&](Call& c) {
-    if (out == nullptr || sizes == nullptr || which == nullptr || number == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (out == nullptr || sizes == nullptr || which == nullptr || number == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     for (std::size_t i = 0; i < number; ++i) {
       const CUresult result = range_attribute(c, out[i], sizes[i], which[i], address, count);
-      if (result != CUDA_SUCCESS) return result;
+      if (result != CUDA_SUCCESS) {
+        return result;
+      }
     }
     return CUDA_SUCCESS;
   });
@@ -255,11 +299,17 @@ CUresult CUDAAPI cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, st
   return with_stream<Fn::cuStreamAttachMemAsync>(handle, [&](Call& c, Stream& stream) {
     CUresult result = CUDA_SUCCESS;
     const Allocation* memory = find_managed(c, address, size == 0 ? 1 : size, result);
-    if (memory == nullptr) return result;
+    if (memory == nullptr) {
+      return result;
+    }
     const bool whole = address == memory->handle && (size == 0 || size == memory->size);
     const bool known = flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST || flags == CU_MEM_ATTACH_SINGLE;
-    if (!whole || !known) return CUDA_ERROR_INVALID_VALUE;
-    if (stream.capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (!whole || !known) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (stream.capture) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     submit(c, stream, GraphNode{});
     return CUDA_SUCCESS;
   });

@@ -12,7 +12,9 @@ namespace {
 CUresult current_device(Call& c, Device*& device) {
   CUresult result = CUDA_SUCCESS;
   const Context* context = current_context(c, result);
-  if (context != nullptr) device = &c.machine.devices[static_cast<std::size_t>(context->device)];
+  if (context != nullptr) {
+    device = &c.machine.devices[static_cast<std::size_t>(context->device)];
+  }
   return result;
 }
 
@@ -38,19 +40,29 @@ const Allocation* find_freeable(Call& c, std::uint64_t address, CUmemorytype typ
 }
 
 CUresult free_address(Call& c, std::uint64_t address, CUmemorytype type) {
-  if (address == 0) return CUDA_SUCCESS;
+  if (address == 0) {
+    return CUDA_SUCCESS;
+  }
   const Allocation* found = find_freeable(c, address, type);
-  if (found == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (found == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   // Freeing waits for the device, as on hardware. Another thread may have freed the memory meanwhile.
-  if (const CUresult result = wait_for_device(c, found->device); result != CUDA_SUCCESS) return result;
-  if (find_freeable(c, address, type) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = wait_for_device(c, found->device); result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (find_freeable(c, address, type) == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   release(c.machine, address);
   return CUDA_SUCCESS;
 }
 
 CUresult allocate_page_locked(Call& c, const Device& device, void** out, std::size_t size, unsigned flags) {
   CUdeviceptr address = 0;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const CUresult result = allocate_host(c, device.ordinal, size, flags, nullptr, &address);
   return result == CUDA_SUCCESS ? give(out, reinterpret_cast<void*>(address)) : result;
 }
@@ -58,7 +70,9 @@ CUresult allocate_page_locked(Call& c, const Device& device, void** out, std::si
 std::uint64_t context_of(Machine& machine, const Allocation& allocation) {
   std::uint64_t handle = 0;
   machine.contexts.each([&](const Context& context) {
-    if (context.id == allocation.context_id) handle = context.handle;
+    if (context.id == allocation.context_id) {
+      handle = context.handle;
+    }
   });
   return handle;
 }
@@ -70,9 +84,13 @@ CUresult store(void* out, T value) {
 }
 
 CUresult pointer_attribute(Call& c, void* out, CUpointer_attribute which, CUdeviceptr pointer) {
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const Allocation* found = find_allocation(c.machine, pointer, 1);
-  if (found == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (found == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   switch (which) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       return store(out, context_of(c.machine, *found));
@@ -81,7 +99,9 @@ CUresult pointer_attribute(Call& c, void* out, CUpointer_attribute which, CUdevi
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return store(out, pointer);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      if (found->type != CU_MEMORYTYPE_HOST && !found->managed) return CUDA_ERROR_INVALID_VALUE;
+      if (found->type != CU_MEMORYTYPE_HOST && !found->managed) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
       return store(out, pointer);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return store(out, static_cast<unsigned long long>(found->id));
@@ -133,7 +153,9 @@ extern "C" {
 
 CUresult CUDAAPI cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   return with_device<Fn::cuMemGetInfo_v2>([&](Call&, Device& device) {
-    if (free == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (free == nullptr || total == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     *free = device.memory - used_memory(device);
     *total = device.memory;
     return CUDA_SUCCESS;
@@ -142,7 +164,9 @@ CUresult CUDAAPI cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 
 CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr* out, std::size_t size) {
   return with_device<Fn::cuMemAlloc_v2>([&](Call& c, Device& device) {
-    if (disturbs_capture(c)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (disturbs_capture(c)) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     return allocate(c, device, size, nullptr, out);
   });
 }
@@ -151,7 +175,9 @@ CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr* out, std::size_t* pitch, std::s
                                     unsigned element_size) {
   return with_device<Fn::cuMemAllocPitch_v2>([&](Call& c, Device& device) {
     const bool element_fits = element_size == 4 || element_size == 8 || element_size == 16;
-    if (pitch == nullptr || width == 0 || height == 0 || !element_fits) return CUDA_ERROR_INVALID_VALUE;
+    if (pitch == nullptr || width == 0 || height == 0 || !element_fits) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     constexpr std::size_t alignment = 512;
     *pitch = (width + alignment - 1) / alignment * alignment;
     return allocate(c, device, *pitch * height, nullptr, out);
@@ -165,9 +191,15 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address) {
 CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
   return call<Fn::cuMemGetAddressRange_v2>([&](Call& c) {
     const Allocation* found = find_allocation(c.machine, address, 1);
-    if (found == nullptr) return CUDA_ERROR_NOT_FOUND;
-    if (base != nullptr) *base = found->handle;
-    if (size != nullptr) *size = found->size;
+    if (found == nullptr) {
+      return CUDA_ERROR_NOT_FOUND;
+    }
+    if (base != nullptr) {
+      *base = found->handle;
+    }
+    if (size != nullptr) {
+      *size = found->size;
+    }
     return CUDA_SUCCESS;
   });
 }
@@ -193,7 +225,9 @@ CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, u
   return call<Fn::cuMemHostGetDevicePointer_v2>([&](Call& c) {
     const auto address = reinterpret_cast<std::uint64_t>(pointer);
     const Allocation* found = find_allocation(c.machine, address, 1);
-    if (flags != 0 || found == nullptr || found->type != CU_MEMORYTYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
+    if (flags != 0 || found == nullptr || found->type != CU_MEMORYTYPE_HOST) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     return give(out, static_cast<CUdeviceptr>(address));
   });
 }
@@ -201,7 +235,9 @@ CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, u
 CUresult CUDAAPI cuMemHostGetFlags(unsigned* flags, void* pointer) {
   return call<Fn::cuMemHostGetFlags>([&](Call& c) {
     const Allocation* found = find_allocation(c.machine, reinterpret_cast<std::uint64_t>(pointer), 1);
-    if (found == nullptr || found->type != CU_MEMORYTYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
+    if (found == nullptr || found->type != CU_MEMORYTYPE_HOST) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     return give(flags, found->flags);
   });
 }
@@ -211,8 +247,12 @@ CUresult CUDAAPI cuMemHostRegister_v2(void* pointer, std::size_t size, unsigned 
     const auto address = reinterpret_cast<std::uint64_t>(pointer);
     constexpr unsigned known = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                                CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
-    if (pointer == nullptr || size == 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (find_allocation(c.machine, address, 1) != nullptr) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    if (pointer == nullptr || size == 0 || (flags & ~known) != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (find_allocation(c.machine, address, 1) != nullptr) {
+      return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    }
     Allocation made;
     c.machine.made(made);
     made.handle = address;
@@ -232,7 +272,9 @@ CUresult CUDAAPI cuMemHostUnregister(void* pointer) {
     if (found == c.machine.allocations.end() || !found->second.registered) {
       return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     }
-    if (const CUresult result = wait_for_device(c, found->second.device); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = wait_for_device(c, found->second.device); result != CUDA_SUCCESS) {
+      return result;
+    }
     c.machine.allocations.erase(reinterpret_cast<std::uint64_t>(pointer));
     return CUDA_SUCCESS;
   });
@@ -245,11 +287,17 @@ CUresult CUDAAPI cuPointerGetAttribute(void* out, CUpointer_attribute which, CUd
 // Unlike the single query, an address that is not the driver's answers zeros and success.
 CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* which, void** out, CUdeviceptr pointer) {
   return call<Fn::cuPointerGetAttributes>([&](Call& c) {
-    if (which == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (which == nullptr || out == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     for (unsigned i = 0; i < count; ++i) {
-      if (pointer_attribute(c, out[i], which[i], pointer) == CUDA_SUCCESS || out[i] == nullptr) continue;
+      if (pointer_attribute(c, out[i], which[i], pointer) == CUDA_SUCCESS || out[i] == nullptr) {
+        continue;
+      }
       std::memset(out[i], 0, attribute_size(which[i]));
-      if (which[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) store(out[i], -2);
+      if (which[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
+        store(out[i], -2);
+      }
     }
     return CUDA_SUCCESS;
   });

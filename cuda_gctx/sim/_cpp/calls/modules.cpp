@@ -34,9 +34,13 @@ Library* find_library(Call& c, CUlibrary handle, CUresult& result) {
 }
 
 CUresult read_file(const char* name, std::vector<char>& bytes) {
-  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (name == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(name, "rb"), std::fclose);
-  if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
+  if (!file) {
+    return CUDA_ERROR_FILE_NOT_FOUND;
+  }
   std::array<char, 4096> block{};
   for (std::size_t got = 1; got != 0;) {
     got = std::fread(block.data(), 1, block.size(), file.get());
@@ -49,11 +53,17 @@ CUresult read_file(const char* name, std::vector<char>& bytes) {
 CUresult load_module(Call& c, CUmodule* out, const void* data) {
   CUresult result = CUDA_SUCCESS;
   Context* context = current_context(c, result);
-  if (context == nullptr) return result;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (context == nullptr) {
+    return result;
+  }
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   auto image = std::make_shared<Image>();
   result = read_image(data, *image);
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
   auto made = std::make_unique<Module>();
   c.machine.made(*made);
   made->device = context->device;
@@ -62,9 +72,13 @@ CUresult load_module(Call& c, CUmodule* out, const void* data) {
 }
 
 CUresult load_library(Call& c, CUlibrary* out, const void* data) {
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   auto image = std::make_shared<Image>();
-  if (const CUresult result = read_image(data, *image); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = read_image(data, *image); result != CUDA_SUCCESS) {
+    return result;
+  }
   auto made = std::make_unique<Library>();
   c.machine.made(*made);
   made->image = image;
@@ -82,7 +96,9 @@ CUresult load_library(Call& c, CUlibrary* out, const void* data) {
 // The module that stands for a library on the device that is current.
 Module* module_of(Call& c, Library& library, CUresult& result) {
   const Context* context = current_context(c, result);
-  if (context == nullptr) return nullptr;
+  if (context == nullptr) {
+    return nullptr;
+  }
   Module*& module = library.modules[context->device];
   if (module == nullptr) {
     auto made = std::make_unique<Module>();
@@ -97,25 +113,39 @@ Module* module_of(Call& c, Library& library, CUresult& result) {
 }
 
 CUresult find_variable(Call& c, Module& module, const char* name, CUdeviceptr* address, std::size_t* size) {
-  if (address == nullptr && size == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (address == nullptr && size == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const std::vector<Variable>& all = module.image->variables;
   const auto found = std::find_if(all.begin(), all.end(), [&](const Variable& one) { return one.name == name; });
-  if (found == all.end()) return CUDA_ERROR_NOT_FOUND;
+  if (found == all.end()) {
+    return CUDA_ERROR_NOT_FOUND;
+  }
   std::uint64_t& place = module.variables[name];
   if (place == 0) {
-    if (const CUresult result = place_variable(c, module, *found, place); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = place_variable(c, module, *found, place); result != CUDA_SUCCESS) {
+      return result;
+    }
   }
-  if (address != nullptr) *address = static_cast<CUdeviceptr>(place);
-  if (size != nullptr) *size = found->size;
+  if (address != nullptr) {
+    *address = static_cast<CUdeviceptr>(place);
+  }
+  if (size != nullptr) {
+    *size = found->size;
+  }
   return CUDA_SUCCESS;
 }
 
 template <class Handle, class Map>
 CUresult list(Handle* out, unsigned count, const Map& objects) {
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   unsigned i = 0;
   for (const auto& [name, object] : objects) {
-    if (i == count) break;
+    if (i == count) {
+      break;
+    }
     out[i++] = as_handle<Handle>(*object);
   }
   return CUDA_SUCCESS;
@@ -124,18 +154,26 @@ CUresult list(Handle* out, unsigned count, const Map& objects) {
 }  // namespace
 
 void free_variables(Machine& machine, Module& module) {
-  for (const auto& [name, address] : std::exchange(module.variables, {})) release(machine, address);
+  for (const auto& [name, address] : std::exchange(module.variables, {})) {
+    release(machine, address);
+  }
 }
 
 void unload(Machine& machine, Module& module) {
   free_variables(machine, module);
-  for (const auto& [name, function] : module.functions) machine.functions.remove(*function);
+  for (const auto& [name, function] : module.functions) {
+    machine.functions.remove(*function);
+  }
   machine.modules.remove(module);
 }
 
 std::shared_ptr<KernelCode> find_code(Call& c, CUfunction handle, CUresult& result) {
-  if (const Function* function = c.machine.functions.find(handle)) return function->code;
-  if (const Kernel* kernel = c.machine.kernels.find(handle)) return kernel->code;
+  if (const Function* function = c.machine.functions.find(handle)) {
+    return function->code;
+  }
+  if (const Kernel* kernel = c.machine.kernels.find(handle)) {
+    return kernel->code;
+  }
   if (c.machine.functions.is_stale(handle) || c.machine.kernels.is_stale(handle)) {
     c.note(Misuse::use_after_destroy, handle, "the module or library of the kernel is unloaded");
   }
@@ -169,8 +207,12 @@ CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
   return call<Fn::cuModuleUnload>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Module* module = find_module(c, handle, result);
-    if (module == nullptr) return result;
-    if (module->library != nullptr) return CUDA_ERROR_NOT_PERMITTED;
+    if (module == nullptr) {
+      return result;
+    }
+    if (module->library != nullptr) {
+      return CUDA_ERROR_NOT_PERMITTED;
+    }
     unload(c.machine, *module);
     return CUDA_SUCCESS;
   });
@@ -184,10 +226,16 @@ CUresult CUDAAPI cuModuleGetFunction(CUfunction* out, CUmodule handle, const cha
   return call<Fn::cuModuleGetFunction>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Module* module = find_module(c, handle, result);
-    if (module == nullptr) return result;
-    if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (module == nullptr) {
+      return result;
+    }
+    if (name == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     for (const auto& code : module->image->kernels) {
-      if (code->name == name) return give(out, as_handle<CUfunction>(function_of(c.machine, *module, code)));
+      if (code->name == name) {
+        return give(out, as_handle<CUfunction>(function_of(c.machine, *module, code)));
+      }
     }
     return CUDA_ERROR_NOT_FOUND;
   });
@@ -205,8 +253,12 @@ CUresult CUDAAPI cuModuleEnumerateFunctions(CUfunction* out, unsigned count, CUm
   return call<Fn::cuModuleEnumerateFunctions>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Module* module = find_module(c, handle, result);
-    if (module == nullptr) return result;
-    for (const auto& code : module->image->kernels) function_of(c.machine, *module, code);
+    if (module == nullptr) {
+      return result;
+    }
+    for (const auto& code : module->image->kernels) {
+      function_of(c.machine, *module, code);
+    }
     return list(out, count, module->functions);
   });
 }
@@ -215,14 +267,24 @@ CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr* address, std::size_t* size, C
   return call<Fn::cuModuleGetGlobal_v2>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Module* module = find_module(c, handle, result);
-    if (module == nullptr) return result;
+    if (module == nullptr) {
+      return result;
+    }
     // Seen on an H200: unlike a library, a module refuses the names of kernels, and clears the results.
     const auto& kernels = module->image->kernels;
     const auto is_named = [&](const auto& kernel) { return kernel->name == name; };
-    if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (address != nullptr) *address = 0;
-    if (size != nullptr) *size = 0;
-    if (*name == '\0' || std::any_of(kernels.begin(), kernels.end(), is_named)) return CUDA_ERROR_INVALID_VALUE;
+    if (name == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (address != nullptr) {
+      *address = 0;
+    }
+    if (size != nullptr) {
+      *size = 0;
+    }
+    if (*name == '\0' || std::any_of(kernels.begin(), kernels.end(), is_named)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     return find_variable(c, *module, name, address, size);
   });
 }
@@ -245,9 +307,15 @@ CUresult CUDAAPI cuLibraryUnload(CUlibrary handle) {
   return call<Fn::cuLibraryUnload>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Library* library = find_library(c, handle, result);
-    if (library == nullptr) return result;
-    for (const auto& [device, module] : library->modules) unload(c.machine, *module);
-    for (const auto& [name, kernel] : library->kernels) c.machine.kernels.remove(*kernel);
+    if (library == nullptr) {
+      return result;
+    }
+    for (const auto& [device, module] : library->modules) {
+      unload(c.machine, *module);
+    }
+    for (const auto& [name, kernel] : library->kernels) {
+      c.machine.kernels.remove(*kernel);
+    }
     c.machine.libraries.remove(*library);
     return CUDA_SUCCESS;
   });
@@ -257,8 +325,12 @@ CUresult CUDAAPI cuLibraryGetKernel(CUkernel* out, CUlibrary handle, const char*
   return call<Fn::cuLibraryGetKernel>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Library* library = find_library(c, handle, result);
-    if (library == nullptr) return result;
-    if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (library == nullptr) {
+      return result;
+    }
+    if (name == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const auto found = library->kernels.find(name);
     return found == library->kernels.end() ? CUDA_ERROR_NOT_FOUND : give(out, as_handle<CUkernel>(*found->second));
   });
@@ -285,7 +357,9 @@ CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr* address, std::size_t* size, CUl
     CUresult result = CUDA_SUCCESS;
     Library* library = find_library(c, handle, result);
     Module* module = library == nullptr ? nullptr : module_of(c, *library, result);
-    if (module == nullptr) return result;
+    if (module == nullptr) {
+      return result;
+    }
     return name == nullptr ? CUDA_ERROR_INVALID_VALUE : find_variable(c, *module, name, address, size);
   });
 }
@@ -303,9 +377,13 @@ CUresult CUDAAPI cuKernelGetFunction(CUfunction* out, CUkernel handle) {
   return call<Fn::cuKernelGetFunction>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Kernel* kernel = c.machine.kernels.find(handle);
-    if (kernel == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    if (kernel == nullptr) {
+      return CUDA_ERROR_INVALID_HANDLE;
+    }
     Module* module = module_of(c, *kernel->library, result);
-    if (module == nullptr) return result;
+    if (module == nullptr) {
+      return result;
+    }
     return give(out, as_handle<CUfunction>(function_of(c.machine, *module, kernel->code)));
   });
 }

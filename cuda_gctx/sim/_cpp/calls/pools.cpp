@@ -36,14 +36,22 @@ Pool* find_pool(Call& c, CUmemoryPool handle, CUresult& result) {
 
 // A node that allocates memory of the graph, whichever pool is named.
 CUresult capture_allocation(Call& c, Stream& stream, std::size_t size, const Pool& pool, CUdeviceptr* out) {
-  if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (pool.device < 0 || pool.managed) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!stream.capture->is_active()) {
+    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  }
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (pool.device < 0 || pool.managed) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   AllocNode made;
   made.parameters.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   made.parameters.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {pool.device}};
   made.parameters.bytesize = size;
-  if (const CUresult result = make_graph_memory(c, made); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = make_graph_memory(c, made); result != CUDA_SUCCESS) {
+    return result;
+  }
   *out = made.parameters.dptr;
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
@@ -52,7 +60,9 @@ CUresult capture_allocation(Call& c, Stream& stream, std::size_t size, const Poo
 }
 
 CUresult capture_free(Call& c, Stream& stream, CUdeviceptr address) {
-  if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (!stream.capture->is_active()) {
+    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  }
   CUgraphNodeParams parameters{};
   parameters.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
   parameters.free.dptr = address;
@@ -68,8 +78,12 @@ bool is_from_pool(const Allocation& allocation) {
 
 CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdeviceptr* out) {
   // Recorded: an allocation of 0 bytes succeeds here, without an address.
-  if (size == 0) return give(out, CUdeviceptr{0});
-  if (stream.capture) return capture_allocation(c, stream, size, pool, out);
+  if (size == 0) {
+    return give(out, CUdeviceptr{0});
+  }
+  if (stream.capture) {
+    return capture_allocation(c, stream, size, pool, out);
+  }
   CUresult result = CUDA_SUCCESS;
   if (pool.managed) {
     result = allocate_managed(c, stream.device, size, &pool, out);
@@ -78,12 +92,16 @@ CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUde
   } else {
     result = allocate(c, c.machine.devices[static_cast<std::size_t>(pool.device)], size, &pool, out);
   }
-  if (result == CUDA_SUCCESS) submit(c, stream, GraphNode{});
+  if (result == CUDA_SUCCESS) {
+    submit(c, stream, GraphNode{});
+  }
   return result;
 }
 
 CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set) {
-  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (value == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   switch (which) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
@@ -109,12 +127,16 @@ CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool
     // The simulated pool keeps nothing in reserve: what is reserved is what is used.
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
-      if (set) return CUDA_ERROR_INVALID_VALUE;
+      if (set) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
       *static_cast<cuuint64_t*>(value) = pool.used;
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-      if (set && *static_cast<cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
+      if (set && *static_cast<cuuint64_t*>(value) != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
       if (set) {
         pool.used_high = pool.used;
       } else {
@@ -128,13 +150,19 @@ CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool
 
 // Where a pool of this type at this location has its memory.
 CUresult read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type, Place& place) {
-  if (location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (location == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   CUresult result = CUDA_SUCCESS;
   place.managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
-  if (place.managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_NOT_SUPPORTED;
+  if (place.managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   switch (location->type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-      if (find_device(c, location->id, result) != nullptr) place.device = location->id;
+      if (find_device(c, location->id, result) != nullptr) {
+        place.device = location->id;
+      }
       return result;
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
@@ -155,7 +183,9 @@ CUresult tell_pool(Call& c, const Place& place, bool current, CUmemoryPool* out)
 CUresult set_pool(Call& c, const Place& place, CUmemoryPool handle) {
   CUresult result = CUDA_SUCCESS;
   Pool* pool = find_pool(c, handle, result);
-  if (pool == nullptr) return result;
+  if (pool == nullptr) {
+    return result;
+  }
   if (pool->managed != place.managed || (!place.managed && pool->device != place.device)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -196,7 +226,9 @@ CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr* out, std::size_t size, CUstream ha
   return call<Fn::cuMemAllocAsync>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Stream* stream = find_stream(c, handle, result);
-    if (stream == nullptr) return result;
+    if (stream == nullptr) {
+      return result;
+    }
     return allocate_on(c, *stream, size, *pools_of(c.machine, {stream->device, false}).current, out);
   });
 }
@@ -213,9 +245,15 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   return call<Fn::cuMemFreeAsync>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Stream* stream = find_stream(c, handle, result);
-    if (stream == nullptr) return result;
-    if (address == 0) return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
-    if (stream->capture) return capture_free(c, *stream, address);
+    if (stream == nullptr) {
+      return result;
+    }
+    if (address == 0) {
+      return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
+    }
+    if (stream->capture) {
+      return capture_free(c, *stream, address);
+    }
     const auto found = c.machine.allocations.find(address);
     if (found == c.machine.allocations.end() || !is_from_pool(found->second) || !may_be_freed(found->second)) {
       const bool again = c.machine.freed.contains(address) || found != c.machine.allocations.end();
@@ -237,12 +275,18 @@ CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
 
 CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* props) {
   return call<Fn::cuMemPoolCreate>([&](Call& c) {
-    if (out == nullptr || props == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (out == nullptr || props == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     // Sharing between processes is not modelled.
-    if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
     Place place;
     const CUresult result = read_place(c, &props->location, props->allocType, place);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS) {
+      return result;
+    }
     auto pool = std::make_unique<Pool>();
     c.machine.made(*pool);
     pool->device = place.device;
@@ -254,10 +298,16 @@ CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* props)
 CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
   return with_pool<Fn::cuMemPoolDestroy>(handle, [&](Call& c, Pool& pool) {
     Pools& pools = pools_of(c.machine, {pool.device, pool.managed});
-    if (&pool == pools.standard) return CUDA_ERROR_INVALID_VALUE;
-    if (pools.current == &pool) pools.current = pools.standard;
+    if (&pool == pools.standard) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (pools.current == &pool) {
+      pools.current = pools.standard;
+    }
     for (auto& [address, allocation] : c.machine.allocations) {
-      if (allocation.pool == &pool) allocation.pool = nullptr;
+      if (allocation.pool == &pool) {
+        allocation.pool = nullptr;
+      }
     }
     c.machine.pools.remove(pool);
     return CUDA_SUCCESS;
@@ -280,11 +330,15 @@ CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute 
 
 CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* access, std::size_t count) {
   return with_pool<Fn::cuMemPoolSetAccess>(handle, [&](Call& c, Pool& pool) {
-    if (access == nullptr && count > 0) return CUDA_ERROR_INVALID_VALUE;
+    if (access == nullptr && count > 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     for (std::size_t i = 0; i < count; ++i) {
       Place place;
       const CUresult result = read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
-      if (result != CUDA_SUCCESS) return result;
+      if (result != CUDA_SUCCESS) {
+        return result;
+      }
     }
     for (std::size_t i = 0; i < count; ++i) {
       Place place;
@@ -299,8 +353,12 @@ CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handl
   return with_pool<Fn::cuMemPoolGetAccess>(handle, [&](Call& c, Pool& pool) {
     Place place;
     const CUresult result = read_place(c, location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
-    if (result != CUDA_SUCCESS) return result;
-    if (pool.managed || place.device == pool.device) return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    if (result != CUDA_SUCCESS) {
+      return result;
+    }
+    if (pool.managed || place.device == pool.device) {
+      return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    }
     const auto found = pool.access.find(place.device);
     return give(flags, found == pool.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second);
   });

@@ -19,7 +19,9 @@ void remove_primary(Call& c, Device& device) {
 CUresult release_primary(Call& c, CUdevice ordinal) {
   CUresult result = CUDA_SUCCESS;
   Device* device = find_device(c, ordinal, result);
-  if (device == nullptr) return result;
+  if (device == nullptr) {
+    return result;
+  }
   if (device->retains == 0) {
     c.note(Misuse::double_destroy, std::uint64_t{0}, "the primary context is released more often than retained");
     return CUDA_ERROR_INVALID_CONTEXT;
@@ -37,50 +39,82 @@ CUresult release_primary(Call& c, CUdevice ordinal) {
 CUresult reset(Call& c, CUdevice ordinal) {
   CUresult result = CUDA_SUCCESS;
   Device* device = find_device(c, ordinal, result);
-  if (device == nullptr) return result;
-  if (device->green_contexts > 0) return CUDA_ERROR_NOT_PERMITTED;  // seen on an H100
-  if (result = wait_for_device(c, ordinal); result != CUDA_SUCCESS) return result;
+  if (device == nullptr) {
+    return result;
+  }
+  if (device->green_contexts > 0) {
+    return CUDA_ERROR_NOT_PERMITTED;  // seen on an H100
+  }
+  if (result = wait_for_device(c, ordinal); result != CUDA_SUCCESS) {
+    return result;
+  }
   // Other threads may have made some meanwhile.
-  if (device->green_contexts > 0) return CUDA_ERROR_NOT_PERMITTED;
+  if (device->green_contexts > 0) {
+    return CUDA_ERROR_NOT_PERMITTED;
+  }
   // All that the device has is destroyed: memory, modules, and the primary context with what belongs to it. Whoever
   // has retained it still has to release it; the next retain makes another one at the same address (seen on an H100).
   std::vector<std::uint64_t> addresses;
   for (const auto& [address, allocation] : c.machine.allocations) {
     const bool goes_with_module = allocation.module != nullptr;
-    if (allocation.device == ordinal && !allocation.registered && !goes_with_module) addresses.push_back(address);
+    if (allocation.device == ordinal && !allocation.registered && !goes_with_module) {
+      addresses.push_back(address);
+    }
   }
-  for (const std::uint64_t address : addresses) release(c.machine, address);
+  for (const std::uint64_t address : addresses) {
+    release(c.machine, address);
+  }
   std::vector<Module*> modules;
   c.machine.modules.each([&](Module& module) {
-    if (module.device != ordinal) return;
+    if (module.device != ordinal) {
+      return;
+    }
     // A library loads itself again where it is used next.
     free_variables(c.machine, module);
-    if (module.library == nullptr) modules.push_back(&module);
+    if (module.library == nullptr) {
+      modules.push_back(&module);
+    }
   });
-  for (Module* module : modules) unload(c.machine, *module);
+  for (Module* module : modules) {
+    unload(c.machine, *module);
+  }
   device->lost = 0;  // a reset is what brings it back
-  if (device->primary == nullptr) return CUDA_SUCCESS;
+  if (device->primary == nullptr) {
+    return CUDA_SUCCESS;
+  }
   const std::set<Stream*> streams = device->primary->streams;
-  for (Event* event : device->primary->events) event->is_gone = true;
+  for (Event* event : device->primary->events) {
+    event->is_gone = true;
+  }
   remove_primary(c, *device);
-  for (Stream* stream : streams) c.machine.streams.remove(*stream);
+  for (Stream* stream : streams) {
+    c.machine.streams.remove(*stream);
+  }
   return CUDA_SUCCESS;
 }
 
 CUresult set_flags(Call& c, CUdevice ordinal, unsigned flags) {
   CUresult result = CUDA_SUCCESS;
   Device* device = find_device(c, ordinal, result);
-  if (device == nullptr) return result;
-  if ((flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (device == nullptr) {
+    return result;
+  }
+  if ((flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   device->primary_flags = flags;
-  if (device->primary != nullptr) device->primary->flags = flags;
+  if (device->primary != nullptr) {
+    device->primary->flags = flags;
+  }
   return CUDA_SUCCESS;
 }
 
 }  // namespace
 
 Context& activate_primary(Call& c, Device& device) {
-  if (device.primary != nullptr) return *device.primary;
+  if (device.primary != nullptr) {
+    return *device.primary;
+  }
   auto context = std::make_unique<Context>();
   c.machine.made(*context);
   context->kind = ContextKind::primary;
@@ -100,7 +134,9 @@ Context& activate_primary(Call& c, Device& device) {
 }
 
 void deactivate_primary_if_unused(Call& c, Device& device) {
-  if (device.primary == nullptr || device.retains > 0 || device.green_contexts > 0) return;
+  if (device.primary == nullptr || device.retains > 0 || device.green_contexts > 0) {
+    return;
+  }
   remove_primary(c, device);
 }
 
@@ -114,8 +150,12 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice ordinal) {
   return call<Fn::cuDevicePrimaryCtxRetain>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) return result;
-    if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (device == nullptr) {
+      return result;
+    }
+    if (out == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     Context& context = activate_primary(c, *device);
     ++device->retains;
     return give(out, as_handle<CUcontext>(context));
@@ -145,8 +185,12 @@ CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned* flags, i
   return call<Fn::cuDevicePrimaryCtxGetState>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) return result;
-    if (flags == nullptr || active == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (device == nullptr) {
+      return result;
+    }
+    if (flags == nullptr || active == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     *flags = device->primary_flags;
     *active = device->primary != nullptr ? 1 : 0;
     return CUDA_SUCCESS;

@@ -13,9 +13,13 @@ std::vector<WorkPtr> predecessors(const Stream& stream) {
   std::vector<WorkPtr> before{stream.last, context.gate};
   if (&stream == context.default_stream.get()) {
     for (const Stream* other : context.streams) {
-      if ((other->flags & CU_STREAM_NON_BLOCKING) == 0) before.push_back(other->last);
+      if ((other->flags & CU_STREAM_NON_BLOCKING) == 0) {
+        before.push_back(other->last);
+      }
     }
-    for (const auto& [thread, other] : context.thread_streams) before.push_back(other->last);
+    for (const auto& [thread, other] : context.thread_streams) {
+      before.push_back(other->last);
+    }
   } else if ((stream.flags & CU_STREAM_NON_BLOCKING) == 0) {
     before.push_back(context.default_stream->last);
   }
@@ -32,7 +36,9 @@ WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int devi
   work->bytes = node.bytes;
   work->effect = node.effect;
   work->host = node.host;
-  if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) work->grid = make_grid(c.machine, *context, node.launch);
+  if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) {
+    work->grid = make_grid(c.machine, *context, node.launch);
+  }
   return work;
 }
 
@@ -48,7 +54,9 @@ WorkPtr submit(Call& c, Stream& stream, const GraphNode& node) {
 
 CUresult enqueue(Call& c, Stream& stream, GraphNode node) {
   if (stream.capture) {
-    if (!stream.capture->is_active()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!stream.capture->is_active()) {
+      return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
     node.context_handle = stream.context->handle;
     node.context_id = stream.context->id;
     node.after = stream.capture_tail;
@@ -70,22 +78,32 @@ CUresult wait_for_stream(Call& c, Stream& stream) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   // Recorded: waiting for another stream of a context that is capturing disturbs the capture.
-  if (disturbs_capture(c, stream.context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (disturbs_capture(c, stream.context)) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   return wait_for(c, stream.last);
 }
 
 CUresult wait_for_device(Call& c, int device) {
   std::vector<WorkPtr> pending;
   c.machine.contexts.each([&](const Context& context) {
-    if (context.device != device) return;
+    if (context.device != device) {
+      return;
+    }
     pending.push_back(context.default_stream->last);
-    for (const auto& [thread, stream] : context.thread_streams) pending.push_back(stream->last);
+    for (const auto& [thread, stream] : context.thread_streams) {
+      pending.push_back(stream->last);
+    }
   });
   c.machine.streams.each([&](const Stream& stream) {
-    if (stream.device == device) pending.push_back(stream.last);
+    if (stream.device == device) {
+      pending.push_back(stream.last);
+    }
   });
   for (const WorkPtr& work : pending) {
-    if (const CUresult result = wait_for(c, work); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = wait_for(c, work); result != CUDA_SUCCESS) {
+      return result;
+    }
   }
   return CUDA_SUCCESS;
 }

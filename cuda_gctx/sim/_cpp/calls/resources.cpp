@@ -10,7 +10,9 @@ namespace {
 
 // The kinds of resource that the simulated version knows.
 bool is_known_type(const Call& c, CUdevResourceType type) {
-  if (type == CU_DEV_RESOURCE_TYPE_SM) return true;
+  if (type == CU_DEV_RESOURCE_TYPE_SM) {
+    return true;
+  }
   const bool workqueue = type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE;
   return workqueue && c.version() >= 13010;
 }
@@ -18,14 +20,22 @@ bool is_known_type(const Call& c, CUdevResourceType type) {
 // A number that is the same for the same SMs and values, and hardly ever for others; never 0.
 std::uint32_t number_of(int device, const SmSet& sms, std::initializer_list<std::uint64_t> values) {
   auto hash = static_cast<std::uint64_t>(device) + 1;
-  for (std::size_t sm = 0; sm < max_sms; ++sm) hash = hash * 31 + (sms.test(sm) ? 2 : 1);
-  for (const std::uint64_t value : values) hash = hash_bytes(&value, sizeof value, hash);
+  for (std::size_t sm = 0; sm < max_sms; ++sm) {
+    hash = hash * 31 + (sms.test(sm) ? 2 : 1);
+  }
+  for (const std::uint64_t value : values) {
+    hash = hash_bytes(&value, sizeof value, hash);
+  }
   return static_cast<std::uint32_t>(hash >> 32) | 1;
 }
 
 CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (!is_known_type(c, type)) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  if (out == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!is_known_type(c, type)) {
+    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  }
   if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
     write_workqueue_config(context.device, context.workqueue, *out);
   } else if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
@@ -47,10 +57,16 @@ CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdev
 
 // A resource that may be split, or why it may not.
 CUresult read_input(Call& c, const CUdevResource* input, SmMeaning& meaning) {
-  if (input == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (input->type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  if (input == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (input->type != CU_DEV_RESOURCE_TYPE_SM) {
+    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  }
   const auto read = read_sm(c.machine, *input);
-  if (!read) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  if (!read) {
+    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  }
   if (read->origin == Origin::group || read->origin == Origin::remainder) {
     return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   }
@@ -74,7 +90,9 @@ void write_group(const Call& c, const SmMeaning& meaning, CUdevResource& out) {
 
 // `group` is one of the same split, whose input and number the remainder has too.
 void write_remainder(const Call& c, const SplitAnswer& answer, const SmMeaning& group, CUdevResource* out) {
-  if (out == nullptr) return;
+  if (out == nullptr) {
+    return;
+  }
   if (answer.remainder.none()) {
     write_invalid(*out);
     return;
@@ -92,7 +110,9 @@ Traits combined(const Traits& a, const Traits& b) {
 
 // All resources of a descriptor are of one device, in whatever order they come.
 bool fits_device(Descriptor& made, int device) {
-  if (made.has_device) return made.device == device;
+  if (made.has_device) {
+    return made.device == device;
+  }
   made.has_device = true;
   made.device = device;
   return true;
@@ -105,12 +125,20 @@ bool fit_together(const Descriptor& made, const SmMeaning& next) {
 }
 
 CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& made) {
-  if (!is_known_type(c, resource.type)) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  if (!is_known_type(c, resource.type)) {
+    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  }
   if (resource.type == CU_DEV_RESOURCE_TYPE_SM) {
     const auto meaning = read_sm(c.machine, resource);
-    if (!meaning) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-    if (!fits_device(made, meaning->device)) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-    if (made.has_sms && meaning->source != made.source) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (!meaning) {
+      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    }
+    if (!fits_device(made, meaning->device)) {
+      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    }
+    if (made.has_sms && meaning->source != made.source) {
+      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    }
     if (made.has_sms && c.version() >= 13010 && !fit_together(made, *meaning)) {
       return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     }
@@ -125,7 +153,9 @@ CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor&
     made.flags |= meaning->flags;
     return CUDA_SUCCESS;
   }
-  if (made.has_workqueue) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  if (made.has_workqueue) {
+    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  }
   made.has_workqueue = true;
   if (resource.type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
     made.queues = read_workqueue(c.machine, resource);
@@ -134,11 +164,17 @@ CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor&
   }
   const CUdevWorkqueueConfigResource& config = resource.wqConfig;
   CUresult result = CUDA_SUCCESS;
-  if (find_device(c, config.device, result) == nullptr) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  if (!fits_device(made, config.device)) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  if (find_device(c, config.device, result) == nullptr) {
+    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  }
+  if (!fits_device(made, config.device)) {
+    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  }
   const bool scope_known = config.sharingScope == CU_WORKQUEUE_SCOPE_DEVICE_CTX ||
                            config.sharingScope == CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED;
-  if (config.wqConcurrencyLimit == 0 || !scope_known) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  if (config.wqConcurrencyLimit == 0 || !scope_known) {
+    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  }
   made.workqueue = {config.wqConcurrencyLimit, config.sharingScope};
   return CUDA_SUCCESS;
 }
@@ -154,10 +190,16 @@ CUresult CUDAAPI cuDeviceGetDevResource(CUdevice ordinal, CUdevResource* out, CU
   return call<Fn::cuDeviceGetDevResource>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) return result;
-    if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (device == nullptr) {
+      return result;
+    }
+    if (out == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     // An existing workqueue belongs to a context, so a device has none to show.
-    if (!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    if (!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
+      return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    }
     if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
       write_workqueue_config(ordinal,
                              {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
@@ -191,8 +233,12 @@ CUresult CUDAAPI cuStreamGetDevResource(CUstream handle, CUdevResource* out, CUd
   return call<Fn::cuStreamGetDevResource>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     const Stream* stream = find_stream(c, handle, result);
-    if (stream == nullptr) return result;
-    if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    if (stream == nullptr) {
+      return result;
+    }
+    if (type != CU_DEV_RESOURCE_TYPE_SM) {
+      return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    }
     return tell_context(c, *stream->context, out, type);
   });
 }
@@ -200,15 +246,23 @@ CUresult CUDAAPI cuStreamGetDevResource(CUstream handle, CUdevResource* out, CUd
 CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* group_count, const CUdevResource* input,
                                              CUdevResource* remainder, unsigned flags, unsigned min_count) {
   return call<Fn::cuDevSmResourceSplitByCount>([&](Call& c) {
-    if (group_count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (group_count == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     SmMeaning meaning;
-    if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) {
+      return result;
+    }
     const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
     const unsigned wanted = groups == nullptr ? static_cast<unsigned>(meaning.sms.count()) : *group_count;
-    if (groups != nullptr && wanted == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (groups != nullptr && wanted == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const SplitAnswer answer =
         chip.split_by_count(meaning.sms, min_count, flags, wanted, meaning.traits.alignment, meaning.traits.bond);
-    if (answer.result != CUDA_SUCCESS) return answer.result;
+    if (answer.result != CUDA_SUCCESS) {
+      return answer.result;
+    }
     *group_count = static_cast<unsigned>(answer.groups.size());
     const std::uint32_t split = number_of(meaning.device, meaning.sms, {1, flags, min_count, wanted});
     SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
@@ -228,20 +282,30 @@ CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* groups, unsigned group_coun
                                       CUdevResource* remainder, unsigned flags,
                                       CU_DEV_SM_RESOURCE_GROUP_PARAMS* params) {
   return call<Fn::cuDevSmResourceSplit>([&](Call& c) {
-    if (params == nullptr || group_count == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (params == nullptr || group_count == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     SmMeaning meaning;
-    if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) {
+      return result;
+    }
     const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
     const SplitAnswer answer =
         chip.split_structured(meaning.sms, {params, group_count}, flags, c.version(), groups == nullptr);
-    if (answer.result != CUDA_SUCCESS) return answer.result;
+    if (answer.result != CUDA_SUCCESS) {
+      return answer.result;
+    }
     std::uint64_t asked = 0;
-    for (unsigned i = 0; i < group_count; ++i) asked = hash_bytes(&params[i], sizeof params[i], asked);
+    for (unsigned i = 0; i < group_count; ++i) {
+      asked = hash_bytes(&params[i], sizeof params[i], asked);
+    }
     const std::uint32_t split = number_of(meaning.device, meaning.sms, {2, group_count, asked});
     SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
     for (unsigned i = 0; i < group_count; ++i) {
       params[i] = answer.params[i];
-      if (groups == nullptr) continue;
+      if (groups == nullptr) {
+        continue;
+      }
       made.sms = answer.groups[i];
       made.traits = {answer.coscheduled[i], answer.bonds[i]};
       made.flags = params[i].flags;
@@ -255,11 +319,15 @@ CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* groups, unsigned group_coun
 
 CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resources, unsigned count) {
   return call<Fn::cuDevResourceGenerateDesc>([&](Call& c) {
-    if (out == nullptr || resources == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (out == nullptr || resources == nullptr || count == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     auto made = std::make_unique<Descriptor>();
     for (unsigned i = 0; i < count; ++i) {
       const CUresult result = read_for_descriptor(c, resources[i], *made);
-      if (result != CUDA_SUCCESS) return result;
+      if (result != CUDA_SUCCESS) {
+        return result;
+      }
     }
     if (!made->has_sms) {
       // A descriptor of a workqueue alone leaves the SMs as they are: all of the device. Assumed.

@@ -13,7 +13,9 @@ void add_default_streams(Machine& machine, Context& context) {
 }
 
 CUresult add_stream(Call& c, Context& context, unsigned flags, int priority, CUstream* out) {
-  if (out == nullptr || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   Stream& stream = c.machine.streams.add(c.machine.make_stream(context, flags, priority));
   context.streams.insert(&stream);
   return give(out, as_handle<CUstream>(stream));
@@ -26,7 +28,9 @@ CUresult create(CUstream* out, unsigned flags, int priority) {
   return call<function>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     Context* context = current_context(c, result);
-    if (context == nullptr) return result;
+    if (context == nullptr) {
+      return result;
+    }
     // Recorded: under a green context a blocking stream is made here, which cuGreenCtxStreamCreate refuses.
     return add_stream(c, *context, flags, priority, out);
   });
@@ -36,7 +40,9 @@ CUresult create(CUstream* out, unsigned flags, int priority) {
 template <Fn which>
 CUresult launch_host_function(CUstream handle, CUhostFn function, void* user, unsigned mode) {
   return with_stream<which>(handle, [&](Call& c, Stream& stream) {
-    if (function == nullptr || mode > CU_HOST_TASK_SPINWAIT) return CUDA_ERROR_INVALID_VALUE;
+    if (function == nullptr || mode > CU_HOST_TASK_SPINWAIT) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     GraphNode node;
     node.type = CU_GRAPH_NODE_TYPE_HOST;
     node.host = [function, user] { function(user); };
@@ -68,11 +74,15 @@ CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* out, unsigned flags, int p
 
 CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle) {
   return with_stream<Fn::cuStreamDestroy_v2>(handle, [&](Call& c, Stream& stream) {
-    if (is_special(handle)) return CUDA_ERROR_INVALID_HANDLE;
+    if (is_special(handle)) {
+      return CUDA_ERROR_INVALID_HANDLE;
+    }
     // Recorded: a stream that was forked into a capture and joined again may go; the capture ends well.
     leave_capture(c.machine, stream);
     // Work in flight goes on: the queue keeps what it needs.
-    if (stream.context != nullptr) stream.context->streams.erase(&stream);
+    if (stream.context != nullptr) {
+      stream.context->streams.erase(&stream);
+    }
     c.machine.streams.remove(stream);
     return CUDA_SUCCESS;
   });
@@ -82,7 +92,9 @@ namespace {
 
 // Some questions invalidate the capture of the stream that they are asked of, in every mode.
 bool disturbs_own_capture(Stream& stream) {
-  if (!stream.capture) return false;
+  if (!stream.capture) {
+    return false;
+  }
   stream.capture->invalidate();
   return true;
 }
@@ -119,11 +131,15 @@ CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext* out) {
 // For a stream of a green context: the primary and the green context.
 CUresult CUDAAPI cuStreamGetCtx_v2(CUstream handle, CUcontext* context, CUgreenCtx* green) {
   return with_stream<Fn::cuStreamGetCtx_v2>(handle, [&](Call& c, Stream& stream) {
-    if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (context == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const Context& own = *stream.context;
     const Device& device = c.machine.devices[static_cast<std::size_t>(own.device)];
     *context = as_handle<CUcontext>(own.is_green() ? *device.primary : own);
-    if (green != nullptr) *green = own.is_green() ? as_handle<CUgreenCtx>(own) : nullptr;
+    if (green != nullptr) {
+      *green = own.is_green() ? as_handle<CUgreenCtx>(own) : nullptr;
+    }
     return CUDA_SUCCESS;
   });
 }
@@ -137,9 +153,13 @@ CUresult CUDAAPI cuStreamGetGreenCtx(CUstream handle, CUgreenCtx* out) {
 
 CUresult CUDAAPI cuStreamQuery(CUstream handle) {
   return with_stream<Fn::cuStreamQuery>(handle, [&](Call& c, Stream& stream) {
-    if (disturbs_own_capture(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (disturbs_own_capture(stream)) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     const WorkPtr last = stream.last;
-    if (!last || last->done) return CUDA_SUCCESS;
+    if (!last || last->done) {
+      return CUDA_SUCCESS;
+    }
     c.machine.clock.pass(polling_step_ns);
     c.machine.clock.catch_up(c.lock);
     return last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -161,8 +181,12 @@ CUresult CUDAAPI cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void* u
 
 CUresult CUDAAPI cuStreamAddCallback(CUstream handle, CUstreamCallback function, void* user, unsigned flags) {
   return with_stream<Fn::cuStreamAddCallback>(handle, [&](Call& c, Stream& stream) {
-    if (function == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (stream.capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (function == nullptr || flags != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (stream.capture) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     GraphNode node;
     node.type = CU_GRAPH_NODE_TYPE_HOST;
     node.host = [function, user, handle] { function(handle, CUDA_SUCCESS, user); };

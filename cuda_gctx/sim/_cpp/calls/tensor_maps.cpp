@@ -70,29 +70,47 @@ std::size_t swizzle_bytes(CUtensorMapSwizzle swizzle) {
 }
 
 bool is_valid(const Description& wanted) {
-  if (wanted.map == nullptr) return false;
-  if (wanted.dimensions == nullptr || wanted.element_strides == nullptr) return false;
+  if (wanted.map == nullptr) {
+    return false;
+  }
+  if (wanted.dimensions == nullptr || wanted.element_strides == nullptr) {
+    return false;
+  }
   const bool interleaved = wanted.interleave != CU_TENSOR_MAP_INTERLEAVE_NONE;
   const bool wide =
       wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B || wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B;
   const unsigned lowest = interleaved ? std::max(wanted.lowest_rank, 3U) : wanted.lowest_rank;
-  if (bits(wanted.type) == 0 || wanted.rank < lowest || wanted.rank > max_rank) return false;
-  if (wanted.rank > 1 && wanted.strides == nullptr) return false;
+  if (bits(wanted.type) == 0 || wanted.rank < lowest || wanted.rank > max_rank) {
+    return false;
+  }
+  if (wanted.rank > 1 && wanted.strides == nullptr) {
+    return false;
+  }
   const std::size_t alignment = wide || wanted.interleave == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
-  if (reinterpret_cast<std::uint64_t>(wanted.address) % alignment != 0) return false;
+  if (reinterpret_cast<std::uint64_t>(wanted.address) % alignment != 0) {
+    return false;
+  }
   for (unsigned i = 0; i < wanted.rank; ++i) {
-    if (wanted.dimensions[i] == 0 || wanted.dimensions[i] > (std::uint64_t{1} << 32)) return false;
-    if (wanted.element_strides[i] == 0 || wanted.element_strides[i] > 8) return false;
+    if (wanted.dimensions[i] == 0 || wanted.dimensions[i] > (std::uint64_t{1} << 32)) {
+      return false;
+    }
+    if (wanted.element_strides[i] == 0 || wanted.element_strides[i] > 8) {
+      return false;
+    }
   }
   for (unsigned i = 0; i + 1 < wanted.rank; ++i) {
-    if (wanted.strides[i] % alignment != 0 || wanted.strides[i] >= (std::uint64_t{1} << 40)) return false;
+    if (wanted.strides[i] % alignment != 0 || wanted.strides[i] >= (std::uint64_t{1} << 40)) {
+      return false;
+    }
   }
   if (wanted.interleave > CU_TENSOR_MAP_INTERLEAVE_32B || wanted.swizzle > CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B ||
       wanted.promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
       wanted.fill > CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA) {
     return false;
   }
-  if (wanted.interleave == CU_TENSOR_MAP_INTERLEAVE_32B && wanted.swizzle != CU_TENSOR_MAP_SWIZZLE_32B) return false;
+  if (wanted.interleave == CU_TENSOR_MAP_INTERLEAVE_32B && wanted.swizzle != CU_TENSOR_MAP_SWIZZLE_32B) {
+    return false;
+  }
   const std::size_t inner = wanted.inner_elements * bits(wanted.type) / 8;
   if (!interleaved && wanted.swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && inner > swizzle_bytes(wanted.swizzle)) {
     return false;
@@ -103,15 +121,23 @@ bool is_valid(const Description& wanted) {
 // The bytes are opaque to programs. Here the address is the first of them. Recorded: they may lie at any address,
 // although cuda.h asks for a multiple of 64.
 CUresult encode(Call& c, const Description& wanted) {
-  if (c.machine.chip->profile().cc_major < 9) return CUDA_ERROR_NOT_SUPPORTED;
-  if (!is_valid(wanted)) return CUDA_ERROR_INVALID_VALUE;
+  if (c.machine.chip->profile().cc_major < 9) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (!is_valid(wanted)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   CUtensorMap made{};
   made.opaque[0] = reinterpret_cast<std::uint64_t>(wanted.address);
   made.opaque[1] = wanted.rank | static_cast<std::uint64_t>(wanted.type) << 8 |
                    static_cast<std::uint64_t>(wanted.interleave) << 16 |
                    static_cast<std::uint64_t>(wanted.swizzle) << 24;
-  for (unsigned i = 0; i < wanted.rank; ++i) made.opaque[2 + i] = wanted.dimensions[i];
-  for (unsigned i = 0; i + 1 < wanted.rank; ++i) made.opaque[2 + max_rank + i] = wanted.strides[i];
+  for (unsigned i = 0; i < wanted.rank; ++i) {
+    made.opaque[2 + i] = wanted.dimensions[i];
+  }
+  for (unsigned i = 0; i + 1 < wanted.rank; ++i) {
+    made.opaque[2 + max_rank + i] = wanted.strides[i];
+  }
   std::memcpy(static_cast<void*>(wanted.map), &made, sizeof made);
   return CUDA_SUCCESS;
 }
@@ -129,12 +155,18 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType ty
                                         CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                         CUtensorMapFloatOOBfill fill) {
   return call<Fn::cuTensorMapEncodeTiled>([&](Call& c) {
-    if (box == nullptr || rank > max_rank) return CUDA_ERROR_INVALID_VALUE;
+    if (box == nullptr || rank > max_rank) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     for (unsigned i = 0; i < rank; ++i) {
-      if (box[i] == 0 || box[i] > 256) return CUDA_ERROR_INVALID_VALUE;
+      if (box[i] == 0 || box[i] > 256) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
     }
     const std::size_t inner = rank == 0 ? 0 : box[0];
-    if (interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && inner * bits(type) % 128 != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && inner * bits(type) % 128 != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     return encode(c, {map, type, rank, 1, address, dimensions, strides, element_strides, inner, interleave, swizzle,
                       promotion, fill});
   });
@@ -162,7 +194,9 @@ CUresult CUDAAPI cuTensorMapEncodeIm2colWide(CUtensorMap* map, CUtensorMapDataTy
                                              CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                              CUtensorMapFloatOOBfill fill) {
   return call<Fn::cuTensorMapEncodeIm2colWide>([&](Call& c) {
-    if (c.machine.chip->profile().cc_major < 10) return CUDA_ERROR_NOT_SUPPORTED;
+    if (c.machine.chip->profile().cc_major < 10) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
     if (channels == 0 || channels > 256 || pixels == 0 || pixels > 1024 || mode > CU_TENSOR_MAP_IM2COL_WIDE_MODE_W128) {
       return CUDA_ERROR_INVALID_VALUE;
     }
@@ -173,11 +207,15 @@ CUresult CUDAAPI cuTensorMapEncodeIm2colWide(CUtensorMap* map, CUtensorMapDataTy
 
 CUresult CUDAAPI cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
   return call<Fn::cuTensorMapReplaceAddress>([&](Call&) {
-    if (map == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (map == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     CUtensorMap changed;
     std::memcpy(&changed, static_cast<const void*>(map), sizeof changed);
     const std::size_t alignment = (changed.opaque[1] >> 16 & 0xff) == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
-    if (reinterpret_cast<std::uint64_t>(address) % alignment != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (reinterpret_cast<std::uint64_t>(address) % alignment != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     changed.opaque[0] = reinterpret_cast<std::uint64_t>(address);
     std::memcpy(static_cast<void*>(map), &changed, sizeof changed);
     return CUDA_SUCCESS;

@@ -9,7 +9,9 @@ namespace {
 UserObject* find_object(Call& c, CUuserObject handle, unsigned count, CUresult& result) {
   UserObject* object = find_in(c, c.machine.user_objects, handle, CUDA_ERROR_INVALID_VALUE,
                                "the last reference to the user object is gone", result);
-  if (count > 0 && count <= INT_MAX) return object;
+  if (count > 0 && count <= INT_MAX) {
+    return object;
+  }
   result = CUDA_ERROR_INVALID_VALUE;
   return nullptr;
 }
@@ -25,7 +27,9 @@ CUresult CUDAAPI cuUserObjectCreate(CUuserObject* out, void* user, CUhostFn dest
   return call<Fn::cuUserObjectCreate>([&](Call& c) {
     const bool valid = out != nullptr && destroy != nullptr && count > 0 && count <= INT_MAX &&
                        flags == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
-    if (!valid) return CUDA_ERROR_INVALID_VALUE;
+    if (!valid) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     auto object = std::make_unique<UserObject>();
     c.machine.made(*object);
     object->destroy = destroy;
@@ -38,7 +42,9 @@ CUresult CUDAAPI cuUserObjectCreate(CUuserObject* out, void* user, CUhostFn dest
 CUresult CUDAAPI cuUserObjectRetain(CUuserObject handle, unsigned count) {
   return call<Fn::cuUserObjectRetain>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
-    if (UserObject* object = find_object(c, handle, count, result)) object->owned += count;
+    if (UserObject* object = find_object(c, handle, count, result)) {
+      object->owned += count;
+    }
     return result;
   });
 }
@@ -47,7 +53,9 @@ CUresult CUDAAPI cuUserObjectRelease(CUuserObject handle, unsigned count) {
   return call<Fn::cuUserObjectRelease>([&](Call& c) {
     CUresult result = CUDA_SUCCESS;
     UserObject* object = find_object(c, handle, count, result);
-    if (object == nullptr) return result;
+    if (object == nullptr) {
+      return result;
+    }
     if (object->owned < count) {
       c.note(Misuse::double_destroy, handle, "more references are released than the program has");
       return CUDA_ERROR_INVALID_VALUE;
@@ -62,11 +70,17 @@ CUresult CUDAAPI cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject hand
     CUresult result = CUDA_SUCCESS;
     Graph* graph = find_graph(c, graph_handle, result);
     UserObject* object = graph == nullptr ? nullptr : find_object(c, handle, count, result);
-    if (object == nullptr) return result;
+    if (object == nullptr) {
+      return result;
+    }
     const bool move = flags == CU_GRAPH_USER_OBJECT_MOVE;
-    if ((flags != 0 && !move) || (move && object->owned < count)) return CUDA_ERROR_INVALID_VALUE;
+    if ((flags != 0 && !move) || (move && object->owned < count)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     keep(graph->kept, *object, count);
-    if (move) let_go(c.machine, *object, object->owned, count);
+    if (move) {
+      let_go(c.machine, *object, object->owned, count);
+    }
     return CUDA_SUCCESS;
   });
 }
@@ -76,11 +90,17 @@ CUresult CUDAAPI cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject han
     CUresult result = CUDA_SUCCESS;
     Graph* graph = find_graph(c, graph_handle, result);
     UserObject* object = graph == nullptr ? nullptr : find_object(c, handle, count, result);
-    if (object == nullptr) return result;
+    if (object == nullptr) {
+      return result;
+    }
     const auto found = graph->kept.find(object);
-    if (found == graph->kept.end() || found->second < count) return CUDA_ERROR_INVALID_VALUE;
+    if (found == graph->kept.end() || found->second < count) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     found->second -= count;
-    if (found->second == 0) graph->kept.erase(found);
+    if (found->second == 0) {
+      graph->kept.erase(found);
+    }
     let_go(c.machine, *object, object->kept, count);
     return CUDA_SUCCESS;
   });

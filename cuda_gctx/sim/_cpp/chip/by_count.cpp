@@ -45,21 +45,31 @@ Chip::Parts Chip::parts_of(const SmSet& input, Bond bond) const {
     Part part{.gpc = gpc, .begin = static_cast<unsigned>(result.sms.size()), .end = 0};
     const auto close = [&](std::size_t end) {
       part.end = static_cast<unsigned>(end);
-      if (part.size() == 0) return;
+      if (part.size() == 0) {
+        return;
+      }
       result.parts.push_back(part);
       part.begin = part.end;
     };
     const auto close_run = [&] {
       const std::size_t end = result.sms.size();
-      if (bond == Bond::pair && end - part.begin > pair_size) close(end - pair_size);
+      if (bond == Bond::pair && end - part.begin > pair_size) {
+        close(end - pair_size);
+      }
       close(end);
     };
     std::size_t previous = 0;
     for (std::size_t index = 0; index < here.size(); ++index) {
-      if (!input[static_cast<std::size_t>(here[index])]) continue;
+      if (!input[static_cast<std::size_t>(here[index])]) {
+        continue;
+      }
       const bool apart = index != previous + 1;
-      if (bond == Bond::pair && apart) close_run();
-      if (bond == Bond::unit && (apart || unit_of(index) != unit_of(previous))) close_run();
+      if (bond == Bond::pair && apart) {
+        close_run();
+      }
+      if (bond == Bond::unit && (apart || unit_of(index) != unit_of(previous))) {
+        close_run();
+      }
       result.sms.push_back(static_cast<std::uint16_t>(here[index]));
       previous = index;
     }
@@ -70,9 +80,13 @@ Chip::Parts Chip::parts_of(const SmSet& input, Bond bond) const {
 
 // Thread block clusters need a part with at least as many SMs as they have blocks, and then pack without loss.
 unsigned Chip::max_cluster_size(const SmSet& sms, Bond bond) const {
-  if (profile_.max_cluster <= 1) return 1;
+  if (profile_.max_cluster <= 1) {
+    return 1;
+  }
   unsigned largest = 1;
-  for (const Part& part : parts_of(sms, bond).parts) largest = std::max(largest, part.size());
+  for (const Part& part : parts_of(sms, bond).parts) {
+    largest = std::max(largest, part.size());
+  }
   return std::min(largest, profile_.max_cluster);
 }
 
@@ -80,19 +94,29 @@ std::vector<SmSet> Chip::cluster_parts(const SmSet& sms, unsigned cluster_size, 
   std::vector<SmSet> sets;
   const Parts all = parts_of(sms, bond);
   for (const Part& part : all.parts) {
-    if (part.size() < cluster_size) continue;
+    if (part.size() < cluster_size) {
+      continue;
+    }
     SmSet& set = sets.emplace_back();
-    for (unsigned i = part.begin; i < part.end; ++i) set.set(all.sms[i]);
+    for (unsigned i = part.begin; i < part.end; ++i) {
+      set.set(all.sms[i]);
+    }
   }
   return sets;
 }
 
 unsigned Chip::max_active_clusters(const SmSet& sms, unsigned cluster_size, unsigned blocks_per_sm, Bond bond) const {
-  if (cluster_size == 0 || cluster_size > profile_.max_cluster) return 0;
-  if (cluster_size == 1) return static_cast<unsigned>(sms.count()) * blocks_per_sm;
+  if (cluster_size == 0 || cluster_size > profile_.max_cluster) {
+    return 0;
+  }
+  if (cluster_size == 1) {
+    return static_cast<unsigned>(sms.count()) * blocks_per_sm;
+  }
   unsigned clusters = 0;
   for (const Part& part : parts_of(sms, bond).parts) {
-    if (part.size() >= cluster_size) clusters += part.size() * blocks_per_sm / cluster_size;
+    if (part.size() >= cluster_size) {
+      clusters += part.size() * blocks_per_sm / cluster_size;
+    }
   }
   return clusters;
 }
@@ -107,7 +131,9 @@ void Chip::deal_pairs(const SmSet& input, unsigned size, SplitAnswer& answer) co
   for (unsigned round = 0; dealt < due; ++round) {
     for (const Part& part : all.parts) {
       const unsigned first = part.begin + round * pair_size;
-      if (first >= part.end || dealt == due) continue;
+      if (first >= part.end || dealt == due) {
+        continue;
+      }
       SmSet& group = answer.groups[dealt++ % groups];
       group.set(all.sms[first]);
       group.set(all.sms[first + 1]);
@@ -128,17 +154,25 @@ void Chip::deal_parts(const SmSet& input, unsigned size, unsigned grain, unsigne
   };
   const auto count = [&](unsigned set) {
     unsigned total = 0;
-    for (const Part& part : all.parts) total += fits(part, set);
+    for (const Part& part : all.parts) {
+      total += fits(part, set);
+    }
     return total;
   };
   // Every group begins with a set of the grain.
   const unsigned groups = std::min({max_groups, static_cast<unsigned>(input.count()) / size, count(grain)});
   answer.groups.resize(groups);
-  if (groups == 0) return;
+  if (groups == 0) {
+    return;
+  }
 
   unsigned largest = 0;
-  for (const Part& part : all.parts) largest = std::max(largest, part.size());
-  if ((flags & compact_flag) == 0) largest = std::min(largest, whole ? unit_size : 2 * unit_size - pair_size);
+  for (const Part& part : all.parts) {
+    largest = std::max(largest, part.size());
+  }
+  if ((flags & compact_flag) == 0) {
+    largest = std::min(largest, whole ? unit_size : 2 * unit_size - pair_size);
+  }
   unsigned reached = 0;
   for (unsigned set = largest; set != 0 && reached != size; set -= pair_size) {
     const unsigned rounds = std::min((size - reached) / set, count(set) / groups);
@@ -146,15 +180,23 @@ void Chip::deal_parts(const SmSet& input, unsigned size, unsigned grain, unsigne
     std::size_t dealt = 0;
     const auto deal = [&](Part& part) {
       SmSet& group = answer.groups[dealt++ % groups];
-      for (unsigned i = 0; i < set; ++i) group.set(all.sms[part.begin++]);
+      for (unsigned i = 0; i < set; ++i) {
+        group.set(all.sms[part.begin++]);
+      }
     };
-    if (rounds == 0) continue;
+    if (rounds == 0) {
+      continue;
+    }
     // One set of every GPC, then the next of every one.
     while (dealt < due) {
       unsigned last_gpc = ~0U;
       for (Part& part : all.parts) {
-        if (dealt == due) break;
-        if (part.size() < set || part.gpc == last_gpc) continue;
+        if (dealt == due) {
+          break;
+        }
+        if (part.size() < set || part.gpc == last_gpc) {
+          continue;
+        }
         deal(part);
         last_gpc = part.gpc;
       }
@@ -194,7 +236,9 @@ SplitAnswer Chip::split_by_count(const SmSet& input, unsigned min_count, unsigne
     made = bond;
   }
   SmSet taken;
-  for (const SmSet& group : answer.groups) taken |= group;
+  for (const SmSet& group : answer.groups) {
+    taken |= group;
+  }
   answer.remainder = input & ~taken;
   answer.coscheduled.assign(answer.groups.size(), grain);
   answer.bonds.assign(answer.groups.size(), std::max(made, bond));

@@ -190,7 +190,9 @@ const std::vector<Profile>& profiles() {
 
 const Profile* find_profile(std::string_view key) {
   for (const Profile& profile : profiles()) {
-    if (profile.key == key) return &profile;
+    if (profile.key == key) {
+      return &profile;
+    }
   }
   return nullptr;
 }

@@ -26,8 +26,12 @@ struct Want {
 
 unsigned allowed_flags(int driver_version) {
   unsigned flags = CU_DEV_SM_RESOURCE_GROUP_BACKFILL;
-  if (driver_version >= version_of_locality) flags |= CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID;
-  if (driver_version >= version_of_supplemental) flags |= CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_SUPPLEMENTAL_SMS;
+  if (driver_version >= version_of_locality) {
+    flags |= CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID;
+  }
+  if (driver_version >= version_of_supplemental) {
+    flags |= CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_SUPPLEMENTAL_SMS;
+  }
   return flags;
 }
 
@@ -36,11 +40,19 @@ unsigned allowed_flags(int driver_version) {
 CUresult check_words(const Params& params, int driver_version) {
   const bool local = (params.flags & CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID) != 0;
   const bool supplemental = (params.flags & CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_SUPPLEMENTAL_SMS) != 0;
-  if ((params.flags & ~allowed_flags(driver_version)) != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (supplemental && !local) return CUDA_ERROR_INVALID_VALUE;
-  if (!local && params.localityDomainId != 0) return CUDA_ERROR_INVALID_VALUE;
+  if ((params.flags & ~allowed_flags(driver_version)) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (supplemental && !local) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!local && params.localityDomainId != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   for (const unsigned word : params.reserved) {
-    if (word != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (word != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -51,19 +63,33 @@ bool counts_are_legal(const Params& params, const Profile& profile, unsigned inp
   const unsigned largest = profile.cc_major >= 9 && !profile.integrated ? 32 : 2;
   const unsigned coscheduled = params.coscheduledSmCount != 0 ? params.coscheduledSmCount : profile.alignment;
   const bool backfill = (params.flags & CU_DEV_SM_RESOURCE_GROUP_BACKFILL) != 0;
-  if (params.coscheduledSmCount % 2 != 0 || params.coscheduledSmCount > largest) return false;
-  if (params.preferredCoscheduledSmCount % coscheduled != 0) return false;
-  if (params.smCount == 0) return true;
-  if (params.smCount < 2 || params.smCount % 2 != 0 || params.smCount > input_count) return false;
-  if (params.smCount < params.coscheduledSmCount) return false;
+  if (params.coscheduledSmCount % 2 != 0 || params.coscheduledSmCount > largest) {
+    return false;
+  }
+  if (params.preferredCoscheduledSmCount % coscheduled != 0) {
+    return false;
+  }
+  if (params.smCount == 0) {
+    return true;
+  }
+  if (params.smCount < 2 || params.smCount % 2 != 0 || params.smCount > input_count) {
+    return false;
+  }
+  if (params.smCount < params.coscheduledSmCount) {
+    return false;
+  }
   return backfill || params.coscheduledSmCount == 0 || params.smCount % params.coscheduledSmCount == 0;
 }
 
 // Up to 13.3 a co-scheduling of 0 means the alignment, which the count must then obey (documented in those headers).
 bool default_is_obeyed(const Params& params, const Profile& profile) {
   const bool backfill = (params.flags & CU_DEV_SM_RESOURCE_GROUP_BACKFILL) != 0;
-  if (params.coscheduledSmCount != 0) return true;
-  if (backfill) return params.smCount == 0 || params.smCount >= profile.alignment;
+  if (params.coscheduledSmCount != 0) {
+    return true;
+  }
+  if (backfill) {
+    return params.smCount == 0 || params.smCount >= profile.alignment;
+  }
   return params.smCount % profile.alignment == 0;
 }
 
@@ -84,7 +110,9 @@ SmSet Chip::place_sets(const SmSet& from, unsigned count, unsigned coscheduled, 
 
   if (count != 0) {
     for (std::size_t gpc = 0; gpc < gpcs_.size() && missing != 0; ++gpc) {
-      if (available(gpc) >= missing) place(gpc, missing);
+      if (available(gpc) >= missing) {
+        place(gpc, missing);
+      }
     }
   }
   for (const unsigned set : {std::max(preferred, coscheduled), coscheduled}) {
@@ -108,16 +136,26 @@ SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> p
     answer.params.assign(params.begin(), params.end());
     return answer;
   };
-  if (flags != 0 || params.empty()) return refuse(CUDA_ERROR_INVALID_VALUE);
+  if (flags != 0 || params.empty()) {
+    return refuse(CUDA_ERROR_INVALID_VALUE);
+  }
 
   const bool free_default = driver_version >= version_of_free_default;
   const auto input_count = static_cast<unsigned>(input.count());
   for (const Params& entry : params) {
-    if (const CUresult result = check_words(entry, driver_version); result != CUDA_SUCCESS) return refuse(result);
-    if (!counts_are_legal(entry, profile_, input_count)) return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    if (!free_default && !default_is_obeyed(entry, profile_)) return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    if (const CUresult result = check_words(entry, driver_version); result != CUDA_SUCCESS) {
+      return refuse(result);
+    }
+    if (!counts_are_legal(entry, profile_, input_count)) {
+      return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    }
+    if (!free_default && !default_is_obeyed(entry, profile_)) {
+      return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    }
     // Reported of an H100 with 13.3 (docs/drivers.md).
-    if (dry && !free_default && entry.smCount != 0) return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    if (dry && !free_default && entry.smCount != 0) {
+      return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    }
   }
 
   answer.groups.reserve(params.size());
@@ -140,7 +178,9 @@ SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> p
       const SmSet domain = locality_domain(entry.localityDomainId);
       const bool supplemental = (entry.flags & CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_SUPPLEMENTAL_SMS) != 0;
       pools[0] = everywhere & domain & (supplemental ? all_ : ~supplemental_);
-      if (pools[0].none()) return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+      if (pools[0].none()) {
+        return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+      }
       if (backfill) {
         pools[1] = everywhere & ~locality_domain(CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID_ANY);
         pools[2] = everywhere & ~pools[0] & ~pools[1];
@@ -152,7 +192,9 @@ SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> p
     if (want.loose && (has_set || !want.must_set)) {
       for (const SmSet& pool : pools) {
         const unsigned missing = (want.count == 0 ? sm_count_ : want.count) - static_cast<unsigned>(group.count());
-        if (missing == 0) break;
+        if (missing == 0) {
+          break;
+        }
         const SmSet rest = pool & ~group;
         const SmSet odd = take(leftovers(rest, want.coscheduled), missing);
         group |= odd;
@@ -161,11 +203,17 @@ SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> p
     }
 
     const auto size = static_cast<unsigned>(group.count());
-    if (want.count != 0 && size != want.count) return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    if (size == 0 && !dry) return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    if (want.count != 0 && size != want.count) {
+      return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    }
+    if (size == 0 && !dry) {
+      return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    }
     left &= ~group;
     entry.smCount = size;
-    if (!free_default) entry.coscheduledSmCount = want.coscheduled;
+    if (!free_default) {
+      entry.coscheduledSmCount = want.coscheduled;
+    }
     answer.groups.push_back(group);
     answer.coscheduled.push_back(has_set ? want.coscheduled : 2);
     answer.bonds.push_back(want.coscheduled == 2 ? Bond::pair : Bond::gpc);

@@ -17,7 +17,9 @@ Capture::Capture(Graph& graph, Into into, Stream& origin, CUstreamCaptureMode mo
 }
 
 void Capture::invalidate() noexcept {
-  if (state_ == State::active) state_ = State::invalidated;
+  if (state_ == State::active) {
+    state_ = State::invalidated;
+  }
 }
 
 void Capture::join(const std::shared_ptr<Capture>& capture, Stream& stream) {
@@ -34,7 +36,9 @@ Graph& Capture::end() {
   state_ = State::over;
   // The streams hold it: it stays until the last has let go.
   const std::shared_ptr<Capture> keep = origin_->capture;
-  for (Stream* stream : std::exchange(streams_, {})) release(*stream);
+  for (Stream* stream : std::exchange(streams_, {})) {
+    release(*stream);
+  }
   origin_ = nullptr;
   Graph& graph = *std::exchange(graph_, nullptr);
   graph.capture = nullptr;

@@ -24,7 +24,9 @@ bool is_ready(const Work& work, std::uint64_t time) {
 // are left the longer the run, so that a launch costs the same however many blocks it has; the last four waves are
 // dealt block by block.
 std::uint64_t run_length(const Grid& grid) {
-  if (grid.count.placed() < grid.seen) return 1;
+  if (grid.count.placed() < grid.seen) {
+    return 1;
+  }
   return std::max<std::uint64_t>(1, grid.count.waiting() / (2 * grid.places));
 }
 
@@ -50,15 +52,21 @@ gctxSimBlock describe(const Work& work, const Resident& resident, std::size_t sm
 // Queued work and the queue that it stands in keep each other alive: they are parted here.
 Clock::~Clock() {
   std::vector<std::deque<WorkPtr>> parted;
-  for (Connection* connection : busy_) parted.push_back(std::exchange(connection->waiting, {}));
+  for (Connection* connection : busy_) {
+    parted.push_back(std::exchange(connection->waiting, {}));
+  }
 }
 
 void Clock::submit(const WorkPtr& work) {
-  if (work->sequence != 0) broken_law("work is queued twice");
+  if (work->sequence != 0) {
+    broken_law("work is queued twice");
+  }
   work->submitted = now_;
   work->sequence = ++sequence_;
   std::erase_if(work->after, [](const WorkPtr& before) { return !before || before->done; });
-  if (work->host) host_threads_.expect();
+  if (work->host) {
+    host_threads_.expect();
+  }
   ++outstanding_;
   if (work->connection == nullptr) {
     unbound_.push_back(work);
@@ -106,7 +114,9 @@ void Clock::begin_grid(const WorkPtr& work) {
   device.sms.cut_short(
       work->grid->sms, time_, [&](const Work& other) { return other.grid->priority > work->grid->priority; },
       [&](const WorkPtr& other, std::uint64_t blocks) {
-        if (other->grid->count.waiting() == 0) queue_grid(device, other);
+        if (other->grid->count.waiting() == 0) {
+          queue_grid(device, other);
+        }
         other->grid->count.give_back(blocks);
       });
   auto& grids = device.grids;
@@ -161,13 +171,19 @@ bool Clock::start_ready() {
   bool any = start_heads();
   std::vector<WorkPtr> ready;
   std::erase_if(unbound_, [&](const WorkPtr& work) {
-    if (!is_ready(*work, time_)) return false;
+    if (!is_ready(*work, time_)) {
+      return false;
+    }
     ready.push_back(work);
     return true;
   });
-  for (const WorkPtr& work : ready) begin(work);
+  for (const WorkPtr& work : ready) {
+    begin(work);
+  }
   any = any || !ready.empty();
-  for (DeviceLoad& device : devices_) any = start_copies(device) || any;
+  for (DeviceLoad& device : devices_) {
+    any = start_copies(device) || any;
+  }
   return any;
 }
 
@@ -197,24 +213,34 @@ void Clock::place_blocks(DeviceLoad& device) {
 
 void Clock::end_blocks(std::size_t sm, const Resident& resident) {
   const WorkPtr& work = resident.work;
-  if (!work->grid) broken_law("a block ends after its grid");
+  if (!work->grid) {
+    broken_law("a block ends after its grid");
+  }
   Grid& grid = *work->grid;
   grid.count.end(resident.count);
   if (grid.function != nullptr || grid.built_in) {
     const gctxSimBlock block = describe(*work, resident, sm, time_);
-    if (grid.built_in) grid.built_in(block);
+    if (grid.built_in) {
+      grid.built_in(block);
+    }
     // The grid is over when its last function has returned.
     if (grid.function != nullptr) {
       block_calls_.push_back({work, block});
       return;
     }
   }
-  if (grid.count.is_over()) complete(work);
+  if (grid.count.is_over()) {
+    complete(work);
+  }
 }
 
 void Clock::complete(const WorkPtr& work) {
-  if (work->done) broken_law("work is done twice");
-  if (work->grid && !work->grid->count.is_over()) broken_law("a grid is done before its blocks");
+  if (work->done) {
+    broken_law("work is done twice");
+  }
+  if (work->grid && !work->grid->count.is_over()) {
+    broken_law("a grid is done before its blocks");
+  }
   work->done = true;
   work->ended = time_;
   work->after.clear();
@@ -224,7 +250,9 @@ void Clock::complete(const WorkPtr& work) {
     device.engines[static_cast<std::size_t>(work->engine)] = false;
     --device.copying;
   }
-  if (work->effect) work->effect();
+  if (work->effect) {
+    work->effect();
+  }
   work->effect = nullptr;
   work->host = nullptr;
   work->grid.reset();
@@ -232,7 +260,9 @@ void Clock::complete(const WorkPtr& work) {
 }
 
 bool Clock::call_blocks(Lock& lock) {
-  if (block_calls_.empty()) return false;
+  if (block_calls_.empty()) {
+    return false;
+  }
   const auto calls = std::exchange(block_calls_, {});
   lock.unlock();
   {
@@ -253,7 +283,9 @@ bool Clock::call_blocks(Lock& lock) {
   }
   lock.lock();
   for (const BlockCall& call : calls) {
-    if (call.work->grid && call.work->grid->count.is_over()) complete(call.work);
+    if (call.work->grid && call.work->grid->count.is_over()) {
+      complete(call.work);
+    }
   }
   return true;
 }
@@ -262,9 +294,13 @@ bool Clock::call_blocks(Lock& lock) {
 bool Clock::wait_for_host(Lock& lock) {
   const auto since = std::max_element(host_calls_.begin(), host_calls_.end(),
                                       [](const HostCall& a, const HostCall& b) { return a.since < b.since; });
-  if (since == host_calls_.end()) return false;
+  if (since == host_calls_.end()) {
+    return false;
+  }
   const auto until = since->since + host_patience;
-  if (Wall::now() >= until) return false;
+  if (Wall::now() >= until) {
+    return false;
+  }
   advanced_.wait_until(lock, until);
   return true;
 }
@@ -277,12 +313,20 @@ void Clock::host_returned(const WorkPtr& work) {
 
 std::uint64_t Clock::next_moment() {
   std::uint64_t moment = timers_.empty() ? never : timers_.top().end;
-  for (DeviceLoad& device : devices_) moment = std::min(moment, device.sms.next_end(time_));
+  for (DeviceLoad& device : devices_) {
+    moment = std::min(moment, device.sms.next_end(time_));
+  }
   const auto later = [&](const Work& work) {
-    if (work.submitted > time_) moment = std::min(moment, work.submitted);
+    if (work.submitted > time_) {
+      moment = std::min(moment, work.submitted);
+    }
   };
-  for (const Connection* connection : busy_) later(*connection->waiting.front());
-  for (const WorkPtr& work : unbound_) later(*work);
+  for (const Connection* connection : busy_) {
+    later(*connection->waiting.front());
+  }
+  for (const WorkPtr& work : unbound_) {
+    later(*work);
+  }
   return moment;
 }
 
@@ -304,14 +348,26 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
   while (true) {
     while (start_ready()) {
     }
-    for (DeviceLoad& device : devices_) place_blocks(device);
+    for (DeviceLoad& device : devices_) {
+      place_blocks(device);
+    }
     // Functions run unlocked: other threads may have queued more meanwhile.
-    if (call_blocks(lock)) continue;
-    if (reached()) break;
-    if (wait_for_host(lock)) continue;
+    if (call_blocks(lock)) {
+      continue;
+    }
+    if (reached()) {
+      break;
+    }
+    if (wait_for_host(lock)) {
+      continue;
+    }
     const std::uint64_t moment = next_moment();
-    if (moment == never || moment > limit) break;
-    if (moment < time_) broken_law("time runs backwards");
+    if (moment == never || moment > limit) {
+      break;
+    }
+    if (moment < time_) {
+      broken_law("time runs backwards");
+    }
     time_ = moment;
     while (!timers_.empty() && timers_.top().end <= time_) {
       const WorkPtr work = timers_.top().work;
@@ -331,37 +387,55 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
 }
 
 void Clock::catch_up(Lock& lock) {
-  if (advancing_ || HostThreads::is_inside_function()) return;
+  if (advancing_ || HostThreads::is_inside_function()) {
+    return;
+  }
   const std::uint64_t limit = now_;
-  if (outstanding_ > 0) advance(lock, limit, [] { return false; });
-  if (!advancing_) time_ = std::max(time_, limit);
+  if (outstanding_ > 0) {
+    advance(lock, limit, [] { return false; });
+  }
+  if (!advancing_) {
+    time_ = std::max(time_, limit);
+  }
 }
 
 bool Clock::finish(Lock& lock, WorkPtr target) {
   while (target && !target->done) {
-    if (HostThreads::is_inside_function()) return false;
+    if (HostThreads::is_inside_function()) {
+      return false;
+    }
     if (advancing_) {
       advanced_.wait(lock);
       continue;
     }
     advance(lock, never, [&] { return target->done; });
-    if (target->done || next_moment() != never) continue;
-    if (host_calls_.empty()) return false;
+    if (target->done || next_moment() != never) {
+      continue;
+    }
+    if (host_calls_.empty()) {
+      return false;
+    }
     advanced_.wait(lock);
   }
-  if (target) now_ = std::max(now_, target->ended);
+  if (target) {
+    now_ = std::max(now_, target->ended);
+  }
   return true;
 }
 
 void Clock::reach_host_function(Lock& lock) {
-  if (advancing_ || outstanding_ == 0) return;
+  if (advancing_ || outstanding_ == 0) {
+    return;
+  }
   const std::uint64_t made = host_calls_made_;
   advance(lock, never, [&] { return host_calls_made_ != made; });
   now_ = std::max(now_, time_);
 }
 
 void Clock::relieve(Lock& lock) {
-  if (advancing_ || HostThreads::is_inside_function()) return;
+  if (advancing_ || HostThreads::is_inside_function()) {
+    return;
+  }
   advance(lock, never, [&] { return !is_full(); });
   now_ = std::max(now_, time_);
 }

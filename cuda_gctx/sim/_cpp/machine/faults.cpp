@@ -12,7 +12,9 @@ bool matches(std::string_view rule, Fn function) {
 std::optional<CUresult> Faults::next(Fn function) {
   std::optional<CUresult> code;
   for (FaultRule& rule : rules) {
-    if (!matches(rule.function, function)) continue;
+    if (!matches(rule.function, function)) {
+      continue;
+    }
     bool fires = false;
     switch (rule.when) {
       case FaultRule::When::nth:
@@ -27,7 +29,9 @@ std::optional<CUresult> Faults::next(Fn function) {
     }
     if (fires) {
       ++rule.fired;
-      if (!code) code = rule.code;
+      if (!code) {
+        code = rule.code;
+      }
     }
   }
   return code;

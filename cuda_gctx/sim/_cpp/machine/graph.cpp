@@ -8,7 +8,9 @@ namespace {
 
 template <class Test>
 bool any_graph(const Graph& graph, Test&& test) {
-  if (test(graph)) return true;
+  if (test(graph)) {
+    return true;
+  }
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const GraphNode* node) {
     return std::any_of(node->bodies.begin(), node->bodies.end(),
                        [&](const Graph* body) { return any_graph(*body, test); });
@@ -28,7 +30,9 @@ bool has_memory_nodes(const Graph& graph) {
 std::size_t count_nodes(const Graph& graph) {
   std::size_t count = graph.nodes.size();
   for (const GraphNode* node : graph.nodes) {
-    for (const Graph* body : node->bodies) count += count_nodes(*body);
+    for (const Graph* body : node->bodies) {
+      count += count_nodes(*body);
+    }
   }
   return count;
 }

@@ -9,18 +9,26 @@ namespace {
 // Memory that a graph allocates is there, at one address, as long as the graph or an executable copy of it is.
 void count_memory(Machine& machine, const GraphNode& node, int change) {
   const auto* parameters = std::get_if<AllocNode>(&node.parameters);
-  if (parameters == nullptr) return;
+  if (parameters == nullptr) {
+    return;
+  }
   const auto found = machine.allocations.find(parameters->parameters.dptr);
-  if (found == machine.allocations.end()) return;
+  if (found == machine.allocations.end()) {
+    return;
+  }
   Allocation& allocation = found->second;
   allocation.graphs += change;
-  if (allocation.graphs == 0 && !allocation.live) machine.allocations.erase(found);
+  if (allocation.graphs == 0 && !allocation.live) {
+    machine.allocations.erase(found);
+  }
 }
 
 void count_memory(Machine& machine, const ExecNodes& nodes, int change) {
   for (const ExecNode& one : nodes) {
     count_memory(machine, one.node, change);
-    for (const ExecNodes& body : one.bodies) count_memory(machine, body, change);
+    for (const ExecNodes& body : one.bodies) {
+      count_memory(machine, body, change);
+    }
   }
 }
 
@@ -40,7 +48,9 @@ GraphNode& add_node(Machine& machine, Graph& graph, GraphNode node) {
   added->number = graph.made++;
   GraphNode& kept = machine.graph_nodes.add(std::move(added));
   graph.nodes.push_back(&kept);
-  if (kept.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || kept.type == CU_GRAPH_NODE_TYPE_MEM_FREE) graph.has_memory = true;
+  if (kept.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || kept.type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+    graph.has_memory = true;
+  }
   for (Graph* body : kept.bodies) {
     body->owner = &kept;
     body->hidden = true;
@@ -55,20 +65,28 @@ void remove_node(Machine& machine, GraphNode& node) {
   for (GraphNode* other : graph.nodes) {
     std::erase_if(other->after, [&](const Edge& edge) { return edge.from == &node; });
   }
-  for (Graph* body : node.bodies) drop(machine, *body);
+  for (Graph* body : node.bodies) {
+    drop(machine, *body);
+  }
   count_memory(machine, node, -1);
   machine.graph_nodes.remove(node);
 }
 
 void drop(Machine& machine, Graph& graph) {
   // A graph may go together with the one that it is inside of, while something is captured into it.
-  if (graph.capture != nullptr) end_capture(machine, *graph.capture, false);
+  if (graph.capture != nullptr) {
+    end_capture(machine, *graph.capture, false);
+  }
   for (GraphNode* node : std::exchange(graph.nodes, {})) {
-    for (Graph* body : node->bodies) drop(machine, *body);
+    for (Graph* body : node->bodies) {
+      drop(machine, *body);
+    }
     count_memory(machine, *node, -1);
     machine.graph_nodes.remove(*node);
   }
-  for (const Condition* condition : graph.conditions) machine.conditions.remove(*condition);
+  for (const Condition* condition : graph.conditions) {
+    machine.conditions.remove(*condition);
+  }
   let_all_go(machine, graph.kept);
   machine.graphs.remove(graph);
 }
@@ -79,7 +97,9 @@ void drop(Machine& machine, GraphExec& exec) {
     count_memory(machine, gone->nodes, -1);
     let_all_go(machine, gone->kept);
   };
-  if (!gone->last || gone->last->done) return finish();
+  if (!gone->last || gone->last->done) {
+    return finish();
+  }
   // What is under way still needs what the graph keeps.
   auto work = std::make_shared<Work>();
   work->device = gone->last->device;
@@ -95,13 +115,19 @@ Graph& clone(Machine& machine, const Graph& graph) {
     GraphNode node = *original;
     node.copied_from = original->id;
     node.capture = 0;
-    for (Graph*& body : node.bodies) body = &clone(machine, *body);
+    for (Graph*& body : node.bodies) {
+      body = &clone(machine, *body);
+    }
     counterparts[original] = &add_node(machine, copy, std::move(node));
   }
   for (GraphNode* node : copy.nodes) {
-    for (Edge& edge : node->after) edge.from = counterparts[edge.from];
+    for (Edge& edge : node->after) {
+      edge.from = counterparts[edge.from];
+    }
   }
-  for (const auto& [object, count] : graph.kept) keep(copy.kept, *object, count);
+  for (const auto& [object, count] : graph.kept) {
+    keep(copy.kept, *object, count);
+  }
   return copy;
 }
 
@@ -112,13 +138,17 @@ bool freeze(Machine& machine, const Graph& graph, ExecNodes& out) {
     const std::size_t before = open.size();
     std::erase_if(open, [&](const GraphNode* node) {
       const auto is_placed = [&](const Edge& edge) { return places.contains(edge.from); };
-      if (!std::all_of(node->after.begin(), node->after.end(), is_placed)) return false;
+      if (!std::all_of(node->after.begin(), node->after.end(), is_placed)) {
+        return false;
+      }
       places[node] = out.size();
       ExecNode& one = out.emplace_back();
       one.node = *node;
       one.node.bodies.clear();
       one.node.copied_from = node->id;
-      for (const Edge& edge : node->after) one.after.push_back(places[edge.from]);
+      for (const Edge& edge : node->after) {
+        one.after.push_back(places[edge.from]);
+      }
       if (const auto* conditional = std::get_if<ConditionalNode>(&node->parameters)) {
         if (const Condition* condition = machine.conditions.find(conditional->condition)) {
           one.initial = condition->initial;
@@ -127,12 +157,16 @@ bool freeze(Machine& machine, const Graph& graph, ExecNodes& out) {
       }
       return true;
     });
-    if (open.size() == before) return false;
+    if (open.size() == before) {
+      return false;
+    }
   }
   for (const auto& [node, place] : places) {
     for (const Graph* body : node->bodies) {
       ExecNodes nodes;
-      if (!freeze(machine, *body, nodes)) return false;
+      if (!freeze(machine, *body, nodes)) {
+        return false;
+      }
       out[place].bodies.push_back(std::move(nodes));
     }
   }
@@ -145,17 +179,23 @@ Graph* end_capture(Machine& machine, Capture& capture, bool keep_graph) {
   const bool is_own = capture.into() == Capture::Into::own_graph;
   Graph& graph = capture.end();
   if (keep_graph) {
-    if (is_own) graph.hidden = false;
+    if (is_own) {
+      graph.hidden = false;
+    }
     return &graph;
   }
   // A graph of the program keeps what was captured into it.
-  if (is_own) drop(machine, graph);
+  if (is_own) {
+    drop(machine, graph);
+  }
   return nullptr;
 }
 
 void leave_capture(Machine& machine, Stream& stream) {
   const std::shared_ptr<Capture> capture = stream.capture;
-  if (!capture) return;
+  if (!capture) {
+    return;
+  }
   if (&stream == &capture->origin()) {
     end_capture(machine, *capture, false);
   } else {
@@ -165,13 +205,17 @@ void leave_capture(Machine& machine, Stream& stream) {
 
 void let_go(Machine& machine, UserObject& object, unsigned& references, unsigned count) {
   references -= count;
-  if (object.owned > 0 || object.kept > 0) return;
+  if (object.owned > 0 || object.kept > 0) {
+    return;
+  }
   machine.host_threads.run([destroy = object.destroy, user = object.user] { destroy(user); });
   machine.user_objects.remove(object);
 }
 
 void let_all_go(Machine& machine, KeptObjects& kept) {
-  for (const auto& [object, count] : std::exchange(kept, {})) let_go(machine, *object, object->kept, count);
+  for (const auto& [object, count] : std::exchange(kept, {})) {
+    let_go(machine, *object, object->kept, count);
+  }
 }
 
 }  // namespace gctx::sim

@@ -101,7 +101,9 @@ class HandleTable {
   template <class Visit>
   void each(Visit&& visit) const {
     for (const auto& slot : slots_) {
-      if (slot) visit(*slot);
+      if (slot) {
+        visit(*slot);
+      }
     }
   }
 
@@ -115,7 +117,9 @@ class HandleTable {
       value = handle;
     }
     constexpr std::uint64_t slot_mask = ((std::uint64_t{1} << 21) - 1) << 6;
-    if ((value & ~slot_mask) != base_) return static_cast<std::size_t>(-1);
+    if ((value & ~slot_mask) != base_) {
+      return static_cast<std::size_t>(-1);
+    }
     return static_cast<std::size_t>((value & slot_mask) >> 6) - 1;
   }
 

@@ -41,7 +41,9 @@ void serve_functions(const std::shared_ptr<State>& state);
 
 // With the state locked. One thread is always left to look.
 void keep_one_waiting(const std::shared_ptr<State>& state) {
-  if (state->waiting > 0) return;
+  if (state->waiting > 0) {
+    return;
+  }
   std::thread(serve_functions, state).detach();
   ++state->waiting;
 }
@@ -71,7 +73,9 @@ void serve_functions(const std::shared_ptr<State>& state) {
   while (!state->over) {
     if (state->may_call()) {
       call_next(state, lock);
-      if (state->waiting > 1) break;
+      if (state->waiting > 1) {
+        break;
+      }
       continue;
     }
     if (state->due.empty() && state->expected == 0) {
@@ -79,7 +83,9 @@ void serve_functions(const std::shared_ptr<State>& state) {
       state->changed.wait(lock);
       continue;
     }
-    if (state->changed.wait_for(lock, idle_after) == std::cv_status::no_timeout || state->expected == 0) continue;
+    if (state->changed.wait_for(lock, idle_after) == std::cv_status::no_timeout || state->expected == 0) {
+      continue;
+    }
     lock.unlock();
     state->program.idle(calls);
     lock.lock();

@@ -19,10 +19,14 @@ bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 |
 
 std::size_t type_size(std::string_view type) {
   const auto digits = type.find_first_of("0123456789");
-  if (type == ".pred" || digits == std::string_view::npos) return 0;
+  if (type == ".pred" || digits == std::string_view::npos) {
+    return 0;
+  }
   std::size_t bits = 0;
   for (const char c : type.substr(digits)) {
-    if (c < '0' || c > '9') break;
+    if (c < '0' || c > '9') {
+      break;
+    }
     bits = bits * 10 + static_cast<std::size_t>(c - '0');
   }
   return bits / 8;
@@ -32,10 +36,16 @@ std::vector<std::string_view> words_of(std::string_view text) {
   std::vector<std::string_view> words;
   std::size_t i = 0;
   while (i < text.size()) {
-    while (i < text.size() && std::isspace(static_cast<unsigned char>(text[i])) != 0) ++i;
+    while (i < text.size() && std::isspace(static_cast<unsigned char>(text[i])) != 0) {
+      ++i;
+    }
     const std::size_t start = i;
-    while (i < text.size() && std::isspace(static_cast<unsigned char>(text[i])) == 0) ++i;
-    if (i > start) words.push_back(text.substr(start, i - start));
+    while (i < text.size() && std::isspace(static_cast<unsigned char>(text[i])) == 0) {
+      ++i;
+    }
+    if (i > start) {
+      words.push_back(text.substr(start, i - start));
+    }
   }
   return words;
 }
@@ -64,7 +74,9 @@ Declaration read_declaration(std::string_view text) {
       found.type = word;
       found.element_bytes = type_size(word);
     } else {
-      if (found.name.empty()) found.name = word.substr(0, word.find('['));
+      if (found.name.empty()) {
+        found.name = word.substr(0, word.find('['));
+      }
       for (std::size_t at = word.find('['); at != std::string_view::npos; at = word.find('[', at + 1)) {
         found.elements *= std::strtoull(std::string(word.substr(at + 1)).c_str(), nullptr, 10);
       }
@@ -112,7 +124,9 @@ void each_declaration(std::string_view text, std::string_view space, Visit&& vis
     const std::size_t end = at + space.size();
     // Not a part of an instruction, as in "ld.shared.u32".
     const bool begins = at == 0 || std::isspace(static_cast<unsigned char>(text[at - 1])) != 0;
-    if (!begins || end >= text.size() || std::isspace(static_cast<unsigned char>(text[end])) == 0) continue;
+    if (!begins || end >= text.size() || std::isspace(static_cast<unsigned char>(text[end])) == 0) {
+      continue;
+    }
     visit(at, text.substr(end, text.find(';', end) - end));
   }
 }
@@ -133,8 +147,12 @@ std::size_t declared_bytes(std::string_view text, std::string_view space) {
 std::uint64_t read_number(std::string_view word, bool is_float, std::size_t bytes) {
   const std::string text(word);
   const bool is_bits = text.size() > 2 && text[0] == '0' && std::strchr("fFdD", text[1]) != nullptr;
-  if (is_bits) return std::strtoull(text.c_str() + 2, nullptr, 16);
-  if (!is_float) return std::strtoull(text.c_str(), nullptr, 0);
+  if (is_bits) {
+    return std::strtoull(text.c_str() + 2, nullptr, 16);
+  }
+  if (!is_float) {
+    return std::strtoull(text.c_str(), nullptr, 0);
+  }
   const double value = std::strtod(text.c_str(), nullptr);
   const auto narrow = static_cast<float>(value);
   std::uint64_t bits = 0;
@@ -147,7 +165,9 @@ std::string read_value(std::string_view text, const Declaration& declared) {
   std::string bytes;
   for (std::size_t i = 0; i < text.size();) {
     const std::size_t start = text.find_first_not_of(" \t\r\n,{}", i);
-    if (start == std::string_view::npos) break;
+    if (start == std::string_view::npos) {
+      break;
+    }
     i = std::min(text.find_first_of(" \t\r\n,{}", start), text.size());
     const bool is_float = declared.type.starts_with(".f");
     const std::uint64_t bits = read_number(text.substr(start, i - start), is_float, declared.element_bytes);
@@ -166,13 +186,17 @@ void read_variables(std::string_view text, Image& image) {
       depth += std::count(before.begin(), before.end(), '{') - std::count(before.begin(), before.end(), '}');
       seen = at;
       const auto words = words_of(before.substr(before.find_last_of(";}") + 1));
-      if (depth != 0 || std::find(words.begin(), words.end(), ".extern") != words.end()) return;
+      if (depth != 0 || std::find(words.begin(), words.end(), ".extern") != words.end()) {
+        return;
+      }
       Declaration declared = read_declaration(until_value(declaration));
       const auto value = declaration.find('=');
       std::string initial =
           value == std::string_view::npos ? std::string() : read_value(declaration.substr(value + 1), declared);
       const std::size_t size = declared.elements == 0 ? initial.size() : declared.bytes();
-      if (size == 0) return;
+      if (size == 0) {
+        return;
+      }
       initial.resize(std::min(initial.size(), size));
       image.variables.push_back({std::string(declared.name), size, std::move(initial)});
     });
@@ -182,15 +206,23 @@ void read_variables(std::string_view text, Image& image) {
 // What a kernel says of itself between its parameters and the end of its body.
 void read_declarations(std::string_view text, KernelCode& code) {
   const std::size_t open = text.find('{');
-  if (open == std::string_view::npos) return;
+  if (open == std::string_view::npos) {
+    return;
+  }
   std::size_t close = open;
   for (int depth = 0; close < text.size(); ++close) {
-    if (text[close] == '{') ++depth;
-    if (text[close] == '}' && --depth == 0) break;
+    if (text[close] == '{') {
+      ++depth;
+    }
+    if (text[close] == '}' && --depth == 0) {
+      break;
+    }
   }
   const std::string_view body = text.substr(open, close - open);
   const auto set = [&](CUfunction_attribute which, std::size_t value) {
-    if (value > 0) code.attributes[which] = static_cast<int>(value);
+    if (value > 0) {
+      code.attributes[which] = static_cast<int>(value);
+    }
   };
   set(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, declared_bytes(body, ".shared"));
   set(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, declared_bytes(body, ".local"));
@@ -204,7 +236,9 @@ void read_declarations(std::string_view text, KernelCode& code) {
     for (int i = 0; i < 3 && *next != '\0'; ++i) {
       char* end = nullptr;
       const auto value = std::strtoull(next, &end, 10);
-      if (end == next) break;
+      if (end == next) {
+        break;
+      }
       threads *= static_cast<std::size_t>(value);
       next = end + std::strspn(end, ", \t\n");
     }
@@ -221,13 +255,21 @@ Image read_ptx(std::string_view source) {
   for (std::size_t at = text.find(directive); at != std::string::npos; at = text.find(directive, at)) {
     at += directive.size();
     std::size_t start = at;
-    while (start < text.size() && std::isspace(static_cast<unsigned char>(text[start])) != 0) ++start;
+    while (start < text.size() && std::isspace(static_cast<unsigned char>(text[start])) != 0) {
+      ++start;
+    }
     std::size_t end = start;
-    while (end < text.size() && is_word(text[end])) ++end;
-    if (end == start) continue;
+    while (end < text.size() && is_word(text[end])) {
+      ++end;
+    }
+    if (end == start) {
+      continue;
+    }
     auto code = std::make_shared<KernelCode>();
     code->name = text.substr(start, end - start);
-    while (end < text.size() && std::isspace(static_cast<unsigned char>(text[end])) != 0) ++end;
+    while (end < text.size() && std::isspace(static_cast<unsigned char>(text[end])) != 0) {
+      ++end;
+    }
     if (end < text.size() && text[end] == '(') {
       const std::size_t close = std::min(text.find(')', end), text.size());
       add_parameters(std::string_view(text).substr(end + 1, close - end - 1), *code);
@@ -235,7 +277,9 @@ Image read_ptx(std::string_view source) {
       code->arguments_known = true;
     }
     read_declarations(std::string_view(text).substr(std::min(end, text.size())), *code);
-    if (constants > 0) code->attributes[CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES] = static_cast<int>(constants);
+    if (constants > 0) {
+      code->attributes[CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES] = static_cast<int>(constants);
+    }
     image.kernels.push_back(std::move(code));
   }
   return image;
@@ -267,13 +311,17 @@ std::vector<Section> sections_of(std::string_view elf) {
   constexpr std::size_t header = 64;
   constexpr std::uint32_t no_bits = 8;
   std::vector<Section> sections;
-  if (elf.size() < header) return sections;
+  if (elf.size() < header) {
+    return sections;
+  }
   const auto* data = reinterpret_cast<const unsigned char*>(elf.data());
   const auto table = static_cast<std::size_t>(read_at<std::uint64_t>(data, 0x28));
   const std::size_t entry = read_at<std::uint16_t>(data, 0x3a);
   const std::size_t count = read_at<std::uint16_t>(data, 0x3c);
   const std::size_t names = read_at<std::uint16_t>(data, 0x3e);
-  if (entry < header || table > elf.size() || count > (elf.size() - table) / entry || names >= count) return sections;
+  if (entry < header || table > elf.size() || count > (elf.size() - table) / entry || names >= count) {
+    return sections;
+  }
   const auto bytes_of = [&](std::size_t index) {
     const std::size_t at = table + index * entry;
     const auto offset = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 24));
@@ -287,7 +335,9 @@ std::vector<Section> sections_of(std::string_view elf) {
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t at = table + i * entry;
     const std::size_t name = read_at<std::uint32_t>(data, at);
-    if (name >= texts.size()) continue;
+    if (name >= texts.size()) {
+      continue;
+    }
     const std::string_view rest = texts.substr(name);
     sections.push_back({i, rest.substr(0, rest.find('\0')), bytes_of(i),
                         static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 32)),
@@ -309,7 +359,9 @@ void each_entry(std::string_view bytes, Visit&& visit) {
     }
     const std::size_t size = read_at<std::uint16_t>(data, at + 2);
     const std::size_t value = at + 4;
-    if (size > bytes.size() - value) break;
+    if (size > bytes.size() - value) {
+      break;
+    }
     visit(kind, data + value, size);
     at = value + size;
   }
@@ -343,14 +395,20 @@ void read_symbols(const std::vector<Section>& sections, std::string_view symbols
   const auto* data = reinterpret_cast<const unsigned char*>(symbols.data());
   for (std::size_t at = 0; at + entry <= symbols.size(); at += entry) {
     const std::size_t name = read_at<std::uint32_t>(data, at);
-    if ((data[at + 4] & 0xf) != object || name >= names.size()) continue;
+    if ((data[at + 4] & 0xf) != object || name >= names.size()) {
+      continue;
+    }
     const std::size_t place = read_at<std::uint16_t>(data, at + 6);
     const auto home =
         std::find_if(sections.begin(), sections.end(), [&](const Section& section) { return section.index == place; });
     const auto offset = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 8));
     const auto size = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 16));
-    if (home == sections.end() || size == 0 || offset > home->size || size > home->size - offset) continue;
-    if (!home->name.starts_with(".nv.global") && home->name != ".nv.constant3") continue;
+    if (home == sections.end() || size == 0 || offset > home->size || size > home->size - offset) {
+      continue;
+    }
+    if (!home->name.starts_with(".nv.global") && home->name != ".nv.constant3") {
+      continue;
+    }
     const std::string_view text = names.substr(name);
     image.variables.push_back({std::string(text.substr(0, text.find('\0'))), size,
                                std::string(home->bytes.substr(std::min(offset, home->bytes.size()), size))});
@@ -375,23 +433,35 @@ void read_elf(std::string_view elf, Image& image) {
     read_symbols(sections, symbols->bytes, named(".strtab")->bytes, image);
   }
   for (const Section& section : sections) {
-    if (!section.name.starts_with(prefix)) continue;
+    if (!section.name.starts_with(prefix)) {
+      continue;
+    }
     const std::string name(section.name.substr(prefix.size()));
     const Section* information = named(".nv.info." + name);
     // Functions that kernels call have no parameters of their own there.
     const bool known = std::any_of(image.kernels.begin(), image.kernels.end(),
                                    [&](const auto& kernel) { return kernel->name == name; });
-    if (name.empty() || known) continue;
+    if (name.empty() || known) {
+      continue;
+    }
     auto code = std::make_shared<KernelCode>();
     code->name = name;
     each_entry(everything == nullptr ? std::string_view{} : everything->bytes,
                [&](unsigned char kind, const unsigned char* data, std::size_t size) {
-                 if (size < 8 || read_at<std::uint32_t>(data, 0) != (section.info & symbol_mask)) return;
+                 if (size < 8 || read_at<std::uint32_t>(data, 0) != (section.info & symbol_mask)) {
+                   return;
+                 }
                  const int value = static_cast<int>(read_at<std::uint32_t>(data, 4));
-                 if (kind == kind_registers) code->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = value;
-                 if (kind == kind_frame) code->attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES] = value;
+                 if (kind == kind_registers) {
+                   code->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = value;
+                 }
+                 if (kind == kind_frame) {
+                   code->attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES] = value;
+                 }
                });
-    if (information != nullptr) read_information(information->bytes, *code);
+    if (information != nullptr) {
+      read_information(information->bytes, *code);
+    }
     if (const Section* shared = named(".nv.shared." + name)) {
       // On some chips what the system keeps for itself is counted in.
       const std::size_t kept = named(".nv.shared.reserved.0") != nullptr ? reserved_bytes : 0;
@@ -418,14 +488,18 @@ Image read_machine_code(std::string_view bytes) {
 }  // namespace
 
 CUresult read_image(const void* data, Image& image) {
-  if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (data == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const auto* bytes = static_cast<const unsigned char*>(data);
   const char* text = static_cast<const char*>(data);
   std::uint32_t first = 0;
   for (std::size_t i = 0; i < sizeof first && (i == 0 || bytes[i - 1] != 0); ++i) {
     first |= static_cast<std::uint32_t>(bytes[i]) << (8 * i);
   }
-  if (first == fatbin_wrapper_magic) return read_image(read_at<const void*>(bytes, 8), image);
+  if (first == fatbin_wrapper_magic) {
+    return read_image(read_at<const void*>(bytes, 8), image);
+  }
   if (first == fatbin_magic) {
     const std::size_t size = read_at<std::uint16_t>(bytes, 6) + read_at<std::uint64_t>(bytes, 8);
     image = read_machine_code({text, size});
@@ -433,7 +507,9 @@ CUresult read_image(const void* data, Image& image) {
     image = read_machine_code({text, elf_size(bytes)});
   } else {
     const std::string_view source(text);
-    if (source.find(".version") == std::string_view::npos) return CUDA_ERROR_INVALID_IMAGE;
+    if (source.find(".version") == std::string_view::npos) {
+      return CUDA_ERROR_INVALID_IMAGE;
+    }
     image = read_ptx(source);
     return CUDA_SUCCESS;
   }

@@ -60,7 +60,9 @@ class JsonWriter {
     return *this;
   }
   void separate() {
-    if (!fresh_) text_ += ',';
+    if (!fresh_) {
+      text_ += ',';
+    }
     fresh_ = false;
   }
   void quote(std::string_view text) {

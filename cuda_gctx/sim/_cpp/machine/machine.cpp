@@ -13,7 +13,9 @@ namespace {
 std::shared_ptr<const Chip> chip_of(const Profile& profile) {
   static std::map<std::string, std::shared_ptr<const Chip>> chips;
   auto& chip = chips[profile.key];
-  if (!chip) chip = std::make_shared<const Chip>(profile);
+  if (!chip) {
+    chip = std::make_shared<const Chip>(profile);
+  }
   return chip;
 }
 
@@ -42,7 +44,9 @@ Machine::Machine(const Spec& wanted, unsigned number)
       textures(Kind::texture, number),
       surfaces(Kind::surface, number) {
   const Profile* profile = find_profile(spec.profile);
-  if (profile == nullptr) throw std::invalid_argument("unknown profile");
+  if (profile == nullptr) {
+    throw std::invalid_argument("unknown profile");
+  }
   chip = chip_of(*profile);
   faults.context_limit = spec.max_contexts;
   for (int ordinal = 0; ordinal < spec.devices; ++ordinal) {
@@ -63,7 +67,9 @@ Machine::~Machine() = default;
 
 ThreadState& Machine::thread() {
   const ThreadName name = this_thread();
-  if (threads.size() <= name.index) threads.resize(name.index + 1);
+  if (threads.size() <= name.index) {
+    threads.resize(name.index + 1);
+  }
   auto& state = threads[name.index];
   if (!state) {
     state = std::make_unique<ThreadState>();

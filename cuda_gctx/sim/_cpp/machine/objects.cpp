@@ -28,7 +28,9 @@ Storage::Storage(std::size_t size) {
   }
   const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
   data_ = std::aligned_alloc(alignment, rounded);
-  if (data_ == nullptr) throw std::bad_alloc();
+  if (data_ == nullptr) {
+    throw std::bad_alloc();
+  }
   // What a fresh allocation holds is not defined; a pattern shows a program that relies on it.
   std::memset(data_, 0xa5, rounded);
 }

@@ -15,12 +15,18 @@ unsigned epoch_count = 0;
 
 // What is kept for the thread goes.
 void forget(Machine& machine, const ThreadName& name) {
-  if (name.index < machine.threads.size()) machine.threads[name.index].reset();
+  if (name.index < machine.threads.size()) {
+    machine.threads[name.index].reset();
+  }
   machine.contexts.each([&](Context& context) {
     const auto found = context.thread_streams.find(name.serial);
-    if (found == context.thread_streams.end()) return;
+    if (found == context.thread_streams.end()) {
+      return;
+    }
     // What is still to be done goes on; until then others of the context wait for it.
-    if (found->second->last && !found->second->last->done) return;
+    if (found->second->last && !found->second->last->done) {
+      return;
+    }
     leave_capture(machine, *found->second);
     context.thread_streams.erase(found);
   });
@@ -48,11 +54,17 @@ HostThreads::Program program_of(const std::weak_ptr<Machine>& served) {
 
 bool forget_everywhere(const ThreadName& name) {
   Present& here = present();
-  if (here.forked || here.over) return false;
+  if (here.forked || here.over) {
+    return false;
+  }
   const std::scoped_lock lock(here.mutex);
-  if (here.machine) forget(*here.machine, name);
+  if (here.machine) {
+    forget(*here.machine, name);
+  }
   for (const auto& machine : here.aside) {
-    if (machine) forget(*machine, name);
+    if (machine) {
+      forget(*machine, name);
+    }
   }
   return true;
 }
@@ -62,9 +74,13 @@ void after_fork_in_parent() { present().mutex.unlock(); }
 void after_fork_in_child() {
   Present& here = present();
   here.forked = here.machine != nullptr && here.machine->initialized;
-  if (here.machine) here.machine->host_threads.abandon();
+  if (here.machine) {
+    here.machine->host_threads.abandon();
+  }
   for (const auto& machine : here.aside) {
-    if (machine) machine->host_threads.abandon();
+    if (machine) {
+      machine->host_threads.abandon();
+    }
   }
   here.mutex.unlock();
 }

@@ -42,12 +42,18 @@ std::string ledger_json(const Machine& machine) {
     }
   }
   machine.contexts.each([&](const Context& context) {
-    if (context.kind == ContextKind::created) add("context", context, context.device, 1);
-    if (context.is_green()) add("green context", context, context.device, 1);
+    if (context.kind == ContextKind::created) {
+      add("context", context, context.device, 1);
+    }
+    if (context.is_green()) {
+      add("green context", context, context.device, 1);
+    }
   });
   machine.streams.each([&](const Stream& stream) { add("stream", stream, stream.device, 1); });
   machine.events.each([&](const Event& event) {
-    if (!event.is_gone) add("event", event, event.device, 1);
+    if (!event.is_gone) {
+      add("event", event, event.device, 1);
+    }
   });
   machine.modules.each([&](const Module& module) { add("module", module, module.device, 1); });
   machine.libraries.each([&](const Library& library) { add("library", library, -1, 1); });
@@ -55,7 +61,9 @@ std::string ledger_json(const Machine& machine) {
   machine.graph_execs.each([&](const GraphExec& exec) { add("executable graph", exec, -1, 1); });
   machine.pools.each([&](const Pool& pool) { add("memory pool", pool, pool.device, 1); });
   for (const auto& [address, allocation] : machine.allocations) {
-    if (allocation.freeing) continue;
+    if (allocation.freeing) {
+      continue;
+    }
     add(allocation.type == CU_MEMORYTYPE_DEVICE ? "device memory"
         : allocation.registered                 ? "registered host memory"
                                                 : "host memory",
@@ -93,11 +101,15 @@ std::string ledger_json(const Machine& machine) {
   json.end_array();
   json.key("absent").begin_object();
   for (std::size_t i = 0; i < absent_count; ++i) {
-    if (machine.absent_calls[i] != 0) json.key(absent_info(i).symbol).value(machine.absent_calls[i]);
+    if (machine.absent_calls[i] != 0) {
+      json.key(absent_info(i).symbol).value(machine.absent_calls[i]);
+    }
   }
   json.end_object();
   std::uint64_t lost = 0;
-  for (const Device& device : machine.devices) lost += device.lost;
+  for (const Device& device : machine.devices) {
+    lost += device.lost;
+  }
   json.key("misuse_not_listed").value(machine.ledger.dropped);
   json.key("green_contexts_made").value(machine.ledger.contexts_made);
   json.key("green_contexts_destroyed").value(machine.ledger.contexts_destroyed);

@@ -40,7 +40,9 @@ std::uint64_t checksum(const Machine& machine, const Hidden& hidden, unsigned co
 std::uint64_t hash_bytes(const void* data, std::size_t size, std::uint64_t seed) {
   std::uint64_t hash = 0xcbf29ce484222325 ^ (seed * 0x9e3779b97f4a7c15);
   const auto* bytes = static_cast<const unsigned char*>(data);
-  for (std::size_t i = 0; i < size; ++i) hash = (hash ^ bytes[i]) * 0x100000001b3;
+  for (std::size_t i = 0; i < size; ++i) {
+    hash = (hash ^ bytes[i]) * 0x100000001b3;
+  }
   return hash;
 }
 
@@ -56,7 +58,9 @@ void write_sm(const Machine& machine, const SmMeaning& meaning, const SmFields& 
   hidden.split = meaning.split;
   hidden.source = meaning.source;
   for (std::size_t sm = 0; sm < max_sms; ++sm) {
-    if (meaning.sms.test(sm)) hidden.sms[sm / 8] |= static_cast<std::uint8_t>(1u << (sm % 8));
+    if (meaning.sms.test(sm)) {
+      hidden.sms[sm / 8] |= static_cast<std::uint8_t>(1u << (sm % 8));
+    }
   }
   hidden.checksum = checksum(machine, hidden, fields.count);
   out.type = CU_DEV_RESOURCE_TYPE_SM;
@@ -69,7 +73,9 @@ void write_sm(const Machine& machine, const SmMeaning& meaning, const SmFields& 
     out.sm.flags = fields.flags;
     out.nextResource = nullptr;
   }
-  if (machine.version() >= 13040) out.sm.localityDomainId = fields.locality_domain;
+  if (machine.version() >= 13040) {
+    out.sm.localityDomainId = fields.locality_domain;
+  }
 }
 
 void write_invalid(CUdevResource& out) {
@@ -81,7 +87,9 @@ void write_invalid(CUdevResource& out) {
 std::optional<SmMeaning> read_sm(const Machine& machine, const CUdevResource& resource) {
   Hidden hidden{};
   std::memcpy(&hidden, resource._internal_padding, sizeof hidden);
-  if (hidden.magic != magic || hidden.checksum != checksum(machine, hidden, resource.sm.smCount)) return std::nullopt;
+  if (hidden.magic != magic || hidden.checksum != checksum(machine, hidden, resource.sm.smCount)) {
+    return std::nullopt;
+  }
   SmMeaning meaning;
   meaning.device = hidden.device;
   meaning.origin = static_cast<Origin>(hidden.origin);
@@ -91,7 +99,9 @@ std::optional<SmMeaning> read_sm(const Machine& machine, const CUdevResource& re
   meaning.split = hidden.split;
   meaning.source = hidden.source;
   for (std::size_t sm = 0; sm < max_sms; ++sm) {
-    if ((hidden.sms[sm / 8] >> (sm % 8) & 1) != 0) meaning.sms.set(sm);
+    if ((hidden.sms[sm / 8] >> (sm % 8) & 1) != 0) {
+      meaning.sms.set(sm);
+    }
   }
   return meaning;
 }
@@ -114,7 +124,9 @@ void write_workqueue(const Machine& machine, const QueueSet& queues, CUdevResour
 std::shared_ptr<QueueSet> read_workqueue(const Machine& machine, const CUdevResource& resource) {
   HiddenWorkqueue hidden{};
   std::memcpy(&hidden, resource.wq.reserved, sizeof hidden);
-  if (hidden.checksum != hash_bytes(&hidden.queues, sizeof hidden.queues, machine.epoch)) return nullptr;
+  if (hidden.checksum != hash_bytes(&hidden.queues, sizeof hidden.queues, machine.epoch)) {
+    return nullptr;
+  }
   const auto found = machine.queue_sets.find(hidden.queues);
   return found == machine.queue_sets.end() ? nullptr : found->second.lock();
 }

@@ -20,7 +20,9 @@ constexpr double rounding_ns = 1e-3;
 // What memory delivers when `demand` is asked of it: all of it as long as that is little, and never more than the
 // device has. The sharpness of the bend is fitted to a recording (tests/hardware/times/h200-driver-13.0.json).
 double delivered(double demand, double limit) {
-  if (demand <= 0) return 0;
+  if (demand <= 0) {
+    return 0;
+  }
   const double part = demand / limit;
   return demand / std::pow(1 + std::pow(part, 4), 0.25);
 }
@@ -34,8 +36,12 @@ unsigned Sms::capacity(const Profile& card, const BlockNeeds& needs) {
   if (needs.threads != 0) {
     blocks = std::min<std::size_t>(blocks, static_cast<unsigned>(card.max_threads_per_sm) / needs.threads);
   }
-  if (needs.registers != 0) blocks = std::min<std::size_t>(blocks, card.registers_per_sm / needs.registers);
-  if (needs.shared_bytes != 0) blocks = std::min(blocks, card.shared_bytes_per_sm / needs.shared_bytes);
+  if (needs.registers != 0) {
+    blocks = std::min<std::size_t>(blocks, card.registers_per_sm / needs.registers);
+  }
+  if (needs.shared_bytes != 0) {
+    blocks = std::min(blocks, card.shared_bytes_per_sm / needs.shared_bytes);
+  }
   return static_cast<unsigned>(blocks);
 }
 
@@ -55,14 +61,20 @@ void Sms::deal(const SmSet& among, const BlockNeeds& needs, const std::function<
   using Place = std::pair<unsigned, std::size_t>;  // how many blocks are there, and the SM
   std::vector<Place> places;
   for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (among.test(i) && fits(sms_[i], needs)) places.emplace_back(sms_[i].blocks, i);
+    if (among.test(i) && fits(sms_[i], needs)) {
+      places.emplace_back(sms_[i].blocks, i);
+    }
   }
   std::priority_queue<Place, std::vector<Place>, std::greater<>> least(std::greater<>(), std::move(places));
   while (!least.empty()) {
     const std::size_t i = least.top().second;
     least.pop();
-    if (!take(i)) return;
-    if (fits(sms_[i], needs)) least.emplace(sms_[i].blocks, i);
+    if (!take(i)) {
+      return;
+    }
+    if (fits(sms_[i], needs)) {
+      least.emplace(sms_[i].blocks, i);
+    }
   }
 }
 
@@ -74,7 +86,9 @@ std::vector<std::size_t> Sms::room_together(const std::vector<SmSet>& parts, con
     std::vector<Sm> trial;
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < sms_.size(); ++i) {
-      if (!part.test(i)) continue;
+      if (!part.test(i)) {
+        continue;
+      }
       const Sm& sm = sms_[i];
       trial.push_back({sm.blocks, sm.threads, sm.registers, sm.shared_bytes, 0, {}});
       places.push_back(i);
@@ -84,9 +98,13 @@ std::vector<std::size_t> Sms::room_together(const std::vector<SmSet>& parts, con
     while (chosen.size() < count) {
       std::optional<std::size_t> next;
       for (std::size_t i = 0; i < trial.size(); ++i) {
-        if (fits(trial[i], needs) && (!next || trial[i].blocks < trial[*next].blocks)) next = i;
+        if (fits(trial[i], needs) && (!next || trial[i].blocks < trial[*next].blocks)) {
+          next = i;
+        }
       }
-      if (!next) break;
+      if (!next) {
+        break;
+      }
       Sm& sm = trial[*next];
       load = std::max(load, ++sm.blocks);
       sm.threads += needs.threads;
@@ -94,7 +112,9 @@ std::vector<std::size_t> Sms::room_together(const std::vector<SmSet>& parts, con
       sm.shared_bytes += needs.shared_bytes;
       chosen.push_back(places[*next]);
     }
-    if (chosen.size() < count || (!best.empty() && load >= best_load)) continue;
+    if (chosen.size() < count || (!best.empty() && load >= best_load)) {
+      continue;
+    }
     best = std::move(chosen);
     best_load = load;
   }
@@ -128,14 +148,22 @@ void Sms::add_flow(const WorkPtr& work, double bytes, std::uint64_t now) {
 }
 
 void Sms::progress(std::uint64_t now) {
-  if (now == updated_) return;
+  if (now == updated_) {
+    return;
+  }
   const auto passed = static_cast<double>(now - updated_);
   updated_ = now;
   for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) continue;
-    for (Resident& resident : sms_[i].residents) resident.left_ns -= passed * resident.rate;
+    if (!busy_.test(i)) {
+      continue;
+    }
+    for (Resident& resident : sms_[i].residents) {
+      resident.left_ns -= passed * resident.rate;
+    }
   }
-  for (Flow& flow : flows_) flow.left_bytes -= passed * flow.rate;
+  for (Flow& flow : flows_) {
+    flow.left_bytes -= passed * flow.rate;
+  }
 }
 
 // Each SM shares its throughput among its blocks, then the memory what all ask of it. A block moves on at the pace of
@@ -145,10 +173,14 @@ void Sms::set_rates() {
   const Profile& card = profile();
   double asked = static_cast<double>(flows_.size()) * card.memory_bytes_per_ns;
   for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) continue;
+    if (!busy_.test(i)) {
+      continue;
+    }
     Sm& sm = sms_[i];
     double used = 0;
-    for (const Resident& resident : sm.residents) used += resident.cost.throughput;
+    for (const Resident& resident : sm.residents) {
+      used += resident.cost.throughput;
+    }
     const double share = used > 1 ? 1 / used : 1;
     sm.demand = 0;
     for (Resident& resident : sm.residents) {
@@ -160,35 +192,53 @@ void Sms::set_rates() {
     if (sm.demand > card.sm_bytes_per_ns) {
       const double pace = card.sm_bytes_per_ns / sm.demand;
       for (Resident& resident : sm.residents) {
-        if (resident.cost.bytes > 0) resident.rate *= pace;
+        if (resident.cost.bytes > 0) {
+          resident.rate *= pace;
+        }
       }
       sm.demand = card.sm_bytes_per_ns;
     }
     asked += sm.demand;
   }
-  if (asked <= 0) return;
+  if (asked <= 0) {
+    return;
+  }
   const double pace = delivered(asked, card.memory_bytes_per_ns) / asked;
   for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i) || sms_[i].demand <= 0) continue;
+    if (!busy_.test(i) || sms_[i].demand <= 0) {
+      continue;
+    }
     for (Resident& resident : sms_[i].residents) {
-      if (resident.cost.bytes > 0) resident.rate *= pace;
+      if (resident.cost.bytes > 0) {
+        resident.rate *= pace;
+      }
     }
   }
-  for (Flow& flow : flows_) flow.rate = card.memory_bytes_per_ns * pace;
+  for (Flow& flow : flows_) {
+    flow.rate = card.memory_bytes_per_ns * pace;
+  }
 }
 
 std::uint64_t Sms::next_end(std::uint64_t now) {
   progress(now);
-  if (stale_) set_rates();
+  if (stale_) {
+    set_rates();
+  }
   double soonest = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) continue;
+    if (!busy_.test(i)) {
+      continue;
+    }
     for (const Resident& resident : sms_[i].residents) {
       soonest = std::min(soonest, (resident.left_ns - rounding_ns) / resident.rate);
     }
   }
-  for (const Flow& flow : flows_) soonest = std::min(soonest, (flow.left_bytes - rounding_ns) / flow.rate);
-  if (std::isinf(soonest)) return never;
+  for (const Flow& flow : flows_) {
+    soonest = std::min(soonest, (flow.left_bytes - rounding_ns) / flow.rate);
+  }
+  if (std::isinf(soonest)) {
+    return never;
+  }
   // Further ahead than a day, counts of nanoseconds lose their exactness: it is looked at again then.
   constexpr double far = 8.64e13;
   return now + static_cast<std::uint64_t>(std::ceil(std::clamp(soonest, 0.0, far)));
@@ -198,7 +248,9 @@ void Sms::collect(std::uint64_t now, const std::function<void(std::size_t, const
                   const std::function<void(const WorkPtr&)>& flow_ended) {
   progress(now);
   for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) continue;
+    if (!busy_.test(i)) {
+      continue;
+    }
     Sm& sm = sms_[i];
     for (std::size_t place = 0; place < sm.residents.size();) {
       if (sm.residents[place].left_ns > rounding_ns * 2) {
@@ -214,7 +266,9 @@ void Sms::collect(std::uint64_t now, const std::function<void(std::size_t, const
       stale_ = true;
       ended(i, gone);
     }
-    if (sm.residents.empty()) busy_.reset(i);
+    if (sm.residents.empty()) {
+      busy_.reset(i);
+    }
   }
   for (std::size_t i = 0; i < flows_.size();) {
     if (flows_[i].left_bytes > rounding_ns * 2) {
@@ -237,7 +291,9 @@ void Sms::cut_short(const SmSet& among, std::uint64_t now, const std::function<b
       const double done = run->alone_ns * static_cast<double>(run->count) - run->left_ns;
       kept = std::max(kept, static_cast<std::uint64_t>(std::max(done, 0.0) / run->alone_ns) + 1);
     }
-    if (kept >= runs.front()->count) return;
+    if (kept >= runs.front()->count) {
+      return;
+    }
     const std::uint64_t back = runs.front()->count - kept;
     for (Resident* run : runs) {
       run->count = kept;
@@ -251,9 +307,13 @@ void Sms::cut_short(const SmSet& among, std::uint64_t now, const std::function<b
   };
   std::map<std::uint64_t, Cluster> clusters;
   for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) continue;
+    if (!busy_.test(i)) {
+      continue;
+    }
     for (Resident& resident : sms_[i].residents) {
-      if (resident.count == 1 || !gives_way(*resident.work)) continue;
+      if (resident.count == 1 || !gives_way(*resident.work)) {
+        continue;
+      }
       if (resident.places > 1) {
         Cluster& cluster = clusters[resident.run];
         cluster.runs.push_back(&resident);
@@ -264,7 +324,9 @@ void Sms::cut_short(const SmSet& among, std::uint64_t now, const std::function<b
     }
   }
   for (const auto& [number, cluster] : clusters) {
-    if (cluster.is_among && cluster.runs.size() == cluster.runs.front()->places) cut(cluster.runs);
+    if (cluster.is_among && cluster.runs.size() == cluster.runs.front()->places) {
+      cut(cluster.runs);
+    }
   }
 }
 

@@ -42,7 +42,9 @@ int driver_version(std::string_view text) {
   const int version = major * 1000 + minor * 10;
   if (std::ranges::find(driver_versions, version) == driver_versions.end()) {
     std::string known;
-    for (const int other : driver_versions) known += (known.empty() ? "" : ", ") + version_text(other);
+    for (const int other : driver_versions) {
+      known += (known.empty() ? "" : ", ") + version_text(other);
+    }
     throw std::invalid_argument("driver " + std::string(text) + " is not modelled: known are " + known);
   }
   return version;
@@ -50,7 +52,9 @@ int driver_version(std::string_view text) {
 
 std::string known_profiles() {
   std::string names;
-  for (const Profile& profile : profiles()) names += (names.empty() ? "" : ", ") + profile.key;
+  for (const Profile& profile : profiles()) {
+    names += (names.empty() ? "" : ", ") + profile.key;
+  }
   return names;
 }
 
@@ -74,11 +78,17 @@ Spec Spec::parse(std::string_view text) {
     text = comma == std::string_view::npos ? std::string_view{} : text.substr(comma + 1);
     const auto equals = item.find('=');
     if (equals == std::string_view::npos) {
-      if (!first) throw std::invalid_argument("'" + std::string(item) + "' is not key=value");
+      if (!first) {
+        throw std::invalid_argument("'" + std::string(item) + "' is not key=value");
+      }
       const auto at = item.find('@');
       const std::string_view name = item.substr(0, at);
-      if (!name.empty()) spec.profile = name;
-      if (at != std::string_view::npos) spec.driver_version = sim::driver_version(item.substr(at + 1));
+      if (!name.empty()) {
+        spec.profile = name;
+      }
+      if (at != std::string_view::npos) {
+        spec.driver_version = sim::driver_version(item.substr(at + 1));
+      }
     } else {
       const std::string_view key = item.substr(0, equals);
       const std::string_view value = item.substr(equals + 1);

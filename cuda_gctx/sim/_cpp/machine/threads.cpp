@@ -45,7 +45,9 @@ std::atomic<bool (*)(const ThreadName& name)> on_end{nullptr};
 
 ThreadIndex::~ThreadIndex() {
   const auto ended = on_end.load();
-  if (ended != nullptr && !ended(name)) return;
+  if (ended != nullptr && !ended(name)) {
+    return;
+  }
   FreeIndices& indices = free_indices();
   const std::scoped_lock lock(indices.mutex);
   indices.free.push_back(name.index);

@@ -50,7 +50,9 @@ class BlockCount {
 
  private:
   static void move(std::uint64_t& from, std::uint64_t& to, std::uint64_t blocks, const char* otherwise) {
-    if (blocks == 0 || blocks > from) broken_law(otherwise);
+    if (blocks == 0 || blocks > from) {
+      broken_law(otherwise);
+    }
     from -= blocks;
     to += blocks;
   }

@@ -45,13 +45,17 @@ Chip chip_of(const char* key) { return Chip(*find_profile(key)); }
 
 SmSet set_of(std::initializer_list<int> sms) {
   SmSet set;
-  for (const int sm : sms) set.set(static_cast<std::size_t>(sm));
+  for (const int sm : sms) {
+    set.set(static_cast<std::size_t>(sm));
+  }
   return set;
 }
 
 SmSet joined(const SplitAnswer& answer) {
   SmSet all = answer.remainder;
-  for (const SmSet& group : answer.groups) all |= group;
+  for (const SmSet& group : answer.groups) {
+    all |= group;
+  }
   return all;
 }
 
@@ -73,7 +77,9 @@ SplitAnswer structured(const Chip& chip, const std::vector<Params>& params, int 
 // Disjoint, complete, and named as what they are.
 void check_is_a_partition(const SmSet& input, const SplitAnswer& answer) {
   std::size_t total = answer.remainder.count();
-  for (const SmSet& sms : answer.groups) total += sms.count();
+  for (const SmSet& sms : answer.groups) {
+    total += sms.count();
+  }
   CHECK_EQUAL(total, input.count());
   CHECK(joined(answer) == input);
   CHECK_EQUAL(answer.coscheduled.size(), answer.groups.size());
@@ -82,9 +88,13 @@ void check_is_a_partition(const SmSet& input, const SplitAnswer& answer) {
 void check_counts(const SplitAnswer& answer, std::initializer_list<unsigned> counts, unsigned remainder) {
   CHECK_EQUAL(answer.result, CUDA_SUCCESS);
   CHECK_EQUAL(answer.groups.size(), counts.size());
-  if (answer.groups.size() != counts.size()) return;
+  if (answer.groups.size() != counts.size()) {
+    return;
+  }
   std::size_t i = 0;
-  for (const unsigned count : counts) CHECK_EQUAL(answer.groups[i++].count(), count);
+  for (const unsigned count : counts) {
+    CHECK_EQUAL(answer.groups[i++].count(), count);
+  }
   CHECK_EQUAL(answer.remainder.count(), remainder);
 }
 
@@ -106,12 +116,16 @@ void test_h200_splits_by_count_as_recorded() {
         unsigned size = 132;
         unsigned most = 1;
         for (auto row = recorded.rbegin(); row != recorded.rend(); ++row) {
-          if (min <= row->first) std::tie(size, most) = *row;
+          if (min <= row->first) {
+            std::tie(size, most) = *row;
+          }
         }
         const unsigned count = std::min(asked, most);
         CHECK_EQUAL(answer.result, CUDA_SUCCESS);
         CHECK_EQUAL(answer.groups.size(), count);
-        for (const SmSet& sms : answer.groups) CHECK_EQUAL(sms.count(), size);
+        for (const SmSet& sms : answer.groups) {
+          CHECK_EQUAL(sms.count(), size);
+        }
         CHECK_EQUAL(answer.remainder.count(), 132 - count * size);
         check_is_a_partition(chip.all(), answer);
       }
@@ -121,7 +135,9 @@ void test_h200_splits_by_count_as_recorded() {
       } else {
         const unsigned size = min < 2 ? 2 : (min + 1) / 2 * 2;
         CHECK_EQUAL(answer.groups.size(), std::min(asked, 132 / size));
-        for (const SmSet& sms : answer.groups) CHECK_EQUAL(sms.count(), size);
+        for (const SmSet& sms : answer.groups) {
+          CHECK_EQUAL(sms.count(), size);
+        }
         check_is_a_partition(chip.all(), answer);
       }
       CHECK_EQUAL(chip.split_by_count(chip.all(), min, fine | compact, asked).result, CUDA_ERROR_INVALID_VALUE);
@@ -185,7 +201,9 @@ void test_h200_splits_of_contexts_as_recorded() {
     for (const Row& row : rows) {
       const SplitAnswer answer = chip.split_by_count(sms, row.min, row.flags, 132, alignment, bond);
       CHECK_EQUAL(answer.groups.size(), row.groups);
-      for (const SmSet& group_sms : answer.groups) CHECK_EQUAL(group_sms.count(), row.size);
+      for (const SmSet& group_sms : answer.groups) {
+        CHECK_EQUAL(group_sms.count(), row.size);
+      }
       CHECK_EQUAL(answer.remainder.count(), row.left);
     }
   };
@@ -370,7 +388,9 @@ void test_locality_domains() {
   check_counts(both, {64, 64}, 20);
   for (std::size_t sm = 0; sm < chip.sm_count(); ++sm) {
     for (std::size_t i = 0; i < both.groups.size(); ++i) {
-      if (both.groups[i][sm]) CHECK_EQUAL(chip.locality_domain_of(static_cast<int>(sm)), i);
+      if (both.groups[i][sm]) {
+        CHECK_EQUAL(chip.locality_domain_of(static_cast<int>(sm)), i);
+      }
     }
   }
   check_counts(structured(chip, {group(0, 2, 0, local, 1)}, 13040), {72}, 76);
@@ -422,7 +442,9 @@ void test_random_splits_are_partitions() {
         for (std::size_t i = 0; i < params.size(); ++i) {
           CHECK_EQUAL(uneven.groups[i].count(), uneven.params[i].smCount);
           CHECK(uneven.params[i].smCount != 0);
-          if (params[i].smCount != 0) CHECK_EQUAL(uneven.params[i].smCount, params[i].smCount);
+          if (params[i].smCount != 0) {
+            CHECK_EQUAL(uneven.params[i].smCount, params[i].smCount);
+          }
         }
         input = below(2) != 0 && uneven.remainder.any() ? uneven.remainder
                                                         : uneven.groups[below(static_cast<unsigned>(params.size()))];
@@ -431,7 +453,9 @@ void test_random_splits_are_partitions() {
       }
     }
   }
-  if (failures != before) std::printf("seed %u\n", seed);
+  if (failures != before) {
+    std::printf("seed %u\n", seed);
+  }
 }
 
 void test_profiles_are_plausible() {
@@ -451,7 +475,9 @@ void test_profiles_are_plausible() {
   }
   CHECK_EQUAL(chip_of("a100").max_cluster_size(chip_of("a100").all()), 1);
   std::set<std::string_view> ids;
-  for (const auto& behaviour : gctx::sim::chip_behaviours()) CHECK(ids.insert(behaviour.id).second);
+  for (const auto& behaviour : gctx::sim::chip_behaviours()) {
+    CHECK(ids.insert(behaviour.id).second);
+  }
   CHECK(!ids.empty());
 }
 

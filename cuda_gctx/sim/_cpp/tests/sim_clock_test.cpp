@@ -163,14 +163,18 @@ void any_mixture_of_kernels_ends(std::uint64_t seed, std::uint64_t launches) {
   for (int priority = -5; priority <= 0; ++priority) {
     streams.push_back(Bench::stream(priority));
     for (const CUgreenCtx partition : bench.partitions) {
-      if (pick(2) == 0) streams.push_back(Bench::stream(partition, priority));
+      if (pick(2) == 0) {
+        streams.push_back(Bench::stream(partition, priority));
+      }
     }
   }
   const auto stream_count = static_cast<unsigned>(streams.size());
   for (std::uint64_t i = 0; i < launches; ++i) {
     Bench::Launch wanted;
     wanted.cluster = 1 + pick(16);
-    if (pick(2) == 0) wanted.cluster = 1U << pick(4);
+    if (pick(2) == 0) {
+      wanted.cluster = 1U << pick(4);
+    }
     constexpr std::array<unsigned, 4> most_clusters{4, 40, 4'000, 400'000};
     wanted.blocks = wanted.cluster * (1 + pick(most_clusters[pick(4)]));
     wanted.threads = 32 * (1 + pick(32));
@@ -178,8 +182,12 @@ void any_mixture_of_kernels_ends(std::uint64_t seed, std::uint64_t launches) {
     wanted.cost = {1 + pick(100'000), pick(3) * pick(100'000), -1, 0};
     const CUresult result = bench.launch(streams[pick(stream_count)], wanted);
     CHECK(result == CUDA_SUCCESS || (result == CUDA_ERROR_INVALID_CLUSTER_SIZE && wanted.cluster > 8));
-    if (pick(4) == 0) pass(pick(1'000'000));
-    if (pick(16) == 0) OK(cuStreamSynchronize, streams[pick(stream_count)]);
+    if (pick(4) == 0) {
+      pass(pick(1'000'000));
+    }
+    if (pick(16) == 0) {
+      OK(cuStreamSynchronize, streams[pick(stream_count)]);
+    }
   }
   for (const CUstream stream : streams) {
     OK(cuStreamSynchronize, stream);
@@ -189,7 +197,9 @@ void any_mixture_of_kernels_ends(std::uint64_t seed, std::uint64_t launches) {
 
 std::uint64_t argument(int count_of, char** values, const char* name, std::uint64_t otherwise) {
   for (int i = 1; i + 1 < count_of; ++i) {
-    if (std::string(values[i]) == name) return std::strtoull(values[i + 1], nullptr, 10);
+    if (std::string(values[i]) == name) {
+      return std::strtoull(values[i + 1], nullptr, 10);
+    }
   }
   return otherwise;
 }
@@ -197,7 +207,9 @@ std::uint64_t argument(int count_of, char** values, const char* name, std::uint6
 }  // namespace
 
 int main(int count_of, char** values) {
-  if (!gctx::test::open_library()) return 2;
+  if (!gctx::test::open_library()) {
+    return 2;
+  }
   const std::uint64_t seed = argument(count_of, values, "--seed", 1);
   std::printf("sim_clock_test: seed %llu\n", static_cast<unsigned long long>(seed));
   clusters_give_way_and_lose_no_block();

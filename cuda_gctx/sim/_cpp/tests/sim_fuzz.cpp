@@ -34,7 +34,9 @@ std::atomic<std::uint64_t> successes{0};
 
 CUresult count(CUresult result) {
   calls.fetch_add(1, std::memory_order_relaxed);
-  if (result == CUDA_SUCCESS) successes.fetch_add(1, std::memory_order_relaxed);
+  if (result == CUDA_SUCCESS) {
+    successes.fetch_add(1, std::memory_order_relaxed);
+  }
   return result;
 }
 
@@ -58,7 +60,9 @@ class Handles {
   }
   Handle get(std::mt19937& random) {
     const std::scoped_lock lock(mutex_);
-    if (random() % 64 == 0) return reinterpret_cast<Handle>(std::uint64_t{random()} << 6);
+    if (random() % 64 == 0) {
+      return reinterpret_cast<Handle>(std::uint64_t{random()} << 6);
+    }
     return slots_[random() % slots_.size()];
   }
 
@@ -112,7 +116,9 @@ class Fuzzer {
         DRIVER(cuStreamDestroy_v2, stream());
         return;
       case 6:
-        if (CUevent event = nullptr; DRIVER(cuEventCreate, &event, pick(4)) == CUDA_SUCCESS) events.add(event);
+        if (CUevent event = nullptr; DRIVER(cuEventCreate, &event, pick(4)) == CUDA_SUCCESS) {
+          events.add(event);
+        }
         return;
       case 7:
         DRIVER(cuEventDestroy_v2, events.get(random_));
@@ -133,7 +139,9 @@ class Fuzzer {
         return;
       case 15:
       case 16:
-        if (CUgraph graph = nullptr; DRIVER(cuStreamEndCapture, stream(), &graph) == CUDA_SUCCESS) graphs.add(graph);
+        if (CUgraph graph = nullptr; DRIVER(cuStreamEndCapture, stream(), &graph) == CUDA_SUCCESS) {
+          graphs.add(graph);
+        }
         return;
       case 17:
         return capture_information();
@@ -203,8 +211,12 @@ class Fuzzer {
   CUdevResource resource() {
     const std::scoped_lock lock(resource_mutex);
     CUdevResource found{};
-    if (!resources.empty()) found = resources[pick(static_cast<unsigned>(resources.size()))];
-    if (pick(64) == 0) reinterpret_cast<unsigned char*>(&found)[pick(sizeof found)] ^= 1;
+    if (!resources.empty()) {
+      found = resources[pick(static_cast<unsigned>(resources.size()))];
+    }
+    if (pick(64) == 0) {
+      reinterpret_cast<unsigned char*>(&found)[pick(sizeof found)] ^= 1;
+    }
     return found;
   }
 
@@ -238,7 +250,9 @@ class Fuzzer {
         unsigned groups = pick(5);
         if (DRIVER(cuDevSmResourceSplitByCount, made.data(), &groups, &input, &rest, pick(4), pick(40)) ==
             CUDA_SUCCESS) {
-          for (unsigned i = 0; i < groups; ++i) keep(made[i]);
+          for (unsigned i = 0; i < groups; ++i) {
+            keep(made[i]);
+          }
           keep(rest);
         }
         return;
@@ -247,17 +261,23 @@ class Fuzzer {
         input = resource();
         std::array<CU_DEV_SM_RESOURCE_GROUP_PARAMS, 4> wanted{};
         const unsigned groups = pick(5);
-        for (auto& one : wanted) one = {pick(40), pick(9), pick(9), pick(4), pick(3), {}};
+        for (auto& one : wanted) {
+          one = {pick(40), pick(9), pick(9), pick(4), pick(3), {}};
+        }
         if (DRIVER(cuDevSmResourceSplit, pick(4) == 0 ? nullptr : made.data(), groups, &input, &rest, pick(20) / 19,
                    wanted.data()) == CUDA_SUCCESS) {
-          for (unsigned i = 0; i < groups; ++i) keep(made[i]);
+          for (unsigned i = 0; i < groups; ++i) {
+            keep(made[i]);
+          }
         }
         return;
       }
       case 4: {
         CUdevResourceDesc descriptor = nullptr;
         const unsigned number = pick(4);
-        for (unsigned i = 0; i < number; ++i) made[i] = resource();
+        for (unsigned i = 0; i < number; ++i) {
+          made[i] = resource();
+        }
         if (DRIVER(cuDevResourceGenerateDesc, &descriptor, made.data(), number) == CUDA_SUCCESS) {
           descriptors.add(descriptor);
         }
@@ -271,7 +291,9 @@ class Fuzzer {
           return;
         }
         greens.add(green);
-        if (DRIVER(cuCtxFromGreenCtx, &context, green) == CUDA_SUCCESS) contexts.add(context);
+        if (DRIVER(cuCtxFromGreenCtx, &context, green) == CUDA_SUCCESS) {
+          contexts.add(context);
+        }
       }
     }
   }
@@ -280,23 +302,30 @@ class Fuzzer {
     CUcontext context = nullptr;
     switch (pick(8)) {
       case 0:
-        if (DRIVER(cuDevicePrimaryCtxRetain, &context, static_cast<int>(pick(2))) == CUDA_SUCCESS)
+        if (DRIVER(cuDevicePrimaryCtxRetain, &context, static_cast<int>(pick(2))) == CUDA_SUCCESS) {
           contexts.add(context);
+        }
         return;
       case 1:
-        if (pick(8) == 0) DRIVER(cuDevicePrimaryCtxRelease_v2, static_cast<int>(pick(2)));
+        if (pick(8) == 0) {
+          DRIVER(cuDevicePrimaryCtxRelease_v2, static_cast<int>(pick(2)));
+        }
         return;
       case 2:
         DRIVER(cuCtxPopCurrent_v2, &context);
         return;
       case 3:
-        if (DRIVER(cuCtxCreate_v4, &context, nullptr, pick(4), 0) == CUDA_SUCCESS) contexts.add(context);
+        if (DRIVER(cuCtxCreate_v4, &context, nullptr, pick(4), 0) == CUDA_SUCCESS) {
+          contexts.add(context);
+        }
         return;
       case 4:
         DRIVER(cuCtxDestroy_v2, contexts.get(random_));
         return;
       case 5:
-        if (pick(32) == 0) DRIVER(cuDevicePrimaryCtxReset_v2, 0);
+        if (pick(32) == 0) {
+          DRIVER(cuDevicePrimaryCtxReset_v2, 0);
+        }
         return;
       default:
         DRIVER(cuCtxSetCurrent, contexts.get(random_));
@@ -308,7 +337,9 @@ class Fuzzer {
     const int priority = static_cast<int>(pick(9)) - 7;
     const CUresult result = pick(2) == 0 ? DRIVER(cuGreenCtxStreamCreate, &made, greens.get(random_), 1, priority)
                                          : DRIVER(cuStreamCreateWithPriority, &made, pick(2), priority);
-    if (result == CUDA_SUCCESS) streams.add(made);
+    if (result == CUDA_SUCCESS) {
+      streams.add(made);
+    }
   }
 
   void whole_context() {
@@ -337,8 +368,12 @@ class Fuzzer {
     if (DRIVER(cuStreamGetCaptureInfo_v3, stream(), &status, &id, &graph, &tail, &edges, &number) == CUDA_SUCCESS &&
         status == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
       graphs.add(graph);
-      for (std::size_t i = 0; i < number; ++i) nodes.add(tail[i]);
-      for (std::size_t i = 0; i < number; ++i) kept_ += edges[i].type;
+      for (std::size_t i = 0; i < number; ++i) {
+        nodes.add(tail[i]);
+      }
+      for (std::size_t i = 0; i < number; ++i) {
+        kept_ += edges[i].type;
+      }
     }
     CUstreamCaptureMode mode = static_cast<CUstreamCaptureMode>(pick(3));
     DRIVER(cuThreadExchangeStreamCaptureMode, &mode);
@@ -395,7 +430,9 @@ class Fuzzer {
         std::array<CUgraphNode, 8> found{};
         std::size_t number = found.size();
         if (DRIVER(cuGraphGetNodes, graph, found.data(), &number) == CUDA_SUCCESS) {
-          for (std::size_t i = 0; i < number; ++i) nodes.add(found[i]);
+          for (std::size_t i = 0; i < number; ++i) {
+            nodes.add(found[i]);
+          }
         }
         return;
       }
@@ -414,7 +451,9 @@ class Fuzzer {
   // A graph, sometimes the one inside a node.
   CUgraph graph() {
     CUgraph inner = nullptr;
-    if (pick(6) == 0 && DRIVER(cuGraphChildGraphNodeGetGraph, nodes.get(random_), &inner) == CUDA_SUCCESS) return inner;
+    if (pick(6) == 0 && DRIVER(cuGraphChildGraphNodeGetGraph, nodes.get(random_), &inner) == CUDA_SUCCESS) {
+      return inner;
+    }
     return graphs.get(random_);
   }
 
@@ -422,7 +461,9 @@ class Fuzzer {
     std::array<CUgraphNode, 3> found{nodes.get(random_), nodes.get(random_), nodes.get(random_)};
     std::size_t number = found.size();
     // Mostly of the graph, since others are refused.
-    if (pick(4) != 0) DRIVER(cuGraphGetNodes, graph, found.data(), &number);
+    if (pick(4) != 0) {
+      DRIVER(cuGraphGetNodes, graph, found.data(), &number);
+    }
     return found;
   }
 
@@ -440,8 +481,12 @@ class Fuzzer {
     side(copy.dstMemoryType, copy.dstDevice, copy.dstArray, copy.dstPitch, copy.dstHeight);
     // Unknown addresses are the caller's own memory, which a copy may reach: only memory of this program is named so.
     copy.srcHost = copy.dstHost = buffer_;
-    if (copy.srcMemoryType == CU_MEMORYTYPE_UNIFIED) copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
-    if (copy.dstMemoryType == CU_MEMORYTYPE_UNIFIED) copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    if (copy.srcMemoryType == CU_MEMORYTYPE_UNIFIED) {
+      copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    }
+    if (copy.dstMemoryType == CU_MEMORYTYPE_UNIFIED) {
+      copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    }
     copy.WidthInBytes = pick(64);
     copy.Height = pick(8);
     copy.Depth = pick(4);
@@ -509,7 +554,9 @@ class Fuzzer {
     CUgraphConditionalHandle condition = 0;
     switch (pick(6)) {
       case 0:
-        if (DRIVER(cuGraphCreate, &made, 0) == CUDA_SUCCESS) graphs.add(made);
+        if (DRIVER(cuGraphCreate, &made, 0) == CUDA_SUCCESS) {
+          graphs.add(made);
+        }
         return;
       case 1:
         if (DRIVER(cuGraphConditionalHandleCreate, &condition, graph(), nullptr, pick(3), pick(2)) == CUDA_SUCCESS) {
@@ -528,7 +575,9 @@ class Fuzzer {
           addresses.add(reinterpret_cast<void*>(parameters.alloc.dptr));
         }
         // Bodies of conditions go on being built.
-        if (parameters.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) graphs.add(parameters.conditional.phGraph_out[0]);
+        if (parameters.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+          graphs.add(parameters.conditional.phGraph_out[0]);
+        }
       }
     }
   }
@@ -554,7 +603,9 @@ class Fuzzer {
         DRIVER(cuGraphDestroyNode, from[pick(3)]);
         return;
       case 3:
-        if (DRIVER(cuGraphClone, &copy, target) == CUDA_SUCCESS) graphs.add(copy);
+        if (DRIVER(cuGraphClone, &copy, target) == CUDA_SUCCESS) {
+          graphs.add(copy);
+        }
         return;
       case 4:
         DRIVER(cuGraphGetEdges_v2, target, listed.data(), second.data(), data.data(), &number);
@@ -574,7 +625,9 @@ class Fuzzer {
     auto type = static_cast<CUgraphNodeType>(pick(15));
     const CUgraphNode node = nodes.get(random_);
     // Mostly of the node's own type, since others are refused.
-    if (pick(4) != 0) DRIVER(cuGraphNodeGetType, node, &type);
+    if (pick(4) != 0) {
+      DRIVER(cuGraphNodeGetType, node, &type);
+    }
     CUgraphNodeParams parameters = any_parameters(type);
     switch (pick(6)) {
       case 0:
@@ -666,7 +719,9 @@ class Fuzzer {
     const CUDA_MEMCPY3D copy = any_copy();
     switch (pick(9)) {
       case 0:
-        if (DRIVER(cuArray3DCreate_v2, &made, &shape) == CUDA_SUCCESS) arrays.add(made);
+        if (DRIVER(cuArray3DCreate_v2, &made, &shape) == CUDA_SUCCESS) {
+          arrays.add(made);
+        }
         return;
       case 1:
         DRIVER(cuArrayDestroy, arrays.get(random_));
@@ -687,7 +742,9 @@ class Fuzzer {
       case 5:
         resource.resType = static_cast<CUresourcetype>(pick(2));
         resource.res.array.hArray = arrays.get(random_);
-        if (pick(2) == 0) resource.res.mipmap.hMipmappedArray = mipmapped_arrays.get(random_);
+        if (pick(2) == 0) {
+          resource.res.mipmap.hMipmappedArray = mipmapped_arrays.get(random_);
+        }
         description.flags = 2 * pick(2);
         if (pick(2) == 0) {
           if (DRIVER(cuTexObjectCreate, &texture, &resource, &description, nullptr) == CUDA_SUCCESS) {
@@ -752,7 +809,9 @@ class Fuzzer {
       case 0:
         properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
         properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {static_cast<int>(pick(2))}};
-        if (DRIVER(cuMemPoolCreate, &pool, &properties) == CUDA_SUCCESS) pools.add(pool);
+        if (DRIVER(cuMemPoolCreate, &pool, &properties) == CUDA_SUCCESS) {
+          pools.add(pool);
+        }
         return;
       case 1:
         DRIVER(cuMemPoolDestroy, pools.get(random_));
@@ -781,7 +840,9 @@ class Fuzzer {
     std::size_t size = 0;
     switch (pick(10)) {
       case 0:
-        if (DRIVER(cuModuleLoadData, &module, program) == CUDA_SUCCESS) modules.add(module);
+        if (DRIVER(cuModuleLoadData, &module, program) == CUDA_SUCCESS) {
+          modules.add(module);
+        }
         return;
       case 1:
         if (DRIVER(cuLibraryLoadData, &loaded, program, nullptr, nullptr, 0, nullptr, nullptr, 0) == CUDA_SUCCESS) {
@@ -789,10 +850,14 @@ class Fuzzer {
         }
         return;
       case 2:
-        if (pick(4) == 0) DRIVER(cuModuleUnload, modules.get(random_));
+        if (pick(4) == 0) {
+          DRIVER(cuModuleUnload, modules.get(random_));
+        }
         return;
       case 3:
-        if (pick(4) == 0) DRIVER(cuLibraryUnload, libraries.get(random_));
+        if (pick(4) == 0) {
+          DRIVER(cuLibraryUnload, libraries.get(random_));
+        }
         return;
       case 4:
         if (DRIVER(cuModuleGetFunction, &function, modules.get(random_), names[pick(4)]) == CUDA_SUCCESS) {
@@ -928,7 +993,9 @@ class Fuzzer {
 
 std::uint64_t argument(int count_of, char** values, const char* name, std::uint64_t otherwise) {
   for (int i = 1; i + 1 < count_of; ++i) {
-    if (std::string(values[i]) == name) return std::strtoull(values[i + 1], nullptr, 10);
+    if (std::string(values[i]) == name) {
+      return std::strtoull(values[i + 1], nullptr, 10);
+    }
   }
   return otherwise;
 }
@@ -940,16 +1007,22 @@ int main(int count_of, char** values) {
   const auto threads = static_cast<unsigned>(argument(count_of, values, "--threads", 3));
   const std::uint64_t wanted = argument(count_of, values, "--calls", 0);
   const std::chrono::seconds seconds(argument(count_of, values, "--seconds", wanted == 0 ? 60 : 1'000'000));
-  if (!gctx::test::open_library()) return 2;
+  if (!gctx::test::open_library()) {
+    return 2;
+  }
   gctx::test::configure("h200@13.0,devices=2");
-  if (DRIVER(cuInit, 0) != CUDA_SUCCESS) return 2;
+  if (DRIVER(cuInit, 0) != CUDA_SUCCESS) {
+    return 2;
+  }
   const auto end = std::chrono::steady_clock::now() + seconds;
   std::atomic<unsigned> running{threads};
   std::vector<std::thread> workers;
   for (unsigned i = 0; i < threads; ++i) {
     workers.emplace_back([&, i] {
       Fuzzer fuzzer(seed, i);
-      while (std::chrono::steady_clock::now() < end && (wanted == 0 || calls < wanted)) fuzzer.step();
+      while (std::chrono::steady_clock::now() < end && (wanted == 0 || calls < wanted)) {
+        fuzzer.step();
+      }
       --running;
     });
   }
@@ -974,7 +1047,9 @@ int main(int count_of, char** values) {
       std::abort();
     }
   }
-  for (std::thread& worker : workers) worker.join();
+  for (std::thread& worker : workers) {
+    worker.join();
+  }
   std::printf("sim_fuzz: seed %llu, %u threads, %llu calls, %llu of them successful (simulated)\n",
               static_cast<unsigned long long>(seed), threads, static_cast<unsigned long long>(calls),
               static_cast<unsigned long long>(successes));

@@ -307,7 +307,9 @@ void objects_go_when_the_last_graph_has_let_go() {
   bench.run(exec);
   CHECK(destroyed == 0);
   OK(cuGraphExecDestroy, exec);
-  while (destroyed == 0) std::this_thread::yield();
+  while (destroyed == 0) {
+    std::this_thread::yield();
+  }
   CHECK(destroyed == 1);
 }
 
@@ -362,7 +364,9 @@ void rows_are_copied_within_their_bounds() {
   const CUDA_ARRAY3D_DESCRIPTOR_v2 shape{width, height, 0, CU_AD_FORMAT_UNSIGNED_INT8, 1, 0};
   OK(cuArray3DCreate_v2, &array, &shape);
   std::vector<unsigned char> source(width * height);
-  for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<unsigned char>(i);
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    source[i] = static_cast<unsigned char>(i);
+  }
   CUDA_MEMCPY2D_v2 in{};
   in.srcMemoryType = CU_MEMORYTYPE_HOST;
   in.srcHost = source.data();
@@ -436,7 +440,9 @@ void textures_need_what_they_are_made_of() {
 }  // namespace
 
 int main() {
-  if (!gctx::test::open_library()) return 2;
+  if (!gctx::test::open_library()) {
+    return 2;
+  }
   nodes_run_behind_what_they_wait_for();
   an_executable_graph_is_a_copy_that_can_be_changed();
   a_child_graph_is_a_copy_too();

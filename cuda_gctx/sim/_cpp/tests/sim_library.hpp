@@ -15,14 +15,18 @@ inline void* library = nullptr;
 
 inline bool open_library() {
   library = dlopen(CUDA_GCTX_SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) std::fprintf(stderr, "%s\n", dlerror());
+  if (library == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+  }
   return library != nullptr;
 }
 
 template <class Function>
 Function* symbol(const char* name) {
   void* address = dlsym(library, name);
-  if (address == nullptr) throw std::runtime_error(std::string("no symbol ") + name);
+  if (address == nullptr) {
+    throw std::runtime_error(std::string("no symbol ") + name);
+  }
   return reinterpret_cast<Function*>(address);
 }
 

@@ -228,8 +228,12 @@ void kernels_run_on_the_sms_of_their_context() {
     OK(DRIVER(cuLaunchCooperativeKernel, code["quick"], 48, 1, 1, 1024, 1, 1, 0, streams[0], nullptr));
     ANSWERS(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
             DRIVER(cuLaunchCooperativeKernel, code["quick"], 49, 1, 1, 1024, 1, 1, 0, streams[0], nullptr));
-    for (const CUstream stream : streams) OK(DRIVER(cuStreamDestroy_v2, stream));
-    for (const CUgreenCtx context : {several, twice, overlapping}) OK(DRIVER(cuGreenCtxDestroy, context));
+    for (const CUstream stream : streams) {
+      OK(DRIVER(cuStreamDestroy_v2, stream));
+    }
+    for (const CUgreenCtx context : {several, twice, overlapping}) {
+      OK(DRIVER(cuGreenCtxDestroy, context));
+    }
   }
   release_primary();
   CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
@@ -268,7 +272,9 @@ struct Captured {
     OK(DRIVER(cuEventRecord, event, origin));
   }
   ~Captured() {
-    if (origin != nullptr) OK(DRIVER(cuStreamDestroy_v2, origin));
+    if (origin != nullptr) {
+      OK(DRIVER(cuStreamDestroy_v2, origin));
+    }
     OK(DRIVER(cuStreamDestroy_v2, other));
     OK(DRIVER(cuEventDestroy_v2, event));
   }
@@ -373,7 +379,9 @@ void host_functions_stop_nobody() {
   {
     const Program code;
     CUstream streams[2] = {};
-    for (CUstream& stream : streams) OK(DRIVER(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+    for (CUstream& stream : streams) {
+      OK(DRIVER(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+    }
 
     static std::atomic<bool> called;
     called = false;
@@ -412,7 +420,9 @@ void host_functions_stop_nobody() {
     go = true;
     go.notify_all();
     waiting.join();
-    for (const CUstream stream : streams) OK(DRIVER(cuStreamDestroy_v2, stream));
+    for (const CUstream stream : streams) {
+      OK(DRIVER(cuStreamDestroy_v2, stream));
+    }
   }
   release_primary();
 }
@@ -446,19 +456,25 @@ void calls_look_again_after_they_have_waited() {
       const std::string calls = text_of("gctxSimCalls");
       return contains(calls, "\"cuDevicePrimaryCtxReset\":1") && contains(calls, "\"cuMemFree\":2");
     };
-    while (!are_waiting()) std::this_thread::yield();
+    while (!are_waiting()) {
+      std::this_thread::yield();
+    }
     const CUgreenCtx made = green(split(1, 16));
     const CUstream inside = stream_on(made);
     go = true;
     go.notify_all();
     resetting.join();
-    for (std::thread& one : freeing) one.join();
+    for (std::thread& one : freeing) {
+      one.join();
+    }
     CHECK(freed == 1);
     CUcontext context = nullptr;
     CUgreenCtx found = nullptr;
     OK(symbol<decltype(cuStreamGetCtx_v2)>("cuStreamGetCtx_v2")(inside, &context, &found));
     CHECK(found == made);
-    for (const CUstream one : {stream, inside}) OK(DRIVER(cuStreamDestroy_v2, one));
+    for (const CUstream one : {stream, inside}) {
+      OK(DRIVER(cuStreamDestroy_v2, one));
+    }
     OK(DRIVER(cuGreenCtxDestroy, made));
   }
   release_primary();
@@ -482,9 +498,13 @@ void queues_do_not_grow_without_end() {
     const std::uint64_t before = time();
     OK(DRIVER(cuLaunchKernel, code["long_kernel"], 1, 1, 1, 1024, 1, 1, 0, stream, arguments, nullptr));
     const auto record = get<decltype(cuEventRecord)>("cuEventRecord");
-    for (int i = 0; i < 1000; ++i) OK(record(event, stream));
+    for (int i = 0; i < 1000; ++i) {
+      OK(record(event, stream));
+    }
     CHECK(time() - before < 1'000'000);
-    for (int i = 0; i < 1000; ++i) OK(record(event, stream));
+    for (int i = 0; i < 1000; ++i) {
+      OK(record(event, stream));
+    }
     CHECK(time() - before > 1'500'000);
     OK(DRIVER(cuEventDestroy_v2, event));
     OK(DRIVER(cuStreamDestroy_v2, stream));
@@ -539,8 +559,12 @@ float next_to_long_work(bool partitioned, bool apart, int priority) {
     OK(DRIVER(cuEventDestroy_v2, after));
     OK(DRIVER(cuStreamDestroy_v2, quick_stream));
     OK(DRIVER(cuStreamDestroy_v2, long_stream));
-    if (small != nullptr) OK(DRIVER(cuGreenCtxDestroy, small));
-    if (complement != nullptr) OK(DRIVER(cuGreenCtxDestroy, complement));
+    if (small != nullptr) {
+      OK(DRIVER(cuGreenCtxDestroy, small));
+    }
+    if (complement != nullptr) {
+      OK(DRIVER(cuGreenCtxDestroy, complement));
+    }
   }
   release_primary();
   CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
@@ -584,7 +608,9 @@ void a_captured_kernel_keeps_its_context() {
     std::uint64_t records[32];
     OK(DRIVER(cuMemcpyDtoH_v2, records, memory, sizeof records));
     const std::set<std::uint64_t> recorded{0, 1, 16, 17, 32, 33, 48, 49};
-    for (int i = 0; i < 8; ++i) CHECK(recorded.contains(records[4 * i]));
+    for (int i = 0; i < 8; ++i) {
+      CHECK(recorded.contains(records[4 * i]));
+    }
     // A whole-context event meets a capture: refused, and the capture is lost.
     CUevent event = nullptr;
     OK(DRIVER(cuEventCreate, &event, CU_EVENT_DEFAULT));
@@ -598,8 +624,12 @@ void a_captured_kernel_keeps_its_context() {
     OK(DRIVER(cuGraphExecDestroy, exec));
     OK(DRIVER(cuGraphDestroy, graph));
     OK(DRIVER(cuMemFree_v2, memory));
-    for (const CUstream stream : streams) OK(DRIVER(cuStreamDestroy_v2, stream));
-    for (const CUgreenCtx context : contexts) OK(DRIVER(cuGreenCtxDestroy, context));
+    for (const CUstream stream : streams) {
+      OK(DRIVER(cuStreamDestroy_v2, stream));
+    }
+    for (const CUgreenCtx context : contexts) {
+      OK(DRIVER(cuGreenCtxDestroy, context));
+    }
   }
   release_primary();
   CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
@@ -713,7 +743,9 @@ void threads_do_not_disturb_each_other() {
         DRIVER(cuEventRecord, event, stream);
         while (DRIVER(cuEventQuery, event) == CUDA_ERROR_NOT_READY) {
         }
-        if (value != 77) ++wrong;
+        if (value != 77) {
+          ++wrong;
+        }
         DRIVER(cuMemFree_v2, memory);
         DRIVER(cuEventDestroy_v2, event);
         DRIVER(cuCtxPopCurrent_v2, &current);
@@ -722,7 +754,9 @@ void threads_do_not_disturb_each_other() {
       }
     });
   }
-  for (std::thread& thread : threads) thread.join();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
   CHECK(wrong == 0);
   CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
 }
@@ -730,7 +764,9 @@ void threads_do_not_disturb_each_other() {
 }  // namespace
 
 int main() {
-  if (!gctx::test::open_library()) return 2;
+  if (!gctx::test::open_library()) {
+    return 2;
+  }
   try {
     functions_appear_with_their_version();
     resources_are_as_recorded();
