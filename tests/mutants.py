@@ -136,7 +136,7 @@ MUTANTS = {
     ),
     "a refused opening loses stored contexts": Mutant(
         "partitions/opening.py",
-        "store._put([stored for stored in available if stored is not None])",
+        "put_back([stored for stored in available if stored is not None])",
         "pass",
         "tests/partitions/test_partitions.py",
     ),

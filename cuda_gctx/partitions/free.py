@@ -19,7 +19,7 @@ from cuda_gctx.partitions.layout import Layout, PartitionSpec
 from cuda_gctx.partitions.opening import Opening, known_split
 from cuda_gctx.partitions.order import Order, Wanted, driver_and_device
 from cuda_gctx.partitions.split import count_of
-from cuda_gctx.partitions.store import Loan, store
+from cuda_gctx.partitions.store import Loan, identities_of_stored
 
 __all__ = ["FreeSMs", "free_sms", "open_free", "order_among_free", "pieces_of"]
 
@@ -106,7 +106,7 @@ class FreeSMs:
     def _stored_units(self, number: int) -> list[SMResource] | None:
         free = {sm_identity(unit): unit for unit in self.units}
         size = len(next(iter(free)))
-        for stored in store._identities(self.driver, self.device):
+        for stored in identities_of_stored(self.driver, self.device):
             if len(stored) == number * size:
                 units = [free.get(stored[at : at + size]) for at in range(0, len(stored), size)]
                 if None not in units:

@@ -23,7 +23,7 @@ from cuda_gctx._core.stream import Stream
 from cuda_gctx.partitions.layout import Layout, PartitionSpec
 from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 from cuda_gctx.partitions.split import names_of_groups, refuse_missing_workqueues, split_layout
-from cuda_gctx.partitions.store import Loan, StoredContext, store
+from cuda_gctx.partitions.store import Loan, StoredContext, put_back, take_stored, take_stored_set
 
 # Splits that are remembered for each driver and device.
 MOST_SPLITS = 4096
@@ -88,7 +88,7 @@ class Opening:
         """
         order = self._order
         if not in_use:
-            kept = store._take_set(order)
+            kept = take_stored_set(order)
             if kept is not None:
                 return Loan(kept, kept, self._claim, order)
         shared = (
@@ -112,7 +112,7 @@ class Opening:
 
     def _own(self, requests: Sequence[Wanted], streams: Sequence[Stream]) -> list[StoredContext]:
         """A context for each request, from the store or new."""
-        available = store._take(request.key for request in requests)
+        available = take_stored(request.key for request in requests)
         created: dict[Wanted, StoredContext] = {}
         try:
             if None in available:
@@ -123,7 +123,7 @@ class Opening:
         except BaseException:
             for stored in reversed(created.values()):
                 stored.close()
-            store._put([stored for stored in available if stored is not None])
+            put_back([stored for stored in available if stored is not None])
             raise
         return [stored or created[request] for request, stored in zip(requests, available, strict=True)]
 

@@ -27,7 +27,18 @@ from cuda_gctx._core.resources import drop_split_contexts, split_context_count
 from cuda_gctx._core.stream import when_context_is_pinned
 from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 
-__all__ = ["ContextStore", "Loan", "MemoryUse", "StoredContext", "memory_use", "store"]
+__all__ = [
+    "ContextStore",
+    "Loan",
+    "MemoryUse",
+    "StoredContext",
+    "identities_of_stored",
+    "memory_use",
+    "put_back",
+    "store",
+    "take_stored",
+    "take_stored_set",
+]
 
 # The device memory that a context takes, and that the driver does not give back when it is destroyed: measured on an
 # H200 with driver 13.0, the same for 8 and 120 SMs. The driver does not report it.
@@ -259,6 +270,9 @@ class ContextStore:
 
 
 store = ContextStore()
+# For the modules of this room: users have no contexts to take or to return.
+identities_of_stored, put_back = store._identities, store._put
+take_stored, take_stored_set = store._take, store._take_set
 before_driver_closes(store._forget_driver)
 when_context_is_pinned(store._warn_of_pinned)
 _is_over = False

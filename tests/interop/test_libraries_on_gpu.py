@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, GraphSet
-from cuda_gctx._core.probe import spin
 from cuda_gctx.interop import check
 from cuda_gctx.interop.library_sms import settings
 from cuda_gctx.measure.loop import TIMED
+from cuda_gctx.tune import spin
 
 from ..common import on_another_thread
 

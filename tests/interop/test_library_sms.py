@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 
 from cuda_gctx import ContextOptions, Device, SMResourceOptions, Stream
-from cuda_gctx._core.probe import spin
 from cuda_gctx.interop import library_sms
 from cuda_gctx.interop.cupy import use as use_cupy
 from cuda_gctx.interop.library_sms import Decisions, Gemm, cublas_sms, decisions
 from cuda_gctx.interop.torch import torch_stream, use
+from cuda_gctx.tune import spin
 
 from ..common import on_another_thread, refusal
 from ..stand_in_torch import StandInDispatchMode, StandInTorch

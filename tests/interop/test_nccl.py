@@ -199,7 +199,7 @@ import sys
 import torch
 import torch.distributed as dist
 from cuda_gctx import Device
-from cuda_gctx._core.probe import spin
+from cuda_gctx.tune import spin
 from cuda_gctx.interop.nccl import new_group
 from cuda_gctx.measure.loop import TIMED, seconds_between
 

@@ -17,12 +17,13 @@ import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, EventOptions, Partition, SMResourceOptions, Stream
 from cuda_gctx._core.loan import context_stream
-from cuda_gctx._core.probe import run_probe, spin
+from cuda_gctx._core.probe import run_probe
 from cuda_gctx.compat.torch_green import GreenContext
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop._frameworks import own_stream
 from cuda_gctx.interop.torch import fork, torch_stream, use
 from cuda_gctx.partitions import store
+from cuda_gctx.tune import spin
 
 from ..common import on_another_thread, refusal, run_python
 from ..stand_in_torch import StandInTorch

@@ -11,8 +11,8 @@ import pytest
 
 from cuda_gctx import Device
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.probe import spin
 from cuda_gctx.measure.loop import AHEAD, QUEUED, CallTimer, Load, hold, in_rounds, timed_batch
+from cuda_gctx.tune import spin
 
 pytestmark = pytest.mark.sim_only
 

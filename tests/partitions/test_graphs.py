@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cuda_gctx import CUDAError, Device, EventOptions, Graph, GraphSet, Layout, Partition, PartitionPool, Partitions
-from cuda_gctx._core.probe import spin
 from cuda_gctx.partitions import store
+from cuda_gctx.tune import spin
 
 from ..common import on_another_thread, refusal
 from ..raw import Raw, RawError

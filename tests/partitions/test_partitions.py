@@ -32,9 +32,9 @@ from cuda_gctx import (
     system,
 )
 from cuda_gctx._core.loan import context_stream
-from cuda_gctx._core.probe import spin
 from cuda_gctx.partitions import Partitions, partitions, plan, store, with_background
 from cuda_gctx.sim import session
+from cuda_gctx.tune import spin
 
 from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, on_another_thread, refusal, split
 from ..raw import Raw

@@ -25,8 +25,9 @@ from cuda_gctx import (
     SplitError,
 )
 from cuda_gctx._core.loan import is_capturing
-from cuda_gctx._core.probe import run_probe, spin
+from cuda_gctx._core.probe import run_probe
 from cuda_gctx.partitions import Partitions, store
+from cuda_gctx.tune import spin
 
 from ..common import on_another_thread, refusal, split
 from ..raw import Raw

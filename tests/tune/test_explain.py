@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, Event, Stream, StreamOptions
-from cuda_gctx._core.probe import spin
+from cuda_gctx.tune import spin
 from cuda_gctx.tune._explain import ExplainReport, explain
 
 from ..common import split

@@ -1,0 +1,168 @@
+"""A name with an underscore belongs to its file, and such a module to its room and to the tests of the room."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from pprint import pformat
+
+import pytest
+
+from .arrows import PACKAGE, PROGRAMS, REPOSITORY
+
+PRIVATE = re.compile(r"_(?!_)\w*[^_]")  # not the names that notebooks look for: _repr_html_
+# What files use of others all the same: each list may only become shorter.
+EXCEPTIONS: dict[str, set[str]] = {
+    "benchmarks/communication.py": {"cuda_gctx.comm._protocol"},
+    "benchmarks/missing_ranks.py": {"cuda_gctx.comm._handler"},
+    "benchmarks/tables.py": {"cuda_gctx.tune._report"},
+    "cuda_gctx/cli/_checks.py": {"cuda_gctx.interop._frameworks"},
+    "cuda_gctx/cli/demo.py": {"cuda_gctx.tune._background"},
+    "cuda_gctx/cli/tune.py": {"cuda_gctx.tune._objectives"},
+    "cuda_gctx/comm/_measured.py": {"_backend", "_can_map", "_is_reached", "_possible_modes", "_run_mode"},
+    "cuda_gctx/partitions/pool.py": {"_all", "_close", "_context", "_is_idle", "_make", "_streams"},
+    "cuda_gctx/tune/_explain.py": {"cuda_gctx.interop._current", "cuda_gctx.interop._frameworks"},
+    "cuda_gctx/tune/_work.py": {"cuda_gctx.interop._current"},
+    "tests/cli/test_bench.py": {"_show"},
+    "tests/cli/test_demo.py": {"cuda_gctx.tune._background"},
+    "tests/comm/cpu_kernels.py": {"_collect", "_largest_tile", "_spread"},
+    "tests/comm/test_handler.py": {"_choose", "_possible_modes", "_workspaces"},
+    "tests/comm/test_kernels_on_cpu.py": {"_kept"},
+    "tests/comm/test_tensors.py": {"_kept"},
+    "tests/comm/test_tuning.py": {"cuda_gctx._core.progress"},
+    "tests/compat/test_flashinfer.py": {"cuda_gctx._core.loan", "cuda_gctx._core.probe"},
+    "tests/compat/test_torch_green.py": {"_active", "cuda_gctx._core.loan", "cuda_gctx._core.probe"},
+    "tests/core/test_objects.py": {"_NAMES_OF_MODULE"},
+    "tests/house/test_above.py": {"_loaders", "cuda_gctx._core.above"},
+    "tests/house/test_package.py": {"_NAMES_OF_MODULE"},
+    "tests/interop/test_frameworks_on_gpu.py": {"cuda_gctx._core.probe"},
+    "tests/interop/test_libraries_on_gpu.py": {"_entries"},
+    "tests/interop/test_library_counts.py": {"_margin_class", "_margin_place"},
+    "tests/interop/test_library_sms.py": {"_loaded"},
+    "tests/interop/test_torch.py": {"cuda_gctx._core.loan", "cuda_gctx._core.probe"},
+    "tests/measure/test_loop.py": {"cuda_gctx._core.event"},
+    "tests/partitions/test_partitions.py": {"_put", "cuda_gctx._core.loan"},
+    "tests/partitions/test_pinned.py": {"cuda_gctx.interop._current", "cuda_gctx.interop._frameworks"},
+    "tests/partitions/test_pool.py": {"cuda_gctx._core.loan", "cuda_gctx._core.probe"},
+    "tests/partitions/test_sm_map.py": {"_known"},
+    "tests/partitions/test_verify.py": {"cuda_gctx._core.probe"},
+    "tests/tune/conftest.py": {"cuda_gctx._core.clock", "cuda_gctx.sim._session"},
+    "tests/tune/test_budget.py": {"cuda_gctx._core.clock"},
+    "tests/tune/test_curves.py": {"_latency"},
+    "tests/tune/test_launch.py": {"_evenly", "_rounds"},
+    "tests/tune/test_libraries.py": {"_library_sms"},
+    "tests/tune/test_package.py": {"_NAMES_OF_MODULE"},
+    "tests/tune/test_pictures.py": {"_pieces"},
+    "tests/tune/test_procedure.py": {"_behind", "_fair_rounds", "_rounds", "_steps", "cuda_gctx._core.progress"},
+    "tests/tune/test_search.py": {"_compare"},
+    "tests/tune/test_timeline.py": {"cuda_gctx._core.text"},
+    "tests/tune/test_tune_on_gpu.py": {"cuda_gctx._core.loan"},
+    "tests/tune/worlds.py": {"cuda_gctx._core.clock"},
+}
+
+
+def private_names_of(tree: ast.AST) -> set[str]:
+    """The private names that a file defines: functions, classes, variables, fields and slots."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node):
+            names.add(node.attr)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            names.update(ast.literal_eval(node.value))
+    return {name for name in names if PRIVATE.fullmatch(name)}
+
+
+def is_own(node: ast.Attribute) -> bool:
+    return ast.unparse(node.value) in ("self", "cls", "super()")
+
+
+def private_names_in(tree: ast.AST) -> Iterator[str]:
+    """The private names that a file reads from objects and modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr) and not is_own(node):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (alias.name for alias in node.names if PRIVATE.fullmatch(alias.name))
+
+
+def imported_modules(tree: ast.AST, root: Path) -> Iterator[str]:
+    """The modules of the package that a file imports, by their dotted names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                yield module if root.joinpath(*module.split(".")).with_suffix(".py").is_file() else node.module
+
+
+def is_private_for(file: str, module: str) -> bool:
+    """Whether a module is closed to a file: it has an underscore, and the file is not of its room or of its tests."""
+    package, *parts = module.split(".")
+    if package != PACKAGE or not any(PRIVATE.fullmatch(part) for part in parts):
+        return False
+    top, *folders = file.split("/")
+    if top == PACKAGE and PRIVATE.fullmatch(parts[0]):
+        return False  # a room of the package: the order of the rooms says who may use it
+    return top not in (PACKAGE, "tests") or folders[0] != parts[0].removeprefix("_")
+
+
+def uses_of_others(root: Path) -> dict[str, set[str]]:
+    """For each file the private names of other files, and the modules of other rooms, that it uses."""
+    trees = {
+        file.relative_to(root).as_posix(): ast.parse(file.read_text())
+        for top in (PACKAGE, *PROGRAMS, "docs", "packaging", "tests")
+        for file in sorted((root / top).rglob("*.py"))
+    }
+    known = {name for file, tree in trees.items() if not file.startswith("tests") for name in private_names_of(tree)}
+    modules = {Path(file).stem for file in trees}
+    found = {}
+    for file, tree in trees.items():
+        names = {name for name in private_names_in(tree) if name in known and name not in modules}
+        closed = {module for module in imported_modules(tree, root) if is_private_for(file, module)}
+        used = names - private_names_of(tree) | closed
+        if used:
+            found[file] = used
+    return found
+
+
+def test_private_names_of_other_files_are_used_only_as_listed() -> None:
+    found = uses_of_others(REPOSITORY)
+    more = {file: sorted(names - EXCEPTIONS.get(file, set())) for file, names in found.items()}
+    fewer = {file: sorted(names - found.get(file, set())) for file, names in EXCEPTIONS.items()}
+    assert not any(more.values()), f"not listed: {pformat({file: names for file, names in more.items() if names})}"
+    assert not any(fewer.values()), f"gone: {pformat({file: names for file, names in fewer.items() if names})}"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "used"),
+    [
+        ("cuda_gctx/b/x.py", "def f(a):\n    return a._kept\n", {"_kept"}),
+        ("cuda_gctx/a/y.py", "from cuda_gctx.a.x import _made\n", {"_made"}),
+        ("tests/a/test_x.py", "import cuda_gctx.a.x as x\nx._made()\n", {"_made"}),
+        ("cuda_gctx/b/x.py", "from cuda_gctx.a._own import f\n", {"cuda_gctx.a._own"}),
+        ("tests/b/test_x.py", "from cuda_gctx.a import _own\n", {"cuda_gctx.a._own"}),
+        ("tests/a/test_x.py", "from cuda_gctx.a import _own\n", set()),
+        ("benchmarks/x.py", "import cuda_gctx._room.x\n", {"cuda_gctx._room.x"}),
+        ("cuda_gctx/b/x.py", "import cuda_gctx._room.x\n", set()),
+        ("cuda_gctx/b/x.py", "class B:\n    def f(self, other):\n        self._kept = other._kept\n", set()),
+        ("cuda_gctx/b/x.py", "import torch\ntorch._C\n", set()),
+    ],
+)
+def test_a_use_of_a_private_name_is_seen(tmp_path: Path, file: str, text: str, used: set[str]) -> None:
+    texts = {
+        "cuda_gctx/a/x.py": "class A:\n    def __init__(self):\n        self._kept = 1\n\ndef _made():\n    pass\n",
+        "cuda_gctx/a/_own.py": "",
+        "cuda_gctx/_room/x.py": "",
+        file: text,
+    }
+    for name, content in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert uses_of_others(tmp_path).get(file, set()) == used
