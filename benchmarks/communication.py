@@ -31,7 +31,6 @@ import tables
 
 from cuda_gctx import Device, PartitionPool
 from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, ParallelInfo, expected, run_mixed_comm
-from cuda_gctx.comm._protocol import packet_bytes
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.interop.torch import torch_stream
 from cuda_gctx.measure.machine import described
@@ -42,6 +41,8 @@ LARGEST = max(SIZES)
 # Between those that run_autotune() measures by default.
 UNTUNED_SIZES = [3 << shift for shift in (14, 18, 22, 25)]
 NODE_SIZES = [1 << shift for shift in (13, 17, 20, 23, 26)]
+# ONE_EXCHANGE carries outputs of up to this size at once, and larger ones in pieces.
+AT_ONCE = 8 << 20
 # Bits are compared up to this size.
 COMPARED = 8 << 20
 ROUNDS = 7
@@ -299,12 +300,12 @@ def variants_of(
         for mode in (NCCL, NCCL_TWO):
             if mode in handler.valid_mode_list:
                 variants[f"{mode.name}, {sms} SMs"] = Variant(sms, through(handler, mode, x_in, out), out, None)
-        if block_bytes <= packet_bytes(info.world_size):
+        if block_bytes * info.world_size <= AT_ONCE:
             variants[f"ONE_EXCHANGE, {sms} SMs"] = Variant(sms, through(handler, ONE, x_in, out), out, wanted)
         variants[f"TWO_EXCHANGE, {sms} SMs, staged"] = Variant(sms, through(handler, TWO, x_in, out), out, wanted)
         work = through(handler, TWO, mapped_in, mapped_out)
         variants[f"TWO_EXCHANGE, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
-    if block_bytes <= packet_bytes(info.world_size):
+    if block_bytes * info.world_size <= AT_ONCE:
         work = through(programmatic, ONE, x_in, out)
         variants["ONE_EXCHANGE, 8 SMs, programmatic"] = Variant(8, work, out, wanted)
     return {name: variant for name, variant in variants.items() if not any(word in name for word in ranks.skipped)}

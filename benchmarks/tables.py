@@ -25,8 +25,7 @@ from cuda_gctx.bench.durations import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
 from cuda_gctx.measure.results import file_name, folder_of_results, write_result
 from cuda_gctx.measure.statistics import median
-from cuda_gctx.tune import Report
-from cuda_gctx.tune._report import title_of
+from cuda_gctx.tune import Report, TailLatency
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -269,10 +268,18 @@ def answers_section(results: Sequence[Result]) -> str:
     for result in results:
         for study in result["studies"]:
             reports = reports_of(study)
-            work = f"{' and '.join(reports[0].alone)}: {title_of(reports[0].objective)}"
+            work = f"{' and '.join(reports[0].alone)}: {measure_of(reports[0])}"
             rows.append([work, result["card"], *(answer(report) for report in reports)])
     versions = ", ".join(dict.fromkeys(f"driver {r['driver']} (CUDA {r['cuda']}), {r['date']}" for r in results))
     return f"{versions}.\n\n{markdown(rows)}"
+
+
+def measure_of(report: Report) -> str:
+    """What a study compares plans by."""
+    objective = report.objective
+    if isinstance(objective, TailLatency):
+        return f"p{objective.quantile * 100:g} of {objective.part}"
+    return "step" if objective == "makespan" else "mix"
 
 
 def answer(report: Report) -> str:
