@@ -63,11 +63,25 @@ def without(items: list[Any], is_left_out: Callable[[Any], bool]) -> list[Any]:
     return others
 
 
+def needs_the_software_driver(item: pytest.Item) -> bool:
+    return item.get_closest_marker("sim_only") is not None or "sim" in getattr(item, "fixturenames", ())
+
+
+def runs_on_a_real_driver(item: pytest.Item) -> bool:
+    """Whether a test uses the machine's driver: many have nothing to do with a GPU, or need the software driver."""
+    marked = item.get_closest_marker("gpu_only") or item.get_closest_marker("any_driver")
+    uses_it = marked is not None or bool({"dev", "torch"} & set(getattr(item, "fixturenames", ())))
+    return uses_it and not needs_the_software_driver(item)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--real-gpu",
         action="store_true",
         help="run on the machine's own driver, and fail where it does not work instead of using the software driver",
+    )
+    parser.addoption(
+        "--on-gpu", action="store_true", help="leave out the tests that are the same on a machine without a GPU"
     )
     parser.addoption(
         "--long", action="store_true", help="run the tests marked long, and no others; without it, all but those"
@@ -90,6 +104,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sim_only: needs the software driver; skipped on a real one")
     config.addinivalue_line("markers", "gpu_only: needs a real GPU; skipped on the software driver")
+    config.addinivalue_line("markers", "any_driver: runs on a real driver too, in children and without the fixture dev")
     config.addinivalue_line("markers", "long: takes long; run by --long, which 'make test-long' gives")
     config.stash[uncaptured] = os.dup(2)
     if config.getoption("--real-gpu"):
@@ -142,12 +157,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.order != "files":
         random.Random(config.option.order).shuffle(items)
     others = without(items, lambda item: (item.get_closest_marker("long") is not None) != config.option.long)
+    if config.option.on_gpu:
+        others += without(items, lambda item: not runs_on_a_real_driver(item))
     others += without_share(items, *config.option.share)
     config.hook.pytest_deselected(items=others)
     simulated = is_simulated()
     for item in items:
-        needs_sim = item.get_closest_marker("sim_only") or "sim" in getattr(item, "fixturenames", ())
-        if needs_sim and not simulated:
+        if needs_the_software_driver(item) and not simulated:
             item.add_marker(pytest.mark.skip(reason="needs the software driver: set CUDA_GCTX_DRIVER=sim"))
         if item.get_closest_marker("gpu_only") and simulated:
             item.add_marker(pytest.mark.skip(reason="needs a real GPU"))

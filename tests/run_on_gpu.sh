@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the package and runs what needs a GPU: the C++ tests, the Python tests on the real driver, the benchmarks and the
-# demo.
+# Builds the package and runs what needs a GPU: the C++ tests, the Python tests that use the driver (tests/on_gpu.py), the
+# benchmarks and the demo.
 #
 #   tests/run_on_gpu.sh [--only STEPS] [--limit SECONDS] [--wheels DIR] [--archive] [OUTPUT]
 #
@@ -82,8 +82,8 @@ case $python in
 esac
 build=$work/build
 case ${CUDA_GCTX_DRIVER:-} in
-  sim | sim:*) simulated=yes pytest_options=() ;;
-  *) simulated='' pytest_options=(--real-gpu) ;;
+  sim | sim:*) simulated=yes ;;
+  *) simulated='' ;;
 esac
 
 failed=()
@@ -142,17 +142,8 @@ finish() {
   exit
 }
 
-# The folder of the cuda.h of an nvidia-cuda-runtime that is new enough, in the installed packages or in the folder $1.
-cuda_include() {
-  "$python" - "$@" <<'EOF'
-import importlib.metadata, pathlib, sys
-for found in importlib.metadata.distributions(name="nvidia-cuda-runtime", path=sys.argv[1:] or sys.path):
-    for file in found.files or ():
-        if file.name == "cuda.h" and (13, 4) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
-            print(pathlib.Path(str(file.locate())).parent)
-            raise SystemExit
-EOF
-}
+# The folder of a cuda.h that is new enough, in the installed packages or in the folder $1.
+cuda_include() { "$python" "$repository/tools/requirements.py" cuda-include "$@" 2>/dev/null; }
 
 # The wheels of a folder whose packages the interpreter lacks, but for the headers.
 missing_wheels() {
@@ -236,15 +227,18 @@ if wanted demo || wanted bench; then
   fi
 fi
 
-# Each file in a process of its own: a crash, a hang or an error that stays with the process costs no other file.
-mkdir -p "$output/junit"
-for file in "$repository"/tests/*/test_*.py; do
-  name=${file#"$repository"/}
-  wanted "$(dirname "$name")" || continue
-  name=${name%.py}
-  step "$name" 120 "$python" -m pytest "$file" -q -p no:cacheprovider "${pytest_options[@]}" --durations=5 \
-    --junit-xml="$output/junit/$(basename "$(dirname "$name")").$(basename "$name").xml"
+# What needs no GPU does not run again: "make test" runs it. A line for each file is in the summary.
+folders=()
+for folder in "$repository"/tests/*/; do
+  wanted "tests/$(basename "$folder")" && folders+=("tests/$(basename "$folder")")
 done
+if [ ${#folders[@]} -gt 0 ]; then
+  # The pictures come after the tests, and take less than a minute.
+  most=$((limit - SECONDS - 20))
+  step tests $((most + 10)) "$python" "$repository/tests/on_gpu.py" --out "$logs/tests" --limit $most \
+    ${simulated:+--simulated} "${folders[@]}"
+  grep -E '^tests/|^[0-9]+ files' "$logs/tests.log" >>"$summary"
+fi
 
 if wanted pictures; then
   mkdir -p "$output/pictures"

@@ -15,9 +15,11 @@ import pytest
 
 from .fronts import Front
 
+pytestmark = pytest.mark.any_driver
+
 # A simulated driver starts at once; a real one takes a second.
 SIMULATED = os.environ.get("CUDA_GCTX_DRIVER", "").startswith("sim")
-RUNS = int(os.environ.get("CUDA_GCTX_EXIT_RUNS", "25" if SIMULATED else "5"))
+RUNS = int(os.environ.get("CUDA_GCTX_EXIT_RUNS", "10" if SIMULATED else "5"))
 AT_ONCE = 2
 
 MAKE = """

@@ -12,6 +12,8 @@ import pytest
 from ..common import run_python
 from .fronts import Front
 
+pytestmark = pytest.mark.any_driver
+
 # Everything is made in the parent and tried in the child, which prints as JSON what each try raised.
 PROGRAM = """
 import json, os, sys, warnings
