@@ -220,6 +220,23 @@ def test_every_folder_says_what_it_is_for_and_what_it_may_use(folder: str) -> No
     assert said == (MAY_USE[of_the_package] or {"nothing of the package"})
 
 
+def folders_in_table(page: str) -> list[str]:
+    """The folders in the first column of the tables of a page."""
+    return re.findall(r"^\| `([\w./]+)` \|", (REPOSITORY / page).read_text(), re.MULTILINE)
+
+
+def test_the_tables_of_folders_name_every_room() -> None:
+    design = folders_in_table("docs/design.md")
+    assert [name for name in folders_in_table("CONTRIBUTING.md") if name != ".github"] == design
+    assert [name for name in design if not (REPOSITORY / name).is_dir()] == []
+    rooms = {name if name in (PACKAGE, *PROGRAMS) else f"{PACKAGE}/{name}" for name in MAY_USE} - {PACKAGE}
+    assert [
+        name
+        for name in sorted(rooms)
+        if not any(f"{row}/".startswith(f"{name}/") or f"{name}/".startswith(f"{row}/") for row in design)
+    ] == []
+
+
 def test_every_room_has_its_place_in_the_order() -> None:
     assert {room(file) for arrow in DRAWN for file in arrow} <= MAY_USE.keys()
 

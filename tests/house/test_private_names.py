@@ -10,14 +10,14 @@ from pprint import pformat
 
 import pytest
 
+import cuda_gctx
+
 from .arrows import PACKAGE, PROGRAMS, REPOSITORY
 
 PRIVATE = re.compile(r"_(?!_)\w*[^_]")  # not the names that notebooks look for: _repr_html_
 # What files use of others all the same: each list may only become shorter.
 EXCEPTIONS: dict[str, set[str]] = {
-    "benchmarks/communication.py": {"cuda_gctx.comm._protocol"},
     "benchmarks/missing_ranks.py": {"cuda_gctx.comm._handler"},
-    "benchmarks/tables.py": {"cuda_gctx.tune._report"},
     "cuda_gctx/cli/_checks.py": {"cuda_gctx.interop._frameworks"},
     "cuda_gctx/cli/demo.py": {"cuda_gctx.tune._background"},
     "cuda_gctx/cli/tune.py": {"cuda_gctx.tune._objectives"},
@@ -138,6 +138,19 @@ def test_private_names_of_other_files_are_used_only_as_listed() -> None:
     fewer = {file: sorted(names - found.get(file, set())) for file, names in EXCEPTIONS.items()}
     assert not any(more.values()), f"not listed: {pformat({file: names for file, names in more.items() if names})}"
     assert not any(fewer.values()), f"gone: {pformat({file: names for file, names in fewer.items() if names})}"
+
+
+def test_what_stands_on_the_library_takes_public_names_from_its_face() -> None:
+    wrong = [
+        f"{file.relative_to(REPOSITORY)}: {alias.name} comes from {PACKAGE}, not from {node.module}"
+        for top in (*PROGRAMS, f"{PACKAGE}/comm", f"{PACKAGE}/cli")
+        for file in sorted((REPOSITORY / top).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{PACKAGE}.")
+        for alias in node.names
+        if alias.name in cuda_gctx.__all__
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
