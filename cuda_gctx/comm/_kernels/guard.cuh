@@ -52,6 +52,25 @@ struct Deadline {
   }
 };
 
+// Waits for the word of this epoch that `source` writes; false after a fault. Its payload is the signature of what
+// `source` was called with, which must be that of this call.
+template <bool ACQUIRES>
+DEVICE bool wait_word(const Call& call, u64 address, u32 source, u32 epoch) {
+  Deadline deadline;
+  for (;;) {
+    u64 word = ACQUIRES ? load_acquire(address) : load_relaxed(address);
+    if (epoch_of(word) == epoch) {
+      if (payload_of(word) == call.signature) return true;
+      report(call, FAULT_MISMATCH, source, payload_of(word));
+      return false;
+    }
+    if (deadline.passed(call)) {
+      report(call, FAULT_TIMEOUT, source, epoch);
+      return false;
+    }
+  }
+}
+
 // The sum of two numbers a word, in the order in which they are added; rounded once, by value().
 struct Sum {
   Pair pair;

@@ -71,20 +71,7 @@ DEVICE Vector unpacked(Vector packet) {
 
 // Ranks that were called with something else are found out by the header that each one sends.
 DEVICE bool check_header(const Call& call, u32 source, u32 epoch) {
-  Deadline deadline;
-  u64 address = header_of(call.peer[call.rank], epoch, source);
-  for (;;) {
-    u64 word = load_relaxed(address);
-    if (epoch_of(word) == epoch) {
-      if (payload_of(word) == call.signature) return true;
-      report(call, FAULT_MISMATCH, source, payload_of(word));
-      return false;
-    }
-    if (deadline.passed(call)) {
-      report(call, FAULT_TIMEOUT, source, epoch);
-      return false;
-    }
-  }
+  return wait_word<false>(call, header_of(call.peer[call.rank], epoch, source), source, epoch);
 }
 
 // In steps of `BATCH` packets of each thread, so that as many accesses are under way. A batch begins for all threads of

@@ -32,21 +32,9 @@ struct TwoExchange {
 
 DEVICE u64 mailbox_of(u64 base, u32 source) { return base + MAILBOXES + source * MAILBOX_BYTES; }
 
-// Waits for a flag of `source`; acquires what its rank wrote before. The payload must be that of this call.
+// Waits for a flag of `source`; acquires what its rank wrote before.
 DEVICE bool wait_flag(const Call& call, u64 address, u32 source, u32 epoch) {
-  Deadline deadline;
-  for (;;) {
-    u64 word = load_acquire(address);
-    if (epoch_of(word) == epoch) {
-      if (payload_of(word) == call.signature) return true;
-      report(call, FAULT_MISMATCH, source, payload_of(word));
-      return false;
-    }
-    if (deadline.passed(call)) {
-      report(call, FAULT_TIMEOUT, source, epoch);
-      return false;
-    }
-  }
+  return wait_word<true>(call, address, source, epoch);
 }
 
 DEVICE bool wait_barrier(const Call& call, u64* barrier, u32 parity) {
