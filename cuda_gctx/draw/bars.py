@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import floor, log10
 
 from cuda_gctx._core.text import UNITS, in_words
-from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend, lines_of, round_ticks, text_width
+from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, colours_of, legend, lines_of, round_ticks, text_width
 
 __all__ = ["Bar", "Piece", "draw_bars"]
 
-MARGIN, PLOT, LABELS = 20, 560, 190  # the sheet's margin, the length of the axis, the room for texts behind the bars
+PLOT, LABELS = 560, 190  # the length of the axis, the room for texts behind the bars
 NARROWEST, WIDEST = 90, 330  # of the names of the plans
 BAR, PIECE, PAD = 14, 5, 10
 SMALL = 11

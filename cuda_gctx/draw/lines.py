@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cuda_gctx._core.text import in_words
-from cuda_gctx.draw.svg import Drawing, Entry, colours_of, legend, round_ticks
+from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, colours_of, heading, legend, round_ticks
 
 __all__ = ["Line", "Point", "draw_lines"]
 
-MARGIN, LEFT, WIDTH, HEIGHT = 20, 90, 620, 300
+LEFT, WIDTH, HEIGHT = 90, 620, 300
 SMALL = 11
 TICKS, SM_TICKS = 6, 10
 
@@ -39,8 +39,7 @@ def draw_lines(title: str, subtitle: str, lines: Sequence[Line], note: str) -> s
     colours = colours_of([line.name for line in lines])
     width = LEFT + WIDTH + 2 * MARGIN
     drawing = Drawing(f"{title}: {subtitle}")
-    drawing.text(MARGIN, 32, title, size=17, bold=True, room=width - 2 * MARGIN)
-    drawing.text(MARGIN, 51, subtitle, kind="faint", room=width - 2 * MARGIN)
+    heading(drawing, title, subtitle, width)
     entries = [Entry(colour, "", name, "") for name, colour in colours.items()]
     entries.append(Entry(None, "", "97.5% interval", "", "spread"))
     top = 66 + legend(drawing, MARGIN, 66, entries, width - MARGIN) + 14

@@ -16,6 +16,7 @@ __all__ = [
     "Entry",
     "colours_of",
     "contrast",
+    "heading",
     "ink_on",
     "legend",
     "lines_of",
@@ -31,6 +32,7 @@ PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#d
 DARKEST, LIGHTEST = 0.53, 0.84
 # Of the way from the one to the other, a step for each turn: turns stay apart however many there are.
 GOLDEN = 0.618
+MARGIN = 20  # around a picture
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 LIGHT = {"paper": "#ffffff", "panel": "#f3f5f7", "line": "#d0d7de", "ink": "#1f2328", "faint": "#59636e"}
 DARK = {"paper": "#0d1117", "panel": "#1a2028", "line": "#3d444d", "ink": "#e6edf3", "faint": "#9da7b1"}
@@ -245,6 +247,13 @@ def round_ticks(most: float, number: int) -> list[float]:
     power = 10.0 ** floor(log10(rough))
     step = next(step * power for step in (1, 2, 5, 10) if step * power >= rough)
     return [step * count for count in range(number + 1) if step * count <= most]
+
+
+def heading(drawing: Drawing, title: str, subtitle: str, width: float, tail: str = "") -> None:
+    """The title of a picture of this width, and a line below it, which ends with `tail` however short it is."""
+    room = width - 2 * MARGIN
+    drawing.text(MARGIN, 32, title, size=17, bold=True, room=room)
+    drawing.text(MARGIN, 51, subtitle, kind="faint", room=room, tail=tail)
 
 
 def text_width(words: str, size: float) -> float:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from cuda_gctx._core.text import UNITS
-from cuda_gctx.draw.svg import Drawing, colours_of, ink_on, text_width
+from cuda_gctx.draw.svg import MARGIN, Drawing, colours_of, heading, ink_on, text_width
 
 __all__ = ["Bar", "Group", "Row", "draw_timeline", "layers"]
 
-MARGIN, HEAD = 20, 84
+HEAD = 84
 LEFT, PLOT = 245, 860  # where the time axis begins, and how long it is
 ROW, BAR = 24, 18
 THIN_ROW, THIN_BAR, THIN_LABELS = 7, 6, 4  # where there are many rows, as with one for each SM; every fourth is named
@@ -87,8 +87,8 @@ def draw_timeline(title: str, subtitle: str, groups: Sequence[Group], note: str)
     heights = [max(len(group.rows) * row_height, LEAST_GROUP) for group in groups]
     colours = colours_of(group.name for group in groups)
     drawing = Drawing(f"{title}: {subtitle}")
-    drawing.text(MARGIN, 32, title, size=17, bold=True)
-    drawing.text(MARGIN, 51, subtitle, kind="faint", room=LEFT + PLOT - MARGIN)
+    width = LEFT + PLOT + 2 * MARGIN
+    heading(drawing, title, subtitle, width)
     _draw_axis(drawing, length, HEAD + sum(heights) + GROUP_GAP * (len(groups) - 1) + 6)
     y: float = HEAD
     for group, height in zip(groups, heights, strict=True):
@@ -105,7 +105,7 @@ def draw_timeline(title: str, subtitle: str, groups: Sequence[Group], note: str)
             _draw_row(drawing, row, top, THIN_BAR if thin else BAR, begin, length, colour)
         y += height + GROUP_GAP
     drawing.text(MARGIN, y + 14, note, size=11, kind="faint")
-    return drawing.svg(LEFT + PLOT + 2 * MARGIN, y + 30)
+    return drawing.svg(width, y + 30)
 
 
 def _draw_axis(drawing: Drawing, length: int, bottom: float) -> None:

@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import TypeVar
 
 from cuda_gctx._core.text import ranges
-from cuda_gctx.draw.svg import Drawing, Entry, colours_of, ink_on, legend, page, text_width, written
+from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, colours_of, heading, ink_on, legend, page, text_width, written
 
 __all__ = ["MapCell", "MapRow", "SMMap"]
 
@@ -24,7 +24,7 @@ SMS_OF_A_PANEL = 16  # of the picture, likewise
 COLUMNS = 80  # of text
 
 CELL, GAP, PAIR_GAP = 30, 2, 4
-MARGIN, PANEL_GAP, PANEL_PAD, PANEL_HEAD = 20, 10, 8, 38
+PANEL_GAP, PANEL_PAD, PANEL_HEAD = 10, 8, 38
 PANELS_OF_A_ROW = 9
 LEAST_WIDTH = 560
 WIDEST_ENTRY = 780  # of the legend: a longer name is shortened
@@ -173,8 +173,7 @@ class SMMap:
             2 * MARGIN + min(max((entry.width for entry in entries), default=0), WIDEST_ENTRY),
             LEAST_WIDTH,
         )
-        drawing.text(MARGIN, 32, "SM map", size=17, bold=True)
-        drawing.text(MARGIN, 51, self.device, kind="faint", room=width - 2 * MARGIN, tail=f", driver {self.driver}")
+        heading(drawing, "SM map", self.device, width, tail=f", driver {self.driver}")
         y: float = 66 + legend(drawing, MARGIN, 66, entries, width - MARGIN) + 6
         for first in range(0, len(rows), across):
             line = rows[first : first + across]
