@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from cuda_gctx.tune._curves import Curve as Curve
     from cuda_gctx.tune._curves import CurvePoint as CurvePoint
     from cuda_gctx.tune._curves import curve as curve
-    from cuda_gctx.tune._explain import ExplainReport as ExplainReport
     from cuda_gctx.tune._explain import explain as explain
+    from cuda_gctx.tune._explain_report import ExplainReport as ExplainReport
     from cuda_gctx.tune._objectives import TailLatency as TailLatency
     from cuda_gctx.tune._objectives import Throughput as Throughput
     from cuda_gctx.tune._overlap import overlap as overlap
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 _NAMES_OF_MODULE = {
     "cuda_gctx._core.probe": ("Stamps", "spin"),
     "cuda_gctx.tune._curves": ("Curve", "CurvePoint", "curve"),
-    "cuda_gctx.tune._explain": ("ExplainReport", "explain"),
+    "cuda_gctx.tune._explain": ("explain",),
+    "cuda_gctx.tune._explain_report": ("ExplainReport",),
     "cuda_gctx.tune._objectives": ("TailLatency", "Throughput"),
     "cuda_gctx.tune._overlap": ("overlap",),
     "cuda_gctx.tune._plans": ("Plan",),

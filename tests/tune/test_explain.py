@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, Event, Stream, StreamOptions
-from cuda_gctx.tune import spin
-from cuda_gctx.tune._explain import ExplainReport, explain
+from cuda_gctx.tune import ExplainReport, explain, spin
 
 from ..common import split
 from .conftest import host_takes
