@@ -10,6 +10,7 @@ from itertools import combinations
 
 from cuda_gctx._core.arguments import as_bool, as_seconds
 from cuda_gctx._core.context import Context
+from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.loan import capturing_stream
 from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
@@ -199,6 +200,43 @@ def verify(
     """
     timeout_ns = int(as_seconds("timeout", timeout, 0.001, 3600) * 1e9)
     covers_device = as_bool("covers_device", covers_device)
+    device = _device_of(contexts, over)
+    _refuse_capture(device)
+    counts = {name: context.sm_count for name, context in contexts.items()}
+    with ExitStack() as closing:
+        streams = {name: closing.enter_context(context.create_stream()) for name, context in contexts.items()}
+        # As many blocks as fill the contexts, so that each SM gets some.
+        per_sm = max(1, probe_blocks_per_sm(next(iter(contexts.values()))))
+        sightings = _Sightings(counts, over)
+        pairs = len(sightings.apart)
+        sightings.look(streams, per_sm, timeout_ns)
+        proofs = sightings.proofs()
+        outside: tuple[int, ...] = ()
+        if covers_device:
+            everywhere = _Sightings({"device": device.sm_count})
+            everywhere.look({"device": closing.enter_context(device.create_stream())}, per_sm, timeout_ns)
+            outside = tuple(sorted(everywhere.sms["device"].difference(*(proof.sm_ids for proof in proofs))))
+    concurrent = not sightings.apart if pairs else None
+    report = VerifyReport(
+        device=device.name,
+        driver=".".join(map(str, system.driver_version)),
+        contexts=proofs,
+        overlaps=_shared_sms(proofs),
+        over=tuple(over),
+        outside=outside,
+        concurrent=concurrent,
+        cause=lack_of_concurrency(device, len(proofs)) if concurrent is False else None,
+        in_use=tuple(in_use),
+        # Only the verification of a whole device may occupy all of it.
+        clusters=chip_clusters(device, timeout_ns) if covers_device else known_clusters(device),
+    )
+    if report.problems:
+        raise IsolationError(report)
+    return report
+
+
+def _device_of(contexts: Mapping[str, Context], over: Sequence[str]) -> Device:
+    """The one device of the contexts, with everything checked that verify() was called with."""
     if not isinstance(contexts, Mapping):
         raise TypeError(
             'contexts must be a mapping of names to contexts, like {"decode": context}, '
@@ -217,46 +255,21 @@ def verify(
     devices = {context.device for context in contexts.values()}
     if len(devices) > 1:
         raise ValueError("the contexts are on several devices: verify those of one device at a time")
-    [device] = devices
+    return devices.pop()
+
+
+def _refuse_capture(device: Device) -> None:
     capturing = capturing_stream(device.resources.sm)
     if capturing is not None:
         raise RuntimeError(
             f"{capturing} is capturing a graph, which a launch of the probe could invalidate: verify before or after "
             "the capture"
         )
-    counts = {name: context.sm_count for name, context in contexts.items()}
-    with ExitStack() as closing:
-        streams = {name: closing.enter_context(context.create_stream()) for name, context in contexts.items()}
-        # As many blocks as fill the contexts, so that each SM gets some.
-        per_sm = max(1, probe_blocks_per_sm(next(iter(contexts.values()))))
-        sightings = _Sightings(counts, over)
-        pairs = len(sightings.apart)
-        sightings.look(streams, per_sm, timeout_ns)
-        proofs = sightings.proofs()
-        outside: tuple[int, ...] = ()
-        if covers_device:
-            everywhere = _Sightings({"device": device.sm_count})
-            everywhere.look({"device": closing.enter_context(device.create_stream())}, per_sm, timeout_ns)
-            outside = tuple(sorted(everywhere.sms["device"].difference(*(proof.sm_ids for proof in proofs))))
-    overlaps = []
-    for first, second in combinations(proofs, 2):
-        shared = tuple(sorted(set(first.sm_ids) & set(second.sm_ids)))
-        if shared:
-            overlaps.append(SharedSMs(first.name, second.name, shared))
-    concurrent = not sightings.apart if pairs else None
-    report = VerifyReport(
-        device=device.name,
-        driver=".".join(map(str, system.driver_version)),
-        contexts=proofs,
-        overlaps=tuple(overlaps),
-        over=tuple(over),
-        outside=outside,
-        concurrent=concurrent,
-        cause=lack_of_concurrency(device, len(proofs)) if concurrent is False else None,
-        in_use=tuple(in_use),
-        # Only the verification of a whole device may occupy all of it.
-        clusters=chip_clusters(device, timeout_ns) if covers_device else known_clusters(device),
+
+
+def _shared_sms(proofs: Sequence[ContextProof]) -> tuple[SharedSMs, ...]:
+    shared = (
+        SharedSMs(first.name, second.name, tuple(sorted(set(first.sm_ids) & set(second.sm_ids))))
+        for first, second in combinations(proofs, 2)
     )
-    if report.problems:
-        raise IsolationError(report)
-    return report
+    return tuple(pair for pair in shared if pair.sm_ids)
