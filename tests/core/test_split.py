@@ -200,6 +200,10 @@ def test_an_aligned_rest_next_to_an_exact_group_stays_aligned(sim: Machines, dri
         ([8, 16, 24], {}, "composed"),
         ([16, None], {}, "composed"),
         ([8, 8], {}, "by-count"),
+        # Where units of 8 are too few, the largest ones that the driver gives.
+        (None, {}, "by-count"),
+        ([64, 64], {}, "by-count"),
+        ([96, 32], {}, "composed"),
         (10, BACKFILL, "fine"),
         ([16, 10], {"backfill": [False, True]}, "bisected"),
     ],

@@ -85,13 +85,14 @@ def check_pieces(card: Card, asked: Sequence[Group], groups: list[SMResource], r
     promised = answer_of(card.whole, reported, dry_run=True)
     assert not isinstance(promised, SplitError), f"what the groups report is refused: {promised}"
     assert [piece.sm_count for piece in promised[0]] == [piece.sm_count for piece in groups]
-    # One split by count gives all groups units of one size, also those that ask for none.
-    of_units = not card.is_structured and all(piece.sm_count % card.alignment == 0 for piece in groups)
-    held = [
+    # One split by count gives all groups units of one size, also those that ask for none. Its rest is in pairs.
+    cut = [
         (group, piece.sm_count)
         for piece, group in zip(groups, asked, strict=True)
-        if of_units or not card.is_loose(group)
+        if group.count is not None or not card.is_loose(group)
     ]
+    of_units = not card.is_structured and all(count % card.alignment == 0 for _, count in cut)
+    held = [(group, count) for group, count in cut if of_units or not card.is_loose(group)]
     if held and card.sets_suffice(*map(list, zip(*held, strict=True))):
         # What can be aligned is aligned.
         for piece, group in zip(groups, asked, strict=True):

@@ -136,6 +136,18 @@ def test_a_group_of_several_units_has_no_single_handle(sim: Machines, driver: st
     assert counts_in(resource_bytes(group)) == [8, 8]
 
 
+@pytest.mark.parametrize("driver", VERSIONS)
+def test_units_are_as_large_as_the_driver_gives_them_where_nothing_is_promised(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    whole = Device(0).resources.sm
+    for counts, units in (([128], [1]), ([None], [1]), ([64, 64], [1, 1]), ([96, 32], [3, 1]), ([16, None], [1, 7])):
+        groups, _ = split(whole, counts)
+        assert [group.unit_count for group in groups] == units
+        assert [counts_in(resource_bytes(group))[0] for group in groups if group.unit_count == 1] == [
+            group.sm_count for group in groups if group.unit_count == 1
+        ]
+
+
 def test_a_plan_and_no_sms_have_no_raw_values(dev: Device) -> None:
     (planned,), rest = dev.resources.sm.split(SMResourceOptions(8), dry_run=True)
     _, nothing = split(dev.resources.sm, None, backfill=True)

@@ -400,37 +400,47 @@ bool Splitter::units_suffice(const Needs& needs) const {
   });
 }
 
-// One by-count split into equal units, out of which the groups are put together. Smallest units first: a unit of the
-// alignment lies inside one GPC, while the driver pieces larger ones together, so that only the
-// smallest keep a promise. (H200: a group of 16 made of two units of 8 holds 16 clusters of 8 blocks of 128 threads,
-// the driver's own group of 16 holds 8.) Where pairs of SMs are all there is, large units do.
+// One by-count split into equal units, out of which the groups are put together. Units of the alignment first: each
+// lies inside one GPC, so that they keep a promise and hold the most clusters. Where these are too few, the driver
+// pieces larger ones together from several GPCs, and the largest hold the most. (H200, clusters of 8 blocks of 128
+// threads: a unit of 8 holds 8, each of eight groups of 16 holds 8, each of two groups of 64 56, and one group of 128
+// 124.)
 std::optional<SplitResult> Splitter::composed(const Needs& needs) const {
   const unsigned step = grain_.alignment;
   const unsigned common = common_divisor(needs);
   if (!units_suffice(needs) || common == 0) {
     return std::nullopt;
   }
-  const unsigned largest = any_promised(needs) ? step : common;
-  // Larger potential clusters are what a preference above the alignment asks for; before 13.1 a flag of the whole
-  // split.
-  const bool prefers =
-      std::any_of(needs.begin(), needs.end(), [&](const Need& need) { return need.request.preferred > step; });
-  for (unsigned at = step; at <= largest; at += step) {
-    const unsigned unit = step > pair_size ? at : largest + step - at;
-    if (common % unit != 0) {
-      continue;
+  const bool has_sets = step > pair_size;
+  if (has_sets) {
+    if (auto result = composed_of(step, needs)) {
+      return result;
     }
-    for (const bool compact : {true, false}) {
-      if (compact && !prefers) {
-        continue;
-      }
-      const unsigned flags = compact ? static_cast<unsigned>(CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE) : 0U;
-      if (auto result = composed_of(unit, needs, flags)) {
+  }
+  if (any_promised(needs)) {
+    return std::nullopt;
+  }
+  for (unsigned unit = common; unit >= (has_sets ? 2 * step : step); unit -= step) {
+    if (common % unit == 0) {
+      if (auto result = composed_of(unit, needs)) {
         return result;
       }
     }
   }
   return std::nullopt;
+}
+
+std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& needs) const {
+  // Larger potential clusters are what a preference above the alignment asks for; before 13.1 a flag of the whole
+  // split.
+  const bool prefers = std::any_of(needs.begin(), needs.end(),
+                                   [&](const Need& need) { return need.request.preferred > grain_.alignment; });
+  if (prefers) {
+    if (auto result = composed_of(unit, needs, CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE)) {
+      return result;
+    }
+  }
+  return composed_of(unit, needs, 0);
 }
 
 std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& needs, unsigned flags) const {

@@ -56,6 +56,7 @@ class Splitter {
   std::optional<SplitResult> in_one_call(const Needs& needs) const;
   std::optional<SplitResult> structured(const Needs& needs, Fill fill) const;
   std::optional<SplitResult> composed(const Needs& needs) const;
+  std::optional<SplitResult> composed_of(unsigned unit, const Needs& needs) const;
   std::optional<SplitResult> composed_of(unsigned unit, const Needs& needs, unsigned flags) const;
   std::optional<SplitResult> fine(const Needs& needs) const;
   std::optional<SplitResult> bisected(const Needs& needs) const;
