@@ -52,7 +52,7 @@ BOXES = {
     "sim": Box(SOFTWARE_DRIVER, 266, "sessions, pytest plugin"),
     "measure": Box(CORE - 95, 266, "the measuring loop"),
     "partitions": Box(CORE + 100, 266, "layouts, pools, proof"),
-    "draw": Box(CORE + 100, 334, "SVG pictures"),
+    "draw": Box(FOURTH, 334, "SVG pictures"),
     "_core": Box(CORE, 402, "Cython classes"),
     "_cpp/handles": Box(CORE, 488, "boxes, registries, claims"),
     "_cpp/resources": Box(CORE, 550, "splits and overlap"),

@@ -1,12 +1,10 @@
-"""Tables with aligned columns, ranges of integers and durations, as plain text."""
+"""Tables with aligned columns, and ranges of integers, as plain text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["UNITS", "in_words", "ranges", "table"]
-
-UNITS = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
+__all__ = ["ranges", "table"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -36,9 +34,3 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def in_words(ns: float) -> str:
-    """A duration with a suitable unit and four digits, for reports of one run."""
-    name, size = next((unit for unit in reversed(UNITS) if abs(ns) >= unit[1]), UNITS[0])
-    return f"{ns / size:.4g} {name}"

@@ -1,4 +1,4 @@
 """Drawing: bars, curves and timelines as SVG, from values. Measures nothing.
 
-May use: ``_core``.
+May use: nothing of the package.
 """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, log10
 
-from cuda_gctx._core.text import UNITS, in_words
+from cuda_gctx.draw.durations import UNITS, in_words
 from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, colours_of, legend, lines_of, round_ticks, text_width
 
 __all__ = ["Bar", "Piece", "draw_bars"]

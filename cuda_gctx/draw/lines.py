@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cuda_gctx._core.text import in_words
+from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, colours_of, heading, legend, round_ticks
 
 __all__ = ["Line", "Point", "draw_lines"]

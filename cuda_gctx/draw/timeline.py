@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from cuda_gctx._core.text import UNITS
+from cuda_gctx.draw.durations import UNITS
 from cuda_gctx.draw.svg import MARGIN, Drawing, colours_of, heading, ink_on, text_width
 
 __all__ = ["Bar", "Group", "Row", "draw_timeline", "layers"]

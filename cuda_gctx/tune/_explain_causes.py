@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cuda_gctx._core.text import in_words, ranges
+from cuda_gctx._core.text import ranges
+from cuda_gctx.draw.durations import in_words
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.partitions.causes import lack_of_concurrency, launches_block, too_few_queues

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from cuda_gctx._core.text import in_words, ranges, table
+from cuda_gctx._core.text import ranges, table
+from cuda_gctx.draw.durations import in_words
 
 __all__ = ["LEAST_OVERLAP", "ExplainReport", "Window", "WorkReport"]
 

@@ -10,8 +10,9 @@ from textwrap import fill
 from typing import Any
 
 from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.text import in_words, table
+from cuda_gctx._core.text import table
 from cuda_gctx.draw.bars import Bar, Piece, draw_bars
+from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import page, written
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import Latency, Spread

@@ -58,7 +58,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/tune/test_pictures.py": {"_pieces"},
     "tests/tune/test_procedure.py": {"_behind", "_fair_rounds", "_rounds", "_steps", "cuda_gctx._core.progress"},
     "tests/tune/test_search.py": {"_compare"},
-    "tests/tune/test_timeline.py": {"cuda_gctx._core.text"},
     "tests/tune/test_tune_on_gpu.py": {"cuda_gctx._core.loan"},
     "tests/tune/worlds.py": {"cuda_gctx._core.clock"},
 }

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cuda_gctx import CUDAError, Device, Partitions
-from cuda_gctx._core.text import in_words
+from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.timeline import Bar, Group, Row, draw_timeline, layers
 from cuda_gctx.tune import spin
 from cuda_gctx.tune.timeline import Span, Timeline, Trace
