@@ -1,4 +1,12 @@
-"""The stubs describe the built modules: every name, property, method and parameter, in both directions."""
+"""The stubs describe the built modules: every name, property, method and parameter, in both directions.
+
+They are written by hand, because nothing that a program could read has the types. Cython declares what C stores (bint,
+uintptr_t, object), not what Python passes (a bool or one of numpy's, options or a dict of their fields). Annotations in
+the sources would be the same text at another place: Cython converts by them (a bool becomes an int before it can be
+refused), or, told not to, ignores them. A built module has no signatures of constructors and no types of properties.
+mypy's stubgen stops at three modules of _core and gives the methods of the others ``*args, **kwargs``: with its stubs,
+no line of wrong_uses.py is an error.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +54,22 @@ def test_stubs_match_the_built_modules(tmp_path: Path) -> None:
         [
             *(sys.executable, "-m", "mypy.stubtest", "--concise", "--ignore-disjoint-bases"),
             *("--allowlist", allowlist, "--ignore-unused-allowlist", *MODULE_OF_STUB.values()),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_type_checkers_find_wrong_uses(tmp_path: Path) -> None:
+    """Each line of the file has an ignore, and one that is not needed is an error."""
+    pytest.importorskip("mypy", reason="the type checker is not installed here")
+    check = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file="),
+            *("--cache-dir", tmp_path, Path(__file__).with_name("wrong_uses.py")),
         ],
         cwd=tmp_path,
         capture_output=True,
