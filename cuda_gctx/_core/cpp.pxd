@@ -342,3 +342,29 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int instantiate "gctx::make<&gctx::instantiate>"(Slot[GraphExecBox]&, Slot[GraphBox]&) except -1
     int upload "gctx::call<&gctx::upload>"(Slot[GraphExecBox]&, Slot[StreamBox]&) except -1
     int launch "gctx::call<&gctx::launch>"(Slot[GraphExecBox]&, Slot[StreamBox]&) except -1
+
+
+# ---- the order between arrangements
+
+cdef extern from "handles/switching.hpp" namespace "gctx":
+    cdef cppclass NewUse "gctx::Switching::NewUse":
+        NewUse() noexcept
+        unsigned int part
+        ContextHandle context
+        StreamHandle stream
+        SmResourcePtr sms
+        vector[unsigned int] ids
+
+    cdef cppclass CSwitching "gctx::Switching":
+        cbool may_share(unsigned int, unsigned int) noexcept
+        vector[unsigned int] places_of(unsigned int) except +raise_error
+
+
+cdef extern from "_core/call.hpp" namespace "gctx":
+    unsigned int add_arrangement "gctx::call<&gctx::Switching::add_arrangement>"(CSwitching&, vector[NewUse]&) except? 0
+    int remove_arrangement "gctx::call<&gctx::Switching::remove_arrangement>"(CSwitching&, unsigned int) except -1
+    int clear_arrangements "gctx::call<&gctx::Switching::clear>"(CSwitching&) except -1
+    int note_sm_ids "gctx::call<&gctx::Switching::note_sm_ids>"(
+        CSwitching&, Slot[ContextBox]&, const vector[unsigned int]&
+    ) except -1
+    int order "gctx::call<&gctx::Switching::order>"(CSwitching&, const vector[unsigned int]&, unsigned int) except -1

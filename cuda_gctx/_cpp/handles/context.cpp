@@ -278,6 +278,16 @@ CUstream ContextBox::context_stream(int priority, std::size_t number) {
   return streams[number];
 }
 
+CUstream ContextBox::any_own_stream() noexcept {
+  const std::lock_guard lock(streams_mutex_);
+  for (const auto& [priority, streams] : own_streams_.lent) {
+    if (!streams.empty()) {
+      return streams.front();
+    }
+  }
+  return nullptr;
+}
+
 ContextBox::OwnStreams ContextBox::take_own_streams() noexcept {
   const std::lock_guard lock(streams_mutex_);
   return std::exchange(own_streams_, {});

@@ -108,6 +108,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   // Streams of the context itself, by priority and number. Who has only the handle of one can use it as long as this
   // box exists, which of our own contexts is as long as the context does.
   CUstream context_stream(int priority, std::size_t number);
+  CUstream any_own_stream() noexcept;  // null if there is none yet
   void destroy_own_streams() noexcept;
 
   // The streams that this package made on it, so that it can be asked which of them capture.
