@@ -84,7 +84,6 @@ def plans_of(torch: Any, pool: PartitionPool, everybody: Any, groups: dict[int, 
     yield Plan("plain streams, hint of 116 SMs", one, other, everybody, 116)
     for sms, group in groups.items():
         parts = pool.prepare({"comm": sms})
-        assert parts.background is not None
         left = parts.background.sm_count
         streams = torch_stream(parts.background), torch_stream(parts.comm)
         yield Plan(f"{sms} + {left} SMs", *streams, group)

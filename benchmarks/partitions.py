@@ -270,7 +270,6 @@ def measure_background(device: Device) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with ExitStack() as closing:
         parts = closing.enter_context(device.partition(radio=16))
-        assert parts.background is not None
         partition, background = parts.radio.stream, parts.background.stream
         plain, other = (closing.enter_context(device.create_stream()) for _ in range(2))
         urgent = closing.enter_context(device.create_stream(StreamOptions(priority=device.priority_range[1])))

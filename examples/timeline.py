@@ -25,7 +25,7 @@ def work(parts: Partitions, timeline: tune.Timeline) -> None:
                 sample.wait(decode)
                 with timeline.span(sample, "sample"):
                     tune.spin(sample, 4, MS // 4)
-    if parts.background is not None:
+    if "background" in parts:
         with timeline.span(parts.background.stream, "everything else"):
             tune.spin(parts.background.stream, parts.background.sm_count, 5 * MS)
 

@@ -148,8 +148,8 @@ MUTANTS = {
     ),
     "contexts come back before their SMs": Mutant(
         "partitions/store.py",
-        "claim.release()\n            store._put(self._own, self._order)",
-        "store._put(self._own, self._order)\n            claim.release()",
+        "claim.release()\n            store._put(self.own, self._order)",
+        "store._put(self.own, self._order)\n            claim.release()",
         "tests/partitions",
     ),
     "the oldest context is lent first": Mutant(
@@ -176,11 +176,23 @@ MUTANTS = {
         "if False:",
         "tests/partitions/test_verify.py",
     ),
-    "a switch does not wait for the whole device": Mutant(
-        "partitions/pool.py",
-        "return one._group.overlaps(other._group) is not False\n    return True",
-        "return one._group.overlaps(other._group) is not False\n    return False",
-        "tests/tune/test_overlay_plans.py",
+    "a switch takes a place for its part": Mutant(
+        "partitions/arrangements.py",
+        "(self._parts.setdefault(part, len(self._parts)), place.context,",
+        "(place.context.id, place.context,",
+        "tests/partitions/test_order.py",
+    ),
+    "a switch in a capture does not know what moves": Mutant(
+        "partitions/arrangements.py",
+        "or parts[source] & new.parts_at(at)",
+        "",
+        "tests/partitions/test_order.py",
+    ),
+    "a switch back joins nothing that is left": Mutant(
+        "partitions/arrangements.py",
+        "for stream in captures.keys() - ordered - set(inside):",
+        "for stream in ():",
+        "tests/partitions/test_order.py",
     ),
     "requests are found by values of any type": Mutant(
         "partitions/pool.py",

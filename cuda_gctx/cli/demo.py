@@ -199,7 +199,7 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
         story.device(device, reason)
         layout = _layout(device)
         with device.partition(layout) as parts:
-            if parts.background is None:
+            if BACKGROUND not in parts:
                 raise Failure(f"{device.name} has too few SMs for two partitions and a background partition: {parts!r}")
             document["partitions"] = _partitions(parts)
             story.partitioned(layout, document["partitions"])

@@ -169,6 +169,6 @@ def local_world(
                 share = gpu.sm_count // on_it // grain * grain if sms is None else sms
                 parts = undo.enter_context(gpu.partition(*[share] * on_it))
                 places += [(gpu, parts[number]) for number in range(on_it)]
-                backgrounds.append(parts.background)
+                backgrounds.append(getattr(parts, "background", None))
         ranks = [LocalRank(*place, backend) for place, backend in zip(places, backends, strict=True)]
         return LocalWorld(ranks, undo.pop_all(), backgrounds)

@@ -173,9 +173,10 @@ class GraphSet:
             )
         if self._pool is None:
             raise ValueError("the name of a partition needs a pool: GraphSet(pool)")
-        current = self._pool.current
-        if current is None:
-            raise RuntimeError("the pool has no current layout: call pool.switch() first")
+        try:
+            current = self._pool.current
+        except AttributeError as error:
+            raise RuntimeError(f"{error}") from None
         return current[part]
 
     @property

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import count
 from numbers import Real
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import as_bool, as_int
@@ -317,7 +317,7 @@ class Partitions:
     _layout: Layout
     _loan: Loan
     _lock: threading.RLock
-    _others_in_use: OthersInUse | None
+    _pool: Pool | None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise TypeError("Partitions come from Device.partition() or PartitionPool.prepare()")
@@ -329,9 +329,8 @@ class Partitions:
         layout: Layout,
         order: Order,
         loan: Loan,
-        others_in_use: OthersInUse | None = None,
+        pool: Pool | None = None,
     ) -> Partitions:
-        """others_in_use: a function of their pool that verify() calls."""
         self = cls.__new__(cls)
         # Reentrant: the garbage collector may run the code of others in the middle of a call.
         lock = threading.RLock()
@@ -352,7 +351,7 @@ class Partitions:
             _loan=loan,
             _lock=lock,
             _closed=False,
-            _others_in_use=others_in_use,
+            _pool=pool,
         )
         return self
 
@@ -372,10 +371,15 @@ class Partitions:
         return self._layout.names
 
     @property
-    def background(self) -> Partition | None:
-        """The partition over the SMs that no other one requests, for all other work; None if there are no such SMs."""
+    def background(self) -> Partition:
+        """The partition over the SMs that no other one requests, for all other work.
+
+        Raises AttributeError if there are no such SMs.
+        """
         self._demand_open()
-        return self._by_name.get(BACKGROUND)
+        if BACKGROUND in self._by_name:
+            return self._by_name[BACKGROUND]
+        raise AttributeError  # __getattr__ is asked next, and says why
 
     @property
     def is_closed(self) -> bool:
@@ -387,12 +391,17 @@ class Partitions:
         if name.startswith("_"):
             raise AttributeError(name)
         self._demand_open()
+        if name == BACKGROUND:
+            raise AttributeError("there is no background partition: the requested partitions have all SMs")
         raise AttributeError(f"there is no partition {name!r}: the names are {', '.join(self._by_name)}")
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
             raise AttributeError(f"attribute {name!r} of Partitions cannot be set")
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"attribute {name!r} of Partitions cannot be deleted: close() closes all partitions")
 
     def __getitem__(self, key: str | int) -> Partition:
         self._demand_open()
@@ -427,7 +436,7 @@ class Partitions:
         Returns a VerifyReport, which also says whether they ran at the same time. Raises IsolationError otherwise.
         """
         self._demand_open()
-        in_use = self._others_in_use(self) if self._others_in_use is not None else []
+        in_use = self._pool._in_use(self) if self._pool is not None else []
         covers_device = sum(part.sm_count for part in self._all) == self._device.sm_count
         report = verify(
             {part.name: part.context for part in self._all},
@@ -437,6 +446,8 @@ class Partitions:
         )
         for stored, proof in zip(self._loan.contexts, report.contexts, strict=True):
             stored.sm_ids = proof.sm_ids
+        if self._pool is not None:
+            self._pool._note_verified(self)
         return report
 
     def close(self) -> None:
@@ -444,11 +455,15 @@ class Partitions:
 
         Raises RuntimeError while one of the contexts is current, and for partitions of a pool, which close with it.
         """
-        if self._others_in_use is not None:
-            raise RuntimeError("these partitions belong to a pool and stay open until it is closed: close the pool")
+        if self._pool is not None:
+            raise RuntimeError(
+                "these partitions belong to a pool and stay open until it is closed: close the pool, or drop() their "
+                "layout"
+            )
         self._close()
 
-    def _close(self) -> None:
+    def _close(self, *, release: bool = True) -> None:
+        """release: end the loan of the contexts as well."""
         with self._lock:
             if self._closed:
                 return
@@ -458,7 +473,8 @@ class Partitions:
                 self.__dict__.pop(part.name, None)
         for part in reversed(self._all):
             part._close()
-        self._loan.release()
+        if release:
+            self._loan.release()
 
     def _demand_open(self) -> None:
         if self._closed:
@@ -470,7 +486,7 @@ class Partitions:
 
     def __exit__(self, *exc: object) -> None:
         # Partitions of a pool stay open after a block.
-        if self._others_in_use is None:
+        if self._pool is None:
             self._close()
 
     def __reduce__(self) -> NoReturn:
@@ -512,10 +528,27 @@ class Partitions:
 
 def with_background(parts: Partitions) -> tuple[Partition, ...]:
     """All partitions of `parts`: the requested ones, and the background partition last if there is one."""
-    return (*parts, *([parts.background] if parts.background is not None else []))
+    return (*parts, *([parts.background] if BACKGROUND in parts else []))
 
 
-OthersInUse: TypeAlias = Callable[[Partitions], Sequence[str]]
+def lent_streams(part: Partition) -> list[Stream]:
+    """The streams that a partition has lent so far."""
+    return part._streams()
+
+
+def sms_of(part: Partition) -> SMResource:
+    """The SMs of a partition, as the split of its layout knows them."""
+    return part._group
+
+
+class Pool(Protocol):
+    """What partitions need of the pool that they belong to."""
+
+    def _in_use(self, mine: Partitions) -> Sequence[str]:
+        """Other layouts with unfinished work."""
+
+    def _note_verified(self, parts: Partitions) -> None:
+        """Called once a kernel has seen on which SMs they run."""
 
 
 def partition(

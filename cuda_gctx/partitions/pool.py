@@ -3,58 +3,51 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol
 
-from cuda_gctx._core.arguments import spelling
-from cuda_gctx._core.context import Context
+from cuda_gctx._core.arguments import as_int, spelling
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.event import Event
-from cuda_gctx._core.loan import capture_of, demand_not_current
+from cuda_gctx._core.errors import CUDAWarning
+from cuda_gctx._core.loan import demand_not_current
 from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx.partitions.arrangements import Arrangement, Arrangements, Place
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember
 from cuda_gctx.partitions.opening import Opening, order_for
 from cuda_gctx.partitions.order import Key, Order
-from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partition, Partitions, refuse_pickling
+from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partitions, refuse_pickling, with_background
 from cuda_gctx.partitions.store import Loan, StoredContext
 
 _pool_numbers = count(1)
 
-# Where work runs: a partition, or a stream on the whole device.
-Place: TypeAlias = Partition | Stream
+# Layouts that a pool keeps. A program with more than these computes its layouts, and would fill the device memory.
+MOST_LAYOUTS = 64
 
 
-def _key(place: Place) -> Context | Stream:
-    """What two settings have in common if they have the same place: partitions of two layouts may share a context."""
-    return place.context if isinstance(place, Partition) else place
+class Switchable(Protocol):
+    """What a pool can switch to besides a layout: a value that says where each part of a program runs."""
 
+    @property
+    def parts(self) -> Sequence[str]:
+        """The names of the parts."""
 
-def _streams_of(place: Place) -> list[Stream]:
-    return place._streams() if isinstance(place, Partition) else [place]
+    @property
+    def layout(self) -> Layout | None:
+        """The partitions that it needs."""
 
+    @property
+    def places(self) -> Mapping[str, str]:
+        """The partition of each part that runs in one."""
 
-def _may_share(one: Place, other: Place) -> bool:
-    """Whether they share SMs, or may."""
-    if isinstance(one, Partition) and isinstance(other, Partition):
-        return one._group.overlaps(other._group) is not False
-    return True
+    def _placed(self, partitions: Partitions) -> Mapping[str, Stream]:
+        """The stream of each of these parts."""
 
+    def _on_whole_device(self, device: Device) -> Mapping[str, tuple[str, int]]:
+        """The name and the priority of the stream of each other part."""
 
-class _Setting:
-    """What is current in a pool: the partitions of a layout, and streams on the whole device."""
-
-    __slots__ = ("keys", "partitions", "places", "whole")
-
-    def __init__(self, partitions: Partitions | None, whole: tuple[Stream, ...]) -> None:
-        self.partitions = partitions
-        self.whole = whole
-        self.places: tuple[Place, ...] = (*(partitions._all if partitions is not None else ()), *whole)
-        self.keys = {_key(place) for place in self.places}
-
-    def streams(self) -> list[Stream]:
-        """All streams that were lent so far."""
-        return [stream for place in self.places for stream in _streams_of(place)]
+    def __hash__(self) -> int: ...
 
 
 class PartitionPool:
@@ -64,23 +57,26 @@ class PartitionPool:
     contexts. Usable from any thread.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, limit: int = MOST_LAYOUTS) -> None:
+        """limit: the largest number of layouts. Beyond it, the pool warns, and drops those used longest ago."""
         if not isinstance(device, Device):
             raise TypeError(f"a PartitionPool is made for a Device, not for {type(device).__name__}")
         self._device = device
+        self._limit = as_int("limit", limit, 1)
         self._group = next(_pool_numbers)
-        # Reentrant: warnings, signals and the garbage collector run foreign code in the middle of a call.
-        self._lock = threading.RLock()
+        # Both are reentrant: warnings, signals and the garbage collector run foreign code in the middle of a call. Who
+        # needs both takes that of building first; building itself never waits for the other, so that a switch to a
+        # known layout never waits for the driver to make contexts.
+        self._building = threading.RLock()  # layouts and loans
+        self._lock = threading.RLock()  # arrangements
         self._closed = False
+        self._has_warned = False
         self._built: dict[Layout, Partitions] = {}
         self._known: dict[object, Partitions] = {}  # by what prepare() was given
         self._loans: dict[Key, tuple[StoredContext, Loan]] = {}
-        self._current: _Setting | None = None
+        self._loan_of: dict[Layout, Loan] = {}
+        self._arrangements = Arrangements()
         self._whole: dict[tuple[str, int], Stream] = {}  # streams on the whole device, by name and priority
-        # The work that was enqueued in places of other settings when a switch left them.
-        self._behind: dict[Place, tuple[_Setting, Event]] = {}
-        # Settings that were left during a capture, which could not record that work.
-        self._left_in_capture: list[_Setting] = []
 
     @property
     def device(self) -> Device:
@@ -91,6 +87,11 @@ class PartitionPool:
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts that have been built."""
         return tuple(self._built)
+
+    @property
+    def limit(self) -> int:
+        """The largest number of layouts."""
+        return self._limit
 
     @property
     def is_closed(self) -> bool:
@@ -124,15 +125,26 @@ class PartitionPool:
         parts = self._built.get(layout)
         if parts is None:
             parts = self._build(layout, stream)
-        with self._lock:
-            if not self._closed:
-                remember(self._known, spelled, parts)
+        remember(self._known, spelled, parts)
+        if parts.is_closed:  # meanwhile: whoever closes them forgets their spellings after that
+            self._known.pop(spelled, None)
         return parts
 
     @property
-    def current(self) -> Partitions | None:
-        """The partitions of the last switch(); None before the first one, or if it was to a plan without partitions."""
-        return self._current.partitions if self._current is not None else None
+    def current(self) -> Partitions:
+        """The partitions of the last switch().
+
+        Raises AttributeError before the first one, and after a switch to a plan without partitions.
+        """
+        current = self._arrangements.current
+        if current is None:
+            self._demand_open()
+            raise AttributeError("the pool has no current layout: call pool.switch() first")
+        if current.partitions is None:
+            raise AttributeError(
+                "the current plan of the pool has no partitions: all of its parts have the whole device"
+            )
+        return current.partitions
 
     def switch(
         self,
@@ -144,147 +156,76 @@ class PartitionPool:
         """Make a layout the current one, behind the work of earlier layouts, and return its partitions.
 
         On the device, all later work of each partition of the new layout waits for the work that is enqueued so far in
-        those partitions of earlier layouts whose SMs it shares or may share. The host does not wait. Partitions with
-        the same SMs in both layouts go on without waiting. Switching to the current layout does nothing.
+        those partitions of earlier layouts whose SMs it shares or may share, and in those of the same name, also on
+        other SMs. The host does not wait. A partition that has the same name and the same SMs in both layouts goes on
+        without waiting. Switching to the current layout does nothing.
 
-        While streams of the current layout capture a graph, it orders the graph: those streams of the new layout wait
-        that are part of the capture, or else all that it has lent so far, which then become part of it. A capture ends
-        on the stream on which it began: switch back before that. The work outside of the capture is ordered by the
-        first switch after it. RuntimeError if streams of the pool are in a capture that the current layout is not part
-        of.
+        While streams of the current layout capture a graph, it orders the graph: the streams that the new partitions
+        have lent so far become part of the capture, behind the streams of the old ones. A capture ends on the stream on
+        which it began: switch back before that. The work outside of the capture is ordered by the first switch after
+        it. RuntimeError if streams of the pool are in a capture that the current layout is not part of.
 
         requests, named, stream: as for prepare().
         """
-        parts = self.prepare(*requests, stream=stream, **named)
+        try:
+            parts = self._known[spelling(requests, named)]
+        except (KeyError, TypeError):
+            parts = self.prepare(*requests, stream=stream, **named)
         with self._lock:
-            self._demand_open()
-            self._enter(parts, ())
+            arrangements = self._arrangements
+            new = arrangements.known.get(parts)
+            if new is None:
+                self._demand_open()
+                new = arrangements.add(parts, parts, [(part.name, part) for part in with_background(parts)])
+            if new is not arrangements.current or arrangements.left_in_capture:
+                arrangements.enter(new)
         return parts
 
-    def switch_all(
-        self, layout: Layout | None, whole: Sequence[tuple[str, int]], stream: object = None
-    ) -> tuple[Partitions | None, dict[tuple[str, int], Stream]]:
-        """switch() to a layout, or to none, with further streams on the whole device (see Plan.switch() of the tuner).
-
-        whole: names and priorities of these streams. The pool makes each of them once, and closes them. They share SMs
-        with every partition. stream: as for prepare(). Returns the partitions and the streams.
-        """
-        parts = self.prepare(layout, stream=stream) if layout is not None else None
-        with self._lock:
-            self._demand_open()
-            for key in whole:
-                if key not in self._whole or self._whole[key].is_closed:
-                    self._whole[key] = self._device.create_stream(StreamOptions(priority=key[1]))
-            streams = {key: self._whole[key] for key in whole}
-            self._enter(parts, tuple(streams.values()))
-        return parts, streams
-
-    def _enter(self, parts: Partitions | None, whole: tuple[Stream, ...]) -> None:
-        old = self._current
-        same = old is not None and old.partitions is parts and old.whole == whole
-        new = old if same and old is not None else _Setting(parts, whole)
-        if not same or self._left_in_capture:
-            if old is not None:
-                self._switch(old, new)
-            self._current = new
-
-    def _switch(self, old: _Setting, new: _Setting) -> None:
-        captures = {
-            stream: capture
-            for setting in dict.fromkeys((old, new, *self._left_in_capture))
-            for stream in setting.streams()
-            if not stream.is_closed and (capture := capture_of(stream))
-        }
-        if not captures:
-            left, self._left_in_capture = self._left_in_capture, []
-            for setting in dict.fromkeys((*left, old)):
-                if setting is not new:
-                    self._order(setting, new)
-            return
-        if old is new:
-            return
-        mine = {captures[stream] for stream in old.streams() if stream in captures}
-        if set(captures.values()) != mine or len(mine) > 1:
-            raise RuntimeError(
-                f"captures of graphs that use streams of the pool: {len(set(captures.values()))}, of which the current "
-                f"layout is part of {len(mine)}. A switch orders one capture, which the current layout is part of: "
-                "switch before or after the others"
-            )
-        self._order_capture(old, new, captures)
-        if old not in self._left_in_capture:
-            self._left_in_capture.append(old)
-
-    @staticmethod
-    def _order_capture(old: _Setting, new: _Setting, captures: Mapping[Stream, int]) -> None:
-        lent = [
-            (place, stream)
-            for place in new.places
-            for stream in (
-                dict.fromkeys((place.stream, *place._streams())) if isinstance(place, Partition) else [place]
-            )
-            if not stream.is_closed
-        ]
-        # A stream that joins a capture has to be joined again: on the way back, no more of them join.
-        inside = [(place, stream) for place, stream in lent if stream in captures]
-        both = old.keys & new.keys
-        for place in old.places:
-            if _key(place) in both:
-                continue
-            followers = [
-                stream for later, stream in inside or lent if _key(later) not in both and _may_share(place, later)
-            ]
-            for stream in _streams_of(place):
-                if stream in captures and followers:
-                    event = stream.record()
-                    for follower in followers:
-                        follower.wait(event)
-
-    def _order(self, old: _Setting, new: _Setting) -> None:
-        for place in old.places:
-            if isinstance(place, Stream) and place.is_closed:
-                continue
-            _, event = self._behind.get(place, (old, None))
-            self._behind[place] = old, place.record(event)
-        both = old.keys & new.keys
-        for place, (setting, event) in list(self._behind.items()):
-            if setting is not old and event.is_done:
-                del self._behind[place]
-                continue
-            # What both settings have ran together with all else in either.
-            if setting is old and _key(place) in both:
-                continue
-            for later in new.places:
-                if _key(later) not in both and _may_share(place, later):
-                    if isinstance(later, Partition):
-                        later.context.wait_event(event)
-                    else:
-                        later.wait(event)
+    def _arrangement_of(self, plan: Switchable, parts: Partitions | None) -> Arrangement:
+        keys = plan._on_whole_device(self._device)
+        for key in dict.fromkeys(keys.values()):
+            if key not in self._whole or self._whole[key].is_closed:
+                self._whole[key] = self._device.create_stream(StreamOptions(priority=key[1]))
+        placed = plan._placed(parts) if parts is not None else {}
+        uses: dict[str, Place] = {}
+        streams: dict[str, Stream] = {}
+        for part in plan.parts:
+            if parts is not None and part in placed:
+                uses[part], streams[part] = parts[plan.places[part]], placed[part]
+            else:
+                uses[part] = streams[part] = self._whole[keys[part]]
+        return self._arrangements.add(plan, parts, uses.items(), streams)
 
     def _build(self, layout: Layout, stream: Any) -> Partitions:
         watched = [] if stream is None else [stream if isinstance(stream, Stream) else Stream(stream)]
-        with self._lock:
+        with self._building:
             self._demand_open()
             order = order_for(self._device, layout, watched)
+        parts = self._opened(layout, order, watched)
+        if len(self._built) > self._limit:
+            self._drop_oldest(parts)
+        return parts
+
+    def _opened(self, layout: Layout, order: Order, watched: Sequence[Stream]) -> Partitions:
         opening = Opening(self._device, order, group=self._group)
         try:
-            opening.warn(stacklevel=3)
+            opening.warn(stacklevel=4)
             # The lock is not held until here: a warning can run code that uses the pool, on this thread or others.
-            with self._lock:
+            with self._building:
                 self._demand_open()
                 known = self._built.get(layout)
                 if known is None:
-                    return self._opened(layout, order, opening.loan(watched, self._loans))
+                    loan = opening.loan(watched, self._loans)
+                    for stored in loan.contexts:
+                        self._loans.setdefault(stored.key, (stored, loan))
+                    self._loan_of[layout] = loan
+                    made = Partitions._make(self._device, layout, order, loan, self)
+                    return self._built.setdefault(layout, made)
         except BaseException:
             opening.abandon()
             raise
         opening.abandon()
         return known
-
-    def _opened(self, layout: Layout, order: Order, loan: Loan) -> Partitions:
-        parts = Partitions._make(self._device, layout, order, loan, self._in_use)
-        for stored in loan.contexts:
-            self._loans.setdefault(stored.key, (stored, loan))
-        return self._built.setdefault(layout, parts)
 
     def _in_use(self, mine: Partitions) -> list[str]:
         """Other layouts with unfinished work on the streams that they lent."""
@@ -295,24 +236,84 @@ class PartitionPool:
             if parts is not mine and not all(part._is_idle() for part in parts._all if part.context not in own)
         ]
 
+    def _note_verified(self, parts: Partitions) -> None:
+        with self._lock:
+            self._arrangements.note_verified(parts)
+
+    def drop(
+        self, /, *requests: Layout | Mapping[str, Request] | Sequence[Request] | Request, **named: Request
+    ) -> None:
+        """Forget a layout and close its partitions. Their contexts return to the store, once no other layout has them.
+
+        requests, named: as for prepare(). A layout that is not built is none of the pool's: nothing happens.
+
+        Work in its partitions continues, and later switches are ordered behind it. Raises RuntimeError for the current
+        layout, and while one of the contexts is current on a thread.
+        """
+        layout = layout_of(requests, named)
+        with self._building, self._lock:
+            parts = self._built.get(layout)
+            if parts is not None:
+                if self._arrangements.uses(parts):
+                    raise RuntimeError(
+                        f"{layout} is current in the pool, or was left while a graph was captured: switch to another "
+                        "one first"
+                    )
+                self._drop(layout, parts)
+
+    def _drop(self, layout: Layout, parts: Partitions) -> None:
+        parts._close(release=False)
+        del self._built[layout]
+        self._arrangements.forget(parts)
+        for spelled in [spelled for spelled, known in list(self._known.items()) if known is parts]:
+            self._known.pop(spelled, None)
+        del self._loan_of[layout]
+        in_use = {stored for loan in self._loan_of.values() for stored in loan.contexts}
+        for loan in dict.fromkeys(loan for _, loan in self._loans.values()):
+            if in_use.isdisjoint(loan.own):
+                loan.release()
+                for stored in loan.own:
+                    del self._loans[stored.key]
+
+    def _drop_oldest(self, made: Partitions) -> None:
+        """Drop the layouts beyond the limit that were used longest ago."""
+        with self._building, self._lock:
+            used = {
+                parts: 0 for parts in self._built.values() if parts is not made and not self._arrangements.uses(parts)
+            }
+            for arrangement in self._arrangements.known.values():
+                if arrangement.partitions in used:
+                    used[arrangement.partitions] = max(used[arrangement.partitions], arrangement.turn)
+            for parts in sorted(used, key=lambda parts: used[parts])[: max(0, len(self._built) - self._limit)]:
+                self._drop(parts.layout, parts)
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the pool has reached its limit of {self._limit} layouts: it drops those that were used longest ago, "
+                "and closes their partitions. Use the same layouts again and again, drop() what is not needed, or give "
+                "the pool a higher limit",
+                CUDAWarning,
+                stacklevel=5,
+            )
+
     def close(self) -> None:
         """Close all partitions of the pool. Raises RuntimeError while one of their contexts is current."""
-        with self._lock:
+        with self._building, self._lock:
             for parts in self._built.values():
                 demand_not_current([part._context for part in parts._all])
             self._closed = True
             built = list(self._built.values())
             self._built.clear()
-            self._known.clear()
             self._loans.clear()
-            self._behind.clear()
-            self._left_in_capture.clear()
-            self._current = None
+            self._loan_of.clear()
+            # Before the contexts, which its events keep alive.
+            self._arrangements = Arrangements()
             for stream in self._whole.values():
                 stream.close()
             self._whole.clear()
             for parts in built:
                 parts._close()
+            self._known.clear()
 
     def _demand_open(self) -> None:
         if self._closed:
@@ -334,3 +335,31 @@ class PartitionPool:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self)} layouts"
         return f"<PartitionPool of device {self._device.device_id}: {state}>"
+
+
+def switch_to(pool: PartitionPool, plan: Switchable) -> dict[str, Stream]:
+    """PartitionPool.switch() to a plan (see Plan.switch() of the tuner); returns the stream of each of its parts.
+
+    The pool makes the streams on the whole device, each of them once, and closes them. They share SMs with every
+    partition.
+    """
+    with pool._lock:
+        arrangements = pool._arrangements
+        new = arrangements.known.get(plan)
+        if new is not None and not _any_closed(new.streams):
+            if new is not arrangements.current or arrangements.left_in_capture:
+                arrangements.enter(new)
+            return new.streams.copy()
+    parts = pool.prepare(plan.layout) if plan.layout is not None else None
+    with pool._lock:
+        pool._demand_open()
+        new = pool._arrangement_of(plan, parts)
+        pool._arrangements.enter(new)
+        return new.streams.copy()
+
+
+def _any_closed(streams: Mapping[str, Stream]) -> bool:
+    for stream in streams.values():  # noqa: SIM110  a generator would be one more object for each switch
+        if stream.is_closed:
+            return True
+    return False

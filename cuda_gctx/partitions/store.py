@@ -288,10 +288,11 @@ def _leave() -> None:
 class Loan:
     """The use of stored contexts: they return to the store when it ends, or when nothing refers to it any more.
 
-    contexts: those that it lends. Some of them can be on loan already, by the `sources`, which it keeps alive.
+    contexts: those that it lends. Some of them can be on loan already, by the `sources`, which it keeps alive; own: the
+    others.
     """
 
-    __slots__ = ("__weakref__", "_claim", "_order", "_own", "contexts", "sources")
+    __slots__ = ("__weakref__", "_claim", "_order", "contexts", "own", "sources")
 
     def __init__(
         self,
@@ -304,7 +305,7 @@ class Loan:
         """order: the order that `own` serves unchanged."""
         self.contexts = contexts
         self.sources = sources
-        self._own = taken
+        self.own = taken
         self._order = order
         self._claim: Claim | None = claim
 
@@ -314,7 +315,7 @@ class Loan:
         if claim is not None:
             # In this order: the next user of the contexts claims their SMs.
             claim.release()
-            store._put(self._own, self._order)
+            store._put(self.own, self._order)
 
     def __del__(self) -> None:
         self.release()

@@ -105,7 +105,6 @@ def measure_latencies(parts: Partitions, part: Partition, count: int) -> tuple[L
     The launches follow each other without a pause, like the requests of one client.
     """
     background = parts.background
-    assert background is not None
     plain = parts.device.create_stream
     urgent = partial(plain, StreamOptions(priority=parts.device.priority_range[1]))
     inside, outside = part.context.create_stream, background.context.create_stream

@@ -344,7 +344,7 @@ def _measure(
                 parts = pool.prepare(Layout.of({PART: request}))
             alone = Trial(f"{count} SMs", (critical,), {PART: parts.part.stream}, parts.part.stream)
             both = None
-            if load is not None and parts.background is not None:
+            if load is not None and "background" in parts:
                 streams = {PART: parts.part.stream, LOAD: parts.background.stream}
                 both = Trial(f"{count} SMs", (critical, names[LOAD]), streams, parts.part.stream)
             for trial in (alone, both):

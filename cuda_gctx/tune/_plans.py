@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +16,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx.partitions import PartitionPool, Partitions
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, is_partition_name
+from cuda_gctx.partitions.pool import switch_to
 from cuda_gctx.partitions.verification import VerifyReport, verify
 
 __all__ = ["ALL", "HINT", "KINDS", "Kind", "Plan", "partition_names", "sizes_of"]
@@ -92,7 +94,15 @@ class Plan:
             raise ValueError(f"the parts need different partitions of {self.layout}, not {dict(self.places)}")
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash((self.kind, self.parts, self.layout, frozenset(self.places.items()), self.first, self.library_sms))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Hashes of texts differ from one process to the next.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     @contextmanager
     def open(self, where: Device | PartitionPool) -> Iterator[dict[str, Stream]]:
@@ -121,16 +131,15 @@ class Plan:
 
         pool: the pool of the layouts.
 
-        All streams stay open as long as the pool, and each part has the same ones at each switch. On the device, later
-        work on a stream that the plan before did not have waits for the work enqueued so far on those of its streams
-        that are not in this plan, and share SMs: a stream on the whole device shares the SMs of all others. The host
-        does not wait. Work that belongs to both plans goes on. See PartitionPool.switch() for captures of graphs.
+        All streams stay open as long as the pool, and each part has the same ones at each switch. On the device, the
+        later work of a part that moves waits for its own work enqueued so far, and for that of every part whose SMs it
+        shares or may share: a stream on the whole device shares the SMs of all others. A part that stays where it was
+        goes on, and so does work in partitions that the plan leaves to others. The host does not wait. See
+        PartitionPool.switch() for captures of graphs.
         """
-        device = _device_of(pool)
-        whole = self._on_whole_device(device)
-        partitions, on_device = pool.switch_all(self.layout, tuple(dict.fromkeys(whole.values())))
-        placed = self._placed(partitions) if partitions is not None else {}
-        return self._in_order(placed, device, on_device)
+        if not isinstance(pool, PartitionPool):
+            raise TypeError(f"a plan is switched to in a PartitionPool, not on {type(pool).__name__}")
+        return switch_to(pool, self)
 
     def verify(self, where: Device | PartitionPool, timeout: float = 10.0) -> VerifyReport:
         """Verify with a probe kernel on which SMs each part runs. What the plan lets overlap is stated in the report.

@@ -307,7 +307,7 @@ def test_contexts_share_as_few_sms_as_possible_where_there_are_too_few_and_say_s
 def test_a_context_has_sms_that_no_open_partition_has(torch: Any, sim: Any) -> None:
     sim("h200")
     with Device(0).partition([8] * 2, exclusive=True) as parts:
-        assert parts.background is not None
+        assert "background" in parts
         with pytest.warns(ResourceOverlapWarning):  # another set's background counts as taken
             GreenContext.create(num_sms=8).close()
 

@@ -12,7 +12,6 @@ SPIN_NS = 200_000
 
 def test_stamps_report_when_and_on_which_sms_the_work_between_them_ran(dev: Device) -> None:
     with dev.partition(small=16) as parts:
-        assert parts.background is not None
         small, other = parts.small.stream, parts.background.stream
         stamps = Stamps(parts.device, 4)
         stamps.write(small, 0)

@@ -202,9 +202,9 @@ DOORS: dict[str, Door] = {
     "PartitionPool.prepare(named)": Door(REQUEST, 8, lambda w, v: w.pool.prepare(a=v), said="partition a: sms"),
     "PartitionPool.switch(requests)": Door(REQUEST, 8, lambda w, v: w.pool.switch(v), said="partition 0: sms"),
     "PartitionPool.switch(named)": Door(REQUEST, 8, lambda w, v: w.pool.switch(a=v), said="partition a: sms"),
-    "PartitionPool.switch_all(whole)": Door(
-        INT, 0, lambda w, v: w.pool.switch_all(None, [("a", v)]), (HUGE, -HUGE), "priority"
-    ),
+    "PartitionPool(limit)": Door(INT, 8, lambda w, v: PartitionPool(w.pool.device, limit=v), (0, -1)),
+    "PartitionPool.drop(requests)": Door(REQUEST, 16, lambda w, v: w.pool.drop(v), said="partition 0: sms"),
+    "PartitionPool.drop(named)": Door(REQUEST, 16, lambda w, v: w.pool.drop(a=v), said="partition a: sms"),
     "ContextStore(limit)": Door(INT, 0, lambda w, v: ContextStore(v), (-1,)),
     "ContextStore.limit(value)": Door(INT, 0, lambda w, v: setattr(ContextStore(), "limit", v), (-1,), "limit"),
     "verify(covers_device)": Door(BOOL, False, lambda w, v: verify({"a": w.parts.a.context}, covers_device=v)),

@@ -22,7 +22,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cuda_gctx/cli/demo.py": {"cuda_gctx.tune._background"},
     "cuda_gctx/cli/tune.py": {"cuda_gctx.tune._objectives"},
     "cuda_gctx/comm/_measured.py": {"_backend", "_can_map", "_is_reached", "_possible_modes", "_run_mode"},
-    "cuda_gctx/partitions/pool.py": {"_all", "_close", "_context", "_is_idle", "_make", "_streams"},
+    "cuda_gctx/partitions/pool.py": {"_all", "_close", "_context", "_is_idle", "_make"},
     "cuda_gctx/tune/_explain_causes.py": {"cuda_gctx.interop._frameworks"},
     "cuda_gctx/tune/_explain_runs.py": {"cuda_gctx.interop._current"},
     "cuda_gctx/tune/_work.py": {"cuda_gctx.interop._current"},

@@ -194,7 +194,7 @@ def test_names_stand_for_partitions_of_the_current_layout(dev: Device) -> None:
         for layout in (narrow, wide, narrow):
             pool.switch(layout)
             graphs.capture("decode", 1, step)
-            assert graphs.replay("decode", 1) == pool.current.decode.sm_count  # type: ignore[union-attr]
+            assert graphs.replay("decode", 1) == pool.current.decode.sm_count
         assert len(calls) == 2
         dev.sync()
     with GraphSet() as graphs:

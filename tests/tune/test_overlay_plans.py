@@ -167,7 +167,7 @@ def test_work_that_two_plans_share_goes_on(dev: Device) -> None:
         quick = new["decode"].record()
         quick.sync()
         assert not old["prefill"].is_done
-        assert pool.current is None
+        assert getattr(pool, "current", None) is None  # a plan without partitions
 
 
 def test_plans_and_layouts_are_ordered_behind_each_other(dev: Device) -> None:

@@ -1,0 +1,258 @@
+"""The arrangements of a pool, which say which part of a program runs where, and the order from one to the next.
+
+Two orders hold: of work on SMs that are shared, or may be, and of the work of one part, wherever it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from cuda_gctx._core.errors import CapturingError
+from cuda_gctx._core.loan import capture_of
+from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.switching import Switching
+from cuda_gctx.partitions.partitions import Partition, Partitions, lent_streams, sms_of, with_background
+
+# Arrangements that are remembered. Those of plans that a program makes anew again and again would fill the memory.
+MOST_ARRANGEMENTS = 4096
+
+# Where work runs: a partition, or a stream on the whole device.
+Place: TypeAlias = Partition | Stream
+
+
+def _streams_of(place: Place) -> list[Stream]:
+    lent = lent_streams(place) if isinstance(place, Partition) else [place]
+    return [stream for stream in lent if not stream.is_closed]
+
+
+class Arrangement:
+    """Where each part runs: the partitions of a layout, each under its name, or the parts of a plan.
+
+    number: that of the core. turn: the number of the last switch to it; 0 before the first. places: by the numbers of
+    the core; partitions of two layouts that share a context are one place. uses: names of parts, with the numbers of
+    their places. streams: of the parts of a plan.
+    """
+
+    __slots__ = ("number", "partitions", "places", "streams", "turn", "uses")
+
+    def __init__(
+        self,
+        number: int,
+        partitions: Partitions | None,
+        places: Sequence[tuple[int, Place]],
+        uses: frozenset[tuple[str, int]],
+        streams: Mapping[str, Stream],
+    ) -> None:
+        self.number = number
+        self.turn = 0
+        self.partitions = partitions
+        self.places = places
+        self.uses = uses
+        self.streams = dict(streams)
+
+    def parts_at(self, place: int) -> set[str]:
+        """The parts that run in a place."""
+        return {part for part, where in self.uses if where == place}
+
+    def goes_on(self, place: int, other: Arrangement) -> bool:
+        """Whether all that runs in a place here runs there in another arrangement too."""
+        return self.parts_at(place) <= other.parts_at(place)
+
+    def lent(self) -> list[Stream]:
+        """All open streams of its places."""
+        return [stream for _, place in self.places for stream in _streams_of(place)]
+
+
+class _Capture:
+    """The capture of a graph in which arrangements were left.
+
+    origin: the arrangement in which it is ended. visited: all that were left in it. joined: the streams that only a
+    switch has made a part of it.
+    """
+
+    def __init__(self, number: int, origin: Arrangement) -> None:
+        self.number = number
+        self.origin = origin
+        self.visited: dict[Arrangement, None] = {}
+        self.joined: set[Stream] = set()
+
+
+class Arrangements:
+    """The arrangements of one pool, under its lock."""
+
+    def __init__(self) -> None:
+        self.current: Arrangement | None = None
+        self._turn = 0
+        self.known: dict[Hashable, Arrangement] = {}  # by partitions or plan
+        # Arrangements that were left during a capture, which could not record the work outside of it.
+        self.left_in_capture: dict[Arrangement, None] = {}
+        self._capture: _Capture | None = None
+        self._switching = Switching()
+        self._parts: dict[str, int] = {}  # the numbers of the parts in the core
+        self._replaced: list[Arrangement] = []  # which are no longer known, and may be in use
+
+    def add(
+        self,
+        key: Hashable,
+        partitions: Partitions | None,
+        uses: Iterable[tuple[str, Place]],
+        streams: Mapping[str, Stream] | None = None,
+    ) -> Arrangement:
+        """A new arrangement, in place of the one that was known by this key."""
+        places = list(uses)
+        number = self._switching.add_arrangement(
+            (self._parts.setdefault(part, len(self._parts)), place.context, sms_of(place), place.sm_ids)
+            if isinstance(place, Partition)
+            else (self._parts.setdefault(part, len(self._parts)), place, None, None)
+            for part, place in places
+        )
+        numbers = self._switching.places_of(number)
+        made = Arrangement(
+            number,
+            partitions,
+            [(at, place) for at, (_, place) in zip(numbers, places, strict=True)],
+            frozenset((part, at) for at, (part, _) in zip(numbers, places, strict=True)),
+            streams or {},
+        )
+        if len(self.known) >= MOST_ARRANGEMENTS:
+            self._replaced += self.known.values()
+            self.known.clear()
+        if key in self.known:
+            self._replaced.append(self.known[key])
+        self.known[key] = made
+        self._remove_replaced()
+        return made
+
+    def uses(self, partitions: Partitions) -> bool:
+        """Whether these partitions are current, or were left in a capture after which no switch was made."""
+        return any(arrangement.partitions is partitions for arrangement in self._in_use())
+
+    def forget(self, partitions: Partitions) -> None:
+        """Forget the arrangements of partitions that are not in use. What runs in them stays ordered."""
+        for key in [key for key, arrangement in self.known.items() if arrangement.partitions is partitions]:
+            self._replaced.append(self.known.pop(key))
+        self._remove_replaced()
+
+    def _in_use(self) -> Iterator[Arrangement]:
+        yield from self.left_in_capture
+        if self.current is not None:
+            yield self.current
+
+    def _remove_replaced(self) -> None:
+        kept = [arrangement for arrangement in self._replaced if arrangement in self._in_use()]
+        for arrangement in self._replaced:
+            if arrangement not in kept:
+                self._switching.remove_arrangement(arrangement.number)
+        self._replaced = kept
+
+    def note_verified(self, partitions: Partitions) -> None:
+        """Record on which SMs a kernel saw the partitions run, which shows what does not share any."""
+        for part in with_background(partitions):
+            if part.sm_ids is not None:
+                self._switching.note_sm_ids(part.context, part.sm_ids)
+
+    def enter(self, new: Arrangement) -> None:
+        """Make an arrangement the current one, behind the work of those that were left."""
+        old = self.current
+        if old is not None and (self.left_in_capture or not self._switching.order(old.number, new.number)):
+            self._enter_around_capture(old, new)
+        self.current = new
+        self._turn += 1
+        new.turn = self._turn
+
+    def _enter_around_capture(self, old: Arrangement, new: Arrangement) -> None:
+        captures = {
+            stream: capture
+            for arrangement in dict.fromkeys((old, new, *self.left_in_capture))
+            for stream in arrangement.lent()
+            if (capture := capture_of(stream))
+        }
+        if not captures:
+            left = dict.fromkeys((*self.left_in_capture, old))
+            if not self._switching.order_all([arrangement.number for arrangement in left], new.number):
+                raise CapturingError(
+                    "a stream of a partition, which the pool has not lent, is capturing a graph: switch before or "
+                    "after that"
+                )
+            self.left_in_capture.clear()
+            self._capture = None
+        elif old is not new:
+            self._order_capture(self._capture_for(old, captures), old, new, captures)
+
+    def _capture_for(self, old: Arrangement, captures: Mapping[Stream, int]) -> _Capture:
+        """The capture that the current arrangement is a part of; RuntimeError if there are others."""
+        under_way = set(captures.values())
+        mine = {captures[stream] for stream in old.lent() if stream in captures}
+        if self._capture is not None and self._capture.number in under_way:
+            mine.add(self._capture.number)
+        if under_way != mine or len(mine) > 1:
+            raise RuntimeError(
+                f"captures of graphs that use streams of the pool: {len(under_way)}, of which the current "
+                f"layout is part of {len(mine)}. A switch orders one capture, which the current layout is part of: "
+                "switch before or after the others"
+            )
+        [number] = mine
+        if self._capture is None or self._capture.number != number:
+            self._capture = _Capture(number, old)
+        return self._capture
+
+    def _order_capture(
+        self, capture: _Capture, old: Arrangement, new: Arrangement, captures: Mapping[Stream, int]
+    ) -> None:
+        """The order of a switch as edges of the graph, of which the streams of the new arrangement become a part."""
+        visited = list(dict.fromkeys((*capture.visited, old)))
+        is_way_back = new is capture.origin
+        # A stream that joins a capture has to be joined again: on the way back, no more of them join.
+        inside = [stream for stream in new.lent() if stream in captures and stream not in capture.joined]
+        later = [
+            (at, stream)
+            for at, place in new.places
+            if not new.goes_on(at, old)
+            for stream in _streams_to_join(place)
+            if not is_way_back or stream in inside
+        ]
+        parts: dict[int, set[str]] = {}
+        behind: dict[int, dict[Stream, None]] = {}
+        for arrangement in visited:
+            for at, place in arrangement.places:
+                parts.setdefault(at, set()).update(arrangement.parts_at(at))
+                behind.setdefault(at, {}).update(dict.fromkeys(one for one in _streams_of(place) if one in captures))
+
+        ordered: set[Stream] = set()
+        waiting: set[Stream] = set()
+        for source, streams in behind.items():
+            if parts[source] <= new.parts_at(source):
+                continue  # it may run next to all of the new arrangement
+            followers = [
+                stream
+                for at, stream in later
+                if self._switching.may_share(source, at) or parts[source] & new.parts_at(at)
+            ]
+            for stream in streams if followers else ():
+                _let_wait(stream, followers)
+                ordered.add(stream)
+                waiting.update(followers)
+        if is_way_back:
+            for stream in captures.keys() - ordered - set(inside):
+                _let_wait(stream, inside[:1])
+        else:
+            # Those with nothing to wait for are to be in the graph as well.
+            _let_wait(next(iter(captures)), [stream for _, stream in later if stream not in {*captures, *waiting}])
+            capture.joined.update(stream for _, stream in later if stream not in captures)
+        capture.visited[old] = None
+        self.left_in_capture[old] = None
+
+
+def _streams_to_join(place: Place) -> list[Stream]:
+    if isinstance(place, Partition):
+        place.stream  # noqa: B018  lent now, if it was not before: the work of the part is to be in the graph
+    return _streams_of(place)
+
+
+def _let_wait(stream: Stream, followers: Iterable[Stream]) -> None:
+    others = [follower for follower in followers if follower != stream]
+    if others:
+        event = stream.record()
+        for follower in others:
+            follower.wait(event)
