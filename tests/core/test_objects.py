@@ -32,6 +32,7 @@ from cuda_gctx import (
     StreamOptions,
     WorkqueueResource,
 )
+from cuda_gctx._core import errors as errors_of_core
 from cuda_gctx._core.loan import Claim, context_stream
 from cuda_gctx._core.probe import Stamps, run_probe
 from cuda_gctx.sim import session
@@ -168,8 +169,11 @@ def test_errors_have_their_public_names_and_are_runtime_errors(error: type[Excep
 
 
 def test_every_public_error_of_the_core_names_the_package() -> None:
-    for name in cuda_gctx._NAMES_OF_MODULE["cuda_gctx._core.errors"]:
-        assert getattr(cuda_gctx, name).__module__ == "cuda_gctx"
+    errors = [
+        found for found in vars(errors_of_core).values() if isinstance(found, type) and issubclass(found, Exception)
+    ]
+    assert {found.__name__ for found in errors} <= set(cuda_gctx.__all__)
+    assert {found.__module__ for found in errors} == {"cuda_gctx"}
 
 
 def test_a_warning_says_who_has_the_sms_exclusively(dev: Device) -> None:

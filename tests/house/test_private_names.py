@@ -35,7 +35,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/comm/test_tuning.py": {"cuda_gctx._core.progress"},
     "tests/compat/test_flashinfer.py": {"cuda_gctx._core.loan", "cuda_gctx._core.probe"},
     "tests/compat/test_torch_green.py": {"_active", "cuda_gctx._core.loan", "cuda_gctx._core.probe"},
-    "tests/core/test_objects.py": {"_NAMES_OF_MODULE"},
     "tests/house/test_above.py": {"_loaders", "cuda_gctx._core.above"},
     "tests/house/test_package.py": {"_NAMES_OF_MODULE"},
     "tests/interop/test_frameworks_on_gpu.py": {"cuda_gctx._core.probe"},
@@ -43,7 +42,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/interop/test_library_counts.py": {"_margin_class", "_margin_place"},
     "tests/interop/test_library_sms.py": {"_loaded"},
     "tests/interop/test_torch.py": {"cuda_gctx._core.loan", "cuda_gctx._core.probe"},
-    "tests/measure/test_loop.py": {"cuda_gctx._core.event"},
     "tests/partitions/test_partitions.py": {"_put", "cuda_gctx._core.loan"},
     "tests/partitions/test_pinned.py": {"cuda_gctx.interop._current", "cuda_gctx.interop._frameworks"},
     "tests/partitions/test_pool.py": {"cuda_gctx._core.loan", "cuda_gctx._core.probe"},
@@ -58,7 +56,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/tune/test_pictures.py": {"_pieces"},
     "tests/tune/test_procedure.py": {"_behind", "_fair_rounds", "_rounds", "_steps", "cuda_gctx._core.progress"},
     "tests/tune/test_search.py": {"_compare"},
-    "tests/tune/test_tune_on_gpu.py": {"cuda_gctx._core.loan"},
     "tests/tune/worlds.py": {"cuda_gctx._core.clock"},
 }
 

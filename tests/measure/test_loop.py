@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Device
-from cuda_gctx._core.event import Event
+from cuda_gctx import Device, Event
 from cuda_gctx.measure.loop import AHEAD, QUEUED, CallTimer, Load, hold, in_rounds, timed_batch
 from cuda_gctx.tune import spin
 

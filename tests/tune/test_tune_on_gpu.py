@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Layout, PartitionPool, Stream, tune
-from cuda_gctx._core.loan import device_memory
 from cuda_gctx.measure.loop import TIMED, seconds_between
+from cuda_gctx.measure.machine import memory_of
 from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, spin
 
 from ..common import refusal
@@ -156,9 +156,9 @@ def test_what_the_caller_enqueued_before_is_waited_for(dev: Device) -> None:
 def test_a_second_run_takes_no_device_memory(dev: Device) -> None:
     half = work(dev.sm_count, 100 * US)
     assert tune.overlap(left=half, right=half, device=dev, budget_s=4, **FEW).complete
-    free, _ = device_memory(dev.resources.sm)
+    free, _ = memory_of(dev)
     tune.overlap(left=half, right=half, device=dev, budget_s=1.5, **FEW)
-    assert device_memory(dev.resources.sm)[0] >= free
+    assert memory_of(dev)[0] >= free
 
 
 # ---- torch
