@@ -140,7 +140,7 @@ def test_options_can_be_dicts(dev: Device) -> None:
                 assert event.is_timing_enabled
         with dev.create_event({"blocking_sync": True}) as event:
             assert event.is_blocking_sync
-    assert "unexpected" in str(refusal(TypeError, lambda: dev.create_stream({"prio": 1})))
+    assert "did you mean 'priority'?" in str(refusal(TypeError, lambda: dev.create_stream({"prio": 1})))
     assert "StreamOptions or a dict" in str(refusal(TypeError, lambda: dev.create_stream(3)))  # type: ignore[arg-type]
 
 
