@@ -154,8 +154,8 @@ MUTANTS = {
     ),
     "the oldest context is lent first": Mutant(
         "partitions/store.py",
-        "reversed(list(self._sets)):\n            for stored in list(one.contexts):\n                if stored.key",
-        "list(self._sets):\n            for stored in list(one.contexts):\n                if stored.key",
+        "reversed(list(self._sets)):\n            for stored in list(stored_set.contexts):",
+        "list(self._sets):\n            for stored in list(stored_set.contexts):",
         "tests/partitions",
     ),
     "contexts that cannot be lent are stored": Mutant(

@@ -99,9 +99,11 @@ class Block(ContextDecorator, AbstractContextManager[Any]):
         return inner
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        opened = next((one for one in reversed(_here.opened) if one.block is self and not one.is_left), None)
+        opened = next(
+            (opened for opened in reversed(_here.opened) if opened.block is self and not opened.is_left), None
+        )
         if opened is not None:
-            innermost = [one for one in _here.opened if not one.is_left][-1]
+            innermost = [opened for opened in _here.opened if not opened.is_left][-1]
             self._opened.remove(opened)
             opened.is_left = True
             _here.settle(kind, error, traceback)

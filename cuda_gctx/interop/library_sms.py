@@ -192,8 +192,14 @@ class Settings(tuple[Setting, ...]):
 
     def __str__(self) -> str:
         rows = [
-            (one.library, "yes" if one.loaded else "no", one.sms if one.sms is not None else "", one.reach, one.note)
-            for one in self
+            (
+                setting.library,
+                "yes" if setting.loaded else "no",
+                setting.sms if setting.sms is not None else "",
+                setting.reach,
+                setting.note,
+            )
+            for setting in self
         ]
         return table(("library", "loaded", "SMs", "for", "note"), rows)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import getattr_static
-from itertools import combinations
+from itertools import chain, combinations
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -75,7 +75,7 @@ class SharingReport:
             counted += f"; not searched: beyond {_DEEPEST} levels or {_MOST} objects"
         if not self.shared:
             return f"nothing is shared (compared: {counted})"
-        rows = [(one.kind, *one.places, one.advice) for one in self.shared]
+        rows = [(shared.kind, *shared.places, shared.advice) for shared in self.shared]
         return f"{table(('shared', 'in', 'and in', 'do instead'), rows)}\ncompared: {counted}"
 
 
@@ -255,15 +255,15 @@ def check(**uses: Any) -> SharingReport:
     if len(uses) < 2:
         raise ValueError("check() compares partitions: give the objects of two or more, as in check(a=[...], b=[...])")
     searched = [_search(name, given) for name, given in uses.items()]
-    of_each = [uses_of_one for uses_of_one, _ in searched]
+    uses_of_each = [found for found, _ in searched]
     shared: dict[tuple[str, object, object], Shared] = {}
-    for (name, ours), (other_name, theirs) in combinations(zip(uses, of_each, strict=True), 2):
+    for (name, ours), (other_name, theirs) in combinations(zip(uses, uses_of_each, strict=True), 2):
         for use in ours:
             for other in theirs:
                 if use.is_shared_with(other):
                     identity = (use.kind, use.key or use.memory, (name, other_name))
                     shared.setdefault(identity, Shared(use.kind, (use.place, other.place), _ADVICE[use.kind]))
     seen = dict.fromkeys(_ADVICE, 0)
-    for use in (use for uses_of_one in of_each for use in uses_of_one):
+    for use in chain(*uses_of_each):
         seen[use.kind] += 1
     return SharingReport(tuple(shared.values()), seen, all(complete for _, complete in searched))

@@ -112,12 +112,12 @@ class GraphSet:
         with self._lock:
             entry = self._entries.get((_key(place), key))
             if entry is None:
-                way: Callable[[Place, Function], Replayable] = (
+                capture: Callable[[Place, Function], Replayable] = (
                     above.torch_graph if self._framework == "torch" else _OwnGraph.capture
                 )
                 whole = place.context.device.resources.sm
                 before, _ = device_memory(whole)
-                graph = way(place, function)
+                graph = capture(place, function)
                 after, _ = device_memory(whole)
                 entry = _Entry(*_described(place), graph, max(0, before - after))
                 self._entries[_key(place), key] = entry
@@ -155,7 +155,9 @@ class GraphSet:
         return entry.graph.output
 
     def _refuse(self, place: Place, key: Hashable) -> NoReturn:
-        others = [f"{one.name} ({one.sm_count} SMs)" for (_, known), one in list(self._entries.items()) if known == key]
+        others = [
+            f"{entry.name} ({entry.sm_count} SMs)" for (_, known), entry in list(self._entries.items()) if known == key
+        ]
         if others:
             name, sm_count = _described(place)
             raise ValueError(

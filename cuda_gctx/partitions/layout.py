@@ -311,9 +311,9 @@ def layout_of(requests: tuple[Any, ...], named: dict[str, Any]) -> Layout:
     if type(spelled) is Layout:
         return spelled
     if type(spelled) is not tuple:
-        [asked] = requests
-        is_several = isinstance(asked, (Mapping, Sequence)) and not isinstance(asked, (str, bytes, bytearray))
-        return _layout_of(asked if is_several else (asked,))
+        [request] = requests
+        is_several = isinstance(request, (Mapping, Sequence)) and not isinstance(request, (str, bytes, bytearray))
+        return _layout_of(request if is_several else (request,))
     try:
         return _spellings[spelled]
     except (KeyError, TypeError):  # not seen before, or with something unhashable in it

@@ -56,9 +56,9 @@ class Order:
     @cached_property
     def groups(self) -> list[SMResource]:
         """The SMs of all contexts."""
-        return [sms for one in self.wanted for sms in one.groups]
+        return [sms for request in self.wanted for sms in request.groups]
 
     @cached_property
     def names(self) -> list[str]:
         """The name of the context that each of the groups is for."""
-        return [one.name for one in self.wanted for _ in one.groups]
+        return [request.name for request in self.wanted for _ in request.groups]

@@ -335,8 +335,8 @@ class Partitions:
         # Reentrant: the garbage collector may run the code of others in the middle of a call.
         lock = threading.RLock()
         parts = [
-            Partition(one.name, one.requested, one.groups[0], stored, loan, lock)
-            for one, stored in zip(order.wanted, loan.contexts, strict=True)
+            Partition(request.name, request.requested, request.groups[0], stored, loan, lock)
+            for request, stored in zip(order.wanted, loan.contexts, strict=True)
         ]
         by_name = {part.name: part for part in parts}
         fields = self.__dict__

@@ -185,9 +185,9 @@ class SMMap:
                 drawing.text(x + panel_width / 2, y + 16, row.label, size=11, bold=True, anchor="middle")
                 drawing.text(x + panel_width / 2, y + 30, _sms(len(row.cells)), size=11, kind="faint", anchor="middle")
                 for i, cell in enumerate(row.cells):
-                    left = x + PANEL_PAD + i % 2 * (CELL + GAP)
+                    cell_x = x + PANEL_PAD + i % 2 * (CELL + GAP)
                     top = y + PANEL_HEAD + i // 2 * (CELL + PAIR_GAP)
-                    self._draw(drawing, left, top, cell, row.label, colours)
+                    self._draw(drawing, cell_x, top, cell, row.label, colours)
             y += height + PANEL_GAP
         drawing.text(MARGIN, y + 10, note, size=11, kind="faint")
         return written(drawing.svg(width, y + 26), path)

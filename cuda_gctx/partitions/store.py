@@ -135,8 +135,10 @@ class ContextStore:
 
     def count(self, device: Device) -> int:
         """The number of contexts of a device in the store."""
-        mine = driver_and_device(device.resources.sm, device)
-        return sum(stored.key[:2] == mine for one in list(self._sets) for stored in list(one.contexts))
+        of_device = driver_and_device(device.resources.sm, device)
+        return sum(
+            stored.key[:2] == of_device for stored_set in list(self._sets) for stored in list(stored_set.contexts)
+        )
 
     def drop(self) -> None:
         """Destroy all contexts in the store, and those that splits needed.
@@ -150,9 +152,9 @@ class ContextStore:
         with self._lock:
             dropped = [
                 stored
-                for one in list(self._sets)
-                for stored in list(one.contexts)
-                if chosen(stored) and self._take_out(one, stored)
+                for stored_set in list(self._sets)
+                for stored in list(stored_set.contexts)
+                if chosen(stored) and self._take_out(stored_set, stored)
             ]
         for stored in reversed(dropped):
             stored.close()
@@ -209,9 +211,9 @@ class ContextStore:
             return [self._take_one(key) for key in keys]
 
     def _take_one(self, key: Key) -> StoredContext | None:
-        for one in reversed(list(self._sets)):
-            for stored in list(one.contexts):
-                if stored.key == key and not stored.context.is_closed and self._take_out(one, stored):
+        for stored_set in reversed(list(self._sets)):
+            for stored in list(stored_set.contexts):
+                if stored.key == key and not stored.context.is_closed and self._take_out(stored_set, stored):
                     return stored
         return None
 
@@ -220,17 +222,17 @@ class ContextStore:
         where = (driver, device.device_id)
         return [
             b"".join(part for part in stored.key[2:-1] if isinstance(part, bytes))
-            for one in reversed(list(self._sets))
-            for stored in one.contexts
+            for stored_set in reversed(list(self._sets))
+            for stored in stored_set.contexts
             if stored.key[:2] == where
         ]
 
-    def _add(self, one: StoredSet) -> None:
-        if one.contexts:
-            self._sets[one] = None
-            self._count += len(one.contexts)
-            if one.order is not None:
-                one.order.idle.append(one)
+    def _add(self, stored_set: StoredSet) -> None:
+        if stored_set.contexts:
+            self._sets[stored_set] = None
+            self._count += len(stored_set.contexts)
+            if stored_set.order is not None:
+                stored_set.order.idle.append(stored_set)
 
     def _put(self, contexts: list[StoredContext], order: Order | None = None) -> None:
         """Take contexts back, and close those that cannot be lent again. order: the order that they serve unchanged.
@@ -255,12 +257,17 @@ class ContextStore:
             with self._lock:
                 if self._count <= self._limit:
                     return
-                ours = [(one, stored) for one in list(self._sets) for stored in one.contexts if not stored.is_pinned]
-                if len(ours) <= self._limit:
+                candidates = [
+                    (stored_set, stored)
+                    for stored_set in list(self._sets)
+                    for stored in stored_set.contexts
+                    if not stored.is_pinned
+                ]
+                if len(candidates) <= self._limit:
                     return
-                is_mine = self._take_out(*ours[0])
+                is_mine = self._take_out(*candidates[0])
             if is_mine:
-                ours[0][1].close()
+                candidates[0][1].close()
 
     def __repr__(self) -> str:
         return f"<ContextStore: {len(self)} contexts, {self.limit} at most>"
