@@ -142,10 +142,11 @@ cdef class Stream:
         if not callable(ask):
             raise TypeError(f"{type(obj).__name__} has no __cuda_stream__ method: it is not a stream")
         answer = ask()
-        if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(part, int) for part in answer):
+        if not isinstance(answer, tuple) or len(answer) != 2:
             raise TypeError(f"__cuda_stream__ must return two ints, a version and a handle, not {answer!r}")
-        if answer[0] != 0:
-            raise ValueError(f"version {answer[0]} of the __cuda_stream__ protocol is not supported, only 0")
+        version = as_int("the version of __cuda_stream__", answer[0])
+        if version != 0:
+            raise ValueError(f"version {version} of the __cuda_stream__ protocol is not supported, only 0")
         adopted(self, as_handle(answer[1]), obj)
 
     @staticmethod

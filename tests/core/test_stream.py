@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 
 from cuda_gctx import (
@@ -335,10 +336,26 @@ def test_a_literal_zero_is_not_a_stream(dev: Device) -> None:
         Stream.from_handle(0)
 
 
-@pytest.mark.parametrize("answer", [(), (0,), (0, 1, 2), ("0", 1), (0, "1"), (0, None)])
-def test_a_wrong_answer_of_the_protocol_is_refused(dev: Device, answer: tuple[Any, ...]) -> None:
-    with pytest.raises(TypeError, match="two ints"):
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((), "two ints"),
+        ((0,), "two ints"),
+        ((0, 1, 2), "two ints"),
+        (("0", 1), "the version of __cuda_stream__ must be an int, not str"),
+        ((False, 1), "the version of __cuda_stream__ must be an int, not bool"),
+        ((0, "1"), "handle must be an int from 0 to .*, not str"),
+        ((0, None), "handle must be an int from 0 to .*, not NoneType"),
+    ],
+)
+def test_a_wrong_answer_of_the_protocol_is_refused(dev: Device, answer: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         Stream(Foreign(*answer))
+
+
+def test_an_answer_of_the_protocol_may_have_ints_of_numpy(dev: Device) -> None:
+    with dev.create_stream() as stream, Stream(Foreign(numpy.int32(0), numpy.uint64(stream.handle))) as same:
+        assert same == stream
 
 
 @pytest.mark.parametrize("version", [1, -1, 99])
