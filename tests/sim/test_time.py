@@ -140,6 +140,17 @@ def test_an_idle_stream_takes_no_time(machine: Machine) -> None:
         assert machine.sim.time_ns() - before < 10_000
 
 
+@pytest.mark.parametrize("whole_device", [True, False], ids=["device", "partition"])
+def test_a_wait_includes_the_work_of_a_closed_stream(machine: Machine, whole_device: bool) -> None:
+    small, rest = partition(machine.dev, 16)
+    with small, rest:
+        begin = machine.sim.time_ns()
+        with (machine.dev if whole_device else small).create_stream() as stream:
+            machine.launch("long", stream, 1)
+        machine.dev.sync()
+        assert machine.sim.time_ns() - begin >= LONG_NS
+
+
 def test_time_passes_on_request(machine: Machine) -> None:
     with machine.dev.create_stream() as stream:
         machine.launch("long", stream, 1)

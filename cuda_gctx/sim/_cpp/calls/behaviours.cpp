@@ -105,6 +105,10 @@ constexpr DriverBehaviour list[] = {
      "the following APIs: - cuStreamDestroy."},
     {"streams", "all", "cuStreamGetCtx_v2 answers the primary and the green context", Known::documented,
      "the API returns the green context in pGreenCtx and the primary context of the associated device in pCtx"},
+    {"streams", "all", "work of a destroyed stream goes on, and what waits for its context or its device waits for it",
+     Known::documented,
+     "the function will return immediately and the resources associated with hStream will be released automatically "
+     "once the device has completed all work in hStream"},
     {"events", "12.5 and newer", "whole-context events invalidate captures and answer STREAM_CAPTURE_UNSUPPORTED",
      Known::recorded, "events"},
     {"events", "all", "recording across primary contexts answers INVALID_HANDLE", Known::assumed, ""},

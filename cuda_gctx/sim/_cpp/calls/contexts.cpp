@@ -53,33 +53,7 @@ CUresult synchronize(Call& c, Context& context) {
   if (disturbs_capture(c, &context)) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  const auto last_of = [&](const Context& one, std::vector<WorkPtr>& into) {
-    if (one.default_stream && one.default_stream->last) {
-      into.push_back(one.default_stream->last);
-    }
-    for (const auto& [thread, stream] : one.thread_streams) {
-      into.push_back(stream->last);
-    }
-    for (const Stream* stream : one.streams) {
-      into.push_back(stream->last);
-    }
-  };
-  std::vector<WorkPtr> pending;
-  last_of(context, pending);
-  if (context.kind == ContextKind::primary) {
-    // The header of cuCtxSynchronize: a primary context waits for its green contexts too.
-    c.machine.contexts.each([&](const Context& other) {
-      if (other.kind == ContextKind::green && other.root_id == context.id) {
-        last_of(other, pending);
-      }
-    });
-  }
-  for (const WorkPtr& work : pending) {
-    if (const CUresult result = wait_for(c, work); result != CUDA_SUCCESS) {
-      return result;
-    }
-  }
-  return CUDA_SUCCESS;
+  return wait_for(c, outstanding_of(c.machine, context));
 }
 
 constexpr CUlimit known_limits[] = {CU_LIMIT_STACK_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE,

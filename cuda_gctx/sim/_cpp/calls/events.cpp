@@ -69,12 +69,8 @@ CUresult wait(Call& c, Stream& stream, Event& event) {
     return CUDA_SUCCESS;
   }
   auto work = std::make_shared<Work>();
-  work->device = stream.device;
   work->after = {stream.last, stream.context->gate, event.record};
-  work->queues = stream.queues;
-  work->connection = stream.connection;
-  c.machine.clock.submit(work);
-  stream.last = work;
+  put(c, stream, work);
   return CUDA_SUCCESS;
 }
 
@@ -109,22 +105,13 @@ CUresult record_context(Call& c, Context& context, Event& event) {
   if (event.root_id != context.root_id) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
-  const auto contexts = with_green_contexts(c.machine, context);
   if (is_capturing(context)) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   auto work = std::make_shared<Work>();
   work->device = context.device;
-  for (const Context* one : contexts) {
-    work->after.push_back(one->gate);
-    work->after.push_back(one->default_stream->last);
-    for (const auto& [thread, stream] : one->thread_streams) {
-      work->after.push_back(stream->last);
-    }
-    for (const Stream* stream : one->streams) {
-      work->after.push_back(stream->last);
-    }
-  }
+  work->owner = {context.id, context.root_id, false};
+  work->after = outstanding_of(c.machine, context);
   c.machine.clock.submit(work);
   forget_record(event);
   event.record = work;
@@ -145,6 +132,7 @@ CUresult wait_context(Call& c, Context& context, Event& event) {
   for (Context* one : with_green_contexts(c.machine, context)) {
     auto gate = std::make_shared<Work>();
     gate->device = one->device;
+    gate->owner = {one->id, one->root_id, false};
     gate->after = {one->gate, event.record};
     c.machine.clock.submit(gate);
     one->gate = gate;

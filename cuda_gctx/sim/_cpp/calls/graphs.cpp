@@ -161,7 +161,7 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream&
                                   const std::vector<WorkPtr>& begin) {
   std::vector<WorkPtr> works;
   for (const ExecNode& one : nodes) {
-    const std::shared_ptr<Work> work = work_of(c, one, stream);
+    const WorkPtr work = work_of(c, one, stream);
     work->after = begin;
     for (const std::size_t before : one.after) {
       work->after.push_back(works[before]);
@@ -194,12 +194,8 @@ CUresult replay(Call& c, GraphExec& exec, Stream& stream) {
   const WorkPtr begin = submit(c, stream, GraphNode{});
   auto end = std::make_shared<Work>();
   end->after = submit_nodes(c, exec.nodes, stream, {begin, exec.last});
-  end->device = stream.device;
   end->after.push_back(begin);
-  end->queues = stream.queues;
-  end->connection = stream.connection;
-  c.machine.clock.submit(end);
-  stream.last = end;
+  put(c, stream, end);
   exec.last = end;
   return CUDA_SUCCESS;
 }

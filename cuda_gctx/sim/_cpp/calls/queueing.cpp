@@ -6,23 +6,24 @@
 namespace gctx::sim {
 namespace {
 
+// Waits for the legacy default stream of its context, and that one for it.
+bool is_blocking(const Stream& stream) {
+  return &stream != stream.context->default_stream.get() && (stream.flags & CU_STREAM_NON_BLOCKING) == 0;
+}
+
 // The order that CUDA gives a context's streams: what is on a stream runs in sequence, and the legacy default stream
 // and the blocking streams wait for each other.
-std::vector<WorkPtr> predecessors(const Stream& stream) {
+std::vector<WorkPtr> predecessors(const Machine& machine, const Stream& stream) {
   const Context& context = *stream.context;
-  std::vector<WorkPtr> before{stream.last, context.gate};
+  std::vector<WorkPtr> before;
   if (&stream == context.default_stream.get()) {
-    for (const Stream* other : context.streams) {
-      if ((other->flags & CU_STREAM_NON_BLOCKING) == 0) {
-        before.push_back(other->last);
-      }
-    }
-    for (const auto& [thread, other] : context.thread_streams) {
-      before.push_back(other->last);
-    }
-  } else if ((stream.flags & CU_STREAM_NON_BLOCKING) == 0) {
+    before = machine.clock.outstanding(
+        [&](const Work& work) { return work.owner.is_blocking && work.owner.context == context.id; });
+  } else if (is_blocking(stream)) {
     before.push_back(context.default_stream->last);
   }
+  before.push_back(stream.last);
+  before.push_back(context.gate);
   return before;
 }
 
@@ -31,6 +32,9 @@ std::vector<WorkPtr> predecessors(const Stream& stream) {
 WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int device) {
   auto work = std::make_shared<Work>();
   work->device = device;
+  if (context != nullptr) {
+    work->owner = {context->id, context->root_id, false};
+  }
   work->duration = node.duration;
   work->engine = node.engine;
   work->bytes = node.bytes;
@@ -44,12 +48,19 @@ WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int devi
 
 WorkPtr submit(Call& c, Stream& stream, const GraphNode& node) {
   const WorkPtr work = work_of(c, node, stream.context, stream.device);
-  work->after = predecessors(stream);
+  work->after = predecessors(c.machine, stream);
+  put(c, stream, work);
+  return work;
+}
+
+void put(Call& c, Stream& stream, const WorkPtr& work) {
+  const Context& context = *stream.context;
+  work->device = stream.device;
+  work->owner = {context.id, context.root_id, is_blocking(stream)};
   work->queues = stream.queues;
   work->connection = stream.connection;
   c.machine.clock.submit(work);
   stream.last = work;
-  return work;
 }
 
 CUresult enqueue(Call& c, Stream& stream, GraphNode node) {
@@ -72,6 +83,15 @@ CUresult wait_for(Call& c, const WorkPtr& work) {
   return c.machine.clock.finish(c.lock, work) ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
 }
 
+CUresult wait_for(Call& c, const std::vector<WorkPtr>& works) {
+  for (const WorkPtr& work : works) {
+    if (const CUresult result = wait_for(c, work); result != CUDA_SUCCESS) {
+      return result;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult wait_for_stream(Call& c, Stream& stream) {
   if (stream.capture) {
     stream.capture->invalidate();
@@ -84,28 +104,13 @@ CUresult wait_for_stream(Call& c, Stream& stream) {
   return wait_for(c, stream.last);
 }
 
+std::vector<WorkPtr> outstanding_of(const Machine& machine, const Context& context) {
+  return machine.clock.outstanding(
+      [&](const Work& work) { return work.owner.context == context.id || work.owner.root == context.id; });
+}
+
 CUresult wait_for_device(Call& c, int device) {
-  std::vector<WorkPtr> pending;
-  c.machine.contexts.each([&](const Context& context) {
-    if (context.device != device) {
-      return;
-    }
-    pending.push_back(context.default_stream->last);
-    for (const auto& [thread, stream] : context.thread_streams) {
-      pending.push_back(stream->last);
-    }
-  });
-  c.machine.streams.each([&](const Stream& stream) {
-    if (stream.device == device) {
-      pending.push_back(stream.last);
-    }
-  });
-  for (const WorkPtr& work : pending) {
-    if (const CUresult result = wait_for(c, work); result != CUDA_SUCCESS) {
-      return result;
-    }
-  }
-  return CUDA_SUCCESS;
+  return wait_for(c, c.machine.clock.outstanding([&](const Work& work) { return work.device == device; }));
 }
 
 }  // namespace gctx::sim

@@ -13,8 +13,14 @@ CUresult enqueue(Call& call, Stream& stream, GraphNode node);
 // The work of a node, ordered behind nothing yet. `context`: where a kernel runs.
 WorkPtr work_of(Call& call, const GraphNode& node, const Context* context, int device);
 WorkPtr submit(Call& call, Stream& stream, const GraphNode& node);
+// Puts work onto a stream, which is ordered already.
+void put(Call& call, Stream& stream, const WorkPtr& work);
 CUresult wait_for(Call& call, const WorkPtr& work);
+CUresult wait_for(Call& call, const std::vector<WorkPtr>& works);
 CUresult wait_for_stream(Call& call, Stream& stream);
+// What was queued on a context and is not done; a primary context answers for its green contexts too, as the header of
+// cuCtxSynchronize says.
+std::vector<WorkPtr> outstanding_of(const Machine& machine, const Context& context);
 // Waits for everything that was queued on a device.
 CUresult wait_for_device(Call& call, int device);
 

@@ -67,7 +67,7 @@ void Clock::submit(const WorkPtr& work) {
   if (work->host) {
     host_threads_.expect();
   }
-  ++outstanding_;
+  outstanding_.emplace(work->sequence, work);
   if (work->connection == nullptr) {
     unbound_.push_back(work);
     return;
@@ -244,7 +244,7 @@ void Clock::complete(const WorkPtr& work) {
   work->done = true;
   work->ended = time_;
   work->after.clear();
-  --outstanding_;
+  outstanding_.erase(work->sequence);
   if (work->engine != Engine::none) {
     DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
     device.engines[static_cast<std::size_t>(work->engine)] = false;
@@ -391,7 +391,7 @@ void Clock::catch_up(Lock& lock) {
     return;
   }
   const std::uint64_t limit = now_;
-  if (outstanding_ > 0) {
+  if (!outstanding_.empty()) {
     advance(lock, limit, [] { return false; });
   }
   if (!advancing_) {
@@ -424,7 +424,7 @@ bool Clock::finish(Lock& lock, WorkPtr target) {
 }
 
 void Clock::reach_host_function(Lock& lock) {
-  if (advancing_ || outstanding_ == 0) {
+  if (advancing_ || outstanding_.empty()) {
     return;
   }
   const std::uint64_t made = host_calls_made_;

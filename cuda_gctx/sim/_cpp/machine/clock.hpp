@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <queue>
@@ -36,6 +37,18 @@ class Clock {
   void pass(std::uint64_t ns) noexcept { now_ += ns; }
 
   void submit(const WorkPtr& work);
+  // What was submitted and is not done, in that order, of the work that `is_meant`. The one place that knows: streams,
+  // contexts and graphs that gave it may be gone.
+  template <class Is>
+  std::vector<WorkPtr> outstanding(Is&& is_meant) const {
+    std::vector<WorkPtr> found;
+    for (const auto& [sequence, work] : outstanding_) {
+      if (is_meant(*work)) {
+        found.push_back(work);
+      }
+    }
+    return found;
+  }
   // Carries out what is over by now. Does not wait for another thread that is at it.
   void catch_up(Lock& lock);
   // Carries out work until `target` is done, and moves the time of the host there. False when that cannot be: called
@@ -46,7 +59,7 @@ class Clock {
   // A host function has returned.
   void host_returned(const WorkPtr& work);
   // The real driver lets about a thousand launches wait before it makes the caller wait.
-  bool is_full() const noexcept { return outstanding_ > 1024; }
+  bool is_full() const noexcept { return outstanding_.size() > 1024; }
   // Makes room when it is full.
   void relieve(Lock& lock);
 
@@ -102,7 +115,7 @@ class Clock {
   std::uint64_t now_ = 0;   // of the host
   std::uint64_t time_ = 0;  // up to which work has been carried out
   std::uint64_t sequence_ = 0;
-  std::uint64_t outstanding_ = 0;
+  std::map<std::uint64_t, WorkPtr> outstanding_;  // by their sequence
   bool advancing_ = false;
   std::condition_variable advanced_;
 };

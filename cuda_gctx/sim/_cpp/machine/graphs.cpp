@@ -103,6 +103,7 @@ void drop(Machine& machine, GraphExec& exec) {
   // What is under way still needs what the graph keeps.
   auto work = std::make_shared<Work>();
   work->device = gone->last->device;
+  work->owner = gone->last->owner;
   work->after = {gone->last};
   work->effect = finish;
   machine.clock.submit(work);

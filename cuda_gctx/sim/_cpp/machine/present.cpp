@@ -23,10 +23,6 @@ void forget(Machine& machine, const ThreadName& name) {
     if (found == context.thread_streams.end()) {
       return;
     }
-    // What is still to be done goes on; until then others of the context wait for it.
-    if (found->second->last && !found->second->last->done) {
-      return;
-    }
     leave_capture(machine, *found->second);
     context.thread_streams.erase(found);
   });

@@ -84,12 +84,20 @@ struct Grid {
 // What copies go through. Those of one direction share the link to the host, so they take turns.
 enum class Engine { none, to_device, to_host, in_device };
 
+// Whose work it is. Those that wait for a context or a device find it by this, whatever has become of its stream.
+struct Owner {
+  std::uint64_t context = 0;  // the id of the context that it was given to
+  std::uint64_t root = 0;     // the id of that context's primary one (or its own)
+  bool is_blocking = false;   // what follows on the legacy default stream of the context waits for it
+};
+
 struct Work {
   std::vector<WorkPtr> after;
   std::uint64_t submitted = 0;
   std::uint64_t duration = 0;  // of work other than grids
   std::uint64_t sequence = 0;
   int device = 0;
+  Owner owner;
   Engine engine = Engine::none;
   double bytes = 0;                  // that a copy or a fill moves inside device memory, after its duration
   std::shared_ptr<QueueSet> queues;  // keeps the connection alive

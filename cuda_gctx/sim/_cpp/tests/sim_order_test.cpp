@@ -1,0 +1,273 @@
+// Every effect that was queued before a wait has happened after it, whatever has become of its stream and its context:
+// work that is queued at random, on streams and partitions that come and go, against all that can wait for it.
+//   sim_order_test [--seed N] [--steps N]
+#include <cuda.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/check.hpp"
+#include "tests/sim_library.hpp"
+
+namespace {
+
+using gctx::test::symbol;
+
+#define OK(name, ...) CHECK(CALL(name, __VA_ARGS__) == CUDA_SUCCESS)
+
+constexpr std::size_t cells = 4096;
+constexpr const char* program = R"(.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry work() { ret; }
+)";
+
+// A fill of one byte, behind a kernel that takes long.
+struct Effect {
+  std::size_t cell;
+  int device;
+  int context;  // 0: the device's primary one; others: partitions, by numbers that are not used again
+  int stream;   // a number of this kind too
+};
+
+struct OwnStream {
+  CUstream handle;
+  int device;
+  int context;
+  int number;
+};
+
+struct Partition {
+  CUgreenCtx handle;
+  int number;
+};
+
+class World {
+ public:
+  explicit World(std::uint64_t seed) : random_(seed) {
+    gctx::test::configure("h200@13.0,devices=2");
+    const gctxSimKernelCost cost{2'000'000, 0, -1, 0};
+    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("work", nullptr, nullptr, &cost, nullptr, 0);
+    OK(cuInit, 0);
+    for (int device = 0; device < 2; ++device) {
+      OK(cuDevicePrimaryCtxRetain, &primary_[index(device)], device);
+    }
+    OK(cuCtxSetCurrent, primary_[0]);
+    CUlibrary library = nullptr;
+    OK(cuLibraryLoadData, &library, program, nullptr, nullptr, 0, nullptr, nullptr, 0);
+    OK(cuLibraryGetKernel, &kernel_, library, "work");
+    void* memory = nullptr;
+    OK(cuMemAllocHost_v2, &memory, cells);
+    cells_ = static_cast<volatile unsigned char*>(memory);
+    auto count = static_cast<unsigned>(groups_.size());
+    CUdevResource all{};
+    OK(cuDeviceGetDevResource, 0, &all, CU_DEV_RESOURCE_TYPE_SM);
+    OK(cuDevSmResourceSplitByCount, groups_.data(), &count, &all, nullptr, 0, 16);
+  }
+
+  void step() {
+    switch (pick(12)) {
+      case 0:
+        return add_stream();
+      case 1:
+        return drop_stream();
+      case 2:
+        return add_partition();
+      case 3:
+        return drop_partition();
+      case 4:
+        return wait_for_stream();
+      case 5:
+        return wait_for_context();
+      case 6:
+        return wait_for_event_of_context();
+      case 7:
+        return free_memory();
+      default:
+        return queue();
+    }
+  }
+
+ private:
+  static std::size_t index(int device) { return static_cast<std::size_t>(device); }
+  std::size_t pick(std::size_t below) { return std::uniform_int_distribution<std::size_t>(0, below - 1)(random_); }
+
+  void enter(int device) { OK(cuCtxSetCurrent, primary_[index(device)]); }
+
+  void add_stream() {
+    const auto where = pick(3);
+    CUstream made = nullptr;
+    if (where < 2 || partitions_.empty()) {
+      const int device = static_cast<int>(where % 2);
+      enter(device);
+      OK(cuStreamCreate, &made, pick(2) == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
+      streams_.push_back({made, device, 0, ++made_});
+    } else {
+      const Partition& partition = partitions_[pick(partitions_.size())];
+      OK(cuGreenCtxStreamCreate, &made, partition.handle, CU_STREAM_NON_BLOCKING, 0);
+      streams_.push_back({made, 0, partition.number, ++made_});
+    }
+  }
+
+  void drop_stream() {
+    if (streams_.empty()) {
+      return;
+    }
+    const std::size_t which = pick(streams_.size());
+    OK(cuStreamDestroy_v2, streams_[which].handle);
+    streams_.erase(streams_.begin() + static_cast<std::ptrdiff_t>(which));
+  }
+
+  void add_partition() {
+    if (partitions_.size() == groups_.size()) {
+      return;
+    }
+    CUdevResourceDesc descriptor = nullptr;
+    OK(cuDevResourceGenerateDesc, &descriptor, &groups_[partitions_.size()], 1);
+    CUgreenCtx made = nullptr;
+    OK(cuGreenCtxCreate, &made, descriptor, 0, CU_GREEN_CTX_DEFAULT_STREAM);
+    partitions_.push_back({made, ++made_});
+  }
+
+  void drop_partition() {
+    if (partitions_.empty()) {
+      return;
+    }
+    const Partition gone = partitions_.back();
+    for (const OwnStream& stream : streams_) {
+      if (stream.context == gone.number) {
+        OK(cuStreamDestroy_v2, stream.handle);
+      }
+    }
+    std::erase_if(streams_, [&](const OwnStream& stream) { return stream.context == gone.number; });
+    OK(cuGreenCtxDestroy, gone.handle);
+    partitions_.pop_back();
+  }
+
+  void queue() {
+    if (streams_.empty() || pending_.size() == 200) {
+      return;
+    }
+    const OwnStream& stream = streams_[pick(streams_.size())];
+    enter(stream.device);
+    const std::size_t cell = next_++ % cells;
+    cells_[cell] = 0;
+    if (pick(2) == 0) {
+      OK(cuLaunchKernel, reinterpret_cast<CUfunction>(kernel_), 1, 1, 1, 32, 1, 1, 0, stream.handle, nullptr, nullptr);
+    }
+    const auto address = reinterpret_cast<CUdeviceptr>(cells_ + cell);
+    OK(cuMemsetD8Async, address, 1, 1, stream.handle);
+    pending_.push_back({cell, stream.device, stream.context, stream.number});
+  }
+
+  // All of them are there; what was waited for is forgotten.
+  void expect(const char* wait, const std::function<bool(const Effect&)>& is_over) {
+    std::erase_if(pending_, [&](const Effect& effect) {
+      if (!is_over(effect)) {
+        return false;
+      }
+      if (cells_[effect.cell] != 1) {
+        gctx::test::fail(__FILE__, __LINE__, wait);
+      }
+      return true;
+    });
+  }
+
+  void wait_for_stream() {
+    if (streams_.empty()) {
+      return;
+    }
+    const OwnStream& stream = streams_[pick(streams_.size())];
+    OK(cuStreamSynchronize, stream.handle);
+    expect("cuStreamSynchronize", [&](const Effect& effect) { return effect.stream == stream.number; });
+  }
+
+  void wait_for_context() {
+    if (partitions_.empty() || pick(2) == 0) {
+      const int device = static_cast<int>(pick(2));
+      enter(device);
+      OK(cuCtxSynchronize, );
+      // That of device 0 waits for the partitions too, those that are gone included.
+      expect("cuCtxSynchronize of a device", [&](const Effect& effect) { return effect.device == device; });
+      return;
+    }
+    const Partition& partition = partitions_[pick(partitions_.size())];
+    CUcontext context = nullptr;
+    OK(cuCtxFromGreenCtx, &context, partition.handle);
+    OK(cuCtxSetCurrent, context);
+    OK(cuCtxSynchronize, );
+    expect("cuCtxSynchronize of a partition", [&](const Effect& effect) { return effect.context == partition.number; });
+  }
+
+  void wait_for_event_of_context() {
+    CUevent event = nullptr;
+    enter(0);
+    OK(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+    if (partitions_.empty() || pick(2) == 0) {
+      OK(cuCtxRecordEvent, primary_[0], event);
+      OK(cuEventSynchronize, event);
+      expect("cuCtxRecordEvent", [](const Effect& effect) { return effect.device == 0; });
+    } else {
+      const Partition& partition = partitions_[pick(partitions_.size())];
+      OK(cuGreenCtxRecordEvent, partition.handle, event);
+      OK(cuEventSynchronize, event);
+      expect("cuGreenCtxRecordEvent", [&](const Effect& effect) { return effect.context == partition.number; });
+    }
+    OK(cuEventDestroy_v2, event);
+  }
+
+  void free_memory() {
+    const int device = static_cast<int>(pick(2));
+    CUdeviceptr memory = 0;
+    enter(device);
+    OK(cuMemAlloc_v2, &memory, 64);
+    OK(cuMemFree_v2, memory);
+    expect("cuMemFree", [&](const Effect& effect) { return effect.device == device; });
+  }
+
+  std::mt19937_64 random_;
+  std::array<CUcontext, 2> primary_{};
+  std::array<CUdevResource, 4> groups_{};
+  CUkernel kernel_ = nullptr;
+  volatile unsigned char* cells_ = nullptr;
+  std::vector<OwnStream> streams_;
+  std::vector<Partition> partitions_;
+  std::vector<Effect> pending_;
+  std::size_t next_ = 0;
+  int made_ = 0;
+};
+
+std::uint64_t argument(int count_of, char** values, const char* name, std::uint64_t otherwise) {
+  for (int i = 1; i + 1 < count_of; ++i) {
+    if (std::string(values[i]) == name) {
+      return std::strtoull(values[i + 1], nullptr, 10);
+    }
+  }
+  return otherwise;
+}
+
+}  // namespace
+
+int main(int count_of, char** values) {
+  if (!gctx::test::open_library()) {
+    return 2;
+  }
+  const std::uint64_t seed = argument(count_of, values, "--seed", 1);
+  std::printf("sim_order_test: seed %llu\n", static_cast<unsigned long long>(seed));
+  World world(seed);
+  for (std::uint64_t step = argument(count_of, values, "--steps", 20'000); step > 0; --step) {
+    world.step();
+    if (gctx::test::failures != 0) {
+      std::printf("%llu steps before the last\n", static_cast<unsigned long long>(step));
+      break;
+    }
+  }
+  return gctx::test::summary("sim_order_test");
+}
