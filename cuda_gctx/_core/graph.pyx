@@ -14,6 +14,7 @@ from cuda_gctx._core.cpp cimport (
     GraphBox,
     GraphExecBox,
     Slot,
+    StreamBox,
     begin_capture,
     drop,
     end_capture,
@@ -180,8 +181,13 @@ cdef class Capture:
     """A ``with`` block in which a stream captures. Afterwards it has the graph."""
 
     cdef Stream _stream
+    # Its own handle, so that the capture ends also if the stream is closed in the block.
+    cdef Slot[StreamBox] _capturing
     cdef int _mode
     cdef Graph _graph
+
+    def __dealloc__(self):
+        drop(self._capturing)
 
     @property
     def graph(self):
@@ -192,18 +198,22 @@ cdef class Capture:
 
     def __enter__(self):
         self._graph = None
-        begin_capture(self._stream._slot, <CUstreamCaptureMode>self._mode)
+        present(self._stream._slot)
+        self._capturing.share(self._stream._slot)
+        begin_capture(self._capturing, <CUstreamCaptureMode>self._mode)
         return self
 
     def __exit__(self, kind, error, traceback):
         cdef Graph graph = Graph.__new__(Graph)
         try:
-            end_capture(graph._slot, self._stream._slot)
+            end_capture(graph._slot, self._capturing)
         except RuntimeError:
             # After an exception the capture is often invalid: the exception of the block takes precedence.
             if kind is None:
                 raise
             return
+        finally:
+            drop(self._capturing)
         if kind is None:
             self._graph = graph
 
