@@ -60,12 +60,14 @@ class FreeSMs:
         *units, rest = are_free([*self.all_units, self.rest])
         self.units = [unit for unit, free in zip(self.all_units, units, strict=True) if free]
         self.has_rest = bool(rest and self.rest.sm_count)
+        self._is_rest_whole = True
         self.driver, _ = driver_and_device(self.whole, device)
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing of the device is taken."""
-        return len(self.units) == len(self.all_units) and (self.has_rest or not self.rest.sm_count)
+        has_rest = (self.has_rest and self._is_rest_whole) or not self.rest.sm_count
+        return len(self.units) == len(self.all_units) and has_rest
 
     @property
     def sm_count(self) -> int:
@@ -77,9 +79,14 @@ class FreeSMs:
 
     def all_of_one_context(self, *, aligned: bool = False) -> list[SMResource]:
         """All free pieces that can be in one context; aligned: without the rest."""
-        if aligned or (self.units and self.has_rest and self.driver in _keeps_rest_apart):
+        if aligned or (self.units and self.has_rest and not self._mixes):
             return list(self.units)
         return self._pieces()
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether a context can have units and the rest."""
+        return self._is_rest_whole and self.driver not in _keeps_rest_apart
 
     def take(self, pieces: Sequence[SMResource]) -> SMResource:
         """Take pieces out, and return them as one resource: the device's own if they are all of it."""
@@ -102,6 +109,29 @@ class FreeSMs:
             return self._stored_units(number) or self.units[:number]
         pieces = self.all_of_one_context()
         return pieces if sum(piece.sm_count for piece in pieces) >= count else None
+
+    def at_most(self, count: int) -> list[SMResource]:
+        """The pieces with the largest number of SMs that is not above `count`, which is in whole units at least; none if
+        fewer are free.
+
+        Part of the rest becomes a piece of its own where that is more than whole units are.
+        """
+        size = self.all_units[0].sm_count if self.all_units else 1
+        if self.sm_count < count // size * size:
+            return []
+        rest = self.rest.sm_count if self.has_rest else 0
+        number = min(count // size, len(self.units))
+        with_rest = min((count - rest) // size, len(self.units)) if self._mixes or not self.units else 0
+        part = min(count, rest) // size * size
+        most = max(number * size, part, with_rest * size + rest if rest <= count else 0)
+        if most == number * size:
+            return self._stored_units(number) or self.units[:number]
+        if most == part:
+            [piece], self.rest = self.rest.split(SMResourceOptions([part]))
+            self._is_rest_whole = False
+            self.has_rest = self.rest.sm_count > 0
+            return [piece]
+        return [*self.units[:with_rest], self.rest]
 
     def _stored_units(self, number: int) -> list[SMResource] | None:
         free = {sm_identity(unit): unit for unit in self.units}
@@ -132,8 +162,8 @@ def _group(free: FreeSMs, name: str, spec: PartitionSpec, layout: Layout) -> SMR
     count: Any = options.count if options is not None else count_of(name, spec, free.whole)
     if isinstance(count, tuple):
         [count] = count
-    pieces = free.fitting(count)
-    if pieces is None:
+    pieces = free.at_most(count) if isinstance(spec.sms, float) else free.fitting(count)
+    if not pieces:
         raise SplitError(
             f"{layout} does not fit: {free.words()} when {name} requests {count}: close other contexts, or request "
             "fewer. The SMs of a context count as taken, too, where it is not known which they are"

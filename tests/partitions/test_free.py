@@ -297,3 +297,26 @@ def test_a_context_that_cannot_be_disjoint_shares_as_few_as_possible(green_torch
     assert len(ids[0] & ids[1]) == 8
     first.close()
     second.close()
+
+
+SHARES = [(0.5, 0.5), (0.25,) * 4, (0.1,) * 10, (0.9,), (0.999,), (0.3, 0.7), (0.5, None)]
+
+
+@pytest.mark.parametrize("driver", ["12.4", "13.0", "13.1", "13.4"])
+@pytest.mark.parametrize("card", ["h200", "a100", "b200", "l40s", "rtx4090", "rtx5080", "thor"])
+def test_shares_are_rounded_down_among_all_sms_and_among_free_ones(sim: Machines, card: str, driver: str) -> None:
+    sim(card, driver=driver)
+    dev = Device(0)
+    for shares in SHARES:
+        for among in ("all", "free"):
+            with dev.partition(*shares, among=among) as parts:  # type: ignore[arg-type]
+                for part, share in zip(parts, shares, strict=True):
+                    assert part.sm_count <= (share or 1) * dev.sm_count, (shares, among)
+                assert parts.verify().contexts
+
+
+def test_a_share_of_which_too_little_is_free_is_refused(dev: Device) -> None:
+    with dev.partition(0.75, among="free"):
+        assert "are known to be free" in str(refusal(SplitError, lambda: dev.partition(0.5, among="free")))
+        with dev.partition(0.125, among="free") as parts:
+            assert parts[0].sm_count <= dev.sm_count / 8
