@@ -3,6 +3,7 @@
 #   make test     build, and run every test: C++ and Python
 #   make test-long  what takes longer: every case of the tests that "make test" runs a sample of
 #   make test-under-load  every test in a random order, while BUSY (12) processes want a core each
+#   make order    run ORDER_SEEDS (20) random programs of pools on each card and driver, against a model of what may run at once
 #   make mutants  break one rule of the package at a time, and demand that a test fails
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
@@ -30,7 +31,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cu
 CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-long test-under-load mutants peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
+.PHONY: demo test test-long test-under-load order mutants peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -54,6 +55,10 @@ test-long: $(VENV)/package $(VENV)/torch
 
 test-under-load: $(VENV)/package $(VENV)/torch
 	tests/under_load.sh $(MAKE) test ORDER=random
+
+ORDER_SEEDS ?= 20
+order: $(VENV)/package
+	$(BIN)/python tests/partitions/order_model.py --seeds $(ORDER_SEEDS)
 
 mutants: $(VENV)/package
 	$(BIN)/python tests/mutants.py

@@ -111,8 +111,7 @@ class FreeSMs:
         return pieces if sum(piece.sm_count for piece in pieces) >= count else None
 
     def at_most(self, count: int) -> list[SMResource]:
-        """The pieces with the largest number of SMs that is not above `count`, which is in whole units at least; none if
-        fewer are free.
+        """The pieces with the largest number of SMs that is not above `count`; none if too few are free.
 
         Part of the rest becomes a piece of its own where that is more than whole units are.
         """

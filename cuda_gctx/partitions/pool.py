@@ -230,11 +230,12 @@ class PartitionPool:
     def _in_use(self, mine: Partitions) -> list[str]:
         """Other layouts with unfinished work on the streams that they lent."""
         own = {part.context for part in mine._all}
-        return [
-            repr(layout)
-            for layout, parts in list(self._built.items())
-            if parts is not mine and not all(part._is_idle() for part in parts._all if part.context not in own)
-        ]
+        with self._building:  # so that none of them is dropped meanwhile
+            return [
+                repr(layout)
+                for layout, parts in self._built.items()
+                if parts is not mine and not all(part._is_idle() for part in parts._all if part.context not in own)
+            ]
 
     def _note_verified(self, parts: Partitions) -> None:
         with self._lock:

@@ -132,6 +132,7 @@ class Program:
         parts = with_background(self.pool.prepare(layout))
         for part in parts:
             if part.context.id not in self.sms_of:
+                self.device.sync()  # other work on the same SMs can keep the probe from them
                 report = verify({part.name: part.context})
                 self.sms_of[part.context.id] = frozenset(report.contexts[0].sm_ids)
         if sum(len(self.sms_of[part.context.id]) for part in parts) != len(
@@ -257,13 +258,15 @@ class Program:
 
     def tell(self) -> None:
         """Let a kernel tell the pool the SMs of a layout, which it orders less strictly from then on."""
-        self.pool.prepare(self.random.choice(self.layouts)).verify()
+        parts = self.pool.prepare(self.random.choice(self.layouts))
+        self.device.sync()  # other work on the same SMs can keep the probe from them
+        parts.verify()
 
     def open_free(self) -> None:
         """Partitions of free SMs next to the pool."""
         taken = {
             sm
-            for layout in self.pool.layouts
+            for layout in set(self.layouts) & set(self.pool.layouts)
             for part in with_background(self.pool.prepare(layout))
             for sm in self.sms_of[part.context.id]
         }

@@ -1,0 +1,312 @@
+"""What a switch costs, what a pool forgets, and what waits for nobody."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from cuda_gctx import CUDAWarning, Device, GraphSet, Layout, PartitionPool, Partitions
+from cuda_gctx.partitions import opening, store
+from cuda_gctx.tune import Plan, spin
+
+from ..common import refusal
+
+Machines = Callable[..., Any]
+MS = 1_000_000
+
+PAIRS = {
+    2: (Layout(a=16, b=None), Layout(a=64, b=None)),
+    3: (Layout(a=16, b=16, c=None), Layout(a=32, b=64, c=None)),
+    6: (Layout(a=8, b=8, c=8, d=8, e=8, f=None), Layout(a=16, b=16, c=16, d=16, e=16, f=None)),
+}
+PARTS = ("decode", "prefill")
+BESIDE = Layout(decode=16, prefill=None)
+OVERLAY = Plan("overlay", PARTS, BESIDE, {"prefill": "prefill"}, first="decode")
+APART = Plan("partitions", PARTS, BESIDE, {part: part for part in PARTS})
+SWAPPED = Plan("partitions", PARTS, BESIDE, {"decode": "prefill", "prefill": "decode"})
+WIDE = Plan("partitions", PARTS, Layout(decode=64, prefill=None), {part: part for part in PARTS})
+
+
+def used(pool: PartitionPool, *layouts: Layout) -> None:
+    """Switch to each, and let other code know the stream of each partition."""
+    for layout in (*layouts, *layouts):
+        for part in pool.switch(layout):
+            assert part.stream.handle
+    pool.device.sync()
+
+
+def calls_of(machine: Any, action: Callable[[], object]) -> dict[str, int]:
+    before = machine.calls()
+    action()
+    after = machine.calls()
+    return {name: number - before.get(name, 0) for name, number in after.items() if number != before.get(name, 0)}
+
+
+# ---- what it costs
+
+
+@pytest.mark.parametrize(
+    ("number", "told", "waits"),
+    [(2, False, 4), (3, False, 5), (6, False, 11), (2, True, 3), (3, True, 5), (6, True, 13)],
+)
+def test_the_driver_calls_of_a_switch(sim: Machines, number: int, told: bool, waits: int) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        used(pool, *PAIRS[number])
+        if told:
+            for layout in PAIRS[number]:
+                pool.prepare(layout).verify()
+        expected = {"cuCtxRecordEvent": number, "cuCtxWaitEvent": waits, "cuStreamIsCapturing": 2 * number}
+        if waits < number**2 and not told:  # all wait for all: one waits, and the others for that
+            expected["cuEventRecord"] = 1
+        for layout in PAIRS[number]:
+            pool.device.sync()
+            assert calls_of(machine, lambda layout=layout: pool.switch(layout)) == expected  # type: ignore[misc]
+
+
+def test_the_driver_calls_of_a_switch_between_plans(sim: Machines) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        for plan in (OVERLAY, APART, WIDE, OVERLAY, APART):
+            for stream in plan.switch(pool).values():
+                assert stream.handle
+        pool.device.sync()
+        # What stays where it was is not recorded, and waits for nothing.
+        assert calls_of(machine, lambda: OVERLAY.switch(pool)) == {
+            "cuCtxGetId": 1,
+            "cuCtxRecordEvent": 1,
+            "cuStreamIsCapturing": 3,
+            "cuStreamWaitEvent": 1,
+        }
+        pool.device.sync()
+        assert sum(calls_of(machine, lambda: APART.switch(pool)).values()) == 5
+        pool.device.sync()
+        assert sum(calls_of(machine, lambda: WIDE.switch(pool)).values()) == 11
+
+
+@pytest.mark.parametrize("target", [PAIRS[2], PAIRS[6], (OVERLAY, WIDE)], ids=["two", "six", "plans"])
+def test_a_switch_is_one_call_of_the_core_and_leaves_no_objects(dev: Device, target: tuple[Any, Any]) -> None:
+    """One call: the GIL, which each of them gives up once, can be lost to other threads only once."""
+    with PartitionPool(dev) as pool:
+        switches: list[Callable[[], object]] = [
+            (lambda plan=one: plan.switch(pool)) if isinstance(one, Plan) else (lambda layout=one: pool.switch(layout))
+            for one in target
+        ]
+        for switch in switches * 50:  # until the interpreter has specialised what they run
+            switch()
+        called: list[str] = []
+
+        def note(frame: object, event: str, function: Any) -> None:
+            homes = getattr(function, "__module__", None), type(getattr(function, "__self__", None)).__module__
+            if event == "c_call" and any((home or "").startswith("cuda_gctx") for home in homes):
+                called.append(function.__name__)
+
+        sys.setprofile(note)
+        try:
+            switches[0]()
+        finally:
+            sys.setprofile(None)
+        assert [name for name in called if name != "spelling"] == ["order"]
+        dev.sync()
+        before = sys.getallocatedblocks()
+        for switch in switches * 100:
+            switch()
+        assert sys.getallocatedblocks() - before < 100
+
+
+def test_a_second_switch_to_the_same_costs_no_driver_call(sim: Machines) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        for target in (lambda: pool.switch(PAIRS[2][0]), lambda: OVERLAY.switch(pool)):
+            target()
+            assert calls_of(machine, target) == {}
+
+
+# ---- graphs
+
+
+@pytest.mark.parametrize(("one", "other"), [(OVERLAY, APART), (APART, OVERLAY), (APART, SWAPPED), (OVERLAY, WIDE)])
+def test_a_step_that_moves_in_a_capture_is_a_later_node_of_the_graph(dev: Device, one: Plan, other: Plan) -> None:
+    with PartitionPool(dev) as pool:
+        for plan in (one, other, one):
+            streams = plan.switch(pool)
+        first = streams["decode"]
+        with first.capture() as capture:
+            spin(first, 1, 5 * MS)
+            spin(other.switch(pool)["decode"], 1, 5 * MS)
+            one.switch(pool)
+        with capture.graph as graph, graph.instantiate() as executable:
+            assert graph.node_count == 2
+            begin = first.record(options={"timing_enabled": True})
+            executable.launch(first)
+            end = first.record(options={"timing_enabled": True})
+            dev.sync()
+            assert end - begin >= 10
+
+
+def test_a_function_that_closes_the_stream_on_which_it_is_captured_ends_no_capture(dev: Device) -> None:
+    def close(part: Any) -> None:
+        spin(part.stream, 1, 1000)
+        with part.stream:
+            pass
+
+    with PartitionPool(dev) as pool, GraphSet(pool) as graphs:
+        pool.switch(a=8, b=None)
+        spin(pool.current.a.stream, 1, 1000)
+        dev.sync()
+        graphs.capture("a", 1, close)
+        graphs.replay("a", 1)
+        graphs.capture("a", 2, lambda part: spin(part.stream, 1, 1000))
+        pool.current.a.stream.sync()
+        assert len(pool.prepare(a=16)) == 1  # contexts are not made during a capture
+
+
+# ---- who waits for whom on the host
+
+
+@pytest.fixture
+def slow_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[PartitionPool, Layout], None]]:
+    """Begins to build a layout on another thread, which goes on when the test is over."""
+    may_go_on = threading.Event()
+    is_building = threading.Event()
+    threads = []
+    create = opening.create_unclaimed_context
+
+    def slowly(*args: Any) -> Any:
+        is_building.set()
+        may_go_on.wait()
+        return create(*args)
+
+    def start(pool: PartitionPool, layout: Layout) -> None:
+        monkeypatch.setattr(opening, "create_unclaimed_context", slowly)
+        threads.append(threading.Thread(target=pool.prepare, args=(layout,)))
+        threads[0].start()
+        is_building.wait()
+
+    yield start
+    may_go_on.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_known_layout_waits_for_no_build_however_it_is_spelled(
+    dev: Device, slow_build: Callable[[PartitionPool, Layout], None]
+) -> None:
+    pool = PartitionPool(dev)
+    known, other = pool.prepare(Layout(a=8, b=None)), pool.prepare(8, None)
+    slow_build(pool, Layout(c=16, d=None))
+    done: list[Partitions] = []
+
+    def use() -> None:
+        done.append(pool.prepare(Layout(a=8, b=None)))
+        done.append(pool.prepare({"a": 8, "b": None}))
+        done.append(pool.switch(a=8, b=None))
+        done.append(pool.switch([8, None]))
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(60)  # for ever, if it waits for the build
+    assert done == [known, known, known, other]
+
+
+# ---- what a pool forgets
+
+
+def test_a_dropped_layout_is_closed_and_its_contexts_are_used_again(sim: Machines) -> None:
+    machine = sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        parts, stays = pool.switch(decode=16, prefill=None), pool.switch(decode=64)
+        stream = parts.decode.stream
+        pool.drop(decode=16, prefill=None)
+        assert pool.layouts == (stays.layout,)
+        assert parts.is_closed
+        assert stream.is_closed
+        assert not hasattr(parts, "decode")
+        assert len(store) == 2
+        made = machine.calls("cuGreenCtxCreate")
+        again = pool.switch(decode=16, prefill=None)
+        assert again is not parts
+        assert machine.calls("cuGreenCtxCreate") == made
+
+
+def test_contexts_of_a_dropped_layout_stay_with_the_layouts_that_share_them(sim: Machines) -> None:
+    sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        first, second = pool.prepare(decode=16), pool.prepare(decode=16, prefill=None)
+        context = first.decode.context.id
+        pool.drop(decode=16)
+        assert len(store) == 0
+        assert second.decode.context.id == context
+        spin(second.decode.stream, 1, 1000)
+        second.verify()
+        pool.drop(decode=16, prefill=None)
+        assert len(store) == 2
+        assert pool.prepare(decode=16).decode.context.id == context
+
+
+def test_the_current_layout_is_not_dropped_and_an_unknown_one_is_none_of_the_pools(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        pool.drop(decode=16)
+        parts = pool.switch(decode=16)
+        error = refusal(RuntimeError, lambda: pool.drop(decode=16))
+        assert "Layout(decode=16) is current in the pool" in str(error)
+        OVERLAY.switch(pool)
+        assert "is current in the pool" in str(refusal(RuntimeError, lambda: pool.drop(OVERLAY.layout)))
+        with parts.decode.context.current():
+            refusal(RuntimeError, lambda: pool.drop(decode=16))
+        assert not parts.is_closed
+        pool.drop(decode=16)
+
+
+def test_work_of_a_dropped_layout_is_still_waited_for(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        for layout in PAIRS[2]:
+            pool.prepare(layout)
+        busy = pool.switch(PAIRS[2][0]).b
+        spin(busy.stream, busy.sm_count, 5 * MS)
+        behind = busy.stream.record(options={"timing_enabled": True})
+        pool.switch(a=24)
+        pool.drop(PAIRS[2][0])
+        stream = pool.switch(PAIRS[2][1]).a.stream
+        begin = stream.record(options={"timing_enabled": True})
+        dev.sync()
+        assert begin - behind >= 0
+
+
+def test_nothing_refers_to_a_dropped_layout(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        gone = weakref.ref(pool.switch(decode=16))
+        pool.prepare({"decode": 16})
+        pool.switch(decode=64)
+        pool.drop(decode=16)
+        assert gone() is None
+
+
+def test_a_pool_beyond_its_limit_warns_once_and_drops_what_was_used_longest_ago(sim: Machines) -> None:
+    sim("h200")
+    sizes = count(8, 8)
+    with PartitionPool(Device(0), limit=3) as pool:
+        assert pool.limit == 3
+        first, second, third = (pool.switch(a=next(sizes)) for _ in range(3))
+        pool.switch(first.layout)
+        with pytest.warns(CUDAWarning, match="limit of 3 layouts") as warned:
+            fourth = pool.switch(a=next(sizes))
+        assert [warning.filename for warning in warned] == [__file__]
+        assert pool.layouts == (first.layout, third.layout, fourth.layout)
+        assert second.is_closed
+        fifth = pool.prepare(a=next(sizes))  # warnings are errors in the tests
+        assert set(pool.layouts) == {first.layout, fourth.layout, fifth.layout}
+
+
+def test_the_current_layout_and_the_new_one_are_kept_whatever_the_limit(dev: Device) -> None:
+    with PartitionPool(dev, limit=1) as pool:
+        first = pool.switch(a=8)
+        with pytest.warns(CUDAWarning, match="limit of 1 layouts"):
+            second = pool.prepare(a=16)
+        assert pool.layouts == (first.layout, second.layout)
