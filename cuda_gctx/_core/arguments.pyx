@@ -29,12 +29,15 @@ cpdef object as_int(str name, object value, object least=None, object most=None)
 
     least, most: what is allowed; a `most` needs a `least`. Raises TypeError or ValueError.
     """
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be {allowed_ints(least, most)}, not {type_name(value)}") from None
+    if type(value) is int:
+        number = value
+    else:
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            number = index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be {allowed_ints(least, most)}, not {type_name(value)}") from None
     if (least is not None and number < least) or (most is not None and number > most):
         raise ValueError(f"{name} must be {allowed_ints(least, most)}, not {number}")
     return number

@@ -157,7 +157,8 @@ class Policy:
         current: the plan that is in use. It is kept as long as it keeps the limit, unless another one is faster by more
         than the hysteresis, and would keep the limit under a load that is larger by the hysteresis.
         """
-        limit_s = as_number("limit_s", limit_s)
+        if type(limit_s) is not float or limit_s != limit_s:  # most calls need no other check
+            limit_s = as_number("limit_s", limit_s)
         place = 0
         try:
             for key, find, size, stride in self._finders:
