@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -105,6 +106,19 @@ def test_a_plan_of_wrong_types_is_refused(fields: dict[str, Any]) -> None:
     [name] = fields
     with pytest.raises(TypeError, match=f"^{name} must be "):
         Plan(**{"kind": "sequence", "parts": ("a", "b"), **fields})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layuot": None}, "Plan has no field 'layuot'; did you mean 'layout'?"),
+        ({"kind": ...}, "Plan needs the field 'kind'"),
+    ],
+)
+def test_a_saved_plan_with_a_wrong_field_is_refused_with_the_field(change: dict[str, Any], message: str) -> None:
+    saved = Plan("sequence", ("a", "b")).to_dict() | change
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Plan.from_dict({name: value for name, value in saved.items() if value is not ...})
 
 
 def test_a_plan_for_another_device_is_refused(dev: Device) -> None:
