@@ -1,7 +1,9 @@
 """Random splits against an oracle that knows the documented rules and nothing of the planner.
 
-CUDA_GCTX_SPLIT_REQUESTS sets how many requests are drawn, each tried on every driver (20000 take two minutes), and
-CUDA_GCTX_SPLIT_SEED the seed. A failure names the request, the card and the driver: no seed is needed to repeat it.
+CUDA_GCTX_SPLIT_REQUESTS sets how many requests are drawn, each tried on every driver, and CUDA_GCTX_SPLIT_SEED the
+seed. A failure names the request, the card and the driver: no seed is needed to repeat it. A longer search, of minutes:
+
+    CUDA_GCTX_SPLIT_REQUESTS=20000 python -m pytest tests/core/test_split_oracle.py
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Device, SMResource, SplitError
+from cuda_gctx import Device, SMResource, SMResourceOptions, SplitError
+from cuda_gctx.sim import driver_versions
 
 from ..common import green, split
 from ..raw import RESOURCE_BYTES, Probe, resource_bytes
@@ -261,6 +264,40 @@ def test_random_splits_of_groups_and_remainders_give_what_there_is(sim: Machines
             assert shown == [(piece.sm_count, piece.strategy) for piece in [*dry[0], dry[1]]], request
             for a, b in combinations([*answer[0], answer[1]], 2):
                 assert a.overlaps(b) is False, request
+
+
+def promise_of(resource: SMResource, options: SMResourceOptions) -> tuple[list[SMResource], SMResource] | None:
+    """The pieces of a split whose groups can have promised what they report; None if it is refused."""
+    try:
+        groups, rest = resource.split(options)
+    except SplitError:
+        return None
+    counts, reported = [group.sm_count for group in groups], [group.coscheduled_alignment for group in groups]
+    promised, _ = resource.split(SMResourceOptions(counts, coscheduled_sm_count=reported), dry_run=True)
+    assert [group.sm_count for group in promised] == counts
+    return groups, rest
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_groups_report_can_be_promised_on_every_driver(sim: Machines, profile: str) -> None:
+    """Also inside a group or a remainder, and with larger sets preferred."""
+    assert set(PROFILES) == layouts().keys()
+    for version in driver_versions()[1:]:  # the first one has no green contexts
+        sim(profile, driver=version)
+        whole = Device(0).resources.sm
+        chance = random.Random(f"{SEED} {profile} promises")
+        for _ in range(REQUESTS // len(PROFILES) // 4):
+            options = options_of(random_request(chance, whole.sm_count, whole.coscheduled_alignment))
+            if chance.random() < 0.4:
+                options = options.replace(preferred_coscheduled_sm_count=chance.choice([8, 16, 32]))
+            pieces = promise_of(whole, options)
+            if pieces is not None:
+                groups, rest = pieces
+                for outer in (groups[0], rest):
+                    if outer.sm_count > whole.min_partition_size:
+                        promise_of(
+                            outer, options_of(random_request(chance, outer.sm_count, whole.coscheduled_alignment))
+                        )
 
 
 def test_the_oracle_counts_sets_as_a_search_does() -> None:
