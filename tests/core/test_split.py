@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -474,6 +476,37 @@ def test_a_locality_domain_gives_sms_of_that_domain(sim: Machines) -> None:
     groups, _ = split(Device(0).resources.sm, [16, 16], locality_domain=[0, 1])
     assert [group.sm_count for group in groups] == [16, 16]
     assert groups[0].overlaps(groups[1]) is False
+
+
+def test_the_nearest_request_keeps_to_the_locality_domains(sim: Machines) -> None:
+    sim("b200", driver="13.4")
+    whole = Device(0).resources.sm
+    chance = random.Random(1)
+    kept = 0
+    for _ in range(40):
+        number = chance.randint(2, 4)
+        asked = [chance.randint(1, 160 // number) for _ in range(number)]
+        domains = [chance.choice([0, 1]) for _ in range(number)]
+
+        def lacks(counts: Sequence[int], asked: list[int] = asked) -> int:
+            return sum(max(0, wanted - count) for wanted, count in zip(asked, counts, strict=True))
+
+        try:
+            split(whole, asked, locality_domain=domains)
+        except SplitError as error:
+            nearest = error.suggestion
+        else:
+            continue
+        assert nearest is not None
+        assert nearest.locality_domain == (tuple(domains) if len(set(domains)) > 1 else domains[0])
+        counts = [int(count) for count in nearest.count]  # type: ignore[union-attr]
+        assert [group.sm_count for group in split(whole, counts, locality_domain=domains)[0]] == counts
+        for other in product(*((count - 8, count, count + 8) for count in counts)):
+            if min(other) >= 8 and lacks(other) < lacks(counts):
+                with pytest.raises(SplitError):
+                    whole.split(SMResourceOptions(other, locality_domain=domains), dry_run=True)
+        kept += 1
+    assert kept >= 8
 
 
 @pytest.mark.parametrize("driver", [driver for driver in DRIVERS if driver != "13.4"])

@@ -15,7 +15,8 @@
 namespace gctx {
 namespace {
 
-// The counts that one group may have, and how many SMs the groups up to it may take together.
+// The counts that one group may have, and how many SMs it and the groups before it in its part of the device may take
+// together. A part is a locality domain; all groups that are bound to none share one.
 struct Choice {
   std::size_t group = 0;
   unsigned asked = 0;
@@ -24,6 +25,13 @@ struct Choice {
   unsigned most = 0;
   unsigned step = 0;
   unsigned room = 0;
+  bool opens_part = false;
+};
+
+// The SMs of the groups so far: of all, and of those in the same part of the device as the last one.
+struct Total {
+  unsigned all = 0;
+  unsigned in_part = 0;
 };
 
 constexpr std::uint64_t impossible = std::numeric_limits<std::uint64_t>::max();
@@ -46,13 +54,19 @@ class Lattice {
   Lattice(std::vector<Choice> choices, unsigned sm_count)
       : choices_(std::move(choices)),
         sm_count_(sm_count),
-        ahead_(choices_.size() + 1, std::vector<std::uint64_t>(in_pairs(sm_count) + 1, impossible)) {
+        has_parts_(std::count_if(choices_.begin(), choices_.end(),
+                                 [](const Choice& choice) { return choice.opens_part; }) > 1) {
+    const std::size_t totals = in_pairs(sm_count) + 1;
+    ahead_.assign(choices_.size() + 1, std::vector<std::uint64_t>(has_parts_ ? totals * totals : totals, impossible));
     std::fill(ahead_.back().begin(), ahead_.back().end(), 0);
     for (std::size_t at = choices_.size(); at-- > 0;) {
-      for (unsigned total = 0; total <= sm_count; total += pair_size) {
-        std::uint64_t& cheapest = ahead_[at][in_pairs(total)];
-        each_count(at, total,
-                   [&](unsigned, std::uint64_t own, std::uint64_t rest) { cheapest = std::min(cheapest, own + rest); });
+      for (unsigned all = 0; all <= sm_count; all += pair_size) {
+        for (unsigned in_part = has_parts_ ? 0 : all; in_part <= all; in_part += pair_size) {
+          std::uint64_t& cheapest = ahead_[at][place({all, in_part})];
+          each_count(at, {all, in_part}, [&](unsigned, Total, std::uint64_t own, std::uint64_t rest) {
+            cheapest = std::min(cheapest, own + rest);
+          });
+        }
       }
     }
   }
@@ -60,16 +74,17 @@ class Lattice {
   const std::vector<Choice>& choices() const noexcept { return choices_; }
   std::uint64_t cheapest() const { return ahead_.front().front(); }
 
-  // Calls `visit(count, cost, cheapest rest)` for the counts that leave a way for the groups after this one, the
-  // largest count first.
+  // Calls `visit(count, total with it, cost, cheapest rest)` for the counts that leave a way for the groups after this
+  // one, the largest count first.
   template <typename Visit>
-  void each_count(std::size_t at, unsigned total, const Visit& visit) const {
+  void each_count(std::size_t at, Total before, const Visit& visit) const {
     const Choice& choice = choices_[at];
-    const unsigned room = std::min(choice.room, sm_count_);
     for (unsigned count = choice.most; count >= choice.least; count -= choice.step) {
-      const std::uint64_t rest = total + count <= room ? ahead_[at + 1][in_pairs(total + count)] : impossible;
+      const Total total{before.all + count, (choice.opens_part ? 0 : before.in_part) + count};
+      const bool fits = total.all <= sm_count_ && total.in_part <= choice.room;
+      const std::uint64_t rest = fits ? ahead_[at + 1][place(total)] : impossible;
       if (rest != impossible) {
-        visit(count, cost_of(choice, count, sm_count_), rest);
+        visit(count, total, cost_of(choice, count, sm_count_), rest);
       }
       if (count < choice.step) {
         break;
@@ -78,8 +93,13 @@ class Lattice {
   }
 
  private:
+  std::size_t place(Total total) const noexcept {
+    return has_parts_ ? in_pairs(total.all) * (in_pairs(sm_count_) + 1) + in_pairs(total.in_part) : in_pairs(total.all);
+  }
+
   std::vector<Choice> choices_;
   unsigned sm_count_;
+  bool has_parts_;
   std::vector<std::vector<std::uint64_t>> ahead_;  // by choice and total before it
 };
 
@@ -91,7 +111,7 @@ class InOrder {
   explicit InOrder(const std::vector<Lattice>& lattices) : lattices_(lattices) {
     for (const Lattice& lattice : lattices_) {
       if (lattice.cheapest() != impossible) {
-        add({.lattice = &lattice, .bound = lattice.cheapest()});
+        add({.lattice = &lattice, .total = {}, .bound = lattice.cheapest()});
       }
     }
   }
@@ -105,15 +125,16 @@ class InOrder {
       if (step.done == step.lattice->choices().size()) {
         return counts_of(step);
       }
-      step.lattice->each_count(step.done, step.total, [&](unsigned count, std::uint64_t own, std::uint64_t rest) {
+      const auto go_on = [&](unsigned count, Total total, std::uint64_t own, std::uint64_t rest) {
         add({.lattice = step.lattice,
              .done = step.done + 1,
-             .total = step.total + count,
+             .total = total,
              .count = count,
              .before = place,
              .cost = step.cost + own,
              .bound = step.cost + own + rest});
-      });
+      };
+      step.lattice->each_count(step.done, step.total, go_on);
     }
     return std::nullopt;
   }
@@ -127,7 +148,7 @@ class InOrder {
   struct Step {
     const Lattice* lattice = nullptr;
     std::size_t done = 0;
-    unsigned total = 0;
+    Total total;
     unsigned count = 0;
     std::size_t before = 0;
     std::uint64_t cost = 0;
@@ -178,8 +199,11 @@ class Nearest {
     for (std::size_t i = 0; i < needs_.size(); ++i) {
       order_.push_back(i);
     }
-    // Large sets leave room for small ones; what may sit anywhere comes last.
-    std::stable_sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) { return rank(a) > rank(b); });
+    // One part of the device after the other. In each, large sets leave room for small ones; what may sit anywhere
+    // comes last.
+    std::stable_sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) {
+      return part(a) != part(b) ? part(a) < part(b) : rank(a) > rank(b);
+    });
   }
 
   Found find() const {
@@ -194,6 +218,9 @@ class Nearest {
     InOrder in_order(lattices);
     std::set<std::vector<unsigned>> tried;  // one request may be in several lattices
     while (auto counts = in_order.next()) {
+      if (tried.size() == most_tried) {
+        return {std::nullopt, false};
+      }
       const auto [at, is_new] = tried.insert(std::move(*counts));
       if (!is_new) {
         continue;
@@ -217,6 +244,15 @@ class Nearest {
     const Need& need = needs_[i];
     const bool held = need.is_promised() || (need.placement == Placement::aligned && holds_back_);
     return held ? std::max(need.grain, pair_size) : 0;
+  }
+
+  // A refusal takes no longer than some tenths of a second, whatever the driver says.
+  static constexpr std::size_t most_tried = 500;
+
+  // The locality domain that a group cannot leave.
+  std::optional<unsigned> part(std::size_t i) const {
+    const GroupRequest& request = needs_[i].request;
+    return request.backfill ? std::nullopt : request.locality_domain;
   }
 
   // What may fit, one lattice for each way in which the driver might serve it. Nothing outside of them does.
@@ -244,6 +280,10 @@ class Nearest {
         choice.least = round_up(std::max(choice.least, choice.step), choice.step);
         choice.room = room_of(need, choice.step);
       }
+      if (part(i)) {
+        choice.room = std::min(choice.room, room_in(*part(i), rank(i) != 0 ? choice.step : pair_size));
+      }
+      choice.opens_part = choices.empty() || part(choices.back().group) != part(i);
       if (need.count) {
         choice.asked = std::min(*requests_[i].count, refused_.sm_count);
         choice.due = std::min(*need.count, refused_.sm_count);
@@ -273,6 +313,14 @@ class Nearest {
     return rooms_.emplace(step, room).first->second;
   }
 
+  unsigned room_in(unsigned domain, unsigned step) const {
+    const auto [at, is_new] = rooms_in_.try_emplace({domain, step});
+    if (is_new) {
+      at->second = refused_.splitter->in_sets_of(step, domain);
+    }
+    return at->second;
+  }
+
   const Refused& refused_;
   const std::vector<GroupRequest>& requests_;
   Needs needs_;
@@ -280,6 +328,7 @@ class Nearest {
   bool holds_back_ = false;
   std::vector<std::size_t> order_;
   mutable std::map<unsigned, unsigned> rooms_;
+  mutable std::map<std::pair<unsigned, unsigned>, unsigned> rooms_in_;  // by domain and size
 };
 
 std::string list_text(const std::vector<GroupRequest>& requests) {

@@ -380,12 +380,16 @@ unsigned Splitter::in_units_of(unsigned size) const {
   return cut && cut->unit_size == size ? static_cast<unsigned>(cut->units.size()) * size : 0;
 }
 
-unsigned Splitter::in_sets_of(unsigned size) const {
+unsigned Splitter::in_sets_of(unsigned size, std::optional<unsigned> locality_domain) const {
   if (!driver_->has(Feature::structured_split)) {
     return in_units_of(grain_.alignment);
   }
   Params everything{};
   everything.coscheduledSmCount = size;
+  if (locality_domain) {
+    everything.flags = CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID;
+    everything.localityDomainId = *locality_domain;
+  }
   CUdevResource group{};
   CUdevResource rest{};
   const CUresult answer = driver_->cuDevSmResourceSplit(&group, 1, input_->units.data(), &rest, 0, &everything);

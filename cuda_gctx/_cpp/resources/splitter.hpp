@@ -37,7 +37,7 @@ class Splitter {
   // How many SMs one split gives in equal units of `size`, and how many sit in sets of `size` inside one cluster of the
   // chip.
   unsigned in_units_of(unsigned size) const;
-  unsigned in_sets_of(unsigned size) const;
+  unsigned in_sets_of(unsigned size, std::optional<unsigned> locality_domain = std::nullopt) const;
 
   // The pieces that groups out of pairs of SMs become, without asking the driver: there is nothing it could refuse.
   std::optional<SplitResult> known_pieces(const Needs& needs, Strategy strategy) const;
