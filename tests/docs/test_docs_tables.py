@@ -339,19 +339,19 @@ def test_missed_targets_are_quoted_as_they_were_measured() -> None:
     }
 
 
-@pytest.fixture(scope="module")
-def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What the benchmark prints on the software driver, and the file that it writes."""
-    folder = tmp_path_factory.mktemp("benchmarks")
-    program = run_program(BENCHMARKS / "calls.py", "--rounds", "2", "--out", folder, CUDA_GCTX_DRIVER="sim:h200@13.0")
-    assert program.returncode == 0, program.stderr
-    [path] = folder.iterdir()
-    return program.stdout, path
-
-
 @pytest.mark.sim_only
-def test_every_call_is_timed_raw_and_with_this_package(simulated_run: tuple[str, Path]) -> None:
-    calls = {call["name"]: call["contestants"] for call in json.loads(simulated_run[1].read_text())["calls"]}
+def test_every_call_is_timed_raw_and_with_this_package_and_simulated_times_are_compared_with_nothing(
+    tmp_path: Path,
+) -> None:
+    program = run_program(BENCHMARKS / "calls.py", "--rounds", "2", "--out", tmp_path, CUDA_GCTX_DRIVER="sim:h200@13.0")
+    assert program.returncode == 0, program.stderr
+    [path] = tmp_path.iterdir()
+    result = json.loads(path.read_text())
+    assert program.stdout.startswith("simulated")
+    assert "to raw" not in program.stdout
+    assert result["simulated"] is True
+    assert not any(call["targets"] for call in result["calls"] + result["imports"])
+    calls = {call["name"]: call["contestants"] for call in result["calls"]}
     assert all("ns" in contestants["cuda_gctx"] for contestants in calls.values())
     assert {name for name, contestants in calls.items() if "ns" not in contestants.get("raw", {})} == {"is_green"}
     for contestants in calls.values():
@@ -360,19 +360,7 @@ def test_every_call_is_timed_raw_and_with_this_package(simulated_run: tuple[str,
                 assert 0 <= contestant["ns"]["p10"] <= contestant["ns"]["median"] <= contestant["ns"]["p90"]
 
 
-@pytest.mark.sim_only
-def test_simulated_times_are_called_so_and_compared_with_nothing(simulated_run: tuple[str, Path]) -> None:
-    printed, path = simulated_run
-    result = json.loads(path.read_text())
-    assert printed.startswith("simulated")
-    assert "to raw" not in printed
-    assert result["simulated"] is True
-    assert not any(call["targets"] for call in result["calls"] + result["imports"])
-
-
-@pytest.mark.sim_only
-def test_simulated_results_are_kept_out_of_the_pages(
-    simulated_run: tuple[str, Path], copies: Copies, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(simulated_run[1], copies.results)
+def test_simulated_results_are_kept_out_of_the_pages(copies: Copies, capsys: pytest.CaptureFixture[str]) -> None:
+    [path] = copies.results.glob("h200-*-calls.json")
+    copies.change(path, '"simulated": false', '"simulated": true')
     assert "simulated" in copies.check(capsys)
