@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "driver/error.hpp"
+#include "handles/current.hpp"
 #include "handles/slot.hpp"
 #include "handles/types.hpp"
 
@@ -129,13 +130,35 @@ auto call(Arguments&&... arguments) {
   }
 }
 
-// Drops the handle of a slot, whose box may be the last use of a driver object.
+// Drops a handle, whose box may be the last use of a driver object. Whether there was one.
 template <typename Box>
-void drop(ObjectSlot<Box>& slot) {
-  std::optional<std::tuple<calls::Taken<std::shared_ptr<Box>>>> holds(std::in_place, std::tuple{slot.take()});
-  if (std::get<0>(*holds).given) {
-    calls::work_without_gil([](auto&&...) {}, holds);
+bool drop(std::shared_ptr<Box> handle) {
+  std::optional<std::tuple<calls::Taken<std::shared_ptr<Box>>>> holds(std::in_place, std::tuple{std::move(handle)});
+  return std::get<0>(*holds).given && calls::work_without_gil([](auto&&...) {}, holds);
+}
+template <typename Box>
+bool drop(ObjectSlot<Box>& slot) {
+  return drop(slot.take());
+}
+
+// Leaves a block with the GIL, if that is quick: see leave_block_at_once(). `slot` is that of the object of its
+// context: as long as it has the same handle, it is not the last one that is dropped here.
+inline bool leave_at_once(Entry& entry, const void* task, ObjectSlot<ContextBox>& slot) {
+  ContextHandle context;
+  if (!leave_block_at_once(entry, task, context)) {
+    return false;
   }
+  if (slot.borrow().get() != context.get()) {
+    drop(std::move(context));
+  }
+  return true;
+}
+
+// Ends what the thread made current in one step for all who hold the GIL, but for what takes long.
+inline void end_thread() {
+  std::optional<std::tuple<calls::Taken<std::vector<ContextHandle>>>> holds(std::in_place,
+                                                                            std::tuple{end_this_thread_at_once()});
+  calls::work_without_gil([](auto&&...) { end_this_thread(); }, holds);
 }
 
 // Calls a function that makes a handle, and puts it into a slot. 1, or 0 if there is none, or -1.

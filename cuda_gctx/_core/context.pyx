@@ -168,8 +168,8 @@ cdef class Context:
         return made_context(context)
 
     def __dealloc__(self):
-        drop(self._slot)
-        report_failures()
+        if drop(self._slot):
+            report_failures()
 
     @property
     def is_green(self):

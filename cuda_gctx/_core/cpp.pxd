@@ -179,7 +179,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     Borrowed[Box] live[Box](Slot[Box]&) except *
     Borrowed[Box] present[Box](Slot[Box]&) except *
     int share_context[Box](Slot[ContextBox]&, Slot[Box]&) except -1
-    void drop[Box](Slot[Box]&) noexcept
+    cbool drop[Box](Slot[Box]&) noexcept
 
 
 # ---- the driver in use
@@ -269,26 +269,27 @@ cdef extern from "handles/claim.hpp" namespace "gctx":
 
 
 cdef extern from "handles/current.hpp" namespace "gctx":
-    cdef struct CurrentToken:
-        uint64_t thread
-        uint64_t entry
-        cbool is_new_thread
+    cdef cppclass Entry:
+        cbool is_idle() noexcept
+        cbool is_of_this_thread() noexcept
+        void* block() noexcept
+        void set_block(void*) noexcept
 
-    cdef cppclass BlockOwner:
-        uint64_t task
-        string place
-
-    CurrentToken push_current(ContextHandle&, const BlockOwner*) except +raise_error
-    ContextHandle pop_current(CurrentToken) except +raise_error
-    CurrentToken take_token(vector[CurrentToken]&) except +raise_error
-    cbool is_new_thread() except +raise_error
+    void enter_block(Entry&, const ContextHandle&, const void*) except +raise_error
+    cbool has_left_block() noexcept
+    Entry* take_left() noexcept
+    const void* this_thread() noexcept
 
 
 cdef extern from "_core/call.hpp" namespace "gctx":
     int adopt_context "gctx::make<&gctx::adopt_context>"(Slot[ContextBox]&, Runtime&, CUcontext) except -1
-    int current_device "gctx::call<&gctx::current_device>"(Runtime&) except -1
-    int set_current "gctx::make<&gctx::set_current>"(Slot[ContextBox]&, Slot[ContextBox]&) except -1
-    int end_this_thread "gctx::call<&gctx::end_this_thread>"() except -1
+    int current_device "gctx::call<&gctx::current_device>"(Runtime&) except? 0
+    int demand_there "gctx::call<&gctx::ContextBox::demand_there>"(Slot[ContextBox]&) except -1
+    cbool leave_at_once(Entry&, const void*, Slot[ContextBox]&) except *
+    int leave_block "gctx::call<&gctx::leave_block>"(Entry&, const void*) except -1
+    int leave_what_was_left "gctx::call<&gctx::leave_what_was_left>"() except -1
+    int set_current "gctx::make<&gctx::set_current>"(Slot[ContextBox]&, Slot[ContextBox]&, const void*) except -1
+    void end_thread() noexcept
     unique_ptr[NewContext] claim_context "gctx::call<&gctx::claim_context>"(
         Runtime&, int, const vector[SmResourcePtr]&, const optional[CUdevResource]&, const string&, cbool, cbool
     ) except *

@@ -25,14 +25,13 @@ from cuda_gctx._core.cpp cimport (
     device_name,
     device_pci_bus_id,
     device_uuid,
-    is_new_thread,
     live,
     primary_context,
     priorities,
     set_current,
     synchronize_context,
 )
-from cuda_gctx._core.current cimport PyThreadState_GetDict, watch_thread
+from cuda_gctx._core.current cimport PyThreadState_GetDict, release_left, task_here, watch_thread
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.event cimport EventOptions, new_event
 from cuda_gctx._core.resources cimport DeviceResources
@@ -202,10 +201,11 @@ cdef class Device:
             box = live(ctx._slot)
             if box.get().device() != self.device_id or &box.get().runtime() != self._runtime:
                 raise ValueError(f"the context belongs to device {box.get().device()}, not {self.device_id}")
-        if is_new_thread():
-            watch_thread()
+        watch_thread()
         given = given_contexts()
-        found = same_object(given, made_context(found)) if set_current(found._slot, context._slot) else None
+        is_any = set_current(found._slot, context._slot, task_here())
+        found = same_object(given, made_context(found)) if is_any else None
+        release_left()
         if ctx is not None and ctx is not found:
             remember(given, ctx)
         return found

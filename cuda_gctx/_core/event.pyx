@@ -110,8 +110,8 @@ cdef class Event:
     """A point in the work of a stream or of a whole context."""
 
     def __dealloc__(self):
-        drop(self._slot)
-        report_failures()
+        if drop(self._slot):
+            report_failures()
 
     @property
     def handle(self):

@@ -43,8 +43,8 @@ cdef class Graph:
     cdef object __weakref__
 
     def __dealloc__(self):
-        drop(self._slot)
-        report_failures()
+        if drop(self._slot):
+            report_failures()
 
     @property
     def handle(self):
@@ -111,8 +111,8 @@ cdef class GraphExec:
     cdef object __weakref__
 
     def __dealloc__(self):
-        drop(self._slot)
-        report_failures()
+        if drop(self._slot):
+            report_failures()
 
     @property
     def handle(self):

@@ -166,8 +166,8 @@ cdef class Stream:
         return adopted(Stream.__new__(Stream), number, owner)
 
     def __dealloc__(self):
-        drop(self._slot)
-        report_failures()
+        if drop(self._slot):
+            report_failures()
 
     @property
     def handle(self):

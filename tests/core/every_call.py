@@ -62,7 +62,7 @@ WITH_ARGUMENTS: dict[str, Callable[[Any], object]] = {
     "Context.__eq__": lambda w: w.ctx == w.dev.context,
     "Context.__exit__": lambda w: w.dev.create_context(ContextOptions([w.group])).__exit__(None, None, None),
     "Context.close": lambda w: w.dev.create_context(ContextOptions([w.group])).close(),
-    "Context.current": lambda w: in_a_block(w.ctx.current()),
+    "Context.current": lambda w: (in_a_block(w.ctx.current()), in_a_block(w.dev.context.current())),
     "Context.from_handle": lambda w: (Context.from_handle(w.ctx.handle), Context.from_handle(w.foreign).handle),
     "Context.wait_event": lambda w: w.ctx.wait_event(w.event),
     "Stream.__eq__": lambda w: (w.stream == Stream.from_handle(w.stream.handle), w.adopted == Stream(w.adopted)),
@@ -94,6 +94,8 @@ MORE: dict[str, Callable[[Any], object]] = {
     "an event is dropped": lambda w: w.ctx.create_event(),
     "a context is dropped": lambda w: w.dev.create_context(ContextOptions([w.group])),
     "the resources of a context are dropped last": lambda w: w.dev.create_context(ContextOptions([w.group])).resources,
+    "blocks that end out of order": lambda w: out_of_order(w),
+    "what was set in a block goes with it": lambda w: set_in_a_block(w),
     "a graph is dropped": lambda w: captured(w.stream).instantiate(),
     "streams with priorities": lambda w: w.ctx.create_stream(StreamOptions(priority=-1)),
     "loan": lambda w: (
@@ -120,6 +122,23 @@ def stamped(w: Any) -> object:
     stamps = probe.Stamps(w.dev, 2)
     stamps.write(w.stream, 0)
     return stamps.read()
+
+
+def out_of_order(w: Any) -> None:
+    outer = w.dev.create_context(ContextOptions([w.group])).current()
+    inner = w.ctx.current()
+    outer.__enter__()
+    inner.__enter__()
+    try:
+        outer.__exit__(None, None, None)
+    except RuntimeError:
+        del outer
+    inner.__exit__(None, None, None)
+
+
+def set_in_a_block(w: Any) -> None:
+    with w.ctx.current():
+        w.dev.set_current(w.dev.create_context(ContextOptions([w.group])))
 
 
 def world() -> Any:

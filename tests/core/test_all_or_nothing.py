@@ -311,7 +311,8 @@ def test_random_failures_leak_nothing(seed: int) -> None:
                 groups, _ = split(dev.resources.sm, [8, 16])
                 for group in groups:
                     ctx = green(dev, group)
-                    kept += [ctx, ctx.create_stream(), ctx.record_event()]
+                    for make in (lambda ctx=ctx: ctx, ctx.create_stream, ctx.record_event):
+                        kept.append(make())
             except CUDAError:
                 failures += 1
             except Warning:  # an overlap with a context of an earlier round

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import gc
 import itertools
 import threading
-import weakref
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextCurrentError, CUDAError, Device
+from cuda_gctx._core.loan import demand_not_current
 
-from ..common import on_another_thread, refusal, small_contexts
+from ..common import green, on_another_thread, refusal, small_contexts, split
 from ..raw import Raw
 
 
@@ -66,7 +68,6 @@ def test_generators_that_are_closed_in_the_wrong_order_raise_and_use_nothing_tha
     machine = sim()
     raw = Raw()
     first, second = small_contexts(Device(0), 2)
-    alive = weakref.ref(first)
     generators = [in_a_block(first), in_a_block(second)]
     assert [next(generator) for generator in generators] == [True, True]
     message = str(refusal(RuntimeError, generators[0].close))
@@ -75,7 +76,6 @@ def test_generators_that_are_closed_in_the_wrong_order_raise_and_use_nothing_tha
     assert raw.current() == second.handle
     del first
     gc.collect()
-    assert alive() is None
     assert len(machine.ledger().live_of("green context")) == 2  # the block that was left keeps it
     generators[1].close()
     assert raw.current() == 0
@@ -133,50 +133,6 @@ def test_one_block_entered_on_two_threads_is_left_by_each_on_its_own(raw: Raw, t
     left.set()
     thread.join()
     assert answers == [0]
-
-
-def test_tasks_cannot_have_a_block_each_and_the_message_names_the_line(raw: Raw, two: list[Context]) -> None:
-    a, b = two
-    seen: list[Any] = []
-
-    async def first() -> None:
-        with a.current():
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-
-    async def second() -> None:
-        with b.current():
-            seen.append((a.is_current, b.is_current))
-
-    async def main() -> list[Any]:
-        return await asyncio.gather(first(), second(), return_exceptions=True)
-
-    outcome = asyncio.run(main())
-    assert seen == []
-    assert "contained an await" in str(outcome[0])
-    assert "belongs to another task" in str(outcome[1])
-    for error in outcome:
-        assert f"{__file__}:{first.__code__.co_firstlineno + 1}" in str(error)
-    assert raw.current() == 0
-
-
-def test_blocks_of_tasks_without_an_await_are_free(raw: Raw, two: list[Context]) -> None:
-    async def work(ctx: Context) -> bool:
-        await asyncio.sleep(0)
-        for _ in range(3):
-            with ctx.current(), ctx.current():
-                assert ctx.is_current
-        await asyncio.sleep(0)
-        with ctx.current():
-            return ctx.is_current
-
-    async def main() -> list[bool]:
-        return await asyncio.gather(*map(work, two))
-
-    with two[0].current():  # around the loop: of the thread itself
-        assert asyncio.run(main()) == [True, True]
-        assert raw.current() == two[0].handle
-    assert raw.current() == 0
 
 
 def test_an_error_inside_a_block_with_an_await_is_not_hidden(raw: Raw, two: list[Context]) -> None:
@@ -260,3 +216,103 @@ def test_the_message_names_the_thread_on_which_it_is_current(dev: Device, two: l
     leave.set()
     thread.join()
     assert f"another thread (native id {thread.native_id})" in message
+
+
+@pytest.mark.parametrize("driver", ["12.4", "13.0", "13.4"])
+def test_what_is_set_inside_a_block_is_not_destroyed_while_it_is_current(sim: Callable[..., Any], driver: str) -> None:
+    machine = sim("h200", driver=driver)
+    dev = Device(0)
+    groups, _ = split(dev.resources.sm, [8] * 5)
+    outer = green(dev, groups[0])
+    with outer.current():
+        dev.set_current(green(dev, groups[1]))
+        dev.set_current(green(dev, groups[2]))
+    dev.set_current(green(dev, groups[3]))
+    dev.set_current(green(dev, groups[4]))
+    dev.set_current()
+    gc.collect()
+    assert len(machine.ledger().live_of("green context")) == 1
+    assert not machine.ledger().misuse
+    Raw().set_current(0)
+
+
+def test_a_context_below_what_other_code_has_pushed_cannot_be_closed(dev: Device, raw: Raw, two: list[Context]) -> None:
+    first, second = two
+    dev.set_current(first)
+    raw.push(dev.context.handle)  # of a library
+    assert "call Device.set_current() for another context" in str(refusal(ContextCurrentError, first.close))
+    dev.set_current(second)
+    first.close()
+    raw.pop()  # the library's own
+    assert raw.current() == second.handle
+    dev.set_current(dev.context)
+
+
+def test_what_other_code_has_replaced_is_current_no_more(dev: Device, raw: Raw, two: list[Context]) -> None:
+    dev.set_current(two[0])
+    raw.set_current(dev.context.handle)
+    two[0].close()
+
+
+def depth(raw: Raw) -> list[int]:
+    """The driver's whole stack, from the top."""
+    stack = []
+    while handle := raw.current():
+        stack.append(handle)
+        raw.pop()
+    for handle in reversed(stack):
+        raw.push(handle)
+    return stack
+
+
+@pytest.mark.parametrize("function", ["cuCtxPopCurrent", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent"])
+@pytest.mark.parametrize("inside", ["push", "push twice", "pop", "replace", "set"])
+def test_the_whole_stack_is_as_it_was_whichever_call_fails(sim: Callable[..., Any], function: str, inside: str) -> None:
+    machine = sim("h200", devices=1)
+    dev, raw = Device(0), Raw()
+    first, second = small_contexts(dev, 2)
+    primary = dev.context.handle
+    actions: dict[str, Callable[[], object]] = {
+        "push": lambda: raw.push(second.handle),
+        "push twice": lambda: (raw.push(first.handle), raw.push(primary)),
+        "pop": raw.pop,
+        "replace": lambda: raw.set_current(primary),
+        "set": lambda: dev.set_current(second),
+    }
+    for nth in range(1, 12):
+        raw.set_current(0)
+        for handle in (primary, second.handle):
+            raw.push(handle)
+        before = depth(raw)
+        block = first.current()
+        block.__enter__()
+        actions[inside]()
+        machine.fail(function, nth=nth, code="CUDA_ERROR_UNKNOWN")
+        with suppress(CUDAError):
+            block.__exit__(None, None, None)
+        machine.clear_faults()
+        assert depth(raw) == before, nth
+    while raw.current():
+        raw.pop()
+    first.close()
+    second.close()
+
+
+def test_the_end_of_a_thread_that_threading_does_not_know_is_seen(dev: Device, two: list[Context]) -> None:
+    for _ in range(100):
+        is_over = _thread.allocate_lock()
+        is_over.acquire()
+
+        def work(is_over: Any = is_over) -> None:
+            dev.set_current(two[0])
+            two[1].current().__enter__()
+            is_over.release()
+
+        _thread.start_new_thread(work, ())
+        is_over.acquire()
+        for ctx in two:
+            try:
+                demand_not_current([ctx])
+            except ContextCurrentError:  # its last statement may still be on its way
+                time.sleep(0.05)
+                demand_not_current([ctx])

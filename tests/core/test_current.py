@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -229,24 +227,4 @@ def test_a_block_is_entered_and_left_by_its_methods_and_by_an_exit_stack(raw: Ra
     assert raw.current() == 0
     with pytest.raises(RuntimeError, match="is not open"):
         block.__exit__(None, None, None)
-    assert raw.current() == 0
-
-
-def test_tasks_of_a_thread_with_context_variables_are_distinguished(raw: Raw, two: list[Context]) -> None:
-    first, second = two
-    ContextVar("variable", default=0).set(1)  # from now on the thread has a context of variables
-    with first.current(), second.current():
-        assert raw.current() == second.handle
-
-    async def hold(ctx: Context) -> None:
-        with ctx.current():
-            await asyncio.sleep(0)
-
-    async def both() -> list[BaseException | None]:
-        return await asyncio.gather(hold(first), hold(second), return_exceptions=True)
-
-    for error in asyncio.run(both()):
-        assert isinstance(error, RuntimeError)
-    with first.current():
-        assert raw.current() == first.handle
     assert raw.current() == 0

@@ -1,8 +1,8 @@
 #include "handles/capture.hpp"
 
 #include "handles/context.hpp"
-#include "handles/current.hpp"
 #include "handles/runtime.hpp"
+#include "handles/scope.hpp"
 
 namespace gctx {
 

@@ -8,6 +8,7 @@
 #include "handles/capture.hpp"
 #include "handles/current.hpp"
 #include "handles/runtime.hpp"
+#include "handles/scope.hpp"
 #include "handles/stream.hpp"
 
 namespace gctx {
@@ -190,17 +191,20 @@ void ContextBox::demand_not_current() const {
   }
 }
 
-void ContextBox::fail_current(bool here) const {
-  const long thread = here ? 0 : thread_of_current(*this);
-  if (thread != 0 && thread == ::syscall(SYS_gettid)) {
-    fail(ErrorKind::current, label() +
-                                 " has an open 'with' block on this thread, in which another context is current "
-                                 "now: leave the block first");
+void ContextBox::fail_current(bool is_here) const {
+  const long thread = last_thread_.load(std::memory_order_relaxed);
+  std::string what = label() + " cannot be closed while it is current on ";
+  if (is_here) {
+    what += "this thread: leave its 'with' block, or make another context current by Device.set_current()";
+  } else if (thread == ::syscall(SYS_gettid)) {
+    what = label() +
+           " has an open 'with' block on this thread, or was made current by it, and another context is current above "
+           "it now: leave the block, or call Device.set_current() for another context";
+  } else {
+    what += "another thread (native id " + std::to_string(thread) +
+            "): leave its 'with' block, or call Device.set_current() for another context there";
   }
-  fail(ErrorKind::current, label() + " cannot be closed while it is current on " +
-                               (here ? "this thread" : "another thread") +
-                               (thread != 0 ? " (native id " + std::to_string(thread) + ")" : "") +
-                               ": leave its 'with' block or make another context current first");
+  fail(ErrorKind::current, std::move(what));
 }
 
 SmResourcePtr ContextBox::sm_resource() {

@@ -72,6 +72,8 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   std::string label() const { return context_label(name()); }  // for messages
 
   ContextState& state() noexcept { return state_; }
+  // The system's number of the thread that made it current last, for messages.
+  void note_thread(long thread) noexcept { last_thread_.store(thread, std::memory_order_relaxed); }
   bool is_closed() const noexcept { return !state_.is_open(); }
   // No more use of a green context of ours; it is destroyed with its last stream and event. Throws while it is current.
   void close();
@@ -156,7 +158,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   void ask_to_be_there() const;
   CUresult ask_whether_there() const noexcept;
   [[noreturn]] void fail_capturing(const char* what) const;
-  [[noreturn]] void fail_current(bool here) const;
+  [[noreturn]] void fail_current(bool is_here) const;
 
   Runtime& runtime_;
   int device_;
@@ -178,6 +180,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   OwnStreams own_streams_;
   StreamBox* first_stream_ = nullptr;
   ContextState state_;
+  std::atomic<long> last_thread_{0};
 };
 
 // What a stream or event holds: while there is one, a closed context lives on.

@@ -1,13 +1,11 @@
-// The contexts that each thread made current through this package. The driver keeps a stack per thread, but shows only
-// its top, and only to that thread. With this record, close() can refuse while another thread uses the context, and a
-// block removes its own entry and no other.
+// What each thread made current through this package, by blocks and by set_current: one list of entries for a thread,
+// which nobody else looks into. An entry counts in the state of its context, and owns it, until the driver shows it no
+// more. So close() can refuse while a thread uses a context, and a block takes off its own entry and no other.
 #pragma once
 
 #include <cuda.h>
 
-#include <cstdint>
-#include <new>
-#include <string>
+#include <atomic>
 #include <vector>
 
 #include "handles/types.hpp"
@@ -15,67 +13,63 @@
 namespace gctx {
 
 class Driver;
+class Runtime;
+struct ThreadEntries;
 
-// Makes a context current on the calling thread during one call of this package, in which no other code runs. `leave`
-// ends the scope, and throws if that fails. The destructor ends it while another error propagates, and counts a failure
-// as other destructors do. Both restore the previous context.
-class CurrentScope {
+// A context that a thread made current. That of a block is part of the block, which a language binding keeps alive from
+// enter_block() until take_left() returns it; that of set_current belongs to the list.
+class Entry {
  public:
-  CurrentScope(const Driver& driver, CUcontext context);
-  explicit CurrentScope(const ContextBox& context);
-  // For destructors: does not throw, and `is_entered` says whether the context is current.
-  CurrentScope(const ContextBox& context, std::nothrow_t) noexcept;
-  ~CurrentScope();
-  CurrentScope(const CurrentScope&) = delete;
-  CurrentScope& operator=(const CurrentScope&) = delete;
+  Entry() = default;
+  explicit Entry(void* block) noexcept : block_(block) {}
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
 
-  bool is_entered() const noexcept { return is_entered_; }
-  void leave();
+  bool is_idle() const noexcept { return state_.load(std::memory_order_relaxed) == State::idle; }
+  bool is_of_this_thread() const noexcept;
+  void* block() const noexcept { return block_; }
+  void set_block(void* block) noexcept { block_ = block; }
 
  private:
-  CUresult enter(CUcontext context) noexcept;
-  CUresult pop() noexcept;
+  friend struct ThreadEntries;
 
-  const Driver& driver_;
-  CUcontext before_ = nullptr;
-  bool is_before_known_ = false;
-  bool is_pushed_ = false;
-  bool is_entered_ = false;
+  // left: it goes when it is the innermost entry of its thread. Other threads change nothing but open to left.
+  enum class State : int { idle, open, left };
+
+  void* block_ = nullptr;  // null: of set_current
+  std::atomic<State> state_{State::idle};
+  std::atomic<long> thread_{0};  // the system's id
+  ContextHandle context_;
+  CUcontext before_ = nullptr;  // what was current until then
+  const void* task_ = nullptr;  // what tells tasks of one thread apart
+  Entry* below_ = nullptr;
 };
 
-// Identifies the entry of a block in the list of its thread.
-struct CurrentToken {
-  std::uint64_t thread = 0;
-  std::uint64_t entry = 0;
-  bool is_new_thread = false;  // as the function below
-};
+// Pushes a context; all or nothing. Refused while a block of another task is open on the thread. `task` stays valid as
+// long as the entry is on the list.
+void enter_block(Entry& entry, const ContextHandle& context, const void* task);
 
-// The task that enters a block, if the thread runs an event loop: only one task can have open blocks on a thread.
-struct BlockOwner {
-  std::uint64_t task = 0;
-  std::string place;  // where it enters, for messages
-};
+// Pops it. True if that was all there was to do; `context` then is what the entry owned. Calls nothing that takes long.
+bool leave_block_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept;
 
-// The entry owns the context: the handle is moved into it if this succeeds.
-CurrentToken push_current(ContextHandle& context, const BlockOwner* owner = nullptr);
+// The same where other code has changed what is current, or the block is not the innermost one. Makes current what was
+// before the block, whatever ran inside and whichever call fails. Throws if a block that was entered inside is still
+// open, or on another thread; the entry then goes once it is the innermost of its own thread. Throws as well, but has
+// left the block, if it was entered in another task.
+void leave_block(Entry& entry, const void* task);
 
-// Restores the previous context, whatever ran inside the block and whichever call fails. Throws if a block that was
-// entered inside is still open, or on another thread; the entry then keeps its context, and is removed once it is the
-// innermost of its own thread. Returns the handle that push_current took, or null after a fork.
-ContextHandle pop_current(CurrentToken token);
+ContextHandle set_current(const ContextHandle& context, const void* task);  // returns what was current, or null
 
-ContextHandle set_current(const ContextHandle& context);  // returns what was current, or null
+bool has_left_block() noexcept;  // whether the innermost entry is one that was left before its turn
+void leave_what_was_left();      // removes those
+Entry* take_left() noexcept;     // a block that has gone from the list of this thread since; null if there is none
 
+void forget_replaced_current();                  // removes what this thread set, where other code has replaced it since
 void forget_current_of(const Runtime& runtime);  // removes all contexts of that driver from this thread
-void forget_replaced_current();                  // drops what this thread set and others have replaced since
-
-long thread_of_current(const ContextBox& context) noexcept;  // the system's id of a thread that made it current, or 0
-
-// For a language binding whose threads end before those of the system: true at the first call on a thread, and the end.
-bool is_new_thread();
-void end_this_thread() noexcept;  // removes what was made current through this package
-
-// Takes the latest token of the calling thread out of the tokens of a block; if it has none, the latest of all.
-CurrentToken take_token(std::vector<CurrentToken>& tokens);
+// Removes all, for a thread whose language ends before it does. At once: but for what that takes long, in one step for
+// whoever shares a lock with the thread; the contexts are let go by the caller.
+std::vector<ContextHandle> end_this_thread_at_once() noexcept;
+void end_this_thread() noexcept;
+const void* this_thread() noexcept;  // a different one for each
 
 }  // namespace gctx

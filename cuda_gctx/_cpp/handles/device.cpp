@@ -1,7 +1,7 @@
 #include "handles/device.hpp"
 
-#include "handles/current.hpp"
 #include "handles/runtime.hpp"
+#include "handles/scope.hpp"
 
 namespace gctx {
 

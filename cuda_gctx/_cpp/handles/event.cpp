@@ -3,8 +3,8 @@
 #include <memory>
 #include <optional>
 
-#include "handles/current.hpp"
 #include "handles/runtime.hpp"
+#include "handles/scope.hpp"
 #include "handles/stream.hpp"
 
 namespace gctx {

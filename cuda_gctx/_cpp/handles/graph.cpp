@@ -1,8 +1,8 @@
 #include "handles/graph.hpp"
 
 #include "handles/capture.hpp"
-#include "handles/current.hpp"
 #include "handles/runtime.hpp"
+#include "handles/scope.hpp"
 #include "handles/stream.hpp"
 
 namespace gctx {

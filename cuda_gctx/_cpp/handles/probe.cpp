@@ -6,9 +6,9 @@
 #include <thread>
 #include <utility>
 
-#include "handles/current.hpp"
 #include "handles/device.hpp"
 #include "handles/runtime.hpp"
+#include "handles/scope.hpp"
 #include "handles/stream.hpp"
 
 namespace gctx {

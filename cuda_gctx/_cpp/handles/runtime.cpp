@@ -7,6 +7,7 @@
 #include "handles/claim.hpp"
 #include "handles/current.hpp"
 #include "handles/probe.hpp"
+#include "handles/scope.hpp"
 
 namespace gctx {
 namespace {

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "handles/capture.hpp"
-#include "handles/current.hpp"
 #include "handles/event.hpp"
 #include "handles/runtime.hpp"
+#include "handles/scope.hpp"
 
 namespace gctx {
 namespace {

@@ -14,10 +14,12 @@
 #include "handles/event.hpp"
 #include "handles/runtime.hpp"
 #include "handles/stream.hpp"
+#include "tests/block.hpp"
 #include "tests/check.hpp"
 #include "tests/machine.hpp"
 
 using namespace gctx;
+using gctx::test::Block;
 
 namespace {
 
@@ -182,9 +184,9 @@ int main() {
   no_allocation_is_needed_to_undo("stream of a context",
                                   [](World& world) { context_stream(world.context, std::nullopt, 3); });
   no_allocation_is_needed_to_undo("block", [](World& world) {
-    ContextHandle context = world.context;
-    const BlockOwner owner{1, "a place that is too long to be part of a string"};
-    pop_current(push_current(context, &owner));
+    Block block(world.context);
+    set_current(world.context, nullptr);
+    block.leave();
   });
   no_allocation_is_needed_to_undo("split", [](World& world) {
     split_resource(world.runtime, world.runtime.device_sm(0), groups_of({8, 16, 24}), false);

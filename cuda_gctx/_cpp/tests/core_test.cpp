@@ -12,10 +12,12 @@
 #include "handles/runtime.hpp"
 #include "handles/slot.hpp"
 #include "handles/stream.hpp"
+#include "tests/block.hpp"
 #include "tests/check.hpp"
 #include "tests/machine.hpp"
 
 using namespace gctx;
+using gctx::test::Block;
 using gctx::test::message_of;
 
 namespace {
@@ -131,19 +133,16 @@ void the_streams_of_a_context_are_the_same_for_all_and_go_with_it() {
   context_stream(primary, std::nullopt, 0);
 }
 
-CurrentToken enter(ContextHandle context, const BlockOwner& owner) { return push_current(context, &owner); }
-CurrentToken enter(ContextHandle context) { return push_current(context); }
-
 void a_context_that_is_current_elsewhere_cannot_be_closed() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
   auto context = green_context(runtime, split.groups[0]);
-  const CurrentToken block = enter(context);
+  Block block(context);
   std::string said;
   std::thread([&] { said = message_of<Error>([&] { context->close(); }); }).join();
   CHECK(said.find("another thread") != std::string::npos);
-  pop_current(block);
+  block.leave();
   context->close();
 }
 
@@ -163,17 +162,17 @@ void a_block_that_is_left_too_early_keeps_its_context_and_goes_with_the_inner_on
   Runtime& runtime = machine.runtime();
   auto contexts = two_contexts(runtime);
   const CUcontext inner_handle = contexts[1]->handle();
-  const CurrentToken outer = enter(contexts[0]);
-  const CurrentToken inner = enter(contexts[1]);
-  const std::string said = message_of<Error>([&] { pop_current(outer); });
+  Block outer(contexts[0]);
+  Block inner(contexts[1]);
+  const std::string said = message_of<Error>([&] { outer.leave(); });
   CHECK(said.find("was left before the block of context 'test', which was entered inside it") != std::string::npos);
   CHECK(current_of(runtime) == inner_handle);
-  CHECK(message_of<Error>([&] { pop_current(outer); }).find("left already") != std::string::npos);
+  CHECK(message_of<Error>([&] { outer.leave(); }).find("left already") != std::string::npos);
   const std::weak_ptr<ContextBox> kept = contexts[0];
   contexts.clear();
   CHECK(!kept.expired());  // the entry keeps it
   CHECK(runtime.context_counts(0).destroyed == 0);
-  pop_current(inner);
+  inner.leave();
   CHECK(current_of(runtime) == nullptr);
   CHECK(kept.expired());
   CHECK(runtime.context_counts(0).destroyed == 2);
@@ -183,13 +182,13 @@ void a_block_that_is_left_on_another_thread_goes_on_its_own() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   auto contexts = two_contexts(runtime);
-  const CurrentToken block = enter(contexts[0]);
+  Block block(contexts[0]);
   std::string said;
-  std::thread([&] { said = message_of<Error>([&] { pop_current(block); }); }).join();
+  std::thread([&] { said = message_of<Error>([&] { block.leave(); }); }).join();
   CHECK(said.find("was entered on another thread") != std::string::npos);
   CHECK(current_of(runtime) == contexts[0]->handle());
-  const CurrentToken next = enter(contexts[1]);  // the first thing that this thread does ends it
-  pop_current(next);
+  Block next(contexts[1]);  // the first thing that this thread does ends it
+  next.leave();
   CHECK(current_of(runtime) == nullptr);
   contexts[0]->close();
 }
@@ -202,35 +201,73 @@ void what_was_current_before_a_block_is_current_after_it() {
   const CUcontext a = contexts[0]->handle();
   const CUcontext b = contexts[1]->handle();
   CUcontext popped = nullptr;
+  const CUcontext base = runtime.primary(0)->handle();
   const std::vector<std::vector<CUcontext>> pushed = {{}, {a}, {b}, {a, a}, {b, b}, {a, b}, {b, a}, {b, b, a, a, b}};
-  for (const CUcontext before : {CUcontext{nullptr}, runtime.primary(0)->handle(), a, b}) {
+  for (const CUcontext before : {CUcontext{nullptr}, base, a, b}) {
     for (const auto& inner : pushed) {
       driver.cuCtxSetCurrent(before);
-      const CurrentToken block = enter(contexts[0]);
+      Block block(contexts[0]);
       for (const CUcontext context : inner) {
         driver.cuCtxPushCurrent(context);
       }
-      pop_current(block);
+      block.leave();
       CHECK(current_of(runtime) == before);
-      while (current_of(runtime) != nullptr) {
+      int depth = 0;
+      for (; current_of(runtime) != nullptr; ++depth) {
         driver.cuCtxPopCurrent(&popped);
       }
+      // Nobody can tell the block's own from the same context that other code has pushed.
+      const bool is_ours = before == a || std::find(inner.begin(), inner.end(), a) != inner.end();
+      CHECK(depth == (before != nullptr ? 1 : 0) || is_ours);
     }
   }
+}
+
+// What is set inside a block, even with the last handle, is destroyed once the driver shows it no more.
+void what_was_set_in_a_block_outlives_it_in_the_driver() {
+  Machine machine("h200@13.0");
+  Runtime& runtime = machine.runtime();
+  auto contexts = two_contexts(runtime);
+  for (const bool is_foreign_on_top : {false, true}) {
+    Block block(contexts[0]);
+    set_current(contexts[1], nullptr);
+    if (is_foreign_on_top) {
+      runtime.driver().cuCtxPushCurrent(runtime.primary(0)->handle());
+      set_current(contexts[0], nullptr);
+    }
+    block.leave();
+    CHECK(current_of(runtime) == nullptr);
+  }
+  set_current(contexts[0], nullptr);
+  contexts.erase(contexts.begin());
+  runtime.driver().cuCtxPushCurrent(runtime.primary(0)->handle());  // of a library
+  CHECK(runtime.context_counts(0).destroyed == 0);
+  set_current(contexts[0], nullptr);  // replaces it below what the library has pushed as well
+  CHECK(runtime.context_counts(0).destroyed == 1);
+  CUcontext popped = nullptr;
+  runtime.driver().cuCtxPopCurrent(&popped);
+  CHECK(popped == contexts[0]->handle() && current_of(runtime) == contexts[0]->handle());
+  CHECK(message_of<Error>([&] { contexts[0]->close(); }).find("on this thread") != std::string::npos);
+  end_this_thread();
+  CHECK(current_of(runtime) == nullptr);
 }
 
 void two_tasks_of_a_thread_cannot_have_a_block_each() {
   Machine machine("h200@13.0");
   const auto contexts = two_contexts(machine.runtime());
-  const CurrentToken outside = enter(contexts[0]);  // of the thread, around the tasks
-  const CurrentToken first = enter(contexts[0], {1, "first.py:7"});
-  const std::string said = message_of<Error>([&] { enter(contexts[1], {2, "second.py:9"}); });
-  CHECK(said.find("(entered at first.py:7) is still open on this thread, and belongs to another task") !=
-        std::string::npos);
-  pop_current(enter(contexts[1], {1, "first.py:8"}));
-  pop_current(first);
-  pop_current(enter(contexts[1], {2, "second.py:9"}));
-  pop_current(outside);
+  const int tasks[2] = {};
+  set_current(contexts[0], &tasks[1]);  // of the thread
+  Block first(contexts[0], &tasks[0]);
+  for (const auto& use : {std::function<void()>([&] { Block second(contexts[1], &tasks[1]); }),
+                          std::function<void()>([&] { set_current(contexts[1], &tasks[1]); })}) {
+    CHECK(message_of<Error>(use).find("is still open on this thread, and belongs to another task") !=
+          std::string::npos);
+  }
+  Block(contexts[1], &tasks[0]).leave(&tasks[0]);
+  CHECK(message_of<Error>([&] { first.leave(&tasks[1]); }).find("was entered in another task") != std::string::npos);
+  Block(contexts[1], &tasks[1]).leave(&tasks[1]);
+  CHECK(current_of(machine.runtime()) == contexts[0]->handle());
+  end_this_thread();
 }
 
 void a_context_of_a_device_that_is_not_listed_is_refused() {
@@ -339,6 +376,7 @@ int main() {
   a_block_that_is_left_too_early_keeps_its_context_and_goes_with_the_inner_one();
   a_block_that_is_left_on_another_thread_goes_on_its_own();
   what_was_current_before_a_block_is_current_after_it();
+  what_was_set_in_a_block_outlives_it_in_the_driver();
   two_tasks_of_a_thread_cannot_have_a_block_each();
   a_context_of_a_device_that_is_not_listed_is_refused();
   objects_of_a_driver_that_is_set_aside_wait();

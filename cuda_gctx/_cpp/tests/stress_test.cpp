@@ -7,14 +7,15 @@
 
 #include "handles/claim.hpp"
 #include "handles/current.hpp"
-#include "handles/owner_lock.hpp"
 #include "handles/runtime.hpp"
 #include "handles/slot.hpp"
 #include "handles/stream.hpp"
+#include "tests/block.hpp"
 #include "tests/check.hpp"
 #include "tests/machine.hpp"
 
 using namespace gctx;
+using gctx::test::Block;
 using gctx::test::message_of;
 
 namespace {
@@ -50,12 +51,10 @@ class Machine {
   SmResourcePtr group_;
 };
 
-CurrentToken enter(ContextHandle context) { return push_current(context); }
-
 void a_refused_close_shows_to_nobody() {
   Machine machine;
   const ContextHandle context = machine.context();
-  const CurrentToken block = enter(context);  // for the whole test
+  Block block(context);  // for the whole test
   std::atomic<bool> is_over{false};
   std::atomic<int> closed{0};
   std::vector<std::thread> threads;
@@ -71,7 +70,7 @@ void a_refused_close_shows_to_nobody() {
   std::atomic<int> refused{0};
   std::thread pusher([&] {
     while (!is_over) {
-      refused += message_of<Error>([&] { pop_current(enter(context)); }).empty() ? 0 : 1;
+      refused += message_of<Error>([&] { Block(context).leave(); }).empty() ? 0 : 1;
       std::this_thread::yield();
     }
   });
@@ -87,7 +86,7 @@ void a_refused_close_shows_to_nobody() {
   CHECK(refused == 0);
   CHECK(!context->is_closed());
   CHECK(machine.runtime().context_counts(0).destroyed == 0);
-  pop_current(block);
+  block.leave();
   context->close();
   CHECK(machine.runtime().context_counts(0).destroyed == 1);
 }
@@ -102,7 +101,7 @@ void closing_making_and_pushing_are_one_after_the_other() {
     const auto start = [&](auto work) {
       threads.emplace_back([&ready, work] {
         ++ready;
-        while (ready < 6) {
+        while (ready < 7) {
           std::this_thread::yield();
         }
         for (int i = 0; i < 20; ++i) {
@@ -112,7 +111,8 @@ void closing_making_and_pushing_are_one_after_the_other() {
     };
     start([&] { context->close(); });
     start([&] { context->close(); });
-    start([&] { pop_current(enter(context)); });
+    start([&] { Block(context).leave(); });
+    start([&] { set_current(context, nullptr); });
     start([&] { synchronize_stream(create_stream(context, std::nullopt, true)); });
     start([&] { adopt_stream(machine.runtime(), create_stream(context, std::nullopt, true)->handle()); });
     start([&] {
@@ -196,48 +196,8 @@ void a_slot_is_emptied_under_its_users() {
   }
 }
 
-// The owner locks without an atomic step: two words are equal whenever others look, and no change of theirs is lost.
-void a_lock_of_one_thread_keeps_others_out() {
-  OwnerLock lock;
-  long one = 0;
-  long other = 0;
-  std::atomic<int> wrong{0};
-  std::atomic<bool> is_over{false};
-  std::atomic<long> changed{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&] {
-      for (int n = 0; n < rounds; ++n) {
-        OwnerLock::Others others(lock);
-        const std::lock_guard guard(others);
-        wrong += one == other ? 0 : 1;
-        ++one;
-        ++other;
-        ++changed;
-      }
-    });
-  }
-  std::thread waits([&] {
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
-    is_over = true;
-  });
-  long own = 0;
-  while (!is_over) {
-    const std::lock_guard guard(lock);
-    wrong += one == other ? 0 : 1;
-    ++one;
-    ++other;
-    ++own;
-  }
-  waits.join();
-  CHECK(wrong == 0);
-  CHECK(one == own + changed && other == one);
-}
-
-// A context is closed, and others report where it is current, while its threads enter and leave blocks.
-void blocks_are_seen_by_others() {
+// A context is set, entered, left elsewhere and closed, while its threads enter and leave blocks.
+void blocks_and_what_is_set_are_seen_by_others() {
   Machine machine;
   const ContextHandle context = machine.context();
   std::atomic<int> left{0};
@@ -246,24 +206,28 @@ void blocks_are_seen_by_others() {
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&] {
       while (!is_over) {
-        const CurrentToken outer = enter(context);
-        pop_current(enter(context));
-        pop_current(outer);
+        Block outer(context);
+        Block(context).leave();
+        set_current(context, nullptr);
+        outer.leave();
+        set_current(machine.runtime().primary(0), nullptr);
+        set_current(context, nullptr);
         ++left;
       }
     });
   }
-  const CurrentToken mine = enter(context);
   for (int n = 0; n < rounds || left < 20; ++n) {
-    CHECK(thread_of_current(*context) != 0);
-    std::thread([&] { message_of<Error>([&] { pop_current({mine.thread, mine.entry + 1, false}); }); }).join();
+    Block mine(context);
+    std::thread([&] { message_of<Error>([&] { context->close(); }); }).join();
+    std::thread([&] { message_of<Error>([&] { mine.leave(); }); }).join();
+    message_of<Error>([&] { mine.leave(); });
+    leave_what_was_left();
+    Block::forget_blocks();
   }
   is_over = true;
   for (std::thread& thread : threads) {
     thread.join();
   }
-  pop_current(mine);
-  CHECK(thread_of_current(*context) == 0);
   context->close();
   CHECK(machine.runtime().context_counts(0).destroyed == 1);
 }
@@ -275,7 +239,6 @@ int main() {
   closing_making_and_pushing_are_one_after_the_other();
   the_registry_finds_the_living_and_only_them();
   a_slot_is_emptied_under_its_users();
-  a_lock_of_one_thread_keeps_others_out();
-  blocks_are_seen_by_others();
+  blocks_and_what_is_set_are_seen_by_others();
   return gctx::test::summary("stress_test");
 }
