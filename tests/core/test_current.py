@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, Device
+from cuda_gctx import Context, CUDAError, Device
 
 from ..common import on_another_thread, small_contexts
 from ..raw import Raw
@@ -228,3 +228,17 @@ def test_a_block_is_entered_and_left_by_its_methods_and_by_an_exit_stack(raw: Ra
     with pytest.raises(RuntimeError, match="is not open"):
         block.__exit__(None, None, None)
     assert raw.current() == 0
+
+
+def test_an_exception_in_enter_comes_before_the_context_is_pushed(sim: Callable[..., Any]) -> None:
+    machine = sim()
+    (ctx,) = small_contexts(Device(0), 1)
+    raw = Raw()
+    for function in ("cuCtxGetCurrent", "cuCtxPushCurrent"):
+        machine.fail(function, nth=1, code="CUDA_ERROR_UNKNOWN")
+        with pytest.raises(CUDAError), ctx.current():
+            raise AssertionError("the block is not entered")
+        assert raw.current() == 0
+    with Device(0).context.current():
+        assert not ctx.is_current
+    ctx.close()

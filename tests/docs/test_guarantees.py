@@ -18,6 +18,7 @@ from functools import cache
 
 import pytest
 
+import cuda_gctx
 from cuda_gctx import (
     ClosedError,
     CUDAError,
@@ -54,7 +55,7 @@ EXCEPTIONS: Rows = {
         "core/test_all_or_nothing.py::test_whichever_call_fails_nothing_is_left_behind",
         "partitions/test_pool.py::test_a_layout_that_fails_is_not_kept",
     ),
-    "`close()` raises `RuntimeError` while": (
+    "`close()` raises `ContextCurrentError` while": (
         "core/test_context.py::test_close_while_current_here_is_refused",
         "core/test_context.py::test_close_while_current_on_another_thread_is_refused",
     ),
@@ -73,7 +74,22 @@ EXCEPTIONS: Rows = {
         "interop/test_torch.py::test_an_exception_leaves_the_block_in_order_too",
     ),
     "The exception of the body is": ("interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",),
-    "Blocks that are left in another order": (
+    "A block that another task": ("core/test_tasks.py::test_a_block_that_another_task_leaves_is_left_and_raises",),
+    "An exception in `__enter__`": (
+        "core/test_current.py::test_an_exception_in_enter_comes_before_the_context_is_pushed",
+    ),
+    "An error of a kernel": ("docs/test_guarantees.py::test_objects_of_a_lost_context_raise_and_can_be_closed",),
+    "`verify()` that finds": ("docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",),
+    "Calls that would invalidate": ("core/test_objects.py::test_what_would_spoil_a_capture_is_refused",),
+    "A child that is forked": (
+        "core/test_fork.py::test_a_forked_child_gets_an_error_and_ends_cleanly",
+        "core/test_fork.py::test_a_child_of_a_process_that_was_opening_the_driver_gets_the_error",
+        "core/test_locks.py::test_destructors_in_a_forked_child_wait_for_no_lock",
+    ),
+    "An error of a driver call during": (
+        "core/test_exit.py::test_a_call_that_fails_after_the_interpreter_ends_nothing_else",
+    ),
+    "A block that is left before one inside it": (
         "core/test_blocks.py::test_generators_that_are_closed_in_the_wrong_order_raise_and_use_nothing_that_is_gone",
         "interop/test_cupy.py::test_blocks_left_in_a_wrong_order_leave_cupy_where_it_was",
     ),
@@ -84,7 +100,13 @@ EXCEPTIONS: Rows = {
     "`DriverNotFound`": ("core/test_errors.py::test_the_kinds_of_errors_are_what_a_user_would_catch",),
     "`IsolationError`": ("docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",),
     "`CUDAError`": ("core/test_errors.py::test_a_failed_call_is_reported_with_code_name_and_call",),
-    "`RuntimeError`": ("core/test_objects.py::test_errors_have_their_public_names_and_are_runtime_errors",),
+    "`ClosedError`": ("core/test_objects.py::test_errors_have_their_public_names_and_are_runtime_errors",),
+    "`ContextCurrentError`": ("core/test_context.py::test_close_while_current_on_another_thread_is_refused",),
+    "`CapturingError`": ("core/test_objects.py::test_what_would_spoil_a_capture_is_refused",),
+    "`ForkedError`": ("core/test_fork.py::test_a_forked_child_gets_an_error_and_ends_cleanly",),
+    "`RuntimeError`": ("core/test_tasks.py::test_two_tasks_cannot_have_a_block_each",),
+    "`ResourceOverlapWarning`": ("core/test_objects.py::test_a_warning_says_who_has_the_sms_exclusively",),
+    "`CUDAWarning`": ("core/test_errors.py::test_what_a_destructor_could_not_do_is_reported_once",),
 }
 
 SHARING: Rows = {
@@ -147,6 +169,13 @@ def test_every_row_is_held_by_tests_that_exist(page: str, held: Rows, without: s
     names = [name.split("::") for tests in held.values() for name in tests or ()]
     assert [name for name in names if name[1] and name[1] not in names_in(name[0])] == []
     assert all((REPOSITORY / "tests" / file).exists() for file, _ in names)
+
+
+def test_the_table_of_exceptions_has_every_public_one() -> None:
+    kinds = {name for name in cuda_gctx.__all__ if isinstance(getattr(cuda_gctx, name), type)}
+    raised = {name for name in kinds if issubclass(getattr(cuda_gctx, name), Exception)}
+    listed = {name for row in rows("exceptions.md") for name in re.findall(r"`(\w+)`", row.split("|")[0])}
+    assert raised <= listed
 
 
 def test_partitions_are_closed_together_or_not_at_all(machine: Session, parts: Partitions) -> None:
