@@ -1,4 +1,4 @@
-"""What partitions cost: creating, switching, device memory; and what they are worth: isolation, latency.
+"""What partitions cost: creating, looking up, switching, device memory; and what they are worth: isolation, latency.
 
     python benchmarks/partitions.py [--out DIR]
 
@@ -16,10 +16,11 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tables
 
@@ -40,15 +41,19 @@ from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import median, summary
 from cuda_gctx.partitions import store, with_background
+from cuda_gctx.tune import Plan, spin
 
-SWITCHES = 10_000
+LOOK_UPS = 10_000
+SWITCHES = 1000
+PENDING_NS = 100_000  # longer than a switch, and short enough for a thousand of them
 OPENINGS = 10_000
 LAYOUTS = 200
 PEER_PAIRS = 30
 LATENCY_SAMPLES = 1000
 LATENCY_SECONDS = 8.0
 LOAD_DEPTH = 4
-SWITCH_LIMIT_NS = 1000
+LOOK_UP_LIMIT_NS = 1000
+SWITCH_LIMITS_US = {"other layout": 5, "plans: overlay and partitions of another layout": 10}
 NEEDS_TORCH = "needs torch on a real GPU"
 
 
@@ -70,8 +75,13 @@ def measure_creation(device: Device) -> dict[str, Any]:
     return {"contexts": len(store), "first_us": first / 1000, "again_us": summary(later, 1000)}
 
 
-def measure_switching(device: Device) -> dict[str, Any]:
-    """Switches among six layouts of a pool, and device memory before and after."""
+def empty_ns() -> float:
+    """What reading the clock takes."""
+    return median([timed_ns(lambda: None) for _ in range(LOOK_UPS)])
+
+
+def measure_preparing(device: Device) -> dict[str, Any]:
+    """Building six layouts of a pool, looking them up, and device memory before and after."""
     grain = device.resources.sm.min_partition_size
     layouts: list[Any] = [
         {"decode": grain, "prefill": None},
@@ -86,25 +96,105 @@ def measure_switching(device: Device) -> dict[str, Any]:
         before = free_bytes(device)
         samples = []
         gc.disable()
-        for number in range(SWITCHES):
+        for number in range(LOOK_UPS):
             layout = layouts[number % 6]
             start = time.perf_counter_ns()
             pool.prepare(layout)
             samples.append(time.perf_counter_ns() - start)
-        empty = []
-        for _ in range(SWITCHES):
-            start = time.perf_counter_ns()
-            empty.append(time.perf_counter_ns() - start)
+        clock = empty_ns()
         gc.enable()
         after = free_bytes(device)
-    clock = median(empty)
     return {
         "layouts": len(layouts),
         "built_us": summary(built, 1000),
-        "switch_ns": summary([max(sample - clock, 0) for sample in samples]),
-        "switches": SWITCHES,
+        "prepare_ns": summary([max(sample - clock, 0) for sample in samples]),
+        "look_ups": LOOK_UPS,
         "memory_change_bytes": before - after,
     }
+
+
+def lend(streams: Iterable[Stream]) -> list[Stream]:
+    """Streams whose handles other code knows."""
+    known = list(streams)
+    assert all(stream.handle for stream in known)
+    return known
+
+
+# A switch, and the streams on which there is work after it.
+Target: TypeAlias = tuple[Callable[[], object], Sequence[Stream]]
+
+
+def times_of_switches(targets: Sequence[Target], device: Device, pending: bool) -> list[int]:
+    """The time of each of many switches, to each target in turn.
+
+    pending: with work on the streams of the one before.
+    """
+    for switch, _ in targets:
+        switch()
+    clock = empty_ns()
+    samples = []
+    for number in range(SWITCHES):
+        device.sync()
+        if pending:
+            for stream in targets[(number - 1) % len(targets)][1]:
+                spin(stream, 1, PENDING_NS)
+        samples.append(timed_ns(targets[number % len(targets)][0]) - clock)
+    device.sync()
+    return [max(round(sample), 0) for sample in samples]
+
+
+def measure_switching(device: Device) -> list[dict[str, Any]]:
+    """What a switch costs the host, between layouts of some partitions, and between plans of two parts.
+
+    Two streams of each partition are lent, and other code knows their handles. verified: after verify() in both, which
+    shows what shares SMs.
+    """
+    grain = device.resources.sm.min_partition_size
+    rows = []
+
+    def row(what: str, parts: int, targets: Sequence[Target], verified: bool) -> None:
+        for pending in (False, True):
+            samples = times_of_switches(targets, device, pending)
+            rows.append(
+                {
+                    "switch": what,
+                    "partitions": parts,
+                    "verified": verified,
+                    "work": "pending" if pending else "done",
+                    "us": summary(samples, 1000),
+                }
+            )
+
+    for parts in range(2, 7):
+        names = "abcdef"[: parts - 1]
+        layouts = [Layout(**dict.fromkeys(names, size), rest=None) for size in (grain, 2 * grain)]
+        if 2 * grain * len(names) >= device.sm_count:
+            break  # a small device
+        for verified in (False, True):
+            with PartitionPool(device) as pool:
+                targets: list[Target] = []
+                for layout in layouts:
+                    known = lend(stream for part in pool.prepare(layout) for stream in part.stream_pool(2))
+                    targets.append((partial(pool.switch, layout), known))
+                    if verified:
+                        pool.prepare(layout).verify()
+                row("other layout", parts, targets, verified)
+                if parts == 2 and not verified:
+                    row("same layout", parts, targets[:1], verified)
+
+    names = ("a", "b")
+    narrow, wide = Layout(a=grain, b=None), Layout(a=4 * grain, b=None)
+    overlay = Plan("overlay", names, narrow, {"b": "b"}, first="a")
+    apart, apart_wide = (Plan("partitions", names, layout, {"a": "a", "b": "b"}) for layout in (narrow, wide))
+    for what, plans in (
+        ("plans: overlay and partitions of one layout", (overlay, apart)),
+        ("plans: overlay and partitions of another layout", (overlay, apart_wide)),
+        ("plans: partitions of two layouts", (apart, apart_wide)),
+        ("plans: the same plan", (apart,)),
+    ):
+        with PartitionPool(device) as pool:
+            row(what, 2, [(partial(plan.switch, pool), lend(plan.switch(pool).values())) for plan in plans], False)
+    return rows
 
 
 def measure_openings(device: Device) -> dict[str, Any]:
@@ -287,12 +377,17 @@ def measure_background(device: Device) -> list[dict[str, Any]]:
 
 def report(result: dict[str, Any]) -> str:
     lines = [f"{result['card']}, CUDA driver {result['cuda']}, {result['date']}" + " (simulated)" * result["simulated"]]
-    creation, switching, openings = result["creation"], result["switching"], result["openings"]
+    creation, preparing, openings = result["creation"], result["preparing"], result["openings"]
     lines.append(f"open and close: first {creation['first_us']:.0f} us, again {creation['again_us']['median']:.1f} us")
     lines.append(
-        f"switch among {switching['layouts']} layouts: {switching['switch_ns']['median']:.0f} ns median, memory "
-        f"changed by {switching['memory_change_bytes']} bytes over {switching['switches']} switches"
+        f"look up {preparing['layouts']} layouts: {preparing['prepare_ns']['median']:.0f} ns median, memory "
+        f"changed by {preparing['memory_change_bytes']} bytes over {preparing['look_ups']} look-ups"
     )
+    lines += [
+        f"switch, {row['switch']}, {row['partitions']} partitions{' (verified)' * row['verified']}, "
+        f"work {row['work']}: {row['us']['median']:.2f} us median, {row['us']['p99']:.2f} us p99"
+        for row in result["switching"]
+    ]
     lines.append(
         f"open and close {openings['openings']} times: {openings['us']['median']:.1f} us median, memory changed by "
         f"{openings['memory_change_bytes']} bytes"
@@ -340,6 +435,7 @@ def main() -> int:
     result: dict[str, Any] = {
         **head,
         "creation": measure_creation(device),
+        "preparing": measure_preparing(device),
         "switching": measure_switching(device),
         "openings": measure_openings(device),
         "create_and_close": {
@@ -369,9 +465,13 @@ def main() -> int:
 def missed_promises(result: dict[str, Any]) -> list[str]:
     """The promises of the design that this run did not keep."""
     missed = []
-    if result["switching"]["switch_ns"]["median"] >= SWITCH_LIMIT_NS:
-        missed.append(f"a switch took {SWITCH_LIMIT_NS} ns or more")
-    for what in ("switching", "openings"):
+    if result["preparing"]["prepare_ns"]["median"] >= LOOK_UP_LIMIT_NS:
+        missed.append(f"looking up a layout took {LOOK_UP_LIMIT_NS} ns or more")
+    for row in result["switching"]:
+        limit = SWITCH_LIMITS_US.get(row["switch"])
+        if limit is not None and row["partitions"] == 2 and row["us"]["p99"] >= limit:
+            missed.append(f"a switch ({row['switch']}, work {row['work']}) took {limit} us or more at the p99")
+    for what in ("preparing", "openings"):
         if result[what]["memory_change_bytes"] != 0:
             missed.append(f"device memory changed during {what}")
     return missed

@@ -156,9 +156,26 @@ def makers_table(result: Result) -> str:
     return markdown(rows)
 
 
+def switching_rows(result: Result, shown: Callable[[dict[str, float]], str]) -> list[list[str]]:
+    """What a switch costs the host, with work pending on the device."""
+    if "switching" not in result:
+        return [["`pool.switch` and `plan.switch`", "not yet measured on a card", ""]]
+    return [
+        [
+            f"`pool.switch` of {row['partitions']} partitions, {row['switch']}{' (verified)' * row['verified']}"
+            if not row["switch"].startswith("plans: ")
+            else f"`plan.switch`, {row['switch'].removeprefix('plans: ')}",
+            shown(in_ns(row["us"], 1e3)),
+            "",
+        ]
+        for row in result["switching"]
+        if row["work"] == "pending"
+    ]
+
+
 def partitions_table(result: Result, shown: Callable[[dict[str, float]], str]) -> str:
     """What is done with partitions, the times of each as `shown` makes them of nanoseconds."""
-    creation, switching, openings = result["creation"], result["switching"], result["openings"]
+    creation, preparing, openings = result["creation"], result["preparing"], result["openings"]
     rows = [
         [
             f"open partitions, the first of the process ({creation['contexts']} contexts), and close them",
@@ -171,12 +188,13 @@ def partitions_table(result: Result, shown: Callable[[dict[str, float]], str]) -
             shown(in_ns(openings["us"], 1e3)),
             mebibytes_less(openings["memory_change_bytes"]),
         ],
-        ["build a layout of a pool", shown(in_ns(switching["built_us"], 1e3)), ""],
+        ["`pool.prepare` of a new layout", shown(in_ns(preparing["built_us"], 1e3)), ""],
         [
-            f"look up one of {switching['layouts']} layouts of a pool: {switching['switches']:,} times",
-            shown(in_ns(switching["switch_ns"], 1)),
-            mebibytes_less(switching["memory_change_bytes"]),
+            f"`pool.prepare` of one of {preparing['layouts']} known layouts: {preparing['look_ups']:,} times",
+            shown(in_ns(preparing["prepare_ns"], 1)),
+            mebibytes_less(preparing["memory_change_bytes"]),
         ],
+        *switching_rows(result, shown),
         ["`verify()` of all partitions", shown(in_ns(result["isolation"]["verify_ms"], 1e6)), ""],
     ]
     return markdown([["what", "time", "free device memory after it"], *rows])

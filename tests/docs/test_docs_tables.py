@@ -109,10 +109,10 @@ def test_the_background_partition_is_quoted_as_it_was_measured() -> None:
     us = {(row["short_kernel_on"], row["load_on"]): row["us"] for row in result["background"]}
     priority, partition = us["highest-priority stream", "plain stream"], us["16-SM partition", "background partition"]
     text = (BENCHMARKS.parent / "README.md").read_text()
-    switching = duration(result["switching"]["switch_ns"]["median"])
+    look_up = duration(result["preparing"]["prepare_ns"]["median"])
     quoted = [
         f"{priority['p99']:.0f} us",
-        f"looking up a known layout takes {switching}",
+        f"looking up a known layout takes {look_up}",
         f"{partition['p99']:.1f} us",
         f"a higher median ({partition['p50']:.1f} us instead of {priority['p50']:.1f} us)",
         f"{result['card']}, driver {result['driver']}, {result['date']}",
