@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import CUDAWarning, Device, GraphSet, Layout, PartitionPool, Partitions
+from cuda_gctx import CUDAError, CUDAWarning, Device, GraphSet, Layout, PartitionPool, Partitions
 from cuda_gctx.partitions import opening, store
 from cuda_gctx.tune import Plan, spin
 
@@ -310,3 +310,27 @@ def test_the_current_layout_and_the_new_one_are_kept_whatever_the_limit(dev: Dev
         with pytest.warns(CUDAWarning, match="limit of 1 layouts"):
             second = pool.prepare(a=16)
         assert pool.layouts == (first.layout, second.layout)
+
+
+# ---- what fails
+
+
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [(call, nth) for call, calls in (("cuCtxRecordEvent", 2), ("cuCtxWaitEvent", 4)) for nth in range(1, calls + 1)],
+)
+def test_a_switch_that_failed_changed_nothing_and_is_repeated(sim: Machines, call: str, nth: int) -> None:
+    machine = sim("h200")
+    one, other = PAIRS[2]
+    with PartitionPool(Device(0)) as pool:
+        used(pool, one, other)
+        old = pool.switch(one)
+        spin(old.b.stream, old.b.sm_count, 5 * MS)
+        behind = old.b.stream.record(options={"timing_enabled": True})
+        machine.fail(call, nth=nth)
+        assert refusal(CUDAError, lambda: pool.switch(other)).call == call
+        assert pool.current is old
+        stream = pool.switch(other).a.stream
+        begin = stream.record(options={"timing_enabled": True})
+        pool.device.sync()
+        assert begin - behind >= 0

@@ -9,9 +9,11 @@
 #include "handles/claim.hpp"
 #include "handles/current.hpp"
 #include "handles/event.hpp"
+#include "handles/probe.hpp"
 #include "handles/runtime.hpp"
 #include "handles/slot.hpp"
 #include "handles/stream.hpp"
+#include "handles/switching.hpp"
 #include "tests/block.hpp"
 #include "tests/check.hpp"
 #include "tests/machine.hpp"
@@ -328,6 +330,77 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
   record_context_event(context, event);
 }
 
+void keep_busy(const StreamHandle& stream) {
+  synchronize_stream(stream);
+  stream->context()->runtime().probe(0)->launch(stream, 1, 256, 5'000'000);
+}
+
+// Whether what one stream is given after a switch waits for what another one had before.
+bool waits(Switching& switching, Switching::Number left, Switching::Number next, const StreamHandle& before,
+           const StreamHandle& after) {
+  CHECK(switching.order({left}, next));
+  const auto event = create_event_for(after, CU_EVENT_DISABLE_TIMING);
+  record_event(after, event);
+  synchronize_event(event);
+  const bool answer = stream_is_done(before);
+  synchronize_stream(before);
+  return answer;
+}
+
+void a_switch_orders_shared_sms_and_the_work_of_a_part() {
+  Machine machine("h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const auto narrow = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
+  const auto a = green_context(runtime, narrow.groups[0]);
+  const auto b = green_context(runtime, narrow.groups[1]);
+  const auto on_a = context_stream(a, std::nullopt, 0);
+  const auto on_b = context_stream(b, std::nullopt, 0);
+  const auto on_all = create_stream(runtime.primary(0), std::nullopt, true);
+  const auto add = [](Switching& switching, std::vector<Switching::NewUse> uses) {
+    return switching.add_arrangement(uses);
+  };
+  Switching switching;
+  const auto only_a = add(switching, {{0, a, nullptr, narrow.groups[0], {}}});
+  const auto only_b = add(switching, {{1, b, nullptr, narrow.groups[1], {}}});
+  const auto moved = add(switching, {{0, b, nullptr, narrow.groups[1], {}}});
+  const auto both = add(switching, {{0, a, nullptr, narrow.groups[0], {}}, {1, b, nullptr, narrow.groups[1], {}}});
+  const auto whole = add(switching, {{2, nullptr, on_all, nullptr, {}}});
+  const auto over = add(switching, {{0, a, nullptr, narrow.groups[0], {}}, {2, nullptr, on_all, nullptr, {}}});
+  const auto earlier = add(switching, {{3, a, nullptr, narrow.groups[0], {}}});
+  CHECK(!switching.may_share(switching.places_of(only_a)[0], switching.places_of(only_b)[0]));
+  const auto is_ordered = [&](Switching::Number left, Switching::Number next, const StreamHandle& after) {
+    keep_busy(on_a);
+    return waits(switching, left, next, on_a, after);
+  };
+  CHECK(!is_ordered(only_a, only_b, on_b));  // other SMs, another part
+  CHECK(is_ordered(only_a, moved, on_b));    // its own last step
+  CHECK(is_ordered(only_a, whole, on_all));  // its SMs
+  CHECK(!is_ordered(only_a, both, on_b));    // goes on, next to what begins
+  CHECK(!is_ordered(only_a, over, on_all));  // the same on its own SMs
+  CHECK(is_ordered(both, whole, on_all));
+  // What goes on does not hide an earlier part in its place.
+  keep_busy(on_a);
+  CHECK(switching.order({earlier}, only_a));
+  CHECK(waits(switching, only_a, over, on_a, on_all));
+  // Left before the last switch: what took its place in between has not waited for it.
+  keep_busy(on_a);
+  CHECK(switching.order({only_a}, only_b));
+  CHECK(waits(switching, only_b, whole, on_a, on_all));
+  // An arrangement that is removed leaves its work behind, and its number is given again.
+  keep_busy(on_a);
+  CHECK(switching.order({only_a}, only_b));
+  switching.remove_arrangement(only_a);
+  switching.remove_arrangement(both);
+  CHECK(waits(switching, only_b, whole, on_a, on_all));
+  CHECK(add(switching, {{0, a, nullptr, narrow.groups[0], {}}}) == only_a);
+  // SMs that a kernel saw are believed, whatever splits say.
+  switching.note_sm_ids(a, {0, 1});
+  switching.note_sm_ids(b, {1, 2});
+  CHECK(switching.may_share(switching.places_of(only_a)[0], switching.places_of(only_b)[0]));
+  CHECK(is_ordered(only_a, only_b, on_b));
+  switching.clear();
+}
+
 void exclusive_contexts_do_not_share() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
@@ -381,6 +454,7 @@ int main() {
   a_context_of_a_device_that_is_not_listed_is_refused();
   objects_of_a_driver_that_is_set_aside_wait();
   contexts_are_not_made_and_not_waited_for_during_a_capture();
+  a_switch_orders_shared_sms_and_the_work_of_a_part();
   exclusive_contexts_do_not_share();
   objects_of_a_closed_driver_do_nothing();
   a_forked_child_is_reported();
