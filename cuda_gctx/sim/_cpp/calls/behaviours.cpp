@@ -207,7 +207,9 @@ constexpr DriverBehaviour list[] = {
      Known::assumed, ""},
     {"time", "all", "a caller waits when more than 1024 pieces of work are queued", Known::assumed, ""},
     {"time", "all",
-     "time passes when somebody waits or asks; while a host function is queued, also when no call is made for 20 ms",
+     "time passes when somebody waits or asks; while a host function is queued, also when no call is made for 20 ms, "
+     "and "
+     "while a copy or fill of memory that the host reads is queued, when none is made for 100 ms",
      Known::assumed, ""},
     {"time", "all", "a host function takes no virtual time, unless it runs for more than 100 ms of real time",
      Known::assumed, ""},

@@ -21,6 +21,7 @@ struct Side {
   std::size_t span = 0;       // from the first byte to the last
   bool known = false;         // memory of the driver: its bounds are checked
   bool device = false;        // in device memory
+  bool shows = false;         // the host reads it too
   std::shared_ptr<Storage> array;
 };
 
@@ -113,6 +114,7 @@ bool locate(Call& c, const Place& place, const Extent& extent, Side& side) {
     }
     side.known = true;
     side.device = found->type == CU_MEMORYTYPE_DEVICE;
+    side.shows = !side.device || found->managed;
     return true;
   }
   // A range that begins in known memory and runs out of it is an error on either side.
@@ -123,6 +125,7 @@ bool locate(Call& c, const Place& place, const Extent& extent, Side& side) {
     c.note(Misuse::use_after_destroy, side.address, "the memory is freed");
     return false;
   }
+  side.shows = true;
   return place.type != CU_MEMORYTYPE_DEVICE;
 }
 
@@ -183,6 +186,7 @@ void describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, bool sna
     node.engine = to.device ? Engine::to_device : from.device ? Engine::to_host : Engine::none;
     node.duration += size / host_rate;
   }
+  node.shows = to.shows;
   const Bytes staged = snapshot ? read_rows(from, extent) : nullptr;
   node.effect = [&machine = c.machine, to, from, extent, staged] {
     // The memory may have been freed on another stream meanwhile: then nothing is copied rather than the process
@@ -370,6 +374,7 @@ CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node
   node.parameters = what;
   node.duration = start_ns;
   node.bytes = static_cast<double>(extent.width * extent.height);
+  node.shows = side.shows;
   node.effect = [&machine = c.machine, side, extent, value = what.value, size, width = what.width] {
     if (!is_there(machine, side)) {
       return;

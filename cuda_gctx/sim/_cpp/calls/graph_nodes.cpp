@@ -477,6 +477,7 @@ void adopt(GraphNode& node, GraphNode planned) {
   node.launch = std::move(planned.launch);
   node.parameters = std::move(planned.parameters);
   node.effect = std::move(planned.effect);
+  node.shows = planned.shows;
   node.host = std::move(planned.host);
   node.duration = planned.duration;
   node.engine = planned.engine;

@@ -39,6 +39,7 @@ WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int devi
   work->engine = node.engine;
   work->bytes = node.bytes;
   work->effect = node.effect;
+  work->shows = node.shows;
   work->host = node.host;
   if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) {
     work->grid = make_grid(c.machine, *context, node.launch);

@@ -65,7 +65,11 @@ void Clock::submit(const WorkPtr& work) {
   work->sequence = ++sequence_;
   std::erase_if(work->after, [](const WorkPtr& before) { return !before || before->done; });
   if (work->host) {
-    host_threads_.expect();
+    host_threads_.expect(HostThreads::Expected::function);
+  }
+  if (work->shows) {
+    ++to_show_;
+    host_threads_.expect(HostThreads::Expected::effect);
   }
   outstanding_.emplace(work->sequence, work);
   if (work->connection == nullptr) {
@@ -254,6 +258,10 @@ void Clock::complete(const WorkPtr& work) {
     work->effect();
   }
   work->effect = nullptr;
+  if (work->shows) {
+    --to_show_;
+    host_threads_.shown();
+  }
   work->host = nullptr;
   work->grid.reset();
   work->queues.reset();
@@ -429,6 +437,15 @@ void Clock::reach_host_function(Lock& lock) {
   }
   const std::uint64_t made = host_calls_made_;
   advance(lock, never, [&] { return host_calls_made_ != made; });
+  now_ = std::max(now_, time_);
+}
+
+void Clock::reach_effects(Lock& lock) {
+  if (advancing_) {
+    return;
+  }
+  const std::uint64_t made = host_calls_made_;
+  advance(lock, never, [&] { return to_show_ == 0 || host_calls_made_ != made; });
   now_ = std::max(now_, time_);
 }
 

@@ -1,5 +1,6 @@
 // The virtual clock: work queued on streams occupies SMs, copy engines, memory and hardware queues in virtual time. It
-// is carried out when somebody waits or asks; and, while a host function is due, when nobody has called for a while.
+// is carried out when somebody waits or asks; and, while a host function or an effect in host memory is due, when
+// nobody has called for a while.
 #pragma once
 
 #include <array>
@@ -56,6 +57,8 @@ class Clock {
   bool finish(Lock& lock, WorkPtr target);
   // Lets time pass until the next host function is called: a program that makes no calls waits for it.
   void reach_host_function(Lock& lock);
+  // Lets time pass until all effects that show are there, or until the next host function is called.
+  void reach_effects(Lock& lock);
   // A host function has returned.
   void host_returned(const WorkPtr& work);
   // The real driver lets about a thousand launches wait before it makes the caller wait.
@@ -112,8 +115,9 @@ class Clock {
   std::vector<BlockCall> block_calls_;
   std::vector<HostCall> host_calls_;  // given to the host threads, not returned
   std::uint64_t host_calls_made_ = 0;
-  std::uint64_t now_ = 0;   // of the host
-  std::uint64_t time_ = 0;  // up to which work has been carried out
+  std::size_t to_show_ = 0;  // outstanding work whose effects show
+  std::uint64_t now_ = 0;    // of the host
+  std::uint64_t time_ = 0;   // up to which work has been carried out
   std::uint64_t sequence_ = 0;
   std::map<std::uint64_t, WorkPtr> outstanding_;  // by their sequence
   bool advancing_ = false;

@@ -92,6 +92,7 @@ struct GraphNode : Object {
   std::vector<void*> argument_pointers;  // for the calls that ask for the parameters of kernels
   NodeParameters parameters;
   std::function<void()> effect;
+  bool shows = false;  // in memory that the host reads
   std::function<void()> host;
   std::uint64_t duration = 0;
   Engine engine = Engine::none;

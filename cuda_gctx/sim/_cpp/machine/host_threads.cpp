@@ -20,10 +20,12 @@ struct HostThreads::State {
   Program program;
   std::deque<WorkPtr> due;
   std::vector<Clock::time_point> running;  // since when, of each thread that is inside a function
-  std::size_t expected = 0;                // queued, and not due yet
+  std::size_t functions = 0;               // queued, and not due yet
+  std::size_t effects = 0;                 // queued, and not there yet
   std::size_t waiting = 0;                 // threads that are in no function
   bool over = false;
 
+  bool expects_nothing() const { return functions == 0 && effects == 0; }
   bool may_call() const {
     const auto patience_ended = Clock::now() - host_patience;
     return !due.empty() &&
@@ -69,7 +71,7 @@ void call_next(const std::shared_ptr<State>& state, std::unique_lock<std::mutex>
 
 void serve_functions(const std::shared_ptr<State>& state) {
   std::unique_lock lock(state->mutex);
-  std::uint64_t calls = ~std::uint64_t{0};
+  HostThreads::Looks looks;
   while (!state->over) {
     if (state->may_call()) {
       call_next(state, lock);
@@ -78,16 +80,17 @@ void serve_functions(const std::shared_ptr<State>& state) {
       }
       continue;
     }
-    if (state->due.empty() && state->expected == 0) {
-      calls = ~std::uint64_t{0};
+    if (state->due.empty() && state->expects_nothing()) {
+      looks = {};
       state->changed.wait(lock);
       continue;
     }
-    if (state->changed.wait_for(lock, idle_after) == std::cv_status::no_timeout || state->expected == 0) {
+    if (state->changed.wait_for(lock, between_looks) == std::cv_status::no_timeout || state->expects_nothing()) {
       continue;
     }
+    const auto expected = state->functions > 0 ? HostThreads::Expected::function : HostThreads::Expected::effect;
     lock.unlock();
-    state->program.idle(calls);
+    state->program.look(looks, expected);
     lock.lock();
   }
   --state->waiting;
@@ -105,16 +108,21 @@ HostThreads::~HostThreads() {
 
 void HostThreads::serve(Program program) { state_->program = std::move(program); }
 
-void HostThreads::expect() {
+void HostThreads::expect(Expected what) {
   const std::scoped_lock lock(state_->mutex);
   keep_one_waiting(state_);
-  ++state_->expected;
+  ++(what == Expected::function ? state_->functions : state_->effects);
   state_->changed.notify_all();
+}
+
+void HostThreads::shown() {
+  const std::scoped_lock lock(state_->mutex);
+  --state_->effects;
 }
 
 void HostThreads::post(const WorkPtr& work) {
   const std::scoped_lock lock(state_->mutex);
-  --state_->expected;
+  --state_->functions;
   state_->due.push_back(work);
   state_->changed.notify_all();
 }

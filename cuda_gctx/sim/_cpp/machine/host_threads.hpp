@@ -10,10 +10,10 @@
 
 namespace gctx::sim {
 
-// Real time for which others wait for a host function, so that what is short takes no virtual time; and after which a
-// program that makes no calls is taken to wait.
+// Real time for which others wait for a host function, so that what is short takes no virtual time; and between two
+// looks at a program that makes no calls.
 inline constexpr std::chrono::milliseconds host_patience{100};
-inline constexpr std::chrono::milliseconds idle_after{20};
+inline constexpr std::chrono::milliseconds between_looks{20};
 
 class HostThreads {
  public:
@@ -22,17 +22,26 @@ class HostThreads {
   HostThreads(const HostThreads&) = delete;
   HostThreads& operator=(const HostThreads&) = delete;
 
+  // What a program may wait for without a call: a host function, or what copies and fills leave in memory.
+  enum class Expected { function, effect };
+  // At a program, in turn.
+  struct Looks {
+    std::uint64_t calls = ~std::uint64_t{0};  // that it had made at the last one
+    unsigned idle = 0;                        // between which it has made none
+  };
   // What the threads do to the machine, which they may outlive. Neither is called with their lock held.
   struct Program {
     std::function<void(const WorkPtr& work)> returned;  // a host function has
-    // No host function is due, though one is expected. `calls` is how many the machine had seen at the last time.
-    std::function<void(std::uint64_t& calls)> idle;
+    // Something is expected, and nothing has come for a while.
+    std::function<void(Looks& looks, Expected expected)> look;
   };
   void serve(Program program);
-  // A host function is queued: from now on somebody looks whether the program waits for it.
-  void expect();
-  // It is due.
+  // It is queued: from now on somebody looks whether the program waits for it.
+  void expect(Expected what);
+  // A host function is due.
   void post(const WorkPtr& work);
+  // An effect is there.
+  void shown();
   // Calls a function that no work waits for.
   void run(std::function<void()> function);
   // In a forked child, whose threads are gone.

@@ -13,6 +13,10 @@ namespace {
 
 unsigned epoch_count = 0;
 
+// So often in turn, a program has made no call before its copies are carried out without one: the time at which they
+// end is to depend on calls wherever there are some, on a busy machine too.
+constexpr unsigned idle_looks = 5;
+
 // What is kept for the thread goes.
 void forget(Machine& machine, const ThreadName& name) {
   if (name.index < machine.threads.size()) {
@@ -37,13 +41,21 @@ HostThreads::Program program_of(const std::weak_ptr<Machine>& served) {
                   machine->clock.host_returned(work);
                 }
               },
-          .idle =
-              [served](std::uint64_t& calls) {
-                if (const auto machine = served.lock()) {
-                  std::unique_lock lock(present().mutex);
-                  if (std::exchange(calls, machine->calls_made) == machine->calls_made) {
+          .look =
+              [served](HostThreads::Looks& looks, HostThreads::Expected expected) {
+                const auto machine = served.lock();
+                if (!machine) {
+                  return;
+                }
+                std::unique_lock lock(present().mutex);
+                const bool is_idle = std::exchange(looks.calls, machine->calls_made) == machine->calls_made;
+                looks.idle = is_idle ? looks.idle + 1 : 0;
+                if (expected == HostThreads::Expected::function) {
+                  if (is_idle) {
                     machine->clock.reach_host_function(lock);
                   }
+                } else if (looks.idle >= idle_looks) {
+                  machine->clock.reach_effects(lock);
                 }
               }};
 }

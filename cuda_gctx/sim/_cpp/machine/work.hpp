@@ -104,6 +104,7 @@ struct Work {
   Connection* connection = nullptr;  // null: bound by its dependencies alone
   std::unique_ptr<Grid> grid;
   std::function<void()> effect;  // at completion, with the machine locked
+  bool shows = false;            // a program that makes no calls sees its effect
   std::function<void()> host;    // instead of a duration: called on a thread of the machine, done when it returns
   bool done = false;
   std::uint64_t ended = 0;

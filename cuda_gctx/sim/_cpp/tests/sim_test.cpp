@@ -373,6 +373,45 @@ void a_capture_is_over_when_it_is_over() {
 }
 
 // A host function is called by itself, and while one waits the rest of the machine goes on.
+// A program that polls memory of its own makes no calls: copies and fills come all the same.
+void effects_are_seen_without_a_call() {
+  start("h200@13.0");
+  retain_primary();
+  constexpr std::size_t size = 64;
+  void* pinned = nullptr;
+  CUdeviceptr managed = 0;
+  CUdeviceptr device = 0;
+  CUstream stream = nullptr;
+  OK(DRIVER(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+  OK(DRIVER(cuMemAllocHost, &pinned, size));
+  OK(DRIVER(cuMemAllocManaged, &managed, size, CU_MEM_ATTACH_GLOBAL));
+  OK(DRIVER(cuMemAlloc, &device, size));
+  OK(DRIVER(cuMemsetD8, device, 7, size));
+  OK(DRIVER(cuMemsetD8, managed, 0, size));
+  std::memset(pinned, 0, size);
+  const auto poll = [](void* address, unsigned char value) {
+    while (*static_cast<volatile unsigned char*>(address) != value) {
+      std::this_thread::yield();
+    }
+  };
+  const auto address = reinterpret_cast<CUdeviceptr>(pinned);
+  OK(DRIVER(cuMemcpyDtoHAsync, pinned, device, size, stream));
+  poll(pinned, 7);
+  OK(DRIVER(cuMemsetD8Async, address, 5, size, stream));
+  poll(pinned, 5);
+  OK(DRIVER(cuMemcpyDtoDAsync, managed, device, size, stream));
+  poll(reinterpret_cast<void*>(managed), 7);
+  // The last of many is as near as the first.
+  for (unsigned char value = 1; value <= 200; ++value) {
+    OK(DRIVER(cuMemsetD8Async, address, value, size, stream));
+  }
+  poll(pinned, 200);
+  OK(DRIVER(cuStreamDestroy, stream));
+  OK(DRIVER(cuMemFreeHost, pinned));
+  OK(DRIVER(cuMemFree, managed));
+  OK(DRIVER(cuMemFree, device));
+}
+
 void host_functions_stop_nobody() {
   start("h200@13.0");
   retain_primary();
@@ -777,6 +816,7 @@ int main() {
     a_captured_kernel_keeps_its_context();
     structured_splits_and_workqueues();
     a_capture_is_over_when_it_is_over();
+    effects_are_seen_without_a_call();
     host_functions_stop_nobody();
     calls_look_again_after_they_have_waited();
     queues_do_not_grow_without_end();
