@@ -69,6 +69,23 @@ int main(void) {
     assert subprocess.run([program], env=environment(), timeout=60).returncode == 0
 
 
+def test_errors_say_what_the_driver_says() -> None:
+    code = """
+import ctypes
+driver, text = ctypes.CDLL("libcuda.so.1"), ctypes.c_char_p()
+for number in (1, 101, 400, 700, 719):
+    driver.cuGetErrorString(number, ctypes.byref(text))
+    print(text.value.decode())
+"""
+    assert run_program(code).stdout.splitlines() == [
+        "invalid argument",
+        "invalid device ordinal",
+        "invalid resource handle",
+        "an illegal memory access was encountered",
+        "unspecified launch failure",
+    ]
+
+
 def test_a_function_that_is_not_modelled_names_itself_once() -> None:
     code = """
 import ctypes, json

@@ -1,5 +1,5 @@
-"""Write the tables that follow from CUDA's header: the functions that are not modelled, the variants with a default
-stream per thread, and the page of the documentation that lists them all.
+"""Write the tables that follow from CUDA's header and its runtime library: the functions that are not modelled, the
+variants with a default stream per thread, what errors say, and the page of the documentation that lists all functions.
 
     python cuda_gctx/sim/_cpp/abi/make_tables.py [--check]
 
@@ -9,6 +9,7 @@ With --check, nothing is written, and the exit status is 1 if a file is out of d
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.metadata
 import re
 import subprocess
@@ -58,14 +59,14 @@ OTHER = "nobody has needed it yet"
 OF_OTHER_HEADERS = {"cuProfilerStart", "cuProfilerStop"}
 
 
-def include_folder() -> Path:
-    """The folder of the header that the package is built with."""
+def of_the_runtime(name: str) -> Path:
+    """A file of the wheel whose header the package is built with."""
     for found in importlib.metadata.distributions(name="nvidia-cuda-runtime"):
         if (13, 4) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
             for file in found.files or ():
-                if file.name == "cuda.h":
-                    return Path(str(file.locate())).parent
-    raise SystemExit("no cuda.h of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'")
+                if file.name == name:
+                    return Path(str(file.locate()))
+    raise SystemExit(f"no {name} of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'")
 
 
 def declared(include: Path) -> dict[str, tuple[str, int]]:
@@ -98,6 +99,19 @@ def per_thread(include: Path) -> dict[str, str]:
     """The functions that have a variant with a default stream per thread, and the variant's suffix."""
     pairs = re.findall(r"__CUDA_API_(PTDS|PTSZ)\((cu\w+)\)", (include / "cuda.h").read_text())
     return {symbol: f"_{suffix.lower()}" for suffix, symbol in pairs if symbol != "api"}
+
+
+def errors(include: Path) -> list[str]:
+    """Each CUresult with what is said of it: the runtime says the same of its own error of that number."""
+    runtime = ctypes.CDLL(str(of_the_runtime("libcudart.so.13")))
+    runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    unknown = runtime.cudaGetErrorString(-1)
+    lines = []
+    for name, number in re.findall(r"^ +(CUDA_(?:SUCCESS|ERROR_\w+)) *= (\d+)", (include / "cuda.h").read_text(), re.M):
+        text = runtime.cudaGetErrorString(int(number))
+        words = name.removeprefix("CUDA_ERROR_").replace("_", " ").lower()  # of those that the runtime does not have
+        lines.append(f'GCTX_SIM_ERROR({name}, "{words if text == unknown else text.decode()}")')
+    return lines
 
 
 def modelled() -> dict[str, tuple[str, int]]:
@@ -148,7 +162,7 @@ def page(known: dict[str, tuple[str, int]], absent: dict[str, tuple[str, int]], 
 
 def files() -> dict[Path, str]:
     """The contents of the generated files."""
-    include = include_folder()
+    include = of_the_runtime("cuda.h").parent
     functions, known = declared(include), modelled()
     wrong = {symbol: row for symbol, row in known.items() if functions.get(symbol, row) != row}
     extra = known.keys() - functions.keys()
@@ -179,6 +193,13 @@ def files() -> dict[Path, str]:
                     for symbol in known
                     if symbol in suffixes
                 ),
+                "",
+            ]
+        ),
+        HERE / "errors.def": "\n".join(
+            [
+                "// One line per CUresult: its name, and what the driver says of it. Made by make_tables.py.",
+                *errors(include),
                 "",
             ]
         ),
