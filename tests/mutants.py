@@ -192,7 +192,7 @@ MUTANTS = {
         "partitions/arrangements.py",
         "for stream in captures.keys() - ordered - set(inside):",
         "for stream in ():",
-        "tests/partitions/test_order.py",
+        "tests/partitions/test_switching.py",
     ),
     "requests are found by values of any type": Mutant(
         "partitions/pool.py",

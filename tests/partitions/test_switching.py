@@ -150,6 +150,20 @@ def test_a_step_that_moves_in_a_capture_is_a_later_node_of_the_graph(dev: Device
             assert end - begin >= 10
 
 
+def test_a_part_that_waits_for_nothing_is_in_the_graph_and_joined_on_the_way_back(dev: Device) -> None:
+    one, other = (Plan("partitions", (part,), BESIDE, {part: part}) for part in PARTS)
+    with PartitionPool(dev) as pool:
+        for plan in (other, one):
+            stream = plan.switch(pool)[plan.parts[0]]
+            spin(stream, 1, 1000)
+        dev.sync()
+        with stream.capture() as capture:
+            spin(stream, 1, 1000)
+            spin(other.switch(pool)["prefill"], 1, 1000)
+            one.switch(pool)
+        assert capture.graph.node_count == 2
+
+
 def test_a_function_that_closes_the_stream_on_which_it_is_captured_ends_no_capture(dev: Device) -> None:
     def close(part: Any) -> None:
         spin(part.stream, 1, 1000)
