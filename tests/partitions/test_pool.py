@@ -200,7 +200,7 @@ def test_a_switch_waits_for_layouts_before_the_last_one(dev: Device) -> None:
         assert end - begin >= 5
 
 
-def test_switching_to_the_current_layout_and_get_change_nothing(sim: Machines) -> None:
+def test_switching_to_the_current_layout_and_preparing_change_nothing(sim: Machines) -> None:
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
         parts = pool.switch(decode=16)
@@ -313,7 +313,7 @@ def test_options_are_part_of_a_layout(dev: Device) -> None:
         assert pool.prepare((exact,))[0].sm_count == 10
 
 
-def test_switching_makes_no_driver_call(sim: Machines) -> None:
+def test_looking_up_makes_no_driver_call(sim: Machines) -> None:
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
         for layout in SIX:
@@ -326,7 +326,7 @@ def test_switching_makes_no_driver_call(sim: Machines) -> None:
         assert machine.calls() == before
 
 
-def test_memory_is_flat_over_many_switches(sim: Machines) -> None:
+def test_memory_is_flat_over_many_look_ups(sim: Machines) -> None:
     machine = sim("h200")
     with PartitionPool(Device(0)) as pool:
         for layout in SIX:
