@@ -45,6 +45,7 @@ from cuda_gctx.tune import Plan, spin
 
 LOOK_UPS = 10_000
 SWITCHES = 1000
+WAITS, STREAMS = 200, (1, 4, 16)  # fewer waits than a queue of the driver takes
 PENDING_NS = 100_000  # longer than a switch, and short enough for a thousand of them
 OPENINGS = 10_000
 LAYOUTS = 200
@@ -194,6 +195,37 @@ def measure_switching(device: Device) -> list[dict[str, Any]]:
     ):
         with PartitionPool(device) as pool:
             row(what, 2, [(partial(plan.switch, pool), lend(plan.switch(pool).values())) for plan in plans], False)
+    return rows
+
+
+def measure_waits(device: Device) -> list[dict[str, Any]]:
+    """What recording an event of a whole context and waiting for it take the host, by the number of its streams."""
+    grain = device.resources.sm.min_partition_size
+    groups, _ = device.resources.sm.split(SMResourceOptions([grain, grain]))
+    rows = []
+    for count in STREAMS:
+        with ExitStack() as closing:
+            first, second = (closing.enter_context(device.create_context(ContextOptions([group]))) for group in groups)
+            streams = [
+                closing.enter_context(context.create_stream()) for context in (first, second) for _ in range(count)
+            ]
+            event = closing.enter_context(first.record_event())
+            for pending in (False, True):
+                for stream in streams if pending else ():
+                    spin(stream, 1, WAITS * PENDING_NS)
+                times = {
+                    "record_ns": [timed_ns(partial(first.record_event, event)) for _ in range(WAITS)],
+                    "wait_ns": [timed_ns(partial(second.wait_event, event)) for _ in range(WAITS)],
+                }
+                device.sync()
+                clock = empty_ns()
+                rows.append(
+                    {
+                        "streams": count,
+                        "work": "pending" if pending else "done",
+                        **{what: summary([max(ns - clock, 0) for ns in samples]) for what, samples in times.items()},
+                    }
+                )
     return rows
 
 
@@ -437,6 +469,7 @@ def main() -> int:
         "creation": measure_creation(device),
         "preparing": measure_preparing(device),
         "switching": measure_switching(device),
+        "waits": measure_waits(device),
         "openings": measure_openings(device),
         "create_and_close": {
             "cuda_gctx": ours(device),

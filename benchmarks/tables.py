@@ -173,6 +173,20 @@ def switching_rows(result: Result, shown: Callable[[dict[str, float]], str]) -> 
     ]
 
 
+def waits_rows(result: Result, shown: Callable[[dict[str, float]], str]) -> list[list[str]]:
+    """What an event of a whole context costs the host, with work pending on the device."""
+    return [
+        [
+            f"{what} an event of a whole context, {row['streams']} stream{'s' * (row['streams'] > 1)} in it",
+            shown(in_ns(row[key], 1)),
+            "",
+        ]
+        for row in result.get("waits", ())
+        if row["work"] == "pending"
+        for what, key in (("record", "record_ns"), ("wait for", "wait_ns"))
+    ]
+
+
 def partitions_table(result: Result, shown: Callable[[dict[str, float]], str]) -> str:
     """What is done with partitions, the times of each as `shown` makes them of nanoseconds."""
     creation, preparing, openings = result["creation"], result["preparing"], result["openings"]
@@ -195,6 +209,7 @@ def partitions_table(result: Result, shown: Callable[[dict[str, float]], str]) -
             mebibytes_less(preparing["memory_change_bytes"]),
         ],
         *switching_rows(result, shown),
+        *waits_rows(result, shown),
         ["`verify()` of all partitions", shown(in_ns(result["isolation"]["verify_ms"], 1e6)), ""],
     ]
     return markdown([["what", "time", "free device memory after it"], *rows])
