@@ -123,7 +123,6 @@ cdef extern from "handles/context.hpp" namespace "gctx":
         cbool is_green() noexcept
         uint64_t id() noexcept
         cbool is_closed() noexcept
-        cbool pin() except +raise_error
         cbool is_pinned() noexcept
         cbool is_current() except +raise_error
         SmResourcePtr known_sm_resource() except +raise_error
@@ -140,7 +139,7 @@ cdef extern from "handles/stream.hpp" namespace "gctx":
         cbool is_owned() noexcept
         cbool is_made_here() noexcept
         cbool is_default() noexcept
-        cbool pin() noexcept
+        cbool is_pinned() noexcept
         void expose() noexcept
 
     ctypedef shared_ptr[StreamBox] StreamHandle
@@ -185,29 +184,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 # ---- the driver in use
 
 cdef extern from "handles/runtime.hpp" namespace "gctx":
-    struct PriorityRange:
-        int least
-        int greatest
-
-    struct ContextCounts:
-        uint64_t made
-        uint64_t destroyed
-
-    struct PinnedCounts:
-        uint64_t pinned
-        uint64_t waiting
-
-    cdef cppclass PinnedContexts:
-        PinnedCounts counts(int) except +raise_error
-        uint64_t total() except +raise_error
-
-    cdef cppclass SplitContexts:
-        size_t count(int) except +raise_error
-
     cdef cppclass Runtime:
-        SplitContexts& split_contexts() noexcept
-        PinnedContexts& pinned() noexcept
-
         @staticmethod
         Runtime& active() except +raise_error
 
@@ -218,25 +195,64 @@ cdef extern from "handles/runtime.hpp" namespace "gctx":
         int device_count() noexcept
         void demand_usable() except +raise_error
         SmResourcePtr known_device_sm(int) except +raise_error
-        ContextCounts context_counts(int) except +raise_error
+
+
+cdef extern from "handles/live.hpp" namespace "gctx":
+    struct ContextCounts:
+        uint64_t made
+        uint64_t destroyed
+
+    cdef cppclass LiveContexts:
+        ContextCounts counts(int) except +raise_error
         vector[int] are_free(int, const vector[SmResourcePtr]&) except +raise_error
+
+    LiveContexts& live_contexts(Runtime&) except +raise_error
+
+
+cdef extern from "handles/pinned.hpp" namespace "gctx":
+    struct PinnedCounts:
+        uint64_t pinned
+        uint64_t waiting
+
+    cdef cppclass PinnedContexts:
+        PinnedCounts counts(int) except +raise_error
+        uint64_t total() except +raise_error
+
+        @staticmethod
+        uint64_t limit() noexcept
+
+        @staticmethod
+        void set_limit(uint64_t) noexcept
+
+    PinnedContexts& pinned_contexts(Runtime&) except +raise_error
+
+
+cdef extern from "handles/split_contexts.hpp" namespace "gctx":
+    cdef cppclass SplitContexts:
+        size_t count(int) except +raise_error
+
+    SplitContexts& split_contexts(Runtime&) except +raise_error
+
+
+cdef extern from "handles/closing.hpp" namespace "gctx":
+    pass
 
 
 cdef extern from "_core/call.hpp" namespace "gctx":
     Runtime* open_active "gctx::call<&gctx::Runtime::active>"() except NULL
     Runtime* open_runtime "gctx::call<&gctx::Runtime::open>"(const char*) except NULL
-    int close_runtime "gctx::call<&gctx::Runtime::close>"(Runtime&) except -1
+    int close_driver "gctx::call<&gctx::close_driver>"(Runtime&) except -1
     int set_aside_active "gctx::call<&gctx::Runtime::set_aside_active>"() except -1
     int resume "gctx::call<&gctx::Runtime::resume>"() except -1
 
     SmResourcePtr device_sm "gctx::call<&gctx::Runtime::device_sm>"(Runtime*, int) except *
     CUdevResource device_workqueue "gctx::call<&gctx::Runtime::device_workqueue>"(Runtime*, int) except *
-    PriorityRange priorities "gctx::call<&gctx::Runtime::priorities>"(Runtime*, int) except *
+    int drop_pinned "gctx::call<&gctx::drop_pinned>"(Runtime&) except -1
     SplitResult split_resource "gctx::call<&gctx::split_resource>"(
         Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool
     ) except *
     CUdevResourceDesc descriptor_of "gctx::call<&gctx::descriptor_of>"(const Driver&, const SmResource&) except? NULL
-    int drop_split_contexts "gctx::call<&gctx::SplitContexts::drop>"(SplitContexts&) except -1
+    int drop_split_contexts "gctx::call<&gctx::drop_split_contexts>"(Runtime&) except -1
 
 
 # ---- devices
@@ -247,12 +263,15 @@ cdef extern from "handles/device.hpp" namespace "gctx":
         size_t total
 
 
-cdef extern from "handles/capture.hpp" namespace "gctx":
-    pass
+cdef extern from "handles/context.hpp" namespace "gctx":
+    struct PriorityRange:
+        int least
+        int greatest
 
 
 cdef extern from "_core/call.hpp" namespace "gctx":
-    int primary_context "gctx::make<&gctx::Runtime::primary>"(Slot[ContextBox]&, Runtime*, int) except -1
+    int primary_context "gctx::make<&gctx::primary_context>"(Slot[ContextBox]&, Runtime&, int) except -1
+    PriorityRange priorities "gctx::call<&gctx::priorities>"(Runtime&, int) except *
     string device_name "gctx::call<&gctx::device_name>"(Runtime&, int) except *
     string device_pci_bus_id "gctx::call<&gctx::device_pci_bus_id>"(Runtime&, int) except *
     CUuuid device_uuid "gctx::call<&gctx::device_uuid>"(Runtime&, int) except *
@@ -294,8 +313,9 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         Runtime&, int, const vector[SmResourcePtr]&, const optional[CUdevResource]&, const string&, cbool, cbool
     ) except *
     int create_context "gctx::make<&gctx::NewContext::create>"(Slot[ContextBox]&, unique_ptr[NewContext]&) except -1
-    int close_context "gctx::call<&gctx::ContextBox::close>"(Slot[ContextBox]&) except -1
-    int demand_not_current "gctx::call<&gctx::ContextBox::demand_not_current>"(Slot[ContextBox]&) except -1
+    int close_context "gctx::call<&gctx::close_context>"(Slot[ContextBox]&) except -1
+    int demand_not_current "gctx::call<&gctx::demand_not_current>"(Slot[ContextBox]&) except -1
+    int pin_context "gctx::call<&gctx::ContextBox::pin>"(Slot[ContextBox]&) except -1
     int synchronize_context "gctx::call<&gctx::synchronize_context>"(Slot[ContextBox]&) except -1
     int any_has_capture "gctx::call<&gctx::any_has_capture>"(vector[ContextHandle]&) except -1
     SmResourcePtr context_sm "gctx::call<&gctx::ContextBox::sm_resource>"(Slot[ContextBox]&) except *
@@ -318,6 +338,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int stream_is_capturing "gctx::call<&gctx::stream_is_capturing>"(Slot[StreamBox]&) except -1
     uint64_t capture_of "gctx::call<&gctx::capture_of_stream>"(Slot[StreamBox]&) except? 0
     int is_same_stream "gctx::call<&gctx::is_same_stream>"(Slot[StreamBox]&, Slot[StreamBox]&) except -1
+    int pin_stream_and_context "gctx::call<&gctx::pin_stream>"(Slot[StreamBox]&) except -1
     int stream_is_done "gctx::call<&gctx::stream_is_done>"(Slot[StreamBox]&) except -1
     int synchronize_stream "gctx::call<&gctx::synchronize_stream>"(Slot[StreamBox]&) except -1
     int record_event "gctx::call<&gctx::record_event>"(Slot[StreamBox]&, Slot[EventBox]&) except -1

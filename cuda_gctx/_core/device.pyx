@@ -119,7 +119,7 @@ cdef class Device:
     cdef Context primary(self):
         cdef Context context = unmade_context()
         self._runtime.demand_usable()
-        primary_context(context._slot, self._runtime, self.device_id)
+        primary_context(context._slot, self._runtime[0], self.device_id)
         return made_context(context)
 
     @property
@@ -165,7 +165,7 @@ cdef class Device:
         """The lowest and the highest priority of streams, such as (0, -5). Smaller numbers have a higher priority."""
         cdef PriorityRange range
         self._runtime.demand_usable()
-        range = priorities(self._runtime, self.device_id)
+        range = priorities(self._runtime[0], self.device_id)
         return (range.least, range.greatest)
 
     @property

@@ -11,7 +11,6 @@ from cuda_gctx._core.cpp cimport (
     FeatureState,
     Runtime,
     begin_exit,
-    close_runtime,
     feature_count,
     open_active,
     open_runtime,
@@ -19,6 +18,7 @@ from cuda_gctx._core.cpp cimport (
     set_aside_active,
     version_text,
 )
+from cuda_gctx._core.cpp cimport close_driver as c_close_driver
 
 from cuda_gctx._core.above import above
 
@@ -79,7 +79,7 @@ def close_driver(OpenDriver token not None):
     """Close a driver. Its objects then raise when they are used, and do nothing when they are destroyed."""
     for forget in kept_above:
         forget(<uintptr_t>token.runtime)
-    close_runtime(token.runtime[0])
+    c_close_driver(token.runtime[0])
 
 
 cdef class Feature:

@@ -17,11 +17,14 @@ from cuda_gctx._core.cpp cimport (
     CUdevResource,
     DeviceMemory,
     PinnedCounts,
+    Runtime,
     SmResourcePtr,
     any_has_capture,
     live,
+    live_contexts,
     merged,
     none_of,
+    pinned_contexts,
     present,
     stream_is_capturing,
 )
@@ -30,6 +33,7 @@ from cuda_gctx._core.cpp cimport capturing_stream as c_capturing_stream
 from cuda_gctx._core.cpp cimport device_memory as c_device_memory
 from cuda_gctx._core.cpp cimport context_stream as c_context_stream
 from cuda_gctx._core.cpp cimport demand_not_current as c_demand_not_current
+from cuda_gctx._core.cpp cimport pin_context as c_pin_context
 from cuda_gctx._core.cpp cimport serve_as as c_serve_as
 from cuda_gctx._core.resources cimport SMResource
 from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream, note_pinned, pin_stream
@@ -88,7 +92,7 @@ def are_free(resources):
     if sms.empty():
         return []
     resource = resources[0]
-    return [bool(answer) for answer in resource._runtime.are_free(resource._sm.get().device, sms)]
+    return [bool(answer) for answer in live_contexts(resource._runtime[0]).are_free(resource._sm.get().device, sms)]
 
 
 def together(SMResource whole not None, resources):
@@ -179,7 +183,9 @@ def pin(Stream stream not None):
 
 def pin_context(Context context not None):
     """The same for a context of which one stream or another may be known outside."""
-    note_pinned(present(context._slot).get())
+    cdef Runtime* runtime = &present(context._slot).get().runtime()
+    if c_pin_context(context._slot):
+        note_pinned(runtime)
 
 
 def is_pinned(Context context not None):
@@ -190,7 +196,7 @@ def is_pinned(Context context not None):
 
 def pinned_counts(SMResource resource not None):
     """Of the device of a resource: contexts that frameworks have seen, and those of them that are closed and wait."""
-    cdef PinnedCounts counts = resource._runtime.pinned().counts(resource._sm.get().device)
+    cdef PinnedCounts counts = pinned_contexts(resource._runtime[0]).counts(resource._sm.get().device)
     return counts.pinned, counts.waiting
 
 
@@ -240,5 +246,5 @@ def device_memory(SMResource resource not None):
 
 def context_counts(SMResource resource not None):
     """The numbers of green contexts that this package has made and destroyed on the device of a resource."""
-    cdef ContextCounts counts = resource._runtime.context_counts(resource._sm.get().device)
+    cdef ContextCounts counts = live_contexts(resource._runtime[0]).counts(resource._sm.get().device)
     return counts.made, counts.destroyed

@@ -36,6 +36,7 @@ from cuda_gctx._core.cpp cimport (
     strategy_name,
 )
 from cuda_gctx._core.cpp cimport drop_split_contexts as drop_contexts
+from cuda_gctx._core.cpp cimport split_contexts as c_split_contexts
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import DataclassFields
@@ -378,7 +379,7 @@ make_only_here(SMResource, "an SMResource comes from Device.resources, Context.r
 
 def split_context_count(SMResource resource not None):
     """The number of contexts on the device of a resource that splits needed (see SMResource.split)."""
-    return resource._runtime.split_contexts().count(resource._sm.get().device)
+    return c_split_contexts(resource._runtime[0]).count(resource._sm.get().device)
 
 
 def drop_split_contexts():
@@ -386,7 +387,7 @@ def drop_split_contexts():
     cdef Runtime* runtime
     if Runtime.is_any_open():
         runtime = &Runtime.active()
-        drop_contexts(runtime.split_contexts())
+        drop_contexts(runtime[0])
 
 
 class WorkqueueSharingScopeType(str, Enum):

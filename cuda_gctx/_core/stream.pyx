@@ -15,6 +15,8 @@ from cuda_gctx._core.cpp cimport (
     drop,
     is_same_stream,
     live,
+    pin_stream_and_context,
+    pinned_contexts,
     present,
     record_event,
     stream_is_done,
@@ -106,23 +108,19 @@ def when_context_is_pinned(notify):
     after_pins.append(notify)
 
 
-cdef int note_pinned(ContextBox* context) except -1:
-    """Note that a framework has seen a context, if that is new."""
-    cdef Runtime* runtime
-    if context.pin():
-        runtime = &context.runtime()
-        for notify in after_pins:
-            notify(<uintptr_t>runtime, runtime.pinned().total())
+cdef int note_pinned(Runtime* runtime) except -1:
+    """Tell those who want to know that a framework has seen one more context."""
+    for notify in after_pins:
+        notify(<uintptr_t>runtime, pinned_contexts(runtime[0]).total())
     return 0
 
 
 cdef uintptr_t pin_stream(Stream stream) except? 0:
     """The handle for foreign code: from then on, the stream and its context are never destroyed."""
-    cdef Borrowed[StreamBox] box = live(stream._slot)
-    cdef uintptr_t handle = <uintptr_t>box.get().handle()
-    if not box.get().is_default() and not box.get().pin():
-        note_pinned(box.get().context().get())
-    return handle
+    cdef Runtime* runtime = &live(stream._slot).get().context().get().runtime()
+    if not present(stream._slot).get().is_pinned() and pin_stream_and_context(stream._slot):
+        note_pinned(runtime)
+    return <uintptr_t>present(stream._slot).get().handle()
 
 
 cdef class Stream:

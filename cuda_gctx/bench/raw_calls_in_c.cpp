@@ -31,7 +31,7 @@ const std::array<RawCalls::Entry, 9> RawCalls::entries{{
 RawCalls::RawCalls(Runtime& runtime, int ordinal)
     : runtime_(runtime),
       driver_(runtime.driver()),
-      primary_(runtime.primary(ordinal)),
+      primary_(primary_context(runtime, ordinal)),
       device_(runtime.device(ordinal)) {
   driver_.require(Feature::green_contexts);
   GCTX_CALL(driver_, cuDeviceGetDevResource, device_, &whole_, CU_DEV_RESOURCE_TYPE_SM);

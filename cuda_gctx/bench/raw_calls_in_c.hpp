@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "handles/runtime.hpp"
+#include "handles/context.hpp"
 
 namespace gctx {
 

@@ -61,13 +61,7 @@ MOST_ARROWS = 46
 # ---- the exceptions
 
 # Units that use each other.
-CIRCLES = [
-    {
-        *("_cpp/handles/capture", "_cpp/handles/claim", "_cpp/handles/context", "_cpp/handles/current"),
-        *("_cpp/handles/device", "_cpp/handles/event", "_cpp/handles/green_context", "_cpp/handles/pinned"),
-        *("_cpp/handles/probe", "_cpp/handles/runtime", "_cpp/handles/split_contexts", "_cpp/handles/stream"),
-    },
-]
+CIRCLES: list[set[str]] = []
 
 # What a file uses of the registry, and how often.
 USES_OF_REGISTRY = {

@@ -4,9 +4,9 @@
 #include <memory>
 #include <utility>
 
-#include "handles/capture.hpp"
 #include "handles/context.hpp"
-#include "handles/runtime.hpp"
+#include "handles/live.hpp"
+#include "handles/pinned.hpp"
 #include "resources/descriptor.hpp"
 
 namespace gctx {
@@ -38,28 +38,32 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
   given_ = sms_.empty() ? runtime.device_sm(device) : merged(sms_);
   if (overlap_matters) {
     const std::string advice = "close the other one first, or take all groups from one split";
-    live_entry_ = runtime.enlist(device, {given_}, {name_}, exclusive, false, 0, advice, overlap_report_).front();
+    live_entry_ =
+        live_contexts(runtime).enlist(device, {given_}, {name_}, exclusive, false, 0, advice, overlap_report_).front();
   }
 }
 
 NewContext::~NewContext() {
   if (live_entry_ != 0) {
-    runtime_.delist(device_, live_entry_);
+    live_contexts(runtime_).delist(device_, live_entry_);
   }
 }
 
 ContextHandle NewContext::create() {
-  if (const ContextHandle kept = runtime_.pinned().take(device_, *given_, workqueue_)) {
-    auto again = std::make_shared<ContextBox>(runtime_, device_, ContextKind::green, name_, given_);
-    again->take_over_pinned(*kept);
-    again->note_entry(live_entry_);
-    again->enlist_as(std::exchange(live_entry_, 0));
-    runtime_.contexts().put(again->handle(), *again);
+  const auto enter = [&](const std::shared_ptr<ContextBox>& box, GreenCtxBox& green) {
+    box->note_entry(live_entry_);
+    green.enlist_as(std::exchange(live_entry_, 0));
+    contexts_of(runtime_).registry.put(box->handle(), *box);
+  };
+  if (const OwnedContextPtr kept = pinned_contexts(runtime_).take(device_, *given_, workqueue_)) {
+    kept->given = given_;
+    auto again = std::make_shared<ContextBox>(ContextKind::green, kept, name_);
+    again->take_pinned();
+    enter(again, *kept->green);
     return again;
   }
   demand_no_capture_on(runtime_, device_);
   const Driver& driver = runtime_.driver();
-  const ContextHandle primary = runtime_.primary(device_);
   std::vector<CUdevResource> parts;
   for (const auto& sm : sms_) {
     parts.insert(parts.end(), sm->units.begin(), sm->units.end());
@@ -69,18 +73,19 @@ ContextHandle NewContext::create() {
   }
   CUdevResourceDesc description{};
   GCTX_CALL(driver, cuDevResourceGenerateDesc, &description, parts.data(), static_cast<unsigned>(parts.size()));
-  auto box = std::make_shared<ContextBox>(runtime_, device_, ContextKind::green, name_, given_);
-  auto green = std::make_unique<GreenCtxBox>(primary);
+  auto owned = std::make_shared<OwnedContext>(runtime_, device_);
+  owned->green = std::make_shared<GreenCtxBox>(runtime_, device_, primary_context(runtime_, device_));
+  owned->given = given_;
+  owned->workqueue = workqueue_;
+  auto box = std::make_shared<ContextBox>(ContextKind::green, owned, name_);
   CUgreenCtx raw = nullptr;
   GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime_.device(device_), CU_GREEN_CTX_DEFAULT_STREAM);
-  box->note_entry(live_entry_);
-  green->take(raw, std::exchange(live_entry_, 0));
-  runtime_.count_made(device_);
+  owned->green->take(raw);
+  live_contexts(runtime_).count_made(device_);
   CUcontext handle = nullptr;
   GCTX_CALL(driver, cuCtxFromGreenCtx, &handle, raw);
-  box->take(handle, raw, std::move(green), workqueue_);
-  box->ask_id();
-  runtime_.contexts().put(handle, *box);
+  box->take(handle, raw);
+  enter(box, *owned->green);
   return box;
 }
 
@@ -93,7 +98,7 @@ std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, const st
 Claim::Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
              bool exclusive, bool only_free, std::uint64_t group, const std::string& advice)
     : runtime_(runtime), device_(device) {
-  entries_ = runtime.enlist(device, sms, names, exclusive, only_free, group, advice, overlap_report_);
+  entries_ = live_contexts(runtime).enlist(device, sms, names, exclusive, only_free, group, advice, overlap_report_);
 }
 
 Claim::~Claim() { release(); }
@@ -103,7 +108,7 @@ void Claim::release() noexcept {
     return;
   }
   for (const std::uint64_t entry : entries_) {
-    runtime_.delist(device_, entry);
+    live_contexts(runtime_).delist(device_, entry);
   }
 }
 

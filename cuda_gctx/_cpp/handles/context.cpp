@@ -6,13 +6,30 @@
 #include <algorithm>
 
 #include "handles/capture.hpp"
-#include "handles/current.hpp"
-#include "handles/runtime.hpp"
+#include "handles/pinned.hpp"
 #include "handles/scope.hpp"
-#include "handles/stream.hpp"
 
 namespace gctx {
 namespace {
+
+// A use of a context that may have gone.
+class AliveUse {
+ public:
+  explicit AliveUse(ContextBox& context) noexcept : context_(context), is_alive_(context.state().enter_alive()) {}
+  ~AliveUse() {
+    if (is_alive_ && context_.state().leave()) {
+      context_.let_go();
+    }
+  }
+  AliveUse(const AliveUse&) = delete;
+  AliveUse& operator=(const AliveUse&) = delete;
+
+  bool is_alive() const noexcept { return is_alive_; }
+
+ private:
+  ContextBox& context_;
+  const bool is_alive_;
+};
 
 // The number of splits that a context remembers, in addition to the one that it was made for.
 constexpr std::size_t most_splits = 16;
@@ -26,7 +43,7 @@ ContextBox::~ContextBox() {
     return;
   }
   // Before the driver can give the address to a new context.
-  runtime_.contexts().drop(*this);
+  contexts_of(runtime_).registry.drop(*this);
   let_go();
   if (kind_ == ContextKind::primary && runtime_.is_usable()) {
     const Driver& driver = runtime_.driver();
@@ -34,104 +51,65 @@ ContextBox::~ContextBox() {
   }
 }
 
+void ContextBox::take(CUcontext handle, CUgreenCtx green_handle) {
+  handle_ = owned_->handle = handle;
+  green_handle_ = green_handle;
+  owned_->ask_id();
+  id_ = owned_->id;
+}
+
+void ContextBox::take_pinned() noexcept {
+  handle_ = owned_->handle;
+  green_handle_ = owned_->green->handle();
+  id_ = owned_->id;
+  pinned_.store(true);
+}
+
 void ContextBox::let_go() noexcept {
-  if (is_forked()) {
+  if (is_forked() || !owned_) {
     return;
   }
-  runtime_.contexts().drop(*this);
-  if (is_pinned() && keep_pinned()) {
-    return;
-  }
-  OwnStreams kept = take_own_streams();
-  const bool is_kept = (green_ || !kept.empty()) && runtime_.keep_for_later([&] {
-    auto later = std::make_shared<ContextBox>(runtime_, device_, ContextKind::foreign);
-    later->take(handle_, nullptr, std::move(green_), std::nullopt);
-    later->id_ = id_;
-    later->own_streams_ = std::move(kept);
-    return later;
-  });
-  if (!is_kept) {
-    destroy(kept);
-    green_.reset();
-  }
-}
-
-// True if nothing of it has to be destroyed. Its SMs are free from here on.
-bool ContextBox::keep_pinned() noexcept {
+  contexts_of(runtime_).registry.drop(*this);
+  OwnedContextPtr owned = std::move(owned_);
   if (kind_ == ContextKind::primary) {
-    return false;  // its streams stay with it
-  }
-  if (green_) {
-    green_->enlist_as(0);
-  }
-  try {
-    auto remains = std::make_shared<ContextBox>(runtime_, device_, ContextKind::foreign, std::string(), given_);
-    remains->take_over(*this);
-    if (!remains->green_ && remains->own_streams_.empty()) {
-      return true;
+    owned->destroy_streams();
+  } else if (is_pinned() && owned->has_anything()) {
+    if (owned->green) {
+      owned->green->enlist_as(0);  // its SMs are free from here on
     }
-    if (runtime_.pinned().keep(remains)) {
-      return true;
+    if (pinned_contexts(runtime_).keep(owned)) {
+      return;
     }
-    take_over(*remains);  // the driver is being closed
-    return false;
-  } catch (const std::bad_alloc&) {  // lost rather than destroyed under a framework
-    static_cast<void>(green_.release());
-    static_cast<void>(take_own_streams());
-    return true;
   }
-}
-
-void ContextBox::take_over(ContextBox& other) noexcept {
-  take(other.handle_, other.green_handle_, std::move(other.green_), other.given_workqueue_);
-  id_ = other.id_;
-  if (other.may_capture()) {
-    expose_stream();
+  if (owned->has_anything()) {
+    runtime_.keep_for_later([&] { return owned; });
   }
-  OwnStreams kept = other.take_own_streams();
-  const std::lock_guard lock(streams_mutex_);
-  own_streams_ = std::move(kept);
 }
 
 bool ContextBox::pin() {
-  expose_stream();
-  if (is_pinned() || pinned_.exchange(true) || kind_ != ContextKind::green) {
+  const AliveUse use(*this);
+  if (!use.is_alive()) {
+    fail_closed();
+  }
+  streams().expose();
+  if (is_pinned()) {
     return false;
   }
-  runtime_.pinned().count(device_);
+  if (kind_ != ContextKind::green) {
+    pinned_.store(true);
+    return false;
+  }
+  const std::lock_guard lock(name_mutex_);
+  if (is_pinned()) {
+    return false;
+  }
+  pinned_contexts(runtime_).count(device_);
+  pinned_.store(true);
   return true;
 }
 
-bool ContextBox::is_made_of(const SmResource& sms, const std::optional<CUdevResource>& workqueue) const noexcept {
-  const bool same_queues = given_workqueue_.has_value() == workqueue.has_value() &&
-                           (!workqueue || byte_equal(*given_workqueue_, *workqueue));
-  return green_ && given_ && same_queues && same_sms(*given_, sms);
-}
-
-void ContextBox::ask_id() {
-  unsigned long long id = 0;
-  const Driver& driver = runtime_.driver();
-  GCTX_CALL(driver, cuCtxGetId, handle_, &id);
-  id_ = id;
-}
-
-// Asked for a handle whose context is gone, too: the driver answers CUDA_ERROR_CONTEXT_IS_DESTROYED, or the id of a
-// newer one at the same address (seen on an H100 with driver 13.0, of primary contexts after a reset and of ordinary
-// ones).
-CUresult ContextBox::ask_whether_there() const noexcept {
-  if (kind_ == ContextKind::green) {
-    return CUDA_SUCCESS;
-  }
-  unsigned long long id = 0;
-  const CUresult answer = runtime_.driver().cuCtxGetId(handle_, &id);
-  const bool is_other = answer == CUDA_ERROR_INVALID_CONTEXT || (answer == CUDA_SUCCESS && id != id_);
-  return is_other ? CUDA_ERROR_CONTEXT_IS_DESTROYED : answer;
-}
-
-bool ContextBox::is_there() const noexcept { return ask_whether_there() != CUDA_ERROR_CONTEXT_IS_DESTROYED; }
-
 void ContextBox::ask_to_be_there() const {
-  const CUresult answer = ask_whether_there();
+  const CUresult answer = owned_->ask_whether_there();
   if (answer == CUDA_ERROR_CONTEXT_IS_DESTROYED) [[unlikely]] {
     fail(ErrorKind::closed, kind_ == ContextKind::primary
                                 ? "device " + std::to_string(device_) +
@@ -164,7 +142,6 @@ void ContextBox::close() {
     return;
   }
   runtime_.demand_usable();
-  forget_replaced_current();
   if (is_current()) {
     fail_current(true);
   }
@@ -175,7 +152,7 @@ void ContextBox::close() {
       let_go();
       break;
     case ContextState::Closing::done:
-      runtime_.note_closed(device_, live_entry_);
+      live_contexts(runtime_).note_closed(device_, live_entry_);
       break;
     case ContextState::Closing::was_closed:
       break;
@@ -184,7 +161,6 @@ void ContextBox::close() {
 
 void ContextBox::demand_not_current() const {
   runtime_.demand_usable();
-  forget_replaced_current();
   const bool current_here = is_current();
   if (current_here || state_.is_current_anywhere()) {
     fail_current(current_here);
@@ -270,115 +246,13 @@ CUdevResource ContextBox::workqueue_resource() {
   return answer;
 }
 
-// ---- the streams of a context
-
-CUstream ContextBox::context_stream(int priority, std::size_t number) {
-  const std::lock_guard lock(streams_mutex_);
-  std::vector<CUstream>& streams = own_streams_.lent[priority];
-  while (streams.size() <= number) {
-    streams.reserve(streams.size() + 1);  // so that nothing is lost if memory runs out
-    streams.push_back(make_raw_stream(*this, CU_STREAM_NON_BLOCKING, priority));
-  }
-  return streams[number];
-}
-
-CUstream ContextBox::any_own_stream() noexcept {
-  const std::lock_guard lock(streams_mutex_);
-  for (const auto& [priority, streams] : own_streams_.lent) {
-    if (!streams.empty()) {
-      return streams.front();
-    }
-  }
-  return nullptr;
-}
-
-ContextBox::OwnStreams ContextBox::take_own_streams() noexcept {
-  const std::lock_guard lock(streams_mutex_);
-  return std::exchange(own_streams_, {});
-}
-
-void ContextBox::destroy(const OwnStreams& kept) const noexcept {
-  if (kept.empty() || !runtime_.is_usable() || !is_there()) {
-    return;
-  }
-  const Driver& driver = runtime_.driver();
-  for (const SpareStream& stream : kept.spare) {
-    driver.note(driver.cuStreamDestroy(stream.handle), "cuStreamDestroy");
-  }
-  for (const auto& [priority, streams] : kept.lent) {
-    for (const CUstream stream : streams) {
-      driver.note(driver.cuStreamDestroy(stream), "cuStreamDestroy");
-    }
-  }
-}
-
-void ContextBox::keep_spare(CUstream stream, bool nonblocking) noexcept {
-  const std::lock_guard lock(streams_mutex_);
-  try {
-    own_streams_.spare.push_back({stream, nonblocking});
-  } catch (const std::bad_alloc&) {  // lost rather than destroyed under a framework
-  }
-}
-
-CUstream ContextBox::take_spare(bool nonblocking, int priority) {
-  const std::lock_guard lock(streams_mutex_);
-  if (own_streams_.spare.empty()) [[likely]] {
-    return nullptr;
-  }
-  demand_there();
-  const Driver& driver = runtime_.driver();
-  for (auto spare = own_streams_.spare.begin(); spare != own_streams_.spare.end(); ++spare) {
-    int found = 0;
-    if (spare->nonblocking == nonblocking && !is_capturing(driver, spare->handle) &&
-        driver.cuStreamQuery(spare->handle) == CUDA_SUCCESS &&
-        driver.cuStreamGetPriority(spare->handle, &found) == CUDA_SUCCESS && found == priority) {
-      const CUstream handle = spare->handle;
-      own_streams_.spare.erase(spare);
-      return handle;
-    }
-  }
-  return nullptr;
-}
-
-void ContextBox::destroy_own_streams() noexcept {
-  if (!is_forked()) {
-    destroy(take_own_streams());
-  }
-}
-
-void ContextBox::add(StreamBox& stream) noexcept {
-  const std::lock_guard lock(streams_mutex_);
-  stream.link(first_stream_);
-}
-
-void ContextBox::remove(StreamBox& stream) noexcept {
-  const std::lock_guard lock(streams_mutex_);
-  stream.unlink(first_stream_);
-}
-
 bool ContextBox::has_capture() {
-  if (!may_capture()) [[likely]] {
+  const AliveUse use(*this);
+  if (!use.is_alive() || !streams().may_capture()) [[likely]] {
     return false;
   }
-  bool is_first = true;
-  const auto captures = [&](CUstream stream) {
-    if (std::exchange(is_first, false)) {
-      demand_there();
-    }
-    return is_capturing(runtime_.driver(), stream);
-  };
-  // Under the lock, because a stream takes itself off the list before it is destroyed.
-  const std::lock_guard lock(streams_mutex_);
-  for (const StreamBox* stream = first_stream_; stream != nullptr; stream = stream->next_of_context()) {
-    if (stream->may_capture() && captures(stream->handle())) {
-      return true;
-    }
-  }
-  return std::any_of(
-             own_streams_.lent.begin(), own_streams_.lent.end(),
-             [&](const auto& level) { return std::any_of(level.second.begin(), level.second.end(), captures); }) ||
-         std::any_of(own_streams_.spare.begin(), own_streams_.spare.end(),
-                     [&](const SpareStream& spare) { return captures(spare.handle); });
+  demand_there();
+  return streams().has_capture(runtime_.driver());
 }
 
 void ContextBox::fail_capturing(const char* what) const {
@@ -417,6 +291,61 @@ CallUse::~CallUse() {
   }
 }
 
+// ---- the contexts of a driver
+
+ContextHandle Contexts::primary(int ordinal) {
+  Device& state = devices_[static_cast<std::size_t>(ordinal)];
+  ContextHandle gone;  // destroyed after the lock is given back
+  const std::lock_guard lock(state.mutex);
+  if (state.primary && !state.primary->is_there()) {  // the device has been reset
+    gone = std::move(state.primary);
+    registry.drop(*gone);
+  }
+  if (!state.primary) {
+    auto box = std::make_shared<ContextBox>(ContextKind::primary, std::make_shared<OwnedContext>(runtime_, ordinal));
+    CUcontext handle = nullptr;
+    GCTX_CALL(runtime_.driver(), cuDevicePrimaryCtxRetain, &handle, runtime_.device(ordinal));
+    box->take(handle);  // from here on the box releases it
+    registry.put(handle, *box);
+    state.primary = std::move(box);
+  }
+  return state.primary;
+}
+
+PriorityRange Contexts::priorities(int ordinal) {
+  Device& state = devices_[static_cast<std::size_t>(ordinal)];
+  {
+    const std::lock_guard lock(state.mutex);
+    if (state.priorities) {
+      return *state.priorities;
+    }
+  }
+  CurrentScope scope(*primary(ordinal));
+  PriorityRange range;
+  GCTX_CALL(runtime_.driver(), cuCtxGetStreamPriorityRange, &range.least, &range.greatest);
+  scope.leave();
+  const std::lock_guard lock(state.mutex);
+  state.priorities = range;
+  return range;
+}
+
+void Contexts::drop_primaries() {
+  for (Device& state : devices_) {
+    ContextHandle primary;
+    {
+      const std::lock_guard lock(state.mutex);
+      primary.swap(state.primary);
+    }
+    if (primary) {
+      primary->destroy_streams();  // others may hold it
+    }
+  }
+}
+
+ContextHandle primary_context(Runtime& runtime, int ordinal) { return contexts_of(runtime).primary(ordinal); }
+
+PriorityRange priorities(Runtime& runtime, int ordinal) { return contexts_of(runtime).priorities(ordinal); }
+
 // ---- contexts of others
 
 namespace {
@@ -434,7 +363,7 @@ CUgreenCtx green_context_of_current(const Driver& driver) {
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   const Driver& driver = runtime.driver();
   const auto is_there = [](const ContextBox& box) { return box.is_there(); };
-  if (auto known = runtime.contexts().find(handle, is_there)) {
+  if (auto known = contexts_of(runtime).registry.find(handle, is_there)) {
     return known;
   }
   CUdevice device = 0;
@@ -456,14 +385,13 @@ ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
     fail_value("the context belongs to a device that the driver does not list");
   }
   if (green == nullptr) {
-    if (auto primary = runtime.primary(ordinal); primary->handle() == handle) {
+    if (auto primary = primary_context(runtime, ordinal); primary->handle() == handle) {
       return primary;
     }
   }
-  auto made = std::make_shared<ContextBox>(runtime, ordinal, ContextKind::foreign);
+  auto made = std::make_shared<ContextBox>(ContextKind::foreign, std::make_shared<OwnedContext>(runtime, ordinal));
   made->take(handle, green);
-  made->ask_id();
-  return runtime.contexts().settle(handle, std::move(made), is_there);
+  return contexts_of(runtime).registry.settle(handle, std::move(made), is_there);
 }
 
 ContextHandle current_context(Runtime& runtime) {
@@ -490,6 +418,25 @@ void synchronize_context(const ContextHandle& context) {
   CurrentScope scope(*context);
   GCTX_CALL(context->runtime().driver(), cuCtxSynchronize);
   scope.leave();
+}
+
+std::string capturing_stream(Runtime& runtime, int device) {
+  for (const ContextHandle& context : contexts_of(runtime).registry.all()) {
+    if (context->device() == device && context->is_there() && context->has_capture()) {
+      return "a stream of " + context->label();
+    }
+  }
+  CurrentScope scope(*primary_context(runtime, device));
+  const bool is_legacy_capturing = is_capturing(runtime.driver(), CU_STREAM_LEGACY);
+  scope.leave();
+  return is_legacy_capturing ? "a blocking stream of the primary context" : "";
+}
+
+void demand_no_capture_on(Runtime& runtime, int device) {
+  if (const std::string capturing = capturing_stream(runtime, device); !capturing.empty()) {
+    fail(ErrorKind::capturing,
+         capturing + " is capturing a graph: contexts cannot be made meanwhile; make them before that");
+  }
 }
 
 }  // namespace gctx

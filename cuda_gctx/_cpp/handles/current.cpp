@@ -383,7 +383,19 @@ void leave_what_was_left() { ThreadEntries::here().leave_what_was_left(); }
 
 Entry* take_left() noexcept { return ThreadEntries::here().take_left(); }
 
-void forget_replaced_current() { ThreadEntries::here().forget_replaced(); }
+void close_context(const ContextHandle& context) {
+  if (!context->is_closed()) {
+    context->demand_usable();
+    ThreadEntries::here().forget_replaced();
+    context->close();
+  }
+}
+
+void demand_not_current(const ContextHandle& context) {
+  context->demand_usable();
+  ThreadEntries::here().forget_replaced();
+  context->demand_not_current();
+}
 
 void forget_current_of(const Runtime& runtime) { ThreadEntries::here().forget(runtime); }
 

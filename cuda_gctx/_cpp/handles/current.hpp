@@ -64,7 +64,11 @@ bool has_left_block() noexcept;  // whether the innermost entry is one that was 
 void leave_what_was_left();      // removes those
 Entry* take_left() noexcept;     // a block that has gone from the list of this thread since; null if there is none
 
-void forget_replaced_current();                  // removes what this thread set, where other code has replaced it since
+// Closes a context that is current nowhere. What this thread has set, and other code has replaced since, is not
+// current.
+void close_context(const ContextHandle& context);
+void demand_not_current(const ContextHandle& context);
+
 void forget_current_of(const Runtime& runtime);  // removes all contexts of that driver from this thread
 // Removes all, for a thread whose language ends before it does. At once: but for what that takes long, in one step for
 // whoever shares a lock with the thread; the contexts are let go by the caller.

@@ -1,6 +1,6 @@
 #include "handles/device.hpp"
 
-#include "handles/runtime.hpp"
+#include "handles/context.hpp"
 #include "handles/scope.hpp"
 
 namespace gctx {
@@ -30,7 +30,7 @@ int device_attribute(Runtime& runtime, int ordinal, CUdevice_attribute attribute
 }
 
 DeviceMemory device_memory(Runtime& runtime, int ordinal) {
-  CurrentScope scope(*runtime.primary(ordinal));
+  CurrentScope scope(*primary_context(runtime, ordinal));
   DeviceMemory memory;
   GCTX_CALL(runtime.driver(), cuMemGetInfo, &memory.free, &memory.total);
   scope.leave();

@@ -5,7 +5,6 @@
 
 #include "handles/runtime.hpp"
 #include "handles/scope.hpp"
-#include "handles/stream.hpp"
 
 namespace gctx {
 
@@ -24,9 +23,7 @@ EventBox::~EventBox() {
   }
 }
 
-namespace {
-
-EventHandle make_event(ContextUse use, unsigned flags) {
+EventHandle create_event_in(ContextUse use, unsigned flags) {
   auto box = std::make_shared<EventBox>(std::move(use));
   box->context()->demand_there();
   CUevent handle = nullptr;
@@ -37,6 +34,8 @@ EventHandle make_event(ContextUse use, unsigned flags) {
   return box;
 }
 
+namespace {
+
 // Events that are gone with their context need no question before: the driver answers CUDA_ERROR_CONTEXT_IS_DESTROYED.
 const Driver& driver_of(const EventHandle& event) {
   event->context()->runtime().demand_usable();
@@ -46,10 +45,8 @@ const Driver& driver_of(const EventHandle& event) {
 }  // namespace
 
 EventHandle create_event(const ContextHandle& context, unsigned flags) {
-  return make_event(ContextUse(context), flags);
+  return create_event_in(ContextUse(context), flags);
 }
-
-EventHandle create_event_for(const StreamHandle& stream, unsigned flags) { return make_event(stream->use(), flags); }
 
 bool event_is_done(const EventHandle& event) {
   const Driver& driver = driver_of(event);

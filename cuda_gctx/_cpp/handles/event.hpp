@@ -36,7 +36,7 @@ class EventBox {
 };
 
 EventHandle create_event(const ContextHandle& context, unsigned flags);
-EventHandle create_event_for(const StreamHandle& stream, unsigned flags);  // also when its context is closed
+EventHandle create_event_in(ContextUse use, unsigned flags);  // also when its context is closed
 bool event_is_done(const EventHandle& event);
 void synchronize_event(const EventHandle& event);
 float elapsed_ms(const EventHandle& start, const EventHandle& end);

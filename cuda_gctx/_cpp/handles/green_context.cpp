@@ -1,7 +1,6 @@
 #include "handles/green_context.hpp"
 
-#include "handles/context.hpp"
-#include "handles/runtime.hpp"
+#include "handles/live.hpp"
 
 namespace gctx {
 
@@ -10,16 +9,15 @@ GreenCtxBox::~GreenCtxBox() {
     return;
   }
   enlist_as(0);
-  Runtime& runtime = primary_->runtime();
-  if (runtime.is_usable()) {
-    runtime.driver().note(runtime.driver().cuGreenCtxDestroy(handle_), "cuGreenCtxDestroy");
-    runtime.count_destroyed(primary_->device());
+  if (runtime_.is_usable()) {
+    runtime_.driver().note(runtime_.driver().cuGreenCtxDestroy(handle_), "cuGreenCtxDestroy");
+    live_contexts(runtime_).count_destroyed(device_);
   }
 }
 
 void GreenCtxBox::enlist_as(std::uint64_t live_entry) noexcept {
   if (const std::uint64_t before = std::exchange(live_entry_, live_entry); before != 0) {
-    primary_->runtime().delist(primary_->device(), before);
+    live_contexts(runtime_).delist(device_, before);
   }
 }
 

@@ -4,33 +4,33 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 
-#include "handles/types.hpp"
+#include "handles/runtime.hpp"
 
 namespace gctx {
 
 class GreenCtxBox {
  public:
-  explicit GreenCtxBox(ContextHandle primary) noexcept : primary_(std::move(primary)) {}
-  GreenCtxBox(GreenCtxBox&& other) noexcept
-      : primary_(std::move(other.primary_)),
-        handle_(std::exchange(other.handle_, nullptr)),
-        live_entry_(std::exchange(other.live_entry_, 0)) {}
+  // The box is made before what it will own, so that nothing is lost if memory runs out in between. It keeps the
+  // primary context.
+  GreenCtxBox(Runtime& runtime, int device, std::shared_ptr<void> primary) noexcept
+      : runtime_(runtime), device_(device), primary_(std::move(primary)) {}
   ~GreenCtxBox();
-  GreenCtxBox& operator=(GreenCtxBox&&) = delete;
+  GreenCtxBox(const GreenCtxBox&) = delete;
+  GreenCtxBox& operator=(const GreenCtxBox&) = delete;
 
-  // Takes over what was made, and its place in the list of live contexts (0: not listed).
-  void take(CUgreenCtx handle, std::uint64_t live_entry) noexcept {
-    handle_ = handle;
-    live_entry_ = live_entry;
-  }
+  void take(CUgreenCtx handle) noexcept { handle_ = handle; }
+  CUgreenCtx handle() const noexcept { return handle_; }
 
-  // Gives up its place in that list for another one.
+  // Its place in the list of live contexts (0: not listed); gives up the one that it had.
   void enlist_as(std::uint64_t live_entry) noexcept;
 
  private:
-  ContextHandle primary_;
+  Runtime& runtime_;
+  int device_;
+  std::shared_ptr<void> primary_;
   CUgreenCtx handle_ = nullptr;
   std::uint64_t live_entry_ = 0;
 };

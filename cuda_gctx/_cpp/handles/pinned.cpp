@@ -1,18 +1,19 @@
 #include "handles/pinned.hpp"
 
-#include <algorithm>
-
-#include "driver/error.hpp"
-#include "handles/context.hpp"
-#include "handles/runtime.hpp"
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace gctx {
+
+std::atomic<std::uint64_t> PinnedContexts::limit_{default_limit};
+
 namespace {
 
 // Whether others can use it now. One that cannot be asked stays where it is.
-bool is_free_of_captures(ContextBox& context) {
+bool is_free_of_captures(OwnedContext& context) {
   try {
-    return !context.has_capture();
+    return !context.streams.has_capture(context.runtime.driver());
   } catch (const Error&) {
     return false;
   }
@@ -22,31 +23,43 @@ bool is_free_of_captures(ContextBox& context) {
 
 void PinnedContexts::count(int device) {
   const std::lock_guard lock(mutex_);
-  ++seen_[device];
-}
-
-bool PinnedContexts::keep(const ContextHandle& remains) {
-  const std::lock_guard lock(mutex_);
-  if (!is_dropped_) {
-    waiting_.push_back(remains);
+  std::uint64_t& seen = seen_[device];
+  if (seen >= limit()) {
+    fail_state("frameworks have seen " + std::to_string(seen) + " green contexts of device " + std::to_string(device) +
+               ", which is the limit, and none of them is ever destroyed (about " + std::to_string(4 * seen) +
+               " MiB with driver 13.0): use fewer layouts, raise store.pinned_limit, or, where frameworks have "
+               "finished with those that are closed, call store.drop(pinned=True)");
   }
-  return !is_dropped_;
+  ++seen;
 }
 
-ContextHandle PinnedContexts::take(int device, const SmResource& sms, const std::optional<CUdevResource>& workqueue) {
-  std::vector<ContextHandle> fitting;
+bool PinnedContexts::keep(const OwnedContextPtr& remains) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!is_closed_) {
+    remains->next_pinned_ = std::exchange(first_, remains);
+  }
+  return !is_closed_;
+}
+
+OwnedContextPtr PinnedContexts::take(int device, const SmResource& sms, const std::optional<CUdevResource>& workqueue) {
+  std::vector<OwnedContextPtr> fitting;
   {
     const std::lock_guard lock(mutex_);
-    std::copy_if(waiting_.rbegin(), waiting_.rend(), std::back_inserter(fitting), [&](const ContextHandle& context) {
-      return context->device() == device && context->is_made_of(sms, workqueue);
-    });
+    for (OwnedContextPtr context = first_; context; context = context->next_pinned_) {
+      if (context->device == device && context->is_made_of(sms, workqueue)) {
+        fitting.push_back(context);
+      }
+    }
   }
   // The driver is not asked under the lock: another thread may be quicker.
-  for (const ContextHandle& context : fitting) {
+  for (const OwnedContextPtr& context : fitting) {
     if (is_free_of_captures(*context)) {
       const std::lock_guard lock(mutex_);
-      if (std::erase(waiting_, context) != 0) {
-        return context;
+      for (OwnedContextPtr* at = &first_; *at; at = &(*at)->next_pinned_) {
+        if (*at == context) {
+          *at = std::exchange(context->next_pinned_, nullptr);
+          return context;
+        }
       }
     }
   }
@@ -56,10 +69,11 @@ ContextHandle PinnedContexts::take(int device, const SmResource& sms, const std:
 PinnedCounts PinnedContexts::counts(int device) const {
   const std::lock_guard lock(mutex_);
   const auto seen = seen_.find(device);
-  const auto waiting = std::count_if(waiting_.begin(), waiting_.end(), [&](const ContextHandle& context) {
-    return context->device() == device && context->is_green();
-  });
-  return {seen != seen_.end() ? seen->second : 0, static_cast<std::uint64_t>(waiting)};
+  PinnedCounts counts{seen != seen_.end() ? seen->second : 0, 0};
+  for (const OwnedContext* context = first_.get(); context != nullptr; context = context->next_pinned_.get()) {
+    counts.waiting += context->device == device && context->green ? 1 : 0;
+  }
+  return counts;
 }
 
 std::uint64_t PinnedContexts::total() const {
@@ -72,15 +86,25 @@ std::uint64_t PinnedContexts::total() const {
 }
 
 void PinnedContexts::drop() {
-  std::vector<ContextHandle> dropped;
+  OwnedContextPtr dropped;
   {
     const std::lock_guard lock(mutex_);
-    is_dropped_ = true;
-    dropped.swap(waiting_);
+    dropped.swap(first_);
+    for (const OwnedContext* context = dropped.get(); context != nullptr; context = context->next_pinned_.get()) {
+      seen_[context->device] -= context->green ? 1 : 0;
+    }
   }
-  while (!dropped.empty()) {
-    dropped.pop_back();
+  while (dropped) {
+    dropped = std::exchange(dropped->next_pinned_, nullptr);
   }
+}
+
+void PinnedContexts::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+  }
+  drop();
 }
 
 }  // namespace gctx

@@ -1,18 +1,17 @@
 // Contexts that a framework has seen, after everybody here has closed them. Frameworks keep bare handles in caches that
-// nobody can empty, so that these live until the driver is closed, and serve the next request for the same SMs.
+// nobody can empty, so that these live until the driver is closed or the program drops them, and serve the next request
+// for the same SMs.
 #pragma once
 
 #include <cuda.h>
 
-#include <cstddef>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <vector>
 
-#include "handles/types.hpp"
-#include "resources/sm_resource.hpp"
+#include "handles/owned_context.hpp"
 
 namespace gctx {
 
@@ -23,26 +22,39 @@ struct PinnedCounts {
 
 class PinnedContexts {
  public:
-  // One more green context has been seen.
+  static constexpr Runtime::Place place = Runtime::Place::pinned;
+  explicit PinnedContexts(const Runtime& /*runtime*/) {}
+
+  // So many contexts of a device a framework may see; of all drivers.
+  static constexpr std::uint64_t default_limit = 512;
+  static std::uint64_t limit() noexcept { return limit_.load(); }
+  static void set_limit(std::uint64_t limit) noexcept { limit_.store(limit); }
+
+  // One more green context is seen. Throws, and it is not, where that would be more than the limit.
   void count(int device);
 
-  // Takes what is left of a closed context. False, and `remains` stays with the caller, once `drop` was called.
-  bool keep(const ContextHandle& remains);
+  // Takes what is left of a closed context, and needs no memory for it. False once the driver is being closed.
+  bool keep(const OwnedContextPtr& remains) noexcept;
 
   // One that is made of these resources, and on which nothing captures; null if there is none.
-  ContextHandle take(int device, const SmResource& sms, const std::optional<CUdevResource>& workqueue);
+  OwnedContextPtr take(int device, const SmResource& sms, const std::optional<CUdevResource>& workqueue);
 
   PinnedCounts counts(int device) const;
   std::uint64_t total() const;
 
-  // Destroys what waits, last come first gone; from then on nothing is kept.
-  void drop();
+  void drop();   // destroys what waits: frameworks must not use it any more
+  void close();  // the same, and from then on nothing is kept
 
  private:
+  static std::atomic<std::uint64_t> limit_;
+
   mutable std::mutex mutex_;
   std::map<int, std::uint64_t> seen_;
-  std::vector<ContextHandle> waiting_;
-  bool is_dropped_ = false;
+  OwnedContextPtr first_;  // what came last goes first
+  bool is_closed_ = false;
 };
+
+inline PinnedContexts& pinned_contexts(Runtime& runtime) { return runtime.part<PinnedContexts>(); }
+inline void drop_pinned(Runtime& runtime) { pinned_contexts(runtime).drop(); }
 
 }  // namespace gctx

@@ -286,10 +286,30 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
   return seen;
 }
 
+std::shared_ptr<Probe> Probes::of(int ordinal) {
+  const ContextHandle primary = primary_context(runtime_, ordinal);
+  Device& state = devices_[static_cast<std::size_t>(ordinal)];
+  std::shared_ptr<Probe> gone;  // of a context that has been reset; destroyed after the lock is given back
+  const std::lock_guard lock(state.mutex);
+  if (!state.probe || state.probe->primary() != primary) {
+    gone = std::move(state.probe);
+    state.probe = std::make_shared<Probe>(primary);
+  }
+  return state.probe;
+}
+
+void Probes::drop() {
+  for (Device& state : devices_) {
+    std::shared_ptr<Probe> dropped;
+    const std::lock_guard lock(state.mutex);
+    dropped.swap(state.probe);
+  }
+}
+
 namespace {
 
 std::shared_ptr<Probe> probe_of(const StreamHandle& stream) {
-  return stream->context()->runtime().probe(stream->context()->device());
+  return probes_of(stream->context()->runtime()).of(stream->context()->device());
 }
 
 }  // namespace
@@ -351,7 +371,7 @@ std::vector<ProbeBlock> Stamps::read() const {
 namespace {
 
 CUfunction function_of(const ContextHandle& context, const LaunchShape& shape) {
-  return shape.function != nullptr ? shape.function : context->runtime().probe(context->device())->function();
+  return shape.function != nullptr ? shape.function : probes_of(context->runtime()).of(context->device())->function();
 }
 
 bool has_clusters(const ContextHandle& context) {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "handles/runtime.hpp"
 #include "handles/types.hpp"
 
 namespace gctx {
@@ -33,6 +34,7 @@ class Probe {
   Probe& operator=(const Probe&) = delete;
 
   CUfunction function() const noexcept;
+  const ContextHandle& primary() const noexcept { return primary_; }
 
   // Runs `blocks[i]` blocks on `streams[i]`, on all streams at once, each block busy for `spin_ns`, in thread-block
   // clusters of `cluster`. Waits for `timeout_ns` at most and throws after that.
@@ -74,6 +76,25 @@ std::vector<std::vector<ProbeBlock>> run_probe(const std::vector<StreamHandle>& 
                                                const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
                                                std::uint64_t timeout_ns, unsigned cluster);
 void spin(const StreamHandle& stream, unsigned blocks, std::uint64_t spin_ns);
+
+// The probe of each device, loaded at first use.
+class Probes {
+ public:
+  static constexpr Runtime::Place place = Runtime::Place::probes;
+  explicit Probes(Runtime& runtime) : runtime_(runtime), devices_(static_cast<std::size_t>(runtime.device_count())) {}
+  std::shared_ptr<Probe> of(int ordinal);
+  void drop();
+
+ private:
+  struct Device {
+    std::mutex mutex;
+    std::shared_ptr<Probe> probe;
+  };
+  Runtime& runtime_;
+  std::vector<Device> devices_;
+};
+
+inline Probes& probes_of(Runtime& runtime) { return runtime.part<Probes>(); }
 
 // Places in device memory that streams write to in their order: where and when they got there. All zero before that.
 class Stamps {

@@ -40,8 +40,15 @@ class Registry {
     return nullptr;
   }
 
+  // Instead of one that somebody has entered for the same object meanwhile.
   void put(Raw raw, Box& box) noexcept {
     const std::lock_guard lock(mutex_);
+    for (Box* other = buckets_[bucket(raw)]; other != nullptr; other = next(*other)) {
+      if (static_cast<Link&>(*other).registered_as_ == raw) {
+        leave(*other);
+        break;
+      }
+    }
     enter(raw, box);
   }
 
@@ -85,10 +92,16 @@ class Registry {
       return;
     }
     const std::lock_guard lock(mutex_);
-    Link& link = box;
-    if (!link.is_registered_) {
-      return;
+    if (static_cast<Link&>(box).is_registered_) {
+      leave(box);
     }
+  }
+
+ private:
+  using Link = Registered<Raw, Box>;
+
+  void leave(Box& box) noexcept {
+    Link& link = box;
     Box** place = &buckets_[bucket(link.registered_as_)];
     while (*place != &box) {
       place = &static_cast<Link&>(**place).next_registered_;
@@ -98,9 +111,6 @@ class Registry {
     link.is_registered_ = false;
     --count_;
   }
-
- private:
-  using Link = Registered<Raw, Box>;
 
   static Box* next(const Box& box) noexcept { return static_cast<const Link&>(box).next_registered_; }
 

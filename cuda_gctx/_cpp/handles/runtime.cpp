@@ -2,12 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <iterator>
-
-#include "handles/claim.hpp"
-#include "handles/current.hpp"
-#include "handles/probe.hpp"
-#include "handles/scope.hpp"
 
 namespace gctx {
 namespace {
@@ -87,8 +81,6 @@ void Runtime::close(Runtime& runtime) {
   if (is_forked()) {
     return;
   }
-  forget_current_of(runtime);
-  runtime.drop_caches();
   const std::lock_guard lock(opening());
   runtime.standing_.store(Standing::closed);
   std::erase(opened(), &runtime);
@@ -152,24 +144,6 @@ void Runtime::fail_unusable() const {
   fail(ErrorKind::closed, "the driver that this object belongs to has been closed");
 }
 
-void Runtime::drop_caches() {
-  split_contexts_.drop();
-  pinned_.drop();
-  for (DeviceState& state : devices_) {
-    std::shared_ptr<Probe> probe;
-    ContextHandle primary;
-    {
-      const std::lock_guard lock(state.mutex);
-      probe.swap(state.probe);
-      primary.swap(state.primary);
-    }
-    probe.reset();  // it needs the primary context
-    if (primary) {
-      primary->destroy_own_streams();  // others may hold it
-    }
-  }
-}
-
 SmResourcePtr sm_resource_from_query(const Runtime& runtime, int ordinal, const CUdevResource& queried) {
   auto resource = std::make_shared<SmResource>();
   resource->driver = &runtime.driver();
@@ -210,172 +184,13 @@ SmResourcePtr Runtime::known_device_sm(int ordinal) {
   return lock.owns_lock() ? state.sm : nullptr;
 }
 
-ContextHandle Runtime::primary(int ordinal) {
-  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  // What belongs to a context that is gone; destroyed after the lock is given back.
-  ContextHandle gone;
-  std::shared_ptr<Probe> gone_probe;
-  const std::lock_guard lock(state.mutex);
-  if (state.primary && !state.primary->is_there()) {  // the device has been reset
-    gone = std::move(state.primary);
-    gone_probe = std::move(state.probe);
-    contexts_.drop(*gone);
+void* Runtime::make_part(std::size_t place, std::shared_ptr<void> (*make)(Runtime&)) {
+  const std::lock_guard lock(parts_mutex_);
+  if (!owned_parts_[place]) {
+    owned_parts_[place] = make(*this);
+    parts_[place].store(owned_parts_[place].get(), std::memory_order_release);
   }
-  if (!state.primary) {
-    auto box = std::make_shared<ContextBox>(*this, ordinal, ContextKind::primary);
-    CUcontext handle = nullptr;
-    GCTX_CALL(driver_, cuDevicePrimaryCtxRetain, &handle, state.device);
-    box->take(handle);  // from here on the box releases it
-    box->ask_id();
-    contexts_.put(handle, *box);
-    state.primary = std::move(box);
-  }
-  return state.primary;
-}
-
-PriorityRange Runtime::priorities(int ordinal) {
-  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  {
-    const std::lock_guard lock(state.mutex);
-    if (state.priorities) {
-      return *state.priorities;
-    }
-  }
-  CurrentScope scope(*primary(ordinal));
-  PriorityRange range;
-  GCTX_CALL(driver_, cuCtxGetStreamPriorityRange, &range.least, &range.greatest);
-  scope.leave();
-  const std::lock_guard lock(state.mutex);
-  state.priorities = range;
-  return range;
-}
-
-std::shared_ptr<Probe> Runtime::probe(int ordinal) {
-  const ContextHandle context = primary(ordinal);
-  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  const std::lock_guard lock(state.mutex);
-  if (!state.probe) {
-    state.probe = std::make_shared<Probe>(context);
-  }
-  return state.probe;
-}
-
-ContextCounts Runtime::context_counts(int ordinal) const {
-  const DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  return {state.made.load(), state.destroyed.load()};
-}
-
-namespace {
-
-// At most this many are named in one message.
-constexpr std::size_t most_named = 3;
-
-std::string joined(const std::vector<std::string>& labels) {
-  std::string text;
-  const std::size_t named = std::min(labels.size(), most_named);
-  for (std::size_t i = 0; i < named; ++i) {
-    text += (i == 0 ? "" : i + 1 == labels.size() ? " and " : ", ") + labels[i];
-  }
-  return text + (labels.size() > named ? " and " + std::to_string(labels.size() - named) + " more" : "");
-}
-
-std::string label_of(const std::string& name, const SmResource& sms, bool closed) {
-  return (name.empty() ? "an unnamed context" : "'" + name + "'") + " (" + std::to_string(sms.sm_count) + " SMs" +
-         (closed ? ", closed, kept alive by a stream or event" : "") + ")";
-}
-
-}  // namespace
-
-std::vector<std::uint64_t> Runtime::enlist(int ordinal, const std::vector<SmResourcePtr>& sms,
-                                           const std::vector<std::string>& names, bool exclusive, bool only_free,
-                                           std::uint64_t group, const std::string& advice, std::string& report) {
-  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  const std::lock_guard lock(state.live_mutex);
-  bool certain = false;
-  std::vector<char> shares(sms.size());
-  std::vector<std::string> others;
-  const LiveContext* owner = nullptr;
-  for (const LiveContext& live : state.live) {
-    if (group != 0 && live.group == group) {
-      continue;
-    }
-    bool is_other = false;
-    for (std::size_t i = 0; i < sms.size(); ++i) {
-      const auto shared = overlaps(*sms[i], *live.sms);
-      if (shared.value_or(true)) {
-        certain = certain || shared.has_value();
-        shares[i] = 1;
-        is_other = true;
-      }
-    }
-    if (is_other) {
-      others.push_back(label_of(live.name, *live.sms, live.closed));
-      owner = live.exclusive ? &live : owner;
-    }
-  }
-  if (!others.empty()) {
-    std::vector<std::string> mine;
-    for (std::size_t i = 0; i < sms.size(); ++i) {
-      if (shares[i] != 0) {
-        mine.push_back(label_of(names[i], *sms[i], false));
-      }
-    }
-    report = joined(mine) +
-             (!certain           ? " may share"
-              : mine.size() == 1 ? " shares"
-                                 : " share") +
-             " SMs with " + joined(others) +
-             (owner != nullptr ? "; " + context_label(owner->name) + " has its SMs exclusively" : "") + ": " + advice;
-    if (exclusive || only_free) {
-      fail(ErrorKind::overlap, report);
-    }
-  }
-  std::vector<std::uint64_t> entries;
-  std::vector<LiveContext> entered;
-  for (std::size_t i = 0; i < sms.size(); ++i) {
-    entries.push_back(next_entry_.fetch_add(1));
-    entered.push_back({entries[i], group, exclusive, false, sms[i], names[i]});
-  }
-  state.live.reserve(state.live.size() + entered.size());  // all of them are entered, or none
-  std::move(entered.begin(), entered.end(), std::back_inserter(state.live));
-  return entries;
-}
-
-std::vector<int> Runtime::are_free(int ordinal, const std::vector<SmResourcePtr>& sms) {
-  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  std::vector<int> answers;
-  const std::lock_guard lock(state.live_mutex);
-  for (const SmResourcePtr& one : sms) {
-    answers.push_back(std::none_of(state.live.begin(), state.live.end(),
-                                   [&](const LiveContext& live) { return overlaps(*one, *live.sms).value_or(true); }));
-  }
-  return answers;
-}
-
-void Runtime::note_closed(int ordinal, std::uint64_t entry) noexcept {
-  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  const std::lock_guard lock(state.live_mutex);
-  for (LiveContext& live : state.live) {
-    live.closed = live.closed || live.entry == entry;
-  }
-}
-
-void Runtime::delist(int ordinal, std::uint64_t entry) noexcept {
-  if (is_forked()) {
-    return;
-  }
-  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  const std::lock_guard lock(state.live_mutex);
-  std::erase_if(state.live, [&](const LiveContext& live) { return live.entry == entry; });
-}
-
-SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,
-                           bool dry_run) {
-  if (input->driver != &runtime.driver()) {
-    fail_value("this SMResource belongs to a driver that has been closed");
-  }
-  return split(runtime.driver(), input, requests, dry_run,
-               [&](const SmResourcePtr& group) { return runtime.split_contexts().splittable(group); });
+  return owned_parts_[place].get();
 }
 
 }  // namespace gctx

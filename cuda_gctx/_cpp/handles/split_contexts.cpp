@@ -4,7 +4,8 @@
 #include <utility>
 
 #include "handles/claim.hpp"
-#include "handles/runtime.hpp"
+#include "handles/context.hpp"
+#include "resources/split.hpp"
 
 namespace gctx {
 namespace {
@@ -65,6 +66,15 @@ void SplitContexts::drop() {
   Slots dropped;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   dropped.swap(slots_);
+}
+
+SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,
+                           bool dry_run) {
+  if (input->driver != &runtime.driver()) {
+    fail_value("this SMResource belongs to a driver that has been closed");
+  }
+  return split(runtime.driver(), input, requests, dry_run,
+               [&](const SmResourcePtr& group) { return split_contexts(runtime).splittable(group); });
 }
 
 }  // namespace gctx

@@ -9,19 +9,21 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
+#include "handles/runtime.hpp"
+#include "handles/types.hpp"
+#include "resources/outcome.hpp"
 #include "resources/sm_resource.hpp"
 
 namespace gctx {
-
-class ContextBox;
-class Runtime;
 
 class SplitContexts {
  public:
   // Beyond this number the one that was used longest ago is destroyed.
   static constexpr std::size_t limit = 32;
 
+  static constexpr Runtime::Place place = Runtime::Place::split_contexts;
   explicit SplitContexts(Runtime& runtime) noexcept : runtime_(runtime) {}
 
   // A splittable form of a group: what a context over it answers.
@@ -49,5 +51,11 @@ class SplitContexts {
   Slots slots_;
   std::uint64_t uses_ = 0;
 };
+
+inline SplitContexts& split_contexts(Runtime& runtime) { return runtime.part<SplitContexts>(); }
+inline void drop_split_contexts(Runtime& runtime) { split_contexts(runtime).drop(); }
+
+SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,
+                           bool dry_run);
 
 }  // namespace gctx

@@ -51,7 +51,7 @@ int checked_priority(const ContextHandle& context, std::optional<int> wanted) {
     return 0;
   }
   const int priority = *wanted;
-  const PriorityRange range = context->runtime().priorities(context->device());
+  const PriorityRange range = priorities(context->runtime(), context->device());
   if (priority < range.greatest || priority > range.least) {
     fail_value("stream priority " + std::to_string(priority) + " is out of range: the lowest is " +
                std::to_string(range.least) + ", the highest " + std::to_string(range.greatest));
@@ -101,22 +101,7 @@ CUstream make_raw_stream(const ContextBox& context, unsigned flags, int priority
 void StreamBox::take(CUstream handle) noexcept {
   handle_ = handle;
   if (owned_) {
-    context()->add(*this);
-  }
-}
-
-void StreamBox::link(StreamBox*& first) noexcept {
-  next_ = first;
-  if (next_ != nullptr) {
-    next_->previous_ = this;
-  }
-  first = this;
-}
-
-void StreamBox::unlink(StreamBox*& first) noexcept {
-  (previous_ != nullptr ? previous_->next_ : first) = next_;
-  if (next_ != nullptr) {
-    next_->previous_ = previous_;
+    context()->streams().add(*this);
   }
 }
 
@@ -125,13 +110,13 @@ StreamBox::~StreamBox() {
     return;
   }
   Runtime& runtime = context()->runtime();
-  runtime.streams().drop(*this);
+  streams_of(runtime).drop(*this);
   if (!owned_) {
     return;
   }
-  context()->remove(*this);
+  context()->streams().remove(*this);
   if (pinned_.load()) {
-    context()->keep_spare(handle_, nonblocking_.value_or(true));
+    context()->streams().keep_spare(handle_, nonblocking_.value_or(true));
     return;
   }
   const bool is_kept = runtime.keep_for_later([this] {
@@ -162,21 +147,26 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
   const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
   const int level = checked_priority(context, priority);
   auto box = std::make_shared<StreamBox>(std::move(use), true, nonblocking);
-  const CUstream spare = context->take_spare(nonblocking, level);
+  if (context->kind() != ContextKind::green) {
+    context->demand_there();
+  }
+  const CUstream spare = context->streams().take_spare(context->runtime().driver(), nonblocking, level);
   box->take(spare != nullptr ? spare : make_raw_stream(*context, flags, level));
   if (spare != nullptr) {
     box->pin();
   }
-  context->runtime().streams().put(box->handle(), *box);
+  streams_of(context->runtime()).put(box->handle(), *box);
   return box;
 }
 
 StreamHandle context_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number) {
   ContextUse use(context);
-  const CUstream handle = context->context_stream(checked_priority(context, priority), number);
+  const int level = checked_priority(context, priority);
+  const CUstream handle =
+      context->streams().lend(level, number, [&] { return make_raw_stream(*context, CU_STREAM_NON_BLOCKING, level); });
   auto box = std::make_shared<StreamBox>(std::move(use), false, true);
   box->take(handle);
-  return context->runtime().streams().settle(handle, std::move(box), std::mem_fn(&StreamBox::is_made_here));
+  return streams_of(context->runtime()).settle(handle, std::move(box), std::mem_fn(&StreamBox::is_made_here));
 }
 
 namespace {
@@ -192,14 +182,14 @@ StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
     id = id ? id : ask_id(driver, handle);
     return *id != 0 && box.id() == *id;
   };
-  if (auto known = runtime.streams().find(handle, is_same)) {
+  if (auto known = streams_of(runtime).find(handle, is_same)) {
     return known;
   }
   auto context = adopt_context(runtime, context_of_foreign(driver, handle));
   auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
   made->take(handle);
   made->id();
-  return runtime.streams().settle(handle, std::move(made), is_same);
+  return streams_of(runtime).settle(handle, std::move(made), is_same);
 }
 
 }  // namespace
@@ -249,6 +239,18 @@ bool stream_is_nonblocking(const StreamHandle& stream) {
 bool stream_is_capturing(const StreamHandle& stream) {
   const StreamScope scope(*stream);
   return is_capturing(driver_of(stream), stream->handle());
+}
+
+bool pin_stream(const StreamHandle& stream) {
+  const bool is_first = !stream->is_default() && stream->context()->pin();
+  if (!stream->is_default()) {
+    stream->pin();
+  }
+  return is_first;
+}
+
+EventHandle create_event_for(const StreamHandle& stream, unsigned flags) {
+  return create_event_in(stream->use(), flags);
 }
 
 std::uint64_t capture_of_stream(const StreamHandle& stream) { return capture_of(driver_of(stream), stream->handle()); }

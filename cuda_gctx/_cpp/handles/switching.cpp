@@ -329,7 +329,7 @@ bool Switching::relayed(const Arrangement& old) {
     }
   }
   for (Place* first : followers) {
-    const CUstream stream = first->stream ? first->stream->handle() : first->context->any_own_stream();
+    const CUstream stream = first->stream ? first->stream->handle() : first->context->streams().any();
     // Not one that is in use: its work goes on, and the others have nothing to do with it.
     if (stream == nullptr || contains(old.places, first)) {
       continue;

@@ -10,9 +10,11 @@
 #include <utility>
 
 #include "handles/claim.hpp"
+#include "handles/closing.hpp"
 #include "handles/current.hpp"
 #include "handles/event.hpp"
 #include "handles/runtime.hpp"
+#include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"
 #include "tests/block.hpp"
 #include "tests/check.hpp"
@@ -100,7 +102,7 @@ void a_split_and_a_stream_allocate_little() {
     CHECK(of_split > 0 && of_split <= 7);
     CHECK(of_stream == 1);  // its box; the entry in the registry is part of it
   }
-  Runtime::close(runtime);
+  close_driver(runtime);
 }
 
 // What there is for the calls below.
@@ -135,7 +137,7 @@ void no_allocation_is_needed_to_undo(const char* name, const std::function<void(
       runtime.driver().cuCtxGetCurrent(&after);
       CHECK(after == before);
     }
-    Runtime::close(runtime);
+    close_driver(runtime);
     const std::string left = ledger();
     CHECK(left.find("\"misuse\":[]") != std::string::npos);
     CHECK(left.find("\"live\":[]") != std::string::npos);
@@ -170,14 +172,14 @@ void a_destruction_that_fails_needs_no_memory() {
     char text[256];
     CHECK(take_failure(text, sizeof(text)));
   }
-  Runtime::close(runtime);
+  close_driver(runtime);
 }
 
 }  // namespace
 
 int main() {
   a_split_and_a_stream_allocate_little();
-  no_allocation_is_needed_to_undo("primary", [](World& world) { world.runtime.primary(0); });
+  no_allocation_is_needed_to_undo("primary", [](World& world) { primary_context(world.runtime, 0); });
   no_allocation_is_needed_to_undo("context", [](World& world) { green_context(world.runtime, world.split.groups[1]); });
   no_allocation_is_needed_to_undo("stream", [](World& world) { create_stream(world.context, std::nullopt, true); });
   no_allocation_is_needed_to_undo("event", [](World& world) { create_event(world.context, 0); });

@@ -7,11 +7,13 @@
 
 #include "driver/process.hpp"
 #include "handles/claim.hpp"
+#include "handles/closing.hpp"
 #include "handles/current.hpp"
 #include "handles/event.hpp"
 #include "handles/probe.hpp"
 #include "handles/runtime.hpp"
 #include "handles/slot.hpp"
+#include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"
 #include "handles/switching.hpp"
 #include "tests/block.hpp"
@@ -43,7 +45,7 @@ ContextHandle green_context(Runtime& runtime, const SmResourcePtr& sms, bool exc
 class Machine {
  public:
   explicit Machine(const char* spec) : runtime_(test::open_machine(spec)) {}
-  ~Machine() { Runtime::close(runtime_); }
+  ~Machine() { close_driver(runtime_); }
   Runtime& runtime() { return runtime_; }
 
  private:
@@ -131,7 +133,7 @@ void the_streams_of_a_context_are_the_same_for_all_and_go_with_it() {
   again.reset();
   CHECK(message_of<Error>([&] { green_context(runtime, split.groups[0], true); }).empty());
   // Closing the driver takes those of the primary context along, whoever refers to it.
-  auto primary = runtime.primary(0);
+  auto primary = primary_context(runtime, 0);
   context_stream(primary, std::nullopt, 0);
 }
 
@@ -173,11 +175,11 @@ void a_block_that_is_left_too_early_keeps_its_context_and_goes_with_the_inner_on
   const std::weak_ptr<ContextBox> kept = contexts[0];
   contexts.clear();
   CHECK(!kept.expired());  // the entry keeps it
-  CHECK(runtime.context_counts(0).destroyed == 0);
+  CHECK(live_contexts(runtime).counts(0).destroyed == 0);
   inner.leave();
   CHECK(current_of(runtime) == nullptr);
   CHECK(kept.expired());
-  CHECK(runtime.context_counts(0).destroyed == 2);
+  CHECK(live_contexts(runtime).counts(0).destroyed == 2);
 }
 
 void a_block_that_is_left_on_another_thread_goes_on_its_own() {
@@ -203,7 +205,7 @@ void what_was_current_before_a_block_is_current_after_it() {
   const CUcontext a = contexts[0]->handle();
   const CUcontext b = contexts[1]->handle();
   CUcontext popped = nullptr;
-  const CUcontext base = runtime.primary(0)->handle();
+  const CUcontext base = primary_context(runtime, 0)->handle();
   const std::vector<std::vector<CUcontext>> pushed = {{}, {a}, {b}, {a, a}, {b, b}, {a, b}, {b, a}, {b, b, a, a, b}};
   for (const CUcontext before : {CUcontext{nullptr}, base, a, b}) {
     for (const auto& inner : pushed) {
@@ -234,7 +236,7 @@ void what_was_set_in_a_block_outlives_it_in_the_driver() {
     Block block(contexts[0]);
     set_current(contexts[1], nullptr);
     if (is_foreign_on_top) {
-      runtime.driver().cuCtxPushCurrent(runtime.primary(0)->handle());
+      runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
       set_current(contexts[0], nullptr);
     }
     block.leave();
@@ -242,10 +244,10 @@ void what_was_set_in_a_block_outlives_it_in_the_driver() {
   }
   set_current(contexts[0], nullptr);
   contexts.erase(contexts.begin());
-  runtime.driver().cuCtxPushCurrent(runtime.primary(0)->handle());  // of a library
-  CHECK(runtime.context_counts(0).destroyed == 0);
+  runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());  // of a library
+  CHECK(live_contexts(runtime).counts(0).destroyed == 0);
   set_current(contexts[0], nullptr);  // replaces it below what the library has pushed as well
-  CHECK(runtime.context_counts(0).destroyed == 1);
+  CHECK(live_contexts(runtime).counts(0).destroyed == 1);
   CUcontext popped = nullptr;
   runtime.driver().cuCtxPopCurrent(&popped);
   CHECK(popped == contexts[0]->handle() && current_of(runtime) == contexts[0]->handle());
@@ -301,9 +303,9 @@ void objects_of_a_driver_that_is_set_aside_wait() {
   stream.reset();
   event.reset();
   contexts.clear();
-  CHECK(runtime.context_counts(0).destroyed == 0);
+  CHECK(live_contexts(runtime).counts(0).destroyed == 0);
   Runtime::resume();
-  CHECK(runtime.context_counts(0).destroyed == 2);
+  CHECK(live_contexts(runtime).counts(0).destroyed == 2);
 }
 
 void contexts_are_not_made_and_not_waited_for_during_a_capture() {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "handles/runtime.hpp"
+#include "handles/split_contexts.hpp"
 #include "tests/machine.hpp"
 
 using namespace gctx;

@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "handles/claim.hpp"
+#include "handles/closing.hpp"
 #include "handles/current.hpp"
 #include "handles/runtime.hpp"
 #include "handles/slot.hpp"
+#include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"
 #include "tests/block.hpp"
 #include "tests/check.hpp"
@@ -36,7 +38,7 @@ class Machine {
     request.count = 16;
     group_ = split_resource(runtime_, runtime_.device_sm(0), {request}, false).groups[0];
   }
-  ~Machine() { Runtime::close(runtime_); }
+  ~Machine() { close_driver(runtime_); }
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
 
@@ -85,10 +87,10 @@ void a_refused_close_shows_to_nobody() {
   CHECK(closed == 0);
   CHECK(refused == 0);
   CHECK(!context->is_closed());
-  CHECK(machine.runtime().context_counts(0).destroyed == 0);
+  CHECK(live_contexts(machine.runtime()).counts(0).destroyed == 0);
   block.leave();
   context->close();
-  CHECK(machine.runtime().context_counts(0).destroyed == 1);
+  CHECK(live_contexts(machine.runtime()).counts(0).destroyed == 1);
 }
 
 // Whoever comes first: it is closed once, and destroyed once, with the last stream.
@@ -125,7 +127,7 @@ void closing_making_and_pushing_are_one_after_the_other() {
     }
     context->close();
     CHECK(context->state().is_gone());
-    CHECK(machine.runtime().context_counts(0).destroyed == static_cast<std::uint64_t>(round) + 1);
+    CHECK(live_contexts(machine.runtime()).counts(0).destroyed == static_cast<std::uint64_t>(round) + 1);
   }
 }
 
@@ -210,7 +212,7 @@ void blocks_and_what_is_set_are_seen_by_others() {
         Block(context).leave();
         set_current(context, nullptr);
         outer.leave();
-        set_current(machine.runtime().primary(0), nullptr);
+        set_current(primary_context(machine.runtime(), 0), nullptr);
         set_current(context, nullptr);
         ++left;
       }
@@ -229,7 +231,7 @@ void blocks_and_what_is_set_are_seen_by_others() {
     thread.join();
   }
   context->close();
-  CHECK(machine.runtime().context_counts(0).destroyed == 1);
+  CHECK(live_contexts(machine.runtime()).counts(0).destroyed == 1);
 }
 
 }  // namespace

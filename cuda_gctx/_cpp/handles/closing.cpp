@@ -1,0 +1,23 @@
+#include "handles/closing.hpp"
+
+#include "handles/context.hpp"
+#include "handles/current.hpp"
+#include "handles/pinned.hpp"
+#include "handles/probe.hpp"
+#include "handles/split_contexts.hpp"
+
+namespace gctx {
+
+void close_driver(Runtime& runtime) {
+  if (is_forked()) {
+    return;
+  }
+  forget_current_of(runtime);
+  split_contexts(runtime).drop();
+  pinned_contexts(runtime).close();
+  probes_of(runtime).drop();
+  contexts_of(runtime).drop_primaries();
+  Runtime::close(runtime);
+}
+
+}  // namespace gctx

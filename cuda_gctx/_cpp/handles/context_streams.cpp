@@ -1,0 +1,108 @@
+#include "handles/context_streams.hpp"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "handles/capture.hpp"
+
+namespace gctx {
+
+void ContextStreams::add(StreamLink& stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  stream.next_ = first_;
+  if (first_ != nullptr) {
+    first_->previous_ = &stream;
+  }
+  first_ = &stream;
+}
+
+void ContextStreams::remove(StreamLink& stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  (stream.previous_ != nullptr ? stream.previous_->next_ : first_) = stream.next_;
+  if (stream.next_ != nullptr) {
+    stream.next_->previous_ = stream.previous_;
+  }
+}
+
+bool ContextStreams::has_capture(const Driver& driver) {
+  if (!may_capture()) [[likely]] {
+    return false;
+  }
+  const auto captures = [&](CUstream stream) { return is_capturing(driver, stream); };
+  // Under the lock, because a stream takes itself off the list before it is destroyed.
+  const std::lock_guard lock(mutex_);
+  for (const StreamLink* stream = first_; stream != nullptr; stream = stream->next_) {
+    if (stream->may_capture() && captures(stream->handle())) {
+      return true;
+    }
+  }
+  return std::any_of(
+             lent_.begin(), lent_.end(),
+             [&](const auto& level) { return std::any_of(level.second.begin(), level.second.end(), captures); }) ||
+         std::any_of(spare_.begin(), spare_.end(), [&](const SpareStream& spare) { return captures(spare.handle); });
+}
+
+void ContextStreams::fail_too_many(std::size_t number) {
+  fail_value("a context lends " + std::to_string(most_lent) + " streams of each priority, and not number " +
+             std::to_string(number + 1) + ": make more by create_stream()");
+}
+
+CUstream ContextStreams::any() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [priority, streams] : lent_) {
+    if (!streams.empty()) {
+      return streams.front();
+    }
+  }
+  return nullptr;
+}
+
+void ContextStreams::keep_spare(CUstream stream, bool nonblocking) noexcept {
+  const std::lock_guard lock(mutex_);
+  try {
+    spare_.push_back({stream, nonblocking});
+  } catch (const std::bad_alloc&) {  // lost rather than destroyed under a framework
+  }
+}
+
+CUstream ContextStreams::take_spare(const Driver& driver, bool nonblocking, int priority) {
+  const std::lock_guard lock(mutex_);
+  for (auto spare = spare_.begin(); spare != spare_.end(); ++spare) {
+    int found = 0;
+    if (spare->nonblocking == nonblocking && !is_capturing(driver, spare->handle) &&
+        driver.cuStreamQuery(spare->handle) == CUDA_SUCCESS &&
+        driver.cuStreamGetPriority(spare->handle, &found) == CUDA_SUCCESS && found == priority) {
+      const CUstream handle = spare->handle;
+      spare_.erase(spare);
+      return handle;
+    }
+  }
+  return nullptr;
+}
+
+bool ContextStreams::has_own() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return !lent_.empty() || !spare_.empty();
+}
+
+void ContextStreams::destroy_own(const Driver& driver) noexcept {
+  std::map<int, std::vector<CUstream>> lent;
+  std::vector<SpareStream> spare;
+  {
+    const std::lock_guard lock(mutex_);
+    lent.swap(lent_);
+    spare.swap(spare_);
+  }
+  for (const SpareStream& stream : spare) {
+    driver.note(driver.cuStreamDestroy(stream.handle), "cuStreamDestroy");
+  }
+  for (const auto& [priority, streams] : lent) {
+    for (const CUstream stream : streams) {
+      driver.note(driver.cuStreamDestroy(stream), "cuStreamDestroy");
+    }
+  }
+}
+
+}  // namespace gctx

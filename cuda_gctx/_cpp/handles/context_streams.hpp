@@ -1,0 +1,89 @@
+// The streams of a context: those that this package made on it, so that it can be asked which of them capture; and
+// those that belong to the context itself, and live as long as it does.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "driver/driver.hpp"
+
+namespace gctx {
+
+// The place of a stream in the list of its context.
+class StreamLink {
+ public:
+  CUstream handle() const noexcept { return handle_; }
+  // Whether it can be part of a capture, so that the driver has to be asked.
+  bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }
+
+ protected:
+  ~StreamLink() = default;
+
+  CUstream handle_ = nullptr;
+  std::atomic<bool> may_capture_{false};
+
+ private:
+  friend class ContextStreams;
+  StreamLink* next_ = nullptr;
+  StreamLink* previous_ = nullptr;
+};
+
+class ContextStreams {
+ public:
+  // So many of its own a context lends.
+  static constexpr std::size_t most_lent = 1024;
+
+  void add(StreamLink& stream) noexcept;
+  void remove(StreamLink& stream) noexcept;
+
+  // False as long as no stream can be part of a capture.
+  bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }
+  void expose() noexcept { may_capture_.store(true, std::memory_order_relaxed); }
+  bool has_capture(const Driver& driver);
+
+  // Who has only the handle of one can use it as long as the context is there. The ones below it are made as well.
+  template <typename Make>
+  CUstream lend(int priority, std::size_t number, Make&& make) {
+    if (number >= most_lent) {
+      fail_too_many(number);
+    }
+    const std::lock_guard lock(mutex_);
+    std::vector<CUstream>& streams = lent_[priority];
+    while (streams.size() <= number) {
+      if (streams.size() == streams.capacity()) {
+        streams.reserve(2 * streams.size() + 2);  // so that nothing is lost if memory runs out
+      }
+      streams.push_back(make());
+    }
+    return streams[number];
+  }
+  CUstream any() noexcept;  // one that was lent; null if there is none yet
+
+  // Streams that a framework has seen and whose owner has closed them. The ones that are idle are used again.
+  void keep_spare(CUstream stream, bool nonblocking) noexcept;
+  CUstream take_spare(const Driver& driver, bool nonblocking, int priority);  // null if there is none
+
+  bool has_own() const noexcept;
+  void destroy_own(const Driver& driver) noexcept;
+
+ private:
+  struct SpareStream {
+    CUstream handle;
+    bool nonblocking;
+  };
+
+  [[noreturn]] static void fail_too_many(std::size_t number);
+
+  mutable std::mutex mutex_;
+  std::map<int, std::vector<CUstream>> lent_;  // by priority
+  std::vector<SpareStream> spare_;
+  StreamLink* first_ = nullptr;
+  std::atomic<bool> may_capture_{false};
+};
+
+}  // namespace gctx
