@@ -16,6 +16,7 @@ from cuda_gctx._core.cpp cimport (
     ContextHandle,
     CUdevResource,
     DeviceMemory,
+    PinnedContexts,
     PinnedCounts,
     Runtime,
     SmResourcePtr,
@@ -33,6 +34,7 @@ from cuda_gctx._core.cpp cimport capturing_stream as c_capturing_stream
 from cuda_gctx._core.cpp cimport device_memory as c_device_memory
 from cuda_gctx._core.cpp cimport context_stream as c_context_stream
 from cuda_gctx._core.cpp cimport demand_not_current as c_demand_not_current
+from cuda_gctx._core.cpp cimport drop_pinned as c_drop_pinned
 from cuda_gctx._core.cpp cimport pin_context as c_pin_context
 from cuda_gctx._core.cpp cimport serve_as as c_serve_as
 from cuda_gctx._core.resources cimport SMResource
@@ -248,3 +250,19 @@ def context_counts(SMResource resource not None):
     """The numbers of green contexts that this package has made and destroyed on the device of a resource."""
     cdef ContextCounts counts = live_contexts(resource._runtime[0]).counts(resource._sm.get().device)
     return counts.made, counts.destroyed
+
+
+def pinned_limit():
+    """How many contexts of a device frameworks may see."""
+    return PinnedContexts.limit()
+
+
+def set_pinned_limit(uint64_t limit):
+    """Set that limit, for all drivers."""
+    PinnedContexts.set_limit(limit)
+
+
+def drop_pinned():
+    """Destroy the contexts that frameworks have seen and that everybody here has closed, of the driver in use."""
+    if Runtime.is_any_open():
+        c_drop_pinned(Runtime.active())

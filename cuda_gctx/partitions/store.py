@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cuda_gctx._core.arguments import as_int
+from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
@@ -19,9 +19,12 @@ from cuda_gctx._core.loan import (
     any_keeps_capture,
     context_counts,
     device_memory,
+    drop_pinned,
     is_pinned,
     pin_context,
     pinned_counts,
+    pinned_limit,
+    set_pinned_limit,
 )
 from cuda_gctx._core.resources import drop_split_contexts, split_context_count
 from cuda_gctx._core.stream import when_context_is_pinned
@@ -107,8 +110,7 @@ class ContextStore:
 
     Making a context takes about a millisecond, and destroying it does not give its device memory back. Therefore the
     contexts of closed partitions come here. Beyond `limit` contexts, those that have been here longest are destroyed.
-    Contexts that a framework has seen are never destroyed, and do not count: neither the limit nor drop() concerns
-    them.
+    Contexts that a framework has seen do not count, and are destroyed by ``drop(pinned=True)`` alone.
     """
 
     def __init__(self, limit: int = 256) -> None:
@@ -140,13 +142,32 @@ class ContextStore:
             stored.key[:2] == of_device for stored_set in list(self._sets) for stored in list(stored_set.contexts)
         )
 
-    def drop(self) -> None:
+    @property
+    def pinned_limit(self) -> int:
+        """The largest number of contexts of a device that frameworks may see. Showing one more raises RuntimeError.
+
+        The default is 512: about 2 GiB of device memory with driver 13.0, 4 MiB for each.
+        """
+        return pinned_limit()
+
+    @pinned_limit.setter
+    def pinned_limit(self, value: int) -> None:
+        set_pinned_limit(min(as_int("pinned_limit", value, 0), 2**62))
+
+    def drop(self, *, pinned: bool = False) -> None:
         """Destroy all contexts in the store, and those that splits needed.
 
-        Those that a framework has seen stay. The device memory that the others took stays lost (see system.memory()).
+        pinned: also those that a framework has seen and that nothing here uses. Only where each framework has finished
+        with all streams and memory of them: one that still uses a handle crashes, or works on a wrong object.
+
+        Driver 13.0 does not give the device memory of destroyed contexts back (see system.memory()), so that it stays
+        lost with `pinned` as well; what that ends is the count against `pinned_limit`.
         """
-        self._drop(lambda stored: not stored.is_pinned)
+        pinned = as_bool("pinned", pinned)
+        self._drop(lambda stored: pinned or not stored.is_pinned)
         drop_split_contexts()
+        if pinned:
+            drop_pinned()
 
     def _drop(self, chosen: Callable[[StoredContext], bool]) -> None:
         with self._lock:

@@ -146,6 +146,15 @@ NAMES = (
     *("local_tp_size", "local_dp_size", "inter_tp_size", "inter_dp_size"),
 )
 
+
+def set_pinned_limit_and_back(value: Any) -> None:
+    before = ContextStore().pinned_limit
+    try:
+        ContextStore().pinned_limit = value
+    finally:
+        ContextStore().pinned_limit = before
+
+
 DOORS: dict[str, Door] = {
     # ---- the core
     "ContextOptions(exclusive)": Door(BOOL, True, lambda w, v: ContextOptions([w.dev.resources.sm], exclusive=v)),
@@ -206,6 +215,8 @@ DOORS: dict[str, Door] = {
     "PartitionPool.drop(requests)": Door(REQUEST, 16, lambda w, v: w.pool.drop(v), said="partition 0: sms"),
     "PartitionPool.drop(named)": Door(REQUEST, 16, lambda w, v: w.pool.drop(a=v), said="partition a: sms"),
     "ContextStore(limit)": Door(INT, 0, lambda w, v: ContextStore(v), (-1,)),
+    "ContextStore.drop(pinned)": Door(BOOL, False, lambda w, v: ContextStore().drop(pinned=v)),
+    "ContextStore.pinned_limit(value)": Door(INT, 0, lambda w, v: set_pinned_limit_and_back(v), (-1,), "pinned_limit"),
     "ContextStore.limit(value)": Door(INT, 0, lambda w, v: setattr(ContextStore(), "limit", v), (-1,), "limit"),
     "verify(covers_device)": Door(BOOL, False, lambda w, v: verify({"a": w.parts.a.context}, covers_device=v)),
     "verify(timeout)": Door(SECONDS, 5, lambda w, v: verify({"a": w.parts.a.context}, timeout=v)),

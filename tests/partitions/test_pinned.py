@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -297,3 +298,78 @@ def test_nothing_is_called_in_a_forked_child() -> None:
         "    os.wait()\n"
     )
     assert done.stdout.strip() == "0", done.stderr
+
+
+def show(ctx: Context) -> None:
+    """To a framework, and close it."""
+    with ctx.create_stream() as stream:
+        stream.__cuda_stream__()
+    ctx.close()
+
+
+@pytest.fixture
+def few() -> Iterator[None]:
+    before = store.pinned_limit
+    store.pinned_limit = 3
+    yield
+    store.pinned_limit = before
+
+
+def test_beyond_the_limit_no_context_is_shown(machine: Any, few: None) -> None:
+    dev = Device(0)
+    groups, _ = split(dev.resources.sm, [8] * 5)
+    for group in groups[:3]:
+        show(green(dev, group))
+    ctx = green(dev, groups[3])
+    stream = ctx.create_stream()
+    message = str(refusal(RuntimeError, stream.__cuda_stream__))
+    assert "have seen 3 green contexts" in message
+    assert "12 MiB" in message
+    assert "store.pinned_limit" in message
+    assert "store.drop(pinned=True)" in message
+    stream.close()
+    ctx.close()
+    assert len(machine.ledger().live_of("green context")) == 3  # it was not shown, and is gone
+    show(green(dev, groups[0]))  # one that was seen before counts once
+
+
+def test_the_program_may_drop_what_frameworks_have_seen(machine: Any, few: None) -> None:
+    dev = Device(0)
+    groups, _ = split(dev.resources.sm, [8] * 4)
+    for group in groups[:2]:
+        show(green(dev, group))
+    with dev.partition(8) as parts:
+        parts[0].stream.__cuda_stream__()
+    used = green(dev, groups[3])
+    stream = used.create_stream()
+    store.drop()
+    assert len(machine.ledger().live_of("green context")) == 4
+    store.drop(pinned=True)
+    assert len(machine.ledger().live_of("green context")) == 1
+    assert not machine.ledger().misuse
+    stream.__cuda_stream__()
+    stream.close()
+    used.close()
+    store.drop(pinned=True)
+    assert not machine.ledger().live_of("green context")
+
+
+def test_many_layouts_stay_below_the_limit(sim: Machines) -> None:
+    machine = sim("h200")
+    dev = Device(0)
+    groups, _ = split(dev.resources.sm, [8] * 12)
+    store.pinned_limit = 20
+    refused = 0
+    try:
+        for pair in itertools.combinations(groups, 2):
+            ctx = green(dev, *pair)
+            try:
+                show(ctx)
+            except RuntimeError:
+                refused += 1
+                ctx.close()
+        assert refused == 66 - 20
+        gc.collect()
+        assert len(machine.ledger().live_of("green context")) == 20
+    finally:
+        store.pinned_limit = 512

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "handles/context.hpp"
 #include "handles/runtime.hpp"
@@ -35,6 +36,8 @@ struct ThreadEntries {
   void leave_to(Entry* remaining);
   void release(Entry* first, const Entry* end) noexcept;
   static Entry* without_left_blocks(Entry* first) noexcept;
+  static bool is_set_of(const Entry* entry, const Runtime& runtime) noexcept;
+  void take_off(Entry& entry) noexcept;
 
   void enter(Entry& entry, const ContextHandle& context, const void* task);
   bool leave_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept;
@@ -51,6 +54,13 @@ namespace {
 
 // Found without the function call that other variables of a thread take in a shared library.
 [[gnu::tls_model("initial-exec")]] thread_local ThreadEntries* known_here = nullptr;
+
+// An entry of set_current when the next one comes: it is replaced, or gets the new context in its place.
+struct SetBefore {
+  Entry* entry;
+  ContextHandle context;
+  bool is_replaced;
+};
 
 std::string name_of_block(const ContextBox& context) { return "the block of " + context.label(); }
 
@@ -120,7 +130,11 @@ void ThreadEntries::leave_to(Entry* remaining) {
     stack.note(std::exchange(failed_pop, CUDA_SUCCESS), "cuCtxPopCurrent");
     // Its own context is above what was before it, or one that was set there since.
     const Entry* const last = set != nullptr ? set : entry;
-    stack.restore(entry->before_, [&](CUcontext found) {
+    std::size_t places = 1;
+    for (const Entry* other = last; other != entry && other->below_ != entry; other = other->below_) {
+      ++places;
+    }
+    stack.restore(entry->before_, places, [&](CUcontext found) {
       const Entry* ours = last;
       while (ours != entry && ours->context_->handle() != found) {
         ours = ours->below_;
@@ -135,10 +149,12 @@ void ThreadEntries::leave_to(Entry* remaining) {
     }
   }
   if (set != nullptr) {
-    ContextStack stack(set->context_->runtime().driver());
-    if (stack.current() == set->context_->handle()) {
-      stack.set(nullptr);
-    }
+    const Runtime& runtime = set->context_->runtime();
+    ContextStack(runtime.driver()).replace(0, nullptr, [&](bool) -> CUcontext {
+      const Entry* const asked = set;
+      set = asked != remaining && is_set_of(asked, runtime) ? asked->below_ : set;
+      return asked != remaining && is_set_of(asked, runtime) ? asked->context_->handle() : nullptr;
+    });
   }
   top = remaining;
   release(first, remaining);
@@ -298,8 +314,14 @@ ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task)
   demand_task(task);
   Runtime& runtime = context->runtime();
   const Driver& driver = runtime.driver();
-  auto entry = std::make_unique<Entry>();
   ContextHandle previous = current_context(runtime);
+  // What this thread has set before is replaced, also where other code has pushed something on it since. Then there is
+  // one more place on the driver's stack, and each has its entry.
+  auto entry = std::make_unique<Entry>();
+  std::vector<SetBefore> before;
+  for (Entry* set = top; is_set_of(set, runtime); set = set->below_) {
+    before.push_back({set, nullptr, set == top && set->context_ == previous});
+  }
   if (!context->state().make_current()) {
     context->fail_closed();
   }
@@ -308,21 +330,47 @@ ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task)
     context->state().make_not_current();
     driver.fail(result, "cuCtxSetCurrent");
   }
-  // What this thread has set before is replaced; below what other code has pushed since, too.
-  Entry* replaced = top != nullptr && top->block_ == nullptr && &top->context_->runtime() == &runtime ? top : nullptr;
-  if (replaced != nullptr && previous != replaced->context_) {
+  const std::size_t first = !before.empty() && before[0].is_replaced ? 1 : 0;
+  bool is_known = true;
+  if (before.size() > first) {
     ContextStack stack(driver);
-    stack.find(replaced->context_->handle(), context->handle());
-    replaced = stack.has_failed() ? nullptr : replaced;
+    std::size_t asked = first;
+    stack.replace(1, context->handle(), [&](bool is_found) -> CUcontext {
+      if (asked != first) {
+        before[asked - 1].is_replaced = !is_found;  // it is not there: the entry goes
+      }
+      return asked < before.size() ? before[asked++].entry->context_->handle() : nullptr;
+    });
+    is_known = !stack.has_failed();
   }
-  if (replaced != nullptr) {
-    top = replaced->below_;
+  for (std::size_t i = 0; i < before.size() && (is_known || i < first); ++i) {
+    if (before[i].is_replaced) {
+      take_off(*before[i].entry);
+    } else {
+      context->state().make_current();
+      before[i].context = std::exchange(before[i].entry->context_, context);
+      before[i].context->state().make_not_current();
+    }
   }
   add(*entry.release(), context, nullptr, nullptr);
-  if (replaced != nullptr) {
-    release(replaced, replaced->below_);
+  for (const SetBefore& set : before) {
+    if (set.is_replaced && (is_known || &set - before.data() < static_cast<std::ptrdiff_t>(first))) {
+      release(set.entry, nullptr);
+    }
   }
   return previous;
+}
+
+bool ThreadEntries::is_set_of(const Entry* entry, const Runtime& runtime) noexcept {
+  return entry != nullptr && entry->block_ == nullptr && &entry->context_->runtime() == &runtime;
+}
+
+void ThreadEntries::take_off(Entry& entry) noexcept {
+  Entry** link = &top;
+  while (*link != &entry) {
+    link = &(*link)->below_;
+  }
+  *link = std::exchange(entry.below_, nullptr);
 }
 
 // ---- what is removed
@@ -333,7 +381,7 @@ void ThreadEntries::forget_replaced() {
     if (const Runtime& runtime = top->context_->runtime(); runtime.is_usable()) {
       ContextStack stack(runtime.driver());
       const CUcontext handle = top->context_->handle();
-      if (stack.current() == handle || stack.find(handle) || stack.has_failed()) {
+      if (stack.current() == handle || stack.has(handle) || stack.has_failed()) {
         return;
       }
     }

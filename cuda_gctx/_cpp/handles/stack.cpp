@@ -62,38 +62,38 @@ void ContextStack::take_apart() noexcept {
   }
 }
 
-void ContextStack::put_together(std::size_t first, CUcontext top) noexcept {
+void ContextStack::put_together(std::size_t first) noexcept {
   for (std::size_t i = std::exchange(depth_, 0); i > first; --i) {
-    push(all_[i - 1]);
-  }
-  if (current() != top) {
-    set(top);
+    if (all_[i - 1] != nullptr) {
+      push(all_[i - 1]);
+    }
   }
 }
 
-bool ContextStack::find(CUcontext wanted, CUcontext instead) noexcept {
+void ContextStack::demand_current(CUcontext context) noexcept {
+  if (current() != context) {
+    set(context);
+  }
+}
+
+bool ContextStack::has(CUcontext wanted) noexcept {
   take_apart();
   const auto end = all_.begin() + static_cast<std::ptrdiff_t>(depth_);
-  const auto found = std::find(all_.begin(), end, wanted);
-  if (found != end && instead != nullptr) {
-    *found = instead;
-  }
-  put_together(0, depth_ != 0 ? all_[0] : nullptr);
-  return found != end;
+  const bool is_found = std::find(all_.begin(), end, wanted) != end;
+  put_together(0);
+  return is_found;
 }
 
-// It was popped alone, or replaced, or popped with what was before it.
+// It was popped, or replaced, alone or with what was before it: which is current again, without what lies on it.
 void ContextStack::restore_without_ours(CUcontext before) noexcept {
-  if (before == nullptr) {
-    put_together(depth_, nullptr);
-  } else if (depth_ != 0 && all_[0] != before && below(0) == before) {
-    put_together(1, before);
-  } else if (depth_ != 0 && all_[0] == before) {
-    put_together(0, before);
-  } else {
-    put_together(0, depth_ != 0 ? all_[0] : nullptr);
+  const auto end = all_.begin() + static_cast<std::ptrdiff_t>(depth_);
+  const auto found = std::find(all_.begin(), end, before);
+  const bool is_there = found != end;
+  put_together(before == nullptr ? depth_ : is_there ? static_cast<std::size_t>(found - all_.begin()) : 0);
+  if (before != nullptr && !is_there) {
     push(before);
   }
+  demand_current(before);
 }
 
 void ContextStack::check(CUcontext before) {

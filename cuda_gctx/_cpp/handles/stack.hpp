@@ -16,21 +16,50 @@ class ContextStack {
  public:
   explicit ContextStack(const Driver& driver) noexcept : driver_(driver) {}
 
-  // Whether a context is on the stack; `instead`, if it is given, takes its uppermost place.
-  bool find(CUcontext wanted, CUcontext instead = nullptr) noexcept;
+  bool has(CUcontext wanted) noexcept;
 
-  // Makes `before` current, where one of ours was put right above it, and other code may have pushed, popped or
-  // replaced contexts since. What is below it stays. `is_ours`: of a context, whether it may be that one.
-  template <typename IsOurs>
-  void restore(CUcontext before, IsOurs&& is_ours) noexcept {
+  // Goes down the stack from a place (0: the top), and replaces each context that `next` gives, where it is found, by
+  // `instead`, or takes it away if that is null. `next` is told whether the one before was found, and ends with null.
+  template <typename Next>
+  void replace(std::size_t place, CUcontext instead, Next&& next) noexcept {
     take_apart();
-    for (std::size_t i = 0; i < depth_; ++i) {
-      if (is_ours(all_[i]) && below(i) == before) {
-        put_together(i + 1, before);
-        return;
+    bool is_found = false;
+    for (CUcontext wanted = next(false); wanted != nullptr; wanted = next(is_found)) {
+      std::size_t at = place;
+      while (at < depth_ && all_[at] != wanted) {
+        ++at;
+      }
+      is_found = at < depth_;
+      if (is_found) {
+        all_[at] = instead;
+        place = at + 1;
       }
     }
-    restore_without_ours(before);
+    put_together(0);
+  }
+
+  // Makes `before` current, where one of ours was put right above it, and other code may have pushed, popped or
+  // replaced contexts since. What is below it stays. `is_ours`: of a context, whether it may be that one, or one of the
+  // `places` that it has by now.
+  template <typename IsOurs>
+  void restore(CUcontext before, std::size_t places, IsOurs&& is_ours) noexcept {
+    take_apart();
+    std::size_t first = 0;  // of what stays; 0: ours is not there
+    for (std::size_t i = 0; i < depth_ && places != 0; ++i) {
+      if (is_ours(all_[i]) && below(i) == before) {
+        first = i + 1;
+        --places;
+      }
+    }
+    if (first == 0) {
+      for (std::size_t i = 0; i < depth_; ++i) {  // not even elsewhere
+        all_[i] = all_[i] != before && is_ours(all_[i]) ? nullptr : all_[i];
+      }
+      restore_without_ours(before);
+      return;
+    }
+    put_together(first);
+    demand_current(before);
   }
 
   CUcontext current() noexcept;
@@ -51,7 +80,8 @@ class ContextStack {
   bool pop(CUcontext& popped) noexcept;  // false if there is nothing to be popped
   bool push(CUcontext context) noexcept;
   void take_apart() noexcept;
-  void put_together(std::size_t first, CUcontext top) noexcept;  // what was there from here on, with this one on top
+  void put_together(std::size_t first) noexcept;  // what was there from here on
+  void demand_current(CUcontext context) noexcept;
   void restore_without_ours(CUcontext before) noexcept;
   CUcontext below(std::size_t place) const noexcept { return place + 1 < depth_ ? all_[place + 1] : nullptr; }
 

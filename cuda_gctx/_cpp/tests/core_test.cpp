@@ -252,6 +252,21 @@ void what_was_set_in_a_block_outlives_it_in_the_driver() {
   runtime.driver().cuCtxPopCurrent(&popped);
   CHECK(popped == contexts[0]->handle() && current_of(runtime) == contexts[0]->handle());
   CHECK(message_of<Error>([&] { contexts[0]->close(); }).find("on this thread") != std::string::npos);
+  // What is below what the library pushes is replaced each time, and stays counted.
+  const ContextHandle last =
+      green_context(runtime, split_resource(runtime, runtime.device_sm(0), groups_of({16, 16, 16}), false).groups[2]);
+  runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
+  set_current(contexts[0], nullptr);
+  set_current(last, nullptr);
+  set_current(last, nullptr);
+  close_context(contexts[0]);
+  for (int i = 0; i < 2; ++i) {
+    CHECK(current_of(runtime) == last->handle());
+    CHECK(!message_of<Error>([&] { close_context(last); }).empty());
+    runtime.driver().cuCtxPopCurrent(&popped);
+  }
+  CHECK(current_of(runtime) == nullptr);
+  set_current(last, nullptr);
   end_this_thread();
   CHECK(current_of(runtime) == nullptr);
 }
@@ -334,7 +349,7 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
 
 void keep_busy(const StreamHandle& stream) {
   synchronize_stream(stream);
-  stream->context()->runtime().probe(0)->launch(stream, 1, 256, 5'000'000);
+  probes_of(stream->context()->runtime()).of(0)->launch(stream, 1, 256, 5'000'000);
 }
 
 // Whether what one stream is given after a switch waits for what another one had before.
@@ -357,7 +372,7 @@ void a_switch_orders_shared_sms_and_the_work_of_a_part() {
   const auto b = green_context(runtime, narrow.groups[1]);
   const auto on_a = context_stream(a, std::nullopt, 0);
   const auto on_b = context_stream(b, std::nullopt, 0);
-  const auto on_all = create_stream(runtime.primary(0), std::nullopt, true);
+  const auto on_all = create_stream(primary_context(runtime, 0), std::nullopt, true);
   const auto add = [](Switching& switching, std::vector<Switching::NewUse> uses) {
     return switching.add_arrangement(uses);
   };
