@@ -496,7 +496,7 @@ def latency_picture() -> str:
     best = critical.result(critical.plan)
     load = best.parts["load"]
     assert load.calls_per_second is not None
-    rate = load.calls_per_second * critical.alone["load"].median
+    rate = load.calls_per_second * critical.alone["load"].value
     where = "over the whole device" if best.plan.kind == "overlay" else f"in {best.parts['critical'].sm_count} SMs"
     cost = (
         f"What it costs: a higher p50, and SMs. With the GEMMs in {load.sm_count} SMs and the kernel {where}",

@@ -39,7 +39,7 @@ MUTANTS = {
     "no random order": Mutant("measure/loop.py", "order.shuffle(entries)", "pass", "tests/tune/test_procedure.py"),
     "unfair rivals": Mutant(
         "tune/_search.py",
-        "rivals = [rival for rival in rivals if self.others_share(rival) >= share]",
+        "rivals = [rival for rival in rivals if self.ranking.others_share(rival) >= share]",
         "pass",
         "tests/tune/test_procedure.py",
     ),
@@ -53,7 +53,7 @@ MUTANTS = {
         "tests/tune/test_procedure.py",
     ),
     "left out early at 1.02": Mutant(
-        "tune/_search.py", "= 1.15, 1.5, 1.4", "= 1.02, 1.5, 1.4", "tests/tune/test_procedure.py"
+        "tune/_ranking.py", "HOPELESS = 1.15", "HOPELESS = 1.02", "tests/tune/test_procedure.py"
     ),
     "one opening": Mutant(
         "tune/_search.py",
@@ -68,10 +68,43 @@ MUTANTS = {
         "tests/tune/test_worlds.py",
     ),
     "sure as soon as the sequence is beaten": Mutant(
-        "tune/_search.py",
-        "return chosen, not self.undecided(chosen)",
-        "return chosen, True",
-        "tests/tune/test_worlds.py",
+        "tune/_ranking.py",
+        "decided = len(compared) > 1 and not why and not self.undecided(chosen)",
+        "decided = True",
+        "tests/tune/test_ranking.py",
+    ),
+    "many pairs with 80%": Mutant(
+        "measure/statistics.py",
+        "CHANCE_OF_LOOKS, MANY_PAIRS = 0.01, 15",
+        "CHANCE_OF_LOOKS, MANY_PAIRS = 0.2, 15",
+        "tests/tune/test_ranking.py",
+    ),
+    "p99 of fifty calls": Mutant(
+        "tune/_measure.py",
+        "TAIL_CALLS, OTHER_CALLS = 2, 10",
+        "TAIL_CALLS, OTHER_CALLS = 0, 10",
+        "tests/tune/test_ranking.py",
+    ),
+    "clocks do not settle": Mutant(
+        "tune/_measure.py", "MOST_SETTLING_S = 1.0", "MOST_SETTLING_S = 0.0", "tests/tune/test_procedure.py"
+    ),
+    "latencies compared by batches": Mutant(
+        "tune/_ranking.py",
+        "return ratio_of_quantiles(theirs, ours, objective.quantile)",
+        "pass",
+        "tests/tune/test_ranking.py",
+    ),
+    "blocks refute nothing": Mutant(
+        "tune/_ranking.py",
+        "if record is self.sequence or self.is_refuted(record):",
+        "if record is self.sequence:",
+        "tests/tune/test_ranking.py",
+    ),
+    "arrivals wait for earlier calls": Mutant(
+        "measure/loop.py",
+        "seconds_between(self._begin, end) - due_s",
+        "seconds_between(self._begin, end) - max(due_s, self.passed_s)",
+        "tests/measure/test_loop.py",
     ),
     "launch-bound work by one thread": Mutant(
         "tune/_search.py",

@@ -14,6 +14,7 @@ from inspect import signature
 from pathlib import Path
 from traceback import format_exception, walk_tb
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -97,18 +98,18 @@ def _mix(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[s
 
 
 def _objective(
-    parts: Sequence[str], mix: dict[str, int] | None, tail: str | None, quantile: float | None, others: float | None
+    parts: Sequence[str], mix: dict[str, int] | None, tail: str | None, **limits: float | bool | None
 ) -> Objective:
     if mix is not None and tail is not None:
         raise click.UsageError("--throughput and --tail-latency exclude each other")
-    limits = {name: value for name, value in (("quantile", quantile), ("others", others)) if value is not None}
-    if limits and tail is None:
-        raise click.UsageError(f"--{next(iter(limits))} needs --tail-latency")
+    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None and value is not False}
+    if given and tail is None:
+        raise click.UsageError(f"--{next(iter(given)).replace('_', '-')} needs --tail-latency")
     try:
         if mix is not None:
             return checked(Throughput(**mix), parts)
         if tail is not None:
-            return checked(TailLatency(tail, **limits), parts)
+            return checked(TailLatency(tail, **given), parts)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     return "makespan"
@@ -136,6 +137,13 @@ def _objective(
     help="Demand this rate of each other part, as a share of its rate alone.",
 )
 @click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="CALLS",
+    help="Let so many calls arrive per second (default: half of what the part can take alone).",
+)
+@click.option("--closed-loop", is_flag=True, help="Make each call when the one before has completed.")
+@click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
@@ -155,6 +163,8 @@ def tune(
     tail_latency: str | None,
     quantile: float | None,
     others: float | None,
+    rate: float | None,
+    closed_loop: bool,
     budget: float,
     out: Path | None,
     svg: Path | None,
@@ -177,7 +187,8 @@ def tune(
         work = work_named(targets)
         if reserved := work.keys() & signature(overlap).parameters.keys():
             raise Failure(f"{reserved.pop()!r} cannot be the name of a part, because it is an argument of tune.overlap")
-        objective = _objective(list(work), throughput, tail_latency, quantile, others)
+        limits = {"quantile": quantile, "others": others, "rate": rate, "closed_loop": closed_loop}
+        objective = _objective(list(work), throughput, tail_latency, **limits)
         with _interrupts() as interrupts, _refusals():
             report = overlap(**work, device=device, objective=objective, budget_s=budget)
     # Each output is written even if another one fails, because the measurement took long. The last one comes first.

@@ -21,6 +21,7 @@ from cuda_gctx._core.errors import CUDAError
 from cuda_gctx._core.event import Event, EventOptions
 from cuda_gctx._core.probe import spin
 from cuda_gctx._core.stream import Stream
+from cuda_gctx.measure.machine import is_simulated
 
 __all__ = [
     "AHEAD",
@@ -30,8 +31,10 @@ __all__ = [
     "CallTimer",
     "HeadStart",
     "Load",
+    "RandomCalls",
     "hold",
     "in_rounds",
+    "is_apart",
     "seconds_between",
     "timed_batch",
 ]
@@ -120,18 +123,40 @@ def timed_batch(streams: Sequence[Stream], enqueue: Callable[[], Sequence[Event]
         return Batch(tuple(seconds_between(start, end) for end in ends), host_s, gate_opened, late)
 
 
+VIRTUAL_SHARE = 0.2  # of the time between two calls
+APART_NS = 200_000  # longer than the host takes to look
+
+
+def is_apart(stream: Stream, others: Iterable[Stream]) -> bool:
+    """Whether a stream does not wait in a hardware queue behind work of other streams."""
+    with ExitStack() as closing:
+        ends = []
+        for other in others:
+            spin(other, 1, APART_NS)
+            ends.append(closing.enter_context(other.record()))
+        mark = closing.enter_context(stream.record())
+        mark.sync()
+        waited = any(end.is_done for end in ends)
+        for end in ends:
+            end.sync()
+        return not waited
+
+
 class CallTimer:
     """Times calls one at a time, as a client does that waits for each answer.
 
     A call begins when the host has seen an event on an idle stream complete, and ends with an event behind its work.
     The device times both, and the way to the host and back is included once.
 
-    idle: the stream of the first event, on which nothing else is queued.
+    idle: the stream of the first event, on which nothing else is queued. most: the number of calls, for `left`.
     """
 
-    def __init__(self, stream: Stream, idle: Stream | None = None) -> None:
+    def __init__(self, stream: Stream, idle: Stream | None = None, most: int = 0) -> None:
         self._stream, self._idle = stream, idle or stream
+        self.left = most
+        self.passed_s = 0.0
         with ExitStack() as closing:
+            self._first = closing.enter_context(self._idle.record(options=TIMED))
             self._begin = closing.enter_context(self._idle.record(options=TIMED))
             self.end = closing.enter_context(stream.record(options=TIMED))
             self._closing = closing.pop_all()
@@ -140,6 +165,10 @@ class CallTimer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Destroy the events."""
         self._closing.close()
 
     def seconds(self, enqueue: Callable[[], object]) -> float:
@@ -151,6 +180,86 @@ class CallTimer:
         self._stream.record(self.end)
         self.end.sync()
         return seconds_between(self._begin, self.end)
+
+    def make(self, enqueue: Callable[[], object]) -> list[float]:
+        """Make one call, wait for it, and count it; returns its latency."""
+        found = [self.seconds(enqueue)]
+        self.passed_s = seconds_between(self._first, self.end)
+        self.left -= 1
+        return found
+
+    def rest(self) -> list[float]:
+        """The latencies of calls that were made and not returned: none."""
+        return []
+
+
+class RandomCalls:
+    """Times calls that arrive at random times, as those of many clients that do not wait for each other.
+
+    A latency begins when a call arrives, by the device's clock, whether or not earlier calls have ended or the host is
+    late. Arrivals are those of a Poisson process.
+
+    idle: a stream on which nothing else is queued, and which waits for no other one. rate: calls per second. most: the
+    number of calls that arrive.
+    """
+
+    def __init__(self, stream: Stream, idle: Stream, rate: float, most: int, chance: random.Random) -> None:
+        self._stream, self._idle, self._rate, self._chance = stream, idle, rate, chance
+        self._is_virtual = is_simulated(stream.device)
+        self.left = most
+        self.passed_s = 0.0
+        self._due_s = chance.expovariate(rate)
+        self._pending: deque[tuple[float, Event]] = deque()
+        self._spare: list[Event] = []
+        with ExitStack() as closing:
+            self._begin = closing.enter_context(idle.record(options=TIMED))
+            self._now = closing.enter_context(idle.record(options=TIMED))
+            self._closing = closing.pop_all()
+
+    def close(self) -> None:
+        """Destroy the events."""
+        self._closing.close()
+
+    def make(self, enqueue: Callable[[], object]) -> list[float]:
+        """Make the calls that have arrived; returns the latencies of those that have completed."""
+        if self._is_virtual:
+            self._pass_time()
+        self._idle.record(self._now)
+        self._now.sync()
+        self.passed_s = seconds_between(self._begin, self._now)
+        while self._due_s <= self.passed_s and self.left:
+            enqueue()
+            end = self._spare.pop() if self._spare else None
+            if end is None:
+                end = self._closing.enter_context(self._stream.record(options=TIMED))
+            else:
+                self._stream.record(end)
+            self._pending.append((self._due_s, end))
+            self._due_s += self._chance.expovariate(self._rate)
+            self.left -= 1
+        return self._completed()
+
+    def _pass_time(self) -> None:
+        """Let virtual time pass, which a host that only looks at the clock does not."""
+        if self._pending:
+            self._pending[0][1].sync()
+        else:
+            gap_s = min(self._due_s - self.passed_s, VIRTUAL_SHARE / self._rate)
+            spin(self._idle, 1, max(1, round(gap_s * 1e9)))
+
+    def rest(self) -> list[float]:
+        """Wait for the calls that were made; returns their latencies."""
+        if self._pending:
+            self._pending[-1][1].sync()
+        return self._completed()
+
+    def _completed(self) -> list[float]:
+        found = []
+        while self._pending and self._pending[0][1].is_done:
+            due_s, end = self._pending.popleft()
+            found.append(seconds_between(self._begin, end) - due_s)
+            self._spare.append(end)
+        return found
 
 
 class Load:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.loan import device_memory
 
-__all__ = ["Conditions", "commit_of", "described", "is_simulated", "memory_of", "power_state"]
+__all__ = ["ClockReading", "Conditions", "commit_of", "described", "is_simulated", "memory_of", "power_state"]
 
 PACKAGES = ("cuda-gctx", "cuda-core", "cuda-bindings", "torch")
 TOOL_TIMEOUT_S = 10
@@ -99,6 +100,44 @@ def power_state(device: Device) -> dict[str, float | None]:
     if len(values) != len(POWER_STATE):
         return dict.fromkeys(POWER_STATE)
     return {name: _number(value) for name, value in zip(POWER_STATE, values, strict=True)}
+
+
+class ClockReading:
+    """Reads the SM clock with a process of its own, while the device goes on working."""
+
+    def __init__(self, device: Device) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        if not is_simulated(device):
+            command = [
+                "nvidia-smi",
+                f"--id=GPU-{device.uuid}",
+                "--query-gpu=clocks.sm",
+                "--format=csv,noheader,nounits",
+            ]
+            with suppress(OSError):
+                self._process = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
+                )
+
+    def __enter__(self) -> ClockReading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the reading is complete, or impossible."""
+        return self._process is None or self._process.poll() is not None
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """The clock of a complete reading; None if the tool is missing or does not report it."""
+        if self._process is None or self._process.returncode != 0:
+            return None
+        return _number(self._process.communicate()[0].strip())
 
 
 def _number(text: str) -> float | None:

@@ -1,40 +1,47 @@
 """Statistics of samples: spread, percentiles, ratios with a confidence interval, and what openings differ by.
 
-A ratio is taken over pairs of samples of the same round, so that a change of clocks affects both sides alike. Its
-interval covers the noise of samples of the same open streams and contexts. By how much a plan differs when it is opened
-again is estimated separately (Luck), and widens the interval and the margin.
+A ratio is one of medians, totals or pooled quantiles. Each has the interval of the quantity that it estimates, and
+compares samples of the same rounds, so that a change of clocks affects both sides alike. The interval covers the noise
+of samples of the same open streams and contexts. By how much a plan differs when it is opened again is estimated
+separately (Luck), and widens the interval and the margin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, comb, exp, log, pi, sqrt, tan
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil, comb, exp, log, log1p, log2, pi, sqrt, tan
 from statistics import NormalDist
 
 __all__ = [
-    "CERTAINTY",
     "LEAST_PAIRS",
+    "MANY_PAIRS",
     "NOISE",
     "Estimate",
     "Latency",
     "Luck",
+    "Pooled",
     "Ratio",
     "Spread",
+    "calls_for",
+    "certainty_of",
     "median",
     "quantile",
     "ratio_of",
+    "ratio_of_quantiles",
     "ratio_of_rounds",
+    "ratio_of_totals",
     "student",
     "summary",
 ]
 
-# Each interval contains the true median with 97.5%: it may be computed twice, the second time with more samples, and
-# both hold with 95%. With fewer pairs than LEAST_PAIRS no such interval exists.
-CERTAINTY = 0.975
-LEAST_PAIRS = 7
-# With more pairs an interval contains it with 99%: one of several rivals may win by luck.
-CERTAINTY_OF_MANY, MANY_PAIRS = 0.99, 15
+# With fewer pairs than LEAST_PAIRS no interval of 97.5% exists.
+CERTAINTY, LEAST_PAIRS = 0.975, 7
+# From MANY_PAIRS on, samples are looked at again each time that there are twice as many. The chances of error of all
+# looks add up to this one.
+CHANCE_OF_LOOKS, MANY_PAIRS = 0.01, 15
 # With fewer samples, an opening has no level that could differ from another's.
 LEAST_OF_OPENING = 3
 # A difference below this counts as noise whatever the samples say: clocks and temperatures drift by as much.
@@ -58,20 +65,24 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """Samples in seconds: median, 10th and 90th percentile, and the number of samples."""
+    """Samples in seconds: what they estimate, 10th and 90th percentile, and the number of samples.
 
-    median: float
+    value: their median, unless it estimates something else, such as a quantile of what the samples are made of.
+    """
+
+    value: float
     p10: float
     p90: float
     samples: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float], value: float | None = None) -> Spread:
         """The spread of samples.
 
-        values: the samples, in any order and unit.
+        values: the samples, in any order and unit. value: what they estimate, if not their median.
         """
-        return cls(median(values), quantile(values, 0.1), quantile(values, 0.9), len(values))
+        value = median(values) if value is None else value
+        return cls(value, quantile(values, 0.1), quantile(values, 0.9), len(values))
 
 
 @dataclass(frozen=True)
@@ -110,19 +121,26 @@ def summary(values: Sequence[float], unit: float = 1.0, digits: int | None = Non
     return {**scaled, "samples": len(values)}
 
 
+def certainty_of(pairs: int) -> float:
+    """The certainty of an interval over so many pairs: the more looks came before, the higher."""
+    if pairs < MANY_PAIRS:
+        return CERTAINTY
+    looks = ceil(log2(pairs / MANY_PAIRS) - 1e-9)
+    return float(1 - CHANCE_OF_LOOKS / 2 ** (looks + 1))
+
+
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long one thing takes as another: the median over pairs, and a confidence interval."""
+    """How many times as long one thing takes as another, and a confidence interval, which contains the value.
 
-    median: float
+    is_known: whether there are enough samples for the interval to be valid.
+    """
+
+    value: float
     low: float
     high: float
     pairs: int
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there are enough pairs for the interval to be valid."""
-        return self.pairs >= LEAST_PAIRS
+    is_known: bool
 
     @property
     def is_slower(self) -> bool:
@@ -133,6 +151,11 @@ class Ratio:
     def is_not_slower(self) -> bool:
         """Whether the first one is certainly not slower by more than noise."""
         return self.is_known and self.high <= 1 + NOISE
+
+    @property
+    def inverse(self) -> Ratio:
+        """How many times as long the other one takes."""
+        return replace(self, value=1 / self.value, low=1 / self.high, high=1 / self.low)
 
     def covering(self, others: Sequence[float]) -> Ratio:
         """The ratio with an interval that contains other ratios, such as those of each opening."""
@@ -146,10 +169,9 @@ class Ratio:
 def _rank(pairs: int) -> int:
     """The number of ratios to drop at each end: the interval of the sign test, which assumes no distribution."""
     dropped, tail = 0, 0.0
-    certainty = CERTAINTY_OF_MANY if pairs >= MANY_PAIRS else CERTAINTY
     while dropped < pairs // 2:
         tail += comb(pairs, dropped) / 2**pairs
-        if 2 * tail > 1 - certainty:
+        if 2 * tail > 1 - certainty_of(pairs):
             break
         dropped += 1
     return max(0, dropped - 1)
@@ -157,7 +179,7 @@ def _rank(pairs: int) -> int:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median of samples, with its confidence interval (97.5%, without assuming a distribution)."""
+    """A median of samples, with its confidence interval (97.5% and more, without assuming a distribution)."""
 
     median: float
     low: float
@@ -178,13 +200,111 @@ class Estimate:
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
     """The ratio of the first to the second over pairs of times."""
     found = Estimate.of([one / other for one, other in pairs])
-    return Ratio(found.median, found.low, found.high, found.samples)
+    return Ratio(found.median, found.low, found.high, found.samples, found.samples >= LEAST_PAIRS)
 
 
 def ratio_of_rounds(first: Mapping[int, float], second: Mapping[int, float]) -> Ratio | None:
     """The ratio over the rounds in which both were measured; None if there is no such round."""
     rounds = sorted(first.keys() & second.keys())
     return ratio_of([(first[number], second[number]) for number in rounds]) if rounds else None
+
+
+# Totals are compared over so many blocks of successive rounds at the most: what is alike within a block is no evidence.
+MOST_BLOCKS = 20
+
+
+def ratio_of_totals(pairs: Sequence[tuple[float, float]]) -> Ratio:
+    """The ratio of the sum of the first to the sum of the second, with an interval by blocks of successive pairs.
+
+    The interval is that of the jackknife: it leaves out one block after the other.
+    """
+    count = min(len(pairs), MOST_BLOCKS)
+    borders = [len(pairs) * number // count for number in range(count + 1)]
+    blocks = [
+        (sum(one for one, _ in pairs[begin:end]), sum(other for _, other in pairs[begin:end]))
+        for begin, end in pairwise(borders)
+    ]
+    first, second = sum(one for one, _ in blocks), sum(other for _, other in blocks)
+    value = first / second
+    if len(blocks) < 2:
+        return Ratio(value, value, value, len(pairs), False)
+    without = [log((first - one) / (second - other)) for one, other in blocks]
+    centre = sum(without) / len(without)
+    deviation = sqrt((len(blocks) - 1) / len(blocks) * sum((one - centre) ** 2 for one in without))
+    within = exp(student((1 - certainty_of(len(pairs))) / 2, len(blocks) - 1) * deviation)
+    return Ratio(value, value / within, value * within, len(pairs), True)
+
+
+@lru_cache(maxsize=4096)
+def _exceeding(samples: int, share: float, certainty: float) -> tuple[int, int]:
+    """Between which numbers of samples exceed their true quantile, with a certainty."""
+    chance, beyond = (1 - certainty) / 2, 1 - share
+    deviation = sqrt(samples * beyond * share)
+    if deviation > 20:  # the binomial distribution is a normal one
+        z = NormalDist().inv_cdf(1 - chance)
+        return max(0, int(samples * beyond - z * deviation)), min(samples, ceil(samples * beyond + z * deviation))
+    term, total, least = samples * log1p(-beyond), 0.0, 0
+    for most in range(samples + 1):
+        total += exp(term)
+        least = most + 1 if total <= chance else least
+        if total >= 1 - chance:
+            return least, most
+        term += log((samples - most) / (most + 1) * beyond / share) if most < samples else 0.0
+    return least, samples
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A quantile of the samples of all blocks together, with an interval from order statistics.
+
+    is_known: whether there are enough samples for the interval to be valid. Otherwise it ends with the largest one.
+    """
+
+    value: float
+    low: float
+    high: float
+    samples: int
+    is_known: bool
+
+    @classmethod
+    def of(cls, blocks: Sequence[Sequence[float]], share: float, certainty: float) -> Pooled:
+        """The quantile of the samples of blocks, such as the calls of each round.
+
+        Where blocks differ by more than chance (clocks drift, calls of a round are alike), there are fewer independent
+        samples than calls, and the interval is wider.
+        """
+        import numpy as np
+
+        arrays = [np.asarray(block, dtype=float) for block in blocks]
+        ordered = np.sort(np.concatenate(arrays))
+        value = float(ordered[max(0, ceil(share * len(ordered) - 1e-9) - 1)])
+        exceeding = [int((array > value).sum()) for array in arrays]
+        mean = sum(exceeding) / len(ordered)
+        effect = 1.0
+        if len(blocks) > 1 and 0 < mean < 1:
+            apart = sum((n - mean * len(block)) ** 2 for n, block in zip(exceeding, blocks, strict=True))
+            by_chance = mean * (1 - mean) * len(ordered) * (len(blocks) - 1) / len(blocks)
+            effect = max(1.0, apart / by_chance)
+        independent = max(1, int(len(ordered) / effect))
+        least, most = _exceeding(independent, share, certainty)
+        of_all = len(ordered) / independent
+        low = float(ordered[max(0, len(ordered) - 1 - ceil(most * of_all))])
+        high = float(ordered[len(ordered) - max(1, int(least * of_all))])
+        return cls(value, min(low, value), max(high, value), len(ordered), least > 0)
+
+
+def calls_for(share: float, certainty: float) -> int:
+    """How many samples the interval of a quantile needs."""
+    return ceil(log((1 - certainty) / 2) / log(share))
+
+
+def ratio_of_quantiles(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], share: float) -> Ratio:
+    """The ratio of a quantile of all samples of the first to that of the second; each has a block for each round."""
+    pairs = min(len(first), len(second))
+    each = 1 - (1 - certainty_of(pairs)) / 2
+    one, other = (Pooled.of(blocks, share, each) for blocks in (first, second))
+    known = one.is_known and other.is_known
+    return Ratio(one.value / other.value, one.low / other.high, one.high / other.low, pairs, known)
 
 
 # The factor of the median's variance over that of the mean, for normal noise; and of a deviation over the median of the

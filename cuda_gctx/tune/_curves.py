@@ -288,7 +288,7 @@ def measured_curve(
     with ExitStack() as closing:
         until = clock.now() + budget_s
         runner = closing.enter_context(Runner("makespan", until, launch))
-        calls = closing.enter_context(Runner(TailLatency(PART, quantile=0.5), until, launch))
+        calls = closing.enter_context(Runner(TailLatency(PART, quantile=0.5, closed_loop=True), until, launch))
         measured, complete = _measure(
             device, work, load, sizes, runner, calls, budget_s, bar, seed, closing, most_rounds
         )

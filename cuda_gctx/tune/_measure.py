@@ -13,9 +13,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from math import ceil
@@ -26,14 +27,15 @@ from typing import Literal, NamedTuple, TypeAlias
 from cuda_gctx._core import clock
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.stream import Stream
-from cuda_gctx.measure.loop import AHEAD, TIMED, Batch, CallTimer, Load, seconds_between, timed_batch
+from cuda_gctx.measure.loop import AHEAD, TIMED, Batch, CallTimer, Load, RandomCalls, seconds_between, timed_batch
 from cuda_gctx.measure.statistics import NOISE, quantile
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import Plan
+from cuda_gctx.tune._ranking import Sample
 from cuda_gctx.tune._work import Part, captured, entered
 
-__all__ = ["BATCH_S", "LAUNCHES", "Intervals", "Launch", "OutOfTime", "Runner", "Sample", "Shape", "Trial"]
+__all__ = ["BATCH_S", "LAUNCHES", "Intervals", "Launch", "OutOfTime", "Runner", "Shape", "Trial"]
 
 # How the work is enqueued: by a host thread for each part if it is launch-bound, always by one host thread, or as
 # graphs.
@@ -44,7 +46,8 @@ BATCH_S = 0.03
 LEAST_STEPS, MOST_STEPS = 3, 200
 # A batch of the slowest plan of a round may take so many times as long as BATCH_S.
 MOST_STRETCH = 4
-WARM_S = 0.005
+# A plan is warm when two batches in succession, of so many seconds, take equally long.
+WARM_S, MOST_WARM_UPS, ALIKE = 0.005, 10, 0.05
 MOST_SETTLING_S = 1.0
 PROFILED_STEPS = 10
 # The calls per batch: so many above the quantile, and so many of the longest other part.
@@ -53,6 +56,9 @@ LEAST_CALLS, MOST_CALLS = 50, 2000
 # Of calls that take long, as many as fit into this time, and at least so many critical ones and other ones.
 LONG_S, LEAST_LONG_CALLS, LEAST_LONG_OTHERS = 1.0, 7, 2
 MOST_DEPTH = 64
+# Calls arrive at this share of the rate that the part can take alone.
+LOAD_OF_CRITICAL = 0.5
+LEAST_CALL_S = 10e-6  # what the host takes to make a call and to look at the time
 # In launch-bound work a step takes the device as long as the host. If the host takes less than this share of the
 # device's time, the reason is another one.
 LAUNCH_BOUND = 0.9
@@ -83,20 +89,6 @@ def _evenly(weights: Mapping[str, int]) -> list[tuple[str, int]]:
 
 class OutOfTime(Exception):
     """The budget does not allow another batch."""
-
-
-@dataclass
-class Sample:
-    """The result of a batch.
-
-    seconds: the value that the objective minimizes. calls: for each part, how many completed, and in how many seconds.
-    """
-
-    seconds: float
-    launch_bound: bool = False
-    host_s: float = 0.0
-    calls: dict[str, tuple[int, float]] = field(default_factory=dict)
-    latencies: tuple[float, ...] = ()
 
 
 @dataclass(eq=False)
@@ -141,7 +133,7 @@ class Runner:
     with a gate; not in launch-bound work, whose times would depend on it.
     """
 
-    def __init__(self, objective: Objective, deadline: float, launch: Launch = "calls") -> None:
+    def __init__(self, objective: Objective, deadline: float, launch: Launch = "calls", seed: int = 0) -> None:
         self.objective = objective
         self.deadline = deadline
         self.launch = launch
@@ -150,6 +142,7 @@ class Runner:
         self.hosts: Hosts | None = None
         self.gated = True
         self._graphs = ExitStack()
+        self._chance = random.Random(seed)
 
     def __enter__(self) -> Runner:
         return self
@@ -214,10 +207,13 @@ class Runner:
             )
         if sample.seconds >= BATCH_S:
             return  # what a first step takes in addition is little of a long one
-        sample = self._steps(trial, self.steps_for(trial, 2))
-        if sample.seconds < WARM_S:
-            trial.step_s, trial.host_s = sample.seconds, sample.host_s
-            self._steps(trial, self.steps_for(trial, ceil(WARM_S / max(sample.seconds, WARM_S / MOST_STEPS))))
+        before = self._steps(trial, self.steps_for(trial, 2)).seconds
+        for _ in range(MOST_WARM_UPS):
+            steps = self.steps_for(trial, max(1, ceil(WARM_S / max(before, WARM_S / MOST_STEPS))))
+            now = self._steps(trial, steps).seconds
+            if abs(now - before) <= ALIKE * before:
+                break
+            before = now
 
     def settle_clocks(self, trial: Trial) -> list[Sample]:
         """Run batches until they take equally long: a chip that has rested is faster than one that is hot or at its
@@ -427,7 +423,7 @@ class Runner:
         weights = self.objective.weights if isinstance(self.objective, Throughput) else {}
         called_s = sum(self.call_s.get(part.name, host_s) * weights.get(part.name, 1) for part in trial.parts)
         launch_bound = batch.late and host_s >= LAUNCH_BOUND * step_s and called_s >= step_s / 2
-        return Sample(step_s, launch_bound, host_s)
+        return Sample(step_s, launch_bound, host_s, steps=steps)
 
     # ---- latency
 
@@ -436,7 +432,7 @@ class Runner:
         alone = self.alone_s
         return min(MOST_DEPTH, 2 + ceil(2 * alone.get(critical, 0) / max(alone.get(name, 0), 1e-6)))
 
-    def _calls(self, critical: Part, others: Sequence[Part], objective: TailLatency) -> tuple[int, float]:
+    def calls_of_batch(self, critical: Part, others: Sequence[Part], objective: TailLatency) -> tuple[int, float]:
         """How many critical calls a batch has, and how long it lasts at the least."""
         alone_s = self.alone_s.get(critical.name, 0.0)
         wanted = min(max(LEAST_CALLS, ceil(TAIL_CALLS / (1 - objective.quantile))), MOST_CALLS)
@@ -448,15 +444,28 @@ class Runner:
     def latency_batch_s(self, parts: Sequence[Part], objective: TailLatency) -> float:
         """How long a batch takes where the others do not keep the critical part waiting."""
         critical = next(part for part in parts if part.name == objective.part)
-        wanted, window_s = self._calls(critical, [part for part in parts if part is not critical], objective)
-        return max(2 * wanted * self.alone_s.get(critical.name, 0.0), window_s)
+        wanted, window_s = self.calls_of_batch(critical, [part for part in parts if part is not critical], objective)
+        each_s = 2 * self.alone_s.get(critical.name, 0.0) if objective.closed_loop else 1 / self.rate(objective)
+        return max(wanted * each_s, window_s)
+
+    def _arrivals(self, trial: Trial, critical: Part, objective: TailLatency) -> CallTimer | RandomCalls:
+        """How the calls of the critical part come."""
+        stream = trial.streams[critical.name]
+        if objective.closed_loop:
+            return CallTimer(stream, idle=trial.clock, most=MOST_CALLS)
+        return RandomCalls(stream, trial.clock, self.rate(objective), MOST_CALLS, self._chance)
+
+    def rate(self, objective: TailLatency) -> float:
+        """How many calls of the critical part arrive per second: half of what it can take, unless a rate is given."""
+        call_s = max(self.alone_s.get(objective.part, 0.0), self.call_s.get(objective.part, 0.0), LEAST_CALL_S)
+        return objective.rate if objective.rate is not None else LOAD_OF_CRITICAL / call_s
 
     def _latency(self, trial: Trial, objective: TailLatency) -> Sample:
-        """Make calls of one part, one at a time, while the others are kept queued."""
+        """Make calls of one part while the others are kept queued: at random times, or one at a time."""
         critical = next(part for part in trial.parts if part.name == objective.part)
         others = [part for part in trial.parts if part is not critical]
         stream = trial.streams[critical.name]
-        least_calls, window_s = self._calls(critical, others, objective)
+        least_calls, window_s = self.calls_of_batch(critical, others, objective)
         call = partial(critical.enqueue, stream, trial.name)
         taken: list[float] = []
 
@@ -464,33 +473,31 @@ class Runner:
             with entered(trial.streams[part.name], trial.library_sms):
                 part.enqueue(trial.streams[part.name], trial.name)
 
-        with (
-            CallTimer(stream, idle=trial.clock) as timer,
-            trial.clock.record(options=TIMED) as first,
-            ExitStack() as closing,
-        ):
+        with ExitStack() as closing:
             loads = {}
             for part in others:
                 depth = 1 if trial.in_sequence else self._depth(part.name, critical.name)
                 load = Load(trial.streams[part.name], partial(queued, part), depth)
                 loads[part.name] = closing.enter_context(load)
+            calls = self._arrivals(trial, critical, objective)
+            closing.callback(calls.close)
             for load in loads.values():
                 load.fill()
             by_hosts = self.hosts is not None and not trial.in_sequence
             with self._feeding(loads) if by_hosts else nullcontext():
-                while True:
+                while len(taken) < least_calls or calls.passed_s < window_s:
                     if not by_hosts:
                         for load in loads.values():
                             load.fill()
                     # Entered before the time begins: a program passes libraries the SM count once, not for each call.
                     with entered(stream, trial.library_sms):
-                        taken.append(timer.seconds(call))
-                    passed = seconds_between(first, timer.end)
-                    if len(taken) >= MOST_CALLS or (len(taken) >= least_calls and passed >= window_s):
+                        taken += calls.make(call)
+                    if not calls.left:
                         break
                     self.demand_time()
-        calls = {name: load.completed() for name, load in loads.items()}
-        return Sample(quantile(taken, objective.quantile), calls=calls, latencies=tuple(taken))
+                taken += calls.rest()
+        completed = {name: load.completed() for name, load in loads.items()}
+        return Sample(quantile(taken, objective.quantile), calls=completed, latencies=tuple(taken))
 
     @contextmanager
     def _feeding(self, loads: Mapping[str, Load]) -> Iterator[None]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from cuda_gctx._core.arguments import as_int, as_number
+from cuda_gctx._core.arguments import as_bool, as_int, as_number
 
 __all__ = ["Objective", "TailLatency", "Throughput", "checked", "from_json", "to_json"]
 
@@ -48,16 +49,22 @@ class Throughput:
 
 @dataclass(frozen=True)
 class TailLatency:
-    """Minimize the tail latency of one part, which is called one call at a time while the others are kept queued.
+    """Minimize the tail latency of one part, whose calls arrive at random times while the others are kept queued.
 
     quantile: the quantile of the latency: 0.99 for the p99.
     others: the least rate of each other part meanwhile, as a share of its rate alone. With 0, the others may get
     nothing if that makes the part a little faster.
+    rate: how many calls arrive per second on average; None: half of what the part can take alone. A latency begins when
+    the call arrives, even if it has to wait for earlier ones.
+    closed_loop: make each call when the one before has completed, as a single client does that waits for each answer.
+    This hides what others would have waited for.
     """
 
     part: str
     quantile: float = 0.99
     others: float = 0.0
+    rate: float | None = None
+    closed_loop: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.part, str):
@@ -70,10 +77,20 @@ class TailLatency:
             )
         if not 0 <= self.others < 1:
             raise ValueError(f"others must be a share of at least 0 and less than 1, not {self.others:g}")
+        if self.rate is not None:
+            object.__setattr__(self, "rate", as_number("rate", self.rate))
+            if not 0 < self.rate < math.inf:
+                raise ValueError(f"rate must be a number of calls per second above 0, not {self.rate:g}")
+        object.__setattr__(self, "closed_loop", as_bool("closed_loop", self.closed_loop))
+        if self.closed_loop and self.rate is not None:
+            raise ValueError("closed_loop and rate exclude each other: in a closed loop the latency sets the rate")
 
     def __repr__(self) -> str:
         others = f", others={self.others:g}" if self.others else ""
-        return f"TailLatency({self.part!r}, quantile={self.quantile:g}{others})"
+        arrivals = (
+            f", rate={self.rate:g}" if self.rate is not None else ", closed_loop=True" if self.closed_loop else ""
+        )
+        return f"TailLatency({self.part!r}, quantile={self.quantile:g}{others}{arrivals})"
 
 
 Objective: TypeAlias = Literal["makespan"] | Throughput | TailLatency
@@ -99,7 +116,13 @@ def to_json(objective: Objective) -> Any:
     if isinstance(objective, Throughput):
         return {"throughput": dict(objective.weights)}
     if isinstance(objective, TailLatency):
-        return {"tail_latency": objective.part, "quantile": objective.quantile, "others": objective.others}
+        return {
+            "tail_latency": objective.part,
+            "quantile": objective.quantile,
+            "others": objective.others,
+            "rate": objective.rate,
+            "closed_loop": objective.closed_loop,
+        }
     return objective
 
 
@@ -108,6 +131,14 @@ def from_json(value: Any) -> Objective:
         return "makespan"
     if isinstance(value, Mapping) and set(value) == {"throughput"} and isinstance(value["throughput"], Mapping):
         return Throughput(**value["throughput"])
-    if isinstance(value, Mapping) and set(value) == {"tail_latency", "quantile", "others"}:
-        return TailLatency(value["tail_latency"], value["quantile"], value["others"])
+    if isinstance(value, Mapping) and set(value) == {
+        "tail_latency",
+        "quantile",
+        "others",
+        "rate",
+        "closed_loop",
+    }:
+        return TailLatency(
+            value["tail_latency"], value["quantile"], value["others"], value["rate"], value["closed_loop"]
+        )
     raise ValueError(f"unknown objective: {value!r}")

@@ -19,6 +19,7 @@ from cuda_gctx.measure.statistics import Latency, Spread, median
 from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture
 from cuda_gctx.tune._measure import LAUNCHES, Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
+from cuda_gctx.tune._ranking import value_of
 from cuda_gctx.tune._reasons import reasons
 from cuda_gctx.tune._report import PartTime, Report, Result
 from cuda_gctx.tune._search import Candidate, Search
@@ -103,27 +104,30 @@ def overlap(
 def _report(
     search: Search, device: Device, objective: Objective, launched: str, conditions: Sequence[Conditions]
 ) -> Report:
-    chosen, sure = search.choose()
+    ranking = search.ranking
+    choice = ranking.choose()
+    chosen = choice.record
     assert chosen.plan is not None
-    gain = search.ratio(search.sequence(), chosen)
+    gain = ranking.ratio(search.sequence(), chosen)
     alone = {name: _spread(search, candidate) for name, candidate in search.alone.items()}
     results = sorted((_result(search, c, alone) for c in search.known()), key=lambda result: result.relative)
     if isinstance(objective, TailLatency):
-        bound = alone[objective.part].median
+        bound = alone[objective.part].value
     else:
-        bound = max(spread.median * search.weight(name) for name, spread in alone.items())
+        bound = max(spread.value * search.weight(name) for name, spread in alone.items())
     report = Report(
         choice=chosen.plan,
         objective=objective,
         results=tuple(results),
         alone=alone,
         bound=bound,
-        gain=gain.median,
+        gain=gain.value,
         gain_low=gain.low,
         gain_high=gain.high,
-        sure=sure,
-        margin=search.margin,
-        openings=search.openings,
+        sure=choice.sure,
+        regret=choice.regret,
+        margin=ranking.margin,
+        openings=ranking.openings,
         launch=launched,
         reasons=(),
         complete=search.complete,
@@ -133,11 +137,12 @@ def _report(
         date=date.today().isoformat(),
         conditions=tuple(conditions),
     )
-    return replace(report, reasons=reasons(search, report, chosen))
+    return replace(report, reasons=reasons(search, report, choice))
 
 
 def _spread(search: Search, candidate: Candidate) -> Spread:
-    return Spread.of([sample.seconds for sample in candidate.measured(search.final).values()])
+    samples = list(candidate.measured(search.final).values())
+    return Spread.of([sample.seconds for sample in samples], value_of(search.objective, samples))
 
 
 def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> Result:
@@ -161,12 +166,20 @@ def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> R
     return Result(
         plan=candidate.plan,
         seconds=seconds,
-        relative=search.relative(candidate),
+        relative=search.ranking.relative(candidate),
         parts=parts,
-        overlap=_overlap(candidate, candidate.profiled(search.final), alone, seconds.median),
+        overlap=_overlap(candidate, candidate.profiled(search.final), alone, seconds.value),
         latency=Latency.of(latencies) if latencies else None,
+        sm_clock_mhz=_clock(search, candidate),
         launch_bound=2 * sum(sample.launch_bound for sample in samples) > len(samples),
     )
+
+
+def _clock(search: Search, candidate: Candidate) -> float | None:
+    """The SM clock in the blocks of a plan; that of the sequence is from the blocks next to the choice."""
+    if not candidate.is_sequence:
+        return candidate.sm_clocks_mhz[0] if candidate.sm_clocks_mhz is not None else None
+    return next((c.sm_clocks_mhz[1] for c in search.known() if c.sm_clocks_mhz is not None), None)
 
 
 def _overlap(
@@ -180,7 +193,7 @@ def _overlap(
         return seen
     # A step that takes less than the sum of its parts overlaps them, even if the events of the profiled steps kept them
     # apart.
-    lengths = [spread.median for spread in alone.values()]
+    lengths = [spread.value for spread in alone.values()]
     return max(seen, min(1.0, (sum(lengths) - seconds) / (sum(lengths) - max(lengths))))
 
 
@@ -189,7 +202,7 @@ def _overlap_of(step: Intervals, candidate: Candidate, alone: dict[str, Spread])
     for name, (begin, end) in step.items():
         if candidate.plan is None or candidate.plan.kind != "partitions":
             # With shared SMs a part may have waited for them first: only its time alone counts as running.
-            begin = max(begin, end - alone[name].median)
+            begin = max(begin, end - alone[name].value)
         spans.append((begin, end))
     covered, until = 0.0, -math.inf
     for begin, end in sorted(spans):

@@ -99,7 +99,7 @@ class _Builder:
             raise TypeError(f"parts_of must be a function of the keys of a load, not {type(parts_of).__name__}")
         if not isinstance(loads, Mapping) or not loads:
             raise TypeError('loads must be a mapping of keys to buckets, like {"batch": [8, 32], "context": [4096]}')
-        self._objective = TailLatency(latency, quantile)
+        self._objective = TailLatency(latency, quantile, closed_loop=True)
         self._latency = latency
         self._keys = tuple(loads)
         self._buckets = tuple(_sorted(key, values) for key, values in loads.items())

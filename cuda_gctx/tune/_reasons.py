@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from cuda_gctx.measure.statistics import NOISE, Ratio, median
+from cuda_gctx.measure.machine import CLOCK_TOLERANCE
+from cuda_gctx.measure.statistics import NOISE, median
 from cuda_gctx.partitions.causes import launches_block, too_few_queues
 from cuda_gctx.tune._objectives import TailLatency, Throughput
-from cuda_gctx.tune._report import Report, Result, title_of, words
+from cuda_gctx.tune._ranking import Choice
+from cuda_gctx.tune._report import Report, Result, relation, times, title_of, words
 from cuda_gctx.tune._search import Candidate, Search
 
 __all__ = ["reasons"]
+
+THAN, FROM = " than the choice", " than the sequence"
 
 # Limits for reporting: a slowdown of a part, an overlap that counts as none, and one that is complete.
 SLOWDOWN = 1.1
@@ -17,14 +21,16 @@ NO_OVERLAP, WHOLE_OVERLAP = 0.1, 0.9
 LEAST_TRADE, MOST_TRADED = 0.1, 3
 
 
-def reasons(search: Search, report: Report, chosen: Candidate) -> tuple[str, ...]:
+def reasons(search: Search, report: Report, choice: Choice[Candidate]) -> tuple[str, ...]:
     """The reasons, the most general first."""
-    sentences = [_bound(report)]
+    chosen = choice.record
+    sentences = [_bound(report), *_sustained(search, chosen)]
     sentences += _hosts(search, report, chosen)
     sentences += _streams(search, report)
     sentences += _partitions(search, report, chosen)
     sentences += _libraries(search)
     sentences += _others(search, report, chosen)
+    sentences += [f"not sure: {why}" for why in choice.why]
     sentences += _undecided(search, chosen)
     sentences.append(_coverage(search, report))
     sentences += _changes(report)
@@ -42,9 +48,9 @@ def _by_kind(report: Report, kind: str) -> Result | None:
 def _bound(report: Report) -> str:
     sequence = _by_kind(report, "sequence")
     assert sequence is not None
-    most = sequence.seconds.median / report.bound
+    most = sequence.seconds.value / report.bound
     limit = f"hiding the rest would be a speedup of {most:.2f}x" if most > 1 + NOISE else "there is nothing to hide"
-    taken = words(sequence.seconds.median)
+    taken = words(sequence.seconds.value)
     return f"{_longest(report)} alone takes {words(report.bound)}, and sequential takes {taken}: {limit}"
 
 
@@ -52,7 +58,7 @@ def _longest(report: Report) -> str:
     if isinstance(report.objective, TailLatency):
         return report.objective.part
     weights = report.objective.weights if isinstance(report.objective, Throughput) else {}
-    return max(report.alone, key=lambda name: report.alone[name].median * weights.get(name, 1))
+    return max(report.alone, key=lambda name: report.alone[name].value * weights.get(name, 1))
 
 
 def _hosts(search: Search, report: Report, chosen: Candidate) -> list[str]:
@@ -92,15 +98,15 @@ def _streams(search: Search, report: Report) -> list[str]:
         return []
     objective = report.objective
     if isinstance(objective, TailLatency):
-        alone = report.alone[objective.part].median
-        slower = streams.seconds.median / alone
+        alone = report.alone[objective.part].value
+        slower = streams.seconds.value / alone
         if slower < SLOWDOWN:
             return []
         text = f"on plain streams the {title_of(objective)} is {slower:.1f}x that alone"
         priorities = (r for r in report.results if r.plan.kind == "priority")
         urgent = next((r for r in priorities if r.plan.first == objective.part), None)
-        if urgent is not None and urgent.seconds.median > SLOWDOWN * alone:
-            slower = urgent.seconds.median / alone
+        if urgent is not None and urgent.seconds.value > SLOWDOWN * alone:
+            slower = urgent.seconds.value / alone
             text += f"; with a priority it is {slower:.1f}x (a priority does not preempt running blocks)"
         return [text]
     if streams.overlap is None or streams.launch_bound or any(facts.waits for facts in search.facts.values()):
@@ -118,31 +124,35 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
     if not placed:
         return []
     disjoint = [c for c in placed if c.plan is not None and c.plan.kind == "partitions"] or placed
-    best = chosen if chosen in placed else min(disjoint, key=lambda c: (not search.accepts(c), search.relative(c)))
+    best = (
+        chosen
+        if chosen in placed
+        else min(disjoint, key=lambda c: (not search.ranking.accepts(c), search.ranking.relative(c)))
+    )
     assert best.plan is not None
     result = report.result(best.plan)
     sentences = []
     if result.plan.kind == "overlay" and isinstance(report.objective, TailLatency):
-        ratio = result.seconds.median / report.bound
+        ratio = result.seconds.value / report.bound
         sentences.append(f"over the others ({result.plan}) the {title_of(report.objective)} is {ratio:.2f}x that alone")
     stretched: dict[str, float] = {}
     for name, part in result.parts.items():
         if part.alone is None:
             continue
-        slower = part.alone.median / report.alone[name].median
+        slower = part.alone.value / report.alone[name].value
         if slower > SLOWDOWN:
             sentences.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
         here, together = best.alone_here[name].spent(name, search.final), best.spent(name, search.final)
         if isinstance(report.objective, TailLatency) and name == report.objective.part:
-            ratio = result.seconds.median / part.alone.median
+            ratio = result.seconds.value / part.alone.value
             sentences.append(
-                f"in {part.sm_count} SMs the {title_of(report.objective)} is {words(part.alone.median)} alone, and "
+                f"in {part.sm_count} SMs the {title_of(report.objective)} is {words(part.alone.value)} alone, and "
                 f"{ratio:.2f}x that next to the others"
             )
         elif here and together:
             stretched[name] = median(together) / median(here)
         elif part.seconds is not None:
-            stretched[name] = part.seconds.median / part.alone.median
+            stretched[name] = part.seconds.value / part.alone.value
     slowed = {name: slower for name, slower in stretched.items() if slower > SLOWDOWN}
     if slowed:
         each = " and ".join(f"{name} by {slower:.1f}x" for name, slower in slowed.items())
@@ -154,18 +164,10 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
     return sentences
 
 
-def _interval(ratio: Ratio) -> str:
-    return f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.is_known else " (inconclusive: too few rounds)"
-
-
-def _relation(ratio: float) -> str:
-    return f"{ratio:.2f}x slower than best" if ratio >= 1 else f"{1 / ratio:.2f}x faster than best"
-
-
 def _libraries(search: Search) -> list[str]:
     """What the SM count hint did, at the best sizes."""
     by_allocation: dict[object, dict[bool, Candidate]] = {}
-    for candidate in search.acceptable():
+    for candidate in search.ranking.acceptable():
         if candidate.allocation is not None and candidate.plan is not None:
             by_allocation.setdefault(candidate.allocation, {})[candidate.plan.library_sms] = candidate
     pairs = [pair for pair in by_allocation.values() if len(pair) == 2]
@@ -173,37 +175,37 @@ def _libraries(search: Search) -> list[str]:
         return []
     # The pair of finalists is known best.
     best = min(
-        pairs, key=lambda p: (not search.ratio(p[True], p[False]).is_known, min(map(search.relative, p.values())))
+        pairs,
+        key=lambda p: (
+            not search.ranking.ratio(p[True], p[False]).is_known,
+            min(map(search.ranking.relative, p.values())),
+        ),
     )
-    slower, faster = search.ratio(best[True], best[False]), search.ratio(best[False], best[True])
-    what = f"the SM count hint for libraries ({best[False].plan}) makes"
-    if slower.is_known and not slower.is_slower and not faster.is_slower:
-        return [f"{what} no difference beyond noise{_interval(slower)}"]
-    if slower.median > 1:
-        return [f"{what} it {slower.median:.2f}x slower{_interval(slower)}"]
-    return [f"{what} it {faster.median:.2f}x faster{_interval(faster)}"]
+    ratio = search.ranking.ratio(best[True], best[False])
+    noise = ratio.is_known and not ratio.is_slower and not ratio.inverse.is_slower
+    only = ", no difference beyond noise" if noise else ""
+    return [f"the SM count hint for libraries ({best[False].plan}) makes it {relation(ratio)}{only}"]
 
 
 def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
     """How the choice compares with the closest plans and with the sequence."""
     sentences = []
-    fastest = min(search.known(), key=lambda candidate: search.relative(candidate))
+    fastest = min(search.known(), key=lambda candidate: search.ranking.relative(candidate))
     rivals = [r for r in (*search.finalists(), *search.best_of_kinds(), fastest) if r is not chosen]
     for rival in dict.fromkeys(rivals):
-        ratio = search.ratio(rival, chosen)
-        between = f"{rival.plan}: {_relation(ratio.median)}"
-        if not search.accepts(rival):
-            sentences.append(f"{between}, but the others would only achieve {search.others_share(rival):.0%}")
+        ratio = search.ranking.ratio(rival, chosen)
+        between = f"{rival.plan}: {relation(ratio, THAN)}"
+        if not search.ranking.accepts(rival):
+            sentences.append(f"{between}, but the others would only achieve {search.ranking.others_share(rival):.0%}")
             continue
-        between += _interval(ratio)
         if ratio.is_known and not ratio.is_slower:
             between += ", no difference beyond noise"
-            between += ", and the best plan is simpler" if rival.complexity > chosen.complexity else ""
+            between += ", and the choice is simpler" if rival.complexity > chosen.complexity else ""
         sentences.append(between)
     if isinstance(report.objective, TailLatency):
         for name, part in report.result(report.choice).parts.items():
             if part.calls_per_second is not None:
-                share = part.calls_per_second * report.alone[name].median
+                share = part.calls_per_second * report.alone[name].value
                 sentences.append(
                     f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of its rate alone"
                 )
@@ -214,10 +216,10 @@ def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
 def _undecided(search: Search, chosen: Candidate) -> list[str]:
     """The plans that may be faster than the choice."""
     found = []
-    for other in search.undecided(chosen):
-        ratio = search.ratio(chosen, other)
+    for other in search.ranking.undecided(chosen):
+        ratio = search.ranking.ratio(chosen, other)
         limit = f"up to {ratio.high:.2f}x " if ratio.is_known else ""
-        found.append(f"undecided: {other.plan} may be {limit}faster than best")
+        found.append(f"undecided: {other.plan} may be {limit}faster{THAN}")
     return found
 
 
@@ -232,6 +234,23 @@ def _coverage(search: Search, report: Report) -> str:
     return f"the intervals cover {covered}, not another process or day; {margin}; work was enqueued {report.launch}"
 
 
+def _sustained(search: Search, chosen: Candidate) -> list[str]:
+    """What the choice gains in blocks by turns with the sequence, and in rounds between other plans."""
+    ranking, sequence = search.ranking, search.sequence()
+    if not chosen.sustained:
+        return []
+    sustained = relation(ranking.ratio(chosen, sequence), FROM)
+    sentences = [
+        f"in {len(chosen.sustained)} blocks without a pause the choice is {sustained}, and in rounds between other "
+        f"plans {relation(ranking.in_rounds(chosen, sequence))}"
+    ]
+    if chosen.sm_clocks_mhz is not None:
+        own, other = chosen.sm_clocks_mhz
+        if abs(own - other) > CLOCK_TOLERANCE * max(own, other):
+            sentences.append(f"the SM clock is {own:g} MHz with the choice, and {other:g} MHz in sequence")
+    return sentences
+
+
 def _changes(report: Report) -> list[str]:
     """What changed during the measurement."""
     if len(report.conditions) < 2:
@@ -242,14 +261,15 @@ def _changes(report: Report) -> list[str]:
 
 def _trade(search: Search, chosen: Candidate) -> list[str]:
     """What the others would achieve in partitions that leave them more, and what that would cost."""
-    limit = MOST_TRADED * search.relative(chosen)
-    traded = [c for c in search.acceptable() if c.allocation is not None and search.relative(c) <= limit]
-    # Of plans that leave the others equally much, the one with the lowest latency.
-    most = max(traded, key=lambda c: (round(search.others_share(c), 2), -search.relative(c)), default=chosen)
-    if search.others_share(most) - search.others_share(chosen) < LEAST_TRADE:
-        return []
-    slower = search.ratio(most, chosen)
-    return [
-        f"with {most.plan} the others would achieve {search.others_share(most):.0%} of that, and the latency would be "
-        f"{slower.median:.2f}x{_interval(slower)}"
+    limit = MOST_TRADED * search.ranking.relative(chosen)
+    traded = [
+        c for c in search.ranking.acceptable() if c.allocation is not None and search.ranking.relative(c) <= limit
     ]
+    # Of plans that leave the others equally much, the one with the lowest latency.
+    most = max(
+        traded, key=lambda c: (round(search.ranking.others_share(c), 2), -search.ranking.relative(c)), default=chosen
+    )
+    if search.ranking.others_share(most) - search.ranking.others_share(chosen) < LEAST_TRADE:
+        return []
+    share, slower = search.ranking.others_share(most), search.ranking.ratio(most, chosen)
+    return [f"with {most.plan} the others would achieve {share:.0%} of that, and the latency would be {times(slower)}"]

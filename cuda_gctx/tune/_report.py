@@ -15,15 +15,15 @@ from cuda_gctx.draw.bars import Bar, Piece, draw_bars
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import page, written
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.statistics import Latency, Spread
+from cuda_gctx.measure.statistics import Latency, Ratio, Spread
 from cuda_gctx.tune import _objectives
 from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plain, plan_of, reading
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
 
-__all__ = ["PartTime", "Report", "Result", "title_of", "words"]
+__all__ = ["PartTime", "Report", "Result", "relation", "times", "title_of", "words"]
 
-SCHEMA = 3
+SCHEMA = 4
 MOST_ROWS = 16
 WIDTH = 80  # of the table, if possible
 RANGE = "p10 to p90"
@@ -35,6 +35,18 @@ AS_GRAPHS = "as graphs"  # how the work was enqueued
 def words(seconds: float) -> str:
     """A time as text."""
     return in_words(seconds * 1e9)
+
+
+def times(ratio: Ratio) -> str:
+    """A ratio with its interval: "1.35x (1.31 to 1.40)"."""
+    interval = f"{ratio.low:.2f} to {ratio.high:.2f}" if ratio.is_known else "inconclusive: too few samples"
+    return f"{ratio.value:.2f}x ({interval})"
+
+
+def relation(ratio: Ratio, than: str = "") -> str:
+    """A ratio of times in words, with its interval: "1.35x slower than the choice (1.31 to 1.40)"."""
+    number, interval = times(ratio if ratio.value >= 1 else ratio.inverse).split(" ", 1)
+    return f"{number} {'slower' if ratio.value >= 1 else 'faster'}{than} {interval}"
 
 
 def title_of(objective: Objective) -> str:
@@ -66,10 +78,12 @@ class PartTime:
 class Result:
     """The measurement of a plan.
 
-    seconds: the value of the objective for each batch: a step, a mix, or the quantile of the latency.
+    seconds: what the objective minimizes: the median step, the mean time of a mix, or the quantile of the latencies of
+    all calls; with the 10th and 90th percentile of the batches.
     relative: the time as a share of the sequence's in the same rounds. Plans are compared by this, because clocks fall
     while the chip gets hot, and plans that were left out early were measured with higher ones.
     overlap: the time in which parts overlapped, as a share of the possible time; only for the makespan.
+    sm_clock_mhz: the SM clock while the plan ran for some time; None if that was not measured.
     """
 
     plan: Plan
@@ -78,6 +92,7 @@ class Result:
     parts: dict[str, PartTime]
     overlap: float | None
     latency: Latency | None
+    sm_clock_mhz: float | None
     launch_bound: bool
 
 
@@ -93,8 +108,11 @@ class Report:
     gain: the speedup over the sequence: the median ratio over pairs of batches of the same round.
     gain_low, gain_high: its confidence interval. It covers the noise in this process, and what openings of a plan
     differ by.
+    gain: the speedup over the sequence, with its interval: in blocks of some length by turns, if these were measured.
     sure: whether it is certain that the choice is not slower than any other finalist by more than 1%, openings
-    included; if not, the reasons name the plans that may be faster.
+    included, and it was measured in such blocks; if not, the reasons say why.
+    regret: the share of time that this choice loses at the most, compared with the other finalists; None if too few
+    samples were taken.
     margin: the relative difference that counts as none between typical plans: 1%, and what equal ones may differ by
     because each was opened `openings` times only.
     launch: how the work was enqueued.
@@ -113,6 +131,7 @@ class Report:
     gain_low: float
     gain_high: float
     sure: bool
+    regret: float | None
     margin: float
     openings: int
     launch: str
@@ -140,11 +159,12 @@ class Report:
         raise KeyError(f"this plan was not measured: {plan}")
 
     def foremost(self, most: int) -> list[Result]:
-        """The fastest results, `most` of them, and always the choice and the fastest of each kind."""
+        """The choice, the fastest results, `most` of them, and always the fastest of each kind."""
         most = as_int("most", most, 0)
+        chosen = self.result(self.choice)
         first_of_kind = {result.plan.kind: result for result in reversed(self.results)}
-        kept = [self.result(self.choice), *first_of_kind.values()]
-        return [result for i, result in enumerate(self.results) if i < most or result in kept]
+        kept = [result for i, result in enumerate(self.results) if i < most or result in first_of_kind.values()]
+        return [chosen, *(result for result in kept if result != chosen)]
 
     def compare(self, other: Report) -> str:
         """The same plans in two reports, as a table; the first lines are both answers, and what differed between them.
@@ -173,8 +193,8 @@ class Report:
         rows = [
             (
                 str(result.plan),
-                words(result.seconds.median),
-                words(second.seconds.median),
+                words(result.seconds.value),
+                words(second.seconds.value),
                 f"{result.relative:.3f}",
                 f"{second.relative:.3f}",
                 f"{second.relative / result.relative:.3f}",
@@ -240,8 +260,8 @@ class Report:
             raise ValueError("choice is not a plan of results")
         for field, seconds in {
             "bound": self.bound,
-            **{f"alone.{name}.median": spread.median for name, spread in self.alone.items()},
-            **{f"results[{n}].seconds.median": result.seconds.median for n, result in enumerate(self.results)},
+            **{f"alone.{name}.value": spread.value for name, spread in self.alone.items()},
+            **{f"results[{n}].seconds.value": result.seconds.value for n, result in enumerate(self.results)},
         }.items():
             if seconds == 0:
                 raise ValueError(f"{field} must be more than 0")
@@ -252,11 +272,11 @@ class Report:
         return f"<Report: {self._answer()}; {' and '.join(self.alone)} on {self.device}>"
 
     def __str__(self) -> str:
-        chosen = self.result(self.choice).seconds.median / self.bound
+        chosen = self.result(self.choice).seconds.value / self.bound
         title = title_of(self.objective)
         lines = [
             self._answer(),
-            f"{title} {words(self.result(self.choice).seconds.median)}, {chosen:.2f}x the longest part alone "
+            f"{title} {words(self.result(self.choice).seconds.value)}, {chosen:.2f}x the longest part alone "
             f"({words(self.bound)})",
             f"{self.device}, {self.sm_count} SMs, driver {self.driver}, {self.date}: {' and '.join(self.alone)}",
             "",
@@ -272,10 +292,12 @@ class Report:
         """What to do, how much it gains, and how certain that is."""
         if self.choice.kind == "sequence":
             certainty = "is faster by more than noise" if self.sure else "was measured to be faster with certainty"
-            text = f"best: in sequence; no other plan {certainty}"
+            text = f"choice: in sequence; no other plan {certainty}"
         else:
             gain = f"{self.gain:.2f}x speedup over sequential ({self.gain_low:.2f} to {self.gain_high:.2f})"
-            text = f"best: {self.choice}; {gain}{'' if self.sure else '; another plan may be faster'}"
+            text = f"choice: {self.choice}; {gain}"
+        if not self.sure:
+            text += "; what it may lose is unknown" if self.regret is None else f"; it loses at most {self.regret:.1%}"
         waits = self.result(self.choice).launch_bound and self.launch != AS_GRAPHS
         return text + ("; but launch-bound: use CUDA graphs first" if waits else "")
 
@@ -300,7 +322,7 @@ class Report:
     def _columns(self, shown: Sequence[Result]) -> dict[str, list[str | None]]:
         """The columns behind that of the plans, by title."""
         columns: dict[str, list[str | None]] = {
-            title_of(self.objective): [words(r.seconds.median) for r in shown],
+            title_of(self.objective): [words(r.seconds.value) for r in shown],
             RANGE: [_range(r.seconds) for r in shown],
             "/sequence": [f"{r.relative:.3f}" for r in shown],
         }
@@ -364,11 +386,11 @@ def _picture(report: Report) -> str:
     names, briefly = names_of_plans(report, results)
     bars = []
     for name, result in zip(names, results, strict=True):
-        spread, text = result.seconds, words(result.seconds.median)
+        spread, text = result.seconds, words(result.seconds.value)
         rates = [(part, time.calls_per_second) for part, time in result.parts.items()]
         if tail:
             text += "".join(f"; {part} {rate:.4g} calls/s" for part, rate in rates if rate is not None)
-        times = (spread.median * 1e9, spread.p10 * 1e9, spread.p90 * 1e9)
+        times = (spread.value * 1e9, spread.p10 * 1e9, spread.p90 * 1e9)
         pieces = () if tail else _pieces(report, result)
         bars.append(Bar(name, *times, text, result.plan == report.choice, pieces))
     slowest = max(bar.high_ns for bar in bars)
@@ -398,7 +420,7 @@ def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:
         if part.seconds is not None:
             calls_ns = weights.get(name, 1) * 1e9
             low, end, high = (
-                start + seconds * calls_ns for seconds in (part.seconds.p10, part.seconds.median, part.seconds.p90)
+                start + seconds * calls_ns for seconds in (part.seconds.p10, part.seconds.value, part.seconds.p90)
             )
             pieces.append(Piece(name, start, end, low, high))
             start = end if result.plan.kind == "sequence" and not weights else 0.0
@@ -433,7 +455,7 @@ def _range(seconds: Spread) -> str | None:
 def _cell(part: PartTime) -> str | None:
     if part.calls_per_second is not None:
         return f"{part.calls_per_second:.4g}"
-    return words(part.seconds.median) if part.seconds is not None else None
+    return words(part.seconds.value) if part.seconds is not None else None
 
 
 # ---- from JSON

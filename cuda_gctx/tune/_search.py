@@ -1,10 +1,11 @@
-"""The search: which plans are measured, in which order, and which one is chosen.
+"""The search: which plans are measured, and in which order.
 
 Plans are measured in rounds, in random order, so that what changes with time (clocks, temperature, neighbours)
 affects all of them. Plans that cannot win any more are left out of later rounds. The finalists then meet in separate
 rounds, which alone decide: the fastest of many plans is partly a lucky one, and fresh samples remove the luck. Each
 finalist is opened several times, and takes part in the rounds with each opening by turns: what its openings differ by
-belongs to the uncertainty of the answer.
+belongs to the uncertainty of the answer. At the end, the choice and the sequence alternate in blocks of seconds: a plan
+that heats the chip slows all plans of a round, but itself only in such blocks. The decision is that of `_ranking`.
 """
 
 from __future__ import annotations
@@ -20,28 +21,39 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CapturingError, CUDAError, FeatureNotSupported
 from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.progress import Progress
-from cuda_gctx._core.stream import Stream
-from cuda_gctx.measure.loop import in_rounds
-from cuda_gctx.measure.statistics import LEAST_OF_OPENING, LEAST_PAIRS, NOISE, Luck, Ratio, median, ratio_of_rounds
+from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx.measure.loop import in_rounds, is_apart
+from cuda_gctx.measure.machine import ClockReading, is_simulated
+from cuda_gctx.measure.statistics import LEAST_PAIRS, MANY_PAIRS, NOISE
 from cuda_gctx.partitions import PartitionPool
+from cuda_gctx.partitions.causes import MOST_CONNECTIONS
 from cuda_gctx.tune._guard import sharing
-from cuda_gctx.tune._measure import BATCH_S, Intervals, Launch, OutOfTime, Runner, Sample, Trial
+from cuda_gctx.tune._measure import ALIKE, BATCH_S, Intervals, Launch, OutOfTime, Runner, Trial
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
-from cuda_gctx.tune._plans import KINDS, Plan
+from cuda_gctx.tune._plans import Plan
+from cuda_gctx.tune._ranking import HOPELESS, Ranking, Record, Sample
 from cuda_gctx.tune._sizes import Allocation, Sizes
 from cuda_gctx.tune._work import Part, PartError, PartFacts, examine, libraries_loaded, naming, why_not
 
 __all__ = ["Candidate", "Search"]
 
 COARSE_ROUNDS, REFINING_ROUNDS = 3, 2
-# Final rounds, and their number if the first ones leave it open whether the choice is the best. There is no look in
-# between, because each further look is another chance of a wrong answer.
-FINAL_ROUNDS, MOST_FINAL_ROUNDS = 15, 60
+# The choice alternates with the sequence in so many blocks each. The first half of a block does not count: in it,
+# clocks and temperature are those of the block before.
+BLOCKS, BLOCK_S = 4, 2.0
+FEWER_BLOCKS, SHORTER_BLOCK_S = 3, 1.0
+SETTLING_SHARE = 1 / 2
+# The blocks take at most this share of the budget.
+BLOCKS_SHARE = 0.4
+# Nothing heats a simulated device.
+SIMULATED_BLOCK_S = 0.05
 # The share of the budget after which each phase has to end.
-SEARCH_UNTIL, REFINE_UNTIL = 0.45, 0.65
-# A plan that is so much slower than the best of each of its rounds is left out of later ones, after two rounds or at
-# once; and partitions that are so much slower are not refined.
-HOPELESS, HOPELESS_AT_ONCE, NOT_REFINED = 1.15, 1.5, 1.4
+SEARCH_UNTIL, REFINE_UNTIL, RETRY_UNTIL = 0.4, 0.55, 0.6
+# A plan is left out after two rounds, or at once if it is so much slower than the best; and partitions that are so much
+# slower are not refined.
+HOPELESS_AT_ONCE, NOT_REFINED = 1.5, 1.4
+# How long a plan that was left out runs before it is measured again.
+RETRY_S, RETRY_SHARE = 0.5, 0.01
 LEAST_FINALISTS, MOST_FINALISTS = 3, 8
 MARGINS = (1.0, 1.05, 1.1, HOPELESS)
 # How often a finalist is opened; more often if the openings differ.
@@ -53,31 +65,23 @@ CONTEXTS_AT_ONCE = 96
 BATCHES_TO_OPEN = 2
 
 
-@dataclass(eq=False)
-class Candidate:
-    """What is measured: a plan, or a part alone (`plan` is None), with its samples by round.
+@dataclass(eq=False, kw_only=True)
+class Candidate(Record):
+    """A plan, or a part alone, that is open and measured.
 
-    trial, again: the first opening, and the further ones. steps: when the parts ran in some joined steps, also by
-    round. alone_here: the parts alone on the SMs that the plan gives them.
+    trial, again: the first opening, and the further ones. steps: when the parts ran in some joined steps, by round.
+    alone_here: the parts alone on the SMs that the plan gives them.
     """
 
     trial: Trial
-    plan: Plan | None
     sm_counts: dict[str, int]
     allocation: Allocation | None = None
     again: list[Trial] = field(default_factory=list)
     is_open: bool = True
-    opening_of: dict[int, int] = field(default_factory=dict)  # by round
-    samples: dict[int, Sample] = field(default_factory=dict)
     steps: dict[int, list[Intervals]] = field(default_factory=dict)
     alone_here: dict[str, Candidate] = field(default_factory=dict)
     hopeless: bool = False
     batch_s: float = 0.0  # how long the last batch took
-
-    def measured(self, final: int | None) -> dict[int, Sample]:
-        """The samples; only those of the final rounds, which begin with `final`, if there are enough."""
-        fresh = {number: sample for number, sample in self.samples.items() if final is not None and number >= final}
-        return fresh if len(fresh) >= LEAST_PAIRS else self.samples
 
     @property
     def trials(self) -> list[Trial]:
@@ -86,17 +90,7 @@ class Candidate:
 
     def turn(self, number: int) -> int:
         """Which opening takes part in a round."""
-        return number % (1 + len(self.again))
-
-    def by_opening(self, final: int | None) -> list[dict[int, float]]:
-        """The seconds of the final rounds, for each opening."""
-        found: list[dict[int, float]] = [{} for _ in self.trials]
-        for number, sample in self.measured(final).items():
-            found[self.opening_of.get(number, 0)][number] = sample.seconds
-        return found
-
-    def seconds(self, final: int | None = None) -> float:
-        return median([sample.seconds for sample in self.measured(final).values()])
+        return number % self.openings
 
     def profiled(self, final: int | None) -> list[Intervals]:
         """The profiled steps; only those of the final rounds if there are any."""
@@ -108,16 +102,6 @@ class Candidate:
     def spent(self, name: str, final: int | None) -> list[float]:
         """How long a part took in the profiled steps, from when it could begin to its end."""
         return [step[name][1] - step[name][0] for step in self.profiled(final)]
-
-    @property
-    def is_sequence(self) -> bool:
-        return self.plan is not None and self.plan.kind == "sequence"
-
-    @property
-    def complexity(self) -> tuple[int, bool]:
-        """The smaller, the simpler the plan."""
-        assert self.plan is not None
-        return KINDS.index(self.plan.kind), self.plan.library_sms
 
 
 def _capturing(trial: Trial) -> list[str]:
@@ -166,16 +150,15 @@ class Search:
         self._fair_rounds: set[int] = set()  # those in which every plan that was not left out took part
         self._tried: set[Allocation] = set()
         self._pools: dict[Allocation, PartitionPool] = {}  # of the divisions that are open
-        self._luck: tuple[int, Luck] = (-1, Luck())  # after so many rounds
+        self._ranking: tuple[object, Ranking[Candidate]] | None = None
         self._settled: list[Sample] = []  # of the sequence, before the first round
-        self._opened: list[Candidate] = []  # of which the luck is known
         self._sizes: Sizes | None = None
         self._is_full = False  # no more contexts can be made
         try:
             self._sizes = Sizes(device, [part.name for part in parts], wanted_sizes)
         except FeatureNotSupported as error:
             self.notes.append(f"partitions were not measured: {error}")
-        self._runner = closing.enter_context(Runner(objective, self._began + budget_s, launch))
+        self._runner = closing.enter_context(Runner(objective, self._began + budget_s, launch, seed))
 
     # ---- the phases
 
@@ -185,6 +168,7 @@ class Search:
         for phase, share in (
             (self._first, SEARCH_UNTIL),
             (self._refine, REFINE_UNTIL),
+            (self._try_again, RETRY_UNTIL),
             (self._compare, 1.0),
         ):
             # Without the first phase there is nothing to compare, so it may take all of the time.
@@ -227,8 +211,8 @@ class Search:
         first = self._closing.enter_context(self.device.create_stream())
         whole = dict.fromkeys((part.name for part in self.parts), self.device.sm_count)
         for part in self.parts:
-            trial = Trial("alone", (part,), {part.name: first}, first)
-            candidate = Candidate(trial, None, whole)
+            trial = Trial("alone", (part,), {part.name: first}, self._clock_for(first, [first]))
+            candidate = Candidate(plan=None, trial=trial, sm_counts=whole)
             with self._forgiving(candidate, trial):
                 facts = examine(part, first, self._runner.demand_time)
                 self.facts[part.name] = facts
@@ -313,9 +297,9 @@ class Search:
         """After how many seconds the sizes have to be known, so that time is left to compare a few finalists."""
         return max(0.0, min(share * self._budget_s, self._budget_s - self._least_comparison_s()))
 
-    def _left(self, per_round_s: float) -> int:
-        """How many rounds of a length fit before the deadline."""
-        return max(0, int((self._runner.deadline - clock.now()) / max(per_round_s, 1e-6)))
+    def _left(self, per_round_s: float, reserve_s: float = 0.0) -> int:
+        """How many rounds of a length fit before the deadline, if some time is kept."""
+        return max(0, int((self._runner.deadline - clock.now() - reserve_s) / max(per_round_s, 1e-6)))
 
     def _divide(self, base: Sequence[Candidate]) -> None:
         """Measure partitions of sizes that are far apart, as many as the time allows."""
@@ -383,8 +367,8 @@ class Search:
         stride = sizes.first_stride()
         while stride >= 1 and not self._is_full:
             best = self._best_partitions(kind)
-            overall = min(map(self.relative, self.acceptable()))
-            if best is None or best.allocation is None or self.relative(best) > NOT_REFINED * overall:
+            overall = min(map(self.ranking.relative, self.ranking.acceptable()))
+            if best is None or best.allocation is None or self.ranking.relative(best) > NOT_REFINED * overall:
                 return
             near = [allocation for allocation in sizes.around(best.allocation, stride) if allocation not in self._tried]
             if near:
@@ -395,17 +379,38 @@ class Search:
             if self._best_partitions(kind) is best:
                 stride //= 2
 
+    def _try_again(self) -> None:
+        """A second chance for the best plan of each kind that was left out: its first steps may have been slow ones."""
+        found: dict[str, Candidate] = {}
+        for candidate in sorted(self.known(), key=self.ranking.relative):
+            if candidate.is_open and candidate.plan is not None:
+                found.setdefault(candidate.plan.kind, candidate)
+        again = [one for one in found.values() if not one.is_sequence and self._behind(one) > HOPELESS]
+        for candidate in again:
+            self._show(f"trying {candidate.plan} again")
+            until = clock.now() + self._retry_s
+            with self._forgiving(candidate, candidate.trial):
+                while clock.now() < until:
+                    self._runner.batch(candidate.trial, self._runner.shape([candidate.trial]))
+                candidate.samples.clear()
+                candidate.hopeless = False
+        if again:
+            best = min((one for one in found.values() if one not in again), key=self.ranking.relative)
+            self._rounds([*dict.fromkeys([self.sequence(), best]), *again], REFINING_ROUNDS)
+
     def _compare(self) -> None:
         finalists = self.finalists()
         for candidate in finalists:
             candidate.hopeless = False
         # Long steps: fewer finalists, and the parts alone are not measured again.
-        left_s = self._runner.deadline - clock.now()
+        blocks, block_s = self._blocks()
+        reserve_s = 2 * blocks * block_s
+        left_s = self._runner.deadline - clock.now() - reserve_s
         costs = list(accumulate(max(candidate.batch_s, self._batch_s()) for candidate in finalists))
         most = sum((LEAST_PAIRS + OPENINGS) * cost_s <= left_s for cost_s in costs)
         finalists = finalists[: max(LEAST_FINALISTS - 1, most)]
         parts_s = sum(max(candidate.batch_s, BATCH_S) for candidate in self.alone.values())
-        affordable = FINAL_ROUNDS * (costs[len(finalists) - 1] + parts_s) <= left_s
+        affordable = MANY_PAIRS * (costs[len(finalists) - 1] + parts_s) <= left_s
         alone = list(self.alone.values()) if affordable else []
         self._open_again(finalists, OPENINGS)
         self.final = self._round
@@ -413,14 +418,84 @@ class Search:
         round_s = sum(max(candidate.batch_s, self._batch_s()) for candidate in competing)
 
         # Profiling the parts takes about as long as the rounds in which it is done.
-        placed = self._placed(finalists) if self._left(round_s) >= FINAL_ROUNDS + LEAST_PAIRS else []
+        placed = self._placed(finalists) if self._left(round_s, reserve_s) >= MANY_PAIRS + LEAST_PAIRS else []
         self._rounds([*dict.fromkeys([*competing, *placed])], LEAST_PAIRS, drop=False, look=placed)
-        self._rounds(competing, min(FINAL_ROUNDS - LEAST_PAIRS, self._left(round_s)), drop=False)
-        further = min(MOST_FINAL_ROUNDS - FINAL_ROUNDS, self._left(round_s))
-        if further > 0 and not self.choose()[1]:
-            if any(self._between(*pair) > NOISE / 2 for pair in pairwise(finalists)):
-                self._open_again(finalists, MOST_OPENINGS)
-            self._rounds(competing, further, drop=False)
+        self._rounds(competing, min(MANY_PAIRS - LEAST_PAIRS, self._left(round_s, reserve_s)), drop=False)
+        with suppress(OutOfTime):  # undecided until the end
+            self._decide(finalists, alone, blocks, block_s)
+
+    def _decide(self, finalists: Sequence[Candidate], alone: Sequence[Candidate], blocks: int, block_s: float) -> None:
+        """Measure on until it is certain that the choice is the best and holds for longer, or the time is up."""
+        rivals = list(finalists)
+        while True:
+            choice = self.ranking.choose(trying=blocks > 0)
+            chosen = choice.record
+            unconfirmed = not chosen.is_sequence and not chosen.sustained and blocks > 0
+            if choice.decided and not unconfirmed:
+                return
+            if chosen.sustained and (not choice.held or self.sequence() in self.ranking.undecided(chosen)):
+                self._alternate(chosen, blocks, block_s)
+                continue
+            # Each time twice as many rounds, as the intervals expect.
+            certain = [r for r in rivals if self.ranking.ratio(r, chosen).is_slower and not r.is_sequence]
+            rivals = [rival for rival in rivals if rival not in certain]
+            round_s = sum(max(one.batch_s, self._batch_s()) for one in (*alone, *rivals))
+            spare = self._left(round_s, 2 * blocks * block_s if unconfirmed else 0.0)
+            further = min(self._round - (self.final or 0), spare)
+            if choice.decided or (further <= 0 and unconfirmed):
+                self._alternate(chosen, blocks, block_s)
+            elif further <= 0:
+                return
+            else:
+                if any(self.ranking.between(*pair) > NOISE / 2 for pair in pairwise(rivals)):
+                    self._open_again(rivals, MOST_OPENINGS)
+                self._rounds([*alone, *rivals], further, drop=False)
+
+    def _blocks(self) -> tuple[int, float]:
+        """How many blocks the choice and the sequence get each, and their length; none if the budget is too short."""
+        if is_simulated(self.device):
+            return FEWER_BLOCKS, SIMULATED_BLOCK_S
+        for blocks, block_s in ((BLOCKS, BLOCK_S), (FEWER_BLOCKS, SHORTER_BLOCK_S)):
+            if 2 * blocks * block_s <= BLOCKS_SHARE * self._budget_s:
+                return blocks, block_s
+        self.note(f"no plan was measured for seconds on end: budget_s={self._budget_s:g} is too short")
+        return 0, 0.0
+
+    def _alternate(self, chosen: Candidate, blocks: int, block_s: float) -> None:
+        """Measure a plan and the sequence in blocks by turns."""
+        pair = (chosen, self.sequence())
+        for number in range(blocks):
+            found: dict[Candidate, list[Sample]] = {}
+            clocks: dict[Candidate, float | None] = {}
+            for _, one in in_rounds(pair, 1, self._random):
+                self._show(f"measuring {one.plan} for {block_s:g} s")
+                found[one], clocks[one] = self._block(one, len(chosen.sustained), block_s, number == blocks - 1)
+            if not all(found.values()):  # a part failed
+                return
+            chosen.sustained.append((found[chosen], found[pair[1]]))
+            own, other = clocks[chosen], clocks[pair[1]]
+            if own is not None and other is not None:
+                chosen.sm_clocks_mhz = own, other
+
+    def _block(self, candidate: Candidate, turn: int, block_s: float, read: bool) -> tuple[list[Sample], float | None]:
+        """Batches without a pause, of which the first half does not count; and the SM clock, if it is to be read."""
+        trial = candidate.trials[candidate.turn(turn)]
+        shape = self._runner.shape([trial])
+        began = clock.now()
+        samples: list[Sample] = []
+        with self._forgiving(candidate, trial):
+            while (passed := clock.now() - began) < block_s or not samples:
+                if self._runner.hosts is not None:
+                    self._start_hosts()
+                sample = self._runner.batch(trial, shape)
+                samples += [sample] if passed >= SETTLING_SHARE * block_s or sample.seconds >= block_s else []
+            if read:
+                # The tool takes a while: the plan runs on, so that the clock is that under its load.
+                with ClockReading(self.device) as reading:
+                    while not reading.is_done:
+                        self._runner.batch(trial, shape)
+                    return samples, reading.sm_clock_mhz
+        return samples, None
 
     def _open_again(self, finalists: Sequence[Candidate], openings: int) -> None:
         """Open plans until each is open so many times."""
@@ -439,35 +514,22 @@ class Search:
                     return
                 with self._forgiving(candidate, trial):
                     self._runner.warm(trial)
+                    self._warm_like(trial, candidate.trial)
                     candidate.again.append(trial)
+                    candidate.openings += 1
+
+    def _warm_like(self, trial: Trial, first: Trial) -> None:
+        """Let another opening run until it is as fast as the first one, if that happens soon."""
+        until = clock.now() + self._retry_s
+        while clock.now() < until:
+            sample = self._runner.batch(trial, self._runner.shape([trial]))
+            if sample.seconds <= (1 + ALIKE) * first.step_s or isinstance(self.objective, TailLatency):
+                return
 
     @property
-    def openings(self) -> int:
-        """How often each plan of the final rounds was opened."""
-        final = [candidate for candidate in self._compared() if candidate.again]
-        return min((len(candidate.trials) for candidate in final), default=1)
-
-    def luck(self) -> Luck:
-        """By how much openings of a plan differ, as seen in the final rounds."""
-        if self.final is None:
-            return Luck()
-        if self._luck[0] != self._round:
-            self._opened = [c for c in self._compared() if c.again]
-            # After the first look there are further rounds, in which luck and noise can be distinguished.
-            enough = self._round - self.final > FINAL_ROUNDS
-            self._luck = self._round, Luck.of([c.by_opening(self.final) for c in self._opened], of_noise=enough)
-        return self._luck[1]
-
-    def _between(self, one: Candidate, other: Candidate) -> float:
-        """By how much two plans may differ, although they are equal, because of their openings."""
-        luck = self.luck()
-        numbers = [self._opened.index(c) if luck.own and c in self._opened else None for c in (one, other)]
-        return luck.between(*numbers)
-
-    @property
-    def margin(self) -> float:
-        """The relative difference that counts as none, for typical plans."""
-        return NOISE + self.luck().between()
+    def _retry_s(self) -> float:
+        """How long a plan may take until it is warm."""
+        return min(RETRY_S, RETRY_SHARE * self._budget_s)
 
     def _placed(self, finalists: Sequence[Candidate]) -> list[Candidate]:
         """The finalists in partitions, or the best partitions, and their parts alone in these partitions."""
@@ -482,8 +544,11 @@ class Search:
                 if candidate.plan is None or part.name not in candidate.plan.places:
                     continue  # on the whole device
                 hint, stream = candidate.trial.library_sms, candidate.trial.streams[part.name]
-                trial = Trial(f"{part.name} alone in {candidate.plan}", (part,), {part.name: stream}, stream, hint)
-                alone = Candidate(trial, None, candidate.sm_counts, candidate.allocation)
+                name, idle = f"{part.name} alone in {candidate.plan}", self._clock_for(stream, [stream])
+                trial = Trial(name, (part,), {part.name: stream}, idle, hint)
+                alone = Candidate(
+                    plan=None, trial=trial, sm_counts=candidate.sm_counts, allocation=candidate.allocation
+                )
                 with self._forgiving(alone, trial):
                     self._runner.warm(trial)
                 candidate.alone_here[part.name] = alone
@@ -517,11 +582,23 @@ class Search:
             return (self.objective.part,)
         return tuple(part.name for part in self.parts)
 
+    def _clock_for(self, part: Stream, streams: Iterable[Stream]) -> Stream:
+        """The stream by whose time calls of a part begin: for random arrivals one that waits for no other."""
+        if not isinstance(self.objective, TailLatency) or self.objective.closed_loop:
+            return part
+        streams = set(streams)
+        urgent = StreamOptions(priority=self.device.priority_range[1])
+        for _ in range(MOST_CONNECTIONS):
+            idle = self._closing.enter_context(self.device.create_stream(urgent))
+            if is_apart(idle, streams):
+                break
+        return idle
+
     def _trial(self, plan: Plan, where: Device | PartitionPool) -> Trial:
         with sharing():
             streams = self._closing.enter_context(plan.open(where))
-        if isinstance(self.objective, TailLatency) and plan.kind != "sequence":
-            idle: Stream = streams[self.objective.part]
+        if isinstance(self.objective, TailLatency) and (plan.kind != "sequence" or not self.objective.closed_loop):
+            idle = self._clock_for(streams[self.objective.part], streams.values())
         else:
             idle = self._closing.enter_context(self.device.create_stream())
         return Trial.of(plan, self.parts, streams, idle)
@@ -533,7 +610,9 @@ class Search:
         allocation: Allocation | None = None,
         where: PartitionPool | None = None,
     ) -> Candidate:
-        candidate = Candidate(self._trial(plan, where or self.device), plan, sm_counts, allocation)
+        candidate = Candidate(
+            plan=plan, trial=self._trial(plan, where or self.device), sm_counts=sm_counts, allocation=allocation
+        )
         self.candidates.append(candidate)
         self._show(f"warming up {plan}")
         with self._forgiving(candidate, candidate.trial):
@@ -661,8 +740,8 @@ class Search:
         """
         rivals = self.known()
         if isinstance(self.objective, TailLatency) and self.objective.others:
-            share = self.others_share(candidate)
-            rivals = [rival for rival in rivals if self.others_share(rival) >= share]
+            share = self.ranking.others_share(candidate)
+            rivals = [rival for rival in rivals if self.ranking.others_share(rival) >= share]
         return min(
             (
                 candidate.samples[number].seconds
@@ -677,7 +756,7 @@ class Search:
             # The sequence and the plain streams stay, because the report compares with them.
             if candidate.plan is not None and candidate.plan.kind not in ("sequence", "streams"):
                 limit = HOPELESS if len(candidate.samples) > 1 else HOPELESS_AT_ONCE
-                accepted = self.accepts(candidate, leniently=True)
+                accepted = self.ranking.accepts(candidate, leniently=True)
                 candidate.hopeless = self._behind(candidate) > limit or not accepted
 
     # ---- the decision
@@ -686,45 +765,28 @@ class Search:
         """The best plan with partitions, or of a kind of these, of those that are open."""
         found = [c for c in self.known() if c.plan is not None and c.allocation is not None and c.is_open]
         found = [c for c in found if c.plan is not None and kind in (None, c.plan.kind)]
-        return min(found, key=lambda c: (not self.accepts(c), self.relative(c)), default=None)
+        return min(found, key=lambda c: (not self.ranking.accepts(c), self.ranking.relative(c)), default=None)
 
-    def others_share(self, candidate: Candidate) -> float:
-        """The rate of the parts that are not critical, as a share of their rate alone; the smallest of them."""
-        shares = []
-        for name, alone in self.alone.items():
-            calls = sum(sample.calls[name][0] for sample in candidate.samples.values() if name in sample.calls)
-            seconds = sum(sample.calls[name][1] for sample in candidate.samples.values() if name in sample.calls)
-            if seconds > 0:
-                shares.append(calls / seconds * alone.seconds(self.final))
-        return min(shares, default=0.0)
-
-    def accepts(self, candidate: Candidate, *, leniently: bool = False) -> bool:
-        """Whether a plan leaves the others what the objective demands. The sequence always does.
-
-        leniently: or nearly as much, while there are few samples.
-        """
-        objective = self.objective
-        return (
-            not isinstance(objective, TailLatency)
-            or candidate.is_sequence
-            or self.others_share(candidate) >= objective.others / (HOPELESS if leniently else 1)
-        )
-
-    def acceptable(self, *, leniently: bool = False) -> list[Candidate]:
-        """The plans that can be chosen."""
-        return [candidate for candidate in self.known() if self.accepts(candidate, leniently=leniently)]
+    @property
+    def ranking(self) -> Ranking[Candidate]:
+        """The comparison of all that has been measured so far."""
+        state = [(len(c.samples), c.openings, len(c.sustained)) for c in (*self.alone.values(), *self.candidates)]
+        if self._ranking is None or self._ranking[0] != (state, self.final, self.objective):
+            ranking = Ranking(self.objective, self.candidates, self.alone, self.final)
+            self._ranking = (state, self.final, self.objective), ranking
+        return self._ranking[1]
 
     def best_of_kinds(self) -> list[Candidate]:
         """The fastest plan of each kind, of those that can be chosen."""
         found: dict[str, Candidate] = {}
-        for candidate in sorted(self.acceptable(), key=self.relative):
+        for candidate in sorted(self.ranking.acceptable(), key=self.ranking.relative):
             if candidate.plan is not None:
                 found.setdefault(candidate.plan.kind, candidate)
         return list(found.values())
 
     def finalists(self) -> list[Candidate]:
         """The sequence, the best of each kind that is not hopeless, and those next to the best."""
-        ordered = sorted(self.acceptable(leniently=True), key=self.relative)
+        ordered = sorted(self.ranking.acceptable(leniently=True), key=self.ranking.relative)
         close = [c for c in ordered if c.is_open and self._behind(c) <= HOPELESS]
         chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
         if isinstance(self.objective, TailLatency):
@@ -733,63 +795,8 @@ class Search:
             shares = [self.objective.others * margin for margin in MARGINS]
             partitions = [candidate for candidate in ordered if candidate.allocation is not None and candidate.is_open]
             for share in shares:
-                chosen += [candidate for candidate in partitions if self.others_share(candidate) >= share][:1]
+                chosen += [candidate for candidate in partitions if self.ranking.others_share(candidate) >= share][:1]
             # Of plans with equal latencies, the one in which the others achieve most.
-            chosen += sorted(close, key=self.others_share, reverse=True)[:1]
+            chosen += sorted(close, key=self.ranking.others_share, reverse=True)[:1]
         chosen += close[:3]
         return list(dict.fromkeys(chosen))[:MOST_FINALISTS]
-
-    def relative(self, candidate: Candidate) -> float:
-        """The time as a share of the sequence's in the same rounds: clocks change while the chip gets hot."""
-        sequence = self.sequence()
-        for ours, theirs in (
-            (candidate.measured(self.final), sequence.measured(self.final)),
-            (candidate.samples, sequence.samples),
-        ):
-            shares = [ours[number].seconds / theirs[number].seconds for number in ours.keys() & theirs.keys()]
-            if shares:
-                return median(shares)
-        return candidate.seconds(self.final) / sequence.seconds(self.final)
-
-    def ratio(self, slow: Candidate, fast: Candidate) -> Ratio:
-        """How many times as long one takes as the other, over the rounds in which both were measured.
-
-        The interval also covers what openings of the plans differ by.
-        """
-        by = self._between(slow, fast)
-        for theirs, ours in ((slow.measured(self.final), fast.measured(self.final)), (slow.samples, fast.samples)):
-            found = ratio_of_rounds(*({n: sample.seconds for n, sample in side.items()} for side in (theirs, ours)))
-            if found is not None:
-                return found.covering(self._by_openings(slow, fast)).widened(by) if slow is not fast else found
-        ratio = slow.seconds(self.final) / fast.seconds(self.final)
-        return Ratio(ratio, ratio, ratio, 0)
-
-    def _by_openings(self, slow: Candidate, fast: Candidate) -> list[float]:
-        """The ratio for each opening of the two."""
-        pairs = zip(slow.by_opening(self.final), fast.by_opening(self.final), strict=False)
-        found = [ratio_of_rounds(one, other) for one, other in pairs]
-        return [ratio.median for ratio in found if ratio is not None and ratio.pairs >= LEAST_OF_OPENING]
-
-    def _compared(self) -> list[Candidate]:
-        """The plans among which the choice is made: those of the final rounds, if there are enough of these."""
-        found = [c for c in self.acceptable() if self.final is None or c.measured(self.final) is not c.samples]
-        return found if self.sequence() in found else self.acceptable()
-
-    def choose(self) -> tuple[Candidate, bool]:
-        """The simplest plan that no other beats by more than noise, and whether it is certain that none does."""
-        sequence, compared = self.sequence(), self._compared()
-        better = [c for c in compared if c is not sequence and self.ratio(sequence, c).is_slower]
-        if not better:
-            return sequence, len(compared) > 1 and not self.undecided(sequence)
-        tail = isinstance(self.objective, TailLatency)
-        better.sort(
-            key=lambda c: (c.complexity[0], -self.others_share(c) if tail else 0, c.complexity, self.relative(c))
-        )
-        unbeaten = (c for c in better if not any(self.ratio(c, other).is_slower for other in better if other is not c))
-        chosen = next(unbeaten, None) or min(better, key=self.relative)
-        return chosen, not self.undecided(chosen)
-
-    def undecided(self, chosen: Candidate) -> list[Candidate]:
-        """The plans of which it is not certain that the chosen one is not slower by more than noise."""
-        others = [candidate for candidate in self._compared() if candidate is not chosen]
-        return [other for other in others if not self.ratio(chosen, other).is_not_slower]

@@ -322,7 +322,7 @@ def test_work_can_be_tuned_on_a_simulated_card(folder: Path, card: str) -> None:
     (folder / "spinning_work.py").write_text(SPINNING_WORK)
     done = run("tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "20", "--profile", card)
     assert done.exit_code == 0, done.stderr
-    assert done.stdout.startswith("best: ")
+    assert done.stdout.startswith("choice: ")
     assert f"NVIDIA {card.upper()} (simulated)" in done.stdout
 
 

@@ -141,7 +141,7 @@ def test_the_front_page_quotes_what_isolation_costs_as_it_was_measured() -> None
     critical = studies_of("h200")["critical-load"][0]
     load = critical.result(critical.plan).parts["load"]
     assert load.calls_per_second is not None
-    kept = load.calls_per_second * critical.alone["load"].median
+    kept = load.calls_per_second * critical.alone["load"].value
     text = " ".join((BENCHMARKS.parent / "README.md").read_text().split())
     assert f"limited to {load.sm_count} of the {critical.sm_count} SMs kept {kept:.0%} of their rate" in text
 
@@ -156,10 +156,10 @@ def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) ->
     chosen = [report.result(report.plan) for report in critical]
     first = [next(r for r in report.results if str(r.plan) == "critical first") for report in critical]
     return [
-        [one.seconds.median / report.bound for one, report in zip(sequences, plain, strict=True)],
+        [one.seconds.value / report.bound for one, report in zip(sequences, plain, strict=True)],
         [r.relative for one in plain for r in one.results if {64, 68} == {part.sm_count for part in r.parts.values()}],
         [
-            part.alone.median / report.alone["sigmoid"].median
+            part.alone.value / report.alone["sigmoid"].value
             for report in plain
             for part in (result.parts["sigmoid"] for result in report.results if result.plan.kind == "partitions")
             if part.alone and part.sm_count == 8
@@ -167,13 +167,13 @@ def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) ->
         [report.gain for report in mix],
         [fastest(report, "partitions") for report in mix],
         [fastest(report, "streams") for report in mix],
-        [one.seconds.median / other.seconds.median for one, other in zip(first, chosen, strict=True)],
+        [one.seconds.value / other.seconds.value for one, other in zip(first, chosen, strict=True)],
         [
-            (one.parts["load"].calls_per_second or 0.0) * report.alone["load"].median
+            (one.parts["load"].calls_per_second or 0.0) * report.alone["load"].value
             for one, report in zip(chosen, critical, strict=True)
         ],
-        [one.seconds.median * 1e6 for one in chosen],
-        [report.alone["decode"].median * 1e6 for report in mix],
+        [one.seconds.value * 1e6 for one in chosen],
+        [report.alone["decode"].value * 1e6 for report in mix],
     ]
 
 

@@ -229,6 +229,7 @@ DOORS: dict[str, Door] = {
     "explain(rounds)": Door(INT, 1, lambda w, v: tune.explain(w.stream, w.stream, rounds=v)),
     "Throughput(weights)": Door(INT, 1, lambda w, v: tune.Throughput(a=v), said="a"),
     "TailLatency(quantile)": Door(NUMBER, 0.5, lambda w, v: tune.TailLatency("a", quantile=v)),
+    "TailLatency(rate)": Door(NUMBER, 1.5, lambda w, v: tune.TailLatency("a", rate=v)),
     "TailLatency(others)": Door(NUMBER, 0.5, lambda w, v: tune.TailLatency("a", others=v)),
     "overlap(sizes)": Door(
         INT, None, lambda w, v: tune.overlap(a=work, b=work, device=w.dev, sizes=[v]), (), r"sizes\[0\]"
@@ -254,6 +255,7 @@ DOORS: dict[str, Door] = {
     "policy(budget_s)": Door(SECONDS, 1, deciding("budget_s"), then=ENDS),
     "policy(seed)": Door(INT, 1, deciding("seed"), (), then=ENDS),
     "Report.foremost(most)": Door(INT, 1, lambda w, v: tune.Report.foremost(w.report, v), (-1,)),
+    "TailLatency(closed_loop)": Door(BOOL, None, lambda w, v: tune.TailLatency("a", closed_loop=v)),
     "curve(progress)": Door(BOOL, None, lambda w, v: tune.curve(work, device=w.dev, progress=v)),
     "overlap(progress)": Door(BOOL, None, lambda w, v: tune.overlap(a=work, b=work, device=w.dev, progress=v)),
     "policy(progress)": Door(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Event
-from cuda_gctx.measure.loop import AHEAD, QUEUED, CallTimer, Load, hold, in_rounds, timed_batch
+from cuda_gctx.measure.loop import AHEAD, QUEUED, CallTimer, Load, RandomCalls, hold, in_rounds, is_apart, timed_batch
 from cuda_gctx.tune import spin
 
 pytestmark = pytest.mark.sim_only
@@ -110,3 +110,35 @@ def test_each_contestant_is_in_each_round_once_in_random_order() -> None:
     assert all(sorted(entries) == list("abcdef") for entries in rounds)
     assert len({tuple(entries) for entries in rounds}) > 10
     assert [entry for _, entry in in_rounds("ab", 2)] == ["a", "b", "a", "b"]
+
+
+class Steadily(random.Random):
+    """Arrivals at equal distances."""
+
+    def expovariate(self, lambd: float = 1.0) -> float:
+        return 1 / lambd
+
+
+def test_calls_that_arrive_while_others_run_have_waited_for_them(dev: Device) -> None:
+    with dev.create_stream() as stream, dev.create_stream() as idle:
+        calls = RandomCalls(stream, idle, rate=10_000, most=10, chance=Steadily())
+        taken: list[float] = []
+        while calls.left:
+            taken += calls.make(lambda: spin(stream, 1, 1_000_000))
+        taken += calls.rest()
+        calls.close()
+    # A call takes a millisecond, and ten arrive in the first one.
+    assert taken == pytest.approx([1e-3 + n * 0.9e-3 for n in range(10)], rel=0.05)
+    assert calls.passed_s < 2e-3
+
+
+def test_a_stream_that_shares_a_hardware_queue_is_not_apart(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    sim("h200")
+    with Device(0).create_stream() as one, Device(0).create_stream() as other:
+        assert not is_apart(one, [other])
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    sim("h200")
+    with Device(0).create_stream() as one, Device(0).create_stream() as other:
+        assert is_apart(one, [other])
+        assert not is_apart(one, [one])

@@ -42,7 +42,7 @@ def test_all_summaries_agree() -> None:
     values = [float(value) for value in range(1000, 0, -1)]
     spread, latency, found = Spread.of(values), Latency.of(values), summary(values)
     assert (spread.p10, spread.p90, latency.p99) == (found["p10"], found["p90"], found["p99"]) == (100.0, 900.0, 990.0)
-    assert spread.median == found["median"] == median(values) == 500.5
+    assert spread.value == found["median"] == median(values) == 500.5
     assert (found["min"], found["max"], found["samples"]) == (1.0, 1000.0, 1000)
     assert (latency.largest, latency.calls) == (1000.0, 1000)
     assert summary([1234.5], unit=1000, digits=2)["max"] == 1.23
@@ -51,7 +51,7 @@ def test_all_summaries_agree() -> None:
 def test_ratios_are_of_samples_of_the_same_round() -> None:
     ratio = ratio_of_rounds({1: 2.0, 2: 8.0, 3: 100.0}, {1: 1.0, 2: 2.0, 4: 0.001})
     assert ratio is not None
-    assert (ratio.median, ratio.pairs) == (3.0, 2)
+    assert (ratio.value, ratio.pairs) == (3.0, 2)
     assert ratio_of_rounds({1: 1.0}, {2: 1.0}) is None
 
 
@@ -102,7 +102,7 @@ def test_an_estimate_has_the_interval_of_its_median() -> None:
 
 
 def test_an_interval_covers_what_samples_cannot_tell() -> None:
-    assert ratio_of([(2.0, 1.0)] * 7) == Ratio(2.0, 2.0, 2.0, 7)
+    assert ratio_of([(2.0, 1.0)] * 7) == Ratio(2.0, 2.0, 2.0, 7, True)
     assert not ratio_of([(2.0, 1.0)] * 6).is_slower  # too few to be sure of anything
     ratios = [1.01 + n / 100 for n in range(12)]
     found = ratio_of([(ratio, 1.0) for ratio in ratios])

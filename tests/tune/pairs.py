@@ -37,7 +37,11 @@ PAIRS: dict[str, dict[str, Any]] = {
     "each fills half": {"left": work(WHOLE // 2, MS), "right": work(WHOLE // 2, MS)},
     "each fills all": {"product": work(4 * WHOLE, MS // 5), "sigmoid": work(WHOLE, MS // 5)},
     "a chain": {"product": work(2 * 232, MS), "chain": chain},
-    "bulk work": {"bulk": work(WHOLE, MS), "critical": work(16, MS // 200), "objective": TailLatency("critical")},
+    "bulk work": {
+        "bulk": work(WHOLE, MS),
+        "critical": work(16, MS // 200),
+        "objective": TailLatency("critical", closed_loop=True),
+    },
     "a mix": {
         "decode": work(32, MS // 10),
         "prefill": work(WHOLE, MS),

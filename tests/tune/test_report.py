@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import json
 import pickle
+import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,8 +133,8 @@ def test_json_that_is_no_report_is_refused(dev: Device, change: Callable[[dict[s
         ("reasons", [1]),
         ("alone", []),
         ("alone", {}),
-        ("alone.left.median", True),
-        ("alone.left.median", 0),
+        ("alone.left.value", True),
+        ("alone.left.value", 0),
         ("choice", {}),
         ("choice.layout", {}),
         ("choice.parts", "left"),
@@ -147,8 +149,8 @@ def test_json_that_is_no_report_is_refused(dev: Device, change: Callable[[dict[s
         ("results.0.parts", {}),
         ("results.0.plan.parts", ["x", "y"]),
         ("results.0.seconds", 1),
-        ("results.0.seconds.median", "fast"),
-        ("results.0.seconds.median", -1),
+        ("results.0.seconds.value", "fast"),
+        ("results.0.seconds.value", -1),
         ("results.0.seconds.p90", float("inf")),
         ("results.0.parts.left.sm_count", None),
         ("results.0.overlap", "x"),
@@ -165,7 +167,7 @@ def test_a_wrong_field_of_a_report_is_named(dev: Device, field: str, value: Any)
     for key in path:
         place = place[key]
     place[last] = value
-    with pytest.raises(ValueError, match=r"not a report of schema 3: .*\b(" + "|".join(field.split(".")) + r")\b"):
+    with pytest.raises(ValueError, match=r"not a report of schema 4: .*\b(" + "|".join(field.split(".")) + r")\b"):
         Report.from_json(json.dumps(saved))
 
 
@@ -177,7 +179,37 @@ def test_a_plan_that_was_not_measured_is_reported(dev: Device) -> None:
 def test_a_report_in_an_interpreter_is_one_line_with_the_answer(dev: Device) -> None:
     report = read_only("a chain")
     assert repr(report) == (
-        f"<Report: best: product=116, chain=16; {report.gain:.2f}x speedup over sequential "
+        f"<Report: choice: product=116, chain=16; {report.gain:.2f}x speedup over sequential "
         f"({report.gain_low:.2f} to {report.gain_high:.2f}); product and chain on NVIDIA H200 (simulated)>"
     )
     assert repr(report).startswith(f"<Report: {str(report).splitlines()[0]}")
+
+
+RATIO = re.compile(r"(\d+\.\d+)x (?:slower|faster|speedup)[^(\n]*\((\d+\.\d+) to (\d+\.\d+)\)")
+
+
+def ratios_in(text: str) -> list[tuple[float, ...]]:
+    """The ratios of a text with their intervals."""
+    return [tuple(map(float, found)) for found in RATIO.findall(text)]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_ratio_of_a_report_lies_within_its_interval(dev: Device, pair: str) -> None:
+    report = read_only(pair)
+    found = ratios_in(str(report))
+    assert found
+    assert all(low <= value <= high and value >= 1 for value, low, high in found)
+
+
+def test_every_ratio_on_a_page_lies_within_its_interval() -> None:
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    found = {(page.name, *ratio) for page in pages for ratio in ratios_in(page.read_text())}
+    assert len(found) > 20
+    assert not [one for one in found if not one[2] <= one[1] <= one[3]]
+
+
+def test_a_table_begins_with_the_choice(dev: Device) -> None:
+    for pair in PAIRS:
+        rows = table_of(read_only(pair)).splitlines()
+        assert rows[1].startswith("> ")

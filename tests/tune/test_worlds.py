@@ -15,7 +15,17 @@ from cuda_gctx import Device
 from cuda_gctx.measure.statistics import NOISE
 from cuda_gctx.tune._report import words
 
-from .worlds import NOISES, TRUTHS, WITHOUT_A_GAIN, World, lognormal, measured, outcomes
+from .worlds import (
+    LATENCIES,
+    NOISES,
+    STEPWISE,
+    TRUTHS,
+    WITHOUT_A_GAIN,
+    World,
+    lognormal,
+    measured,
+    outcomes,
+)
 
 pytestmark = pytest.mark.sim_only
 
@@ -41,6 +51,26 @@ def test_a_choice_that_is_called_sure_is_the_best_but_for_the_margin(
     assert not [one for one in found if one.is_wrong]
     if truth in WITHOUT_A_GAIN:
         assert not any(one.won for one in found)
+
+
+@pytest.mark.parametrize("objective", ["makespan", "rate"])
+@pytest.mark.parametrize("name", STEPWISE)
+def test_plans_that_heat_the_chip_stall_or_start_slowly_are_not_sure_and_wrong(
+    dev: Device, name: str, objective: str
+) -> None:
+    found = outcomes(dev, name, objective, 2)
+    assert not [one for one in found if one.is_wrong]
+    if name.startswith("power") or (name, objective) == ("rare stalls", "rate"):
+        assert not any(one.won for one in found)  # faster in rounds only
+    if name == "slow start":
+        assert all(one.won and one.sure for one in found)
+
+
+@pytest.mark.parametrize("name", LATENCIES)
+def test_a_plan_with_rare_late_calls_does_not_win_a_p99(dev: Device, name: str) -> None:
+    found = outcomes(dev, name, "latency", 3)
+    assert not [one for one in found if one.is_wrong]
+    assert all(one.won for one in found) if "a gain" in name else not any(one.won for one in found)
 
 
 def test_clear_differences_are_found_and_called_sure(dev: Device) -> None:
@@ -71,7 +101,7 @@ def test_a_report_of_launch_bound_work_states_what_starts_of_the_host_threads_di
     for report in reports:
         assert report.launch == "by a host thread for each part"
         [streams] = [result for result in report.results if result.plan.kind == "streams"]
-        medians.append(streams.seconds.median)
+        medians.append(streams.seconds.value)
         ranges.append((streams.seconds.p10, streams.seconds.p90))
         [reason] = [reason for reason in report.reasons if reason.startswith("bound by the host's threads")]
         low, high = (words(seconds) for seconds in ranges[-1])

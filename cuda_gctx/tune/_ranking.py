@@ -1,0 +1,438 @@
+"""The decision: which of the measured plans is chosen, how certain that is, and what the choice may lose.
+
+Everything here is a function of measurements, and needs no device. What a plan is compared by depends on the objective:
+
+- makespan: the median ratio of step times, in the rounds in which both plans were measured;
+- Throughput: the ratio of total times for equal work;
+- TailLatency: the ratio of the quantiles of all calls.
+
+A plan is compared with the sequence by longer blocks in which the two alternate, where there are any: a plan that heats
+the chip slows the others in rounds, and itself in blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from cuda_gctx.measure.statistics import (
+    LEAST_OF_OPENING,
+    LEAST_PAIRS,
+    MANY_PAIRS,
+    NOISE,
+    Luck,
+    Pooled,
+    Ratio,
+    calls_for,
+    certainty_of,
+    median,
+    ratio_of,
+    ratio_of_quantiles,
+    ratio_of_totals,
+)
+from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
+from cuda_gctx.tune._plans import KINDS, Plan
+
+__all__ = ["HOPELESS", "Choice", "Ranking", "Record", "Sample", "value_of"]
+
+# Blocks without which nothing is known about a plan that runs for longer.
+LEAST_BLOCKS = 2
+# A plan that is so much slower than the best of each of its rounds is left out of later ones.
+HOPELESS = 1.15
+
+
+@dataclass
+class Sample:
+    """The result of a batch.
+
+    seconds: what the objective minimizes, of this batch alone. steps: how many of them it had. calls: for each part,
+    how many completed, and in how many seconds. latencies: of each call, if the objective is a latency.
+    """
+
+    seconds: float
+    launch_bound: bool = False
+    host_s: float = 0.0
+    calls: dict[str, tuple[int, float]] = field(default_factory=dict)
+    latencies: tuple[float, ...] = ()
+    steps: int = 1
+
+
+@dataclass(eq=False)
+class Record:
+    """What was measured of a plan, or of a part alone (`plan` is None).
+
+    samples: by round. opening_of: which opening of the plan took part in a round; the first one, if not stated.
+    sustained: blocks of the plan, each with the block of the sequence next to it.
+    sm_clocks_mhz: the SM clock during a block of the plan and during that of the sequence, where they are known.
+    """
+
+    plan: Plan | None
+    samples: dict[int, Sample] = field(default_factory=dict)
+    opening_of: dict[int, int] = field(default_factory=dict)
+    openings: int = 1
+    sustained: list[tuple[list[Sample], list[Sample]]] = field(default_factory=list)
+    sm_clocks_mhz: tuple[float, float] | None = None
+
+    def measured(self, final: int | None) -> dict[int, Sample]:
+        """The samples; only those of the final rounds, which begin with `final`, if there are enough."""
+        fresh = {number: sample for number, sample in self.samples.items() if final is not None and number >= final}
+        return fresh if len(fresh) >= LEAST_PAIRS else self.samples
+
+    def by_opening(self, final: int | None) -> list[dict[int, Sample]]:
+        """The samples of the final rounds, for each opening."""
+        found: list[dict[int, Sample]] = [{} for _ in range(self.openings)]
+        for number, sample in self.measured(final).items():
+            found[self.opening_of.get(number, 0)][number] = sample
+        return found
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.plan is not None and self.plan.kind == "sequence"
+
+    @property
+    def complexity(self) -> tuple[int, bool]:
+        """The smaller, the simpler the plan."""
+        assert self.plan is not None
+        return KINDS.index(self.plan.kind), self.plan.library_sms
+
+
+R = TypeVar("R", bound=Record)
+
+
+def value_of(objective: Objective, samples: Sequence[Sample]) -> float:
+    """What an objective minimizes, of samples together: the median step, the mean time of a mix, the quantile of all
+    calls.
+    """
+    if samples and all(sample.latencies for sample in samples) and isinstance(objective, TailLatency):
+        return Pooled.of([sample.latencies for sample in samples], objective.quantile, 0.0).value
+    if isinstance(objective, Throughput):
+        return sum(sample.seconds * sample.steps for sample in samples) / sum(sample.steps for sample in samples)
+    return median([sample.seconds for sample in samples])
+
+
+def compared(objective: Objective, slow: Sequence[Sample], fast: Sequence[Sample]) -> Ratio:
+    """How many times as long one takes as the other; each has a sample for each round."""
+    theirs, ours = ([sample.latencies for sample in side] for side in (slow, fast))
+    if isinstance(objective, TailLatency) and all(theirs) and all(ours):
+        return ratio_of_quantiles(theirs, ours, objective.quantile)
+    if isinstance(objective, Throughput):  # of equal work
+        work = [min(one.steps, other.steps) for one, other in zip(slow, fast, strict=True)]
+        return ratio_of_totals([(a.seconds * n, b.seconds * n) for a, b, n in zip(slow, fast, work, strict=True)])
+    return ratio_of([(one.seconds, other.seconds) for one, other in zip(slow, fast, strict=True)])
+
+
+@dataclass(frozen=True)
+class Choice(Generic[R]):
+    """The simplest plan that no other beats by more than noise, and what is known about it.
+
+    decided: whether it is certain that the choice is not slower than another plan by more than 1%. held: whether it
+    was also measured in blocks next to the sequence, or is the sequence. regret: by how much it may be slower than the
+    best plan that was compared, at the most, as a share; None if that is unknown. why: what keeps the choice from being
+    decided, except other plans.
+    """
+
+    record: R
+    decided: bool
+    held: bool
+    regret: float | None
+    why: tuple[str, ...]
+
+    @property
+    def sure(self) -> bool:
+        """Whether the choice is certainly the best one, also for longer."""
+        return self.decided and self.held
+
+
+class Ranking(Generic[R]):
+    """Compares the records of plans.
+
+    records: of the plans; one is of the sequence. alone: of each part alone. final: the number of the first final
+    round, of which alone the decision is made; None before it.
+    """
+
+    def __init__(
+        self, objective: Objective, records: Sequence[R], alone: Mapping[str, R], final: int | None = None
+    ) -> None:
+        self.objective = objective
+        self.records = [record for record in records if record.samples]
+        self.alone = alone
+        self.final = final
+        self.sequence = next(record for record in self.records if record.is_sequence)
+        self._ratios: dict[tuple[R, R], Ratio] = {}
+        self._relative: dict[R, float] = {}
+
+    # ---- the rate of the others
+
+    def others_share(self, record: R) -> float:
+        """The rate of the parts that are not critical, as a share of their rate alone; the smallest of them."""
+        shares = []
+        for name, alone in self.alone.items():
+            counted = [sample.calls[name] for sample in record.samples.values() if name in sample.calls]
+            seconds = sum(seconds for _, seconds in counted)
+            if seconds > 0:
+                shares.append(sum(calls for calls, _ in counted) / seconds * self.value(alone))
+        return min(shares, default=0.0)
+
+    def accepts(self, record: R, *, leniently: bool = False) -> bool:
+        """Whether a plan leaves the others what the objective demands. The sequence always does.
+
+        leniently: or nearly as much, while there are few samples.
+        """
+        objective = self.objective
+        return (
+            not isinstance(objective, TailLatency)
+            or record.is_sequence
+            or self.others_share(record) >= objective.others / (HOPELESS if leniently else 1)
+        )
+
+    def acceptable(self, *, leniently: bool = False) -> list[R]:
+        """The plans that can be chosen."""
+        return [record for record in self.records if self.accepts(record, leniently=leniently)]
+
+    # ---- comparisons
+
+    def value(self, record: Record) -> float:
+        """What the objective minimizes."""
+        return value_of(self.objective, list(record.measured(self.final).values()))
+
+    def relative(self, record: R) -> float:
+        """The value as a share of the sequence's in the same rounds: clocks change while the chip gets hot."""
+        if record not in self._relative:
+            self._relative[record] = self._plain(record, self.sequence).value
+        return self._relative[record]
+
+    def ratio(self, slow: R, fast: R) -> Ratio:
+        """How many times as long one takes as the other. The interval also covers what openings differ by."""
+        if slow is fast:
+            return Ratio(1.0, 1.0, 1.0, len(slow.measured(self.final)), True)
+        if (slow, fast) not in self._ratios:
+            self._ratios[slow, fast] = self._ratio(slow, fast)
+        return self._ratios[slow, fast]
+
+    def _ratio(self, slow: R, fast: R) -> Ratio:
+        by = self.between(slow, fast)
+        if slow is self.sequence and (sustained := self.sustained(fast)) is not None:
+            return sustained.widened(by)
+        if fast is self.sequence and self.sustained(slow) is not None:
+            return self.ratio(fast, slow).inverse
+        return self.in_rounds(slow, fast)
+
+    def in_rounds(self, slow: R, fast: R) -> Ratio:
+        """The ratio in the rounds in which both were measured, in batches between those of other plans."""
+        return self._plain(slow, fast).covering(self._by_openings(slow, fast)).widened(self.between(slow, fast))
+
+    def sustained(self, record: R) -> Ratio | None:
+        """How many times as long the sequence takes, in the blocks in which it alternated with the plan; None if there
+        are too few of them.
+        """
+        if len(record.sustained) < LEAST_BLOCKS:
+            return None
+        pairs = [(self._block(theirs), self._block(ours)) for ours, theirs in record.sustained]
+        objective = self.objective
+        if isinstance(objective, TailLatency):
+            found = compared(objective, *(list(side) for side in zip(*pairs, strict=True)))
+            return found if found.is_known else None
+        return ratio_of_totals([(sequence.seconds, own.seconds) for sequence, own in pairs])
+
+    def _block(self, block: Sequence[Sample]) -> Sample:
+        """A block as one sample: of a makespan its median batch."""
+        joined = _joined(block)
+        return replace(joined, seconds=value_of(self.objective, block)) if self.objective == "makespan" else joined
+
+    def _plain(self, slow: R, fast: R) -> Ratio:
+        """The ratio over the final rounds in which both were measured, or over all of them if there is none."""
+        for theirs, ours in ((slow.measured(self.final), fast.measured(self.final)), (slow.samples, fast.samples)):
+            rounds = sorted(theirs.keys() & ours.keys())
+            if rounds:
+                return compared(self.objective, [theirs[n] for n in rounds], [ours[n] for n in rounds])
+        value = self.value(slow) / self.value(fast)
+        return Ratio(value, value, value, 0, False)
+
+    def _by_openings(self, slow: R, fast: R) -> list[float]:
+        """The ratio for each opening of the two."""
+        found = []
+        for theirs, ours in zip(slow.by_opening(self.final), fast.by_opening(self.final), strict=False):
+            rounds = sorted(theirs.keys() & ours.keys())
+            if len(rounds) >= LEAST_OF_OPENING:
+                ratio = compared(self.objective, [theirs[n] for n in rounds], [ours[n] for n in rounds])
+                if ratio.is_known or not isinstance(self.objective, TailLatency):
+                    found.append(ratio.value)
+        return found
+
+    # ---- openings
+
+    @cached_property
+    def compared(self) -> list[R]:
+        """The plans among which the choice is made: those of the final rounds, if there are enough of these."""
+        found = [r for r in self.acceptable() if self.final is None or r.measured(self.final) is not r.samples]
+        return found if self.sequence in found else self.acceptable()
+
+    @cached_property
+    def _opened(self) -> list[R]:
+        """The plans of which the luck is known."""
+        return [record for record in self.compared if record.openings > 1]
+
+    @cached_property
+    def luck(self) -> Luck:
+        """By how much openings of a plan differ, as seen in the final rounds."""
+        if self.final is None:
+            return Luck()
+        rounds = max(self.sequence.samples) + 1 - self.final
+        seconds = [
+            [
+                {number: sample.seconds for number, sample in opening.items()}
+                for opening in record.by_opening(self.final)
+            ]
+            for record in self._opened
+        ]
+        # At the first look, luck and noise cannot be distinguished.
+        return Luck.of(seconds, of_noise=rounds > MANY_PAIRS)
+
+    def between(self, one: R, other: R) -> float:
+        """By how much two plans may differ, although they are equal, because of their openings."""
+        numbers = [self._opened.index(r) if self.luck.own and r in self._opened else None for r in (one, other)]
+        return self.luck.between(*numbers)
+
+    @property
+    def openings(self) -> int:
+        """How often each plan of the final rounds was opened."""
+        return min((record.openings for record in self._opened), default=1)
+
+    @property
+    def margin(self) -> float:
+        """The relative difference that counts as none, for typical plans."""
+        return NOISE + self.luck.between()
+
+    # ---- the choice
+
+    def is_refuted(self, record: R) -> bool:
+        """Whether a plan gains in rounds, and nothing in blocks."""
+        if self.sustained(record) is None:
+            return False
+        return self.in_rounds(self.sequence, record).is_slower and self.ratio(self.sequence, record).value <= 1 + NOISE
+
+    def gains(self, record: R) -> bool:
+        """Whether a plan is faster than the sequence by more than noise, in blocks or, if not refuted, in rounds."""
+        if record is self.sequence or self.is_refuted(record):
+            return False
+        return self.ratio(self.sequence, record).is_slower or self.in_rounds(self.sequence, record).is_slower
+
+    def choose(self, *, trying: bool = False) -> Choice[R]:
+        """The simplest plan that no other beats by more than noise, and whether it is certain that none does.
+
+        trying: whether the choice can still be measured in blocks. If not, and another plan gained nothing there, no
+        plan is chosen that was not measured in them.
+        """
+        compared = self.compared
+        better = [record for record in compared if self.gains(record)]
+        if not trying and any(map(self.is_refuted, compared)):
+            better = [record for record in better if self.sustained(record) is not None]
+        tail = isinstance(self.objective, TailLatency)
+        better.sort(
+            key=lambda r: (r.complexity[0], -self.others_share(r) if tail else 0, r.complexity, self.relative(r))
+        )
+        unbeaten = (r for r in better if not any(self.ratio(r, other).is_slower for other in better if other is not r))
+        chosen = next(unbeaten, None) or min(better, key=self.relative, default=self.sequence)
+        why = (*self._too_few_calls(chosen), *self._disagreements(chosen), *self._trend(chosen))
+        decided = len(compared) > 1 and not why and not self.undecided(chosen)
+        held = chosen.is_sequence or self.sustained(chosen) is not None
+        return Choice(chosen, decided, held, self._regret(chosen), why)
+
+    def undecided(self, chosen: R) -> list[R]:
+        """The plans of which it is not certain that the chosen one is not slower by more than noise."""
+        return [other for other in self._rivals(chosen) if not self.ratio(chosen, other).is_not_slower]
+
+    def _rivals(self, chosen: R) -> list[R]:
+        """The plans that may be better than the choice: a plan that gains nothing in blocks is none of another one."""
+        others = [record for record in self.compared if record is not chosen]
+        return [r for r in others if chosen.is_sequence or not self.is_refuted(r)]
+
+    def _regret(self, chosen: R) -> float | None:
+        ratios = [self.ratio(chosen, other) for other in self._rivals(chosen)]
+        if not ratios or not all(ratio.is_known for ratio in ratios):
+            return None
+        return max(0.0, *(ratio.high - 1 for ratio in ratios))
+
+    def _too_few_calls(self, chosen: R) -> list[str]:
+        """Whether there are too few calls for the quantile of a latency."""
+        objective = self.objective
+        if not isinstance(objective, TailLatency):
+            return []
+        rounds = chosen.measured(self.final)
+        calls = sum(len(sample.latencies) for sample in rounds.values())
+        needed = calls_for(objective.quantile, 1 - (1 - certainty_of(len(rounds))) / 2)
+        if not 0 < calls < needed:
+            return []
+        return [
+            f"a p{objective.quantile * 100:g} needs {needed} calls of each plan, and there was time for {calls}: "
+            "increase budget_s or choose a lower quantile"
+        ]
+
+    def _trend(self, chosen: R) -> list[str]:
+        """Whether the gain of the choice still changes within the blocks."""
+        if isinstance(self.objective, TailLatency) or not chosen.sustained:
+            return []
+        halves = []
+        for half in (0, 1):
+            pairs = [
+                (self._block(_half(theirs, half)).seconds, self._block(_half(ours, half)).seconds)
+                for ours, theirs in chosen.sustained
+                if len(ours) > 1 and len(theirs) > 1
+            ]
+            halves.append(ratio_of_totals(pairs).value if pairs else 1.0)
+        first, last = halves
+        if abs(first / last - 1) <= NOISE:
+            return []
+        return [f"the gain changes within the blocks, from {first:.2f}x to {last:.2f}x: it needs longer ones"]
+
+    def _disagreements(self, chosen: R) -> list[str]:
+        """Whether another plan wins against the choice by what the objective does not compare: mean or median."""
+        if isinstance(self.objective, TailLatency):
+            return []
+        by, instead = (ratio_of_totals, "mean") if self.objective == "makespan" else (ratio_of, "median")
+        found: list[tuple[float, R]] = []
+        for other in self.compared:
+            ours, theirs = chosen.measured(self.final), other.measured(self.final)
+            rounds = [(ours[n].seconds, theirs[n].seconds) for n in sorted(ours.keys() & theirs.keys())]
+            if other is chosen or len(rounds) < LEAST_PAIRS or self.in_rounds(chosen, other).value > 1 + NOISE:
+                continue
+            alternatives = [by(rounds).value]
+            if other is self.sequence and len(chosen.sustained) >= LEAST_BLOCKS:  # with stalls too rare for the rounds
+                blocks = [(_joined(mine).seconds, _joined(its).seconds) for mine, its in chosen.sustained]
+                alternatives.append(by(blocks).value)
+            if max(alternatives) > 1 + max(NOISE, self.between(chosen, other)):
+                found.append((max(alternatives), other))
+        if not found:
+            return []
+        ratio, other = max(found, key=lambda one: one[0])
+        stalls = sum(map(self._stalls, (chosen, other)))
+        why = f", because of {stalls} batches that take far longer than the others" if stalls else ""
+        return [f"mean and median disagree: by the {instead}, {other.plan} is {ratio:.2f}x faster than the choice{why}"]
+
+    def _stalls(self, record: R) -> int:
+        """How many batches of a plan take far longer than the others."""
+        samples = [*record.measured(self.final).values(), *(one for ours, _ in record.sustained for one in ours)]
+        middle = median([sample.seconds for sample in samples])
+        return sum(sample.seconds > STALL * middle for sample in samples)
+
+
+# A batch that takes so many times the median of its plan contains a stall.
+STALL = 1.5
+
+
+def _half(block: Sequence[Sample], half: int) -> Sequence[Sample]:
+    """The first or the last half of the batches of a block."""
+    middle = len(block) // 2
+    return block[middle:] if half else block[:middle]
+
+
+def _joined(block: Sequence[Sample]) -> Sample:
+    """The batches of a block as one sample."""
+    steps = sum(sample.steps for sample in block)
+    return Sample(
+        sum(sample.seconds * sample.steps for sample in block) / steps,
+        steps=steps,
+        latencies=tuple(latency for sample in block for latency in sample.latencies),
+    )

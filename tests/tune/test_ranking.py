@@ -1,0 +1,226 @@
+"""The decision, as a function of measurements: no device takes part."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+
+import pytest
+
+from cuda_gctx import Layout
+from cuda_gctx.measure.statistics import NOISE, Pooled, Ratio, calls_for, certainty_of, median, ratio_of_totals
+from cuda_gctx.tune import Plan, TailLatency, Throughput
+from cuda_gctx.tune._measure import Runner
+from cuda_gctx.tune._objectives import Objective
+from cuda_gctx.tune._ranking import Choice, Ranking, Record, Sample, value_of
+from cuda_gctx.tune._report import relation, times
+from cuda_gctx.tune._work import Part
+
+PARTS = ("a", "b")
+ROUNDS = 15
+SEQUENCE, STREAMS = Plan("sequence", PARTS), Plan("streams", PARTS)
+FIRST = Plan("priority", PARTS, first="a")
+PLACED = Plan("partitions", PARTS, Layout(a=8, b=None), {"a": "a", "b": "b"})
+
+
+def record(plan: Plan, seconds: Sequence[float], **more: object) -> Record:
+    """A plan that took so long in each round."""
+    return Record(plan, {number: Sample(one) for number, one in enumerate(seconds)}, **more)  # type: ignore[arg-type]
+
+
+def chosen(*records: Record, objective: Objective = "makespan") -> Choice[Record]:
+    return Ranking(objective, records, {}, 0).choose()
+
+
+def noisy(level: float, numbers: random.Random, rounds: int = ROUNDS, noise: float = 0.003) -> list[float]:
+    return [level * math.exp(numbers.gauss(0, noise)) for _ in range(rounds)]
+
+
+# ---- a makespan
+
+
+def test_the_simplest_plan_that_no_other_beats_is_chosen() -> None:
+    numbers = random.Random(1)
+    records = [record(plan, noisy(level, numbers)) for plan, level in ((SEQUENCE, 1.1), (STREAMS, 1.0), (PLACED, 1.0))]
+    found = chosen(*records)
+    assert found.record.plan == STREAMS
+    assert found.decided
+    assert not found.sure  # it was not measured in blocks
+    assert chosen(record(SEQUENCE, noisy(1, numbers)), record(STREAMS, noisy(1, numbers))).record.is_sequence
+
+
+def test_what_a_choice_may_lose_is_bounded_by_the_intervals() -> None:
+    numbers = random.Random(2)
+    records = [record(plan, noisy(level, numbers, noise=0.02)) for plan, level in ((SEQUENCE, 1.0), (STREAMS, 0.99))]
+    found = chosen(*records)
+    assert found.record.is_sequence
+    assert not found.decided
+    assert found.regret is not None
+    assert 1 / 0.99 - 1 < found.regret < 0.06
+    few = chosen(*(record(plan, [1.0] * 3) for plan in (SEQUENCE, STREAMS)))
+    assert few.regret is None
+
+
+def test_a_plan_whose_median_wins_and_whose_mean_loses_is_not_called_decided() -> None:
+    numbers = random.Random(3)
+    stalls = noisy(0.95, numbers, 60)
+    stalls[7] = stalls[40] = 10.0
+    found = chosen(record(SEQUENCE, noisy(1.0, numbers, 60)), record(STREAMS, stalls))
+    assert not found.decided
+    [why] = found.why
+    assert why.startswith("mean and median disagree: by the mean, in sequence is 1.")
+    assert why.endswith("because of 2 batches that take far longer than the others")
+    rate = chosen(record(SEQUENCE, noisy(1.0, numbers, 60)), record(STREAMS, stalls), objective=Throughput(a=1, b=1))
+    assert not rate.decided
+    assert rate.record.is_sequence
+
+
+def test_a_mix_takes_its_total_time_per_total_work() -> None:
+    samples = [Sample(1.0, steps=30), Sample(4.0, steps=10)]
+    assert value_of(Throughput(a=1, b=1), samples) == pytest.approx(1.75)
+    assert value_of("makespan", samples) == 2.5
+
+
+def test_a_plan_that_is_slower_than_the_sequence_for_seconds_on_end_is_not_chosen() -> None:
+    numbers = random.Random(4)
+    hot = [([Sample(1.03)], [Sample(1.0)]), ([Sample(1.031)], [Sample(1.0)]), ([Sample(1.029)], [Sample(1.0)])]
+    cool = [([Sample(0.95)], [Sample(1.0)]), ([Sample(0.951)], [Sample(1.0)]), ([Sample(0.949)], [Sample(1.0)])]
+    sequence = record(SEQUENCE, noisy(1.0, numbers))
+    heats, holds = (record(STREAMS, noisy(0.95, numbers), sustained=blocks) for blocks in (hot, cool))
+    assert chosen(sequence, heats).record is sequence
+    found = chosen(sequence, holds)
+    assert found.record is holds
+    assert found.sure
+    told = Ranking("makespan", [sequence, holds], {}, 0).ratio(sequence, holds)
+    assert told.low < 1 / 0.95 < told.high
+
+
+def test_more_looks_make_an_interval_more_certain() -> None:
+    certainties = [certainty_of(pairs) for pairs in (7, 14, 15, 16, 30, 31, 60, 120, 960)]
+    assert certainties[:3] == [0.975, 0.975, 0.995]
+    assert certainties == sorted(certainties)
+    # The chances of all looks together.
+    assert sum(1 - certainty_of(15 * 2**look) for look in range(40)) <= 0.01 + 1e-9
+
+
+def test_total_times_are_compared_by_blocks() -> None:
+    numbers = random.Random(5)
+    held = 0
+    for _ in range(300):
+        pairs = [(1.2 * numbers.lognormvariate(0, 0.1), numbers.lognormvariate(0, 0.1)) for _ in range(40)]
+        ratio = ratio_of_totals(pairs)
+        held += ratio.low <= 1.2 <= ratio.high
+    assert held >= 294
+
+
+# ---- a latency
+
+DISTRIBUTIONS: dict[str, tuple[Callable[[random.Random], float], Callable[[float], float]]] = {
+    "lognormal": (
+        lambda numbers: numbers.lognormvariate(0, 0.1),
+        lambda share: math.exp(0.1 * NormalDist().inv_cdf(share)),
+    ),
+    "exponential": (lambda numbers: 1 + numbers.expovariate(2), lambda share: 1 - math.log(1 - share) / 2),
+    "pareto": (lambda numbers: numbers.paretovariate(2), lambda share: (1 - share) ** -0.5),
+}
+
+
+def calls_a_batch(alone_s: float) -> int:
+    """How many calls the tuner makes in a batch."""
+    part = Part("a", lambda stream: None)
+    with Runner(TailLatency("a"), deadline=0.0) as runner:
+        runner.alone_s["a"] = alone_s
+        return runner.calls_of_batch(part, [], TailLatency("a"))[0]
+
+
+@pytest.mark.parametrize("alone_s", [20e-6, 10e-3, 25e-3, 50e-3, 150e-3])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_p99_is_neither_too_low_nor_too_high(alone_s: float, name: str) -> None:
+    draw, true = DISTRIBUTIONS[name]
+    numbers = random.Random(f"{alone_s} {name}")
+    calls, runs = calls_a_batch(alone_s), 60
+    rounds = max(ROUNDS, math.ceil(3000 / calls))
+    known = covered = below = 0
+    for _ in range(runs):
+        blocks = [[draw(numbers) for _ in range(calls)] for _ in range(rounds)]
+        found = Pooled.of(blocks, 0.99, certainty_of(rounds))
+        known += found.is_known
+        covered += found.low <= true(0.99) <= found.high
+        below += found.value < true(0.99)
+    assert known == runs
+    assert covered >= 0.95 * runs
+    assert 0.25 * runs < below < 0.75 * runs
+
+
+def test_a_batch_has_two_calls_above_its_quantile_unless_they_are_long() -> None:
+    assert [calls_a_batch(alone_s) for alone_s in (20e-6, 1e-3, 25e-3, 1.0)] == [200, 200, 40, 7]
+
+
+@pytest.mark.parametrize("alone_s", [50e-3, 150e-3])
+def test_a_p99_of_few_calls_is_not_sure(alone_s: float) -> None:
+    numbers = random.Random(7)
+    calls = calls_a_batch(alone_s)
+
+    def measured(plan: Plan, level: float) -> Record:
+        batches = [tuple(level * numbers.lognormvariate(0, 0.01) for _ in range(calls)) for _ in range(ROUNDS)]
+        return Record(plan, {n: Sample(max(batch), latencies=batch) for n, batch in enumerate(batches)})
+
+    found = chosen(measured(SEQUENCE, 1.0), measured(STREAMS, 0.5), objective=TailLatency("a"))
+    assert not found.decided
+    assert found.regret is None
+    assert found.why == (
+        f"a p99 needs {calls_for(0.99, 0.9975)} calls of each plan, and there was time for {ROUNDS * calls}: increase "
+        "budget_s or choose a lower quantile",
+    )
+
+
+def test_calls_that_drift_together_are_fewer_than_they_seem() -> None:
+    numbers = random.Random(8)
+    steady = [[numbers.lognormvariate(0, 0.1) for _ in range(200)] for _ in range(ROUNDS)]
+    drifting = [[(1 + 0.05 * n) * call for call in block] for n, block in enumerate(steady)]
+    one, other = (Pooled.of(blocks, 0.9, 0.99) for blocks in (steady, drifting))
+    assert other.high / other.low > 2 * (one.high / one.low - 1) + 1
+
+
+def test_a_latency_is_compared_by_all_calls_and_not_by_batches() -> None:
+    # One call of sixty takes three times as long: of batches of twenty calls, most have none.
+    numbers = random.Random(9)
+
+    def measured(plan: Plan, level: float, rare: float) -> Record:
+        batches = [
+            tuple(level * (3.0 if numbers.random() < rare else numbers.lognormvariate(0, 0.02)) for _ in range(20))
+            for _ in range(60)
+        ]
+        return Record(plan, {n: Sample(max(batch), latencies=batch) for n, batch in enumerate(batches)})
+
+    found = chosen(measured(SEQUENCE, 1.0, 0.0), measured(STREAMS, 0.92, 1 / 60), objective=TailLatency("a"))
+    assert found.record.is_sequence
+
+
+# ---- in words
+
+
+def test_a_ratio_in_words_lies_within_its_interval() -> None:
+    numbers = random.Random(10)
+    for _ in range(1000):
+        middle = numbers.uniform(0.5, 2)
+        ratio = Ratio(middle, middle / numbers.uniform(1, 1.2), middle * numbers.uniform(1, 1.2), 20, True)
+        text = relation(ratio, " than the choice")
+        value, low, high = map(float, re.findall(r"\d+\.\d+", text))
+        assert low <= value <= high
+        assert value >= 1
+    assert relation(Ratio(1.35, 1.0, 2.0, 3, False)) == "1.35x slower (inconclusive: too few samples)"
+    assert (
+        relation(Ratio(0.8, 0.75, 0.9, 30, True), " than the choice") == "1.25x faster than the choice (1.11 to 1.33)"
+    )
+    assert times(Ratio(0.8, 0.75, 0.9, 30, True)) == "0.80x (0.75 to 0.90)"
+
+
+def test_a_difference_within_the_margin_is_none() -> None:
+    assert not Ratio(1.02, 1 + NOISE / 2, 1.03, 30, True).is_slower
+    assert Ratio(1.02, 1 + 2 * NOISE, 1.03, 30, True).is_slower
+    assert not Ratio(1.02, 1 + 2 * NOISE, 1.03, 30, False).is_slower
+    assert median([Ratio(2.0, 1.0, 4.0, 9, True).inverse.value]) == 0.5
