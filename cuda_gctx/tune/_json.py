@@ -19,15 +19,27 @@ Value = TypeVar("Value")
 Reader: TypeAlias = Callable[[Any, str], Any]
 
 
+# Of an int: a longer one would not be a number of anything that was measured, and not a float either.
+LARGEST = 2**63 - 1
+
+
+def parsed(text: str) -> Any:
+    """What a JSON text describes; a ValueError if it is none, or if it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON text is nested too deeply") from None
+
+
 @contextmanager
 def reading(text: str, what: str, schema: int) -> Iterator[dict[str, Any]]:
     """A block that reads the fields of a saved document. Its errors name the document, and are ValueErrors."""
-    value = json.loads(text)
+    value = parsed(text)
     if not isinstance(value, Mapping) or value.get("schema") != schema:
         raise ValueError(f"not a {what} of schema {schema}: measure again with this version")
     try:
         yield {name: item for name, item in value.items() if name != "schema"}
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
         raise ValueError(f"not a {what} of schema {schema}: {error}") from error
 
 
@@ -39,7 +51,7 @@ def plain(kind: Any, value: Any, path: str) -> Any:
     if kind is bool:
         return as_bool(path, value)
     if kind is int:
-        return as_int(path, value, 0)
+        return as_int(path, value, 0, LARGEST)
     if kind is float:
         number = as_number(path, value)
         if not 0 <= number < math.inf:

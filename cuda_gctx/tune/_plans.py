@@ -228,7 +228,11 @@ class Plan:
 
         text: what to_json() returned. Anything else raises a ValueError that names the field.
         """
-        return cls.from_dict(json.loads(text))
+        try:
+            value = json.loads(text)
+        except RecursionError:
+            raise ValueError(f"this is not a plan of schema {SCHEMA}: it is nested too deeply") from None
+        return cls.from_dict(value)
 
     def __str__(self) -> str:
         if self.kind == "priority":

@@ -213,3 +213,21 @@ def test_a_table_begins_with_the_choice(dev: Device) -> None:
     for pair in PAIRS:
         rows = table_of(read_only(pair)).splitlines()
         assert rows[1].startswith("> ")
+
+
+@pytest.mark.parametrize("field", ["gain", "bound", "sm_count", "openings", "alone.left.value", "alone.left.samples"])
+def test_a_number_of_400_digits_is_refused(dev: Device, field: str) -> None:
+    saved = json.loads(a_report())
+    *path, last = field.split(".")
+    place = saved
+    for key in path:
+        place = place[key]
+    place[last] = 10**400
+    with pytest.raises(ValueError, match="not a report of schema 4"):
+        Report.from_json(json.dumps(saved))
+
+
+@pytest.mark.parametrize("kind", [Report, Plan])
+def test_json_that_is_nested_too_deeply_is_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        kind.from_json("[" * 100_000)
