@@ -153,7 +153,7 @@ class Policy:
         """The plan with which the bulk part is fastest while the latency keeps a limit, for ``plan.switch(pool)``.
 
         limit_s: the limit of the latency, in seconds. If no plan keeps it, the one with the lowest latency.
-        load: a value for each key; ValueError if a number is larger than all buckets.
+        load: a value for each key; ValueError if a number is larger than all buckets, or nan.
         current: the plan that is in use. It is kept as long as it keeps the limit, unless another one is faster by more
         than the hysteresis, and would keep the limit under a load that is larger by the hysteresis.
         """
@@ -163,7 +163,7 @@ class Policy:
         try:
             for key, find, size, stride in self._finders:
                 index = find(load[key])
-                if index == size:
+                if index == size or (not index and load[key] != load[key]):  # nan sorts before all buckets
                     self._refuse(load)
                 place += index * stride
         except (KeyError, TypeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -268,3 +269,9 @@ def test_a_small_gain_is_no_reason_to_switch() -> None:
     # Also well inside a bucket, where a somewhat larger load changes nothing.
     assert policy.choose(3.5e-3, overlay, batch=4, kind="short") is overlay
     assert made(hysteresis=0.0).choose(3.5e-3, overlay, batch=4, kind="short") == PRIORITY
+
+
+def test_a_load_that_is_no_number_is_refused() -> None:
+    policy = Policy.of([({"batch": 8}, Plan("sequence", ("a", "b")), 0.01, 1.0)], latency="a", bulk="b")
+    with pytest.raises(ValueError, match="this policy knows loads of batch"):
+        policy.choose(0.02, batch=math.nan)
