@@ -8,7 +8,10 @@ namespace gctx::test {
 
 class Block {
  public:
-  explicit Block(const ContextHandle& context, const void* task = nullptr) { enter_block(entry_, context, task); }
+  explicit Block(const ContextHandle& context, const void* task = nullptr) {
+    enter_block(entry_, context, task);
+    forget_blocks();  // those that were left elsewhere have gone from the list by it
+  }
   ~Block() {
     if (!entry_.is_idle()) {
       try {
