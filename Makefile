@@ -50,7 +50,7 @@ test: $(VENV)/package $(VENV)/torch
 
 test-long: $(VENV)/package $(VENV)/torch
 	$(BIN)/pytest --long
-	CUDA_GCTX_SPLIT_REQUESTS=20000 CUDA_GCTX_EXIT_RUNS=100 $(BIN)/pytest tests/core/test_split_oracle.py tests/core/test_exit.py
+	CUDA_GCTX_SPLIT_REQUESTS=20000 CUDA_GCTX_EXIT_RUNS=100 CUDA_GCTX_FORKS=1000 $(BIN)/pytest tests/core/test_split_oracle.py tests/core/test_exit.py tests/core/test_fork.py
 	$(BIN)/python tests/comm/simulate.py --interleavings 20000
 
 test-under-load: $(VENV)/package $(VENV)/torch

@@ -1,8 +1,12 @@
-"""After os.fork(), calls in the child raise a clear error that it cannot use CUDA, and the child ends cleanly."""
+"""After os.fork(), calls in the child raise a clear error that it cannot use CUDA, and the child ends cleanly.
+
+CUDA_GCTX_FORKS sets how many forks at random moments there are.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +17,9 @@ from ..common import run_python
 from .fronts import Front
 
 pytestmark = pytest.mark.any_driver
+
+FORKS = int(os.environ.get("CUDA_GCTX_FORKS", "20"))
+FORKS_OF_ONE = 10  # of one process, the first of which may come before the driver is open
 
 # Everything is made in the parent and tried in the child, which prints as JSON what each try raised.
 PROGRAM = """
@@ -199,6 +206,57 @@ def test_a_child_of_a_process_that_was_opening_the_driver_gets_the_error(tmp_pat
     run = subprocess.run(command, env=front.environment(), capture_output=True, text=True, check=False, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.splitlines() == ["ForkedError", "0 1"]
+
+
+# Forks of a process whose threads open the driver, and then work with it. A child that was forked before the opening
+# may use the driver itself.
+FORK_AT_ANY_MOMENT = """
+import os, random, signal, sys, threading, time, warnings
+warnings.simplefilter("ignore")  # of forking, and of SMs that are shared
+from cuda_gctx import ContextOptions, Device, ForkedError, SMResourceOptions
+chance = random.Random(int(sys.argv[1]))
+is_over, opened = threading.Event(), threading.Event()
+def work(size):
+    dev = Device(0)
+    opened.set()
+    groups, _ = dev.resources.sm.split(SMResourceOptions(size))
+    while not is_over.is_set():
+        with dev.create_context(ContextOptions([groups[0]])) as ctx, ctx.create_stream() as stream:
+            with ctx.current():
+                stream.record().sync()
+threads = [threading.Thread(target=work, args=(size,)) for size in (8, 16, 24)]
+for thread in threads:
+    thread.start()
+wrong = []
+for number in range(int(sys.argv[2])):
+    time.sleep(chance.random() * 0.003 if number else chance.random() * 0.0005)
+    was_opened = opened.is_set()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)  # ends a child that hangs
+        answer = 1
+        try:
+            Device(0).create_stream()
+            answer = 2 if was_opened else 0
+        except ForkedError:
+            answer = 0
+        os._exit(answer)
+    status = os.waitpid(pid, 0)[1]
+    if status:
+        wrong.append((number, status))
+is_over.set()
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+
+
+@pytest.mark.sim_only
+def test_a_child_of_any_moment_gets_the_error_and_does_not_hang() -> None:
+    for seed in range(FORKS // FORKS_OF_ONE):
+        command = [sys.executable, "-c", FORK_AT_ANY_MOMENT, str(seed), str(FORKS_OF_ONE)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert (seed, run.returncode, run.stdout, run.stderr) == (seed, 0, "[]\n", "")
 
 
 def test_a_driver_that_could_not_be_opened_is_not_in_use() -> None:
