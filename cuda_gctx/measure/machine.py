@@ -124,8 +124,8 @@ class ClockReading:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+            with self._process:
+                self._process.kill()
 
     @property
     def is_done(self) -> bool:
@@ -134,10 +134,11 @@ class ClockReading:
 
     @property
     def sm_clock_mhz(self) -> float | None:
-        """The clock of a complete reading; None if the tool is missing or does not report it."""
+        """The clock of a complete reading, which is read once; None if the tool is missing or does not report it."""
         if self._process is None or self._process.returncode != 0:
             return None
-        return _number(self._process.communicate()[0].strip())
+        assert self._process.stdout is not None
+        return _number(self._process.stdout.read().strip())
 
 
 def _number(text: str) -> float | None:

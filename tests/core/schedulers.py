@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 
-import pytest
-
 # What a task does; at each yield, other tasks may run.
 Work = Callable[[], Generator[None, None, None]]
 
@@ -23,7 +21,7 @@ def by_asyncio(*works: Work) -> None:
 
 
 def by_trio(*works: Work) -> None:
-    trio = pytest.importorskip("trio")
+    import trio
 
     async def task(work: Work) -> None:
         for _ in work():
@@ -39,8 +37,7 @@ def by_trio(*works: Work) -> None:
 
 def by_anyio(backend: str) -> Callable[..., None]:
     def run(*works: Work) -> None:
-        anyio = pytest.importorskip("anyio")
-        pytest.importorskip(backend)
+        import anyio
 
         async def task(work: Work) -> None:
             for _ in work():
@@ -57,7 +54,7 @@ def by_anyio(backend: str) -> Callable[..., None]:
 
 
 def by_gevent(*works: Work) -> None:
-    gevent = pytest.importorskip("gevent")
+    import gevent
 
     def task(work: Work) -> None:
         for _ in work():
@@ -67,7 +64,8 @@ def by_gevent(*works: Work) -> None:
 
 
 def by_greenlet(*works: Work) -> None:
-    greenlet = pytest.importorskip("greenlet")
+    import greenlet
+
     main = greenlet.getcurrent()
 
     def task(work: Work) -> None:
@@ -81,6 +79,15 @@ def by_greenlet(*works: Work) -> None:
                 task_.switch()
 
 
+# What each needs besides the standard library.
+MODULES: dict[str, tuple[str, ...]] = {
+    "asyncio": (),
+    "trio": ("trio",),
+    "anyio on asyncio": ("anyio",),
+    "anyio on trio": ("anyio", "trio"),
+    "gevent": ("gevent",),
+    "greenlet": ("greenlet",),
+}
 SCHEDULERS = {
     "asyncio": by_asyncio,
     "trio": by_trio,

@@ -13,11 +13,13 @@ from cuda_gctx import Context, ContextCurrentError, Device
 
 from ..common import on_another_thread, refusal, small_contexts
 from ..raw import Raw
-from .schedulers import SCHEDULERS, Work
+from .schedulers import MODULES, SCHEDULERS, Work
 
 
 @pytest.fixture(params=SCHEDULERS)
 def run(request: pytest.FixtureRequest) -> Callable[..., None]:
+    for module in MODULES[request.param]:
+        pytest.importorskip(module)
     return SCHEDULERS[request.param]
 
 

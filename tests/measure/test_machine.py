@@ -69,3 +69,24 @@ def test_the_power_state_of_a_gpu_is_known() -> None:
     state = machine.power_state(Device(0))
     assert state["temperature_c"] is not None
     assert 0 < state["temperature_c"] < 120
+
+
+@pytest.mark.sim_only
+def test_a_reading_of_the_clock_ends_whether_or_not_it_was_complete(
+    dev: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 1980\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(machine, "is_simulated", lambda device: False)
+    with machine.ClockReading(dev) as reading:
+        while not reading.is_done:
+            pass
+        assert reading.sm_clock_mhz == 1980
+
+    tool.write_text("#!/bin/sh\nexec sleep 600\n")
+    with machine.ClockReading(dev) as reading:
+        assert not reading.is_done
+    assert reading.is_done
+    assert reading.sm_clock_mhz is None

@@ -210,9 +210,10 @@ def slow_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[PartitionP
 
 
 def test_a_known_layout_waits_for_no_build_however_it_is_spelled(
-    dev: Device, slow_build: Callable[[PartitionPool, Layout], None]
+    sim: Machines, slow_build: Callable[[PartitionPool, Layout], None]
 ) -> None:
-    pool = PartitionPool(dev)
+    sim("h200")  # with nothing in the store, so that there is something to build
+    pool = PartitionPool(Device(0))
     known, other = pool.prepare(Layout(a=8, b=None)), pool.prepare(8, None)
     slow_build(pool, Layout(c=16, d=None))
     done: list[Partitions] = []
