@@ -13,7 +13,9 @@ inline float as_float(u32 bits) {
 inline u32 round_to_bfloat16(float number) {
   u32 bits;
   std::memcpy(&bits, &number, 4);
-  if (number != number) return 0x7fff;
+  if (number != number) {
+    return 0x7fff;
+  }
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 DEVICE Pair widen(u32 word) { return {as_float(word << 16), as_float(word & 0xffff0000u)}; }

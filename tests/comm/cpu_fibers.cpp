@@ -38,13 +38,17 @@ struct BulkStore {
   bool is_read = false, is_written = false;
 
   void do_read() {
-    if (is_read) return;
+    if (is_read) {
+      return;
+    }
     read.assign(from, from + bytes);
     is_read = true;
   }
   void do_write() {
     do_read();
-    if (is_written) return;
+    if (is_written) {
+      return;
+    }
     std::memcpy(reinterpret_cast<void*>(to), read.data(), bytes);
     is_written = true;
   }
@@ -72,14 +76,18 @@ class Fibers {
   bool run() {
     now_ = this;
     while (!fibers_.empty()) {
-      if (steps_-- == 0) return false;
+      if (steps_-- == 0) {
+        return false;
+      }
       if (left_ == 0) {
         left_ = 1 + random_() % 4096;
         without_ = random_() % 2 ? random_() % ranks_ : ranks_;
       }
       --left_;
       size_t at = random_() % fibers_.size();
-      if (fibers_[at]->rank == without_) continue;
+      if (fibers_[at]->rank == without_) {
+        continue;
+      }
       current_ = fibers_[at].get();
       switch_to(*current_);
       if (current_->is_over) {
@@ -92,7 +100,9 @@ class Fibers {
   }
 
   static void yield() {
-    if (_setjmp(now_->current_->left_at) == 0) _longjmp(now_->own_, 1);
+    if (_setjmp(now_->current_->left_at) == 0) {
+      _longjmp(now_->own_, 1);
+    }
   }
 
  private:
@@ -109,14 +119,20 @@ class Fibers {
   // By jumps, and a context for the first time alone: each switch between contexts sets the mask of signals, a system
   // call that takes longer than all else here.
   __attribute__((noinline)) void switch_to(Fiber& fiber) {
-    if (_setjmp(own_) != 0) return;
-    if (fiber.has_begun) _longjmp(fiber.left_at, 1);
+    if (_setjmp(own_) != 0) {
+      return;
+    }
+    if (fiber.has_begun) {
+      _longjmp(fiber.left_at, 1);
+    }
     fiber.has_begun = true;
     setcontext(&fiber.context);
   }
 
   std::unique_ptr<char[]> stack() {
-    if (free_.empty()) return std::unique_ptr<char[]>(new char[STACK_BYTES]);
+    if (free_.empty()) {
+      return std::unique_ptr<char[]>(new char[STACK_BYTES]);
+    }
     auto one = std::move(free_.back());
     free_.pop_back();
     return one;
@@ -153,14 +169,20 @@ struct Meeting {
   bool meet(bool mine) {
     all = all && mine;
     u64 seen = generation;
-    if (++arrived == alive) release();
-    while (generation == seen) Fibers::yield();
+    if (++arrived == alive) {
+      release();
+    }
+    while (generation == seen) {
+      Fibers::yield();
+    }
     return last_all;
   }
   // A thread that has ended is not waited for, as on the hardware.
   void leave() {
     --alive;
-    if (alive != 0 && arrived == alive) release();
+    if (alive != 0 && arrived == alive) {
+      release();
+    }
   }
 };
 
@@ -180,7 +202,9 @@ struct BlockState {
   std::vector<BulkStore> open_group;
 
   BlockState(u32 threads, size_t bytes) : block{threads}, shared(bytes + 128) {
-    for (u32 first = 0; first < threads; first += 32) warps.push_back({{std::min(threads - first, 32u)}});
+    for (u32 first = 0; first < threads; first += 32) {
+      warps.push_back({{std::min(threads - first, 32u)}});
+    }
   }
 
   void leave(u32 thread) {
@@ -188,7 +212,9 @@ struct BlockState {
     warps[thread / 32].leave();
   }
   void some_load(std::mt19937& random) {
-    if (loads.empty()) return;
+    if (loads.empty()) {
+      return;
+    }
     size_t at = random() % loads.size();
     auto load = loads[at];
     loads.erase(loads.begin() + at);
@@ -212,7 +238,9 @@ static void yield() {
   here = mine;
 }
 void pause_at_random() {
-  if (here->random() % 4 == 0) yield();
+  if (here->random() % 4 == 0) {
+    yield();
+  }
 }
 
 u32 thread_index() { return here->thread; }
@@ -288,14 +316,20 @@ void bulk_commit() {
 }
 void bulk_wait_read_of_all_but(u32 allowed) {
   auto& groups = here->state->groups;
-  for (size_t at = 0; at + allowed < groups.size(); ++at)
-    for (BulkStore& store : groups[at]) store.do_read();
+  for (size_t at = 0; at + allowed < groups.size(); ++at) {
+    for (BulkStore& store : groups[at]) {
+      store.do_read();
+    }
+  }
 }
 void bulk_wait() {
   auto& groups = here->state->groups;
   std::shuffle(groups.begin(), groups.end(), here->random);
-  for (auto& group : groups)
-    for (BulkStore& store : group) store.do_write();
+  for (auto& group : groups) {
+    for (BulkStore& store : group) {
+      store.do_write();
+    }
+  }
   groups.clear();
 }
 
@@ -310,8 +344,11 @@ extern "C" void set_regions(const u64* addresses, u32 count, u64 bytes) {
 }
 
 static u64 place_at(u64 own, u32 rank) {
-  for (u64 region : regions)
-    if (own >= region && own < region + region_bytes) return regions.at(rank) + (own - region);
+  for (u64 region : regions) {
+    if (own >= region && own < region + region_bytes) {
+      return regions.at(rank) + (own - region);
+    }
+  }
   std::abort();
 }
 
@@ -325,9 +362,13 @@ extern "C" void nvshmem_send(u64 to, u64 from, u64 bytes, u64 counter, u64 count
   sync_block();
   if (thread_index() == 0) {
     std::vector<u64> places;
-    for (u64 place = 0; place < bytes; place += sizeof(Vector)) places.push_back(place);
+    for (u64 place = 0; place < bytes; place += sizeof(Vector)) {
+      places.push_back(place);
+    }
     std::shuffle(places.begin(), places.end(), here->random);
-    for (u64 place : places) store_vector(place_at(to, rank) + place, load_vector(from + place));
+    for (u64 place : places) {
+      store_vector(place_at(to, rank) + place, load_vector(from + place));
+    }
     nvshmem_count(counter, count, rank);
   }
   sync_block();
@@ -353,7 +394,7 @@ void run_kernel(World& world, u32 rank, void (*kernel)(const void*), const HostC
   u32 running = call.blocks * call.threads;
   for (u32 block = 0; block < call.blocks; ++block) {
     states.push_back(std::make_unique<BlockState>(call.threads, world.shared));
-    for (u32 thread = 0; thread < call.threads; ++thread)
+    for (u32 thread = 0; thread < call.threads; ++thread) {
       world.fibers.add(rank, [&, block, thread, state = states.back().get()] {
         Here mine{thread, call.threads, block, call.blocks, state, std::mt19937(seed + block * 1000 + thread)};
         here = &mine;
@@ -361,23 +402,29 @@ void run_kernel(World& world, u32 rank, void (*kernel)(const void*), const HostC
         state->leave(thread);
         --running;
       });
+    }
   }
-  while (running != 0) Fibers::yield();
+  while (running != 0) {
+    Fibers::yield();
+  }
 }
 
 // Whether all ranks came to the ends of their calls within the steps; if not, they wait for each other for ever.
 extern "C" int run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed, u64 steps) {
   World world{{seed, ranks, steps}, shared};
-  for (u32 rank = 0; rank < ranks; ++rank)
+  for (u32 rank = 0; rank < ranks; ++rank) {
     world.fibers.add(rank, [=, &world] {
       for (u32 at = 0; at < count; ++at) {
         const HostCall& call = calls[rank * count + at];
-        if (!call.present) continue;
+        if (!call.present) {
+          continue;
+        }
         copy(call.before, call.copies_before);
         u32 own_seed = seed + 7919 * (rank * count + at);
         run_call(world, rank, call, own_seed);
         copy(call.after, call.copies_after);
       }
     });
+  }
   return world.fibers.run();
 }

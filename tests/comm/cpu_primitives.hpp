@@ -72,7 +72,9 @@ DEVICE u32 add_own(u64 address, u32 value) {
 }
 DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
   u32 old = *at32(address);
-  if (old == expected) *at32(address) = value;
+  if (old == expected) {
+    *at32(address) = value;
+  }
   return old;
 }
 
