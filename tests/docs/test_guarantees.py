@@ -93,7 +93,7 @@ EXCEPTIONS: Rows = {
         "core/test_locks.py::test_destructors_in_a_forked_child_wait_for_no_lock",
     ),
     "An error of a driver call during": (
-        "core/test_exit.py::test_a_call_that_fails_after_the_interpreter_ends_nothing_else",
+        "core/test_exit.py::test_calls_that_fail_after_the_interpreter_end_nothing_else",
     ),
     "A block that is left before one inside it": (
         "core/test_blocks.py::test_generators_that_are_closed_in_the_wrong_order_raise_and_use_nothing_that_is_gone",
