@@ -226,7 +226,7 @@ def test_a_curve_and_a_policy(dev: Device) -> None:
         return {"decode": work(batch, 200 * US), "prefill": work(whole(dev), 1 * MS)}
 
     curve = tune.curve(parts_of(64)["decode"], device=dev, sizes=[16, 32], load=parts_of(64)["prefill"], budget_s=2)
-    assert curve.point(16).seconds.value == pytest.approx(2 * curve.point(32).seconds.value, rel=0.2)
+    assert curve.point(16).seconds.median == pytest.approx(2 * curve.point(32).seconds.median, rel=0.2)
     policy = tune.policy(
         parts_of, latency="decode", loads={"batch": [16, 32, 48, 64]}, device=dev, quantile=0.9, budget_s=8, checks=4
     )
