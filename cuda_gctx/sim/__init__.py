@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cuda_gctx.sim._session import LiveObject as LiveObject
     from cuda_gctx.sim._session import Misuse as Misuse
     from cuda_gctx.sim._session import Session as Session
+    from cuda_gctx.sim._session import UnknownResultWarning as UnknownResultWarning
     from cuda_gctx.sim._session import cards as cards
     from cuda_gctx.sim._session import driver_versions as driver_versions
     from cuda_gctx.sim._session import make_spec as make_spec
@@ -38,6 +39,7 @@ _NAMES_OF_MODULE = {
         "LiveObject",
         "Misuse",
         "Session",
+        "UnknownResultWarning",
         "cards",
         "driver_versions",
         "make_spec",

@@ -35,10 +35,10 @@ DEFAULT_CARD = "h200"
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, description=SUMMARY)
     commands = parser.add_subparsers(dest="command", required=True)
-    made = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
+    parsers = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
     for name in ("profiles", "explain", "path"):
-        made[name].add_argument("--json", action="store_true", help=OPTIONS["json"])
-    run = made["run"]
+        parsers[name].add_argument("--json", action="store_true", help=OPTIONS["json"])
+    run = parsers["run"]
     run.add_argument("--gpu", default=DEFAULT_CARD, help=OPTIONS["gpu"])
     run.add_argument("--driver", default=None, help=OPTIONS["driver"])
     run.add_argument("--devices", type=int, default=1, help=OPTIONS["devices"])

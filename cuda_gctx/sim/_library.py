@@ -62,6 +62,9 @@ class KernelCost(ctypes.Structure):
         ("block_bytes", ctypes.c_uint64),
         ("throughput", ctypes.c_double),
         ("registers", ctypes.c_uint),
+        ("tiles", ctypes.c_uint64),
+        ("tile_ns", ctypes.c_uint64),
+        ("tile_bytes", ctypes.c_uint64),
     ]
 
 
@@ -97,6 +100,10 @@ class Library:
             ctypes.POINTER(ctypes.c_size_t),
             ctypes.c_uint,
         ]
+        numbers = ctypes.POINTER(ctypes.c_uint)
+        lib.gctxSimKernelAccess.argtypes = [ctypes.c_char_p, numbers, ctypes.c_uint, numbers, ctypes.c_uint]
+        lib.gctxSimView.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
+        lib.gctxSimView.restype = ctypes.c_void_p
         lib.gctxSimTrace.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         lib.gctxSimTrace.restype = None
         lib.gctxSimTime.restype = ctypes.c_uint64
@@ -170,6 +177,20 @@ class Library:
         if self._lib.gctxSimKernel(name.encode(), callback, None, ctypes.byref(cost), array, count):
             raise RuntimeError("no machine is simulated")
         return callback
+
+    def kernel_access(self, name: str, reads: Sequence[int] | None, writes: Sequence[int] | None) -> None:
+        """Set the arguments through which a registered kernel reads and writes memory; None: every one."""
+        lists: list[Any] = []
+        for numbers in (reads, writes):
+            lists += [None, 0] if numbers is None else [(ctypes.c_uint * len(numbers))(*numbers), len(numbers)]
+        self._lib.gctxSimKernelAccess(name.encode(), *lists)
+
+    def view(self, address: int, size: int) -> memoryview:
+        """The bytes of device memory."""
+        found = self._lib.gctxSimView(address, size)
+        if not found:
+            raise ValueError(f"the machine does not have {size} bytes of memory at {address:#x}")
+        return memoryview((ctypes.c_char * size).from_address(found)).cast("B")
 
     def trace(self, record: object | None) -> None:
         """Run a RecordFunction with the id of each object that this thread makes; None: no longer.

@@ -7,10 +7,12 @@ import os
 import sys
 import threading
 import traceback
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from cuda_gctx.sim._library import Block, KernelCost, Library, RecordFunction
 
@@ -20,16 +22,21 @@ __all__ = [
     "LiveObject",
     "Misuse",
     "Session",
+    "UnknownResultWarning",
     "cards",
     "driver_versions",
     "library",
     "make_spec",
+    "report_unknown",
     "session",
+    "unknown_now",
 ]
 
 # A handle that no object of the machine ever had: the call returns an error to the program, and nothing is lost. It is
 # listed, but does not fail a test, because programs do this on purpose when they are tested with bad input.
 _HARMLESS = frozenset({"unknown handle"})
+
+Policy = Literal["ignore", "warn", "error"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STACK_DEPTH = 24
@@ -80,6 +87,12 @@ class LedgerError(AssertionError):
     __module__ = __name__.rpartition(".")[0]  # the public name
 
 
+class UnknownResultWarning(UserWarning):
+    """A program read what a kernel should have written, or a time that includes an assumed cost."""
+
+    __module__ = __name__.rpartition(".")[0]  # the public name
+
+
 @dataclass(frozen=True)
 class LiveObject:
     """An object of the driver that was made and not destroyed."""
@@ -124,6 +137,44 @@ class Misuse:
         return f"{self.kind}: {self.function}({self.handle:#x}) by thread {self.thread}: {self.detail}"
 
 
+def _sentences(results: Counter[str], times: Counter[str]) -> tuple[str, ...]:
+    return (
+        *(
+            f"unknown result: memory that kernel {name} writes was read ({count} times), but kernels are not executed; "
+            "register a function for it, or the arguments that it writes"
+            for name, count in results.items()
+        ),
+        *(
+            f"unknown time: a time was read ({count} times) that includes kernel {name}; register its cost"
+            for name, count in times.items()
+        ),
+    )
+
+
+def unknown_now() -> tuple[Counter[str], Counter[str]]:
+    """How often the program read unknown results and times so far, by kernel, on the machine that it started."""
+    data = library().answer("Ledger") or {"unknown_results": {}, "unknown_times": {}}
+    return Counter(data["unknown_results"]), Counter(data["unknown_times"])
+
+
+def check_policy(unknown: str) -> None:
+    """Raise ValueError unless it is a Policy."""
+    if unknown not in get_args(Policy):
+        raise ValueError(f"unknown is {unknown!r}; it must be one of {', '.join(map(repr, get_args(Policy)))}")
+
+
+def report_unknown(before: tuple[Counter[str], Counter[str]], policy: Policy) -> None:
+    """Raise or warn, as the policy says, if the program read unknown results or times since then."""
+    __tracebackhide__ = True
+    check_policy(policy)
+    results, times = (now - then for now, then in zip(unknown_now(), before, strict=True))
+    found = "\n".join(_sentences(results, times))
+    if found and policy == "error":
+        raise LedgerError(found)
+    if found and policy == "warn":
+        warnings.warn(found, UnknownResultWarning, stacklevel=2)
+
+
 @dataclass(frozen=True)
 class Ledger:
     """The live objects and the misuse of a simulated machine."""
@@ -134,6 +185,8 @@ class Ledger:
     green_contexts_made: int
     green_contexts_destroyed: int
     absent: dict[str, int]  # calls of functions that are not modelled
+    unknown_results: dict[str, int]  # reads of memory that a kernel should have written, by kernel
+    unknown_times: dict[str, int]  # times read that include a kernel whose cost is assumed, by kernel
 
     @property
     def faults(self) -> tuple[Misuse, ...]:
@@ -149,10 +202,17 @@ class Ledger:
         """The live objects of one kind, such as ``"stream"``."""
         return tuple(found for found in self.live if found.kind == kind)
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What the program read although nobody knows it, in one sentence per kernel."""
+        return _sentences(Counter(self.unknown_results), Counter(self.unknown_times))
+
     def __str__(self) -> str:
-        lines = ["ledger (simulated): " + ("clean" if self.is_clean else "not clean")]
+        state = "not clean" if not self.is_clean else "clean, but not all is known" if self.unknown else "clean"
+        lines = [f"ledger (simulated): {state}"]
         lines += [f"  alive: {found}" for found in self.live]
         lines += [f"  {note}" for note in self.misuse]
+        lines += [f"  {sentence}" for sentence in self.unknown]
         lines += [f"  not modelled: {name}, called {count} times" for name, count in self.absent.items()]
         if self.lost_bytes:
             lines.append(f"  device memory lost to destroyed green contexts: {self.lost_bytes} bytes")
@@ -171,14 +231,17 @@ class Ledger:
             green_contexts_made=data["green_contexts_made"],
             green_contexts_destroyed=data["green_contexts_destroyed"],
             absent=data["absent"],
+            unknown_results=data["unknown_results"],
+            unknown_times=data["unknown_times"],
         )
 
 
 class Session:
     """The simulated machine that is the driver of this package during a session."""
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, unknown: Policy = "warn") -> None:
         self.spec = spec
+        self.unknown = unknown
         self._lib = library()
         self._kept: list[object] = []
         self._final: Ledger | None = None
@@ -228,9 +291,19 @@ class Session:
         return self._lib.answer("Faults")
 
     def memory(self, device: int = 0) -> dict[str, int]:
-        """Bytes of a device: total, free, allocated, taken by live green contexts, lost to destroyed ones."""
+        """Bytes of a device: total, free, allocated, taken by live green contexts, lost to destroyed ones.
+
+        ``resident`` is what the contents of its memory take of this machine's memory.
+        """
         found: dict[str, int] = self._lib.answer("Memory")["devices"][device]
         return found
+
+    def view(self, address: int, size: int) -> memoryview:
+        """The bytes of device memory, for the functions of kernels; at the address itself the host can read nothing.
+
+        address, size: of memory that a program has allocated or mapped, and not longer than that. ValueError otherwise.
+        """
+        return self._lib.view(address, size)
 
     def machine(self) -> Any:
         """The simulated machine: profile, name, driver version, number of devices."""
@@ -252,32 +325,52 @@ class Session:
         name: str,
         function: Callable[[Block], None] | None = None,
         *,
-        block_ns: int = 5_000,
+        block_ns: int = 0,
         block_bytes: int = 0,
+        tiles: int = 0,
+        tile_ns: int = 0,
+        tile_bytes: int = 0,
         throughput: float | None = None,
         registers: int | None = None,
         argument_sizes: Sequence[int] | None = None,
+        reads: Sequence[int] | None = None,
+        writes: Sequence[int] | None = None,
     ) -> None:
         """Set what a block of the kernel of this name costs, and a function that is called at the end of each block.
 
         ``block_ns`` is the time of a block alone on an SM if it waits for no memory, ``block_bytes`` what it moves to
-        and from device memory. ``throughput`` is the share of the SM's throughput that it uses: None means all of it
-        from four warps on, 0 a kernel that only waits. ``registers`` is the number per thread: None means that of its
-        image, or else 32. ``argument_sizes`` has the bytes of each argument, for images that do not contain them. The
-        function runs on the thread that waits, and must not wait for the driver.
+        and from device memory; without times and bytes, 5 us are assumed. ``tiles`` makes the kernel persistent: its
+        blocks stay on their SMs and take one tile after the other, each of ``tile_ns`` and ``tile_bytes``, until the
+        tiles of the launch are gone; a block that comes later ends at once. ``throughput`` is the share of the SM's
+        throughput that it uses: None means all of it from four warps on, 0 a kernel that only waits. ``registers`` is
+        the number per thread: None means that of its image, or else 32. ``argument_sizes`` has the bytes of each
+        argument, for images that do not contain them. The function runs on the thread that waits, and must not wait for
+        the driver.
 
-        Raises ValueError unless the throughput is 0 to 1.
+        ``reads`` and ``writes`` have the numbers of the arguments through which the kernel reads and writes memory:
+        None means every one. What it writes is unknown if it has no function, or if what it reads is unknown.
+
+        Raises ValueError unless the throughput is 0 to 1, if tiles have no time or no number, and for negative numbers
+        of arguments.
         """
         if throughput is not None and not 0 <= throughput <= 1:
             raise ValueError(f"throughput is {throughput}; it must be 0 to 1")
-        cost = KernelCost(block_ns, block_bytes, -1.0 if throughput is None else throughput, registers or 0)
+        if (tiles > 0) != (tile_ns > 0) or (tile_bytes > 0 and tiles == 0):
+            raise ValueError(
+                f"tiles is {tiles}, tile_ns {tile_ns}, tile_bytes {tile_bytes}; give both tiles and tile_ns, or none"
+            )
+        if any(number < 0 for numbers in (reads, writes) for number in numbers or ()):
+            raise ValueError(f"reads is {reads}, writes {writes}; the first argument has number 0")
+        share = -1.0 if throughput is None else throughput
+        cost = KernelCost(block_ns, block_bytes, share, registers or 0, tiles, tile_ns, tile_bytes)
         self._kept.append(self._lib.kernel(name, function, cost, argument_sizes))
+        self._lib.kernel_access(name, reads, writes)
 
     def check(self) -> None:
-        """Raise LedgerError unless nothing is alive and nothing was misused."""
+        """Raise LedgerError unless nothing is alive and nothing was misused, nor unknown if that is an error."""
         __tracebackhide__ = True
         ledger = self.ledger()
-        if not ledger.is_clean:
+        if not ledger.is_clean or (self.unknown == "error" and ledger.unknown):
             raise LedgerError(str(ledger))
 
 
@@ -298,18 +391,23 @@ def session(
     *,
     check: bool = True,
     trace: bool = False,
+    unknown: Policy = "warn",
     **options: int,
 ) -> Iterator[Session]:
     """A fresh simulated machine as the driver of this package.
 
     profile: the card (see ``python -m cuda_gctx.sim profiles``). driver: the CUDA version, such as "13.1".
     devices: the number of cards. options: other keys of the machine's description (``connections``,
-    ``max_contexts``, ``memory``).
+    ``max_contexts``, ``memory``, ``resident``).
     check: at the end, live objects and misuse raise LedgerError; an exception of the block takes precedence.
     trace: on the main thread, the ledger also reports the line that made each object; for objects of other
     threads it reports only the thread.
+    unknown: what follows at the end if the program read results of kernels that nobody computed, or times of kernels
+    whose cost is not registered: "warn" (an UnknownResultWarning), "error" (a LedgerError, as part of check) or
+    "ignore".
     """
     global _tracing
+    check_policy(unknown)
     from cuda_gctx._core.driver import close_driver, open_driver, resume_driver, set_driver_aside
 
     spec = make_spec(profile, driver, devices, **options)
@@ -319,7 +417,7 @@ def session(
     lib.push()
     try:
         token = open_driver(f"sim:{spec}")
-        current = Session(spec)
+        current = Session(spec, unknown)
         trace = trace and threading.current_thread() is threading.main_thread()
         if trace:
             _tracing += 1
@@ -339,6 +437,8 @@ def session(
                     _stacks.clear()
         if check:
             current.check()
+        if unknown == "warn" and (found := current.ledger().unknown):
+            warnings.warn("\n".join(found), UnknownResultWarning, stacklevel=3)
     finally:
         lib.pop()
         resume_driver()

@@ -91,7 +91,7 @@ def test_a_function_that_is_not_modelled_names_itself_once() -> None:
 import ctypes, json
 driver = ctypes.CDLL("libcuda.so.1")
 driver.cuInit(0)
-print([driver.cuMemCreate(None, 8, None, 0) for _ in range(2)])
+print([driver.cuMemMapArrayAsync(None, 0, None) for _ in range(2)])
 ledger = ctypes.CDLL("libcuda_gctx_sim.so").gctxSimLedger
 ledger.restype = ctypes.c_char_p
 print(ledger().decode())
@@ -99,8 +99,8 @@ print(ledger().decode())
     done = run_program(code)
     answers, ledger = done.stdout.splitlines()
     assert json.loads(answers) == [801, 801]
-    assert done.stderr.count("cuMemCreate is not modelled: CUDA_ERROR_NOT_SUPPORTED") == 1
-    assert json.loads(ledger)["absent"] == {"cuMemCreate": 2}
+    assert done.stderr.count("cuMemMapArrayAsync is not modelled: CUDA_ERROR_NOT_SUPPORTED") == 1
+    assert json.loads(ledger)["absent"] == {"cuMemMapArrayAsync": 2}
 
 
 @pytest.mark.parametrize(

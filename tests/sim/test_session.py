@@ -120,6 +120,35 @@ def test_a_context_that_goes_before_its_streams_is_the_wrong_order() -> None:
         assert "1 streams" in machine.ledger().misuse[0].detail
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_context_that_is_destroyed_below_the_current_one_is_noted(is_elsewhere: bool) -> None:
+    with session("h200", check=False) as machine:
+        raw, primary = Raw(), Device(0).context.handle
+        pushed, done = threading.Event(), threading.Event()
+
+        def push(context: int) -> None:
+            raw.push(context)
+            raw.push(primary)
+            pushed.set()
+            done.wait(60)
+
+        with raw.green_context(8) as ctx:
+            thread = threading.Thread(target=push, args=(ctx,))
+            if is_elsewhere:
+                thread.start()
+                pushed.wait(60)
+            else:
+                done.set()
+                push(ctx)
+        assert kinds(machine) == ["wrong thread" if is_elsewhere else "wrong order"]
+        assert "lies below the current one" in machine.ledger().misuse[0].detail
+        done.set()
+        while raw.current():
+            raw.pop()
+        if is_elsewhere:
+            thread.join()
+
+
 def test_a_context_that_is_current_elsewhere_is_destroyed_by_the_wrong_thread() -> None:
     with session("h200", check=False) as machine:
         raw, held, done = Raw(), threading.Event(), threading.Event()

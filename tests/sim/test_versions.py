@@ -45,9 +45,9 @@ SINCE = {
 NOT_MODELLED = [
     "cuGraphicsMapResources",
     "cuMulticastCreate",
-    "cuMemCreate",
+    "cuMemMapArrayAsync",
     "cuTexRefCreate",
-    "cuIpcOpenMemHandle",
+    "cuMemPoolExportToShareableHandle",
 ]
 
 

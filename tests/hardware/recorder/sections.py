@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import descriptors, events, identity, limits, measured, misuse, objects, resources, splits
+from . import (
+    contract,
+    descriptors,
+    events,
+    graph_contexts,
+    identity,
+    limits,
+    measured,
+    misuse,
+    objects,
+    resources,
+    splits,
+)
 from .gpu import Gpu
 from .notes import Note
 
@@ -29,7 +41,17 @@ SECTIONS: dict[str, Section] = {
     "attributes": objects.record_attributes,
     "modules": objects.record_modules,
     "graphs": objects.record_graphs,
+    "graph_contexts.kernels": graph_contexts.record_kernels,
+    "graph_contexts.executables": graph_contexts.record_executables,
+    "graph_contexts.functions": graph_contexts.record_functions,
+    "graph_contexts.functions_captured_again": graph_contexts.record_functions_captured_again,
+    "graph_contexts.attributes": graph_contexts.record_attributes,
+    "graph_contexts.cooperative": graph_contexts.record_cooperative,
+    "graph_contexts.programmatic": graph_contexts.record_programmatic,
+    "graph_contexts.others": graph_contexts.record_others,
+    "graph_contexts.pace": graph_contexts.record_pace,
     "tensor_maps": objects.record_tensor_maps,
+    "contract": contract.record_contract,
     "measured": measured.record_measured,
     "misuse.resplit": misuse.misuse_resplit,
     "misuse.arguments": misuse.misuse_arguments,

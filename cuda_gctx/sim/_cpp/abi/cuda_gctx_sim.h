@@ -45,9 +45,9 @@ GCTX_SIM_API int gctxSimPush(void);
 GCTX_SIM_API int gctxSimPop(void);
 
 /* JSON texts. The pointer is valid until the next call of the same thread. */
-GCTX_SIM_API const char* gctxSimLedger(void);   /* live objects, misuse, lost memory */
+GCTX_SIM_API const char* gctxSimLedger(void);   /* live objects, misuse, unknown results, lost memory */
 GCTX_SIM_API const char* gctxSimCalls(void);    /* calls per function, by base name */
-GCTX_SIM_API const char* gctxSimMemory(void);   /* per device: total, free, allocated, contexts, lost */
+GCTX_SIM_API const char* gctxSimMemory(void);   /* per device: total, free, allocated, contexts, lost, resident */
 GCTX_SIM_API const char* gctxSimFaults(void);   /* the rules in force, and how often each has fired */
 GCTX_SIM_API const char* gctxSimProfiles(void); /* the cards that can be simulated */
 GCTX_SIM_API const char* gctxSimDrivers(void);  /* the driver versions that can be simulated */
@@ -64,13 +64,19 @@ GCTX_SIM_API int gctxSimFailRandomly(const char* function, double probability, u
 GCTX_SIM_API void gctxSimLimitContexts(unsigned count);
 GCTX_SIM_API void gctxSimClearFaults(void);
 
-/* What a block of a kernel costs. Blocks on one SM share its throughput, and all share the memory's bandwidth. */
+/* What a block of a kernel costs. Blocks on one SM share its throughput, and all share the memory's bandwidth. Without
+ * times and bytes, 5 us per block are assumed, and times that include them are counted in the ledger. */
 typedef struct gctxSimKernelCost {
   uint64_t block_ns;    /* alone on an SM, if it waits for no memory */
   uint64_t block_bytes; /* to and from device memory */
   double
       throughput; /* the part of the SM's throughput that it uses then, 0 to 1; below 0: all of it from four warps on */
   unsigned registers; /* of a thread; 0: as its image says */
+  /* A persistent kernel: when its time above is over, a block takes tiles until none of the launch's is left, and stays
+   * on its SM meanwhile. 0: none */
+  uint64_t tiles;
+  uint64_t tile_ns;    /* like block_ns */
+  uint64_t tile_bytes; /* like block_bytes */
 } gctxSimKernelCost;
 
 /* Gives a kernel of this name a cost and, if `function` is not null, code that runs on the host at the end of each
@@ -78,6 +84,15 @@ typedef struct gctxSimKernelCost {
  * null otherwise. */
 GCTX_SIM_API int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user,
                                const gctxSimKernelCost* cost, const size_t* argument_sizes, unsigned argument_count);
+
+/* The arguments through which a registered kernel reads and writes memory, by number; null instead of a list: every
+ * one. What it writes is unknown if it has no function or reads something unknown, and is known otherwise. */
+GCTX_SIM_API int gctxSimKernelAccess(const char* name, const unsigned* reads, unsigned read_count,
+                                     const unsigned* writes, unsigned write_count);
+
+/* Where the library itself reaches memory of a device, at whose address the host can read nothing: for the functions of
+ * kernels. Null if the machine has not all of the range; valid until the memory is freed or unmapped. */
+GCTX_SIM_API void* gctxSimView(uint64_t address, size_t size);
 
 /* Where objects are made. For each object that the calling thread makes from now on, `schedule(record, id)` is called
  * in the middle of the making: it must only note the request and return at once. Made for CPython's Py_AddPendingCall,

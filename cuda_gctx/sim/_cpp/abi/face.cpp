@@ -2,7 +2,7 @@
 // the loader takes the functions themselves from libcuda_gctx_sim.so in the same folder (DT_FILTER).
 #define GCTX_SIM_NAME(symbol) \
   extern "C" __attribute__((visibility("default"))) int symbol() { return -1; }
-#define GCTX_SIM_FUNCTION(symbol, base, since) GCTX_SIM_NAME(symbol)
+#define GCTX_SIM_FUNCTION(symbol, base, since, ...) GCTX_SIM_NAME(symbol)
 #define GCTX_SIM_ABSENT(symbol, base, since) GCTX_SIM_NAME(symbol)
 #define GCTX_SIM_PER_THREAD(symbol, variant) GCTX_SIM_NAME(variant)
 #include "abi/absent.def"

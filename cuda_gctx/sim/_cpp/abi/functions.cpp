@@ -12,13 +12,13 @@ namespace gctx::sim {
 namespace {
 
 constexpr FunctionInfo table[] = {
-#define GCTX_SIM_FUNCTION(symbol, base, since) {#symbol, #base, since},
+#define GCTX_SIM_FUNCTION(symbol, base, since, ...) {#symbol, #base, since},
 #include "abi/functions.def"
 #undef GCTX_SIM_FUNCTION
 };
 
 void* const addresses[] = {
-#define GCTX_SIM_FUNCTION(symbol, base, since) reinterpret_cast<void*>(&::symbol),
+#define GCTX_SIM_FUNCTION(symbol, base, since, ...) reinterpret_cast<void*>(&::symbol),
 #include "abi/functions.def"
 #undef GCTX_SIM_FUNCTION
 };

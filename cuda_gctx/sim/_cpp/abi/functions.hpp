@@ -8,7 +8,7 @@
 namespace gctx::sim {
 
 enum class Fn {
-#define GCTX_SIM_FUNCTION(symbol, base, since) symbol,
+#define GCTX_SIM_FUNCTION(symbol, base, since, ...) symbol,
 #include "abi/functions.def"
 #undef GCTX_SIM_FUNCTION
   count

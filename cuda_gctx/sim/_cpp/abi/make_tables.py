@@ -1,5 +1,6 @@
-"""Write the tables that follow from CUDA's header and its runtime library: the functions that are not modelled, the
-variants with a default stream per thread, what errors say, and the page of the documentation that lists all functions.
+"""Write the tables that follow from CUDA's header, its runtime library and functions.def: the functions that are not
+modelled, the variants with a default stream per thread, what errors say, the contract of each function as the recorder
+and the tests read it, and the page of the documentation that lists all functions.
 
     python cuda_gctx/sim/_cpp/abi/make_tables.py [--check]
 
@@ -10,15 +11,21 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
-DOCS = HERE.parents[3] / "docs"
+ROOT = HERE.parents[3]
+DOCS = ROOT / "docs"
+SENTENCES = ROOT / "tests" / "sim" / "sentences.py"
+CONTRACTS = ROOT / "tests" / "hardware" / "recorder" / "functions.json"
 
 # Why functions are absent, by the beginning of their names; the first that fits counts.
 REASONS = [
@@ -28,22 +35,18 @@ REASONS = [
     ),
     (r"cuCoredump", "core dumps: nothing is executed"),
     (
-        r"cuIpc|cuMemPool(Export|Import)|cuDeviceGetNvSci|cuMulticast|cuLogical",
-        "sharing between processes and fabrics: every process has a simulated machine of its own",
+        r"cuMemPool(Export|Import)|cuDeviceGetNvSci|cuMulticast|cuLogical",
+        "pools between processes, fabrics and multicast: memory is shared by descriptors and handles",
     ),
     (
         r"cuTex|cuSurf|cuArray|cuMipmapped|cuMemcpy.*[AaD]to[AH]|cuMemcpy(2D|3D)|cuModuleGet(Tex|Surf)",
         "old variants, texture references, sparse arrays and arrays of several planes",
     ),
-    (
-        r"cuMem(Map|Unmap|Address(Reserve|Free)|Create|Release|SetAccess|GetAccess|GetAllocation|Retain|Export|Import|GetHandle)",
-        "virtual memory management",
-    ),
+    (r"cuMem(Map|GetHandle)", "sparse arrays, and memory for other devices than GPUs"),
     (
         r"cuGraph|cuUserObject|cuStream(BeginCaptureTo|BeginRecapture|UpdateCapture)|cuThreadExchange|cuDevice(Get|Set)Graph|cuDeviceGraph",
         "old variants, and nodes of external semaphores and of memory operations",
     ),
-    (r"cuStream(Write|Wait|Batch)", "memory operations of streams"),
     (
         r"cuLink|cuModuleLoadFat|cuLibrary|cuKernel|cuFunc|cuParam|cuLaunch|cuOccupancy",
         "code is not linked or executed, so its results are unknown",
@@ -69,14 +72,19 @@ def of_the_runtime(name: str) -> Path:
     raise SystemExit(f"no {name} of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'")
 
 
-def declared(include: Path) -> dict[str, tuple[str, int]]:
-    """Each function of the header, with its base name and the version that introduced it."""
-    text = subprocess.run(
+@functools.cache
+def preprocessed(include: Path) -> str:
+    return subprocess.run(
         ["c++", "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-x", "c++", str(include / "cuda.h")],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
+
+
+def declared(include: Path) -> dict[str, tuple[str, int]]:
+    """Each function of the header, with its base name and the version that introduced it."""
+    text = preprocessed(include)
     variants: dict[str, list[str]] = defaultdict(list)
     for symbol in sorted(set(re.findall(r"CUresult\s+(cu\w+)\s*\(", text))):
         match = re.fullmatch(r"(cu\w+?)(_v\d+)?(_pt[sd][sz])?", symbol)
@@ -114,10 +122,71 @@ def errors(include: Path) -> list[str]:
     return lines
 
 
+ROW = re.compile(r"^GCTX_SIM_FUNCTION\((\w+), (\w+), (\d+)(?:, (.*))?\)$", re.MULTILINE)
+# Types of functions that a program gives; every other type without a star is a handle or a number.
+CALLBACKS = {"CUhostFn", "CUstreamCallback", "CUoccupancyB2DSize"}
+
+
 def modelled() -> dict[str, tuple[str, int]]:
-    text = (HERE / "functions.def").read_text()
-    rows = re.findall(r"^GCTX_SIM_FUNCTION\((\w+), (\w+), (\d+)\)$", text, re.MULTILINE)
-    return {symbol: (base, int(version)) for symbol, base, version in rows}
+    rows = ROW.findall((HERE / "functions.def").read_text())
+    return {symbol: (base, int(version)) for symbol, base, version, _ in rows}
+
+
+def numbers(header: str) -> dict[str, int]:
+    """The constants that the contracts name."""
+    found = {"INT_MAX": 2**31 - 1, "UINT_MAX": 2**32 - 1, "SIZE_MAX": 2**64 - 1}
+    constant = r"(0x[0-9a-fA-F]+|\d+)(?: *<< *(\d+))?"
+    for pattern in (rf"\b(CU\w+) *= *{constant}", rf"#define +(CU\w+) +{constant}"):
+        for name, value, shift in re.findall(pattern, header):
+            found.setdefault(name, int(value, 0) << int(shift or 0))
+    found["CU_FUNC_ATTRIBUTE_MAX"] = 1 + max(
+        value for name, value in found.items() if name.startswith("CU_FUNC_ATTRIBUTE_")
+    )
+    return found
+
+
+def value_of(text: str, known: dict[str, int]) -> int:
+    total = 0
+    for term in text.split("|"):
+        name, _, less = term.strip().partition(" - ")
+        total |= (known[name] if name in known else int(name, 0)) - int(less or 0)
+    return total
+
+
+def contracts(include: Path) -> dict[str, dict[str, Any]]:
+    """What functions.def says of each function, with the parameters that the header gives it."""
+    header = (include / "cuda.h").read_text()
+    known = numbers(header)
+    declared = re.findall(r"CUresult\s+(?:CUDAAPI\s+)?(cu\w+)\s*\(([^()]*)\)", preprocessed(include))
+    parameters = {symbol: [" ".join(one.split()) for one in given.split(",")] for symbol, given in declared}
+    found = {}
+    for symbol, base, version, text in ROW.findall((HERE / "functions.def").read_text()):
+        names = [one for one in parameters.get(symbol, ["void"]) if one != "void"]
+        row: dict[str, Any] = {"base": base, "since": int(version), "parameters": names, "in_capture": "safe"}
+        needed = {
+            i
+            for i, one in enumerate(names)
+            if ("*" in one and not re.match(r"(const )?void ?\*\w", one.replace(" *", "*", 1)))
+            or one.split()[0] in CALLBACKS
+        }
+        rules: list[dict[str, Any]] = []
+        for word, given in re.findall(r"\.(\w+)\(([^()]*)\)", text):
+            values = [one.strip() for one in given.split(",")]
+            if word in ("null", "need"):
+                change = needed.difference_update if word == "null" else needed.update
+                change(int(one) for one in values)
+            elif word in ("flags", "single", "range", "implies"):
+                rules.append(
+                    {"kind": word, "index": int(values[0]), "values": [value_of(one, known) for one in values[1:]]}
+                )
+            elif word in ("from", "before"):
+                rules[-1][word] = int(given)
+            elif word == "unsafe" or word.startswith("disturbs_"):
+                row["in_capture"] = word.removeprefix("disturbs_")
+            else:
+                row[word] = True
+        found[symbol] = {**row, "needed": sorted(needed), "rules": rules}
+    return found
 
 
 def reason(symbol: str) -> str:
@@ -128,27 +197,85 @@ def since(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def page(known: dict[str, tuple[str, int]], absent: dict[str, tuple[str, int]], header: str) -> str:
+IN_CAPTURE = {
+    "safe": "",
+    "whole": "disturbs the captures of the whole context",
+    "own": "refused on a stream that is capturing",
+    "context": "disturbs the captures of its context",
+    "unsafe": "unsafe",
+}
+
+
+def described(row: dict[str, Any]) -> str:
+    """What a contract says of arguments, in words."""
+    names = [re.split(r"[ *]", one)[-1] for one in row["parameters"]]
+    said = []
+    if row["needed"]:
+        said.append("not null: " + ", ".join(f"`{names[i]}`" for i in row["needed"]))
+    for rule in row["rules"]:
+        name, values = f"`{names[rule['index']]}`", rule["values"]
+        if rule["kind"] == "flags":
+            text = f"{name} 0" if values[0] == 0 else f"{name} in the bits {values[0]:#x}"
+        elif rule["kind"] == "single":
+            text = f"{name} with one bit of {values[0]:#x} at most"
+        elif rule["kind"] == "implies":
+            text = f"{name} with {values[1]:#x} where it has {values[0]:#x}"
+        elif values[0] == values[1]:
+            text = f"{name} {values[0]}"
+        else:
+            top = {2**31 - 1: "", 2**32 - 1: "", 2**64 - 1: ""}.get(values[1], f" to {values[1]}")
+            text = f"{name} from {values[0]}{top}"
+        if "before" in rule:
+            text += f" before {since(rule['before'])}"
+        if "from" in rule:
+            text += f" from {since(rule['from'])} on"
+        said.append(text)
+    return "; ".join(said)
+
+
+def sentences() -> Counter[str]:
+    """How many sentences of the header a test tries, of each function."""
+    return Counter(re.findall(r'^@says\(\s*"(\w+)"', SENTENCES.read_text(), re.MULTILINE))
+
+
+def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], header: str) -> str:
     groups: dict[str, list[str]] = defaultdict(list)
-    bases = {base for base, _ in known.values()}
+    bases = {row["base"] for row in rows.values()}
     for symbol, (base, _) in absent.items():
         groups["older variants of functions that are modelled" if base in bases else reason(symbol)].append(symbol)
-    everything = len(known) + len(absent)
+    listed = {symbol: row for symbol, row in rows.items() if symbol not in OF_OTHER_HEADERS}
+    everything = len(listed) + len(absent)
     lines = [
         "# The functions of the software driver",
         "",
         f"The header of CUDA {header} declares {everything} functions, old variants included, and variants",
-        f"with a default stream per thread. The [software driver](software-driver.md) models {len(known)},",
+        f"with a default stream per thread. The [software driver](software-driver.md) models {len(listed)},",
         f"and the other {len(absent)} are exported too: each answers",
         "`CUDA_ERROR_NOT_SUPPORTED`, names itself once on standard error, and is counted in the ledger. It also",
         f"models {', '.join(f'`{symbol}`' for symbol in sorted(OF_OTHER_HEADERS))}, which `cuda.h` does not declare.",
-        "Made by `cuda_gctx/sim/_cpp/abi/make_tables.py`.",
+        "Made by `cuda_gctx/sim/_cpp/abi/make_tables.py` from `functions.def`, which the driver checks in every call.",
         "",
         "## Modelled",
         "",
-        "| function | since |",
-        "| --- | --- |",
-        *(f"| `{symbol}` | {since(version)} |" for symbol, (_, version) in sorted(known.items())),
+        "- **Arguments**: any other value is `CUDA_ERROR_INVALID_VALUE`.",
+        "- **Captures**: an *unsafe* call answers `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and invalidates the captures",
+        "  that the thread's capture mode protects: with the mode `GLOBAL`, those of all threads.",
+        "- **Context**: *current* needs a context that is current to the thread, else `CUDA_ERROR_INVALID_CONTEXT`;",
+        "  *null: current* takes a null context for it; what *owned* makes goes with that context.",
+        "- Inside host functions and callbacks all answer `CUDA_ERROR_NOT_PERMITTED`, but those that are marked.",
+        "- **Sentences**: how many sentences of the header `tests/sim/sentences.py` tries, one by one.",
+        "",
+        "| function | since | arguments | captures | context | in callbacks | sentences |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    tried = sentences()
+    for symbol, row in sorted(rows.items()):
+        words = {"context": "current", "owned": "owned", "or_current": "null: current", "early": "before `cuInit`"}
+        context = ", ".join(text for word, text in words.items() if row.get(word))
+        callback = "allowed" if row.get("early") else ""
+        cells = (described(row), IN_CAPTURE[row["in_capture"]], context, callback, str(tried[symbol] or ""))
+        lines.append(f"| `{symbol}` | {since(row['since'])} | {' | '.join(cells)} |")
+    lines += [
         "",
         "## Absent",
         "",
@@ -157,7 +284,7 @@ def page(known: dict[str, tuple[str, int]], absent: dict[str, tuple[str, int]], 
     ]
     for why, symbols in sorted(groups.items(), key=lambda item: -len(item[1])):
         lines.append(f"| {why} ({len(symbols)}) | {', '.join(f'`{symbol}`' for symbol in sorted(symbols))} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def files() -> dict[Path, str]:
@@ -169,7 +296,7 @@ def files() -> dict[Path, str]:
     if wrong or extra != OF_OTHER_HEADERS:
         raise SystemExit(f"functions.def does not fit the header: {wrong or extra}")
     absent = {symbol: row for symbol, row in functions.items() if symbol not in known}
-    listed = {symbol: row for symbol, row in known.items() if symbol in functions}
+    rows = contracts(include)
     suffixes = per_thread(include)
     match = re.search(r"#define CUDA_VERSION (\d+)", (include / "cuda.h").read_text())
     assert match is not None
@@ -203,7 +330,8 @@ def files() -> dict[Path, str]:
                 "",
             ]
         ),
-        DOCS / "driver-functions.md": page(listed, absent, since(int(match[1]))),
+        CONTRACTS: "{\n" + ",\n".join(f'"{symbol}": {json.dumps(row)}' for symbol, row in rows.items()) + "\n}\n",
+        DOCS / "driver-functions.md": page(rows, absent, since(int(match[1]))),
     }
 
 

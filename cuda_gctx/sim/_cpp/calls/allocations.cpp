@@ -2,6 +2,7 @@
 #include "calls/allocations.hpp"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "calls/graph_memory.hpp"
 #include "machine/costs.hpp"
@@ -21,14 +22,76 @@ Allocation* find_allocation(Machine& machine, std::uint64_t address, std::size_t
   return &found->second;
 }
 
+Bytes bytes_at(Machine& machine, std::uint64_t address, std::uint64_t size) {
+  Bytes found;
+  while (size > 0) {
+    const Allocation* allocation = find_allocation(machine, address, 1);
+    // Only mappings next to each other are one range.
+    if (allocation == nullptr || (!found.is_empty() && allocation->mapped == nullptr)) {
+      return {};
+    }
+    const std::uint64_t at = address - allocation->handle;
+    const std::uint64_t part = std::min(size, allocation->size - at);
+    if (part < size && allocation->mapped == nullptr) {
+      return {};
+    }
+    found.add(allocation->storage, at, part);
+    address += part;
+    size -= part;
+  }
+  return found;
+}
+
+bool is_reachable(const Allocation& allocation, bool writes) {
+  return allocation.mapped == nullptr || std::ranges::any_of(allocation.access, [&](const auto& of_device) {
+           return of_device.second == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
+                  (!writes && of_device.second == CU_MEM_ACCESS_FLAGS_PROT_READ);
+         });
+}
+
+bool is_of_a_device(const Machine& machine, std::uint64_t address) {
+  const auto next = machine.reservations.upper_bound(address);
+  return (next != machine.reservations.begin() && std::prev(next)->second->range.contains(address)) ||
+         std::ranges::any_of(machine.devices,
+                             [&](const Device& device) { return device.arena && device.arena->contains(address); });
+}
+
+std::shared_ptr<void> promise_pages(Machine& machine, const Bytes& bytes) {
+  if (bytes.is_empty()) {
+    return machine.promised;
+  }
+  std::uint64_t taken = *machine.promised;
+  for (const Device& device : machine.devices) {
+    taken += device.resident();
+  }
+  std::uint64_t wanted = bytes.size();
+  if (taken + wanted > machine.resident_limit) {
+    wanted = bytes.missing();
+  }
+  if (taken + wanted > machine.resident_limit) {
+    static std::atomic_flag said;
+    if (!said.test_and_set()) {
+      std::fprintf(
+          stderr,
+          "cuda_gctx software driver (simulated): CUDA_ERROR_OUT_OF_MEMORY: the contents of device memory would "
+          "take more than %llu bytes of this machine's memory; resident=BYTES in its description allows more\n",
+          static_cast<unsigned long long>(machine.resident_limit));
+    }
+    return nullptr;
+  }
+  *machine.promised += wanted;
+  return {static_cast<void*>(machine.promised.get()),
+          [promised = machine.promised, wanted](void*) { *promised -= wanted; }};
+}
+
 namespace {
 
 // The same for every kind of memory that the driver gives out.
-CUdeviceptr add(Call& c, Allocation made, Pool* pool) {
-  c.machine.made(made);
+CUdeviceptr add(Call& c, Allocation made, Storage storage, Pool* pool) {
+  c.made(made);
   made.pool = pool;
-  made.storage = Storage(made.size);
-  made.handle = made.storage.address();
+  made.storage = std::move(storage);
+  made.handle = made.storage.address;
   if (!c.thread.stack.empty()) {
     made.context_id = c.thread.stack.back().id;
   }
@@ -38,6 +101,7 @@ CUdeviceptr add(Call& c, Allocation made, Pool* pool) {
   }
   const std::uint64_t address = made.handle;
   c.machine.freed.erase(address);
+  c.machine.unknown.clear(address, made.size);
   c.machine.allocations.emplace(address, std::move(made));
   return address;
 }
@@ -45,7 +109,7 @@ CUdeviceptr add(Call& c, Allocation made, Pool* pool) {
 }  // namespace
 
 CUresult allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out) {
-  if (out == nullptr || size == 0) {
+  if (size == 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (!has_room(device, size)) {
@@ -54,24 +118,24 @@ CUresult allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdevic
   Allocation made;
   made.size = size;
   made.device = device.ordinal;
-  const CUdeviceptr address = add(c, std::move(made), pool);
+  const CUdeviceptr address = add(c, std::move(made), device.take(size), pool);
   device.allocated += size;
   return give(out, address);
 }
 
 CUresult allocate_managed(Call& c, int device, std::size_t size, Pool* pool, CUdeviceptr* out) {
-  if (out == nullptr || size == 0) {
+  if (size == 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   Allocation made;
   made.size = size;
   made.device = device;
   made.managed = true;
-  return give(out, add(c, std::move(made), pool));
+  return give(out, add(c, std::move(made), take_from_host(size), pool));
 }
 
 CUresult allocate_host(Call& c, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out) {
-  if (out == nullptr || size == 0) {
+  if (size == 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   Allocation made;
@@ -79,7 +143,7 @@ CUresult allocate_host(Call& c, int device, std::size_t size, unsigned flags, Po
   made.device = device;
   made.type = CU_MEMORYTYPE_HOST;
   made.flags = flags;
-  return give(out, add(c, std::move(made), pool));
+  return give(out, add(c, std::move(made), take_from_host(size), pool));
 }
 
 CUresult place_variable(Call& c, const Module& module, const Variable& variable, std::uint64_t& place) {
@@ -92,19 +156,26 @@ CUresult place_variable(Call& c, const Module& module, const Variable& variable,
   made.device = module.device;
   made.module = &module;
   made.hidden = true;
-  place = add(c, std::move(made), nullptr);
+  Storage storage = device.take(variable.size);
+  storage.file->clear(storage.offset, variable.size);
+  storage.file->write(storage.offset, variable.initial.data(), variable.initial.size());
+  place = add(c, std::move(made), std::move(storage), nullptr);
   device.allocated += variable.size;
-  auto* bytes = reinterpret_cast<char*>(place);
-  if (variable.size < Storage::mapped_from) {
-    std::fill_n(bytes, variable.size, '\0');  // mapped memory is zero already
+  if (!variable.is_constant && !module.written_by.empty()) {
+    c.machine.unknown.mark(place, variable.size, module.written_by);
   }
-  std::copy(variable.initial.begin(), variable.initial.end(), bytes);
   return CUDA_SUCCESS;
 }
 
 bool may_be_freed(const Allocation& allocation) {
   // Memory of a graph: only while it is in use, and only what the graph does not free itself.
-  return !allocation.freeing && allocation.live && !allocation.freed_in_graph && allocation.module == nullptr;
+  return !allocation.freeing && allocation.live && !allocation.freed_in_graph && allocation.module == nullptr &&
+         allocation.mapped == nullptr && allocation.opened == 0;
+}
+
+bool is_plain(const Allocation& allocation) {
+  return may_be_freed(allocation) && allocation.type == CU_MEMORYTYPE_DEVICE && !allocation.managed &&
+         allocation.pool == nullptr && allocation.graphs == 0;
 }
 
 void release(Machine& machine, std::uint64_t address) {
@@ -113,17 +184,26 @@ void release(Machine& machine, std::uint64_t address) {
     return;
   }
   Allocation& allocation = found->second;
+  if (allocation.mapped != nullptr) {
+    return;  // until it is unmapped
+  }
   if (allocation.graphs > 0) {
     return free_graph_memory(machine, allocation);
   }
-  if (allocation.type == CU_MEMORYTYPE_DEVICE && !allocation.managed) {
+  if (allocation.type == CU_MEMORYTYPE_DEVICE && !allocation.managed && allocation.opened == 0) {
     machine.devices[static_cast<std::size_t>(allocation.device)].allocated -= allocation.size;
   }
   if (allocation.pool != nullptr) {
     allocation.pool->used -= allocation.size;
   }
   machine.freed.insert(address);
+  machine.unknown.clear(address, allocation.size);
   machine.allocations.erase(found);
+}
+
+void release(Machine& machine, const Array& array) {
+  machine.devices[static_cast<std::size_t>(array.device)].allocated -= array.bytes();
+  machine.arrays.remove(array);
 }
 
 }  // namespace gctx::sim

@@ -53,11 +53,6 @@ bool is_valid(const CUDA_ARRAY3D_DESCRIPTOR& wanted) {
 }
 
 CUresult create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted, bool hidden, Array*& out) {
-  CUresult result = CUDA_SUCCESS;
-  const Context* context = current_context(c, result);
-  if (context == nullptr) {
-    return result;
-  }
   if (!is_valid(wanted)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -65,34 +60,21 @@ CUresult create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted, bool hidde
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   auto array = std::make_unique<Array>();
-  c.machine.made(*array);
+  c.made(*array);
   array->hidden = hidden;
   array->descriptor = wanted;
   array->element_bytes = format_bytes(wanted.Format) * wanted.NumChannels;
-  array->device = context->device;
-  Device& device = c.machine.devices[static_cast<std::size_t>(context->device)];
+  array->device = c.current->device;
+  Device& device = c.device();
   const std::size_t bytes = array->bytes();
   if (!has_room(device, bytes)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  array->storage = std::make_shared<Storage>(bytes);
+  array->storage = device.take(bytes);
+  c.machine.unknown.clear(array->storage.address, bytes);
   device.allocated += bytes;
   out = &c.machine.arrays.add(std::move(array));
   return CUDA_SUCCESS;
-}
-
-void destroy_array(Machine& machine, const Array& array) {
-  machine.devices[static_cast<std::size_t>(array.device)].allocated -= array.bytes();
-  machine.arrays.remove(array);
-}
-
-Array* find_array(Call& c, CUarray handle, CUresult& result) {
-  return find_in(c, c.machine.arrays, handle, CUDA_ERROR_INVALID_HANDLE, "the array is destroyed", result);
-}
-
-MipmappedArray* find_mipmapped(Call& c, CUmipmappedArray handle, CUresult& result) {
-  return find_in(c, c.machine.mipmapped_arrays, handle, CUDA_ERROR_INVALID_HANDLE, "the mipmapped array is destroyed",
-                 result);
 }
 
 // What a texture or a surface is made of must be there.
@@ -105,10 +87,10 @@ CUresult check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
   constexpr std::size_t pitch_alignment = 32;
   switch (resource.resType) {
     case CU_RESOURCE_TYPE_ARRAY:
-      find_array(c, resource.res.array.hArray, result);
+      find(c, resource.res.array.hArray, result, static_cast<Array*>(nullptr));
       return result;
     case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY:
-      find_mipmapped(c, resource.res.mipmap.hMipmappedArray, result);
+      find(c, resource.res.mipmap.hMipmappedArray, result, static_cast<MipmappedArray*>(nullptr));
       return result;
     case CU_RESOURCE_TYPE_LINEAR: {
       const auto& linear = resource.res.linear;
@@ -132,243 +114,154 @@ CUresult check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
   }
 }
 
-template <Fn function, class Body>
-CUresult with_texture(CUtexObject handle, Body&& body) noexcept {
-  return call_with<function>(
-      [&](Call& c, CUresult& result) {
-        return find_in(c, c.machine.textures, handle, CUDA_ERROR_INVALID_VALUE, "the texture or surface is destroyed",
-                       result);
-      },
-      body);
-}
-
-template <Fn function, class Body>
-CUresult with_surface(CUsurfObject handle, Body&& body) noexcept {
-  return call_with<function>(
-      [&](Call& c, CUresult& result) {
-        return find_in(c, c.machine.surfaces, handle, CUDA_ERROR_INVALID_VALUE, "the texture or surface is destroyed",
-                       result);
-      },
-      body);
-}
-
 }  // namespace
 }  // namespace gctx::sim
 
 using namespace gctx::sim;
 
-extern "C" {
+GCTX_SIM_CALL(cuArray3DCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
+  Array* array = nullptr;
+  const CUresult result = create_array(c, *wanted, false, array);
+  return result == CUDA_SUCCESS ? give(out, as_handle<CUarray>(*array)) : result;
+}
 
-CUresult CUDAAPI cuArray3DCreate_v2(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
-  return call<Fn::cuArray3DCreate_v2>([&](Call& c) {
-    if (out == nullptr || wanted == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+GCTX_SIM_CALL(cuArrayCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY_DESCRIPTOR* wanted) {
+  Array* array = nullptr;
+  const CUresult result =
+      create_array(c, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}, false, array);
+  return result == CUDA_SUCCESS ? give(out, as_handle<CUarray>(*array)) : result;
+}
+
+GCTX_SIM_CALL(cuArray3DGetDescriptor_v2, Call&, CUDA_ARRAY3D_DESCRIPTOR* out, const Array& array) {
+  return give(out, array.descriptor);
+}
+
+GCTX_SIM_CALL(cuArrayGetDescriptor_v2, Call&, CUDA_ARRAY_DESCRIPTOR* out, const Array& array) {
+  const CUDA_ARRAY3D_DESCRIPTOR& all = array.descriptor;
+  return give(out, CUDA_ARRAY_DESCRIPTOR{all.Width, all.Height, all.Format, all.NumChannels});
+}
+
+GCTX_SIM_CALL(cuArrayDestroy, Call& c, const Array& array) {
+  if (array.hidden) {
+    return CUDA_ERROR_INVALID_VALUE;  // a level of a mipmapped array
+  }
+  release(c.machine, array);
+  return CUDA_SUCCESS;
+}
+
+GCTX_SIM_CALL(cuMipmappedArrayCreate, Call& c, CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
+              unsigned levels) {
+  if (!is_valid(*wanted)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const bool layered = (wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
+  const std::size_t longest = std::max({wanted->Width, wanted->Height, layered ? 1 : wanted->Depth});
+  // Documented: the number is clamped to what the extent has.
+  levels = std::min(levels, static_cast<unsigned>(std::bit_width(longest)));
+  auto made = std::make_unique<MipmappedArray>();
+  made->descriptor = *wanted;
+  CUDA_ARRAY3D_DESCRIPTOR level = *wanted;
+  for (unsigned i = 0; i < levels; ++i) {
     Array* array = nullptr;
-    const CUresult result = create_array(c, *wanted, false, array);
-    return result == CUDA_SUCCESS ? give(out, as_handle<CUarray>(*array)) : result;
-  });
-}
-
-CUresult CUDAAPI cuArrayCreate_v2(CUarray* out, const CUDA_ARRAY_DESCRIPTOR* wanted) {
-  return call<Fn::cuArrayCreate_v2>([&](Call& c) {
-    if (out == nullptr || wanted == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    Array* array = nullptr;
-    const CUresult result =
-        create_array(c, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}, false, array);
-    return result == CUDA_SUCCESS ? give(out, as_handle<CUarray>(*array)) : result;
-  });
-}
-
-CUresult CUDAAPI cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR* out, CUarray handle) {
-  return call<Fn::cuArray3DGetDescriptor_v2>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Array* array = find_array(c, handle, result);
-    return array == nullptr ? result : give(out, array->descriptor);
-  });
-}
-
-CUresult CUDAAPI cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR* out, CUarray handle) {
-  return call<Fn::cuArrayGetDescriptor_v2>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Array* array = find_array(c, handle, result);
-    if (array == nullptr) {
-      return result;
-    }
-    const CUDA_ARRAY3D_DESCRIPTOR& all = array->descriptor;
-    return give(out, CUDA_ARRAY_DESCRIPTOR{all.Width, all.Height, all.Format, all.NumChannels});
-  });
-}
-
-CUresult CUDAAPI cuArrayDestroy(CUarray handle) {
-  return call<Fn::cuArrayDestroy>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Array* array = find_array(c, handle, result);
-    if (array == nullptr) {
-      return result;
-    }
-    if (array->hidden) {
-      return CUDA_ERROR_INVALID_VALUE;  // a level of a mipmapped array
-    }
-    destroy_array(c.machine, *array);
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted, unsigned levels) {
-  return call<Fn::cuMipmappedArrayCreate>([&](Call& c) {
-    if (out == nullptr || wanted == nullptr || levels == 0 || !is_valid(*wanted)) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    const bool layered = (wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
-    const std::size_t longest = std::max({wanted->Width, wanted->Height, layered ? 1 : wanted->Depth});
-    // Documented: the number is clamped to what the extent has.
-    levels = std::min(levels, static_cast<unsigned>(std::bit_width(longest)));
-    auto made = std::make_unique<MipmappedArray>();
-    made->descriptor = *wanted;
-    CUDA_ARRAY3D_DESCRIPTOR level = *wanted;
-    for (unsigned i = 0; i < levels; ++i) {
-      Array* array = nullptr;
-      if (const CUresult result = create_array(c, level, true, array); result != CUDA_SUCCESS) {
-        for (const Array* other : made->levels) {
-          destroy_array(c.machine, *other);
-        }
-        return result;
+    if (const CUresult result = create_array(c, level, true, array); result != CUDA_SUCCESS) {
+      for (const Array* other : made->levels) {
+        release(c.machine, *other);
       }
-      made->levels.push_back(array);
-      level.Width = std::max<std::size_t>(level.Width / 2, 1);
-      if (level.Height > 0) {
-        level.Height = std::max<std::size_t>(level.Height / 2, 1);
-      }
-      if (level.Depth > 0 && !layered) {
-        level.Depth = std::max<std::size_t>(level.Depth / 2, 1);
-      }
-    }
-    c.machine.made(*made);
-    return give(out, as_handle<CUmipmappedArray>(c.machine.mipmapped_arrays.add(std::move(made))));
-  });
-}
-
-CUresult CUDAAPI cuMipmappedArrayGetLevel(CUarray* out, CUmipmappedArray handle, unsigned level) {
-  return call<Fn::cuMipmappedArrayGetLevel>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const MipmappedArray* array = find_mipmapped(c, handle, result);
-    if (array == nullptr) {
       return result;
     }
-    return level < array->levels.size() ? give(out, as_handle<CUarray>(*array->levels[level]))
-                                        : CUDA_ERROR_INVALID_VALUE;
-  });
+    made->levels.push_back(array);
+    level.Width = std::max<std::size_t>(level.Width / 2, 1);
+    if (level.Height > 0) {
+      level.Height = std::max<std::size_t>(level.Height / 2, 1);
+    }
+    if (level.Depth > 0 && !layered) {
+      level.Depth = std::max<std::size_t>(level.Depth / 2, 1);
+    }
+  }
+  c.made(*made);
+  return give(out, as_handle<CUmipmappedArray>(c.machine.mipmapped_arrays.add(std::move(made))));
 }
 
-CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray handle) {
-  return call<Fn::cuMipmappedArrayDestroy>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const MipmappedArray* array = find_mipmapped(c, handle, result);
-    if (array == nullptr) {
-      return result;
-    }
-    for (const Array* level : array->levels) {
-      destroy_array(c.machine, *level);
-    }
-    c.machine.mipmapped_arrays.remove(*array);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuMipmappedArrayGetLevel, Call&, CUarray* out, const MipmappedArray& array, unsigned level) {
+  return level < array.levels.size() ? give(out, as_handle<CUarray>(*array.levels[level])) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* resource,
-                                   const CUDA_TEXTURE_DESC* texture, const CUDA_RESOURCE_VIEW_DESC* view) {
-  return call<Fn::cuTexObjectCreate>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    if (current_context(c, result) == nullptr) {
-      return result;
-    }
-    constexpr unsigned known = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES | CU_TRSF_SRGB |
-                               CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION | CU_TRSF_SEAMLESS_CUBEMAP;
-    if (out == nullptr || resource == nullptr || texture == nullptr || (texture->flags & ~known) != 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (result = check_resource(c, *resource); result != CUDA_SUCCESS) {
-      return result;
-    }
-    const bool mipmapped = resource->resType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY;
-    if (mipmapped && (texture->flags & CU_TRSF_NORMALIZED_COORDINATES) == 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    const bool in_array = mipmapped || resource->resType == CU_RESOURCE_TYPE_ARRAY;
-    if (view != nullptr && !in_array) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    auto made = std::make_unique<Texture>();
-    c.machine.made(*made);
-    made->resource = *resource;
-    made->texture = *texture;
-    made->has_view = view != nullptr;
-    if (view != nullptr) {
-      made->view = *view;
-    }
-    return give(out, static_cast<CUtexObject>(c.machine.textures.add(std::move(made)).handle));
-  });
+GCTX_SIM_CALL(cuMipmappedArrayDestroy, Call& c, const MipmappedArray& array) {
+  for (const Array* level : array.levels) {
+    release(c.machine, *level);
+  }
+  c.machine.mipmapped_arrays.remove(array);
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuTexObjectDestroy(CUtexObject handle) {
-  return with_texture<Fn::cuTexObjectDestroy>(handle, [](Call& c, const Texture& texture) {
-    c.machine.textures.remove(texture);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuTexObjectCreate, Call& c, CUtexObject* out, const CUDA_RESOURCE_DESC* resource,
+              const CUDA_TEXTURE_DESC* texture, const CUDA_RESOURCE_VIEW_DESC* view) {
+  constexpr unsigned known = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES | CU_TRSF_SRGB |
+                             CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION | CU_TRSF_SEAMLESS_CUBEMAP;
+  if ((texture->flags & ~known) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (const CUresult result = check_resource(c, *resource); result != CUDA_SUCCESS) {
+    return result;
+  }
+  const bool mipmapped = resource->resType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY;
+  if (mipmapped && (texture->flags & CU_TRSF_NORMALIZED_COORDINATES) == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const bool in_array = mipmapped || resource->resType == CU_RESOURCE_TYPE_ARRAY;
+  if (view != nullptr && !in_array) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto made = std::make_unique<Texture>();
+  c.made(*made);
+  made->resource = *resource;
+  made->texture = *texture;
+  made->has_view = view != nullptr;
+  if (view != nullptr) {
+    made->view = *view;
+  }
+  return give(out, static_cast<CUtexObject>(c.machine.textures.add(std::move(made)).handle));
 }
 
-CUresult CUDAAPI cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC* out, CUtexObject handle) {
-  return with_texture<Fn::cuTexObjectGetResourceDesc>(
-      handle, [&](Call&, const Texture& texture) { return give(out, texture.resource); });
+GCTX_SIM_CALL(cuTexObjectDestroy, Call& c, const Texture& texture) {
+  c.machine.textures.remove(texture);
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC* out, CUtexObject handle) {
-  return with_texture<Fn::cuTexObjectGetTextureDesc>(
-      handle, [&](Call&, const Texture& texture) { return give(out, texture.texture); });
+GCTX_SIM_CALL(cuTexObjectGetResourceDesc, Call&, CUDA_RESOURCE_DESC* out, const Texture& texture) {
+  return give(out, texture.resource);
 }
 
-CUresult CUDAAPI cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* out, CUtexObject handle) {
-  return with_texture<Fn::cuTexObjectGetResourceViewDesc>(handle, [&](Call&, const Texture& texture) {
-    return texture.has_view ? give(out, texture.view) : CUDA_ERROR_INVALID_VALUE;
-  });
+GCTX_SIM_CALL(cuTexObjectGetTextureDesc, Call&, CUDA_TEXTURE_DESC* out, const Texture& texture) {
+  return give(out, texture.texture);
 }
 
-CUresult CUDAAPI cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC* resource) {
-  return call<Fn::cuSurfObjectCreate>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    if (current_context(c, result) == nullptr) {
-      return result;
-    }
-    if (out == nullptr || resource == nullptr || resource->resType != CU_RESOURCE_TYPE_ARRAY) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (result = check_resource(c, *resource); result != CUDA_SUCCESS) {
-      return result;
-    }
-    const Array* array = c.machine.arrays.find(resource->res.array.hArray);
-    if ((array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    auto made = std::make_unique<Surface>();
-    c.machine.made(*made);
-    made->resource = *resource;
-    return give(out, static_cast<CUsurfObject>(c.machine.surfaces.add(std::move(made)).handle));
-  });
+GCTX_SIM_CALL(cuTexObjectGetResourceViewDesc, Call&, CUDA_RESOURCE_VIEW_DESC* out, const Texture& texture) {
+  return texture.has_view ? give(out, texture.view) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuSurfObjectDestroy(CUsurfObject handle) {
-  return with_surface<Fn::cuSurfObjectDestroy>(handle, [](Call& c, const Surface& surface) {
-    c.machine.surfaces.remove(surface);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuSurfObjectCreate, Call& c, CUsurfObject* out, const CUDA_RESOURCE_DESC* resource) {
+  if (resource->resType != CU_RESOURCE_TYPE_ARRAY) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (const CUresult result = check_resource(c, *resource); result != CUDA_SUCCESS) {
+    return result;
+  }
+  const Array* array = c.machine.arrays.find(resource->res.array.hArray);
+  if ((array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto made = std::make_unique<Surface>();
+  c.made(*made);
+  made->resource = *resource;
+  return give(out, static_cast<CUsurfObject>(c.machine.surfaces.add(std::move(made)).handle));
 }
 
-CUresult CUDAAPI cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC* out, CUsurfObject handle) {
-  return with_surface<Fn::cuSurfObjectGetResourceDesc>(
-      handle, [&](Call&, const Surface& surface) { return give(out, surface.resource); });
+GCTX_SIM_CALL(cuSurfObjectDestroy, Call& c, const Surface& surface) {
+  c.machine.surfaces.remove(surface);
+  return CUDA_SUCCESS;
 }
 
-}  // extern "C"
+GCTX_SIM_CALL(cuSurfObjectGetResourceDesc, Call&, CUDA_RESOURCE_DESC* out, const Surface& surface) {
+  return give(out, surface.resource);
+}

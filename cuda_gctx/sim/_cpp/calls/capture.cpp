@@ -19,9 +19,6 @@ CUresult tell_capture(const Stream& stream, const CaptureInfoOut& out) {
   // The arrays that the caller reads live until the next call of the thread, as the header allows.
   thread_local std::vector<CUgraphNode> dependencies;
   thread_local std::vector<CUgraphEdgeData> edges;
-  if (out.status == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   const Capture* capture = stream.capture.get();
   *out.status = capture == nullptr     ? CU_STREAM_CAPTURE_STATUS_NONE
                 : capture->is_active() ? CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -54,15 +51,6 @@ CUresult tell_capture(const Stream& stream, const CaptureInfoOut& out) {
   return CUDA_SUCCESS;
 }
 
-template <Fn function>
-CUresult capture_info(CUstream handle, const CaptureInfoOut& out) {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Stream* stream = find_stream(c, handle, result);
-    return stream == nullptr ? result : tell_capture(*stream, out);
-  });
-}
-
 // Every node that was captured must be reachable from where the origin stream ends: other streams have to be joined.
 bool is_joined(const Capture& capture) {
   std::set<const GraphNode*> reached;
@@ -79,19 +67,11 @@ bool is_joined(const Capture& capture) {
                      [&](const GraphNode* node) { return node->capture != capture.id() || reached.contains(node); });
 }
 
-CUresult begin(Call& c, CUstream handle, CUstreamCaptureMode mode, Graph* given, std::vector<Edge> tail) {
-  CUresult result = CUDA_SUCCESS;
-  Stream* stream = find_stream(c, handle, result);
-  if (stream == nullptr) {
-    return result;
-  }
-  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (stream == stream->context->default_stream.get()) {
+CUresult begin(Call& c, Stream& stream, CUstreamCaptureMode mode, Graph* given, std::vector<Edge> tail) {
+  if (&stream == stream.context->default_stream.get()) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  if (stream->capture) {
+  if (stream.capture) {
     return CUDA_ERROR_ILLEGAL_STATE;
   }
   const auto into = given != nullptr ? Capture::Into::given_graph : Capture::Into::own_graph;
@@ -99,33 +79,25 @@ CUresult begin(Call& c, CUstream handle, CUstreamCaptureMode mode, Graph* given,
   if (given == nullptr) {
     graph.hidden = true;  // until the capture ends and hands it out
   }
-  Capture::join(std::make_shared<Capture>(graph, into, *stream, mode, c.thread.serial), *stream);
-  stream->capture_tail = std::move(tail);
+  Capture::join(std::make_shared<Capture>(graph, into, stream, mode, c.thread.serial), stream);
+  stream.capture_tail = std::move(tail);
   return CUDA_SUCCESS;
 }
 
-CUresult update_dependencies(Call& c, CUstream handle, const CUgraphNode* nodes, const CUgraphEdgeData* data,
+CUresult update_dependencies(Call& c, Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data,
                              std::size_t count, unsigned flags) {
-  CUresult result = CUDA_SUCCESS;
-  Stream* stream = find_stream(c, handle, result);
-  if (stream == nullptr) {
-    return result;
-  }
-  if (!stream->capture) {
+  if (!stream.capture) {
     return CUDA_ERROR_ILLEGAL_STATE;
   }
-  if (!stream->capture->is_active()) {
+  if (!stream.capture->is_active()) {
     return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   }
-  if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   std::vector<Edge> edges;
-  result = read_edges(c, stream->capture->graph(), nodes, data, count, edges);
-  if (result != CUDA_SUCCESS) {
+  if (const CUresult result = read_edges(c, stream.capture->graph(), nodes, data, count, edges);
+      result != CUDA_SUCCESS) {
     return result;
   }
-  std::vector<Edge>& tail = stream->capture_tail;
+  std::vector<Edge>& tail = stream.capture_tail;
   if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
     // What is taken away need not be joined.
     for (const Edge& edge : tail) {
@@ -146,93 +118,70 @@ CUresult update_dependencies(Call& c, CUstream handle, const CUgraphNode* nodes,
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
-  return call<Fn::cuStreamBeginCapture_v2>([&](Call& c) { return begin(c, handle, mode, nullptr, {}); });
+GCTX_SIM_CALL(cuStreamBeginCapture_v2, Call& c, Stream& stream, CUstreamCaptureMode mode) {
+  return begin(c, stream, mode, nullptr, {});
 }
 
-CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode* nodes,
-                                             const CUgraphEdgeData* data, std::size_t count, CUstreamCaptureMode mode) {
-  return call<Fn::cuStreamBeginCaptureToGraph>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Graph* graph = find_graph(c, graph_handle, result);
-    if (graph == nullptr) {
-      return result;
-    }
-    if (graph->capture != nullptr) {
-      return CUDA_ERROR_ILLEGAL_STATE;
-    }
-    std::vector<Edge> tail;
-    result = read_edges(c, *graph, nodes, data, count, tail);
-    return result == CUDA_SUCCESS ? begin(c, handle, mode, graph, std::move(tail)) : result;
-  });
+GCTX_SIM_CALL(cuStreamBeginCaptureToGraph, Call& c, Stream& stream, Graph& graph, const CUgraphNode* nodes,
+              const CUgraphEdgeData* data, std::size_t count, CUstreamCaptureMode mode) {
+  if (graph.capture != nullptr) {
+    return CUDA_ERROR_ILLEGAL_STATE;
+  }
+  std::vector<Edge> tail;
+  const CUresult result = read_edges(c, graph, nodes, data, count, tail);
+  return result == CUDA_SUCCESS ? begin(c, stream, mode, &graph, std::move(tail)) : result;
 }
 
-CUresult CUDAAPI cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode* nodes, std::size_t count,
-                                                   unsigned flags) {
-  return call<Fn::cuStreamUpdateCaptureDependencies>(
-      [&](Call& c) { return update_dependencies(c, handle, nodes, nullptr, count, flags); });
+GCTX_SIM_CALL(cuStreamUpdateCaptureDependencies, Call& c, Stream& stream, CUgraphNode* nodes, std::size_t count,
+              unsigned flags) {
+  return update_dependencies(c, stream, nodes, nullptr, count, flags);
 }
 
-CUresult CUDAAPI cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode* nodes, const CUgraphEdgeData* data,
-                                                      std::size_t count, unsigned flags) {
-  return call<Fn::cuStreamUpdateCaptureDependencies_v2>(
-      [&](Call& c) { return update_dependencies(c, handle, nodes, data, count, flags); });
+GCTX_SIM_CALL(cuStreamUpdateCaptureDependencies_v2, Call& c, Stream& stream, CUgraphNode* nodes,
+              const CUgraphEdgeData* data, std::size_t count, unsigned flags) {
+  return update_dependencies(c, stream, nodes, data, count, flags);
 }
 
-CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* out) {
-  return call<Fn::cuStreamEndCapture>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Stream* stream = find_stream(c, handle, result);
-    if (stream == nullptr) {
-      return result;
-    }
-    if (!stream->capture) {
-      return CUDA_ERROR_ILLEGAL_STATE;
-    }
-    const std::shared_ptr<Capture> capture = stream->capture;
-    if (&capture->origin() != stream) {
-      return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-    }
-    if (capture->mode() != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread() != c.thread.serial) {
-      return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    }
-    result = !capture->is_active()  ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-             : !is_joined(*capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-             : out == nullptr       ? CUDA_ERROR_INVALID_VALUE
-                                    : CUDA_SUCCESS;
-    const Graph* graph = end_capture(c.machine, *capture, result == CUDA_SUCCESS);
-    if (out != nullptr) {
-      *out = graph == nullptr ? nullptr : as_handle<CUgraph>(*graph);
-    }
-    return result;
-  });
+GCTX_SIM_CALL(cuStreamEndCapture, Call& c, Stream& stream, CUgraph* out) {
+  if (!stream.capture) {
+    return CUDA_ERROR_ILLEGAL_STATE;
+  }
+  const std::shared_ptr<Capture> capture = stream.capture;
+  if (&capture->origin() != &stream) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+  }
+  if (capture->mode() != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread() != c.thread.serial) {
+    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+  }
+  const CUresult result = !capture->is_active()  ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                          : !is_joined(*capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                          : out == nullptr       ? CUDA_ERROR_INVALID_VALUE
+                                                 : CUDA_SUCCESS;
+  const Graph* graph = end_capture(c.machine, *capture, result == CUDA_SUCCESS);
+  if (out != nullptr) {
+    *out = graph == nullptr ? nullptr : as_handle<CUgraph>(*graph);
+  }
+  return result;
 }
 
-CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  return capture_info<Fn::cuStreamIsCapturing>(handle, {status, nullptr, nullptr, nullptr, nullptr, nullptr});
+GCTX_SIM_CALL(cuStreamIsCapturing, Call&, const Stream& stream, CUstreamCaptureStatus* status) {
+  return tell_capture(stream, {status, nullptr, nullptr, nullptr, nullptr, nullptr});
 }
 
-CUresult CUDAAPI cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id,
-                                           CUgraph* graph, const CUgraphNode** dependencies, std::size_t* count) {
-  return capture_info<Fn::cuStreamGetCaptureInfo_v2>(handle, {status, id, graph, dependencies, nullptr, count});
+GCTX_SIM_CALL(cuStreamGetCaptureInfo_v2, Call&, const Stream& stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+              CUgraph* graph, const CUgraphNode** dependencies, std::size_t* count) {
+  return tell_capture(stream, {status, id, graph, dependencies, nullptr, count});
 }
 
-CUresult CUDAAPI cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id,
-                                           CUgraph* graph, const CUgraphNode** dependencies,
-                                           const CUgraphEdgeData** edges, std::size_t* count) {
-  return capture_info<Fn::cuStreamGetCaptureInfo_v3>(handle, {status, id, graph, dependencies, edges, count});
+GCTX_SIM_CALL(cuStreamGetCaptureInfo_v3, Call&, const Stream& stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+              CUgraph* graph, const CUgraphNode** dependencies, const CUgraphEdgeData** edges, std::size_t* count) {
+  return tell_capture(stream, {status, id, graph, dependencies, edges, count});
 }
 
-CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  return call<Fn::cuThreadExchangeStreamCaptureMode>([&](Call& c) {
-    if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    std::swap(*mode, c.thread.capture_mode);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuThreadExchangeStreamCaptureMode, Call& c, CUstreamCaptureMode* mode) {
+  if (*mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::swap(*mode, c.thread.capture_mode);
+  return CUDA_SUCCESS;
 }
-
-}  // extern "C"

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "abi/cuda_gctx_sim.h"
+#include "calls/allocations.hpp"
 #include "calls/behaviours.hpp"
 #include "machine/json.hpp"
 #include "machine/present.hpp"
@@ -279,6 +280,30 @@ int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, 
   }
   here.machine->kernels_by_name[name] = std::move(kernel);
   return 0;
+}
+
+int gctxSimKernelAccess(const char* name, const unsigned* reads, unsigned read_count, const unsigned* writes,
+                        unsigned write_count) {
+  Present& here = present();
+  const std::scoped_lock lock(here.mutex);
+  if (!here.machine || name == nullptr || !here.machine->kernels_by_name.contains(name)) {
+    return -1;
+  }
+  const auto list = [](const unsigned* numbers, unsigned count) {
+    using List = std::set<std::size_t>;
+    return numbers == nullptr ? std::nullopt : std::make_optional<List>(numbers, numbers + count);
+  };
+  RegisteredKernel& kernel = here.machine->kernels_by_name[name];
+  kernel.reads = list(reads, read_count);
+  kernel.writes = list(writes, write_count);
+  return 0;
+}
+
+void* gctxSimView(uint64_t address, size_t size) {
+  Present& here = present();
+  const std::scoped_lock lock(here.mutex);
+  const Bytes bytes = here.machine && size > 0 ? bytes_at(*here.machine, address, size) : Bytes{};
+  return bytes.is_empty() ? nullptr : bytes.host();
 }
 
 void gctxSimTrace(gctxSimSchedule schedule, gctxSimRecord record) {

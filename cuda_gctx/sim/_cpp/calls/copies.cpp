@@ -22,7 +22,7 @@ struct Side {
   bool known = false;         // memory of the driver: its bounds are checked
   bool device = false;        // in device memory
   bool shows = false;         // the host reads it too
-  std::shared_ptr<Storage> array;
+  Storage array;
 };
 
 struct Extent {
@@ -61,6 +61,10 @@ Place target_of(const CUDA_MEMCPY3D& copy) {
           copy.dstPitch,      copy.dstHeight};
 }
 
+std::size_t span_of(const Extent& extent, const Side& side) {
+  return (extent.depth - 1) * side.slice + (extent.height - 1) * side.pitch + extent.width;
+}
+
 bool locate_array(Call& c, const Place& place, const Extent& extent, Side& side) {
   const Array* array = c.machine.arrays.find(place.array);
   if (array == nullptr) {
@@ -75,7 +79,8 @@ bool locate_array(Call& c, const Place& place, const Extent& extent, Side& side)
   }
   side.pitch = array->row_bytes();
   side.slice = side.pitch * array->rows();
-  side.address = array->storage->address() + place.z * side.slice + place.y * side.pitch + place.x;
+  side.address = array->storage.address + place.z * side.slice + place.y * side.pitch + place.x;
+  side.span = span_of(extent, side);
   side.device = true;
   side.known = true;
   side.array = array->storage;
@@ -83,7 +88,7 @@ bool locate_array(Call& c, const Place& place, const Extent& extent, Side& side)
 }
 
 // Where the bytes are, or false if they are not where the call says.
-bool locate(Call& c, const Place& place, const Extent& extent, Side& side) {
+bool locate(Call& c, const Place& place, const Extent& extent, bool writes, Side& side) {
   if (place.type == CU_MEMORYTYPE_ARRAY) {
     return locate_array(c, place, extent, side);
   }
@@ -106,9 +111,13 @@ bool locate(Call& c, const Place& place, const Extent& extent, Side& side) {
   side.pitch = place.pitch != 0 ? place.pitch : extent.width;
   side.slice = side.pitch * (place.height != 0 ? place.height : extent.height);
   side.address = place.address + place.z * side.slice + place.y * side.pitch + place.x;
-  side.span = (extent.depth - 1) * side.slice + (extent.height - 1) * side.pitch + extent.width;
-  const Allocation* found = find_allocation(c.machine, side.address, side.span);
+  side.span = span_of(extent, side);
+  const Allocation* found = find_allocation(c.machine, side.address, 1);
   if (found != nullptr) {
+    // A range that begins in known memory and runs out of it is an error on either side.
+    if (bytes_at(c.machine, side.address, side.span).is_empty() || !is_reachable(*found, writes)) {
+      return false;
+    }
     if (found->freeing) {
       c.note(Misuse::use_after_destroy, side.address, "the memory was freed before in another order");
     }
@@ -117,41 +126,83 @@ bool locate(Call& c, const Place& place, const Extent& extent, Side& side) {
     side.shows = !side.device || found->managed;
     return true;
   }
-  // A range that begins in known memory and runs out of it is an error on either side.
-  if (find_allocation(c.machine, side.address, 1) != nullptr) {
-    return false;
-  }
   if (c.machine.freed.contains(side.address) && place.type != CU_MEMORYTYPE_HOST) {
     c.note(Misuse::use_after_destroy, side.address, "the memory is freed");
     return false;
   }
   side.shows = true;
-  return place.type != CU_MEMORYTYPE_DEVICE;
+  return place.type != CU_MEMORYTYPE_DEVICE && !is_of_a_device(c.machine, side.address);
 }
 
-bool is_there(Machine& machine, const Side& side) {
-  return !side.known || side.array || find_allocation(machine, side.address, side.span) != nullptr;
+// The memory may have been freed on another stream meanwhile: then there are none, and nothing is copied.
+Bytes bytes_of(Machine& machine, const Side& side) {
+  if (side.known && side.array.address == 0) {
+    return bytes_at(machine, side.address, side.span);
+  }
+  Bytes found;
+  Storage own = side.array;
+  if (!side.known) {
+    own.host = reinterpret_cast<char*>(side.address);
+  }
+  found.add(own, side.known ? side.address - own.address : 0, side.span);
+  return found;
 }
 
+// What takes long is moved without the lock, so that other threads can call meanwhile.
+constexpr std::size_t long_bytes = std::size_t{1} << 20;
+
+Rest now_or_later(const Extent& extent, Rest move) {
+  if (extent.width * extent.height * extent.depth >= long_bytes) {
+    return move;
+  }
+  move();
+  return {};
+}
+
+// Of each row: by how much it is behind the first byte, on both sides. Rows that follow each other are one.
 template <class Move>
-void each_row(const Extent& extent, Move&& move) {
+void each_row(const Extent& extent, const Side& to, const Side& from, Move&& move) {
+  const std::size_t size = extent.width * extent.height * extent.depth;
+  if (to.span == size && from.span == size) {
+    return move(0, 0, size);
+  }
   for (std::size_t z = 0; z < extent.depth; ++z) {
     for (std::size_t y = 0; y < extent.height; ++y) {
-      move(y, z);
+      move(z * to.slice + y * to.pitch, z * from.slice + y * from.pitch, extent.width);
     }
   }
 }
 
-using Bytes = std::shared_ptr<std::vector<unsigned char>>;
+// What is unknown of the bytes goes with them, and the host reads it where they show. Without a source they are known.
+void carry_marks(Machine& machine, const Extent& extent, const Side& to, const Side* from) {
+  Unknown& unknown = machine.unknown;
+  std::string read;
+  for (std::size_t row = 0; !unknown.is_empty() && row < extent.height * extent.depth; ++row) {
+    const std::size_t y = row % extent.height;
+    const std::size_t z = row / extent.height;
+    const std::uint64_t target = to.address + z * to.slice + y * to.pitch;
+    std::vector<Unknown::Part> parts;
+    if (from != nullptr && from->known) {
+      parts = unknown.parts(from->address + z * from->slice + y * from->pitch, extent.width);
+    }
+    if (to.known) {
+      unknown.clear(target, extent.width);
+    }
+    for (const Unknown::Part& part : parts) {
+      read = part.kernel;
+      if (to.known) {
+        unknown.mark(target + part.offset, part.size, part.kernel);
+      }
+    }
+  }
+  if (to.shows && !read.empty()) {
+    unknown.count_result(read);
+  }
+}
 
-Bytes read_rows(const Side& from, const Extent& extent) {
-  auto bytes = std::make_shared<std::vector<unsigned char>>();
-  bytes->reserve(extent.width * extent.height * extent.depth);
-  each_row(extent, [&](std::size_t y, std::size_t z) {
-    const auto* row = reinterpret_cast<const unsigned char*>(from.address + z * from.slice + y * from.pitch);
-    bytes->insert(bytes->end(), row, row + extent.width);
-  });
-  return bytes;
+// Of what is to be written on the host; null where its memory has no room.
+std::shared_ptr<void> promise(Call& c, const Extent& extent, const Side& to) {
+  return promise_pages(c.machine, to.device && !extent.is_empty() ? bytes_of(c.machine, to) : Bytes{});
 }
 
 struct Located {
@@ -165,12 +216,12 @@ CUresult locate_both(Call& c, const CUDA_MEMCPY3D& copy, Located& found) {
   if (found.extent.is_empty()) {
     return CUDA_SUCCESS;
   }
-  const bool both =
-      locate(c, target_of(copy), found.extent, found.to) && locate(c, source_of(copy), found.extent, found.from);
+  const bool both = locate(c, target_of(copy), found.extent, true, found.to) &&
+                    locate(c, source_of(copy), found.extent, false, found.from);
   return both ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-void describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, bool snapshot, GraphNode& node) {
+CUresult describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, GraphNode& node) {
   const Side& to = found.to;
   const Side& from = found.from;
   const Extent& extent = found.extent;
@@ -187,30 +238,44 @@ void describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, bool sna
     node.duration += size / host_rate;
   }
   node.shows = to.shows;
-  const Bytes staged = snapshot ? read_rows(from, extent) : nullptr;
-  node.effect = [&machine = c.machine, to, from, extent, staged] {
-    // The memory may have been freed on another stream meanwhile: then nothing is copied rather than the process
-    // harmed.
-    if (extent.is_empty() || !is_there(machine, to) || !is_there(machine, from)) {
-      return;
+  node.marks = [&machine = c.machine, to, from, extent] { carry_marks(machine, extent, to, &from); };
+  const auto pages = promise(c, extent, to);
+  if (!pages) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  node.effect = [&machine = c.machine, to, from, extent, pages]() -> Rest {
+    const Bytes target = bytes_of(machine, to);
+    const Bytes source = bytes_of(machine, from);
+    if (extent.is_empty() || target.is_empty() || source.is_empty()) {
+      return {};
     }
-    const unsigned char* packed = staged ? staged->data() : nullptr;
-    each_row(extent, [&](std::size_t y, std::size_t z) {
-      const void* source = packed != nullptr ? static_cast<const void*>(packed)
-                                             : reinterpret_cast<void*>(from.address + z * from.slice + y * from.pitch);
-      std::memmove(reinterpret_cast<void*>(to.address + z * to.slice + y * to.pitch), source, extent.width);
-      if (packed != nullptr) {
-        packed += extent.width;
-      }
+    return now_or_later(extent, [=] {
+      each_row(extent, to, from, [&](std::size_t to_at, std::size_t from_at, std::size_t width) {
+        copy_bytes(target, to_at, source, from_at, width);
+      });
     });
   };
+  return CUDA_SUCCESS;
 }
 
-// Looked up again: queueing may have opened the lock, and another thread may have destroyed the stream.
-CUresult wait_for_last(Call& c, CUstream handle) {
-  CUresult result = CUDA_SUCCESS;
-  const Stream* stream = find_stream(c, handle, result);
-  return stream == nullptr ? result : wait_for(c, stream->last);
+// The bytes as they are now, one row behind the other, in place of where they come from.
+void stage(Call& c, const Extent& extent, Side& from) {
+  Side packed;
+  packed.pitch = extent.width;
+  packed.slice = extent.width * extent.height;
+  packed.span = packed.slice * extent.depth;
+  packed.array = take_from_host(packed.span);
+  packed.address = packed.array.address;
+  packed.known = true;
+  Bytes target;
+  target.add(packed.array, 0, packed.span);
+  const Bytes source = bytes_of(c.machine, from);
+  c.lock.unlock();
+  each_row(extent, packed, from, [&](std::size_t to_at, std::size_t from_at, std::size_t size) {
+    copy_bytes(target, to_at, source, from_at, size);
+  });
+  c.lock.lock();
+  from = packed;
 }
 
 CUresult copy(Call& c, const CUDA_MEMCPY3D& what, CUstream handle, bool wait) {
@@ -218,9 +283,6 @@ CUresult copy(Call& c, const CUDA_MEMCPY3D& what, CUstream handle, bool wait) {
   Stream* stream = find_stream(c, handle, result);
   if (stream == nullptr) {
     return result;
-  }
-  if (wait && disturbs_capture(c)) {
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   Located found;
   if (result = locate_both(c, what, found); result != CUDA_SUCCESS) {
@@ -233,9 +295,18 @@ CUresult copy(Call& c, const CUDA_MEMCPY3D& what, CUstream handle, bool wait) {
   const bool pageable_source = !found.from.known && !stream->capture;
   const bool pageable_target = !found.to.known && !stream->capture;
   GraphNode node;
-  describe(c, what, found, pageable_source && !wait, node);
-  result = enqueue(c, *stream, std::move(node));
-  return result == CUDA_SUCCESS && (wait || pageable_target) ? wait_for_last(c, handle) : result;
+  if (pageable_source && !wait) {
+    stage(c, found.extent, found.from);
+    stream = find_stream(c, handle, result);  // looked up again: the lock was open
+    if (stream == nullptr) {
+      return result;
+    }
+  }
+  result = describe(c, what, found, node);
+  if (result == CUDA_SUCCESS) {
+    result = enqueue(c, *stream, std::move(node));
+  }
+  return result == CUDA_SUCCESS && (wait || pageable_target) ? wait_for(c, stream->last) : result;
 }
 
 CUDA_MEMCPY3D linear(CUmemorytype to_type, std::uint64_t to, CUmemorytype from_type, std::uint64_t from,
@@ -288,23 +359,9 @@ CUDA_MEMCPY3D in_three_dimensions(const CUDA_MEMCPY2D& flat) {
   return copy;
 }
 
-template <Fn function>
-CUresult copy_linear(CUmemorytype to_type, std::uint64_t to, CUmemorytype from_type, std::uint64_t from,
+CUresult copy_linear(Call& c, CUmemorytype to_type, std::uint64_t to, CUmemorytype from_type, std::uint64_t from,
                      std::size_t size, CUstream stream, bool wait) {
-  return call<function>([&](Call& c) { return copy(c, linear(to_type, to, from_type, from, size), stream, wait); });
-}
-
-template <Fn function>
-CUresult copy_flat(const CUDA_MEMCPY2D* flat, CUstream stream, bool wait) {
-  return call<function>([&](Call& c) {
-    return flat == nullptr ? CUDA_ERROR_INVALID_VALUE : copy(c, in_three_dimensions(*flat), stream, wait);
-  });
-}
-
-template <Fn function>
-CUresult copy_box(const CUDA_MEMCPY3D* box, CUstream stream, bool wait) {
-  return call<function>(
-      [&](Call& c) { return box == nullptr ? CUDA_ERROR_INVALID_VALUE : copy(c, *box, stream, wait); });
+  return copy(c, linear(to_type, to, from_type, from, size), stream, wait);
 }
 
 CUresult fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, CUstream handle, bool wait) {
@@ -312,9 +369,6 @@ CUresult fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, CUstream handle, boo
   Stream* stream = find_stream(c, handle, result);
   if (stream == nullptr) {
     return result;
-  }
-  if (wait && disturbs_capture(c)) {
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   if (what.dst % what.elementSize != 0) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -327,18 +381,17 @@ CUresult fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, CUstream handle, boo
     return result;
   }
   result = enqueue(c, *stream, std::move(node));
-  return result == CUDA_SUCCESS && wait ? wait_for_last(c, handle) : result;
+  return result == CUDA_SUCCESS && wait ? wait_for(c, stream->last) : result;
 }
 
-template <Fn function>
-CUresult fill_row(CUdeviceptr address, unsigned value, unsigned size, std::size_t count, CUstream stream, bool wait) {
-  return call<function>([&](Call& c) { return fill(c, {address, 0, value, size, count, 1}, stream, wait); });
+CUresult fill_row(Call& c, CUdeviceptr address, unsigned value, unsigned size, std::size_t count, CUstream stream,
+                  bool wait) {
+  return fill(c, {address, 0, value, size, count, 1}, stream, wait);
 }
 
-template <Fn function>
-CUresult fill_rows(CUdeviceptr address, std::size_t pitch, unsigned value, unsigned size, std::size_t width,
+CUresult fill_rows(Call& c, CUdeviceptr address, std::size_t pitch, unsigned value, unsigned size, std::size_t width,
                    std::size_t height, CUstream stream, bool wait) {
-  return call<function>([&](Call& c) { return fill(c, {address, pitch, value, size, width, height}, stream, wait); });
+  return fill(c, {address, pitch, value, size, width, height}, stream, wait);
 }
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
@@ -349,13 +402,12 @@ constexpr CUmemorytype anywhere = CU_MEMORYTYPE_UNIFIED;
 
 }  // namespace
 
-CUresult plan_copy(Call& c, const CUDA_MEMCPY3D& copy, bool snapshot, GraphNode& node) {
+CUresult plan_copy(Call& c, const CUDA_MEMCPY3D& copy, GraphNode& node) {
   Located found;
   if (const CUresult result = locate_both(c, copy, found); result != CUDA_SUCCESS) {
     return result;
   }
-  describe(c, copy, found, snapshot, node);
-  return CUDA_SUCCESS;
+  return describe(c, copy, found, node);
 }
 
 CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node) {
@@ -367,7 +419,7 @@ CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node
   Side side;
   const Place place{on_device, what.dst, nullptr, 0, 0, 0, what.height > 1 ? what.pitch : 0, 0};
   const bool aligned = what.dst % size == 0 && (what.height == 1 || what.pitch % size == 0);
-  if (!aligned || what.width > (std::size_t{1} << 40) || !locate(c, place, extent, side)) {
+  if (!aligned || what.width > (std::size_t{1} << 40) || !locate(c, place, extent, true, side)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   node.type = CU_GRAPH_NODE_TYPE_MEMSET;
@@ -375,19 +427,19 @@ CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node
   node.duration = start_ns;
   node.bytes = static_cast<double>(extent.width * extent.height);
   node.shows = side.shows;
-  node.effect = [&machine = c.machine, side, extent, value = what.value, size, width = what.width] {
-    if (!is_there(machine, side)) {
-      return;
+  node.marks = [&machine = c.machine, side, extent] { carry_marks(machine, extent, side, nullptr); };
+  const auto pages = promise(c, what.value == 0 ? Extent{} : extent, side);
+  if (!pages) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  node.effect = [&machine = c.machine, side, extent, value = what.value, size, pages]() -> Rest {
+    const Bytes target = bytes_of(machine, side);
+    if (target.is_empty()) {
+      return {};
     }
-    each_row(extent, [&](std::size_t y, std::size_t) {
-      auto* row = reinterpret_cast<unsigned char*>(side.address + y * side.pitch);
-      if (size == 1) {
-        std::fill_n(row, width, static_cast<unsigned char>(value));
-      } else if (size == 2) {
-        std::fill_n(reinterpret_cast<std::uint16_t*>(row), width, static_cast<std::uint16_t>(value));
-      } else {
-        std::fill_n(reinterpret_cast<std::uint32_t*>(row), width, static_cast<std::uint32_t>(value));
-      }
+    return now_or_later(extent, [=] {
+      each_row(extent, side, side,
+               [&](std::size_t at, std::size_t, std::size_t width) { fill_bytes(target, at, width, value, size); });
     });
   };
   return CUDA_SUCCESS;
@@ -397,146 +449,118 @@ CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t size) {
-  return copy_linear<Fn::cuMemcpy>(anywhere, to, anywhere, from, size, nullptr, true);
+GCTX_SIM_CALL(cuMemcpy, Call& c, CUdeviceptr to, CUdeviceptr from, std::size_t size) {
+  return copy_linear(c, anywhere, to, anywhere, from, size, nullptr, true);
 }
-CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t size, CUstream stream) {
-  return copy_linear<Fn::cuMemcpyAsync>(anywhere, to, anywhere, from, size, stream, false);
+GCTX_SIM_CALL(cuMemcpyAsync, Call& c, CUdeviceptr to, CUdeviceptr from, std::size_t size, CUstream stream) {
+  return copy_linear(c, anywhere, to, anywhere, from, size, stream, false);
 }
-CUresult CUDAAPI cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, std::size_t size) {
-  return copy_linear<Fn::cuMemcpyHtoD_v2>(on_device, to, on_host, number(from), size, nullptr, true);
+GCTX_SIM_CALL(cuMemcpyHtoD_v2, Call& c, CUdeviceptr to, const void* from, std::size_t size) {
+  return copy_linear(c, on_device, to, on_host, number(from), size, nullptr, true);
 }
-CUresult CUDAAPI cuMemcpyDtoH_v2(void* to, CUdeviceptr from, std::size_t size) {
-  return copy_linear<Fn::cuMemcpyDtoH_v2>(on_host, number(to), on_device, from, size, nullptr, true);
+GCTX_SIM_CALL(cuMemcpyDtoH_v2, Call& c, void* to, CUdeviceptr from, std::size_t size) {
+  return copy_linear(c, on_host, number(to), on_device, from, size, nullptr, true);
 }
-CUresult CUDAAPI cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, std::size_t size) {
-  return copy_linear<Fn::cuMemcpyDtoD_v2>(on_device, to, on_device, from, size, nullptr, true);
+GCTX_SIM_CALL(cuMemcpyDtoD_v2, Call& c, CUdeviceptr to, CUdeviceptr from, std::size_t size) {
+  return copy_linear(c, on_device, to, on_device, from, size, nullptr, true);
 }
-CUresult CUDAAPI cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t size, CUstream stream) {
-  return copy_linear<Fn::cuMemcpyHtoDAsync_v2>(on_device, to, on_host, number(from), size, stream, false);
+GCTX_SIM_CALL(cuMemcpyHtoDAsync_v2, Call& c, CUdeviceptr to, const void* from, std::size_t size, CUstream stream) {
+  return copy_linear(c, on_device, to, on_host, number(from), size, stream, false);
 }
-CUresult CUDAAPI cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t size, CUstream stream) {
-  return copy_linear<Fn::cuMemcpyDtoHAsync_v2>(on_host, number(to), on_device, from, size, stream, false);
+GCTX_SIM_CALL(cuMemcpyDtoHAsync_v2, Call& c, void* to, CUdeviceptr from, std::size_t size, CUstream stream) {
+  return copy_linear(c, on_host, number(to), on_device, from, size, stream, false);
 }
-CUresult CUDAAPI cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t size, CUstream stream) {
-  return copy_linear<Fn::cuMemcpyDtoDAsync_v2>(on_device, to, on_device, from, size, stream, false);
+GCTX_SIM_CALL(cuMemcpyDtoDAsync_v2, Call& c, CUdeviceptr to, CUdeviceptr from, std::size_t size, CUstream stream) {
+  return copy_linear(c, on_device, to, on_device, from, size, stream, false);
 }
 
-CUresult CUDAAPI cuMemcpyHtoA_v2(CUarray to, std::size_t offset, const void* from, std::size_t size) {
-  return call<Fn::cuMemcpyHtoA_v2>([&](Call& c) {
-    return copy(c, with_array_target(linear(on_host, 0, on_host, number(from), size), to, offset), nullptr, true);
-  });
+GCTX_SIM_CALL(cuMemcpyHtoA_v2, Call& c, CUarray to, std::size_t offset, const void* from, std::size_t size) {
+  return copy(c, with_array_target(linear(on_host, 0, on_host, number(from), size), to, offset), nullptr, true);
 }
-CUresult CUDAAPI cuMemcpyHtoAAsync_v2(CUarray to, std::size_t offset, const void* from, std::size_t size,
-                                      CUstream stream) {
-  return call<Fn::cuMemcpyHtoAAsync_v2>([&](Call& c) {
-    return copy(c, with_array_target(linear(on_host, 0, on_host, number(from), size), to, offset), stream, false);
-  });
+GCTX_SIM_CALL(cuMemcpyHtoAAsync_v2, Call& c, CUarray to, std::size_t offset, const void* from, std::size_t size,
+              CUstream stream) {
+  return copy(c, with_array_target(linear(on_host, 0, on_host, number(from), size), to, offset), stream, false);
 }
-CUresult CUDAAPI cuMemcpyAtoH_v2(void* to, CUarray from, std::size_t offset, std::size_t size) {
-  return call<Fn::cuMemcpyAtoH_v2>([&](Call& c) {
-    return copy(c, with_array_source(linear(on_host, number(to), on_host, 0, size), from, offset), nullptr, true);
-  });
+GCTX_SIM_CALL(cuMemcpyAtoH_v2, Call& c, void* to, CUarray from, std::size_t offset, std::size_t size) {
+  return copy(c, with_array_source(linear(on_host, number(to), on_host, 0, size), from, offset), nullptr, true);
 }
-CUresult CUDAAPI cuMemcpyAtoHAsync_v2(void* to, CUarray from, std::size_t offset, std::size_t size, CUstream stream) {
-  return call<Fn::cuMemcpyAtoHAsync_v2>([&](Call& c) {
-    return copy(c, with_array_source(linear(on_host, number(to), on_host, 0, size), from, offset), stream, false);
-  });
+GCTX_SIM_CALL(cuMemcpyAtoHAsync_v2, Call& c, void* to, CUarray from, std::size_t offset, std::size_t size,
+              CUstream stream) {
+  return copy(c, with_array_source(linear(on_host, number(to), on_host, 0, size), from, offset), stream, false);
 }
-CUresult CUDAAPI cuMemcpyDtoA_v2(CUarray to, std::size_t offset, CUdeviceptr from, std::size_t size) {
-  return call<Fn::cuMemcpyDtoA_v2>([&](Call& c) {
-    return copy(c, with_array_target(linear(on_host, 0, on_device, from, size), to, offset), nullptr, true);
-  });
+GCTX_SIM_CALL(cuMemcpyDtoA_v2, Call& c, CUarray to, std::size_t offset, CUdeviceptr from, std::size_t size) {
+  return copy(c, with_array_target(linear(on_host, 0, on_device, from, size), to, offset), nullptr, true);
 }
-CUresult CUDAAPI cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, std::size_t offset, std::size_t size) {
-  return call<Fn::cuMemcpyAtoD_v2>([&](Call& c) {
-    return copy(c, with_array_source(linear(on_device, to, on_host, 0, size), from, offset), nullptr, true);
-  });
+GCTX_SIM_CALL(cuMemcpyAtoD_v2, Call& c, CUdeviceptr to, CUarray from, std::size_t offset, std::size_t size) {
+  return copy(c, with_array_source(linear(on_device, to, on_host, 0, size), from, offset), nullptr, true);
 }
-CUresult CUDAAPI cuMemcpyAtoA_v2(CUarray to, std::size_t to_offset, CUarray from, std::size_t from_offset,
-                                 std::size_t size) {
-  return call<Fn::cuMemcpyAtoA_v2>([&](Call& c) {
-    const CUDA_MEMCPY3D copied = with_array_source(linear(on_host, 0, on_host, 0, size), from, from_offset);
-    return copy(c, with_array_target(copied, to, to_offset), nullptr, true);
-  });
+GCTX_SIM_CALL(cuMemcpyAtoA_v2, Call& c, CUarray to, std::size_t to_offset, CUarray from, std::size_t from_offset,
+              std::size_t size) {
+  const CUDA_MEMCPY3D copied = with_array_source(linear(on_host, 0, on_host, 0, size), from, from_offset);
+  return copy(c, with_array_target(copied, to, to_offset), nullptr, true);
 }
 
-CUresult CUDAAPI cuMemcpy2D_v2(const CUDA_MEMCPY2D* flat) { return copy_flat<Fn::cuMemcpy2D_v2>(flat, nullptr, true); }
-CUresult CUDAAPI cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* flat) {
-  return copy_flat<Fn::cuMemcpy2DUnaligned_v2>(flat, nullptr, true);
+GCTX_SIM_CALL(cuMemcpy2D_v2, Call& c, const CUDA_MEMCPY2D* flat) {
+  return copy(c, in_three_dimensions(*flat), nullptr, true);
 }
-CUresult CUDAAPI cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* flat, CUstream stream) {
-  return copy_flat<Fn::cuMemcpy2DAsync_v2>(flat, stream, false);
+GCTX_SIM_SAME(cuMemcpy2DUnaligned_v2, cuMemcpy2D_v2)
+GCTX_SIM_CALL(cuMemcpy2DAsync_v2, Call& c, const CUDA_MEMCPY2D* flat, CUstream stream) {
+  return copy(c, in_three_dimensions(*flat), stream, false);
 }
-CUresult CUDAAPI cuMemcpy3D_v2(const CUDA_MEMCPY3D* box) { return copy_box<Fn::cuMemcpy3D_v2>(box, nullptr, true); }
-CUresult CUDAAPI cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* box, CUstream stream) {
-  return copy_box<Fn::cuMemcpy3DAsync_v2>(box, stream, false);
-}
-
-CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-                              std::size_t size) {
-  return call<Fn::cuMemcpyPeer>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    if (find_context(c, to_context, result) == nullptr || find_context(c, from_context, result) == nullptr) {
-      return result;
-    }
-    return copy(c, linear(on_device, to, on_device, from, size), nullptr, true);
-  });
-}
-CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-                                   std::size_t size, CUstream stream) {
-  return call<Fn::cuMemcpyPeerAsync>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    if (find_context(c, to_context, result) == nullptr || find_context(c, from_context, result) == nullptr) {
-      return result;
-    }
-    return copy(c, linear(on_device, to, on_device, from, size), stream, false);
-  });
+GCTX_SIM_CALL(cuMemcpy3D_v2, Call& c, const CUDA_MEMCPY3D* box) { return copy(c, *box, nullptr, true); }
+GCTX_SIM_CALL(cuMemcpy3DAsync_v2, Call& c, const CUDA_MEMCPY3D* box, CUstream stream) {
+  return copy(c, *box, stream, false);
 }
 
-CUresult CUDAAPI cuMemsetD8_v2(CUdeviceptr address, unsigned char value, std::size_t count) {
-  return fill_row<Fn::cuMemsetD8_v2>(address, value, 1, count, nullptr, true);
+GCTX_SIM_CALL(cuMemcpyPeer, Call& c, CUdeviceptr to, const Context&, CUdeviceptr from, const Context&,
+              std::size_t size) {
+  return copy_linear(c, on_device, to, on_device, from, size, nullptr, true);
 }
-CUresult CUDAAPI cuMemsetD16_v2(CUdeviceptr address, unsigned short value, std::size_t count) {
-  return fill_row<Fn::cuMemsetD16_v2>(address, value, 2, count, nullptr, true);
-}
-CUresult CUDAAPI cuMemsetD32_v2(CUdeviceptr address, unsigned value, std::size_t count) {
-  return fill_row<Fn::cuMemsetD32_v2>(address, value, 4, count, nullptr, true);
-}
-CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, std::size_t count, CUstream stream) {
-  return fill_row<Fn::cuMemsetD8Async>(address, value, 1, count, stream, false);
-}
-CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr address, unsigned short value, std::size_t count, CUstream stream) {
-  return fill_row<Fn::cuMemsetD16Async>(address, value, 2, count, stream, false);
-}
-CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr address, unsigned value, std::size_t count, CUstream stream) {
-  return fill_row<Fn::cuMemsetD32Async>(address, value, 4, count, stream, false);
-}
-CUresult CUDAAPI cuMemsetD2D8_v2(CUdeviceptr address, std::size_t pitch, unsigned char value, std::size_t width,
-                                 std::size_t height) {
-  return fill_rows<Fn::cuMemsetD2D8_v2>(address, pitch, value, 1, width, height, nullptr, true);
-}
-CUresult CUDAAPI cuMemsetD2D16_v2(CUdeviceptr address, std::size_t pitch, unsigned short value, std::size_t width,
-                                  std::size_t height) {
-  return fill_rows<Fn::cuMemsetD2D16_v2>(address, pitch, value, 2, width, height, nullptr, true);
-}
-CUresult CUDAAPI cuMemsetD2D32_v2(CUdeviceptr address, std::size_t pitch, unsigned value, std::size_t width,
-                                  std::size_t height) {
-  return fill_rows<Fn::cuMemsetD2D32_v2>(address, pitch, value, 4, width, height, nullptr, true);
-}
-CUresult CUDAAPI cuMemsetD2D8Async(CUdeviceptr address, std::size_t pitch, unsigned char value, std::size_t width,
-                                   std::size_t height, CUstream stream) {
-  return fill_rows<Fn::cuMemsetD2D8Async>(address, pitch, value, 1, width, height, stream, false);
-}
-CUresult CUDAAPI cuMemsetD2D16Async(CUdeviceptr address, std::size_t pitch, unsigned short value, std::size_t width,
-                                    std::size_t height, CUstream stream) {
-  return fill_rows<Fn::cuMemsetD2D16Async>(address, pitch, value, 2, width, height, stream, false);
-}
-CUresult CUDAAPI cuMemsetD2D32Async(CUdeviceptr address, std::size_t pitch, unsigned value, std::size_t width,
-                                    std::size_t height, CUstream stream) {
-  return fill_rows<Fn::cuMemsetD2D32Async>(address, pitch, value, 4, width, height, stream, false);
+GCTX_SIM_CALL(cuMemcpyPeerAsync, Call& c, CUdeviceptr to, const Context&, CUdeviceptr from, const Context&,
+              std::size_t size, CUstream stream) {
+  return copy_linear(c, on_device, to, on_device, from, size, stream, false);
 }
 
-}  // extern "C"
+GCTX_SIM_CALL(cuMemsetD8_v2, Call& c, CUdeviceptr address, unsigned char value, std::size_t count) {
+  return fill_row(c, address, value, 1, count, nullptr, true);
+}
+GCTX_SIM_CALL(cuMemsetD16_v2, Call& c, CUdeviceptr address, unsigned short value, std::size_t count) {
+  return fill_row(c, address, value, 2, count, nullptr, true);
+}
+GCTX_SIM_CALL(cuMemsetD32_v2, Call& c, CUdeviceptr address, unsigned value, std::size_t count) {
+  return fill_row(c, address, value, 4, count, nullptr, true);
+}
+GCTX_SIM_CALL(cuMemsetD8Async, Call& c, CUdeviceptr address, unsigned char value, std::size_t count, CUstream stream) {
+  return fill_row(c, address, value, 1, count, stream, false);
+}
+GCTX_SIM_CALL(cuMemsetD16Async, Call& c, CUdeviceptr address, unsigned short value, std::size_t count,
+              CUstream stream) {
+  return fill_row(c, address, value, 2, count, stream, false);
+}
+GCTX_SIM_CALL(cuMemsetD32Async, Call& c, CUdeviceptr address, unsigned value, std::size_t count, CUstream stream) {
+  return fill_row(c, address, value, 4, count, stream, false);
+}
+GCTX_SIM_CALL(cuMemsetD2D8_v2, Call& c, CUdeviceptr address, std::size_t pitch, unsigned char value, std::size_t width,
+              std::size_t height) {
+  return fill_rows(c, address, pitch, value, 1, width, height, nullptr, true);
+}
+GCTX_SIM_CALL(cuMemsetD2D16_v2, Call& c, CUdeviceptr address, std::size_t pitch, unsigned short value,
+              std::size_t width, std::size_t height) {
+  return fill_rows(c, address, pitch, value, 2, width, height, nullptr, true);
+}
+GCTX_SIM_CALL(cuMemsetD2D32_v2, Call& c, CUdeviceptr address, std::size_t pitch, unsigned value, std::size_t width,
+              std::size_t height) {
+  return fill_rows(c, address, pitch, value, 4, width, height, nullptr, true);
+}
+GCTX_SIM_CALL(cuMemsetD2D8Async, Call& c, CUdeviceptr address, std::size_t pitch, unsigned char value,
+              std::size_t width, std::size_t height, CUstream stream) {
+  return fill_rows(c, address, pitch, value, 1, width, height, stream, false);
+}
+GCTX_SIM_CALL(cuMemsetD2D16Async, Call& c, CUdeviceptr address, std::size_t pitch, unsigned short value,
+              std::size_t width, std::size_t height, CUstream stream) {
+  return fill_rows(c, address, pitch, value, 2, width, height, stream, false);
+}
+GCTX_SIM_CALL(cuMemsetD2D32Async, Call& c, CUdeviceptr address, std::size_t pitch, unsigned value, std::size_t width,
+              std::size_t height, CUstream stream) {
+  return fill_rows(c, address, pitch, value, 4, width, height, stream, false);
+}

@@ -5,8 +5,8 @@
 
 namespace gctx::sim {
 
-// A copy in up to three dimensions, as all the calls that copy describe it. `snapshot` reads the source at once.
-CUresult plan_copy(Call& call, const CUDA_MEMCPY3D& copy, bool snapshot, GraphNode& node);
+// A copy in up to three dimensions, as all the calls that copy describe it.
+CUresult plan_copy(Call& call, const CUDA_MEMCPY3D& copy, GraphNode& node);
 // A fill of rows of elements.
 CUresult plan_fill(Call& call, const CUDA_MEMSET_NODE_PARAMS& fill, GraphNode& node);
 

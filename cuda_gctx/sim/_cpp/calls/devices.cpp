@@ -168,6 +168,11 @@ int attribute(const Device& device, CUdevice_attribute which) {
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR:
       return 1;
     case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
@@ -196,153 +201,71 @@ int attribute(const Device& device, CUdevice_attribute which) {
 
 using namespace gctx::sim;
 
-extern "C" {
+GCTX_SIM_CALL(cuDeviceGet, Call&, CUdevice* out, const Device& device) { return give(out, device.ordinal); }
 
-CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
-  return call<Fn::cuDeviceGet>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    return find_device(c, ordinal, result) == nullptr ? result : give(device, ordinal);
-  });
+GCTX_SIM_CALL(cuDeviceGetCount, Call& c, int* count) { return give(count, static_cast<int>(c.machine.devices.size())); }
+
+GCTX_SIM_CALL(cuDeviceGetName, Call&, char* name, int length, const Device& device) {
+  std::snprintf(name, static_cast<std::size_t>(length), "%s", device.chip->profile().name.c_str());
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDeviceGetCount(int* count) {
-  return call<Fn::cuDeviceGetCount>([&](Call& c) { return give(count, static_cast<int>(c.machine.devices.size())); });
-}
+GCTX_SIM_CALL(cuDeviceGetUuid, Call&, CUuuid* out, const Device& device) { return give(out, uuid(device)); }
 
-CUresult CUDAAPI cuDeviceGetName(char* name, int length, CUdevice ordinal) {
-  return call<Fn::cuDeviceGetName>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) {
-      return result;
-    }
-    if (name == nullptr || length <= 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    std::snprintf(name, static_cast<std::size_t>(length), "%s", device->chip->profile().name.c_str());
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuDeviceGetUuid(CUuuid* out, CUdevice ordinal) {
-  return call<Fn::cuDeviceGetUuid>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = find_device(c, ordinal, result);
-    return device == nullptr ? result : give(out, uuid(*device));
-  });
-}
-
-CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid* out, CUdevice ordinal) {
-  return call<Fn::cuDeviceGetUuid_v2>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = find_device(c, ordinal, result);
-    return device == nullptr ? result : give(out, uuid(*device));
-  });
-}
+GCTX_SIM_SAME(cuDeviceGetUuid_v2, cuDeviceGetUuid)
 
 // Only Windows has them.
-CUresult CUDAAPI cuDeviceGetLuid(char*, unsigned*, CUdevice) {
-  return call<Fn::cuDeviceGetLuid>([&](Call&) { return CUDA_ERROR_NOT_SUPPORTED; });
+GCTX_SIM_CALL(cuDeviceGetLuid, Call&, char*, unsigned*, CUdevice) { return CUDA_ERROR_NOT_SUPPORTED; }
+
+GCTX_SIM_CALL(cuDeviceTotalMem_v2, Call&, std::size_t* bytes, const Device& device) {
+  return give(bytes, static_cast<std::size_t>(device.memory));
 }
 
-CUresult CUDAAPI cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice ordinal) {
-  return call<Fn::cuDeviceTotalMem_v2>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = find_device(c, ordinal, result);
-    return device == nullptr ? result : give(bytes, static_cast<std::size_t>(device->memory));
-  });
+GCTX_SIM_CALL(cuDeviceGetAttribute, Call& c, int* value, CUdevice_attribute which, const Device& device) {
+  if (which < 1 || which > newest_attribute(c.version())) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return give(value, attribute(device, which));
 }
 
-CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice ordinal) {
-  return call<Fn::cuDeviceGetAttribute>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) {
-      return result;
-    }
-    if (which < 1 || which > newest_attribute(c.version())) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    return give(value, attribute(*device, which));
-  });
+GCTX_SIM_CALL(cuDeviceComputeCapability, Call&, int* major, int* minor, const Device& device) {
+  *major = device.chip->profile().cc_major;
+  *minor = device.chip->profile().cc_minor;
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDeviceComputeCapability(int* major, int* minor, CUdevice ordinal) {
-  return call<Fn::cuDeviceComputeCapability>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) {
-      return result;
-    }
-    if (major == nullptr || minor == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    *major = device->chip->profile().cc_major;
-    *minor = device->chip->profile().cc_minor;
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuDeviceGetPCIBusId, Call&, char* text, int length, const Device& device) {
+  const std::string id = pci_bus_id(device);
+  if (length <= static_cast<int>(id.size())) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::memcpy(text, id.c_str(), id.size() + 1);
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
-  return call<Fn::cuDeviceGetPCIBusId>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) {
-      return result;
+GCTX_SIM_CALL(cuDeviceGetByPCIBusId, Call& c, CUdevice* out, const char* text) {
+  for (const Device& device : c.machine.devices) {
+    if (pci_bus_id(device) == text) {
+      return give(out, device.ordinal);
     }
-    const std::string id = pci_bus_id(*device);
-    if (text == nullptr || length <= static_cast<int>(id.size())) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    std::memcpy(text, id.c_str(), id.size() + 1);
-    return CUDA_SUCCESS;
-  });
+  }
+  return CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* out, const char* text) {
-  return call<Fn::cuDeviceGetByPCIBusId>([&](Call& c) {
-    if (text == nullptr || out == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    for (const Device& device : c.machine.devices) {
-      if (pci_bus_id(device) == text) {
-        return give(out, device.ordinal);
-      }
-    }
+GCTX_SIM_CALL(cuDeviceGetExecAffinitySupport, Call&, int* value, CUexecAffinityType, const Device&) {
+  return give(value, 0);
+}
+
+GCTX_SIM_CALL(cuDeviceCanAccessPeer, Call&, int* value, const Device& device, const Device& peer) {
+  return give(value, device.ordinal == peer.ordinal ? 0 : 1);
+}
+
+GCTX_SIM_CALL(cuDeviceGetP2PAttribute, Call&, int* value, CUdevice_P2PAttribute which, const Device& device,
+              const Device& peer) {
+  if (device.ordinal == peer.ordinal) {
     return CUDA_ERROR_INVALID_DEVICE;
-  });
+  }
+  const bool offered =
+      which == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED || which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+  return give(value, offered ? 1 : 0);
 }
-
-CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int* value, CUexecAffinityType, CUdevice ordinal) {
-  return call<Fn::cuDeviceGetExecAffinitySupport>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    return find_device(c, ordinal, result) == nullptr ? result : give(value, 0);
-  });
-}
-
-CUresult CUDAAPI cuDeviceCanAccessPeer(int* value, CUdevice ordinal, CUdevice peer) {
-  return call<Fn::cuDeviceCanAccessPeer>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) {
-      return result;
-    }
-    return give(value, ordinal == peer ? 0 : 1);
-  });
-}
-
-CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute which, CUdevice ordinal, CUdevice peer) {
-  return call<Fn::cuDeviceGetP2PAttribute>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    if (find_device(c, ordinal, result) == nullptr || find_device(c, peer, result) == nullptr) {
-      return result;
-    }
-    if (ordinal == peer) {
-      return CUDA_ERROR_INVALID_DEVICE;
-    }
-    const bool offered =
-        which == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED || which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
-    return give(value, offered ? 1 : 0);
-  });
-}
-
-}  // extern "C"

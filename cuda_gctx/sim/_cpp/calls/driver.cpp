@@ -9,10 +9,6 @@ namespace {
 
 CUresult get_address(Call& c, const char* symbol, void** out, int version, cuuint64_t flags,
                      CUdriverProcAddressQueryResult* status) {
-  constexpr cuuint64_t known = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-  if (symbol == nullptr || out == nullptr || version <= 0 || (flags & ~known) != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   *out = nullptr;
   // Recorded: a version newer than the driver's is an invalid value.
   if (version > c.version()) {
@@ -53,84 +49,44 @@ int answer_absent(std::size_t index) {
 
 using namespace gctx::sim;
 
-extern "C" {
-
 // Tables that NVIDIA's own libraries use among themselves. NVRTC asks, and goes on without.
-CUresult CUDAAPI cuGetExportTable(const void** table, const CUuuid* id) {
-  return call<Fn::cuGetExportTable, true>([&](Call&) {
-    if (table == nullptr || id == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    *table = nullptr;
-    return CUDA_ERROR_NOT_FOUND;
-  });
+GCTX_SIM_CALL(cuGetExportTable, Call&, const void** table, const CUuuid*) {
+  *table = nullptr;
+  return CUDA_ERROR_NOT_FOUND;
 }
 
 // They switch a profiling tool on and off, and there is none.
-CUresult CUDAAPI cuProfilerStart() {
-  return call<Fn::cuProfilerStart>([](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    current_context(c, result);
-    return result;
-  });
+GCTX_SIM_CALL(cuProfilerStart, Call&) { return CUDA_SUCCESS; }
+
+GCTX_SIM_SAME(cuProfilerStop, cuProfilerStart)
+
+GCTX_SIM_CALL(cuInit, Call& c, unsigned) {
+  if (c.machine.devices.empty()) {
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  c.machine.initialized = true;
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuProfilerStop() {
-  return call<Fn::cuProfilerStop>([](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    current_context(c, result);
-    return result;
-  });
+GCTX_SIM_CALL(cuDriverGetVersion, Call& c, int* version) { return give(version, c.version()); }
+
+GCTX_SIM_CALL(cuGetProcAddress, Call& c, const char* symbol, void** out, int version, cuuint64_t flags) {
+  return get_address(c, symbol, out, version, flags, nullptr);
 }
 
-CUresult CUDAAPI cuInit(unsigned flags) {
-  return call<Fn::cuInit, true>([&](Call& c) {
-    if (flags != 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (c.machine.devices.empty()) {
-      return CUDA_ERROR_NO_DEVICE;
-    }
-    c.machine.initialized = true;
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuGetProcAddress_v2, Call& c, const char* symbol, void** out, int version, cuuint64_t flags,
+              CUdriverProcAddressQueryResult* status) {
+  return get_address(c, symbol, out, version, flags, status);
 }
 
-CUresult CUDAAPI cuDriverGetVersion(int* version) {
-  return call<Fn::cuDriverGetVersion, true>([&](Call& c) { return give(version, c.version()); });
+GCTX_SIM_CALL(cuGetErrorName, Call&, CUresult error, const char** name) {
+  const ErrorText* found = find_error(error);
+  *name = found == nullptr ? nullptr : found->name;
+  return found == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGetProcAddress(const char* symbol, void** out, int version, cuuint64_t flags) {
-  return call<Fn::cuGetProcAddress, true>(
-      [&](Call& c) { return get_address(c, symbol, out, version, flags, nullptr); });
+GCTX_SIM_CALL(cuGetErrorString, Call&, CUresult error, const char** text) {
+  const ErrorText* found = find_error(error);
+  *text = found == nullptr ? nullptr : found->text;
+  return found == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
-
-CUresult CUDAAPI cuGetProcAddress_v2(const char* symbol, void** out, int version, cuuint64_t flags,
-                                     CUdriverProcAddressQueryResult* status) {
-  return call<Fn::cuGetProcAddress_v2, true>(
-      [&](Call& c) { return get_address(c, symbol, out, version, flags, status); });
-}
-
-CUresult CUDAAPI cuGetErrorName(CUresult error, const char** name) {
-  return call<Fn::cuGetErrorName, true>([&](Call&) {
-    if (name == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    const ErrorText* found = find_error(error);
-    *name = found == nullptr ? nullptr : found->name;
-    return found == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuGetErrorString(CUresult error, const char** text) {
-  return call<Fn::cuGetErrorString, true>([&](Call&) {
-    if (text == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    const ErrorText* found = find_error(error);
-    *text = found == nullptr ? nullptr : found->text;
-    return found == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-  });
-}
-
-}  // extern "C"

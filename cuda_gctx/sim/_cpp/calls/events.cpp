@@ -1,15 +1,12 @@
 // Events: of a stream, and of a whole context.
+#include "calls/events.hpp"
+
 #include <algorithm>
 
 #include "calls/queueing.hpp"
 
 namespace gctx::sim {
 namespace {
-
-template <Fn function, class Body>
-CUresult with_event(CUevent handle, Body&& body) noexcept {
-  return call_with<function>([&](Call& c, CUresult& result) { return find_event(c, handle, result); }, body);
-}
 
 void forget_record(Event& event) {
   event.record.reset();
@@ -20,6 +17,9 @@ void forget_record(Event& event) {
 CUresult record(Call& c, Event& event, Stream& stream) {
   if (event.root_id != stream.context->root_id) {
     return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (const CUresult result = may_queue(stream); result != CUDA_SUCCESS) {
+    return result;
   }
   forget_record(event);
   if (stream.capture) {
@@ -32,6 +32,7 @@ CUresult record(Call& c, Event& event, Stream& stream) {
   }
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+  node.effect = mark_recorded(event);
   event.record = submit(c, stream, node);
   return CUDA_SUCCESS;
 }
@@ -63,15 +64,28 @@ CUresult wait(Call& c, Stream& stream, Event& event) {
     return CUDA_SUCCESS;
   }
   if (stream.capture) {
+    stream.capture->invalidate();
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   }
-  if (!event.record || event.record->done) {
+  const WorkPtr record = awaited(c, event);
+  if (!record || record->done) {
     return CUDA_SUCCESS;
   }
   auto work = std::make_shared<Work>();
-  work->after = {stream.last, stream.context->gate, event.record};
+  work->after = {stream.last, stream.context->gate, record};
   put(c, stream, work);
   return CUDA_SUCCESS;
+}
+
+// A node of the graph that the stream is capturing: of an event that others record, or wait for.
+CUresult capture_external(Call& c, const Event& event, Stream& stream, CUgraphNodeType type) {
+  if (!stream.capture) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  GraphNode node;
+  node.type = type;
+  node.parameters = EventNode{as_handle<CUevent>(event)};
+  return enqueue(c, stream, std::move(node));
 }
 
 // The context, and for a primary context its green contexts too.
@@ -87,31 +101,16 @@ std::vector<Context*> with_green_contexts(Machine& machine, Context& context) {
   return all;
 }
 
-// Whole-context calls and captures exclude each other: the captures are invalidated. Recorded: those of a primary
-// context do not mind the captures of its green contexts.
-bool is_capturing(const Context& context) {
-  bool any = false;
-  for (const Stream* stream : context.streams) {
-    if (!stream->capture) {
-      continue;
-    }
-    stream->capture->invalidate();
-    any = true;
-  }
-  return any;
-}
-
 CUresult record_context(Call& c, Context& context, Event& event) {
   if (event.root_id != context.root_id) {
     return CUDA_ERROR_INVALID_HANDLE;
-  }
-  if (is_capturing(context)) {
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   auto work = std::make_shared<Work>();
   work->device = context.device;
   work->owner = {context.id, context.root_id, false};
   work->after = outstanding_of(c.machine, context);
+  work->gathers = true;
+  work->effect = mark_recorded(event);
   c.machine.clock.submit(work);
   forget_record(event);
   event.record = work;
@@ -119,21 +118,19 @@ CUresult record_context(Call& c, Context& context, Event& event) {
 }
 
 CUresult wait_context(Call& c, Context& context, Event& event) {
-  if (is_capturing(context)) {
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
   if (event.capture) {
     event.capture->invalidate();
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  if (!event.record || event.record->done) {
+  const WorkPtr record = awaited(c, event);
+  if (!record || record->done) {
     return CUDA_SUCCESS;
   }
   for (Context* one : with_green_contexts(c.machine, context)) {
     auto gate = std::make_shared<Work>();
     gate->device = one->device;
     gate->owner = {one->id, one->root_id, false};
-    gate->after = {one->gate, event.record};
+    gate->after = {one->gate, record};
     c.machine.clock.submit(gate);
     one->gate = gate;
   }
@@ -146,9 +143,6 @@ CUresult elapsed(Call& c, CUevent first, CUevent last, float* milliseconds) {
   const Event* end = start == nullptr ? nullptr : find_event(c, last, result);
   if (end == nullptr) {
     return result;
-  }
-  if (milliseconds == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
   }
   if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0) {
     return CUDA_ERROR_INVALID_HANDLE;
@@ -172,146 +166,116 @@ CUresult elapsed(Call& c, CUevent first, CUevent last, float* milliseconds) {
       return CUDA_ERROR_NOT_READY;
     }
   }
+  const Guesses& before = start->record->guesses;
+  const Guesses& after = end->record->guesses;
+  if (before.count != after.count) {
+    c.machine.unknown.count_time(before.count < after.count ? *after.kernel : *before.kernel);
+  }
   const auto from = static_cast<double>(start->record->ended);
   const auto to = static_cast<double>(end->record->ended);
   *milliseconds = static_cast<float>((to - from) / 1e6);
   return CUDA_SUCCESS;
 }
 
-template <Fn function>
-CUresult record_on(CUevent handle, CUstream stream_handle, unsigned flags) {
-  return call<function>([&](Call& c) {
-    if (flags > CU_EVENT_RECORD_EXTERNAL) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    CUresult result = CUDA_SUCCESS;
-    Event* event = find_event(c, handle, result);
-    Stream* stream = event == nullptr ? nullptr : find_stream(c, stream_handle, result);
-    return stream == nullptr ? result : record(c, *event, *stream);
-  });
-}
-
-template <Fn function, class Find, class Do>
-CUresult on_whole_context(CUevent handle, Find&& find, Do&& action) {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Context* context = find(c, result);
-    Event* event = context == nullptr ? nullptr : find_event(c, handle, result);
-    return event == nullptr ? result : action(c, *context, *event);
-  });
-}
-
 }  // namespace
+
+Event& add_event(Call& c, unsigned flags) {
+  Context& context = *c.current;
+  auto made = std::make_unique<Event>();
+  c.made(*made);
+  made->device = context.device;
+  made->context = &context;
+  made->root_id = context.root_id;
+  made->flags = flags;
+  Event& event = c.machine.events.add(std::move(made));
+  context.events.insert(&event);
+  return event;
+}
+
+Effect mark_recorded(Event& event) {
+  if (!event.shared) {
+    return nullptr;
+  }
+  return [shared = event.shared, number = ++event.shared->counts->recorded] {
+    auto& done = shared->counts->done;
+    for (std::uint64_t before = done; before < number && !done.compare_exchange_weak(before, number);) {
+    }
+    return Rest{};
+  };
+}
+
+WorkPtr awaited(Call& c, const Event& event) {
+  const auto shared = event.shared;
+  const std::uint64_t number = shared ? shared->counts->recorded.load() : 0;
+  if (!shared || shared->is_done(number)) {
+    return shared ? nullptr : event.record;
+  }
+  auto work = std::make_shared<Work>();
+  work->device = event.device;
+  work->until = [shared, number] { return shared->is_done(number); };
+  c.machine.clock.submit(work);
+  return work;
+}
+
 }  // namespace gctx::sim
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuEventCreate(CUevent* out, unsigned flags) {
-  return call<Fn::cuEventCreate>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Context* context = current_context(c, result);
-    if (context == nullptr) {
-      return result;
-    }
-    // Events between processes are not modelled.
-    // Seen on an H200: only events without times go to other processes, which is not modelled.
-    if ((flags & CU_EVENT_INTERPROCESS) != 0) {
-      return (flags & CU_EVENT_DISABLE_TIMING) != 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-    }
-    if (out == nullptr || flags > (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    auto made = std::make_unique<Event>();
-    c.machine.made(*made);
-    made->device = context->device;
-    made->context = context;
-    made->root_id = context->root_id;
-    made->flags = flags;
-    Event& event = c.machine.events.add(std::move(made));
-    context->events.insert(&event);
-    return give(out, as_handle<CUevent>(event));
-  });
+GCTX_SIM_CALL(cuEventCreate, Call& c, CUevent* out, unsigned flags) {
+  const bool shared = (flags & CU_EVENT_INTERPROCESS) != 0;
+  Event& event = add_event(c, flags);
+  if (shared) {
+    event.shared = std::make_shared<SharedRecord>(std::make_shared<File>(page_bytes));
+  }
+  return give(out, as_handle<CUevent>(event));
 }
 
-CUresult CUDAAPI cuEventDestroy_v2(CUevent handle) {
-  return with_event<Fn::cuEventDestroy_v2>(handle, [&](Call& c, Event& event) {
-    if (event.context != nullptr) {
-      event.context->events.erase(&event);
-    }
-    c.machine.events.remove(event);
+GCTX_SIM_CALL(cuEventDestroy_v2, Call& c, Event& event) {
+  if (event.context != nullptr) {
+    event.context->events.erase(&event);
+  }
+  c.machine.events.remove(event);
+  return CUDA_SUCCESS;
+}
+
+GCTX_SIM_CALL(cuEventRecord, Call& c, Event& event, Stream& stream) { return record(c, event, stream); }
+
+GCTX_SIM_CALL(cuEventRecordWithFlags, Call& c, Event& event, Stream& stream, unsigned flags) {
+  return flags == CU_EVENT_RECORD_EXTERNAL ? capture_external(c, event, stream, CU_GRAPH_NODE_TYPE_EVENT_RECORD)
+                                           : record(c, event, stream);
+}
+
+GCTX_SIM_CALL(cuEventQuery, Call& c, Event& event) {
+  const WorkPtr work = event.record;
+  const auto shared = event.shared;
+  const auto is_done = [&] { return shared ? shared->is_done(shared->counts->recorded) : !work || work->done; };
+  if (is_done()) {
     return CUDA_SUCCESS;
-  });
+  }
+  c.machine.clock.pass(polling_step_ns);
+  c.machine.clock.catch_up(c.lock);
+  return is_done() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
-  return record_on<Fn::cuEventRecord>(event, stream, 0);
+GCTX_SIM_CALL(cuEventSynchronize, Call& c, Event& event) { return wait_for(c, awaited(c, event)); }
+
+GCTX_SIM_CALL(cuEventElapsedTime, Call& c, float* milliseconds, CUevent start, CUevent end) {
+  return elapsed(c, start, end, milliseconds);
 }
 
-CUresult CUDAAPI cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) {
-  return record_on<Fn::cuEventRecordWithFlags>(event, stream, flags);
+GCTX_SIM_SAME(cuEventElapsedTime_v2, cuEventElapsedTime)
+
+GCTX_SIM_CALL(cuStreamWaitEvent, Call& c, Stream& stream, Event& event, unsigned flags) {
+  return flags == CU_EVENT_WAIT_EXTERNAL ? capture_external(c, event, stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT)
+                                         : wait(c, stream, event);
 }
 
-CUresult CUDAAPI cuEventQuery(CUevent handle) {
-  return with_event<Fn::cuEventQuery>(handle, [&](Call& c, Event& event) {
-    if (event.capture) {
-      return CUDA_ERROR_CAPTURED_EVENT;
-    }
-    const WorkPtr work = event.record;
-    if (!work || work->done) {
-      return CUDA_SUCCESS;
-    }
-    c.machine.clock.pass(polling_step_ns);
-    c.machine.clock.catch_up(c.lock);
-    return work->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-  });
+GCTX_SIM_CALL(cuCtxRecordEvent, Call& c, Context& context, Event& event) { return record_context(c, context, event); }
+
+GCTX_SIM_CALL(cuCtxWaitEvent, Call& c, Context& context, Event& event) { return wait_context(c, context, event); }
+
+GCTX_SIM_CALL(cuGreenCtxRecordEvent, Call& c, Context& context, Event& event) {
+  return record_context(c, context, event);
 }
 
-CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
-  return with_event<Fn::cuEventSynchronize>(handle, [&](Call& c, Event& event) {
-    return event.capture ? CUDA_ERROR_CAPTURED_EVENT : wait_for(c, event.record);
-  });
-}
-
-CUresult CUDAAPI cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
-  return call<Fn::cuEventElapsedTime>([&](Call& c) { return elapsed(c, start, end, milliseconds); });
-}
-
-CUresult CUDAAPI cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
-  return call<Fn::cuEventElapsedTime_v2>([&](Call& c) { return elapsed(c, start, end, milliseconds); });
-}
-
-CUresult CUDAAPI cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
-  return call<Fn::cuStreamWaitEvent>([&](Call& c) {
-    if (flags > CU_EVENT_WAIT_EXTERNAL) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    CUresult result = CUDA_SUCCESS;
-    Stream* stream = find_stream(c, stream_handle, result);
-    Event* event = stream == nullptr ? nullptr : find_event(c, handle, result);
-    return event == nullptr ? result : wait(c, *stream, *event);
-  });
-}
-
-CUresult CUDAAPI cuCtxRecordEvent(CUcontext handle, CUevent event) {
-  return on_whole_context<Fn::cuCtxRecordEvent>(
-      event, [&](Call& c, CUresult& result) { return find_context(c, handle, result); }, record_context);
-}
-
-CUresult CUDAAPI cuCtxWaitEvent(CUcontext handle, CUevent event) {
-  return on_whole_context<Fn::cuCtxWaitEvent>(
-      event, [&](Call& c, CUresult& result) { return find_context(c, handle, result); }, wait_context);
-}
-
-CUresult CUDAAPI cuGreenCtxRecordEvent(CUgreenCtx handle, CUevent event) {
-  return on_whole_context<Fn::cuGreenCtxRecordEvent>(
-      event, [&](Call& c, CUresult& result) { return find_green(c, handle, result); }, record_context);
-}
-
-CUresult CUDAAPI cuGreenCtxWaitEvent(CUgreenCtx handle, CUevent event) {
-  return on_whole_context<Fn::cuGreenCtxWaitEvent>(
-      event, [&](Call& c, CUresult& result) { return find_green(c, handle, result); }, wait_context);
-}
-
-}  // extern "C"
+GCTX_SIM_CALL(cuGreenCtxWaitEvent, Call& c, Context& context, Event& event) { return wait_context(c, context, event); }

@@ -8,16 +8,6 @@
 namespace gctx::sim {
 namespace {
 
-template <Fn function, class Body>
-CUresult with_graph(CUgraph handle, Body&& body) noexcept {
-  return call_with<function>([&](Call& c, CUresult& result) { return find_graph(c, handle, result); }, body);
-}
-
-template <Fn function, class Body>
-CUresult with_node(CUgraphNode handle, Body&& body) noexcept {
-  return call_with<function>([&](Call& c, CUresult& result) { return find_node(c, handle, result); }, body);
-}
-
 struct FullEdge {
   const GraphNode* from = nullptr;
   const GraphNode* to = nullptr;
@@ -29,9 +19,6 @@ bool is_plain(const CUgraphEdgeData& data) { return data.from_port == 0 && data.
 // Lists as the calls return them: the number alone, or as many as there is room for, and nulls in places beyond them.
 CUresult list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
               std::size_t* count) {
-  if (count == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   if (from == nullptr && to == nullptr) {
     if (data != nullptr) {
       return CUDA_ERROR_INVALID_VALUE;
@@ -221,143 +208,104 @@ void draw(const Graph& graph, std::string& out) {
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
-  return with_graph<Fn::cuGraphGetNodes>(handle, [&](Call&, const Graph& graph) {
-    return list(nodes_of(graph, [](const GraphNode&) { return true; }), nodes, nullptr, nullptr, count);
-  });
+GCTX_SIM_CALL(cuGraphGetNodes, Call&, const Graph& graph, CUgraphNode* nodes, std::size_t* count) {
+  return list(nodes_of(graph, [](const GraphNode&) { return true; }), nodes, nullptr, nullptr, count);
 }
-CUresult CUDAAPI cuGraphGetRootNodes(CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
-  return with_graph<Fn::cuGraphGetRootNodes>(handle, [&](Call&, const Graph& graph) {
-    return list(nodes_of(graph, [](const GraphNode& node) { return node.after.empty(); }), nodes, nullptr, nullptr,
-                count);
-  });
+GCTX_SIM_CALL(cuGraphGetRootNodes, Call&, const Graph& graph, CUgraphNode* nodes, std::size_t* count) {
+  return list(nodes_of(graph, [](const GraphNode& node) { return node.after.empty(); }), nodes, nullptr, nullptr,
+              count);
 }
-CUresult CUDAAPI cuGraphGetEdges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, std::size_t* count) {
-  return with_graph<Fn::cuGraphGetEdges>(
-      handle, [&](Call&, const Graph& graph) { return get_edges(graph, from, to, nullptr, count); });
+GCTX_SIM_CALL(cuGraphGetEdges, Call&, const Graph& graph, CUgraphNode* from, CUgraphNode* to, std::size_t* count) {
+  return get_edges(graph, from, to, nullptr, count);
 }
-CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
-                                    std::size_t* count) {
-  return with_graph<Fn::cuGraphGetEdges_v2>(
-      handle, [&](Call&, const Graph& graph) { return get_edges(graph, from, to, data, count); });
+GCTX_SIM_CALL(cuGraphGetEdges_v2, Call&, const Graph& graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
+              std::size_t* count) {
+  return get_edges(graph, from, to, data, count);
 }
-CUresult CUDAAPI cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode* nodes, std::size_t* count) {
-  return with_node<Fn::cuGraphNodeGetDependencies>(
-      handle, [&](Call&, const GraphNode& node) { return get_dependencies(node, nodes, nullptr, count); });
+GCTX_SIM_CALL(cuGraphNodeGetDependencies, Call&, const GraphNode& node, CUgraphNode* nodes, std::size_t* count) {
+  return get_dependencies(node, nodes, nullptr, count);
 }
-CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode handle, CUgraphNode* nodes, CUgraphEdgeData* data,
-                                               std::size_t* count) {
-  return with_node<Fn::cuGraphNodeGetDependencies_v2>(
-      handle, [&](Call&, const GraphNode& node) { return get_dependencies(node, nodes, data, count); });
+GCTX_SIM_CALL(cuGraphNodeGetDependencies_v2, Call&, const GraphNode& node, CUgraphNode* nodes, CUgraphEdgeData* data,
+              std::size_t* count) {
+  return get_dependencies(node, nodes, data, count);
 }
-CUresult CUDAAPI cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode* nodes, std::size_t* count) {
-  return with_node<Fn::cuGraphNodeGetDependentNodes>(
-      handle, [&](Call&, const GraphNode& node) { return get_dependents(node, nodes, nullptr, count); });
+GCTX_SIM_CALL(cuGraphNodeGetDependentNodes, Call&, const GraphNode& node, CUgraphNode* nodes, std::size_t* count) {
+  return get_dependents(node, nodes, nullptr, count);
 }
-CUresult CUDAAPI cuGraphNodeGetDependentNodes_v2(CUgraphNode handle, CUgraphNode* nodes, CUgraphEdgeData* data,
-                                                 std::size_t* count) {
-  return with_node<Fn::cuGraphNodeGetDependentNodes_v2>(
-      handle, [&](Call&, const GraphNode& node) { return get_dependents(node, nodes, data, count); });
+GCTX_SIM_CALL(cuGraphNodeGetDependentNodes_v2, Call&, const GraphNode& node, CUgraphNode* nodes, CUgraphEdgeData* data,
+              std::size_t* count) {
+  return get_dependents(node, nodes, data, count);
 }
-CUresult CUDAAPI cuGraphAddDependencies(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
-                                        std::size_t count) {
-  return with_graph<Fn::cuGraphAddDependencies>(
-      handle, [&](Call& c, Graph& graph) { return add_edges(c, graph, from, to, nullptr, count); });
+GCTX_SIM_CALL(cuGraphAddDependencies, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
+              std::size_t count) {
+  return add_edges(c, graph, from, to, nullptr, count);
 }
-CUresult CUDAAPI cuGraphAddDependencies_v2(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
-                                           const CUgraphEdgeData* data, std::size_t count) {
-  return with_graph<Fn::cuGraphAddDependencies_v2>(
-      handle, [&](Call& c, Graph& graph) { return add_edges(c, graph, from, to, data, count); });
+GCTX_SIM_CALL(cuGraphAddDependencies_v2, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
+              const CUgraphEdgeData* data, std::size_t count) {
+  return add_edges(c, graph, from, to, data, count);
 }
-CUresult CUDAAPI cuGraphRemoveDependencies(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
-                                           std::size_t count) {
-  return with_graph<Fn::cuGraphRemoveDependencies>(
-      handle, [&](Call& c, Graph& graph) { return remove_edges(c, graph, from, to, nullptr, count); });
+GCTX_SIM_CALL(cuGraphRemoveDependencies, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
+              std::size_t count) {
+  return remove_edges(c, graph, from, to, nullptr, count);
 }
-CUresult CUDAAPI cuGraphRemoveDependencies_v2(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
-                                              const CUgraphEdgeData* data, std::size_t count) {
-  return with_graph<Fn::cuGraphRemoveDependencies_v2>(
-      handle, [&](Call& c, Graph& graph) { return remove_edges(c, graph, from, to, data, count); });
+GCTX_SIM_CALL(cuGraphRemoveDependencies_v2, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
+              const CUgraphEdgeData* data, std::size_t count) {
+  return remove_edges(c, graph, from, to, data, count);
 }
 
-CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
-  return with_node<Fn::cuGraphNodeGetType>(handle, [&](Call&, const GraphNode& node) { return give(type, node.type); });
+GCTX_SIM_CALL(cuGraphNodeGetType, Call&, const GraphNode& node, CUgraphNodeType* type) { return give(type, node.type); }
+GCTX_SIM_CALL(cuGraphNodeGetContainingGraph, Call&, const GraphNode& node, CUgraph* out) {
+  return give(out, as_handle<CUgraph>(*node.graph));
 }
-CUresult CUDAAPI cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph* out) {
-  return with_node<Fn::cuGraphNodeGetContainingGraph>(
-      handle, [&](Call&, const GraphNode& node) { return give(out, as_handle<CUgraph>(*node.graph)); });
+GCTX_SIM_CALL(cuGraphNodeGetLocalId, Call&, const GraphNode& node, unsigned* id) { return give(id, node.number); }
+GCTX_SIM_CALL(cuGraphNodeGetToolsId, Call&, const GraphNode& node, unsigned long long* id) {
+  return give(id, static_cast<unsigned long long>(node.id));
 }
-CUresult CUDAAPI cuGraphNodeGetLocalId(CUgraphNode handle, unsigned* id) {
-  return with_node<Fn::cuGraphNodeGetLocalId>(handle,
-                                              [&](Call&, const GraphNode& node) { return give(id, node.number); });
-}
-CUresult CUDAAPI cuGraphNodeGetToolsId(CUgraphNode handle, unsigned long long* id) {
-  return with_node<Fn::cuGraphNodeGetToolsId>(
-      handle, [&](Call&, const GraphNode& node) { return give(id, static_cast<unsigned long long>(node.id)); });
-}
-CUresult CUDAAPI cuGraphGetId(CUgraph handle, unsigned* id) {
-  return with_graph<Fn::cuGraphGetId>(
-      handle, [&](Call&, const Graph& graph) { return give(id, static_cast<unsigned>(graph.id)); });
+GCTX_SIM_CALL(cuGraphGetId, Call&, const Graph& graph, unsigned* id) {
+  return give(id, static_cast<unsigned>(graph.id));
 }
 
-CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode handle) {
-  return with_node<Fn::cuGraphDestroyNode>(handle, [&](Call& c, GraphNode& node) {
-    if (node.graph->has_memory) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    const bool captured_into =
-        node.graph->capture != nullptr ||
-        std::any_of(node.bodies.begin(), node.bodies.end(), [](const Graph* body) { return is_being_captured(*body); });
-    if (captured_into) {
-      return CUDA_ERROR_ILLEGAL_STATE;
-    }
-    remove_node(c.machine, node);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuGraphDestroyNode, Call& c, GraphNode& node) {
+  if (node.graph->has_memory) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const bool captured_into =
+      node.graph->capture != nullptr ||
+      std::any_of(node.bodies.begin(), node.bodies.end(), [](const Graph* body) { return is_being_captured(*body); });
+  if (captured_into) {
+    return CUDA_ERROR_ILLEGAL_STATE;
+  }
+  remove_node(c.machine, node);
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphClone(CUgraph* out, CUgraph handle) {
-  return with_graph<Fn::cuGraphClone>(handle, [&](Call& c, const Graph& graph) {
-    if (out == nullptr || is_being_captured(graph) || has_memory_nodes(graph) || has_conditions(graph)) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (!has_room_for_copy(c, graph)) {
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return give(out, as_handle<CUgraph>(clone(c.machine, graph)));
-  });
+GCTX_SIM_CALL(cuGraphClone, Call& c, CUgraph* out, const Graph& graph) {
+  if (is_being_captured(graph)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (has_memory_nodes(graph) || has_conditions(graph)) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (!has_room_for_copy(c, graph)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  return give(out, as_handle<CUgraph>(clone(c.machine, graph)));
 }
 
-CUresult CUDAAPI cuGraphNodeFindInClone(CUgraphNode* out, CUgraphNode original, CUgraph handle) {
-  return with_graph<Fn::cuGraphNodeFindInClone>(handle, [&](Call& c, const Graph& graph) {
-    CUresult result = CUDA_SUCCESS;
-    const GraphNode* node = find_node(c, original, result);
-    if (node == nullptr) {
-      return result;
-    }
-    const auto found = std::find_if(graph.nodes.begin(), graph.nodes.end(),
-                                    [&](const GraphNode* copy) { return copy->copied_from == node->id; });
-    return found == graph.nodes.end() ? CUDA_ERROR_INVALID_VALUE : give(out, as_handle<CUgraphNode>(**found));
-  });
+GCTX_SIM_CALL(cuGraphNodeFindInClone, Call&, CUgraphNode* out, const GraphNode& node, const Graph& graph) {
+  const auto found = std::find_if(graph.nodes.begin(), graph.nodes.end(),
+                                  [&](const GraphNode* copy) { return copy->copied_from == node.id; });
+  return found == graph.nodes.end() ? CUDA_ERROR_INVALID_VALUE : give(out, as_handle<CUgraphNode>(**found));
 }
 
-CUresult CUDAAPI cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned) {
-  return with_graph<Fn::cuGraphDebugDotPrint>(handle, [&](Call&, const Graph& graph) {
-    if (path == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    std::string text = "digraph dot {\n";
-    draw(graph, text);
-    text += "}\n";
-    std::FILE* file = std::fopen(path, "w");
-    if (file == nullptr) {
-      return CUDA_ERROR_OPERATING_SYSTEM;
-    }
-    const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    return std::fclose(file) == 0 && is_written ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
-  });
+GCTX_SIM_CALL(cuGraphDebugDotPrint, Call&, const Graph& graph, const char* path, unsigned) {
+  std::string text = "digraph dot {\n";
+  draw(graph, text);
+  text += "}\n";
+  std::FILE* file = std::fopen(path, "w");
+  if (file == nullptr) {
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  return std::fclose(file) == 0 && is_written ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
-
-}  // extern "C"

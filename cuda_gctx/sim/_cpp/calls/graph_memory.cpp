@@ -49,12 +49,6 @@ std::uint64_t* value_of(GraphMemory& memory, CUgraphMem_attribute which) {
   }
 }
 
-template <Fn function, class Body>
-CUresult with_device(CUdevice ordinal, Body&& body) noexcept {
-  return call_with<function>([&](Call& c, CUresult& result) { return find_device(c, ordinal, result); },
-                             [&](Call&, Device& device) { return body(device); });
-}
-
 }  // namespace
 
 CUresult make_graph_memory(Call& c, AllocNode& node) {
@@ -70,7 +64,7 @@ CUresult make_graph_memory(Call& c, AllocNode& node) {
       (!managed && wanted.poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED)) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  const Device* device = find_device(c, where.id, result);
+  Device* device = find_device(c, where.id, result);
   if (device == nullptr) {
     return result;
   }
@@ -87,14 +81,14 @@ CUresult make_graph_memory(Call& c, AllocNode& node) {
     node.access.push_back(wanted.accessDescs[i]);
   }
   Allocation made;
-  c.machine.made(made);
+  made.storage = managed ? take_from_host(wanted.bytesize) : device->take(wanted.bytesize);
+  c.made(made);
   made.hidden = true;
   made.size = wanted.bytesize;
   made.device = device->ordinal;
   made.managed = managed;
   made.live = false;
-  made.storage = Storage(wanted.bytesize);
-  made.handle = made.storage.address();
+  made.handle = made.storage.address;
   wanted.dptr = made.handle;
   c.machine.freed.erase(made.handle);
   c.machine.allocations.emplace(made.handle, std::move(made));
@@ -138,44 +132,34 @@ void free_graph_memory(Machine& machine, Allocation& allocation) {
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice ordinal) {
-  return with_device<Fn::cuDeviceGraphMemTrim>(ordinal, [](Device& device) {
-    GraphMemory& memory = device.graph_memory;
-    memory.used -= std::exchange(memory.freed, 0);
-    memory.reserved = memory.used;
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuDeviceGraphMemTrim, Call&, Device& device) {
+  GraphMemory& memory = device.graph_memory;
+  memory.used -= std::exchange(memory.freed, 0);
+  memory.reserved = memory.used;
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute which, void* out) {
-  return with_device<Fn::cuDeviceGetGraphMemAttribute>(ordinal, [&](Device& device) {
-    const std::uint64_t* value = value_of(device.graph_memory, which);
-    if (value == nullptr || out == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    std::memcpy(out, value, sizeof *value);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuDeviceGetGraphMemAttribute, Call&, Device& device, CUgraphMem_attribute which, void* out) {
+  const std::uint64_t* value = value_of(device.graph_memory, which);
+  if (value == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::memcpy(out, value, sizeof *value);
+  return CUDA_SUCCESS;
 }
 
 // Only the highest values can be set, to zero: they begin anew.
-CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute which, void* in) {
-  return with_device<Fn::cuDeviceSetGraphMemAttribute>(ordinal, [&](Device& device) {
-    const bool high = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || which == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
-    std::uint64_t wanted = 0;
-    if (!high || in == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    std::memcpy(&wanted, in, sizeof wanted);
-    if (wanted != 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    GraphMemory& memory = device.graph_memory;
-    *value_of(memory, which) = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ? memory.used : memory.reserved;
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuDeviceSetGraphMemAttribute, Call&, Device& device, CUgraphMem_attribute which, void* in) {
+  const bool high = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || which == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+  std::uint64_t wanted = 0;
+  if (!high) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::memcpy(&wanted, in, sizeof wanted);
+  if (wanted != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  GraphMemory& memory = device.graph_memory;
+  *value_of(memory, which) = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ? memory.used : memory.reserved;
+  return CUDA_SUCCESS;
 }
-
-}  // extern "C"

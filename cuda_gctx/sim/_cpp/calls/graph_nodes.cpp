@@ -7,6 +7,7 @@
 #include "calls/copies.hpp"
 #include "calls/graph_memory.hpp"
 #include "calls/launch.hpp"
+#include "calls/modules.hpp"
 
 namespace gctx::sim {
 namespace {
@@ -23,7 +24,8 @@ Context* context_for(Call& c, CUcontext handle, GraphNode& node, CUresult& resul
 
 CUresult plan_kernel_node(Call& c, const CUDA_KERNEL_NODE_PARAMS_v3& kernel, GraphNode& node) {
   CUresult result = CUDA_SUCCESS;
-  const Context* context = context_for(c, kernel.ctx, node, result);
+  // Recorded: beside a function, the context that is named is ignored.
+  const Context* context = context_for(c, kernel.func == nullptr ? kernel.ctx : nullptr, node, result);
   if (context == nullptr) {
     return result;
   }
@@ -31,7 +33,7 @@ CUresult plan_kernel_node(Call& c, const CUDA_KERNEL_NODE_PARAMS_v3& kernel, Gra
   plan.grid = {kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ};
   plan.threads = {kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ};
   plan.shared_bytes = kernel.sharedMemBytes;
-  const auto function = kernel.func != nullptr ? kernel.func : reinterpret_cast<CUfunction>(kernel.kern);
+  const CUfunction function = kernel.func != nullptr ? kernel.func : reinterpret_cast<CUfunction>(kernel.kern);
   if (function == nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -155,26 +157,19 @@ CUresult plan_conditional_node(Call& c, const Graph& graph, CUDA_CONDITIONAL_NOD
   return CUDA_SUCCESS;
 }
 
-CUresult add(Call& c, CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
+CUresult add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
              std::size_t count, CUgraphNodeParams& parameters) {
-  CUresult result = CUDA_SUCCESS;
-  Graph* graph = find_graph(c, handle, result);
-  if (graph == nullptr) {
-    return result;
-  }
-  if (out == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   std::vector<Edge> after;
-  if (result = read_edges(c, *graph, dependencies, data, count, after); result != CUDA_SUCCESS) {
+  CUresult result = read_edges(c, graph, dependencies, data, count, after);
+  if (result != CUDA_SUCCESS) {
     return result;
   }
   GraphNode node;
-  if (result = plan_node(c, *graph, parameters, node); result != CUDA_SUCCESS) {
+  if (result = plan_node(c, graph, parameters, node); result != CUDA_SUCCESS) {
     return result;
   }
   node.after = std::move(after);
-  GraphNode& added = add_node(c.machine, *graph, std::move(node));
+  GraphNode& added = add_node(c.machine, graph, std::move(node));
   if (auto* conditional = std::get_if<ConditionalNode>(&added.parameters)) {
     parameters.conditional.phGraph_out = conditional->bodies.data();
   }
@@ -185,24 +180,9 @@ CUresult add(Call& c, CUgraphNode* out, CUgraph handle, const CUgraphNode* depen
 }
 
 // The calls that add one type of node are the same call with other parameters.
-template <Fn function, class Fill>
-CUresult add_typed(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
-                   CUgraphNodeType type, Fill&& fill) {
-  return call<function>([&](Call& c) {
-    CUgraphNodeParams parameters{};
-    parameters.type = type;
-    const bool filled = fill(parameters);
-    return filled ? add(c, out, graph, dependencies, nullptr, count, parameters) : CUDA_ERROR_INVALID_VALUE;
-  });
-}
-
-template <Fn function>
-CUresult add_any(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
-                 std::size_t count, CUgraphNodeParams* parameters) {
-  return call<function>([&](Call& c) {
-    return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE
-                                 : add(c, out, graph, dependencies, data, count, *parameters);
-  });
+CUresult add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, std::size_t count,
+             CUgraphNodeParams parameters) {
+  return add(c, out, graph, dependencies, nullptr, count, parameters);
 }
 
 CUDA_KERNEL_NODE_PARAMS_v3 newest(const CUDA_KERNEL_NODE_PARAMS& kernel) {
@@ -227,7 +207,11 @@ CUresult set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode&
   };
   switch (node.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-      or_own(parameters.kernel.ctx);
+      // Recorded: it keeps its attributes.
+      planned.launch.cooperative = node.launch.cooperative;
+      planned.launch.clusters = node.launch.clusters;
+      planned.launch.cluster = node.launch.cluster;
+      planned.launch.priority = node.launch.priority;
       return plan_node(c, *node.graph, parameters, planned);
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       or_own(parameters.memcpy.copyCtx);
@@ -244,55 +228,30 @@ CUresult set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode&
   }
 }
 
-CUresult set_in_graph(Call& c, CUgraphNode handle, CUgraphNodeParams& parameters) {
-  CUresult result = CUDA_SUCCESS;
-  GraphNode* node = find_node(c, handle, result);
-  if (node == nullptr) {
-    return result;
-  }
+CUresult set_in_graph(Call& c, GraphNode& node, CUgraphNodeParams parameters) {
   GraphNode planned;
-  result = set(c, *node, parameters, planned);
+  const CUresult result = set(c, node, parameters, planned);
   if (result == CUDA_SUCCESS) {
-    adopt(*node, std::move(planned));
+    adopt(node, std::move(planned));
   }
   return result;
 }
 
-CUresult set_in_exec(Call& c, CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeParams& parameters) {
-  CUresult result = CUDA_SUCCESS;
-  GraphExec* exec = find_exec(c, exec_handle, result);
-  GraphNode* node = exec == nullptr ? nullptr : find_node(c, handle, result);
-  if (node == nullptr) {
-    return result;
-  }
-  ExecNode* copy = find_copy(exec->nodes, *node);
+CUresult set_in_exec(Call& c, GraphExec& exec, GraphNode& node, CUgraphNodeParams parameters) {
+  ExecNode* copy = find_copy(exec.nodes, node);
   if (copy == nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   GraphNode planned;
-  result = set(c, *node, parameters, planned);
+  const CUresult result = set(c, node, parameters, planned);
+  // Recorded: what is executable stays in its context.
+  if (result == CUDA_SUCCESS && node.type == CU_GRAPH_NODE_TYPE_KERNEL && planned.context_id != copy->node.context_id) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   if (result == CUDA_SUCCESS) {
     adopt(copy->node, std::move(planned));
   }
   return result;
-}
-
-template <Fn function, class Fill>
-CUresult set_typed(CUgraphNode node, CUgraphNodeType type, Fill&& fill) {
-  return call<function>([&](Call& c) {
-    CUgraphNodeParams parameters{};
-    parameters.type = type;
-    return fill(parameters) ? set_in_graph(c, node, parameters) : CUDA_ERROR_INVALID_VALUE;
-  });
-}
-
-template <Fn function, class Fill>
-CUresult set_typed(CUgraphExec exec, CUgraphNode node, CUgraphNodeType type, Fill&& fill) {
-  return call<function>([&](Call& c) {
-    CUgraphNodeParams parameters{};
-    parameters.type = type;
-    return fill(parameters) ? set_in_exec(c, exec, node, parameters) : CUDA_ERROR_INVALID_VALUE;
-  });
 }
 
 // The parameters that describe a node.
@@ -306,8 +265,10 @@ CUresult describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
       for (auto& argument : plan.arguments) {
         node.argument_pointers.push_back(argument.data());
       }
-      const bool is_function = c.machine.functions.find(plan.function) != nullptr;
-      parameters.kernel = {is_function ? plan.function : nullptr,
+      // Recorded: of a kernel, both handles.
+      const Kernel* kernel = c.machine.kernels.find(plan.function);
+      const Context* own = c.machine.contexts.find(node.context_handle);
+      parameters.kernel = {kernel == nullptr || own == nullptr ? plan.function : function_on(c, *kernel, own->device),
                            plan.grid[0],
                            plan.grid[1],
                            plan.grid[2],
@@ -317,7 +278,7 @@ CUresult describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
                            plan.shared_bytes,
                            node.argument_pointers.empty() ? nullptr : node.argument_pointers.data(),
                            nullptr,
-                           is_function ? nullptr : reinterpret_cast<CUkernel>(plan.function),
+                           kernel == nullptr ? nullptr : reinterpret_cast<CUkernel>(plan.function),
                            context};
       return CUDA_SUCCESS;
     }
@@ -360,69 +321,80 @@ CUresult describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
   }
 }
 
-template <Fn function, class Take>
-CUresult get_typed(CUgraphNode handle, CUgraphNodeType type, Take&& take) {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    GraphNode* node = find_node(c, handle, result);
-    if (node == nullptr) {
-      return result;
-    }
-    CUgraphNodeParams parameters{};
-    if (node->type != type) {
+template <class Take>
+CUresult get_typed(Call& c, GraphNode& node, CUgraphNodeType type, Take&& take) {
+  CUgraphNodeParams parameters{};
+  if (node.type != type) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const CUresult result = describe(c, node, parameters);
+  return result == CUDA_SUCCESS ? take(parameters) : result;
+}
+
+CUgraphNodeParams of_type(CUgraphNodeType type) {
+  CUgraphNodeParams parameters{};
+  parameters.type = type;
+  return parameters;
+}
+CUgraphNodeParams of_kernel(const CUDA_KERNEL_NODE_PARAMS& kernel) {
+  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_KERNEL);
+  parameters.kernel = newest(kernel);
+  return parameters;
+}
+CUgraphNodeParams of_copy(const CUDA_MEMCPY3D& copy, CUcontext context) {
+  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_MEMCPY);
+  parameters.memcpy.copyCtx = context;
+  parameters.memcpy.copyParams = copy;
+  return parameters;
+}
+CUgraphNodeParams of_fill(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context) {
+  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_MEMSET);
+  parameters.memset = newest(fill, context);
+  return parameters;
+}
+CUgraphNodeParams of_host(const CUDA_HOST_NODE_PARAMS& host) {
+  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_HOST);
+  parameters.host.fn = host.fn;
+  parameters.host.userData = host.userData;
+  return parameters;
+}
+CUgraphNodeParams of_record(CUevent event) {
+  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_EVENT_RECORD);
+  parameters.eventRecord.event = event;
+  return parameters;
+}
+CUgraphNodeParams of_wait(CUevent event) {
+  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_WAIT_EVENT);
+  parameters.eventWait.event = event;
+  return parameters;
+}
+
+// Attributes that change nothing here read as zeros.
+CUresult read_attribute(const LaunchPlan& plan, CUlaunchAttributeID which, CUlaunchAttributeValue& value) {
+  switch (which) {
+    case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+      value.cooperative = plan.cooperative ? 1 : 0;
+      return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      value.priority = plan.priority;
+      return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+      if (plan.cluster > 1) {
+        value.clusterDim.x = plan.clusters[0];
+        value.clusterDim.y = plan.clusters[1];
+        value.clusterDim.z = plan.clusters[2];
+      }
+      return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+    case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+    case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      return CUDA_SUCCESS;
+    default:
       return CUDA_ERROR_INVALID_VALUE;
-    }
-    result = describe(c, *node, parameters);
-    return result == CUDA_SUCCESS ? take(parameters) : result;
-  });
-}
-
-auto from_kernel(const CUDA_KERNEL_NODE_PARAMS* kernel) {
-  return [kernel](CUgraphNodeParams& parameters) {
-    if (kernel != nullptr) {
-      parameters.kernel = newest(*kernel);
-    }
-    return kernel != nullptr;
-  };
-}
-auto from_copy(const CUDA_MEMCPY3D* copy, CUcontext context) {
-  return [copy, context](CUgraphNodeParams& parameters) {
-    parameters.memcpy.copyCtx = context;
-    if (copy != nullptr) {
-      parameters.memcpy.copyParams = *copy;
-    }
-    return copy != nullptr;
-  };
-}
-auto from_fill(const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
-  return [fill, context](CUgraphNodeParams& parameters) {
-    if (fill != nullptr) {
-      parameters.memset = newest(*fill, context);
-    }
-    return fill != nullptr;
-  };
-}
-auto from_host(const CUDA_HOST_NODE_PARAMS* host) {
-  return [host](CUgraphNodeParams& parameters) {
-    if (host != nullptr) {
-      parameters.host.fn = host->fn;
-      parameters.host.userData = host->userData;
-    }
-    return host != nullptr;
-  };
-}
-auto from_event(CUgraphNodeType type, CUevent event) {
-  return [type, event](CUgraphNodeParams& parameters) {
-    (type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ? parameters.eventRecord.event : parameters.eventWait.event) = event;
-    return true;
-  };
-}
-
-auto give_event(CUgraphNodeType type, CUevent* out) {
-  return [type, out](const CUgraphNodeParams& parameters) {
-    return give(out,
-                type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ? parameters.eventRecord.event : parameters.eventWait.event);
-  };
+  }
 }
 
 }  // namespace
@@ -437,7 +409,7 @@ CUresult plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNo
       if (context_for(c, parameters.memcpy.copyCtx, node, result) == nullptr) {
         return result;
       }
-      return plan_copy(c, parameters.memcpy.copyParams, false, node);
+      return plan_copy(c, parameters.memcpy.copyParams, node);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
       if (context_for(c, fill.ctx, node, result) == nullptr) {
@@ -477,6 +449,8 @@ void adopt(GraphNode& node, GraphNode planned) {
   node.launch = std::move(planned.launch);
   node.parameters = std::move(planned.parameters);
   node.effect = std::move(planned.effect);
+  node.marks = std::move(planned.marks);
+  node.until = std::move(planned.until);
   node.shows = planned.shows;
   node.host = std::move(planned.host);
   node.duration = planned.duration;
@@ -531,211 +505,171 @@ ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node) {
 
 using namespace gctx::sim;
 
-extern "C" {
+GCTX_SIM_CALL(cuGraphAddNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, CUgraphNodeParams* parameters) {
+  return add(c, out, graph, dependencies, nullptr, count, *parameters);
+}
+GCTX_SIM_CALL(cuGraphAddNode_v2, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              const CUgraphEdgeData* data, std::size_t count, CUgraphNodeParams* parameters) {
+  return add(c, out, graph, dependencies, data, count, *parameters);
+}
+GCTX_SIM_SAME(cuGraphAddNode_v3, cuGraphAddNode_v2)
 
-CUresult CUDAAPI cuGraphAddNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
-                                CUgraphNodeParams* parameters) {
-  return add_any<Fn::cuGraphAddNode>(out, graph, dependencies, nullptr, count, parameters);
+GCTX_SIM_CALL(cuGraphAddKernelNode_v2, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, const CUDA_KERNEL_NODE_PARAMS* kernel) {
+  return add(c, out, graph, dependencies, count, of_kernel(*kernel));
 }
-CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                   const CUgraphEdgeData* data, std::size_t count, CUgraphNodeParams* parameters) {
-  return add_any<Fn::cuGraphAddNode_v2>(out, graph, dependencies, data, count, parameters);
+GCTX_SIM_CALL(cuGraphAddMemcpyNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, const CUDA_MEMCPY3D* copy, CUcontext context) {
+  return add(c, out, graph, dependencies, count, of_copy(*copy, context));
 }
-CUresult CUDAAPI cuGraphAddNode_v3(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                   const CUgraphEdgeData* data, std::size_t count, CUgraphNodeParams* parameters) {
-  return add_any<Fn::cuGraphAddNode_v3>(out, graph, dependencies, data, count, parameters);
+GCTX_SIM_CALL(cuGraphAddMemsetNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
+  return add(c, out, graph, dependencies, count, of_fill(*fill, context));
+}
+GCTX_SIM_CALL(cuGraphAddHostNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, const CUDA_HOST_NODE_PARAMS* host) {
+  return add(c, out, graph, dependencies, count, of_host(*host));
+}
+GCTX_SIM_CALL(cuGraphAddChildGraphNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, CUgraph child) {
+  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_GRAPH);
+  parameters.graph.graph = child;
+  return add(c, out, graph, dependencies, count, parameters);
+}
+GCTX_SIM_CALL(cuGraphAddEmptyNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count) {
+  return add(c, out, graph, dependencies, count, of_type(CU_GRAPH_NODE_TYPE_EMPTY));
+}
+GCTX_SIM_CALL(cuGraphAddEventRecordNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, CUevent event) {
+  return add(c, out, graph, dependencies, count, of_record(event));
+}
+GCTX_SIM_CALL(cuGraphAddEventWaitNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, CUevent event) {
+  return add(c, out, graph, dependencies, count, of_wait(event));
+}
+GCTX_SIM_CALL(cuGraphAddMemAllocNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* memory) {
+  CUgraphNodeParams parameters{};
+  parameters.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  parameters.alloc = {memory->poolProps, memory->accessDescs, memory->accessDescCount, memory->bytesize, 0};
+  const CUresult result = add(c, out, graph, dependencies, nullptr, count, parameters);
+  memory->dptr = parameters.alloc.dptr;
+  return result;
+}
+GCTX_SIM_CALL(cuGraphAddMemFreeNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, CUdeviceptr address) {
+  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_MEM_FREE);
+  parameters.free.dptr = address;
+  return add(c, out, graph, dependencies, count, parameters);
 }
 
-CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                         std::size_t count, const CUDA_KERNEL_NODE_PARAMS* kernel) {
-  return add_typed<Fn::cuGraphAddKernelNode_v2>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_KERNEL,
-                                                from_kernel(kernel));
+GCTX_SIM_CALL(cuGraphNodeGetParams, Call& c, GraphNode& node, CUgraphNodeParams* out) {
+  *out = {};
+  return describe(c, node, *out);
 }
-CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                      std::size_t count, const CUDA_MEMCPY3D* copy, CUcontext context) {
-  return add_typed<Fn::cuGraphAddMemcpyNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEMCPY,
-                                             from_copy(copy, context));
-}
-CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                      std::size_t count, const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
-  return add_typed<Fn::cuGraphAddMemsetNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEMSET,
-                                             from_fill(fill, context));
-}
-CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
-                                    const CUDA_HOST_NODE_PARAMS* host) {
-  return add_typed<Fn::cuGraphAddHostNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_HOST, from_host(host));
-}
-CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                          std::size_t count, CUgraph child) {
-  return add_typed<Fn::cuGraphAddChildGraphNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_GRAPH,
-                                                 [&](CUgraphNodeParams& parameters) {
-                                                   parameters.graph.graph = child;
-                                                   return true;
-                                                 });
-}
-CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                     std::size_t count) {
-  return add_typed<Fn::cuGraphAddEmptyNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_EMPTY,
-                                            [](CUgraphNodeParams&) { return true; });
-}
-CUresult CUDAAPI cuGraphAddEventRecordNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                           std::size_t count, CUevent event) {
-  constexpr auto type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
-  return add_typed<Fn::cuGraphAddEventRecordNode>(out, graph, dependencies, count, type, from_event(type, event));
-}
-CUresult CUDAAPI cuGraphAddEventWaitNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                         std::size_t count, CUevent event) {
-  constexpr auto type = CU_GRAPH_NODE_TYPE_WAIT_EVENT;
-  return add_typed<Fn::cuGraphAddEventWaitNode>(out, graph, dependencies, count, type, from_event(type, event));
-}
-CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                        std::size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* memory) {
-  return call<Fn::cuGraphAddMemAllocNode>([&](Call& c) {
-    if (memory == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    CUgraphNodeParams parameters{};
-    parameters.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
-    parameters.alloc = {memory->poolProps, memory->accessDescs, memory->accessDescCount, memory->bytesize, 0};
-    const CUresult result = add(c, out, graph, dependencies, nullptr, count, parameters);
-    memory->dptr = parameters.alloc.dptr;
-    return result;
+GCTX_SIM_CALL(cuGraphKernelNodeGetParams_v2, Call& c, GraphNode& node, CUDA_KERNEL_NODE_PARAMS* out) {
+  return get_typed(c, node, CU_GRAPH_NODE_TYPE_KERNEL, [&](const CUgraphNodeParams& parameters) {
+    const CUDA_KERNEL_NODE_PARAMS_v3& k = parameters.kernel;
+    return give(out, CUDA_KERNEL_NODE_PARAMS{k.func, k.gridDimX, k.gridDimY, k.gridDimZ, k.blockDimX, k.blockDimY,
+                                             k.blockDimZ, k.sharedMemBytes, k.kernelParams, k.extra, k.kern, k.ctx});
   });
 }
-CUresult CUDAAPI cuGraphAddMemFreeNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                       std::size_t count, CUdeviceptr address) {
-  return add_typed<Fn::cuGraphAddMemFreeNode>(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEM_FREE,
-                                              [&](CUgraphNodeParams& parameters) {
-                                                parameters.free.dptr = address;
-                                                return true;
-                                              });
+GCTX_SIM_CALL(cuGraphKernelNodeGetAttribute, Call&, GraphNode& node, CUkernelNodeAttrID which,
+              CUkernelNodeAttrValue* out) {
+  if (node.type != CU_GRAPH_NODE_TYPE_KERNEL) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  CUlaunchAttributeValue value{};
+  const CUresult result = read_attribute(node.launch, which, value);
+  return result == CUDA_SUCCESS ? give(out, value) : result;
 }
-
-CUresult CUDAAPI cuGraphNodeGetParams(CUgraphNode handle, CUgraphNodeParams* out) {
-  return call<Fn::cuGraphNodeGetParams>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    GraphNode* node = find_node(c, handle, result);
-    if (node == nullptr) {
-      return result;
-    }
-    if (out == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    *out = {};
-    return describe(c, *node, *out);
+GCTX_SIM_CALL(cuGraphMemcpyNodeGetParams, Call& c, GraphNode& node, CUDA_MEMCPY3D* out) {
+  return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEMCPY,
+                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.memcpy.copyParams); });
+}
+GCTX_SIM_CALL(cuGraphMemsetNodeGetParams, Call& c, GraphNode& node, CUDA_MEMSET_NODE_PARAMS* out) {
+  return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEMSET, [&](const CUgraphNodeParams& parameters) {
+    const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
+    return give(out,
+                CUDA_MEMSET_NODE_PARAMS{fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height});
   });
 }
-CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
-  return get_typed<Fn::cuGraphKernelNodeGetParams_v2>(
-      node, CU_GRAPH_NODE_TYPE_KERNEL, [&](const CUgraphNodeParams& parameters) {
-        const CUDA_KERNEL_NODE_PARAMS_v3& k = parameters.kernel;
-        return give(out,
-                    CUDA_KERNEL_NODE_PARAMS{k.func, k.gridDimX, k.gridDimY, k.gridDimZ, k.blockDimX, k.blockDimY,
-                                            k.blockDimZ, k.sharedMemBytes, k.kernelParams, k.extra, k.kern, k.ctx});
-      });
-}
-CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* out) {
-  return get_typed<Fn::cuGraphMemcpyNodeGetParams>(
-      node, CU_GRAPH_NODE_TYPE_MEMCPY,
-      [&](const CUgraphNodeParams& parameters) { return give(out, parameters.memcpy.copyParams); });
-}
-CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* out) {
-  return get_typed<Fn::cuGraphMemsetNodeGetParams>(
-      node, CU_GRAPH_NODE_TYPE_MEMSET, [&](const CUgraphNodeParams& parameters) {
-        const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
-        return give(
-            out, CUDA_MEMSET_NODE_PARAMS{fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height});
-      });
-}
-CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* out) {
-  return get_typed<Fn::cuGraphHostNodeGetParams>(
-      node, CU_GRAPH_NODE_TYPE_HOST, [&](const CUgraphNodeParams& parameters) {
-        return give(out, CUDA_HOST_NODE_PARAMS{parameters.host.fn, parameters.host.userData});
-      });
-}
-CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph* out) {
-  return get_typed<Fn::cuGraphChildGraphNodeGetGraph>(
-      node, CU_GRAPH_NODE_TYPE_GRAPH,
-      [&](const CUgraphNodeParams& parameters) { return give(out, parameters.graph.graph); });
-}
-CUresult CUDAAPI cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent* out) {
-  constexpr auto type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
-  return get_typed<Fn::cuGraphEventRecordNodeGetEvent>(node, type, give_event(type, out));
-}
-CUresult CUDAAPI cuGraphEventWaitNodeGetEvent(CUgraphNode node, CUevent* out) {
-  constexpr auto type = CU_GRAPH_NODE_TYPE_WAIT_EVENT;
-  return get_typed<Fn::cuGraphEventWaitNodeGetEvent>(node, type, give_event(type, out));
-}
-CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
-  return get_typed<Fn::cuGraphMemAllocNodeGetParams>(
-      node, CU_GRAPH_NODE_TYPE_MEM_ALLOC, [&](const CUgraphNodeParams& parameters) {
-        const CUDA_MEM_ALLOC_NODE_PARAMS_v2& memory = parameters.alloc;
-        return give(out, CUDA_MEM_ALLOC_NODE_PARAMS{memory.poolProps, memory.accessDescs, memory.accessDescCount,
-                                                    memory.bytesize, memory.dptr});
-      });
-}
-CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* out) {
-  return get_typed<Fn::cuGraphMemFreeNodeGetParams>(
-      node, CU_GRAPH_NODE_TYPE_MEM_FREE,
-      [&](const CUgraphNodeParams& parameters) { return give(out, parameters.free.dptr); });
-}
-
-CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* parameters) {
-  return call<Fn::cuGraphNodeSetParams>(
-      [&](Call& c) { return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_graph(c, node, *parameters); });
-}
-CUresult CUDAAPI cuGraphNodeSetParams_v2(CUgraphNode node, CUgraphNodeParams* parameters) {
-  return call<Fn::cuGraphNodeSetParams_v2>(
-      [&](Call& c) { return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_graph(c, node, *parameters); });
-}
-CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* kernel) {
-  return set_typed<Fn::cuGraphKernelNodeSetParams_v2>(node, CU_GRAPH_NODE_TYPE_KERNEL, from_kernel(kernel));
-}
-CUresult CUDAAPI cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D* copy) {
-  return set_typed<Fn::cuGraphMemcpyNodeSetParams>(node, CU_GRAPH_NODE_TYPE_MEMCPY, from_copy(copy, nullptr));
-}
-CUresult CUDAAPI cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* fill) {
-  return set_typed<Fn::cuGraphMemsetNodeSetParams>(node, CU_GRAPH_NODE_TYPE_MEMSET, from_fill(fill, nullptr));
-}
-CUresult CUDAAPI cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS* host) {
-  return set_typed<Fn::cuGraphHostNodeSetParams>(node, CU_GRAPH_NODE_TYPE_HOST, from_host(host));
-}
-CUresult CUDAAPI cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
-  constexpr auto type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
-  return set_typed<Fn::cuGraphEventRecordNodeSetEvent>(node, type, from_event(type, event));
-}
-CUresult CUDAAPI cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
-  constexpr auto type = CU_GRAPH_NODE_TYPE_WAIT_EVENT;
-  return set_typed<Fn::cuGraphEventWaitNodeSetEvent>(node, type, from_event(type, event));
-}
-
-CUresult CUDAAPI cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* parameters) {
-  return call<Fn::cuGraphExecNodeSetParams>([&](Call& c) {
-    return parameters == nullptr ? CUDA_ERROR_INVALID_VALUE : set_in_exec(c, exec, node, *parameters);
+GCTX_SIM_CALL(cuGraphHostNodeGetParams, Call& c, GraphNode& node, CUDA_HOST_NODE_PARAMS* out) {
+  return get_typed(c, node, CU_GRAPH_NODE_TYPE_HOST, [&](const CUgraphNodeParams& parameters) {
+    return give(out, CUDA_HOST_NODE_PARAMS{parameters.host.fn, parameters.host.userData});
   });
 }
-CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
-                                                   const CUDA_KERNEL_NODE_PARAMS* kernel) {
-  return set_typed<Fn::cuGraphExecKernelNodeSetParams_v2>(exec, node, CU_GRAPH_NODE_TYPE_KERNEL, from_kernel(kernel));
+GCTX_SIM_CALL(cuGraphChildGraphNodeGetGraph, Call& c, GraphNode& node, CUgraph* out) {
+  return get_typed(c, node, CU_GRAPH_NODE_TYPE_GRAPH,
+                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.graph.graph); });
 }
-CUresult CUDAAPI cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* copy,
-                                                CUcontext context) {
-  return set_typed<Fn::cuGraphExecMemcpyNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY, from_copy(copy, context));
+GCTX_SIM_CALL(cuGraphEventRecordNodeGetEvent, Call& c, GraphNode& node, CUevent* out) {
+  return get_typed(c, node, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.eventRecord.event); });
 }
-CUresult CUDAAPI cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* fill,
-                                                CUcontext context) {
-  return set_typed<Fn::cuGraphExecMemsetNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_MEMSET, from_fill(fill, context));
+GCTX_SIM_CALL(cuGraphEventWaitNodeGetEvent, Call& c, GraphNode& node, CUevent* out) {
+  return get_typed(c, node, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.eventWait.event); });
 }
-CUresult CUDAAPI cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS* host) {
-  return set_typed<Fn::cuGraphExecHostNodeSetParams>(exec, node, CU_GRAPH_NODE_TYPE_HOST, from_host(host));
+GCTX_SIM_CALL(cuGraphMemAllocNodeGetParams, Call& c, GraphNode& node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
+  return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEM_ALLOC, [&](const CUgraphNodeParams& parameters) {
+    const CUDA_MEM_ALLOC_NODE_PARAMS_v2& memory = parameters.alloc;
+    return give(out, CUDA_MEM_ALLOC_NODE_PARAMS{memory.poolProps, memory.accessDescs, memory.accessDescCount,
+                                                memory.bytesize, memory.dptr});
+  });
 }
-CUresult CUDAAPI cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-  constexpr auto type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
-  return set_typed<Fn::cuGraphExecEventRecordNodeSetEvent>(exec, node, type, from_event(type, event));
-}
-CUresult CUDAAPI cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-  constexpr auto type = CU_GRAPH_NODE_TYPE_WAIT_EVENT;
-  return set_typed<Fn::cuGraphExecEventWaitNodeSetEvent>(exec, node, type, from_event(type, event));
+GCTX_SIM_CALL(cuGraphMemFreeNodeGetParams, Call& c, GraphNode& node, CUdeviceptr* out) {
+  return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEM_FREE,
+                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.free.dptr); });
 }
 
-}  // extern "C"
+GCTX_SIM_CALL(cuGraphNodeSetParams, Call& c, GraphNode& node, CUgraphNodeParams* parameters) {
+  return set_in_graph(c, node, *parameters);
+}
+GCTX_SIM_SAME(cuGraphNodeSetParams_v2, cuGraphNodeSetParams)
+GCTX_SIM_CALL(cuGraphKernelNodeSetParams_v2, Call& c, GraphNode& node, const CUDA_KERNEL_NODE_PARAMS* kernel) {
+  return set_in_graph(c, node, of_kernel(*kernel));
+}
+GCTX_SIM_CALL(cuGraphMemcpyNodeSetParams, Call& c, GraphNode& node, const CUDA_MEMCPY3D* copy) {
+  return set_in_graph(c, node, of_copy(*copy, nullptr));
+}
+GCTX_SIM_CALL(cuGraphMemsetNodeSetParams, Call& c, GraphNode& node, const CUDA_MEMSET_NODE_PARAMS* fill) {
+  return set_in_graph(c, node, of_fill(*fill, nullptr));
+}
+GCTX_SIM_CALL(cuGraphHostNodeSetParams, Call& c, GraphNode& node, const CUDA_HOST_NODE_PARAMS* host) {
+  return set_in_graph(c, node, of_host(*host));
+}
+GCTX_SIM_CALL(cuGraphEventRecordNodeSetEvent, Call& c, GraphNode& node, CUevent event) {
+  return set_in_graph(c, node, of_record(event));
+}
+GCTX_SIM_CALL(cuGraphEventWaitNodeSetEvent, Call& c, GraphNode& node, CUevent event) {
+  return set_in_graph(c, node, of_wait(event));
+}
+
+GCTX_SIM_CALL(cuGraphExecNodeSetParams, Call& c, GraphExec& exec, GraphNode& node, CUgraphNodeParams* parameters) {
+  return set_in_exec(c, exec, node, *parameters);
+}
+GCTX_SIM_CALL(cuGraphExecKernelNodeSetParams_v2, Call& c, GraphExec& exec, GraphNode& node,
+              const CUDA_KERNEL_NODE_PARAMS* kernel) {
+  return set_in_exec(c, exec, node, of_kernel(*kernel));
+}
+GCTX_SIM_CALL(cuGraphExecMemcpyNodeSetParams, Call& c, GraphExec& exec, GraphNode& node, const CUDA_MEMCPY3D* copy,
+              CUcontext context) {
+  return set_in_exec(c, exec, node, of_copy(*copy, context));
+}
+GCTX_SIM_CALL(cuGraphExecMemsetNodeSetParams, Call& c, GraphExec& exec, GraphNode& node,
+              const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
+  return set_in_exec(c, exec, node, of_fill(*fill, context));
+}
+GCTX_SIM_CALL(cuGraphExecHostNodeSetParams, Call& c, GraphExec& exec, GraphNode& node,
+              const CUDA_HOST_NODE_PARAMS* host) {
+  return set_in_exec(c, exec, node, of_host(*host));
+}
+GCTX_SIM_CALL(cuGraphExecEventRecordNodeSetEvent, Call& c, GraphExec& exec, GraphNode& node, CUevent event) {
+  return set_in_exec(c, exec, node, of_record(event));
+}
+GCTX_SIM_CALL(cuGraphExecEventWaitNodeSetEvent, Call& c, GraphExec& exec, GraphNode& node, CUevent event) {
+  return set_in_exec(c, exec, node, of_wait(event));
+}

@@ -1,8 +1,10 @@
 // Graphs as a whole: making, instantiating, launching, updating what was instantiated.
 #include <algorithm>
 
+#include "calls/events.hpp"
 #include "calls/graph_memory.hpp"
 #include "calls/graph_nodes.hpp"
+#include "calls/launch.hpp"
 #include "calls/queueing.hpp"
 
 namespace gctx::sim {
@@ -31,41 +33,52 @@ bool has_allowed_nodes(const Graph& graph, bool in_condition) {
   });
 }
 
-CUresult instantiate(Call& c, CUgraphExec* out, CUgraph handle, std::uint64_t flags) {
-  CUresult result = CUDA_SUCCESS;
-  const Graph* graph = find_graph(c, handle, result);
-  if (graph == nullptr) {
-    return result;
+// Recorded of clusters: what has no room in its context is found here. A card takes a cooperative grid that is too
+// large, and never ends it.
+CUresult check_room(Call& c, const ExecNodes& nodes) {
+  for (const ExecNode& one : nodes) {
+    CUresult result = CUDA_SUCCESS;
+    const Context* context = c.machine.contexts.find(one.node.context_handle);
+    if (one.node.type == CU_GRAPH_NODE_TYPE_KERNEL && context != nullptr) {
+      result = check_room(c.machine, *context, one.node.launch);
+    }
+    for (const ExecNodes& body : one.bodies) {
+      result = result == CUDA_SUCCESS ? check_room(c, body) : result;
+    }
+    if (result != CUDA_SUCCESS) {
+      return result;
+    }
   }
-  constexpr std::uint64_t known = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
-                                  CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH |
-                                  CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-  if (out == nullptr || (flags & ~known) != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  return CUDA_SUCCESS;
+}
+
+CUresult instantiate(Call& c, CUgraphExec* out, const Graph& graph, std::uint64_t flags) {
   // Kernels do not launch anything here.
   if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (!has_allowed_nodes(*graph, false)) {
+  if (!has_allowed_nodes(graph, false)) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   auto exec = std::make_unique<GraphExec>();
-  exec->has_memory = has_memory_nodes(*graph);
-  exec->graph_id = graph->id;
+  exec->has_memory = has_memory_nodes(graph);
+  exec->graph_id = graph.id;
   if (exec->has_memory) {
     bool another = false;
-    c.machine.graph_execs.each([&](const GraphExec& other) { another = another || other.graph_id == graph->id; });
+    c.machine.graph_execs.each([&](const GraphExec& other) { another = another || other.graph_id == graph.id; });
     if (another) {
       return CUDA_ERROR_INVALID_VALUE;
     }
   }
-  if (!freeze(c.machine, *graph, exec->nodes)) {
+  if (!freeze(c.machine, graph, exec->nodes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  c.machine.made(*exec);
+  if (const CUresult result = check_room(c, exec->nodes); result != CUDA_SUCCESS) {
+    return result;
+  }
+  c.made(*exec);
   exec->flags = flags;
-  for (const auto& [object, count] : graph->kept) {
+  for (const auto& [object, count] : graph.kept) {
     keep(exec->kept, *object, count);
   }
   hold_memory(c.machine, *exec);
@@ -147,14 +160,15 @@ void pass_event(Call& c, const GraphNode& node, const WorkPtr& work) {
     return;
   }
   if (node.type == CU_GRAPH_NODE_TYPE_WAIT_EVENT) {
-    if (event->record) {
-      work->after.push_back(event->record);
+    if (const WorkPtr record = awaited(c, *event)) {
+      work->after.push_back(record);
     }
     return;
   }
   event->capture.reset();
   event->captured.clear();
   event->record = work;
+  work->effect = mark_recorded(*event);
 }
 
 std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream& stream,
@@ -284,10 +298,8 @@ CUresult update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, Upd
   GraphExec* exec = find_exec(c, exec_handle, result);
   const Graph* graph = exec == nullptr ? nullptr : find_graph(c, graph_handle, result);
   ExecNodes nodes;
-  if (graph == nullptr || out == nullptr || !freeze(c.machine, *graph, nodes)) {
-    if (out != nullptr) {
-      *out = info;
-    }
+  if (graph == nullptr || !freeze(c.machine, *graph, nodes)) {
+    *out = info;
     return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : result;
   }
   const bool may = may_update(exec->nodes, nodes, info);
@@ -304,18 +316,11 @@ CUresult update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, Upd
   return may ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
 }
 
-CUresult update_child(Call& c, CUgraphExec exec_handle, CUgraphNode node_handle, CUgraph graph_handle) {
-  CUresult result = CUDA_SUCCESS;
-  GraphExec* exec = find_exec(c, exec_handle, result);
-  const GraphNode* node = exec == nullptr ? nullptr : find_node(c, node_handle, result);
-  const Graph* graph = node == nullptr ? nullptr : find_graph(c, graph_handle, result);
-  if (graph == nullptr) {
-    return result;
-  }
-  ExecNode* copy = find_copy(exec->nodes, *node);
+CUresult update_child(Call& c, GraphExec& exec, const GraphNode& node, const Graph& graph) {
+  ExecNode* copy = find_copy(exec.nodes, node);
   ExecNodes nodes;
   UpdateInfo info{};
-  if (copy == nullptr || node->type != CU_GRAPH_NODE_TYPE_GRAPH || !freeze(c.machine, *graph, nodes) ||
+  if (copy == nullptr || node.type != CU_GRAPH_NODE_TYPE_GRAPH || !freeze(c.machine, graph, nodes) ||
       !may_update(copy->bodies[0], nodes, info)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -323,20 +328,11 @@ CUresult update_child(Call& c, CUgraphExec exec_handle, CUgraphNode node_handle,
   return CUDA_SUCCESS;
 }
 
-template <Fn function, class Body>
-CUresult with_switchable(CUgraphExec exec_handle, CUgraphNode handle, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    GraphExec* exec = find_exec(c, exec_handle, result);
-    const GraphNode* node = exec == nullptr ? nullptr : find_node(c, handle, result);
-    if (node == nullptr) {
-      return result;
-    }
-    const bool can_be = node->type == CU_GRAPH_NODE_TYPE_KERNEL || node->type == CU_GRAPH_NODE_TYPE_MEMCPY ||
-                        node->type == CU_GRAPH_NODE_TYPE_MEMSET;
-    ExecNode* copy = find_copy(exec->nodes, *node);
-    return copy == nullptr || !can_be ? CUDA_ERROR_INVALID_VALUE : body(*copy);
-  });
+// The copy of a node that can be switched off, or null.
+ExecNode* find_switchable(GraphExec& exec, const GraphNode& node) {
+  const bool can_be = node.type == CU_GRAPH_NODE_TYPE_KERNEL || node.type == CU_GRAPH_NODE_TYPE_MEMCPY ||
+                      node.type == CU_GRAPH_NODE_TYPE_MEMSET;
+  return can_be ? find_copy(exec.nodes, node) : nullptr;
 }
 
 }  // namespace
@@ -344,138 +340,81 @@ CUresult with_switchable(CUgraphExec exec_handle, CUgraphNode handle, Body&& bod
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuGraphCreate(CUgraph* out, unsigned flags) {
-  return call<Fn::cuGraphCreate>([&](Call& c) {
-    if (out == nullptr || flags != 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    return give(out, as_handle<CUgraph>(add_graph(c.machine)));
-  });
+GCTX_SIM_CALL(cuGraphCreate, Call& c, CUgraph* out, unsigned) {
+  return give(out, as_handle<CUgraph>(add_graph(c.machine)));
 }
 
-CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
-  return call<Fn::cuGraphDestroy>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Graph* graph = find_graph(c, handle, result);
-    if (graph == nullptr) {
-      return result;
-    }
-    if (is_being_captured(*graph)) {
-      return CUDA_ERROR_ILLEGAL_STATE;
-    }
-    if (graph->owner != nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    drop(c.machine, *graph);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuGraphDestroy, Call& c, Graph& graph) {
+  if (is_being_captured(graph)) {
+    return CUDA_ERROR_ILLEGAL_STATE;
+  }
+  if (graph.owner != nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  drop(c.machine, graph);
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgraph handle, CUcontext where,
-                                                unsigned initial, unsigned flags) {
-  return call<Fn::cuGraphConditionalHandleCreate>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Graph* graph = find_graph(c, handle, result);
-    if (graph == nullptr || find_context(c, where, result, true) == nullptr) {
-      return result;
-    }
-    if (out == nullptr || (flags & ~unsigned{CU_GRAPH_COND_ASSIGN_DEFAULT}) != 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    auto condition = std::make_unique<Condition>();
-    c.machine.made(*condition);
-    condition->graph = graph;
-    condition->initial = initial;
-    condition->assigned_at_launch = flags != 0;
-    Condition& kept = c.machine.conditions.add(std::move(condition));
-    graph->conditions.push_back(&kept);
-    return give(out, static_cast<CUgraphConditionalHandle>(kept.handle));
-  });
+GCTX_SIM_CALL(cuGraphConditionalHandleCreate, Call& c, CUgraphConditionalHandle* out, Graph& graph, const Context&,
+              unsigned initial, unsigned flags) {
+  auto condition = std::make_unique<Condition>();
+  c.made(*condition);
+  condition->graph = &graph;
+  condition->initial = initial;
+  condition->assigned_at_launch = flags != 0;
+  Condition& kept = c.machine.conditions.add(std::move(condition));
+  graph.conditions.push_back(&kept);
+  return give(out, static_cast<CUgraphConditionalHandle>(kept.handle));
 }
 
-CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
-  return call<Fn::cuGraphInstantiateWithFlags>([&](Call& c) { return instantiate(c, out, graph, flags); });
+GCTX_SIM_CALL(cuGraphInstantiateWithFlags, Call& c, CUgraphExec* out, const Graph& graph, unsigned long long flags) {
+  return instantiate(c, out, graph, flags);
 }
 
-CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
-  return call<Fn::cuGraphInstantiateWithParams>([&](Call& c) {
-    if (params == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    params->hErrNode_out = nullptr;
-    const CUresult result = instantiate(c, out, graph, params->flags);
-    params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
-    return result;
-  });
+GCTX_SIM_CALL(cuGraphInstantiateWithParams, Call& c, CUgraphExec* out, const Graph& graph,
+              CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
+  params->hErrNode_out = nullptr;
+  const bool allowed = allows(Fn::cuGraphInstantiateWithFlags, 2, params->flags);
+  const CUresult result = allowed ? instantiate(c, out, graph, params->flags) : CUDA_ERROR_INVALID_VALUE;
+  params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+  return result;
 }
 
-CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
-  return call<Fn::cuGraphExecUpdate_v2>([&](Call& c) { return update_exec(c, exec, graph, info); });
+GCTX_SIM_CALL(cuGraphExecUpdate_v2, Call& c, CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
+  return update_exec(c, exec, graph, info);
 }
 
-CUresult CUDAAPI cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph graph) {
-  return call<Fn::cuGraphExecChildGraphNodeSetParams>([&](Call& c) { return update_child(c, exec, node, graph); });
+GCTX_SIM_CALL(cuGraphExecChildGraphNodeSetParams, Call& c, GraphExec& exec, const GraphNode& node, const Graph& graph) {
+  return update_child(c, exec, node, graph);
 }
 
-CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
-  return with_switchable<Fn::cuGraphNodeSetEnabled>(exec, node, [&](ExecNode& copy) {
-    copy.enabled = enabled != 0;
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuGraphNodeSetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned enabled) {
+  ExecNode* copy = find_switchable(exec, node);
+  if (copy == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  copy->enabled = enabled != 0;
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned* enabled) {
-  return with_switchable<Fn::cuGraphNodeGetEnabled>(
-      exec, node, [&](const ExecNode& copy) { return give(enabled, copy.enabled ? 1U : 0U); });
+GCTX_SIM_CALL(cuGraphNodeGetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned* enabled) {
+  const ExecNode* copy = find_switchable(exec, node);
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : give(enabled, copy->enabled ? 1U : 0U);
 }
 
-CUresult CUDAAPI cuGraphUpload(CUgraphExec handle, CUstream where) {
-  return call<Fn::cuGraphUpload>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    if (find_exec(c, handle, result) != nullptr) {
-      find_stream(c, where, result);
-    }
-    return result;
-  });
+GCTX_SIM_CALL(cuGraphUpload, Call&, const GraphExec&, const Stream&) { return CUDA_SUCCESS; }
+
+GCTX_SIM_CALL(cuGraphLaunch, Call& c, GraphExec& exec, Stream& stream) { return replay(c, exec, stream); }
+
+GCTX_SIM_CALL(cuGraphExecDestroy, Call& c, GraphExec& exec) {
+  drop(c.machine, exec);
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream where) {
-  return call<Fn::cuGraphLaunch>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    GraphExec* exec = find_exec(c, handle, result);
-    Stream* stream = exec == nullptr ? nullptr : find_stream(c, where, result);
-    return stream == nullptr ? result : replay(c, *exec, *stream);
-  });
+GCTX_SIM_CALL(cuGraphExecGetFlags, Call&, const GraphExec& exec, cuuint64_t* flags) {
+  return give(flags, static_cast<cuuint64_t>(exec.flags));
 }
 
-CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle) {
-  return call<Fn::cuGraphExecDestroy>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    GraphExec* exec = find_exec(c, handle, result);
-    if (exec == nullptr) {
-      return result;
-    }
-    drop(c.machine, *exec);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuGraphExecGetId, Call&, const GraphExec& exec, unsigned* id) {
+  return give(id, static_cast<unsigned>(exec.id));
 }
-
-CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec handle, cuuint64_t* flags) {
-  return call<Fn::cuGraphExecGetFlags>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const GraphExec* exec = find_exec(c, handle, result);
-    return exec == nullptr ? result : give(flags, static_cast<cuuint64_t>(exec->flags));
-  });
-}
-
-CUresult CUDAAPI cuGraphExecGetId(CUgraphExec handle, unsigned* id) {
-  return call<Fn::cuGraphExecGetId>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const GraphExec* exec = find_exec(c, handle, result);
-    return exec == nullptr ? result : give(id, static_cast<unsigned>(exec->id));
-  });
-}
-
-}  // extern "C"

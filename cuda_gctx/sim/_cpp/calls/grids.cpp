@@ -11,8 +11,10 @@
 namespace gctx::sim {
 namespace {
 
-// Assumed for kernels that nobody registered a cost for.
+// Assumed for kernels that nobody registered a cost for. It is a time of no card, and said to be none.
 constexpr double default_block_ns = 5'000;
+// Bytes: two vectors of 16. Assumed.
+constexpr double loads_of_thread = 32;
 
 template <class T>
 T argument(const std::vector<std::vector<unsigned char>>& arguments, std::size_t index) {
@@ -26,14 +28,11 @@ T argument(const std::vector<std::vector<unsigned char>>& arguments, std::size_t
 // Stores to device memory as a kernel does; what no allocation holds is left alone.
 template <class T>
 void store(Machine& machine, std::uint64_t address, const T& value) {
-  if (find_allocation(machine, address, sizeof value) == nullptr) {
-    return;
-  }
-  std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value);
+  bytes_at(machine, address, sizeof value).write(0, &value, sizeof value);
 }
 
 // A kernel that spins for a time: it uses nothing of what others share.
-BlockCost spinning(std::uint64_t ns) { return {static_cast<double>(ns), 0, 0}; }
+BlockCost spinning(std::uint64_t ns) { return {static_cast<double>(ns), 0, 0, 0}; }
 
 // The probe that the package ships as PTX: each block writes {smid, start, end, block} and spins meanwhile.
 void fill_probe(Machine& machine, Grid& grid) {
@@ -64,6 +63,70 @@ void fill_record(Machine& machine, Grid& grid, bool by_block) {
   };
 }
 
+bool is_built_in(const std::string& name) {
+  return name == "cuda_gctx_probe" || name == "record_smids" || name == "record_blocks";
+}
+
+const RegisteredKernel* find_registered(const Machine& machine, const LaunchPlan& plan) {
+  const auto found = machine.kernels_by_name.find(plan.code->name);
+  return found == machine.kernels_by_name.end() ? nullptr : &found->second;
+}
+
+// Memory that a kernel reaches through an argument: all of an allocation.
+struct Reach {
+  std::uint64_t address = 0;
+  bool reads = true;
+  bool writes = true;
+};
+
+// The variables of its module are as good as arguments.
+void add_variables(Machine& machine, const Context& context, const LaunchPlan& plan, std::vector<Reach>& all) {
+  machine.modules.each([&](Module& module) {
+    const auto& kernels = module.image->kernels;
+    if (module.device != context.device || std::find(kernels.begin(), kernels.end(), plan.code) == kernels.end()) {
+      return;
+    }
+    module.written_by = plan.code->name;
+    for (const Variable& variable : module.image->variables) {
+      const auto placed = module.variables.find(variable.name);
+      if (placed != module.variables.end() && !variable.is_constant) {
+        all.push_back({placed->second});
+      }
+    }
+  });
+}
+
+std::vector<Reach> reach_of(Machine& machine, const Context& context, const LaunchPlan& plan) {
+  const RegisteredKernel* registered = find_registered(machine, plan);
+  const auto includes = [](const std::optional<std::set<std::size_t>>& list, std::size_t argument) {
+    return !list || list->contains(argument);
+  };
+  std::vector<Reach> all;
+  for (std::size_t i = 0; i < plan.arguments.size(); ++i) {
+    const std::vector<unsigned char>& bytes = plan.arguments[i];
+    // Pointers inside structures are arguments too.
+    for (std::size_t at = 0; at + sizeof(std::uint64_t) <= bytes.size(); at += sizeof(std::uint64_t)) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes.data() + at, sizeof word);
+      if (const Allocation* memory = find_allocation(machine, word, 1)) {
+        all.push_back({memory->handle, registered == nullptr || includes(registered->reads, i),
+                       registered == nullptr || includes(registered->writes, i)});
+      }
+    }
+  }
+  if (!plan.code->arguments_known && (registered == nullptr || !registered->arguments_known)) {
+    for (const auto& [address, memory] : machine.allocations) {
+      if (memory.type == CU_MEMORYTYPE_DEVICE && memory.device == context.device) {
+        all.push_back({address});
+      }
+    }
+  }
+  if (registered == nullptr || (registered->function == nullptr && !registered->writes)) {
+    add_variables(machine, context, plan, all);
+  }
+  return all;
+}
+
 // An SM has four schedulers, so a block of fewer warps leaves a part of it to others.
 double throughput_of(unsigned threads) {
   constexpr unsigned to_fill = 4 * 32;
@@ -80,29 +143,72 @@ std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const 
   grid->threads = plan.threads;
   grid->count = BlockCount(std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2]);
   grid->needs = needs_of(machine, *plan.code, threads, plan.shared_bytes);
-  grid->places = std::max<std::uint64_t>(
-      1, Sms::capacity(machine.chip->profile(), grid->needs) * std::uint64_t{context.sms.count()});
+  grid->places = std::clamp<std::uint64_t>(Sms::capacity(machine.chip->profile(), grid->needs) * context.sms.count(), 1,
+                                           grid->count.waiting());
   grid->priority = plan.priority;
   grid->arguments = plan.arguments;
-  grid->cost = {default_block_ns, throughput_of(threads), 0};
+  grid->cost.throughput = throughput_of(threads);
   grid->cluster = plan.cluster;
   if (plan.cluster > 1) {
     grid->parts = machine.chip->cluster_parts(context.sms, plan.cluster, context.traits.bond);
   }
-  const auto registered = machine.kernels_by_name.find(plan.code->name);
-  if (registered != machine.kernels_by_name.end()) {
-    const gctxSimKernelCost& cost = registered->second.cost;
-    grid->cost = {static_cast<double>(cost.block_ns), cost.throughput < 0 ? throughput_of(threads) : cost.throughput,
-                  static_cast<double>(cost.block_bytes)};
-    grid->function = registered->second.function;
+  if (const RegisteredKernel* registered = find_registered(machine, plan)) {
+    const gctxSimKernelCost& cost = registered->cost;
+    const double throughput = cost.throughput < 0 ? throughput_of(threads) : cost.throughput;
+    // What threads load themselves, and what is copied asynchronously into shared memory.
+    const double in_flight = loads_of_thread * grid->needs.threads + static_cast<double>(grid->needs.shared_bytes);
+    grid->cost = {static_cast<double>(cost.block_ns), throughput, static_cast<double>(cost.block_bytes), in_flight};
+    grid->tiles = cost.tiles;
+    grid->tile = {static_cast<double>(cost.tile_ns), throughput, static_cast<double>(cost.tile_bytes), in_flight};
+    grid->function = registered->function;
     grid->seen = grid->function != nullptr ? grid->count.waiting() : 0;
-    grid->user = registered->second.user;
+    grid->user = registered->user;
   } else if (plan.code->name == "cuda_gctx_probe") {
     fill_probe(machine, *grid);
-  } else if (plan.code->name == "record_smids" || plan.code->name == "record_blocks") {
+  } else if (is_built_in(plan.code->name)) {
     fill_record(machine, *grid, plan.code->name == "record_blocks");
   }
+  if (grid->cost.compute_ns + grid->cost.bytes + grid->tile.compute_ns <= 0) {
+    grid->cost.compute_ns = default_block_ns;
+    grid->guessed = {plan.code, &plan.code->name};
+  }
   return grid;
+}
+
+std::function<void()> marks_of(Machine& machine, const Context& context, const LaunchPlan& plan) {
+  const RegisteredKernel* registered = find_registered(machine, plan);
+  if (registered == nullptr && is_built_in(plan.code->name)) {
+    return nullptr;
+  }
+  return [&machine, all = reach_of(machine, context, plan),
+          unknown = registered != nullptr && registered->function != nullptr ? std::string() : plan.code->name] {
+    std::string kernel = unknown;
+    const auto with_memory = [&](auto&& visit) {
+      for (const Reach& reach : all) {
+        if (const Allocation* memory = find_allocation(machine, reach.address, 1)) {
+          visit(reach, *memory);
+        }
+      }
+    };
+    with_memory([&](const Reach& reach, const Allocation& memory) {
+      const auto parts = machine.unknown.parts(reach.address, reach.reads ? memory.size : 0);
+      if (kernel.empty() && !parts.empty()) {
+        kernel = parts.front().kernel;
+      }
+    });
+    bool shows = false;
+    with_memory([&](const Reach& reach, const Allocation& memory) {
+      if (reach.writes && kernel.empty()) {
+        machine.unknown.clear(reach.address, memory.size);
+      } else if (reach.writes) {
+        machine.unknown.mark(reach.address, memory.size, kernel);
+        shows = shows || memory.managed || memory.type != CU_MEMORYTYPE_DEVICE;
+      }
+    });
+    if (shows) {
+      machine.unknown.count_result(kernel);
+    }
+  };
 }
 
 }  // namespace gctx::sim

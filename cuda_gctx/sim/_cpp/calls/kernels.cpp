@@ -65,82 +65,30 @@ bool can_be_set(CUfunction_attribute which) {
   }
 }
 
-CUresult get_attribute(Call& c, CUfunction handle, int* value, CUfunction_attribute which) {
-  CUresult result = CUDA_SUCCESS;
-  const auto code = find_code(c, handle, result);
-  if (!code) {
-    return result;
-  }
-  if (which < 0 || which >= CU_FUNC_ATTRIBUTE_MAX) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return give(value, kernel_attribute(c.machine, *code, which));
-}
-
-CUresult set_attribute(Call& c, CUfunction handle, CUfunction_attribute which, int value) {
-  CUresult result = CUDA_SUCCESS;
-  const auto code = find_code(c, handle, result);
-  if (!code) {
-    return result;
-  }
+CUresult set_attribute(KernelCode& code, CUfunction_attribute which, int value) {
   if (!can_be_set(which)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  code->attributes[which] = value;
+  code.attributes[which] = value;
   return CUDA_SUCCESS;
 }
 
-CUresult parameter(Call& c, CUfunction handle, std::size_t index, std::size_t* offset, std::size_t* size) {
-  CUresult result = CUDA_SUCCESS;
-  const auto code = find_code(c, handle, result);
-  if (!code) {
-    return result;
-  }
-  if (!code->arguments_known) {
+CUresult parameter(const KernelCode& code, std::size_t index, std::size_t* offset, std::size_t* size) {
+  if (!code.arguments_known) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (index >= code->argument_sizes.size()) {
+  if (index >= code.argument_sizes.size()) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (offset != nullptr) {
-    *offset = code->argument_offsets[index];
-  }
+  *offset = code.argument_offsets[index];
   if (size != nullptr) {
-    *size = code->argument_sizes[index];
+    *size = code.argument_sizes[index];
   }
   return CUDA_SUCCESS;
 }
 
-CUresult parameter_count(Call& c, CUfunction handle, std::size_t* count) {
-  CUresult result = CUDA_SUCCESS;
-  const auto code = find_code(c, handle, result);
-  if (!code) {
-    return result;
-  }
-  return code->arguments_known ? give(count, code->argument_sizes.size()) : CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult exists(Call& c, CUfunction handle) {
-  CUresult result = CUDA_SUCCESS;
-  find_code(c, handle, result);
-  return result;
-}
-
-CUresult name_of(Call& c, CUfunction handle, const char** name) {
-  CUresult result = CUDA_SUCCESS;
-  const auto code = find_code(c, handle, result);
-  return code ? give(name, code->name.c_str()) : result;
-}
-
-CUfunction as_function(CUkernel kernel) { return reinterpret_cast<CUfunction>(kernel); }
-
-// What a library says of a kernel's parameters, it says of the kernel on the current device.
-template <Fn function, class Body>
-CUresult with_context(Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    return current_context(c, result) == nullptr ? result : body(c);
-  });
+CUresult parameter_count(const KernelCode& code, std::size_t* count) {
+  return code.arguments_known ? give(count, code.argument_sizes.size()) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 }  // namespace
@@ -148,54 +96,40 @@ CUresult with_context(Body&& body) noexcept {
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuFuncGetAttribute(int* value, CUfunction_attribute which, CUfunction handle) {
-  return call<Fn::cuFuncGetAttribute>([&](Call& c) { return get_attribute(c, handle, value, which); });
+GCTX_SIM_CALL(cuFuncGetAttribute, Call& c, int* value, CUfunction_attribute which, const KernelCode& code) {
+  return give(value, kernel_attribute(c.machine, code, which));
 }
-CUresult CUDAAPI cuKernelGetAttribute(int* value, CUfunction_attribute which, CUkernel handle, CUdevice) {
-  return call<Fn::cuKernelGetAttribute>([&](Call& c) { return get_attribute(c, as_function(handle), value, which); });
+GCTX_SIM_CALL(cuKernelGetAttribute, Call& c, int* value, CUfunction_attribute which, const KernelCode& code,
+              const Device&) {
+  return give(value, kernel_attribute(c.machine, code, which));
 }
-CUresult CUDAAPI cuFuncSetAttribute(CUfunction handle, CUfunction_attribute which, int value) {
-  return call<Fn::cuFuncSetAttribute>([&](Call& c) { return set_attribute(c, handle, which, value); });
+GCTX_SIM_CALL(cuFuncSetAttribute, Call&, KernelCode& code, CUfunction_attribute which, int value) {
+  return set_attribute(code, which, value);
 }
-CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute which, int value, CUkernel handle, CUdevice) {
-  return call<Fn::cuKernelSetAttribute>([&](Call& c) { return set_attribute(c, as_function(handle), which, value); });
+GCTX_SIM_CALL(cuKernelSetAttribute, Call&, CUfunction_attribute which, int value, KernelCode& code, const Device&) {
+  return set_attribute(code, which, value);
 }
-CUresult CUDAAPI cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
-  return call<Fn::cuFuncSetCacheConfig>([&](Call& c) { return exists(c, handle); });
+GCTX_SIM_CALL(cuFuncSetCacheConfig, Call&, const KernelCode&, CUfunc_cache) { return CUDA_SUCCESS; }
+GCTX_SIM_CALL(cuKernelSetCacheConfig, Call&, const KernelCode&, CUfunc_cache, const Device&) { return CUDA_SUCCESS; }
+GCTX_SIM_CALL(cuFuncGetName, Call&, const char** name, const KernelCode& code) { return give(name, code.name.c_str()); }
+GCTX_SIM_CALL(cuKernelGetName, Call&, const char** name, const KernelCode& code) {
+  return give(name, code.name.c_str());
 }
-CUresult CUDAAPI cuKernelSetCacheConfig(CUkernel handle, CUfunc_cache, CUdevice) {
-  return call<Fn::cuKernelSetCacheConfig>([&](Call& c) { return exists(c, as_function(handle)); });
+GCTX_SIM_CALL(cuFuncGetParamInfo, Call&, const KernelCode& code, std::size_t index, std::size_t* offset,
+              std::size_t* size) {
+  return parameter(code, index, offset, size);
 }
-CUresult CUDAAPI cuFuncGetName(const char** name, CUfunction handle) {
-  return call<Fn::cuFuncGetName>([&](Call& c) { return name_of(c, handle, name); });
+GCTX_SIM_CALL(cuKernelGetParamInfo, Call&, const KernelCode& code, std::size_t index, std::size_t* offset,
+              std::size_t* size) {
+  return parameter(code, index, offset, size);
 }
-CUresult CUDAAPI cuKernelGetName(const char** name, CUkernel handle) {
-  return call<Fn::cuKernelGetName>([&](Call& c) { return name_of(c, as_function(handle), name); });
+GCTX_SIM_CALL(cuFuncGetParamCount, Call&, const KernelCode& code, std::size_t* count) {
+  return parameter_count(code, count);
 }
-CUresult CUDAAPI cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::size_t* offset, std::size_t* size) {
-  return call<Fn::cuFuncGetParamInfo>([&](Call& c) { return parameter(c, handle, index, offset, size); });
+GCTX_SIM_CALL(cuKernelGetParamCount, Call&, const KernelCode& code, std::size_t* count) {
+  return parameter_count(code, count);
 }
-CUresult CUDAAPI cuKernelGetParamInfo(CUkernel handle, std::size_t index, std::size_t* offset, std::size_t* size) {
-  return with_context<Fn::cuKernelGetParamInfo>(
-      [&](Call& c) { return parameter(c, as_function(handle), index, offset, size); });
+GCTX_SIM_CALL(cuFuncIsLoaded, Call&, CUfunctionLoadingState* state, const KernelCode&) {
+  return give(state, CU_FUNCTION_LOADING_STATE_LOADED);
 }
-CUresult CUDAAPI cuFuncGetParamCount(CUfunction handle, std::size_t* count) {
-  return call<Fn::cuFuncGetParamCount>([&](Call& c) { return parameter_count(c, handle, count); });
-}
-CUresult CUDAAPI cuKernelGetParamCount(CUkernel handle, std::size_t* count) {
-  return with_context<Fn::cuKernelGetParamCount>(
-      [&](Call& c) { return parameter_count(c, as_function(handle), count); });
-}
-CUresult CUDAAPI cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction handle) {
-  return call<Fn::cuFuncIsLoaded>([&](Call& c) {
-    const CUresult result = exists(c, handle);
-    return result == CUDA_SUCCESS ? give(state, CU_FUNCTION_LOADING_STATE_LOADED) : result;
-  });
-}
-CUresult CUDAAPI cuFuncLoad(CUfunction handle) {
-  return call<Fn::cuFuncLoad>([&](Call& c) { return exists(c, handle); });
-}
-
-}  // extern "C"
+GCTX_SIM_CALL(cuFuncLoad, Call&, const KernelCode&) { return CUDA_SUCCESS; }

@@ -71,9 +71,16 @@ CUresult copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extr
   return CUDA_SUCCESS;
 }
 
-CUresult check(const Machine& machine, const Context& context, const LaunchPlan& plan) {
-  const std::uint64_t threads = std::uint64_t{plan.threads[0]} * plan.threads[1] * plan.threads[2];
-  const std::uint64_t blocks = std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2];
+std::uint64_t threads_of(const LaunchPlan& plan) {
+  return std::uint64_t{plan.threads[0]} * plan.threads[1] * plan.threads[2];
+}
+
+std::uint64_t blocks_of(const LaunchPlan& plan) { return std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2]; }
+
+// What the hardware allows in any context.
+CUresult check(const Machine& machine, const LaunchPlan& plan) {
+  const std::uint64_t threads = threads_of(plan);
+  const std::uint64_t blocks = blocks_of(plan);
   if (threads == 0 || threads > max_block_threads || blocks == 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -102,32 +109,30 @@ CUresult check(const Machine& machine, const Context& context, const LaunchPlan&
     if (plan.cluster > portable_cluster && !any_size) {
       return CUDA_ERROR_INVALID_CLUSTER_SIZE;
     }
-    if (plan.cluster > machine.chip->max_cluster_size(context.sms, context.traits.bond)) {
-      return CUDA_ERROR_INVALID_CLUSTER_SIZE;
-    }
-  }
-  // Recorded: a cooperative grid is checked against the partition, by its real SMs.
-  if (plan.cooperative && blocks > std::uint64_t{resident} * context.sms.count()) {
-    return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   }
   return CUDA_SUCCESS;
 }
 
-CUresult launch(Call& c, CUfunction handle, CUstream where, LaunchPlan plan, void** arguments, void** extra) {
-  CUresult result = CUDA_SUCCESS;
-  Stream* stream = find_stream(c, where, result);
-  if (stream == nullptr) {
-    return result;
+CUresult launch(Call& c, CUfunction handle, Stream& stream, LaunchPlan plan, void** arguments, void** extra) {
+  CUresult result = plan_launch(c, *stream.context, handle, plan, arguments, extra);
+  if (result == CUDA_SUCCESS) {
+    result = check_room(c.machine, *stream.context, plan);
   }
-  result = plan_launch(c, *stream->context, handle, plan, arguments, extra);
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  plan.priority = std::min(plan.priority, stream->priority);
+  plan.priority = std::min(plan.priority, stream.priority);
+  // Recorded: the edge of a capture says so. What runs at once waits for what is in front of it.
+  for (Edge& edge : stream.capture_tail) {
+    if (plan.programmatic && edge.from->type == CU_GRAPH_NODE_TYPE_KERNEL) {
+      edge.data.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+      edge.data.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+    }
+  }
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_KERNEL;
   node.launch = std::move(plan);
-  return enqueue(c, *stream, std::move(node));
+  return enqueue(c, stream, std::move(node));
 }
 
 // Launch attributes that change nothing here are taken; what would change something and is not modelled is refused.
@@ -144,6 +149,9 @@ CUresult read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
         break;
       case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
         plan.cooperative = attribute.value.cooperative != 0;
+        break;
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+        plan.programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
         break;
       case CU_LAUNCH_ATTRIBUTE_PRIORITY:
         plan.priority = std::clamp(attribute.value.priority, -5, 0);
@@ -166,7 +174,7 @@ CUresult read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
 }
 
 CUresult read_config(const CUlaunchConfig* config, LaunchPlan& plan) {
-  if (config == nullptr || (config->attrs == nullptr && config->numAttrs > 0)) {
+  if (config->attrs == nullptr && config->numAttrs > 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   plan.grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
@@ -177,58 +185,29 @@ CUresult read_config(const CUlaunchConfig* config, LaunchPlan& plan) {
 
 // Occupancy follows the stream of the configuration, or the current context.
 const Context* occupancy_context(Call& c, const CUlaunchConfig* config, CUresult& result) {
-  if (config != nullptr && config->hStream != nullptr) {
+  if (config->hStream != nullptr) {
     const Stream* stream = find_stream(c, config->hStream, result);
     return stream == nullptr ? nullptr : stream->context;
   }
   return current_context(c, result);
 }
 
-template <Fn function, class Body>
-CUresult with_clusters(CUfunction kernel, const CUlaunchConfig* config, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    LaunchPlan plan;
-    const auto code = find_code(c, kernel, result);
-    if (!code) {
-      return result;
-    }
-    if (result = read_config(config, plan); result != CUDA_SUCCESS) {
-      return result;
-    }
-    const Context* context = occupancy_context(c, config, result);
-    return context == nullptr ? result : body(c, *code, plan, *context);
-  });
+template <class Body>
+CUresult with_clusters(Call& c, const CUlaunchConfig* config, Body&& body) {
+  LaunchPlan plan;
+  CUresult result = read_config(config, plan);
+  const Context* context = result == CUDA_SUCCESS ? occupancy_context(c, config, result) : nullptr;
+  return context == nullptr ? result : body(plan, *context);
 }
 
-CUresult occupancy(Call& c, int* out, CUfunction handle, int threads, std::size_t shared_bytes) {
-  CUresult result = CUDA_SUCCESS;
-  const auto code = find_code(c, handle, result);
-  if (!code) {
-    return result;
-  }
-  if (threads <= 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+CUresult occupancy(Call& c, int* out, const KernelCode& code, int threads, std::size_t shared_bytes) {
   const bool fits = threads <= static_cast<int>(max_block_threads);
   const auto count = static_cast<unsigned>(threads);
-  return give(out, fits ? static_cast<int>(blocks_per_sm(c.machine, *code, count, shared_bytes)) : 0);
+  return give(out, fits ? static_cast<int>(blocks_per_sm(c.machine, code, count, shared_bytes)) : 0);
 }
 
-CUresult potential_block_size(Call& c, int* min_grid, int* block, CUfunction handle, CUoccupancyB2DSize shared_of,
+CUresult potential_block_size(Call& c, int* min_grid, int* block, const KernelCode& code, CUoccupancyB2DSize shared_of,
                               std::size_t shared_bytes, int limit) {
-  CUresult result = CUDA_SUCCESS;
-  const auto code = find_code(c, handle, result);
-  if (!code) {
-    return result;
-  }
-  const Context* context = current_context(c, result);
-  if (context == nullptr) {
-    return result;
-  }
-  if (min_grid == nullptr || block == nullptr || limit < 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   const int largest =
       limit == 0 ? static_cast<int>(max_block_threads) : std::min(limit, static_cast<int>(max_block_threads));
   int best_threads = 0;
@@ -237,7 +216,7 @@ CUresult potential_block_size(Call& c, int* min_grid, int* block, CUfunction han
   for (int threads = largest / static_cast<int>(warp) * static_cast<int>(warp); threads > 0;
        threads -= static_cast<int>(warp)) {
     const std::size_t shared = shared_of != nullptr ? shared_of(threads) : shared_bytes;
-    const unsigned resident = blocks_per_sm(c.machine, *code, static_cast<unsigned>(threads), shared);
+    const unsigned resident = blocks_per_sm(c.machine, code, static_cast<unsigned>(threads), shared);
     if (static_cast<int>(resident) * threads > best_threads) {
       best_threads = static_cast<int>(resident) * threads;
       best_block = threads;
@@ -245,7 +224,7 @@ CUresult potential_block_size(Call& c, int* min_grid, int* block, CUfunction han
     }
   }
   *block = best_block;
-  *min_grid = static_cast<int>(best_resident * context->sms.count());
+  *min_grid = static_cast<int>(best_resident * c.current->sms.count());
   return CUDA_SUCCESS;
 }
 
@@ -258,117 +237,115 @@ CUresult plan_launch(Call& c, const Context& context, CUfunction function, Launc
   if (!plan.code) {
     return result;
   }
+  // A function is of the context that its module was loaded in; a kernel of a library is of every context.
+  const Function* found = c.machine.functions.find(function);
+  if (found != nullptr && found->module->owner != 0 && found->module->owner != context.root_id) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
   plan.function = function;
-  result = check(c.machine, context, plan);
+  // Recorded: the function of a kernel is that kernel.
+  if (found != nullptr && found->module->library != nullptr) {
+    plan.function = as_handle<CUfunction>(*found->module->library->kernels.at(plan.code->name));
+  }
+  result = check(c.machine, plan);
   return result == CUDA_SUCCESS ? copy_arguments(c, plan, arguments, extra) : result;
+}
+
+CUresult check_room(const Machine& machine, const Context& context, const LaunchPlan& plan) {
+  if (plan.cluster > 1 && plan.cluster > machine.chip->max_cluster_size(context.sms, context.traits.bond)) {
+    return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+  }
+  // Recorded: a cooperative grid is checked against the partition, by its real SMs.
+  const auto threads = static_cast<unsigned>(threads_of(plan));
+  const unsigned resident = blocks_per_sm(machine, *plan.code, threads, plan.shared_bytes);
+  if (plan.cooperative && blocks_of(plan) > std::uint64_t{resident} * context.sms.count()) {
+    return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+  }
+  return CUDA_SUCCESS;
 }
 
 }  // namespace gctx::sim
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                                CUstream stream, void** arguments, void** extra) {
-  return call<Fn::cuLaunchKernel>([&](Call& c) {
-    LaunchPlan plan;
-    plan.grid = {grid_x, grid_y, grid_z};
-    plan.threads = {block_x, block_y, block_z};
-    plan.shared_bytes = shared_bytes;
-    return launch(c, function, stream, std::move(plan), arguments, extra);
-  });
+GCTX_SIM_CALL(cuLaunchKernel, Call& c, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+              unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream& stream,
+              void** arguments, void** extra) {
+  LaunchPlan plan;
+  plan.grid = {grid_x, grid_y, grid_z};
+  plan.threads = {block_x, block_y, block_z};
+  plan.shared_bytes = shared_bytes;
+  return launch(c, function, stream, std::move(plan), arguments, extra);
 }
 
-CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                                           CUstream stream, void** arguments) {
-  return call<Fn::cuLaunchCooperativeKernel>([&](Call& c) {
-    LaunchPlan plan;
-    plan.grid = {grid_x, grid_y, grid_z};
-    plan.threads = {block_x, block_y, block_z};
-    plan.shared_bytes = shared_bytes;
-    plan.cooperative = true;
-    return launch(c, function, stream, std::move(plan), arguments, nullptr);
-  });
+GCTX_SIM_CALL(cuLaunchCooperativeKernel, Call& c, CUfunction function, unsigned grid_x, unsigned grid_y,
+              unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+              Stream& stream, void** arguments) {
+  LaunchPlan plan;
+  plan.grid = {grid_x, grid_y, grid_z};
+  plan.threads = {block_x, block_y, block_z};
+  plan.shared_bytes = shared_bytes;
+  plan.cooperative = true;
+  return launch(c, function, stream, std::move(plan), arguments, nullptr);
 }
 
-CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void** extra) {
-  return call<Fn::cuLaunchKernelEx>([&](Call& c) {
-    LaunchPlan plan;
-    const CUresult result = read_config(config, plan);
-    return result == CUDA_SUCCESS ? launch(c, function, config->hStream, std::move(plan), arguments, extra) : result;
-  });
+GCTX_SIM_CALL(cuLaunchKernelEx, Call& c, const CUlaunchConfig* config, CUfunction function, void** arguments,
+              void** extra) {
+  LaunchPlan plan;
+  CUresult result = read_config(config, plan);
+  Stream* stream = result == CUDA_SUCCESS ? find_stream(c, config->hStream, result) : nullptr;
+  return stream == nullptr ? result : launch(c, function, *stream, std::move(plan), arguments, extra);
 }
 
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, CUfunction function, int threads,
-                                                             std::size_t shared_bytes) {
-  return call<Fn::cuOccupancyMaxActiveBlocksPerMultiprocessor>(
-      [&](Call& c) { return occupancy(c, out, function, threads, shared_bytes); });
+GCTX_SIM_CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, Call& c, int* out, const KernelCode& code, int threads,
+              std::size_t shared_bytes) {
+  return occupancy(c, out, code, threads, shared_bytes);
 }
 
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, CUfunction function, int threads,
-                                                                      std::size_t shared_bytes, unsigned) {
-  return call<Fn::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags>(
-      [&](Call& c) { return occupancy(c, out, function, threads, shared_bytes); });
+GCTX_SIM_CALL(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, Call& c, int* out, const KernelCode& code,
+              int threads, std::size_t shared_bytes, unsigned) {
+  return occupancy(c, out, code, threads, shared_bytes);
 }
 
-CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int* min_grid, int* block, CUfunction function,
-                                                  CUoccupancyB2DSize shared_of, std::size_t shared_bytes, int limit) {
-  return call<Fn::cuOccupancyMaxPotentialBlockSize>(
-      [&](Call& c) { return potential_block_size(c, min_grid, block, function, shared_of, shared_bytes, limit); });
+GCTX_SIM_CALL(cuOccupancyMaxPotentialBlockSize, Call& c, int* min_grid, int* block, const KernelCode& code,
+              CUoccupancyB2DSize shared_of, std::size_t shared_bytes, int limit) {
+  return potential_block_size(c, min_grid, block, code, shared_of, shared_bytes, limit);
 }
 
-CUresult CUDAAPI cuOccupancyMaxPotentialBlockSizeWithFlags(int* min_grid, int* block, CUfunction function,
-                                                           CUoccupancyB2DSize shared_of, std::size_t shared_bytes,
-                                                           int limit, unsigned) {
-  return call<Fn::cuOccupancyMaxPotentialBlockSizeWithFlags>(
-      [&](Call& c) { return potential_block_size(c, min_grid, block, function, shared_of, shared_bytes, limit); });
+GCTX_SIM_CALL(cuOccupancyMaxPotentialBlockSizeWithFlags, Call& c, int* min_grid, int* block, const KernelCode& code,
+              CUoccupancyB2DSize shared_of, std::size_t shared_bytes, int limit, unsigned) {
+  return potential_block_size(c, min_grid, block, code, shared_of, shared_bytes, limit);
 }
 
-CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(std::size_t* out, CUfunction function, int blocks,
-                                                         int threads) {
-  return call<Fn::cuOccupancyAvailableDynamicSMemPerBlock>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const auto code = find_code(c, function, result);
-    if (!code) {
-      return result;
+GCTX_SIM_CALL(cuOccupancyAvailableDynamicSMemPerBlock, Call& c, std::size_t* out, const KernelCode& code, int blocks,
+              int threads) {
+  const auto allowed =
+      static_cast<std::size_t>(kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
+  const std::size_t share = c.machine.chip->profile().shared_bytes_per_sm / static_cast<std::size_t>(blocks);
+  const std::size_t fixed = needs_of(c.machine, code, static_cast<unsigned>(threads), 0).shared_bytes;
+  return give(out, std::min(allowed, share > fixed ? share - fixed : std::size_t{0}));
+}
+
+GCTX_SIM_CALL(cuOccupancyMaxPotentialClusterSize, Call& c, int* out, const KernelCode& code,
+              const CUlaunchConfig* config) {
+  return with_clusters(c, config, [&](const LaunchPlan&, const Context& context) {
+    unsigned size = c.machine.chip->max_cluster_size(context.sms, context.traits.bond);
+    // More than 8 blocks only where the kernel says that it is not portable (documented).
+    const bool large = kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
+    if (!large) {
+      size = std::min(size, portable_cluster);
     }
-    if (blocks <= 0 || threads <= 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    const auto allowed =
-        static_cast<std::size_t>(kernel_attribute(c.machine, *code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
-    const std::size_t share = c.machine.chip->profile().shared_bytes_per_sm / static_cast<std::size_t>(blocks);
-    const std::size_t fixed = needs_of(c.machine, *code, static_cast<unsigned>(threads), 0).shared_bytes;
-    return give(out, std::min(allowed, share > fixed ? share - fixed : std::size_t{0}));
+    return give(out, static_cast<int>(size));
   });
 }
 
-CUresult CUDAAPI cuOccupancyMaxPotentialClusterSize(int* out, CUfunction function, const CUlaunchConfig* config) {
-  return with_clusters<Fn::cuOccupancyMaxPotentialClusterSize>(
-      function, config, [&](Call& c, const KernelCode& code, const LaunchPlan&, const Context& context) {
-        unsigned size = c.machine.chip->max_cluster_size(context.sms, context.traits.bond);
-        // More than 8 blocks only where the kernel says that it is not portable (documented).
-        const bool large = kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
-        if (!large) {
-          size = std::min(size, portable_cluster);
-        }
-        return give(out, static_cast<int>(size));
-      });
+GCTX_SIM_CALL(cuOccupancyMaxActiveClusters, Call& c, int* out, const KernelCode& code, const CUlaunchConfig* config) {
+  return with_clusters(c, config, [&](const LaunchPlan& plan, const Context& context) {
+    const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
+    const unsigned resident =
+        std::min(blocks_per_sm(c.machine, code, threads, plan.shared_bytes), max_cluster_blocks_per_sm);
+    const unsigned clusters =
+        c.machine.chip->max_active_clusters(context.sms, plan.cluster, resident, context.traits.bond);
+    return give(out, static_cast<int>(clusters));
+  });
 }
-
-CUresult CUDAAPI cuOccupancyMaxActiveClusters(int* out, CUfunction function, const CUlaunchConfig* config) {
-  return with_clusters<Fn::cuOccupancyMaxActiveClusters>(
-      function, config, [&](Call& c, const KernelCode& code, const LaunchPlan& plan, const Context& context) {
-        const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
-        const unsigned resident =
-            std::min(blocks_per_sm(c.machine, code, threads, plan.shared_bytes), max_cluster_blocks_per_sm);
-        const unsigned clusters =
-            c.machine.chip->max_active_clusters(context.sms, plan.cluster, resident, context.traits.bond);
-        return give(out, static_cast<int>(clusters));
-      });
-}
-
-}  // extern "C"

@@ -94,9 +94,6 @@ CUresult prefetch(Call& c, Stream& stream, CUdeviceptr address, std::size_t size
   if (memory == nullptr) {
     return result;
   }
-  if (stream.capture) {
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
   if (!is_place(c, location)) {
     return CUDA_ERROR_INVALID_DEVICE;
   }
@@ -113,13 +110,9 @@ struct Batch {
   CUmemLocation* locations;
   std::size_t* begins;  // the range from which on each location holds
   std::size_t location_count;
-  unsigned long long flags;
 };
 
 CUresult check(Call& c, const Batch& batch) {
-  if (batch.addresses == nullptr || batch.sizes == nullptr || batch.count == 0 || batch.flags != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   for (std::size_t i = 0; i < batch.count; ++i) {
     CUresult result = CUDA_SUCCESS;
     if (find_managed(c, batch.addresses[i], batch.sizes[i], result) == nullptr) {
@@ -130,8 +123,7 @@ CUresult check(Call& c, const Batch& batch) {
 }
 
 CUresult prefetch_all(Call& c, Stream& stream, const Batch& batch) {
-  const bool located = batch.locations != nullptr && batch.begins != nullptr && batch.location_count > 0 &&
-                       batch.location_count <= batch.count && batch.begins[0] == 0;
+  const bool located = batch.location_count <= batch.count && batch.begins[0] == 0;
   if (!located) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -165,9 +157,6 @@ CUresult range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attri
   const Allocation* memory = find_managed(c, address, count, result);
   if (memory == nullptr) {
     return result;
-  }
-  if (out == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
   }
   const ManagedRange& range = memory->range;
   switch (which) {
@@ -206,113 +195,69 @@ CUresult range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attri
 
 using namespace gctx::sim;
 
-extern "C" {
+GCTX_SIM_CALL(cuMemAllocManaged, Call& c, CUdeviceptr* out, std::size_t size, unsigned) {
+  return allocate_managed(c, c.current->device, size, nullptr, out);
+}
 
-CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* out, std::size_t size, unsigned flags) {
-  return call<Fn::cuMemAllocManaged>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Context* context = current_context(c, result);
-    if (context == nullptr) {
+GCTX_SIM_CALL(cuMemAdvise, Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice, CUdevice device) {
+  return advise(c, address, size, advice, from_device(device));
+}
+
+GCTX_SIM_CALL(cuMemAdvise_v2, Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice,
+              CUmemLocation location) {
+  return advise(c, address, size, advice, location);
+}
+
+GCTX_SIM_CALL(cuMemPrefetchAsync, Call& c, CUdeviceptr address, std::size_t size, CUdevice device, Stream& stream) {
+  return prefetch(c, stream, address, size, from_device(device));
+}
+
+GCTX_SIM_CALL(cuMemPrefetchAsync_v2, Call& c, CUdeviceptr address, std::size_t size, CUmemLocation location, unsigned,
+              Stream& stream) {
+  return prefetch(c, stream, address, size, location);
+}
+
+GCTX_SIM_CALL(cuMemPrefetchBatchAsync, Call& c, CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
+              CUmemLocation* locations, std::size_t* begins, std::size_t location_count, unsigned long long,
+              Stream& stream) {
+  return prefetch_all(c, stream, {addresses, sizes, count, locations, begins, location_count});
+}
+
+GCTX_SIM_CALL(cuMemDiscardBatchAsync, Call& c, CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
+              unsigned long long, Stream&) {
+  // What a program reads afterwards is not defined: the bytes stay.
+  return check(c, {addresses, sizes, count, nullptr, nullptr, 0});
+}
+
+GCTX_SIM_SAME(cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchBatchAsync)
+
+GCTX_SIM_CALL(cuMemRangeGetAttribute, Call& c, void* out, std::size_t size, CUmem_range_attribute which,
+              CUdeviceptr address, std::size_t count) {
+  return range_attribute(c, out, size, which, address, count);
+}
+
+GCTX_SIM_CALL(cuMemRangeGetAttributes, Call& c, void** out, std::size_t* sizes, CUmem_range_attribute* which,
+              std::size_t number, CUdeviceptr address, std::size_t count) {
+  for (std::size_t i = 0; i < number; ++i) {
+    const CUresult result =
+        out[i] == nullptr ? CUDA_ERROR_INVALID_VALUE : range_attribute(c, out[i], sizes[i], which[i], address, count);
+    if (result != CUDA_SUCCESS) {
       return result;
     }
-    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (disturbs_capture(c)) {
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    return allocate_managed(c, context->device, size, nullptr, out);
-  });
+  }
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemAdvise(CUdeviceptr address, std::size_t size, CUmem_advise advice, CUdevice device) {
-  return call<Fn::cuMemAdvise>([&](Call& c) { return advise(c, address, size, advice, from_device(device)); });
+GCTX_SIM_CALL(cuStreamAttachMemAsync, Call& c, Stream& stream, CUdeviceptr address, std::size_t size, unsigned) {
+  CUresult result = CUDA_SUCCESS;
+  const Allocation* memory = find_managed(c, address, size == 0 ? 1 : size, result);
+  if (memory == nullptr) {
+    return result;
+  }
+  const bool whole = address == memory->handle && (size == 0 || size == memory->size);
+  if (!whole) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  submit(c, stream, GraphNode{});
+  return CUDA_SUCCESS;
 }
-
-CUresult CUDAAPI cuMemAdvise_v2(CUdeviceptr address, std::size_t size, CUmem_advise advice, CUmemLocation location) {
-  return call<Fn::cuMemAdvise_v2>([&](Call& c) { return advise(c, address, size, advice, location); });
-}
-
-CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr address, std::size_t size, CUdevice device, CUstream handle) {
-  return with_stream<Fn::cuMemPrefetchAsync>(
-      handle, [&](Call& c, Stream& stream) { return prefetch(c, stream, address, size, from_device(device)); });
-}
-
-CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr address, std::size_t size, CUmemLocation location, unsigned flags,
-                                       CUstream handle) {
-  return with_stream<Fn::cuMemPrefetchAsync_v2>(handle, [&](Call& c, Stream& stream) {
-    return flags != 0 ? CUDA_ERROR_INVALID_VALUE : prefetch(c, stream, address, size, location);
-  });
-}
-
-CUresult CUDAAPI cuMemPrefetchBatchAsync(CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
-                                         CUmemLocation* locations, std::size_t* begins, std::size_t location_count,
-                                         unsigned long long flags, CUstream handle) {
-  return with_stream<Fn::cuMemPrefetchBatchAsync>(handle, [&](Call& c, Stream& stream) {
-    return prefetch_all(c, stream, {addresses, sizes, count, locations, begins, location_count, flags});
-  });
-}
-
-CUresult CUDAAPI cuMemDiscardBatchAsync(CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
-                                        unsigned long long flags, CUstream handle) {
-  return with_stream<Fn::cuMemDiscardBatchAsync>(handle, [&](Call& c, Stream& stream) {
-    if (stream.capture) {
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    // What a program reads afterwards is not defined: the bytes stay.
-    return check(c, {addresses, sizes, count, nullptr, nullptr, 0, flags});
-  });
-}
-
-CUresult CUDAAPI cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
-                                                   CUmemLocation* locations, std::size_t* begins,
-                                                   std::size_t location_count, unsigned long long flags,
-                                                   CUstream handle) {
-  return with_stream<Fn::cuMemDiscardAndPrefetchBatchAsync>(handle, [&](Call& c, Stream& stream) {
-    return prefetch_all(c, stream, {addresses, sizes, count, locations, begins, location_count, flags});
-  });
-}
-
-CUresult CUDAAPI cuMemRangeGetAttribute(void* out, std::size_t size, CUmem_range_attribute which, CUdeviceptr address,
-                                        std::size_t count) {
-  return call<Fn::cuMemRangeGetAttribute>(
-      [&](Call& c) { return range_attribute(c, out, size, which, address, count); });
-}
-
-CUresult CUDAAPI cuMemRangeGetAttributes(void** out, std::size_t* sizes, CUmem_range_attribute* which,
-                                         std::size_t number, CUdeviceptr address, std::size_t count) {
-  return call<Fn::cuMemRangeGetAttributes>([&](Call& c) {
-    if (out == nullptr || sizes == nullptr || which == nullptr || number == 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    for (std::size_t i = 0; i < number; ++i) {
-      const CUresult result = range_attribute(c, out[i], sizes[i], which[i], address, count);
-      if (result != CUDA_SUCCESS) {
-        return result;
-      }
-    }
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, std::size_t size, unsigned flags) {
-  return with_stream<Fn::cuStreamAttachMemAsync>(handle, [&](Call& c, Stream& stream) {
-    CUresult result = CUDA_SUCCESS;
-    const Allocation* memory = find_managed(c, address, size == 0 ? 1 : size, result);
-    if (memory == nullptr) {
-      return result;
-    }
-    const bool whole = address == memory->handle && (size == 0 || size == memory->size);
-    const bool known = flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST || flags == CU_MEM_ATTACH_SINGLE;
-    if (!whole || !known) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (stream.capture) {
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    submit(c, stream, GraphNode{});
-    return CUDA_SUCCESS;
-  });
-}
-
-}  // extern "C"

@@ -5,9 +5,8 @@
 
 namespace gctx::sim {
 
-// cuLaunchKernel and its like take a CUkernel where a CUfunction is due: the function is then that of the current
-// context.
-std::shared_ptr<KernelCode> find_code(Call& call, CUfunction handle, CUresult& result);
+// The function of a kernel on a device.
+CUfunction function_on(Call& call, const Kernel& kernel, int device);
 void unload(Machine& machine, Module& module);
 void free_variables(Machine& machine, Module& module);
 

@@ -30,17 +30,10 @@ Pools& pools_of(Machine& machine, const Place& place) {
   return pools;
 }
 
-Pool* find_pool(Call& c, CUmemoryPool handle, CUresult& result) {
-  return find_in(c, c.machine.pools, handle, CUDA_ERROR_INVALID_VALUE, "the memory pool is destroyed", result);
-}
-
 // A node that allocates memory of the graph, whichever pool is named.
 CUresult capture_allocation(Call& c, Stream& stream, std::size_t size, const Pool& pool, CUdeviceptr* out) {
   if (!stream.capture->is_active()) {
     return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  }
-  if (out == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
   }
   if (pool.device < 0 || pool.managed) {
     return CUDA_ERROR_NOT_SUPPORTED;
@@ -99,9 +92,6 @@ CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUde
 }
 
 CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set) {
-  if (value == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   switch (which) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
@@ -150,9 +140,6 @@ CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool
 
 // Where a pool of this type at this location has its memory.
 CUresult read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type, Place& place) {
-  if (location == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   CUresult result = CUDA_SUCCESS;
   place.managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
   if (place.managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED) {
@@ -180,39 +167,19 @@ CUresult tell_pool(Call& c, const Place& place, bool current, CUmemoryPool* out)
   return give(out, as_handle<CUmemoryPool>(current ? *pools.current : *pools.standard));
 }
 
-CUresult set_pool(Call& c, const Place& place, CUmemoryPool handle) {
-  CUresult result = CUDA_SUCCESS;
-  Pool* pool = find_pool(c, handle, result);
-  if (pool == nullptr) {
-    return result;
-  }
-  if (pool->managed != place.managed || (!place.managed && pool->device != place.device)) {
+CUresult set_pool(Call& c, const Place& place, Pool& pool) {
+  if (pool.managed != place.managed || (!place.managed && pool.device != place.device)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  pools_of(c.machine, place).current = pool;
+  pools_of(c.machine, place).current = &pool;
   return CUDA_SUCCESS;
 }
 
-template <Fn function, class Body>
-CUresult with_device(CUdevice ordinal, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    return find_device(c, ordinal, result) == nullptr ? result : body(c, Place{ordinal, false});
-  });
-}
-
-template <Fn function, class Body>
-CUresult with_location(const CUmemLocation* location, CUmemAllocationType type, Body&& body) noexcept {
-  return call<function>([&](Call& c) {
-    Place place;
-    const CUresult result = read_place(c, location, type, place);
-    return result == CUDA_SUCCESS ? body(c, place) : result;
-  });
-}
-
-template <Fn function, class Body>
-CUresult with_pool(CUmemoryPool handle, Body&& body) noexcept {
-  return call_with<function>([&](Call& c, CUresult& result) { return find_pool(c, handle, result); }, body);
+template <class Body>
+CUresult with_location(Call& c, const CUmemLocation* location, CUmemAllocationType type, Body&& body) {
+  Place place;
+  const CUresult result = read_place(c, location, type, place);
+  return result == CUDA_SUCCESS ? body(place) : result;
 }
 
 }  // namespace
@@ -220,178 +187,138 @@ CUresult with_pool(CUmemoryPool handle, Body&& body) noexcept {
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr* out, std::size_t size, CUstream handle) {
-  return call<Fn::cuMemAllocAsync>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Stream* stream = find_stream(c, handle, result);
-    if (stream == nullptr) {
-      return result;
-    }
-    return allocate_on(c, *stream, size, *pools_of(c.machine, {stream->device, false}).current, out);
-  });
+GCTX_SIM_CALL(cuMemAllocAsync, Call& c, CUdeviceptr* out, std::size_t size, Stream& stream) {
+  return allocate_on(c, stream, size, *pools_of(c.machine, {stream.device, false}).current, out);
 }
 
-CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr* out, std::size_t size, CUmemoryPool handle, CUstream where) {
-  return with_pool<Fn::cuMemAllocFromPoolAsync>(handle, [&](Call& c, Pool& pool) {
-    CUresult result = CUDA_SUCCESS;
-    Stream* stream = find_stream(c, where, result);
-    return stream == nullptr ? result : allocate_on(c, *stream, size, pool, out);
-  });
+GCTX_SIM_CALL(cuMemAllocFromPoolAsync, Call& c, CUdeviceptr* out, std::size_t size, Pool& pool, Stream& stream) {
+  return allocate_on(c, stream, size, pool, out);
 }
 
-CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
-  return call<Fn::cuMemFreeAsync>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Stream* stream = find_stream(c, handle, result);
-    if (stream == nullptr) {
-      return result;
-    }
-    if (address == 0) {
-      return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
-    }
-    if (stream->capture) {
-      return capture_free(c, *stream, address);
-    }
-    const auto found = c.machine.allocations.find(address);
-    if (found == c.machine.allocations.end() || !is_from_pool(found->second) || !may_be_freed(found->second)) {
-      const bool again = c.machine.freed.contains(address) || found != c.machine.allocations.end();
-      c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no device memory that can be freed");
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    GraphNode node;
-    if (found->second.graphs > 0) {
-      // Memory of graphs is reckoned at the call, as launches do.
-      free_graph_memory(c.machine, found->second);
-    } else {
-      found->second.freeing = true;
-      node.effect = [&machine = c.machine, address] { release(machine, address); };
-    }
-    submit(c, *stream, node);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& stream) {
+  if (address == 0) {
+    return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
+  }
+  if (stream.capture) {
+    return capture_free(c, stream, address);
+  }
+  const auto found = c.machine.allocations.find(address);
+  if (found == c.machine.allocations.end() || !is_from_pool(found->second) || !may_be_freed(found->second)) {
+    const bool again = c.machine.freed.contains(address) || found != c.machine.allocations.end();
+    c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no device memory that can be freed");
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  GraphNode node;
+  if (found->second.graphs > 0) {
+    // Memory of graphs is reckoned at the call, as launches do.
+    free_graph_memory(c.machine, found->second);
+  } else {
+    found->second.freeing = true;
+    node.effect = [&machine = c.machine, address] {
+      release(machine, address);
+      return Rest{};
+    };
+  }
+  submit(c, stream, node);
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* props) {
-  return call<Fn::cuMemPoolCreate>([&](Call& c) {
-    if (out == nullptr || props == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
+GCTX_SIM_CALL(cuMemPoolCreate, Call& c, CUmemoryPool* out, const CUmemPoolProps* props) {
+  // Sharing between processes is not modelled.
+  if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  Place place;
+  const CUresult result = read_place(c, &props->location, props->allocType, place);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  auto pool = std::make_unique<Pool>();
+  c.made(*pool);
+  pool->device = place.device;
+  pool->managed = place.managed;
+  return give(out, as_handle<CUmemoryPool>(c.machine.pools.add(std::move(pool))));
+}
+
+GCTX_SIM_CALL(cuMemPoolDestroy, Call& c, Pool& pool) {
+  Pools& pools = pools_of(c.machine, {pool.device, pool.managed});
+  if (&pool == pools.standard) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (pools.current == &pool) {
+    pools.current = pools.standard;
+  }
+  for (auto& [address, allocation] : c.machine.allocations) {
+    if (allocation.pool == &pool) {
+      allocation.pool = nullptr;
     }
-    // Sharing between processes is not modelled.
-    if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
+  }
+  c.machine.pools.remove(pool);
+  return CUDA_SUCCESS;
+}
+
+GCTX_SIM_CALL(cuMemPoolTrimTo, Call&, Pool&, std::size_t) { return CUDA_SUCCESS; }
+
+GCTX_SIM_CALL(cuMemPoolSetAttribute, Call&, Pool& pool, CUmemPool_attribute which, void* value) {
+  return pool_attribute(pool, which, value, true);
+}
+
+GCTX_SIM_CALL(cuMemPoolGetAttribute, Call&, Pool& pool, CUmemPool_attribute which, void* value) {
+  return pool_attribute(pool, which, value, false);
+}
+
+GCTX_SIM_CALL(cuMemPoolSetAccess, Call& c, Pool& pool, const CUmemAccessDesc* access, std::size_t count) {
+  if (access == nullptr && count > 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
     Place place;
-    const CUresult result = read_place(c, &props->location, props->allocType, place);
+    const CUresult result = read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
     if (result != CUDA_SUCCESS) {
       return result;
     }
-    auto pool = std::make_unique<Pool>();
-    c.machine.made(*pool);
-    pool->device = place.device;
-    pool->managed = place.managed;
-    return give(out, as_handle<CUmemoryPool>(c.machine.pools.add(std::move(pool))));
-  });
-}
-
-CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
-  return with_pool<Fn::cuMemPoolDestroy>(handle, [&](Call& c, Pool& pool) {
-    Pools& pools = pools_of(c.machine, {pool.device, pool.managed});
-    if (&pool == pools.standard) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (pools.current == &pool) {
-      pools.current = pools.standard;
-    }
-    for (auto& [address, allocation] : c.machine.allocations) {
-      if (allocation.pool == &pool) {
-        allocation.pool = nullptr;
-      }
-    }
-    c.machine.pools.remove(pool);
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, std::size_t) {
-  return with_pool<Fn::cuMemPoolTrimTo>(handle, [&](Call&, Pool&) { return CUDA_SUCCESS; });
-}
-
-CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute which, void* value) {
-  return with_pool<Fn::cuMemPoolSetAttribute>(
-      handle, [&](Call&, Pool& pool) { return pool_attribute(pool, which, value, true); });
-}
-
-CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute which, void* value) {
-  return with_pool<Fn::cuMemPoolGetAttribute>(
-      handle, [&](Call&, Pool& pool) { return pool_attribute(pool, which, value, false); });
-}
-
-CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* access, std::size_t count) {
-  return with_pool<Fn::cuMemPoolSetAccess>(handle, [&](Call& c, Pool& pool) {
-    if (access == nullptr && count > 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-      Place place;
-      const CUresult result = read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
-      if (result != CUDA_SUCCESS) {
-        return result;
-      }
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-      Place place;
-      read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
-      pool.access[place.device] = access[i].flags;
-    }
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
-  return with_pool<Fn::cuMemPoolGetAccess>(handle, [&](Call& c, Pool& pool) {
+  }
+  for (std::size_t i = 0; i < count; ++i) {
     Place place;
-    const CUresult result = read_place(c, location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
-    if (result != CUDA_SUCCESS) {
-      return result;
-    }
-    if (pool.managed || place.device == pool.device) {
-      return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    }
-    const auto found = pool.access.find(place.device);
-    return give(flags, found == pool.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second);
-  });
+    read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+    pool.access[place.device] = access[i].flags;
+  }
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice ordinal) {
-  return with_device<Fn::cuDeviceGetDefaultMemPool>(
-      ordinal, [&](Call& c, const Place& place) { return tell_pool(c, place, false, out); });
+GCTX_SIM_CALL(cuMemPoolGetAccess, Call& c, CUmemAccess_flags* flags, Pool& pool, CUmemLocation* location) {
+  Place place;
+  const CUresult result = read_place(c, location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+  if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (pool.managed || place.device == pool.device) {
+    return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  }
+  const auto found = pool.access.find(place.device);
+  return give(flags, found == pool.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second);
 }
 
-CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool* out, CUdevice ordinal) {
-  return with_device<Fn::cuDeviceGetMemPool>(
-      ordinal, [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
+GCTX_SIM_CALL(cuDeviceGetDefaultMemPool, Call& c, CUmemoryPool* out, const Device& device) {
+  return tell_pool(c, {device.ordinal, false}, false, out);
 }
 
-CUresult CUDAAPI cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
-  return with_device<Fn::cuDeviceSetMemPool>(ordinal,
-                                             [&](Call& c, const Place& place) { return set_pool(c, place, pool); });
+GCTX_SIM_CALL(cuDeviceGetMemPool, Call& c, CUmemoryPool* out, const Device& device) {
+  return tell_pool(c, {device.ordinal, false}, true, out);
 }
 
-CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
-  return with_location<Fn::cuMemGetDefaultMemPool>(
-      location, type, [&](Call& c, const Place& place) { return tell_pool(c, place, false, out); });
+GCTX_SIM_CALL(cuDeviceSetMemPool, Call& c, const Device& device, Pool& pool) {
+  return set_pool(c, {device.ordinal, false}, pool);
 }
 
-CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
-  return with_location<Fn::cuMemGetMemPool>(
-      location, type, [&](Call& c, const Place& place) { return tell_pool(c, place, true, out); });
+GCTX_SIM_CALL(cuMemGetDefaultMemPool, Call& c, CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+  return with_location(c, location, type, [&](const Place& place) { return tell_pool(c, place, false, out); });
 }
 
-CUresult CUDAAPI cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
-  return with_location<Fn::cuMemSetMemPool>(location, type,
-                                            [&](Call& c, const Place& place) { return set_pool(c, place, pool); });
+GCTX_SIM_CALL(cuMemGetMemPool, Call& c, CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+  return with_location(c, location, type, [&](const Place& place) { return tell_pool(c, place, true, out); });
 }
 
-}  // extern "C"
+GCTX_SIM_CALL(cuMemSetMemPool, Call& c, CUmemLocation* location, CUmemAllocationType type, Pool& pool) {
+  return with_location(c, location, type, [&](const Place& place) { return set_pool(c, place, pool); });
+}

@@ -10,103 +10,56 @@
 namespace gctx::sim {
 namespace {
 
-void remove_primary(Call& c, Device& device) {
-  detach_children(c, *device.primary);
-  c.machine.contexts.remove_reserving(*device.primary);
-  device.primary = nullptr;
-}
-
-CUresult release_primary(Call& c, CUdevice ordinal) {
-  CUresult result = CUDA_SUCCESS;
-  Device* device = find_device(c, ordinal, result);
-  if (device == nullptr) {
-    return result;
+// The primary context goes with what it owns, and with what no context does: memory of pools, and the variables of
+// libraries, which load themselves again where they are used next.
+void destroy_primary(Call& c, Device& device) {
+  Machine& machine = c.machine;
+  if (device.primary != nullptr) {
+    detach_children(c, *device.primary);
+    destroy_owned(machine, device.primary->id);
+    machine.contexts.remove_reserving(*device.primary);
+    device.primary = nullptr;
   }
-  if (device->retains == 0) {
-    c.note(Misuse::double_destroy, std::uint64_t{0}, "the primary context is released more often than retained");
-    return CUDA_ERROR_INVALID_CONTEXT;
-  }
-  --device->retains;
-  if (device->retains == 0 && device->green_contexts > 0) {
-    c.note(Misuse::wrong_order, device->primary->handle,
-           "the primary context is released while " + std::to_string(device->green_contexts) +
-               " green contexts of it are alive");
-  }
-  deactivate_primary_if_unused(c, *device);
-  return CUDA_SUCCESS;
-}
-
-CUresult reset(Call& c, CUdevice ordinal) {
-  CUresult result = CUDA_SUCCESS;
-  Device* device = find_device(c, ordinal, result);
-  if (device == nullptr) {
-    return result;
-  }
-  if (device->green_contexts > 0) {
-    return CUDA_ERROR_NOT_PERMITTED;  // seen on an H100
-  }
-  if (result = wait_for_device(c, ordinal); result != CUDA_SUCCESS) {
-    return result;
-  }
-  // Other threads may have made some meanwhile.
-  if (device->green_contexts > 0) {
-    return CUDA_ERROR_NOT_PERMITTED;
-  }
-  // All that the device has is destroyed: memory, modules, and the primary context with what belongs to it. Whoever
-  // has retained it still has to release it; the next retain makes another one at the same address (seen on an H100).
   std::vector<std::uint64_t> addresses;
-  for (const auto& [address, allocation] : c.machine.allocations) {
-    const bool goes_with_module = allocation.module != nullptr;
-    if (allocation.device == ordinal && !allocation.registered && !goes_with_module) {
+  for (const auto& [address, allocation] : machine.allocations) {
+    if (allocation.device == device.ordinal && allocation.owner == 0 && allocation.module == nullptr) {
       addresses.push_back(address);
     }
   }
   for (const std::uint64_t address : addresses) {
-    release(c.machine, address);
+    release(machine, address);
   }
-  std::vector<Module*> modules;
-  c.machine.modules.each([&](Module& module) {
-    if (module.device != ordinal) {
-      return;
-    }
-    // A library loads itself again where it is used next.
-    free_variables(c.machine, module);
-    if (module.library == nullptr) {
-      modules.push_back(&module);
+  machine.modules.each([&](Module& module) {
+    if (module.device == device.ordinal && module.library != nullptr) {
+      free_variables(machine, module);
     }
   });
-  for (Module* module : modules) {
-    unload(c.machine, *module);
+}
+
+// Whoever has retained the context still has to release it; the next retain makes another one at the same address (seen
+// on an H100).
+CUresult reset(Call& c, Device& device) {
+  if (device.green_contexts > 0) {
+    return CUDA_ERROR_NOT_PERMITTED;  // seen on an H100
   }
-  device->lost = 0;  // a reset is what brings it back
-  if (device->primary == nullptr) {
-    return CUDA_SUCCESS;
+  if (const CUresult result = wait_for_device(c, device.ordinal); result != CUDA_SUCCESS) {
+    return result;
   }
-  const std::set<Stream*> streams = device->primary->streams;
-  for (Event* event : device->primary->events) {
-    event->is_gone = true;
+  // Other threads may have made some meanwhile.
+  if (device.green_contexts > 0) {
+    return CUDA_ERROR_NOT_PERMITTED;
   }
-  remove_primary(c, *device);
+  device.lost = 0;  // a reset is what brings it back
+  const std::set<Stream*> streams = device.primary == nullptr ? std::set<Stream*>() : device.primary->streams;
+  destroy_primary(c, device);
   for (Stream* stream : streams) {
     c.machine.streams.remove(*stream);
   }
   return CUDA_SUCCESS;
 }
 
-CUresult set_flags(Call& c, CUdevice ordinal, unsigned flags) {
-  CUresult result = CUDA_SUCCESS;
-  Device* device = find_device(c, ordinal, result);
-  if (device == nullptr) {
-    return result;
-  }
-  if ((flags & ~static_cast<unsigned>(CU_CTX_FLAGS_MASK)) != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  device->primary_flags = flags;
-  if (device->primary != nullptr) {
-    device->primary->flags = flags;
-  }
-  return CUDA_SUCCESS;
+bool is_unused(const Device& device) {
+  return device.primary != nullptr && device.retains == 0 && device.green_contexts == 0;
 }
 
 }  // namespace
@@ -116,7 +69,7 @@ Context& activate_primary(Call& c, Device& device) {
     return *device.primary;
   }
   auto context = std::make_unique<Context>();
-  c.machine.made(*context);
+  c.made(*context);
   context->kind = ContextKind::primary;
   context->device = device.ordinal;
   context->root_id = context->id;
@@ -133,68 +86,52 @@ Context& activate_primary(Call& c, Device& device) {
   return *device.primary;
 }
 
-void deactivate_primary_if_unused(Call& c, Device& device) {
-  if (device.primary == nullptr || device.retains > 0 || device.green_contexts > 0) {
-    return;
+// What its kernels work on is freed, so they come to their end first. Another thread may retain it meanwhile.
+CUresult deactivate_primary_if_unused(Call& c, Device& device) {
+  const CUresult result = is_unused(device) ? wait_for_device(c, device.ordinal) : CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS && is_unused(device)) {
+    destroy_primary(c, device);
   }
-  remove_primary(c, device);
+  return result;
 }
 
 }  // namespace gctx::sim
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice ordinal) {
-  return call<Fn::cuDevicePrimaryCtxRetain>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) {
-      return result;
-    }
-    if (out == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    Context& context = activate_primary(c, *device);
-    ++device->retains;
-    return give(out, as_handle<CUcontext>(context));
-  });
+GCTX_SIM_CALL(cuDevicePrimaryCtxRetain, Call& c, CUcontext* out, Device& device) {
+  Context& context = activate_primary(c, device);
+  ++device.retains;
+  return give(out, as_handle<CUcontext>(context));
 }
 
-CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice ordinal) {
-  return call<Fn::cuDevicePrimaryCtxRelease>([&](Call& c) { return release_primary(c, ordinal); });
+GCTX_SIM_CALL(cuDevicePrimaryCtxRelease, Call& c, Device& device) {
+  if (device.retains == 0) {
+    c.note(Misuse::double_destroy, std::uint64_t{0}, "the primary context is released more often than retained");
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  --device.retains;
+  if (device.retains == 0 && device.green_contexts > 0) {
+    c.note(Misuse::wrong_order, device.primary->handle,
+           "the primary context is released while " + std::to_string(device.green_contexts) +
+               " green contexts of it are alive");
+  }
+  return deactivate_primary_if_unused(c, device);
 }
-CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
-  return call<Fn::cuDevicePrimaryCtxRelease_v2>([&](Call& c) { return release_primary(c, ordinal); });
+GCTX_SIM_SAME(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease)
+GCTX_SIM_CALL(cuDevicePrimaryCtxReset, Call& c, Device& device) { return reset(c, device); }
+GCTX_SIM_SAME(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset)
+GCTX_SIM_CALL(cuDevicePrimaryCtxSetFlags, Call&, Device& device, unsigned flags) {
+  device.primary_flags = flags;
+  if (device.primary != nullptr) {
+    device.primary->flags = flags;
+  }
+  return CUDA_SUCCESS;
 }
-CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice ordinal) {
-  return call<Fn::cuDevicePrimaryCtxReset>([&](Call& c) { return reset(c, ordinal); });
-}
-CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
-  return call<Fn::cuDevicePrimaryCtxReset_v2>([&](Call& c) { return reset(c, ordinal); });
-}
-CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned flags) {
-  return call<Fn::cuDevicePrimaryCtxSetFlags>([&](Call& c) { return set_flags(c, ordinal, flags); });
-}
-CUresult CUDAAPI cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) {
-  return call<Fn::cuDevicePrimaryCtxSetFlags_v2>([&](Call& c) { return set_flags(c, ordinal, flags); });
-}
+GCTX_SIM_SAME(cuDevicePrimaryCtxSetFlags_v2, cuDevicePrimaryCtxSetFlags)
 
-CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned* flags, int* active) {
-  return call<Fn::cuDevicePrimaryCtxGetState>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) {
-      return result;
-    }
-    if (flags == nullptr || active == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    *flags = device->primary_flags;
-    *active = device->primary != nullptr ? 1 : 0;
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuDevicePrimaryCtxGetState, Call&, const Device& device, unsigned* flags, int* active) {
+  *flags = device.primary_flags;
+  *active = device.primary != nullptr ? 1 : 0;
+  return CUDA_SUCCESS;
 }
-
-}  // extern "C"

@@ -39,10 +39,13 @@ WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int devi
   work->engine = node.engine;
   work->bytes = node.bytes;
   work->effect = node.effect;
+  work->marks = node.marks;
+  work->until = node.until;
   work->shows = node.shows;
   work->host = node.host;
   if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) {
     work->grid = make_grid(c.machine, *context, node.launch);
+    work->marks = marks_of(c.machine, *context, node.launch);
   }
   return work;
 }
@@ -64,7 +67,24 @@ void put(Call& c, Stream& stream, const WorkPtr& work) {
   stream.last = work;
 }
 
+CUresult may_queue(const Stream& stream) {
+  const Context& context = *stream.context;
+  if (&stream != context.default_stream.get() || context.is_green()) {
+    return CUDA_SUCCESS;
+  }
+  for (const Stream* other : context.streams) {
+    if (is_blocking(*other) && other->capture && other->capture->is_active()) {
+      other->capture->invalidate();
+      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult enqueue(Call& c, Stream& stream, GraphNode node) {
+  if (const CUresult result = may_queue(stream); result != CUDA_SUCCESS) {
+    return result;
+  }
   if (stream.capture) {
     if (!stream.capture->is_active()) {
       return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -93,21 +113,8 @@ CUresult wait_for(Call& c, const std::vector<WorkPtr>& works) {
   return CUDA_SUCCESS;
 }
 
-CUresult wait_for_stream(Call& c, Stream& stream) {
-  if (stream.capture) {
-    stream.capture->invalidate();
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
-  // Recorded: waiting for another stream of a context that is capturing disturbs the capture.
-  if (disturbs_capture(c, stream.context)) {
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
-  return wait_for(c, stream.last);
-}
-
-std::vector<WorkPtr> outstanding_of(const Machine& machine, const Context& context) {
-  return machine.clock.outstanding(
-      [&](const Work& work) { return work.owner.context == context.id || work.owner.root == context.id; });
+std::vector<WorkPtr> outstanding_of(Machine& machine, const Context& context) {
+  return machine.clock.outstanding_of(context.id);
 }
 
 CUresult wait_for_device(Call& c, int device) {

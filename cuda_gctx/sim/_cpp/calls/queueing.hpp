@@ -8,6 +8,9 @@ namespace gctx::sim {
 // A query that finds work unfinished takes this much virtual time, so that polling ends.
 inline constexpr std::uint64_t polling_step_ns = 10'000;
 
+// The legacy default stream waits for the blocking streams of its context, which it cannot while one is capturing: that
+// capture is invalidated.
+CUresult may_queue(const Stream& stream);
 // Queues work behind what is on the stream, or adds it to the graph that the stream is capturing.
 CUresult enqueue(Call& call, Stream& stream, GraphNode node);
 // The work of a node, ordered behind nothing yet. `context`: where a kernel runs.
@@ -17,10 +20,9 @@ WorkPtr submit(Call& call, Stream& stream, const GraphNode& node);
 void put(Call& call, Stream& stream, const WorkPtr& work);
 CUresult wait_for(Call& call, const WorkPtr& work);
 CUresult wait_for(Call& call, const std::vector<WorkPtr>& works);
-CUresult wait_for_stream(Call& call, Stream& stream);
 // What was queued on a context and is not done; a primary context answers for its green contexts too, as the header of
 // cuCtxSynchronize says.
-std::vector<WorkPtr> outstanding_of(const Machine& machine, const Context& context);
+std::vector<WorkPtr> outstanding_of(Machine& machine, const Context& context);
 // Waits for everything that was queued on a device.
 CUresult wait_for_device(Call& call, int device);
 

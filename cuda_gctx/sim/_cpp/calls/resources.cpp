@@ -30,9 +30,6 @@ std::uint32_t number_of(int device, const SmSet& sms, std::initializer_list<std:
 }
 
 CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
-  if (out == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   if (!is_known_type(c, type)) {
     return CUDA_ERROR_INVALID_RESOURCE_TYPE;
   }
@@ -57,9 +54,6 @@ CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdev
 
 // A resource that may be split, or why it may not.
 CUresult read_input(Call& c, const CUdevResource* input, SmMeaning& meaning) {
-  if (input == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   if (input->type != CU_DEV_RESOURCE_TYPE_SM) {
     return CUDA_ERROR_INVALID_RESOURCE_TYPE;
   }
@@ -184,160 +178,121 @@ CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor&
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuDeviceGetDevResource(CUdevice ordinal, CUdevResource* out, CUdevResourceType type) {
-  return call<Fn::cuDeviceGetDevResource>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Device* device = find_device(c, ordinal, result);
-    if (device == nullptr) {
-      return result;
-    }
-    if (out == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    // An existing workqueue belongs to a context, so a device has none to show.
-    if (!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
-      return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-    }
-    if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
-      write_workqueue_config(ordinal,
-                             {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
-      return CUDA_SUCCESS;
-    }
-    const Profile& card = device->chip->profile();
-    write_sm(c.machine, {ordinal, Origin::device, 0, 0, {}, 0, 0, device->chip->all()},
-             {device->chip->sm_count(), card.min_partition, card.alignment, 0, 0}, *out);
+GCTX_SIM_CALL(cuDeviceGetDevResource, Call& c, const Device& device, CUdevResource* out, CUdevResourceType type) {
+  // An existing workqueue belongs to a context, so a device has none to show.
+  if (!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
+    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  }
+  if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
+    write_workqueue_config(device.ordinal,
+                           {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
     return CUDA_SUCCESS;
-  });
+  }
+  const Profile& card = device.chip->profile();
+  write_sm(c.machine, {device.ordinal, Origin::device, 0, 0, {}, 0, 0, device.chip->all()},
+           {device.chip->sm_count(), card.min_partition, card.alignment, 0, 0}, *out);
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuCtxGetDevResource(CUcontext handle, CUdevResource* out, CUdevResourceType type) {
-  return call<Fn::cuCtxGetDevResource>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    // Recorded: null does not mean the current context here.
-    const Context* context = find_context(c, handle, result);
-    return context == nullptr ? result : tell_context(c, *context, out, type);
-  });
+GCTX_SIM_CALL(cuCtxGetDevResource, Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
+  // Recorded: null does not mean the current context here.
+  return tell_context(c, context, out, type);
 }
 
-CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx handle, CUdevResource* out, CUdevResourceType type) {
-  return call<Fn::cuGreenCtxGetDevResource>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Context* context = find_green(c, handle, result);
-    return context == nullptr ? result : tell_context(c, *context, out, type);
-  });
+GCTX_SIM_CALL(cuGreenCtxGetDevResource, Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
+  return tell_context(c, context, out, type);
 }
 
-CUresult CUDAAPI cuStreamGetDevResource(CUstream handle, CUdevResource* out, CUdevResourceType type) {
-  return call<Fn::cuStreamGetDevResource>([&](Call& c) {
-    CUresult result = CUDA_SUCCESS;
-    const Stream* stream = find_stream(c, handle, result);
-    if (stream == nullptr) {
-      return result;
-    }
-    if (type != CU_DEV_RESOURCE_TYPE_SM) {
-      return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-    }
-    return tell_context(c, *stream->context, out, type);
-  });
+GCTX_SIM_CALL(cuStreamGetDevResource, Call& c, const Stream& stream, CUdevResource* out, CUdevResourceType type) {
+  if (type != CU_DEV_RESOURCE_TYPE_SM) {
+    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  }
+  return tell_context(c, *stream.context, out, type);
 }
 
-CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* group_count, const CUdevResource* input,
-                                             CUdevResource* remainder, unsigned flags, unsigned min_count) {
-  return call<Fn::cuDevSmResourceSplitByCount>([&](Call& c) {
-    if (group_count == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    SmMeaning meaning;
-    if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) {
-      return result;
-    }
-    const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
-    const unsigned wanted = groups == nullptr ? static_cast<unsigned>(meaning.sms.count()) : *group_count;
-    if (groups != nullptr && wanted == 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    const SplitAnswer answer =
-        chip.split_by_count(meaning.sms, min_count, flags, wanted, meaning.traits.alignment, meaning.traits.bond);
-    if (answer.result != CUDA_SUCCESS) {
-      return answer.result;
-    }
-    *group_count = static_cast<unsigned>(answer.groups.size());
-    const std::uint32_t split = number_of(meaning.device, meaning.sms, {1, flags, min_count, wanted});
-    SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
-    if (groups != nullptr) {
-      for (std::size_t i = 0; i < answer.groups.size(); ++i) {
-        made.sms = answer.groups[i];
-        made.traits = {answer.coscheduled[i], answer.bonds[i]};
-        write_group(c, made, groups[i]);
-      }
-    }
-    write_remainder(c, answer, made, remainder);
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* groups, unsigned group_count, const CUdevResource* input,
-                                      CUdevResource* remainder, unsigned flags,
-                                      CU_DEV_SM_RESOURCE_GROUP_PARAMS* params) {
-  return call<Fn::cuDevSmResourceSplit>([&](Call& c) {
-    if (params == nullptr || group_count == 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    SmMeaning meaning;
-    if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) {
-      return result;
-    }
-    const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
-    const SplitAnswer answer =
-        chip.split_structured(meaning.sms, {params, group_count}, flags, c.version(), groups == nullptr);
-    if (answer.result != CUDA_SUCCESS) {
-      return answer.result;
-    }
-    std::uint64_t asked = 0;
-    for (unsigned i = 0; i < group_count; ++i) {
-      asked = hash_bytes(&params[i], sizeof params[i], asked);
-    }
-    const std::uint32_t split = number_of(meaning.device, meaning.sms, {2, group_count, asked});
-    SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
-    for (unsigned i = 0; i < group_count; ++i) {
-      params[i] = answer.params[i];
-      if (groups == nullptr) {
-        continue;
-      }
+GCTX_SIM_CALL(cuDevSmResourceSplitByCount, Call& c, CUdevResource* groups, unsigned* group_count,
+              const CUdevResource* input, CUdevResource* remainder, unsigned flags, unsigned min_count) {
+  SmMeaning meaning;
+  if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) {
+    return result;
+  }
+  const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
+  const unsigned wanted = groups == nullptr ? static_cast<unsigned>(meaning.sms.count()) : *group_count;
+  if (groups != nullptr && wanted == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const SplitAnswer answer =
+      chip.split_by_count(meaning.sms, min_count, flags, wanted, meaning.traits.alignment, meaning.traits.bond);
+  if (answer.result != CUDA_SUCCESS) {
+    return answer.result;
+  }
+  *group_count = static_cast<unsigned>(answer.groups.size());
+  const std::uint32_t split = number_of(meaning.device, meaning.sms, {1, flags, min_count, wanted});
+  SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
+  if (groups != nullptr) {
+    for (std::size_t i = 0; i < answer.groups.size(); ++i) {
       made.sms = answer.groups[i];
       made.traits = {answer.coscheduled[i], answer.bonds[i]};
-      made.flags = params[i].flags;
-      made.locality_domain = params[i].localityDomainId;
       write_group(c, made, groups[i]);
     }
-    write_remainder(c, answer, made, remainder);
-    return CUDA_SUCCESS;
-  });
+  }
+  write_remainder(c, answer, made, remainder);
+  return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resources, unsigned count) {
-  return call<Fn::cuDevResourceGenerateDesc>([&](Call& c) {
-    if (out == nullptr || resources == nullptr || count == 0) {
-      return CUDA_ERROR_INVALID_VALUE;
+GCTX_SIM_CALL(cuDevSmResourceSplit, Call& c, CUdevResource* groups, unsigned group_count, const CUdevResource* input,
+              CUdevResource* remainder, unsigned flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS* params) {
+  if (group_count == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  SmMeaning meaning;
+  if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) {
+    return result;
+  }
+  const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
+  const SplitAnswer answer =
+      chip.split_structured(meaning.sms, {params, group_count}, flags, c.version(), groups == nullptr);
+  if (answer.result != CUDA_SUCCESS) {
+    return answer.result;
+  }
+  std::uint64_t asked = 0;
+  for (unsigned i = 0; i < group_count; ++i) {
+    asked = hash_bytes(&params[i], sizeof params[i], asked);
+  }
+  const std::uint32_t split = number_of(meaning.device, meaning.sms, {2, group_count, asked});
+  SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
+  for (unsigned i = 0; i < group_count; ++i) {
+    params[i] = answer.params[i];
+    if (groups == nullptr) {
+      continue;
     }
-    auto made = std::make_unique<Descriptor>();
-    for (unsigned i = 0; i < count; ++i) {
-      const CUresult result = read_for_descriptor(c, resources[i], *made);
-      if (result != CUDA_SUCCESS) {
-        return result;
-      }
-    }
-    if (!made->has_sms) {
-      // A descriptor of a workqueue alone leaves the SMs as they are: all of the device. Assumed.
-      const Chip& chip = *c.machine.devices[static_cast<std::size_t>(made->device)].chip;
-      made->sms = chip.all();
-      made->sm_count = chip.sm_count();
-    }
-    c.machine.made(*made);
-    return give(out, as_handle<CUdevResourceDesc>(c.machine.descriptors.add(std::move(made))));
-  });
+    made.sms = answer.groups[i];
+    made.traits = {answer.coscheduled[i], answer.bonds[i]};
+    made.flags = params[i].flags;
+    made.locality_domain = params[i].localityDomainId;
+    write_group(c, made, groups[i]);
+  }
+  write_remainder(c, answer, made, remainder);
+  return CUDA_SUCCESS;
 }
 
-}  // extern "C"
+GCTX_SIM_CALL(cuDevResourceGenerateDesc, Call& c, CUdevResourceDesc* out, CUdevResource* resources, unsigned count) {
+  if (count == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto made = std::make_unique<Descriptor>();
+  for (unsigned i = 0; i < count; ++i) {
+    const CUresult result = read_for_descriptor(c, resources[i], *made);
+    if (result != CUDA_SUCCESS) {
+      return result;
+    }
+  }
+  if (!made->has_sms) {
+    // A descriptor of a workqueue alone leaves the SMs as they are: all of the device. Assumed.
+    const Chip& chip = *c.machine.devices[static_cast<std::size_t>(made->device)].chip;
+    made->sms = chip.all();
+    made->sm_count = chip.sm_count();
+  }
+  c.made(*made);
+  return give(out, as_handle<CUdevResourceDesc>(c.machine.descriptors.add(std::move(made))));
+}

@@ -70,12 +70,6 @@ std::size_t swizzle_bytes(CUtensorMapSwizzle swizzle) {
 }
 
 bool is_valid(const Description& wanted) {
-  if (wanted.map == nullptr) {
-    return false;
-  }
-  if (wanted.dimensions == nullptr || wanted.element_strides == nullptr) {
-    return false;
-  }
   const bool interleaved = wanted.interleave != CU_TENSOR_MAP_INTERLEAVE_NONE;
   const bool wide =
       wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B || wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B;
@@ -147,79 +141,61 @@ CUresult encode(Call& c, const Description& wanted) {
 
 using namespace gctx::sim;
 
-extern "C" {
-
-CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                                        const cuuint64_t* dimensions, const cuuint64_t* strides, const cuuint32_t* box,
-                                        const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                        CUtensorMapFloatOOBfill fill) {
-  return call<Fn::cuTensorMapEncodeTiled>([&](Call& c) {
-    if (box == nullptr || rank > max_rank) {
+GCTX_SIM_CALL(cuTensorMapEncodeTiled, Call& c, CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+              void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, const cuuint32_t* box,
+              const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+              CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  if (rank > max_rank) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  for (unsigned i = 0; i < rank; ++i) {
+    if (box[i] == 0 || box[i] > 256) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    for (unsigned i = 0; i < rank; ++i) {
-      if (box[i] == 0 || box[i] > 256) {
-        return CUDA_ERROR_INVALID_VALUE;
-      }
-    }
-    const std::size_t inner = rank == 0 ? 0 : box[0];
-    if (interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && inner * bits(type) % 128 != 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    return encode(c, {map, type, rank, 1, address, dimensions, strides, element_strides, inner, interleave, swizzle,
-                      promotion, fill});
-  });
+  }
+  const std::size_t inner = rank == 0 ? 0 : box[0];
+  if (interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && inner * bits(type) % 128 != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return encode(c, {map, type, rank, 1, address, dimensions, strides, element_strides, inner, interleave, swizzle,
+                    promotion, fill});
 }
 
-CUresult CUDAAPI cuTensorMapEncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                                         const cuuint64_t* dimensions, const cuuint64_t* strides, const int* lower,
-                                         const int* upper, cuuint32_t channels, cuuint32_t pixels,
-                                         const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                                         CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                         CUtensorMapFloatOOBfill fill) {
-  return call<Fn::cuTensorMapEncodeIm2col>([&](Call& c) {
-    if (lower == nullptr || upper == nullptr || channels == 0 || channels > 256 || pixels == 0 || pixels > 1024) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    return encode(c, {map, type, rank, 3, address, dimensions, strides, element_strides, channels, interleave, swizzle,
-                      promotion, fill});
-  });
+GCTX_SIM_CALL(cuTensorMapEncodeIm2col, Call& c, CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+              void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, const int*, const int*,
+              cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* element_strides,
+              CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+              CUtensorMapFloatOOBfill fill) {
+  if (channels == 0 || channels > 256 || pixels == 0 || pixels > 1024) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return encode(c, {map, type, rank, 3, address, dimensions, strides, element_strides, channels, interleave, swizzle,
+                    promotion, fill});
 }
 
-CUresult CUDAAPI cuTensorMapEncodeIm2colWide(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                                             const cuuint64_t* dimensions, const cuuint64_t* strides, int, int,
-                                             cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* element_strides,
-                                             CUtensorMapInterleave interleave, CUtensorMapIm2ColWideMode mode,
-                                             CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                             CUtensorMapFloatOOBfill fill) {
-  return call<Fn::cuTensorMapEncodeIm2colWide>([&](Call& c) {
-    if (c.machine.chip->profile().cc_major < 10) {
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    if (channels == 0 || channels > 256 || pixels == 0 || pixels > 1024 || mode > CU_TENSOR_MAP_IM2COL_WIDE_MODE_W128) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    return encode(c, {map, type, rank, 3, address, dimensions, strides, element_strides, channels, interleave, swizzle,
-                      promotion, fill});
-  });
+GCTX_SIM_CALL(cuTensorMapEncodeIm2colWide, Call& c, CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+              void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, int, int, cuuint32_t channels,
+              cuuint32_t pixels, const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+              CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+              CUtensorMapFloatOOBfill fill) {
+  if (c.machine.chip->profile().cc_major < 10) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (channels == 0 || channels > 256 || pixels == 0 || pixels > 1024 || mode > CU_TENSOR_MAP_IM2COL_WIDE_MODE_W128) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return encode(c, {map, type, rank, 3, address, dimensions, strides, element_strides, channels, interleave, swizzle,
+                    promotion, fill});
 }
 
-CUresult CUDAAPI cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
-  return call<Fn::cuTensorMapReplaceAddress>([&](Call&) {
-    if (map == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    CUtensorMap changed;
-    std::memcpy(&changed, static_cast<const void*>(map), sizeof changed);
-    const std::size_t alignment = (changed.opaque[1] >> 16 & 0xff) == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
-    if (reinterpret_cast<std::uint64_t>(address) % alignment != 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    changed.opaque[0] = reinterpret_cast<std::uint64_t>(address);
-    std::memcpy(static_cast<void*>(map), &changed, sizeof changed);
-    return CUDA_SUCCESS;
-  });
+GCTX_SIM_CALL(cuTensorMapReplaceAddress, Call&, CUtensorMap* map, void* address) {
+  CUtensorMap changed;
+  std::memcpy(&changed, static_cast<const void*>(map), sizeof changed);
+  const std::size_t alignment = (changed.opaque[1] >> 16 & 0xff) == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
+  if (reinterpret_cast<std::uint64_t>(address) % alignment != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  changed.opaque[0] = reinterpret_cast<std::uint64_t>(address);
+  std::memcpy(static_cast<void*>(map), &changed, sizeof changed);
+  return CUDA_SUCCESS;
 }
-
-}  // extern "C"

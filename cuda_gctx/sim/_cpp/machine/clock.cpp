@@ -13,6 +13,9 @@
 namespace gctx::sim {
 namespace {
 
+// Another process writes without a word to this one.
+constexpr std::chrono::milliseconds between_looks_at_memory{1};
+
 constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 
 bool is_ready(const Work& work, std::uint64_t time) {
@@ -24,10 +27,17 @@ bool is_ready(const Work& work, std::uint64_t time) {
 // are left the longer the run, so that a launch costs the same however many blocks it has; the last four waves are
 // dealt block by block.
 std::uint64_t run_length(const Grid& grid) {
-  if (grid.count.placed() < grid.seen) {
+  if (grid.count.placed() < grid.seen || grid.tiles > 0) {
     return 1;
   }
   return std::max<std::uint64_t>(1, grid.count.waiting() / (2 * grid.places));
+}
+
+// How many tiles a block takes at once. The last eight waves are dealt one by one.
+std::uint64_t take_tiles(Grid& grid) {
+  const std::uint64_t taken = std::min(grid.tiles, 1 + grid.tiles / (8 * grid.places));
+  grid.tiles -= taken;
+  return taken;
 }
 
 gctxSimBlock describe(const Work& work, const Resident& resident, std::size_t sm, std::uint64_t end) {
@@ -57,6 +67,38 @@ Clock::~Clock() {
   }
 }
 
+void Clock::list(const WorkPtr& work, std::uint64_t context) {
+  std::vector<WorkPtr>& known = by_context_[context];
+  if (known.size() == known.capacity()) {
+    std::erase_if(known, [](const WorkPtr& one) { return one->done; });
+  }
+  known.push_back(work);
+}
+
+std::vector<WorkPtr> Clock::outstanding_of(std::uint64_t context) {
+  const auto found = by_context_.find(context);
+  if (found == by_context_.end()) {
+    return {};
+  }
+  std::erase_if(found->second, [](const WorkPtr& one) { return one->done; });
+  return found->second;
+}
+
+void Clock::expect_effect(Work& work) {
+  work.shows = true;
+  ++to_show_;
+  host_threads_.expect(HostThreads::Expected::effect);
+}
+
+void Clock::share() {
+  for (const auto& [sequence, work] : outstanding_) {
+    if (!shared_ && !work->shows) {
+      expect_effect(*work);
+    }
+  }
+  shared_ = true;
+}
+
 void Clock::submit(const WorkPtr& work) {
   if (work->sequence != 0) {
     broken_law("work is queued twice");
@@ -64,12 +106,28 @@ void Clock::submit(const WorkPtr& work) {
   work->submitted = now_;
   work->sequence = ++sequence_;
   std::erase_if(work->after, [](const WorkPtr& before) { return !before || before->done; });
+  // What only marks a place in an order is there at once where nothing stands before it.
+  const bool marks = !work->grid && !work->host && !work->effect && !work->until && work->engine == Engine::none &&
+                     work->duration == 0 && work->bytes == 0;
+  if (marks && work->after.empty() && (work->connection == nullptr || work->connection->waiting.empty())) {
+    work->done = true;
+    work->ended = std::max(now_, time_);
+    work->guesses = guesses_;
+    work->queues.reset();
+    return;
+  }
+  if (work->gathers) {
+    by_context_.erase(work->owner.context);
+  }
+  list(work, work->owner.context);
+  if (work->owner.root != work->owner.context) {
+    list(work, work->owner.root);
+  }
   if (work->host) {
     host_threads_.expect(HostThreads::Expected::function);
   }
-  if (work->shows) {
-    ++to_show_;
-    host_threads_.expect(HostThreads::Expected::effect);
+  if (work->shows || shared_) {
+    expect_effect(*work);
   }
   outstanding_.emplace(work->sequence, work);
   if (work->connection == nullptr) {
@@ -87,6 +145,8 @@ void Clock::begin(const WorkPtr& work) {
   DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
   if (work->grid) {
     begin_grid(work);
+  } else if (work->until) {
+    waits_.push_back(work);
   } else if (work->host) {
     host_calls_.push_back({work, Wall::now()});
     ++host_calls_made_;
@@ -173,6 +233,18 @@ bool Clock::start_heads() {
 
 bool Clock::start_ready() {
   bool any = start_heads();
+  std::vector<WorkPtr> reached;
+  std::erase_if(waits_, [&](const WorkPtr& work) {
+    const bool holds = work->until();
+    if (holds) {
+      reached.push_back(work);
+    }
+    return holds;
+  });
+  for (const WorkPtr& work : reached) {
+    complete(work);
+  }
+  any = any || !reached.empty();
   std::vector<WorkPtr> ready;
   std::erase_if(unbound_, [&](const WorkPtr& work) {
     if (!is_ready(*work, time_)) {
@@ -217,9 +289,6 @@ void Clock::place_blocks(DeviceLoad& device) {
 
 void Clock::end_blocks(std::size_t sm, const Resident& resident) {
   const WorkPtr& work = resident.work;
-  if (!work->grid) {
-    broken_law("a block ends after its grid");
-  }
   Grid& grid = *work->grid;
   grid.count.end(resident.count);
   if (grid.function != nullptr || grid.built_in) {
@@ -245,6 +314,12 @@ void Clock::complete(const WorkPtr& work) {
   if (work->grid && !work->grid->count.is_over()) {
     broken_law("a grid is done before its blocks");
   }
+  if (const Effect effect = std::exchange(work->effect, nullptr)) {
+    if (Rest rest = effect()) {
+      unfinished_.push_back({work, std::move(rest)});
+      return;
+    }
+  }
   work->done = true;
   work->ended = time_;
   work->after.clear();
@@ -254,10 +329,14 @@ void Clock::complete(const WorkPtr& work) {
     device.engines[static_cast<std::size_t>(work->engine)] = false;
     --device.copying;
   }
-  if (work->effect) {
-    work->effect();
+  if (work->grid && work->grid->guessed) {
+    guesses_ = {guesses_.count + 1, work->grid->guessed};
   }
-  work->effect = nullptr;
+  work->guesses = guesses_;
+  if (work->marks) {
+    work->marks();
+  }
+  work->marks = nullptr;
   if (work->shows) {
     --to_show_;
     host_threads_.shown();
@@ -267,12 +346,16 @@ void Clock::complete(const WorkPtr& work) {
   work->queues.reset();
 }
 
-bool Clock::call_blocks(Lock& lock) {
-  if (block_calls_.empty()) {
+bool Clock::run_unlocked(Lock& lock) {
+  if (block_calls_.empty() && unfinished_.empty()) {
     return false;
   }
   const auto calls = std::exchange(block_calls_, {});
+  auto unfinished = std::exchange(unfinished_, {});
   lock.unlock();
+  for (Unfinished& work : unfinished) {
+    std::exchange(work.rest, nullptr)();
+  }
   {
     const HostThreads::InsideFunction inside;
     for (BlockCall call : calls) {
@@ -290,6 +373,9 @@ bool Clock::call_blocks(Lock& lock) {
     }
   }
   lock.lock();
+  for (const Unfinished& work : unfinished) {
+    complete(work.work);
+  }
   for (const BlockCall& call : calls) {
     if (call.work->grid && call.work->grid->count.is_over()) {
       complete(call.work);
@@ -359,8 +445,8 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
     for (DeviceLoad& device : devices_) {
       place_blocks(device);
     }
-    // Functions run unlocked: other threads may have queued more meanwhile.
-    if (call_blocks(lock)) {
+    // Functions and large copies run unlocked: other threads may have queued more meanwhile.
+    if (run_unlocked(lock)) {
       continue;
     }
     if (reached()) {
@@ -388,7 +474,17 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
     }
     for (DeviceLoad& device : devices_) {
       device.sms.collect(
-          time_, [&](std::size_t sm, const Resident& resident) { end_blocks(sm, resident); },
+          time_,
+          [&](Resident& resident) {
+            if (!resident.work->grid) {
+              broken_law("a block ends after its grid");
+            }
+            Grid& grid = *resident.work->grid;
+            if (const std::uint64_t tiles = take_tiles(grid); tiles > 0) {
+              resident.go_on(device.sms, grid.tile, tiles);
+            }
+          },
+          [&](std::size_t sm, const Resident& resident) { end_blocks(sm, resident); },
           [&](const WorkPtr& work) { complete(work); });
     }
   }
@@ -420,10 +516,13 @@ bool Clock::finish(Lock& lock, WorkPtr target) {
     if (target->done || next_moment() != never) {
       continue;
     }
-    if (host_calls_.empty()) {
+    if (!waits_.empty()) {
+      advanced_.wait_for(lock, between_looks_at_memory);
+    } else if (host_calls_.empty()) {
       return false;
+    } else {
+      advanced_.wait(lock);
     }
-    advanced_.wait(lock);
   }
   if (target) {
     now_ = std::max(now_, target->ended);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <queue>
+#include <unordered_map>
 #include <vector>
 
 #include "chip/chip.hpp"
@@ -38,6 +39,8 @@ class Clock {
   void pass(std::uint64_t ns) noexcept { now_ += ns; }
 
   void submit(const WorkPtr& work);
+  // Other processes have memory of this one: from now on all work shows.
+  void share();
   // What was submitted and is not done, in that order, of the work that `is_meant`. The one place that knows: streams,
   // contexts and graphs that gave it may be gone.
   template <class Is>
@@ -50,6 +53,11 @@ class Clock {
     }
     return found;
   }
+  // The same of a context, its green contexts included: as much of it as stands for all. Work that waited for all that
+  // there was (Work::gathers) stands for it.
+  std::vector<WorkPtr> outstanding_of(std::uint64_t context);
+  // A context is gone.
+  void forget(std::uint64_t context) { by_context_.erase(context); }
   // Carries out what is over by now. Does not wait for another thread that is at it.
   void catch_up(Lock& lock);
   // Carries out work until `target` is done, and moves the time of the host there. False when that cannot be: called
@@ -87,6 +95,10 @@ class Clock {
     WorkPtr work;
     gctxSimBlock block;
   };
+  struct Unfinished {
+    WorkPtr work;
+    Rest rest;
+  };
   struct HostCall {
     WorkPtr work;
     Wall::time_point since;
@@ -94,8 +106,10 @@ class Clock {
 
   template <class Reached>
   void advance(Lock& lock, std::uint64_t limit, Reached&& reached);
+  void expect_effect(Work& work);
   bool start_ready();
   bool start_heads();
+  void list(const WorkPtr& work, std::uint64_t context);
   void begin(const WorkPtr& work);
   void begin_grid(const WorkPtr& work);
   bool start_copies(DeviceLoad& device);
@@ -103,7 +117,7 @@ class Clock {
   void place_blocks(DeviceLoad& device);
   void end_blocks(std::size_t sm, const Resident& resident);
   void complete(const WorkPtr& work);
-  bool call_blocks(Lock& lock);
+  bool run_unlocked(Lock& lock);
   bool wait_for_host(Lock& lock);
   std::uint64_t next_moment();
 
@@ -112,14 +126,19 @@ class Clock {
   std::vector<Connection*> busy_;
   std::vector<WorkPtr> unbound_;  // without a connection, not started
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
+  std::vector<WorkPtr> waits_;  // started, and their conditions do not hold yet
+  bool shared_ = false;
   std::vector<BlockCall> block_calls_;
+  std::vector<Unfinished> unfinished_;
   std::vector<HostCall> host_calls_;  // given to the host threads, not returned
   std::uint64_t host_calls_made_ = 0;
   std::size_t to_show_ = 0;  // outstanding work whose effects show
   std::uint64_t now_ = 0;    // of the host
   std::uint64_t time_ = 0;   // up to which work has been carried out
   std::uint64_t sequence_ = 0;
+  Guesses guesses_;
   std::map<std::uint64_t, WorkPtr> outstanding_;  // by their sequence
+  std::unordered_map<std::uint64_t, std::vector<WorkPtr>> by_context_;
   bool advancing_ = false;
   std::condition_variable advanced_;
 };

@@ -29,6 +29,7 @@ struct LaunchPlan {
   std::array<unsigned, 3> threads{};
   unsigned shared_bytes = 0;
   bool cooperative = false;
+  bool programmatic = false;                  // may begin before what is in front of it has ended
   std::array<unsigned, 3> clusters{1, 1, 1};  // blocks of a cluster in each direction
   unsigned cluster = 1;                       // and together
   int priority = 0;
@@ -91,7 +92,9 @@ struct GraphNode : Object {
   LaunchPlan launch;
   std::vector<void*> argument_pointers;  // for the calls that ask for the parameters of kernels
   NodeParameters parameters;
-  std::function<void()> effect;
+  Effect effect;
+  std::function<void()> marks;
+  std::function<bool()> until;
   bool shows = false;  // in memory that the host reads
   std::function<void()> host;
   std::uint64_t duration = 0;

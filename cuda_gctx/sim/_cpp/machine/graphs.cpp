@@ -105,7 +105,10 @@ void drop(Machine& machine, GraphExec& exec) {
   work->device = gone->last->device;
   work->owner = gone->last->owner;
   work->after = {gone->last};
-  work->effect = finish;
+  work->effect = [finish] {
+    finish();
+    return Rest{};
+  };
   machine.clock.submit(work);
 }
 

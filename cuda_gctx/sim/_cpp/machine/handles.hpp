@@ -28,7 +28,8 @@ enum class Kind : std::uint8_t {
   array,
   mipmapped_array,
   texture,
-  surface
+  surface,
+  memory_handle
 };
 
 // Unique in the process, never used again.
@@ -43,6 +44,7 @@ struct Object {
   std::uint64_t id = 0;      // of next_id()
   std::uint64_t order = 0;   // of creation on this machine
   std::uint64_t thread = 0;  // the serial number of the thread that made it
+  std::uint64_t owner = 0;   // the id of the context with which it goes; 0: of none
   bool hidden = false;       // made by the driver for itself: no entry in the ledger
 };
 

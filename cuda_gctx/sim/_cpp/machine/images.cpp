@@ -3,6 +3,7 @@
 #include "machine/images.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -198,7 +199,7 @@ void read_variables(std::string_view text, Image& image) {
         return;
       }
       initial.resize(std::min(initial.size(), size));
-      image.variables.push_back({std::string(declared.name), size, std::move(initial)});
+      image.variables.push_back({std::string(declared.name), size, std::move(initial), space == ".const"});
     });
   }
 }
@@ -246,8 +247,89 @@ void read_declarations(std::string_view text, KernelCode& code) {
   set(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, threads);
 }
 
-Image read_ptx(std::string_view source) {
-  const std::string text = without_comments(source);
+// The newest version of PTX that a driver knows, times 10: 13.N has 9.N; those of 12.3 to 12.9 as NVIDIA lists them.
+int newest_ptx(int driver_version) {
+  constexpr std::array<int, 10> of_twelve{80, 81, 82, 83, 84, 85, 85, 86, 87, 88};
+  const int minor = driver_version % 1000 / 10;
+  return driver_version >= 13000 ? 90 + minor : of_twelve[static_cast<std::size_t>(minor)];
+}
+
+bool is_opcode(std::string_view word) {
+  static constexpr std::string_view all =
+      " abs activemask add addc alloca and applypriority atom bar barrier bfe bfi bfind bmsk bra brev brkpt brx call "
+      "clz "
+      "clusterlaunchcontrol cnot copysign cos cp createpolicy cvt cvta discard div dp2a dp4a elect ex2 exit fence fma "
+      "fns "
+      "getctarank griddepcontrol isspacep istypep ld ldmatrix ldu lg2 lop3 mad mad24 madc mapa match max mbarrier "
+      "membar "
+      "min mma mov movmatrix mul mul24 multimem nanosleep neg not or pmevent popc prefetch prefetchu prmt rcp red "
+      "redux "
+      "rem ret rsqrt sad selp set setmaxnreg setp shf shfl shl shr sin slct sqrt st stackrestore stacksave stmatrix "
+      "sub "
+      "subc suld suq sured sust szext tanh tcgen05 tensormap testp tex tld4 trap txq vabsdiff vabsdiff2 vabsdiff4 vadd "
+      "vadd2 vadd4 vavrg2 vavrg4 vmad vmax vmax2 vmax4 vmin vmin2 vmin4 vote vset vset2 vset4 vshl vshr vsub vsub2 "
+      "vsub4 "
+      "wgmma wmma xor ";
+  return all.find(" " + std::string(word) + " ") != std::string_view::npos;
+}
+
+// Whether the statements in the bodies of a program, whose strings and comments are gone, begin with an instruction or
+// with a directive.
+bool has_known_statements(std::string_view text) {
+  int depth = 0;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool is_label = c == ':' && (i + 1 == text.size() || text[i + 1] != ':') && (i == 0 || text[i - 1] != ':');
+    if (c != '{' && c != '}' && c != ';' && !is_label) {
+      continue;
+    }
+    std::string_view statement = text.substr(begin, i - begin);
+    statement.remove_prefix(std::min(statement.find_first_not_of(" \t\r\n"), statement.size()));
+    if (statement.starts_with('@')) {
+      statement.remove_prefix(std::min(statement.find_first_of(" \t"), statement.size()));
+      statement.remove_prefix(std::min(statement.find_first_not_of(" \t"), statement.size()));
+    }
+    const std::string_view word = statement.substr(0, statement.find_first_of(". \t\r\n"));
+    if (depth > 0 && c == ';' && !word.empty() && !is_opcode(word)) {
+      return false;
+    }
+    depth += c == '{' ? 1 : c == '}' ? -1 : 0;
+    // Braces inside a statement hold a vector: it goes on behind them.
+    const bool is_vector =
+        (c == '{' && depth > 1 && !statement.empty()) || (c == '}' && depth > 0 && !statement.empty());
+    if (!is_vector) {
+      begin = i + 1;
+    }
+  }
+  return true;
+}
+
+// The number behind a word, such as 9.0 behind .version: 90, and 90 behind .target sm_90a. 0 where there is none.
+int number_behind(std::string_view text, std::string_view word) {
+  const std::size_t at = text.find(word);
+  if (at == std::string_view::npos) {
+    return 0;
+  }
+  int number = 0;
+  for (std::size_t i = text.find_first_of("0123456789", at); i < text.size(); ++i) {
+    if (text[i] != '.' && std::isdigit(static_cast<unsigned char>(text[i])) == 0) {
+      break;
+    }
+    number = text[i] == '.' ? number : 10 * number + (text[i] - '0');
+  }
+  return number;
+}
+
+CUresult check_ptx(std::string_view text, const Compiler& compiler) {
+  if (number_behind(text, ".version") > newest_ptx(compiler.driver_version)) {
+    return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
+  }
+  const bool runs_here = number_behind(text, ".target") <= compiler.capability;
+  return runs_here && has_known_statements(text) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX;
+}
+
+Image read_ptx(const std::string& text) {
   Image image;
   const std::size_t constants = declared_bytes(text, ".const");
   read_variables(text, image);
@@ -406,12 +488,14 @@ void read_symbols(const std::vector<Section>& sections, std::string_view symbols
     if (home == sections.end() || size == 0 || offset > home->size || size > home->size - offset) {
       continue;
     }
-    if (!home->name.starts_with(".nv.global") && home->name != ".nv.constant3") {
+    const bool is_constant = home->name == ".nv.constant3";
+    if (!home->name.starts_with(".nv.global") && !is_constant) {
       continue;
     }
     const std::string_view text = names.substr(name);
     image.variables.push_back({std::string(text.substr(0, text.find('\0'))), size,
-                               std::string(home->bytes.substr(std::min(offset, home->bytes.size()), size))});
+                               std::string(home->bytes.substr(std::min(offset, home->bytes.size()), size)),
+                               is_constant});
   }
 }
 
@@ -487,10 +571,7 @@ Image read_machine_code(std::string_view bytes) {
 
 }  // namespace
 
-CUresult read_image(const void* data, Image& image) {
-  if (data == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+CUresult read_image(const void* data, const Compiler& compiler, Image& image) {
   const auto* bytes = static_cast<const unsigned char*>(data);
   const char* text = static_cast<const char*>(data);
   std::uint32_t first = 0;
@@ -498,7 +579,7 @@ CUresult read_image(const void* data, Image& image) {
     first |= static_cast<std::uint32_t>(bytes[i]) << (8 * i);
   }
   if (first == fatbin_wrapper_magic) {
-    return read_image(read_at<const void*>(bytes, 8), image);
+    return read_image(read_at<const void*>(bytes, 8), compiler, image);
   }
   if (first == fatbin_magic) {
     const std::size_t size = read_at<std::uint16_t>(bytes, 6) + read_at<std::uint64_t>(bytes, 8);
@@ -510,8 +591,9 @@ CUresult read_image(const void* data, Image& image) {
     if (source.find(".version") == std::string_view::npos) {
       return CUDA_ERROR_INVALID_IMAGE;
     }
-    image = read_ptx(source);
-    return CUDA_SUCCESS;
+    const std::string program = without_comments(source);
+    image = read_ptx(program);
+    return check_ptx(program, compiler);
   }
   return image.kernels.empty() && image.variables.empty() ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;
 }

@@ -1,7 +1,10 @@
 // The making of a simulated machine.
 #include "machine/machine.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <fstream>
 #include <stdexcept>
 
 #include "machine/threads.hpp"
@@ -17,6 +20,16 @@ std::shared_ptr<const Chip> chip_of(const Profile& profile) {
     chip = std::make_shared<const Chip>(profile);
   }
   return chip;
+}
+
+// The memory of the host, or the part of it that its container may use.
+std::uint64_t host_memory() {
+  std::uint64_t limit = static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes;
+  std::uint64_t own = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> own) {
+    limit = std::min(limit, own);
+  }
+  return limit;
 }
 
 }  // namespace
@@ -42,7 +55,9 @@ Machine::Machine(const Spec& wanted, unsigned number)
       arrays(Kind::array, number),
       mipmapped_arrays(Kind::mipmapped_array, number),
       textures(Kind::texture, number),
-      surfaces(Kind::surface, number) {
+      surfaces(Kind::surface, number),
+      memory_handles(Kind::memory_handle, number),
+      resident_limit(spec.resident_bytes != 0 ? spec.resident_bytes : host_memory() / 2) {
   const Profile* profile = find_profile(spec.profile);
   if (profile == nullptr) {
     throw std::invalid_argument("unknown profile");
@@ -64,6 +79,31 @@ Machine::Machine(const Spec& wanted, unsigned number)
 }
 
 Machine::~Machine() = default;
+
+Storage Device::take(std::uint64_t size) {
+  constexpr std::uint64_t most = std::uint64_t{1} << 42;
+  constexpr std::uint64_t least = std::uint64_t{1} << 30;
+  // Twice as many addresses as memory, so that none is missing where it is in pieces; fewer where the host has a limit.
+  for (std::uint64_t size_of_all = std::clamp(2 * memory, least, most); !arena; size_of_all /= 2) {
+    try {
+      arena = std::make_shared<Arena>(size_of_all / granularity * granularity);
+    } catch (const std::bad_alloc&) {
+      if (size_of_all <= least) {
+        throw;
+      }
+    }
+  }
+  return arena->take(size);
+}
+
+std::uint64_t Device::resident() const {
+  std::uint64_t bytes = arena ? arena->file().resident() : 0;
+  for (const auto& one : shareable) {
+    const auto file = one.lock();
+    bytes += file ? file->resident() : 0;
+  }
+  return bytes;
+}
 
 ThreadState& Machine::thread() {
   const ThreadName name = this_thread();

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -20,6 +22,7 @@
 #include "machine/ledger.hpp"
 #include "machine/objects.hpp"
 #include "machine/spec.hpp"
+#include "machine/unknown.hpp"
 
 namespace gctx::sim {
 
@@ -29,6 +32,9 @@ struct RegisteredKernel {
   gctxSimKernelCost cost{};
   std::vector<std::size_t> argument_sizes;
   bool arguments_known = false;
+  // The arguments through which it reads and writes memory, by number; without a list: every one.
+  std::optional<std::set<std::size_t>> reads;
+  std::optional<std::set<std::size_t>> writes;
 };
 
 // Who wants to know where objects are made, and of which thread.
@@ -52,6 +58,7 @@ struct Machine {
   HostThreads host_threads;
   Clock clock;
   Ledger ledger;
+  Unknown unknown;
   Faults faults;
   Tracer tracer;
   std::array<std::uint64_t, function_count> calls{};
@@ -80,7 +87,11 @@ struct Machine {
   HandleTable<Texture> textures;
   HandleTable<Surface> surfaces;
   std::map<std::uint64_t, Allocation> allocations;  // by address
-  std::set<std::uint64_t> freed;                    // addresses that were allocations
+  HandleTable<MemoryHandle> memory_handles;
+  std::map<std::uint64_t, std::unique_ptr<AddressRange>> reservations;  // by address
+  std::uint64_t resident_limit;  // bytes of the host's memory for that of devices
+  std::shared_ptr<std::atomic<std::uint64_t>> promised = std::make_shared<std::atomic<std::uint64_t>>(0);  // to work
+  std::set<std::uint64_t> freed;  // addresses that were allocations
   std::unordered_map<std::string, RegisteredKernel> kernels_by_name;
   std::unordered_map<std::uint64_t, std::weak_ptr<QueueSet>> queue_sets;
   std::vector<std::unique_ptr<ThreadState>> threads;

@@ -14,6 +14,7 @@
 #include "chip/chip.hpp"
 #include "machine/graph.hpp"
 #include "machine/handles.hpp"
+#include "machine/memory.hpp"
 #include "machine/work.hpp"
 
 namespace gctx::sim {
@@ -46,6 +47,7 @@ struct Event : Object {
   bool is_gone = false;        // destroyed by a reset of its device, but its handle is remembered
   unsigned flags = 0;
   WorkPtr record;  // null until recorded
+  std::shared_ptr<SharedRecord> shared;
   std::shared_ptr<Capture> capture;
   std::vector<Edge> captured;
 };
@@ -115,36 +117,12 @@ struct Pools {
   Pool* current = nullptr;
 };
 
-// Host memory that stands for device memory. Large pieces are mapped without being reserved, so that a simulated card
-// may be larger than the machine's memory.
-class Storage {
- public:
-  // Pieces of so many bytes and more are mapped, and all zero.
-  static constexpr std::size_t mapped_from = std::size_t{1} << 18;
-
-  Storage() = default;
-  explicit Storage(std::size_t size);
-  ~Storage();
-  Storage(Storage&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), mapped_(std::exchange(other.mapped_, 0)) {}
-  Storage& operator=(Storage&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(mapped_, other.mapped_);
-    return *this;
-  }
-  std::uint64_t address() const noexcept { return reinterpret_cast<std::uint64_t>(data_); }
-
- private:
-  void* data_ = nullptr;
-  std::size_t mapped_ = 0;  // 0: from the allocator
-};
-
 // Pixels of one, two or three dimensions. Their rows stand one behind the other.
 struct Array : Object {
   CUDA_ARRAY3D_DESCRIPTOR descriptor{};
   std::size_t element_bytes = 0;
   int device = 0;
-  std::shared_ptr<Storage> storage;  // copies that are under way keep it
+  Storage storage;  // copies that are under way keep it
 
   std::size_t row_bytes() const noexcept { return descriptor.Width * element_bytes; }
   std::size_t rows() const noexcept { return std::max<std::size_t>(descriptor.Height, 1); }
@@ -176,6 +154,23 @@ struct ManagedRange {
   std::set<CUdevice> accessed_by;
 };
 
+// Memory of cuMemCreate.
+struct MemoryHandle : Object {
+  CUmemAllocationProp properties{};
+  std::uint64_t size = 0;
+  Storage storage;
+  unsigned references = 1;
+  unsigned mappings = 0;
+  bool imported = false;
+};
+
+// Addresses of cuMemAddressReserve.
+struct AddressRange : Object {
+  template <class... Arguments>
+  explicit AddressRange(Arguments... arguments) : range(arguments...) {}
+  Reservation range;
+};
+
 struct Module;
 
 struct Allocation : Object {
@@ -192,7 +187,11 @@ struct Allocation : Object {
   unsigned flags = 0;
   Pool* pool = nullptr;
   std::uint64_t context_id = 0;
-  const Module* module = nullptr;  // whose variable it is
+  const Module* module = nullptr;           // whose variable it is
+  MemoryHandle* mapped = nullptr;           // what cuMemMap has put here
+  std::map<int, CUmemAccess_flags> access;  // by device, of what is mapped
+  unsigned opened = 0;                      // how often, of memory of another process
+  std::string opened_as;
   Storage storage;
 };
 
@@ -210,6 +209,7 @@ struct Variable {
   std::string name;
   std::size_t size = 0;
   std::string initial;  // as many of its bytes as are not zero
+  bool is_constant = false;
 };
 
 struct Image {
@@ -227,6 +227,7 @@ struct Module : Object {
   std::shared_ptr<Image> image;
   std::map<std::string, Function*, std::less<>> functions;
   std::map<std::string, std::uint64_t, std::less<>> variables;  // addresses of those that were asked for
+  std::string written_by;                                       // the last kernel that may have changed its variables
 };
 
 struct Function : Object {
@@ -255,9 +256,14 @@ struct GraphMemory {
 };
 
 struct Device {
+  Storage take(std::uint64_t size);
+  std::uint64_t resident() const;  // what the contents of its memory take of the host's
+
   const Chip* chip = nullptr;
   int ordinal = 0;
   std::uint64_t memory = 0;
+  std::shared_ptr<Arena> arena;                // from the first allocation on
+  std::vector<std::weak_ptr<File>> shareable;  // memory that other processes can import
   std::uint64_t allocated = 0;
   std::uint64_t lost = 0;
   unsigned long long retains = 0;  // of the primary context, by callers

@@ -60,13 +60,23 @@ std::string ledger_json(const Machine& machine) {
   machine.graphs.each([&](const Graph& graph) { add("graph", graph, -1, 1); });
   machine.graph_execs.each([&](const GraphExec& exec) { add("executable graph", exec, -1, 1); });
   machine.pools.each([&](const Pool& pool) { add("memory pool", pool, pool.device, 1); });
+  machine.memory_handles.each([&](const MemoryHandle& handle) {
+    if (handle.references > 0) {
+      add("memory handle", handle, handle.properties.location.id, handle.size);
+    }
+  });
+  for (const auto& [address, reserved] : machine.reservations) {
+    add("reserved address", *reserved, -1, reserved->range.size());
+  }
   for (const auto& [address, allocation] : machine.allocations) {
     if (allocation.freeing) {
       continue;
     }
-    add(allocation.type == CU_MEMORYTYPE_DEVICE ? "device memory"
-        : allocation.registered                 ? "registered host memory"
-                                                : "host memory",
+    add(allocation.mapped != nullptr              ? "mapped memory"
+        : allocation.opened > 0                   ? "opened memory"
+        : allocation.type == CU_MEMORYTYPE_DEVICE ? "device memory"
+        : allocation.registered                   ? "registered host memory"
+                                                  : "host memory",
         allocation, allocation.device, allocation.size);
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.order < b.order; });
@@ -106,6 +116,15 @@ std::string ledger_json(const Machine& machine) {
     }
   }
   json.end_object();
+  const auto add_counts = [&](const char* key, const Unknown::Counts& counts) {
+    json.key(key).begin_object();
+    for (const auto& [kernel, count] : counts) {
+      json.key(kernel).value(count);
+    }
+    json.end_object();
+  };
+  add_counts("unknown_results", machine.unknown.results());
+  add_counts("unknown_times", machine.unknown.times());
   std::uint64_t lost = 0;
   for (const Device& device : machine.devices) {
     lost += device.lost;
@@ -131,6 +150,7 @@ std::string memory_json(const Machine& machine) {
     json.key("allocated").value(device.allocated);
     json.key("contexts").value(device.green_contexts * live_context_bytes);
     json.key("lost").value(device.lost);
+    json.key("resident").value(device.resident());
     json.end_object();
   }
   json.end_array();

@@ -16,6 +16,8 @@ namespace {
 constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 // Less than this of a block's time is left over by rounding alone.
 constexpr double rounding_ns = 1e-3;
+// Of device memory under load. Assumed.
+constexpr double memory_latency_ns = 600;
 
 // What memory delivers when `demand` is asked of it: all of it as long as that is little, and never more than the
 // device has. The sharpness of the bend is fitted to a recording (tests/hardware/times/h200-driver-13.0.json).
@@ -46,7 +48,14 @@ unsigned Sms::capacity(const Profile& card, const BlockNeeds& needs) {
 }
 
 double Sms::alone_ns(const BlockCost& cost) const {
-  return std::max({cost.compute_ns, cost.bytes / profile().sm_bytes_per_ns, 1.0});
+  const double rate = std::min(profile().sm_bytes_per_ns, cost.in_flight / memory_latency_ns);
+  return std::max({cost.compute_ns, cost.bytes > 0 ? cost.bytes / rate : 0, 1.0});
+}
+
+void Resident::go_on(const Sms& sms, const BlockCost& piece, std::uint64_t pieces) {
+  cost = piece;
+  alone_ns = sms.alone_ns(piece);
+  left_ns = alone_ns * static_cast<double>(pieces);
 }
 
 bool Sms::fits(const Sm& sm, const BlockNeeds& needs) const {
@@ -126,8 +135,7 @@ void Sms::place(std::span<const std::size_t> places, Resident run, std::uint64_t
   run.run = ++runs_;
   run.places = places.size();
   run.started = now;
-  run.alone_ns = alone_ns(run.cost);
-  run.left_ns = run.alone_ns * static_cast<double>(run.count);
+  run.go_on(*this, run.cost, run.count);
   for (const std::size_t i : places) {
     Sm& sm = sms_[i];
     ++sm.blocks;
@@ -244,9 +252,23 @@ std::uint64_t Sms::next_end(std::uint64_t now) {
   return now + static_cast<std::uint64_t>(std::ceil(std::clamp(soonest, 0.0, far)));
 }
 
-void Sms::collect(std::uint64_t now, const std::function<void(std::size_t, const Resident&)>& ended,
+void Sms::collect(std::uint64_t now, const std::function<void(Resident&)>& give_more,
+                  const std::function<void(std::size_t, const Resident&)>& ended,
                   const std::function<void(const WorkPtr&)>& flow_ended) {
   progress(now);
+  std::vector<Resident*> over;
+  for (Sm& sm : sms_) {
+    for (Resident& resident : sm.residents) {
+      if (resident.left_ns <= rounding_ns * 2) {
+        over.push_back(&resident);
+      }
+    }
+  }
+  stale_ = stale_ || !over.empty();
+  std::sort(over.begin(), over.end(), [](const Resident* a, const Resident* b) { return a->run < b->run; });
+  for (Resident* resident : over) {
+    give_more(*resident);
+  }
   for (std::size_t i = 0; i < sms_.size(); ++i) {
     if (!busy_.test(i)) {
       continue;
@@ -263,7 +285,6 @@ void Sms::collect(std::uint64_t now, const std::function<void(std::size_t, const
       sm.threads -= gone.needs.threads;
       sm.registers -= gone.needs.registers;
       sm.shared_bytes -= gone.needs.shared_bytes;
-      stale_ = true;
       ended(i, gone);
     }
     if (sm.residents.empty()) {

@@ -11,6 +11,7 @@
 
 namespace gctx::sim {
 
+class Sms;
 struct Work;
 using WorkPtr = std::shared_ptr<Work>;
 
@@ -22,11 +23,13 @@ struct BlockNeeds {
 };
 
 // What one block costs. `compute_ns` is its time alone on an SM, `throughput` the part of the SM's throughput that it
-// uses then (0: it only waits, as a spinning kernel does), `bytes` what it moves to and from device memory.
+// uses then (0: it only waits, as a spinning kernel does), `bytes` what it moves to and from device memory, of which no
+// more than `in_flight` are under way at once.
 struct BlockCost {
   double compute_ns = 0;
   double throughput = 1;
   double bytes = 0;
+  double in_flight = 0;
 };
 
 // A run: blocks of one grid that follow each other in one place of an SM. The blocks of a cluster are as many runs of
@@ -43,6 +46,9 @@ struct Resident {
   double left_ns = 0;   // of all of them, at full speed
   double rate = 1;
   std::uint64_t started = 0;
+
+  // Goes on with so many more pieces of work in its place, each of this cost.
+  void go_on(const Sms& sms, const BlockCost& piece, std::uint64_t pieces);
 };
 
 class Sms {
@@ -70,8 +76,10 @@ class Sms {
 
   // The next moment at which something ends; `never` if nothing runs.
   std::uint64_t next_end(std::uint64_t now);
-  // Takes away what has ended by `now`.
-  void collect(std::uint64_t now, const std::function<void(std::size_t sm, const Resident&)>& ended,
+  // Takes away what has ended by `now` and is given nothing more to do. The blocks are asked in the order of their
+  // beginning, so that those on other SMs come before those that share one.
+  void collect(std::uint64_t now, const std::function<void(Resident&)>& give_more,
+               const std::function<void(std::size_t sm, const Resident&)>& ended,
                const std::function<void(const WorkPtr&)>& flow_ended);
   // Ends the runs that reach into a set of SMs after the blocks that are running, where `gives_way`, and reports how
   // many blocks are given back. The runs of a cluster are cut to one length, so that whole clusters are given back;

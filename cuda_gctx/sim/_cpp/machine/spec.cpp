@@ -102,9 +102,11 @@ Spec Spec::parse(std::string_view text) {
         spec.max_contexts = static_cast<unsigned>(number_within(value, key, 1, 1000000));
       } else if (key == "memory") {
         spec.memory_bytes = number_within(value, key, 1 << 20, std::uint64_t{1} << 46);
+      } else if (key == "resident") {
+        spec.resident_bytes = number_within(value, key, 1 << 20, std::uint64_t{1} << 46);
       } else {
         throw std::invalid_argument("unknown key '" + std::string(key) +
-                                    "': known are devices, driver, connections, max_contexts, memory");
+                                    "': known are devices, driver, connections, max_contexts, memory, resident");
       }
     }
     first = false;

@@ -18,9 +18,10 @@ struct Spec {
   std::string profile = "h200";
   int driver_version = 13000;  // as cuDriverGetVersion says it
   int devices = 1;
-  int connections = 8;             // hardware queues; the documented default of CUDA_DEVICE_MAX_CONNECTIONS
-  unsigned max_contexts = 0;       // 0: as many as fit into memory
-  std::uint64_t memory_bytes = 0;  // 0: as the profile says
+  int connections = 8;               // hardware queues; the documented default of CUDA_DEVICE_MAX_CONNECTIONS
+  unsigned max_contexts = 0;         // 0: as many as fit into memory
+  std::uint64_t memory_bytes = 0;    // 0: as the profile says
+  std::uint64_t resident_bytes = 0;  // that device memory may take of the host's; 0: half of it
 
   // Throws std::invalid_argument with a message for a person.
   static Spec parse(std::string_view text);

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "abi/cuda_gctx_sim.h"
@@ -71,6 +72,8 @@ struct Grid {
   std::uint64_t places = 1;  // blocks that run at once on empty SMs
   BlockNeeds needs;
   BlockCost cost;
+  std::uint64_t tiles = 0;  // that no block has taken yet: a block takes them until there are none
+  BlockCost tile;
   int priority = 0;
   unsigned cluster = 1;      // blocks that must be on SMs of one part at once
   std::vector<SmSet> parts;  // for clusters of more than one block
@@ -79,6 +82,13 @@ struct Grid {
   std::function<void(const gctxSimBlock&)> built_in;
   std::uint64_t seen = 0;  // blocks, from the first on, that a function has to be called for one by one
   std::vector<std::vector<unsigned char>> arguments;
+  std::shared_ptr<const std::string> guessed;  // the name of a kernel whose cost is assumed
+};
+
+// The kernels of an assumed cost that are over at a moment: how many, and the last.
+struct Guesses {
+  std::uint64_t count = 0;
+  std::shared_ptr<const std::string> kernel;
 };
 
 // What copies go through. Those of one direction share the link to the host, so they take turns.
@@ -90,6 +100,10 @@ struct Owner {
   std::uint64_t root = 0;     // the id of that context's primary one (or its own)
   bool is_blocking = false;   // what follows on the legacy default stream of the context waits for it
 };
+
+// What is left to do without the lock, if anything, before the work is done.
+using Rest = std::function<void()>;
+using Effect = std::function<Rest()>;
 
 struct Work {
   std::vector<WorkPtr> after;
@@ -103,11 +117,15 @@ struct Work {
   std::shared_ptr<QueueSet> queues;  // keeps the connection alive
   Connection* connection = nullptr;  // null: bound by its dependencies alone
   std::unique_ptr<Grid> grid;
-  std::function<void()> effect;  // at completion, with the machine locked
-  bool shows = false;            // a program that makes no calls sees its effect
-  std::function<void()> host;    // instead of a duration: called on a thread of the machine, done when it returns
+  Effect effect;                // at completion, with the machine locked
+  std::function<void()> marks;  // likewise: what is known of the memory that it touches
+  bool gathers = false;         // it waits for all that its context has to do
+  bool shows = false;           // a program that makes no calls sees its effect
+  std::function<bool()> until;  // it waits for this, which others bring about
+  std::function<void()> host;   // instead of a duration: called on a thread of the machine, done when it returns
   bool done = false;
   std::uint64_t ended = 0;
+  Guesses guesses;  // when it ended
 };
 
 }  // namespace gctx::sim

@@ -79,7 +79,7 @@ class Bench {
     unsigned cluster = 1;
     unsigned threads = 1024;
     unsigned shared_bytes = 0;
-    gctxSimKernelCost cost{block_ns, 0, -1, 0};
+    gctxSimKernelCost cost{block_ns, 0, -1, 0, 0, 0, 0};
   };
 
   CUresult launch(CUstream stream, const Launch& wanted) const {
@@ -120,7 +120,7 @@ std::uint64_t time_of_clusters(unsigned cluster, Others others) {
   const std::uint64_t before = now();
   if (others.slow_one) {
     // Eight small blocks leave room for one of the clusters' on each SM, with a ninth of the throughput.
-    const Bench::Launch eight{.blocks = 8 * partition_sms, .threads = 128, .cost = {1'000'000'000, 0, 1, 0}};
+    const Bench::Launch eight{.blocks = 8 * partition_sms, .threads = 128, .cost = {1'000'000'000, 0, 1, 0, 0, 0, 0}};
     CHECK(bench.launch(slow, eight) == CUDA_SUCCESS);
   }
   CHECK(bench.launch(low, {.blocks = blocks_in_clusters, .cluster = cluster}) == CUDA_SUCCESS);
@@ -179,7 +179,12 @@ void any_mixture_of_kernels_ends(std::uint64_t seed, std::uint64_t launches) {
     wanted.blocks = wanted.cluster * (1 + pick(most_clusters[pick(4)]));
     wanted.threads = 32 * (1 + pick(32));
     wanted.shared_bytes = pick(3) == 0 ? pick(Bench::max_shared) : 0;
-    wanted.cost = {1 + pick(100'000), pick(3) * pick(100'000), -1, 0};
+    wanted.cost = {1 + pick(100'000), pick(3) * pick(100'000), -1, 0, 0, 0, 0};
+    if (pick(4) == 0) {
+      wanted.cost.tiles = 1 + pick(10'000);
+      wanted.cost.tile_ns = 1 + pick(10'000);
+      wanted.cost.tile_bytes = pick(2) * pick(100'000);
+    }
     const CUresult result = bench.launch(streams[pick(stream_count)], wanted);
     CHECK(result == CUDA_SUCCESS || (result == CUDA_ERROR_INVALID_CLUSTER_SIZE && wanted.cluster > 8));
     if (pick(4) == 0) {

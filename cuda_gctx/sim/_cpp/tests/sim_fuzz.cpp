@@ -1,7 +1,9 @@
 // Random sequences of driver calls on several threads, with handles that are alive, gone or never were: whatever a
-// program does, the software driver answers. Made for the builds with sanitizers.
+// program does, the software driver answers, and no call succeeds whose arguments the contract of its function excludes
+// (abi/contract.hpp), or inside a host function. Made for the builds with sanitizers.
 //   sim_fuzz [--seed N] [--threads N] [--calls N | --seconds N]
 #include <cuda.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -14,31 +16,53 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
+#include "abi/contract.hpp"
 #include "tests/sim_library.hpp"
 
 namespace {
 
+using gctx::sim::Fn;
 using gctx::test::symbol;
 
-// The function of this very name, whatever the header makes of it; counted.
-#define DRIVER(name, ...)                                         \
-  [&] {                                                           \
-    static auto* const driver_ = symbol<decltype(::name)>(#name); \
-    return count(driver_(__VA_ARGS__));                           \
-  }()
+constexpr int newest_version = 99990;
 
 std::atomic<std::uint64_t> calls{0};
 std::atomic<std::uint64_t> successes{0};
 
-CUresult count(CUresult result) {
+[[noreturn]] void broken(const char* function, const char* how) {
+  std::fprintf(stderr, "sim_fuzz: %s succeeded %s\n", function, how);
+  std::abort();
+}
+
+// Counted, and compared with the contract of the newest version: what an older one refuses, no call gets.
+template <Fn function, class... Given, class... Arguments>
+CUresult answer(const char* name, CUresult (*driver)(Given...), Arguments... arguments) {
+  const std::tuple<Given...> given{static_cast<Given>(arguments)...};
+  const CUresult result = std::apply(driver, given);
   calls.fetch_add(1, std::memory_order_relaxed);
   if (result == CUDA_SUCCESS) {
     successes.fetch_add(1, std::memory_order_relaxed);
+    const auto numbers = std::apply(
+        [](const Given&... one) {
+          return std::array<std::uint64_t, sizeof...(Given) + 1>{gctx::sim::number_of_argument(one)...};
+        },
+        given);
+    if (!gctx::sim::fits(function, {numbers.data(), gctx::sim::needed_of<function, Given...>}, newest_version)) {
+      broken(name, "with arguments that its contract excludes");
+    }
   }
   return result;
 }
+
+// The function of this very name, whatever the header makes of it.
+#define DRIVER(name, ...)                                               \
+  [&] {                                                                 \
+    static auto* const driver_ = symbol<decltype(::name)>(#name);       \
+    return answer<Fn::name>(#name, driver_ __VA_OPT__(, ) __VA_ARGS__); \
+  }()
 
 constexpr const char* program = R"(.version 7.0
 .target sm_70
@@ -85,6 +109,8 @@ Handles<CUlibrary> libraries;
 Handles<CUfunction> functions;
 Handles<CUmemoryPool> pools;
 Handles<void*> addresses;  // of the device
+Handles<void*> ranges;     // of reserved addresses
+Handles<void*> memory_handles;
 Handles<CUuserObject> objects;
 Handles<void*> conditions;
 Handles<CUarray> arrays;
@@ -95,6 +121,15 @@ std::mutex resource_mutex;
 std::vector<CUdevResource> resources;
 
 alignas(64) unsigned char host_memory[4][4096];
+// Words that streams wait for: nothing else is written there than what ends the waits.
+alignas(4096) std::uint32_t words[1024];
+
+void call_back() {
+  int number = 0;
+  if (DRIVER(cuDeviceGetCount, &number) == CUDA_SUCCESS) {
+    broken("cuDeviceGetCount", "inside a host function");
+  }
+}
 
 class Fuzzer {
  public:
@@ -103,7 +138,7 @@ class Fuzzer {
   }
 
   void step() {
-    switch (pick(42)) {
+    switch (pick(44)) {
       case 0:
       case 1:
         return make_green();
@@ -151,7 +186,7 @@ class Fuzzer {
       case 21:
         return launch();
       case 22:
-        DRIVER(cuLaunchHostFunc, stream(), [](void*) { calls.fetch_add(0); }, nullptr);
+        DRIVER(cuLaunchHostFunc, stream(), +[](void*) { call_back(); }, nullptr);
         return;
       case 23:
       case 24:
@@ -186,6 +221,10 @@ class Fuzzer {
         return managed_memory();
       case 40:
         return array_calls();
+      case 41:
+        return virtual_memory();
+      case 42:
+        return words_and_processes();
       default:
         DRIVER(cuGreenCtxDestroy, greens.get(random_));
         return;
@@ -800,6 +839,115 @@ class Fuzzer {
     }
   }
 
+  CUdeviceptr in_range() { return reinterpret_cast<CUdeviceptr>(ranges.get(random_)) + grain * pick(4); }
+  CUmemGenericAllocationHandle memory_handle() {
+    return reinterpret_cast<CUmemGenericAllocationHandle>(memory_handles.get(random_));
+  }
+
+  void virtual_memory() {
+    constexpr auto kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUmemAllocationProp properties{};
+    CUmemAccessDesc access{};
+    CUmemGenericAllocationHandle handle = 0;
+    CUdeviceptr at = 0;
+    int descriptor = -1;
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {static_cast<int>(pick(20) / 9)}};
+    properties.requestedHandleTypes = pick(2) == 0 ? kind : CU_MEM_HANDLE_TYPE_NONE;
+    access.location = properties.location;
+    access.flags = static_cast<CUmemAccess_flags>(pick(4));
+    switch (pick(11)) {
+      case 0:
+        if (DRIVER(cuMemCreate, &handle, grain * pick(3), &properties, pick(20) / 19) == CUDA_SUCCESS) {
+          memory_handles.add(reinterpret_cast<void*>(handle));
+        }
+        return;
+      case 1:
+        DRIVER(cuMemRelease, memory_handle());
+        return;
+      case 2:
+        if (DRIVER(cuMemAddressReserve, &at, 4 * grain, pick(2) * 4 * grain, pick(8) == 0 ? in_range() : 0, 0) ==
+            CUDA_SUCCESS) {
+          ranges.add(reinterpret_cast<void*>(at));
+        }
+        return;
+      case 3:
+        DRIVER(cuMemAddressFree, reinterpret_cast<CUdeviceptr>(ranges.get(random_)), 4 * grain);
+        return;
+      case 4:
+      case 5:
+        at = in_range();
+        if (DRIVER(cuMemMap, at, grain * (1 + pick(2)), 0, memory_handle(), 0) == CUDA_SUCCESS) {
+          addresses.add(reinterpret_cast<void*>(at));
+        }
+        return;
+      case 6:
+        DRIVER(cuMemUnmap, in_range(), grain * (1 + pick(3)));
+        return;
+      case 7:
+        DRIVER(cuMemSetAccess, in_range(), grain * (1 + pick(3)), &access, 1);
+        return;
+      case 8:
+        if (DRIVER(cuMemExportToShareableHandle, &descriptor, memory_handle(), kind, 0) == CUDA_SUCCESS) {
+          if (DRIVER(cuMemImportFromShareableHandle, &handle,
+                     reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor)), kind) == CUDA_SUCCESS) {
+            memory_handles.add(reinterpret_cast<void*>(handle));
+          }
+          close(descriptor);
+        }
+        return;
+      case 9:
+        DRIVER(cuMemsetD8Async, in_range(), static_cast<unsigned char>(pick(2)), grain, stream());
+        return;
+      default:
+        if (DRIVER(cuMemRetainAllocationHandle, &handle, reinterpret_cast<void*>(in_range())) == CUDA_SUCCESS) {
+          DRIVER(cuMemRelease, handle);
+        }
+    }
+  }
+
+  void words_and_processes() {
+    const auto word = reinterpret_cast<CUdeviceptr>(&words[1 + pick(1023)]);
+    CUipcMemHandle memory_of_a_process{};
+    CUipcEventHandle event_of_a_process{};
+    CUdeviceptr at = 0;
+    CUevent event = nullptr;
+    switch (pick(8)) {
+      case 0:
+        DRIVER(cuMemHostRegister_v2, words, sizeof words, 0);
+        return;
+      case 1:
+        DRIVER(cuStreamWriteValue32_v2, stream(), word, pick(1000), pick(3));
+        return;
+      case 2:
+        DRIVER(cuStreamWaitValue32_v2, stream(), word, 0, pick(2) == 0 ? CU_STREAM_WAIT_VALUE_NOR : 0);
+        return;
+      case 3:
+        // The main thread counts the first word up.
+        if (pick(32) == 0) {
+          DRIVER(cuStreamWaitValue32_v2, stream(), reinterpret_cast<CUdeviceptr>(words),
+                 std::atomic_ref(words[0]).load() + 1, CU_STREAM_WAIT_VALUE_GEQ);
+        }
+        return;
+      case 4:
+        DRIVER(cuStreamWriteValue64_v2, stream(), address(), pick(1000), 0);
+        return;
+      case 5:
+        if (DRIVER(cuIpcGetMemHandle, &memory_of_a_process, address()) == CUDA_SUCCESS) {
+          DRIVER(cuIpcOpenMemHandle_v2, &at, memory_of_a_process, pick(2));
+        }
+        return;
+      case 6:
+        if (DRIVER(cuEventCreate, &event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) {
+          events.add(event);
+          DRIVER(cuIpcGetEventHandle, &event_of_a_process, event);
+        }
+        return;
+      default:
+        DRIVER(cuIpcCloseMemHandle, address());
+    }
+  }
+
   void pool_calls() {
     CUmemoryPool pool = nullptr;
     CUmemPoolProps properties{};
@@ -986,6 +1134,7 @@ class Fuzzer {
     }
   }
 
+  static constexpr std::size_t grain = std::size_t{2} << 20;
   std::mt19937 random_;
   unsigned char* buffer_;
   std::uint64_t kept_ = 0;
@@ -1034,6 +1183,7 @@ int main(int count_of, char** values) {
   std::clock_t used = 0;
   auto since = std::chrono::steady_clock::now();
   for (; running > 0; std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
+    std::atomic_ref(words[0]).fetch_add(1);
     const auto now = std::chrono::steady_clock::now();
     if (const std::uint64_t made = calls; made != before) {
       before = made;

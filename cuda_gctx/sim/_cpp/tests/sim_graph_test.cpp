@@ -195,7 +195,7 @@ void memory_of_a_graph_is_in_use_from_launch_to_free() {
   REFUSED(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2, wanted.dptr);
   REFUSED(CUDA_ERROR_INVALID_VALUE, cuGraphDestroyNode, fill);
   CUgraph copy = nullptr;
-  REFUSED(CUDA_ERROR_INVALID_VALUE, cuGraphClone, &copy, graph);
+  REFUSED(CUDA_ERROR_NOT_SUPPORTED, cuGraphClone, &copy, graph);
   const CUgraphExec exec = bench.instantiate(graph);
   CUgraphExec second = nullptr;
   REFUSED(CUDA_ERROR_INVALID_VALUE, cuGraphInstantiateWithFlags, &second, graph, 0);

@@ -525,7 +525,7 @@ void queues_do_not_grow_without_end() {
   retain_primary();
   {
     const Program code;
-    const gctxSimKernelCost long_kernel{1'500'000, 0, -1, 0};
+    const gctxSimKernelCost long_kernel{1'500'000, 0, -1, 0, 0, 0, 0};
     symbol<decltype(gctxSimKernel)>("gctxSimKernel")("long_kernel", nullptr, nullptr, &long_kernel, nullptr, 0);
     CUstream stream = nullptr;
     CUevent event = nullptr;
@@ -558,8 +558,8 @@ float next_to_long_work(bool partitioned, bool apart, int priority) {
   float milliseconds = 0;
   {
     const Program code;
-    const gctxSimKernelCost long_kernel{1'500'000, 0, -1, 0};
-    const gctxSimKernelCost quick{5'000, 0, -1, 0};
+    const gctxSimKernelCost long_kernel{1'500'000, 0, -1, 0, 0, 0, 0};
+    const gctxSimKernelCost quick{5'000, 0, -1, 0, 0, 0, 0};
     symbol<decltype(gctxSimKernel)>("gctxSimKernel")("long_kernel", nullptr, nullptr, &long_kernel, nullptr, 0);
     symbol<decltype(gctxSimKernel)>("gctxSimKernel")("quick", nullptr, nullptr, &quick, nullptr, 0);
     CUdevResource rest{};

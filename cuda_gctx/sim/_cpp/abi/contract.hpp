@@ -1,0 +1,186 @@
+// What the driver promises of each function and demands of its callers, as `functions.def` says. The frame of every
+// call (calls/entry.hpp) checks it, the page of the documentation prints it, and the recorder asks a card.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "abi/abi.hpp"
+#include "abi/functions.hpp"
+
+namespace gctx::sim {
+
+// What one argument has to be; anything else is CUDA_ERROR_INVALID_VALUE. `index` counts the arguments from 0.
+struct Rule {
+  enum class Kind : std::uint8_t { flags, single, range, implies };
+  Kind kind = Kind::flags;
+  std::uint8_t index = 0;
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  int from = 0;          // of drivers of this version or newer,
+  int before = INT_MAX;  // and older than this one
+};
+
+// What a call does to captures that are under way.
+enum class InCapture : std::uint8_t {
+  safe,
+  whole,    // it orders a whole context: it invalidates the captures of that context's streams, in every mode
+  own,      // asked of a stream that is capturing, it invalidates that capture, in every mode
+  context,  // potentially unsafe: it disturbs the captures of the context that it waits for
+  unsafe    // potentially unsafe: it disturbs every capture that the thread's mode protects
+};
+
+struct Contract {
+  std::array<Rule, 5> rules{};
+  std::size_t rule_count = 0;
+  std::uint32_t nulls = 0;   // pointers that may be null; no other may
+  std::uint32_t needed = 0;  // handles and untyped pointers that must not be null; every other may
+  InCapture in_capture = InCapture::safe;
+  bool is_early = false;           // works before cuInit
+  bool in_callback = false;        // allowed inside host functions
+  bool needs_context = false;      // a context must be current to the thread
+  bool takes_current = false;      // a null context means the current one
+  bool dies_with_context = false;  // what it makes is gone with the context that was current
+
+  constexpr Contract early() const {
+    return with([](Contract& c) { c.is_early = c.in_callback = true; });
+  }
+  constexpr Contract context() const {
+    return with([](Contract& c) { c.needs_context = true; });
+  }
+  constexpr Contract or_current() const {
+    return with([](Contract& c) { c.takes_current = true; });
+  }
+  constexpr Contract unsafe() const {
+    return with([](Contract& c) { c.in_capture = InCapture::unsafe; });
+  }
+  constexpr Contract disturbs_own() const {
+    return with([](Contract& c) { c.in_capture = InCapture::own; });
+  }
+  constexpr Contract disturbs_whole() const {
+    return with([](Contract& c) { c.in_capture = InCapture::whole; });
+  }
+  constexpr Contract disturbs_context() const {
+    return with([](Contract& c) { c.in_capture = InCapture::context; });
+  }
+  constexpr Contract owned() const {
+    return with([](Contract& c) { c.dies_with_context = true; });
+  }
+  template <class... Index>
+  constexpr Contract null(Index... index) const {
+    return with([&](Contract& c) { c.nulls |= ((1U << index) | ...); });
+  }
+  template <class... Index>
+  constexpr Contract need(Index... index) const {
+    return with([&](Contract& c) { c.needed |= ((1U << index) | ...); });
+  }
+  constexpr Contract flags(unsigned index, std::uint64_t mask) const { return rule(Rule::Kind::flags, index, mask, 0); }
+  // At most one bit of these.
+  constexpr Contract single(unsigned index, std::uint64_t mask) const {
+    return rule(Rule::Kind::single, index, mask, 0);
+  }
+  // All of these bits where one of those is set.
+  constexpr Contract implies(unsigned index, std::uint64_t those, std::uint64_t these) const {
+    return rule(Rule::Kind::implies, index, those, these);
+  }
+  constexpr Contract range(unsigned index, std::uint64_t low, std::uint64_t high) const {
+    return rule(Rule::Kind::range, index, low, high);
+  }
+  // Of the last rule.
+  constexpr Contract from(int version) const {
+    return with([&](Contract& c) { c.rules[c.rule_count - 1].from = version; });
+  }
+  constexpr Contract before(int version) const {
+    return with([&](Contract& c) { c.rules[c.rule_count - 1].before = version; });
+  }
+
+ private:
+  template <class Change>
+  constexpr Contract with(Change&& change) const {
+    Contract changed = *this;
+    change(changed);
+    return changed;
+  }
+  constexpr Contract rule(Rule::Kind kind, unsigned index, std::uint64_t low, std::uint64_t high) const {
+    return with([&](Contract& c) {
+      c.rules[c.rule_count++] = {kind, static_cast<std::uint8_t>(index), low, high, 0, INT_MAX};
+    });
+  }
+};
+
+inline constexpr Contract contracts[] = {
+#define GCTX_SIM_FUNCTION(symbol, base, since, ...) \
+  Contract {}                                       \
+  __VA_ARGS__,
+#include "abi/functions.def"
+#undef GCTX_SIM_FUNCTION
+};
+
+constexpr const Contract& contract(Fn function) { return contracts[static_cast<std::size_t>(function)]; }
+
+// Pointers that the caller must give unless the contract says otherwise: to functions, and to all that has a size.
+template <class T>
+inline constexpr bool has_size = requires { sizeof(T); };
+template <class T>
+inline constexpr bool is_needed = false;
+template <class T>
+inline constexpr bool is_needed<T*> = std::is_function_v<T> || (!std::is_void_v<T> && has_size<T>);
+
+template <class Argument>
+std::uint64_t number_of_argument(const Argument& argument) {
+  if constexpr (std::is_pointer_v<Argument>) {
+    return reinterpret_cast<std::uint64_t>(argument);
+  } else if constexpr (std::is_integral_v<Argument> || std::is_enum_v<Argument>) {
+    return static_cast<std::make_unsigned_t<Argument>>(argument);
+  } else {
+    return 0;  // structures: no rule says anything of them
+  }
+}
+
+// The arguments of a call as numbers, and what must not be null among them.
+struct Arguments {
+  const std::uint64_t* numbers;
+  std::uint32_t needed;
+};
+
+template <Fn function, class... Given>
+inline constexpr std::uint32_t needed_of = [] {
+  std::uint32_t mask = 0;
+  std::uint32_t bit = 1;
+  ((mask |= is_needed<Given> ? bit : 0, bit <<= 1), ...);
+  return (mask & ~contract(function).nulls) | contract(function).needed;
+}();
+
+constexpr bool is_allowed(const Rule& rule, std::uint64_t value) {
+  switch (rule.kind) {
+    case Rule::Kind::flags:
+      return (value & ~rule.low) == 0;
+    case Rule::Kind::single:
+      return std::popcount(value & rule.low) <= 1;
+    case Rule::Kind::range:
+      return rule.low <= value && value <= rule.high;
+    case Rule::Kind::implies:
+      return (value & rule.low) == 0 || (value & rule.high) == rule.high;
+  }
+  return true;
+}
+
+constexpr bool fits(Fn function, const Arguments& arguments, int version) {
+  for (std::uint32_t i = 0, left = arguments.needed; left != 0; ++i, left >>= 1) {
+    if ((left & 1) != 0 && arguments.numbers[i] == 0) {
+      return false;
+    }
+  }
+  const Contract& wanted = contract(function);
+  return std::all_of(wanted.rules.begin(), wanted.rules.begin() + wanted.rule_count, [&](const Rule& rule) {
+    return version < rule.from || version >= rule.before || is_allowed(rule, arguments.numbers[rule.index]);
+  });
+}
+
+}  // namespace gctx::sim

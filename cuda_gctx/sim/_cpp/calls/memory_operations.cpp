@@ -1,0 +1,184 @@
+// Memory operations of streams: they write words, and wait for words that other streams, the host or other processes
+// write.
+#include <atomic>
+
+#include "calls/allocations.hpp"
+#include "calls/queueing.hpp"
+
+namespace gctx::sim {
+namespace {
+
+// A word of memory, looked up at each use: it may be freed meanwhile.
+template <class Do>
+bool with_word(Machine& machine, std::uint64_t address, bool wide, Do&& use) {
+  const Bytes bytes = bytes_at(machine, address, wide ? 8 : 4);
+  if (bytes.is_empty()) {
+    return true;  // nobody could ever write it
+  }
+  return wide ? use(std::atomic_ref(*reinterpret_cast<std::uint64_t*>(bytes.host())))
+              : use(std::atomic_ref(*reinterpret_cast<std::uint32_t*>(bytes.host())));
+}
+
+bool is_reached(std::uint64_t found, std::uint64_t value, unsigned flags, bool wide) {
+  switch (flags) {
+    case CU_STREAM_WAIT_VALUE_GEQ:
+      return wide ? static_cast<std::int64_t>(found - value) >= 0 : static_cast<std::int32_t>(found - value) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ:
+      return found == value;
+    case CU_STREAM_WAIT_VALUE_AND:
+      return (found & value) != 0;
+    default:
+      return (wide ? ~(found | value) : ~static_cast<std::uint32_t>(found | value)) != 0;
+  }
+}
+
+// A place where a word may stand: aligned memory of the driver, which shows to a program where the host reads it.
+bool locate_word(Call& c, std::uint64_t address, bool wide, bool writes, GraphNode& node) {
+  const unsigned size = wide ? 8 : 4;
+  const Allocation* found = find_allocation(c.machine, address, size);
+  if (found == nullptr || address % size != 0 || !is_reachable(*found, writes)) {
+    return false;
+  }
+  node.shows = found->type == CU_MEMORYTYPE_HOST || found->managed;
+  return true;
+}
+
+template <class Change>
+CUresult plan_change(Call& c, std::uint64_t address, bool wide, GraphNode& node, Change change) {
+  if (!locate_word(c, address, wide, true, node)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  node.effect = [&machine = c.machine, address, wide, change] {
+    with_word(machine, address, wide, [&](auto word) {
+      change(word);
+      return true;
+    });
+    return Rest{};
+  };
+  return CUDA_SUCCESS;
+}
+
+CUresult plan_wait(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, GraphNode& node) {
+  // CU_STREAM_WAIT_VALUE_FLUSH needs a device that can flush remote writes, which the attribute denies.
+  if ((flags & CU_STREAM_WAIT_VALUE_FLUSH) != 0) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (!allows(Fn::cuStreamWaitValue32_v2, 3, flags) || !locate_word(c, address, wide, false, node)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  node.shows = false;
+  node.until = [&machine = c.machine, address, value, flags, wide] {
+    return with_word(machine, address, wide, [&](auto word) { return is_reached(word.load(), value, flags, wide); });
+  };
+  return CUDA_SUCCESS;
+}
+
+CUresult plan_write(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, GraphNode& node) {
+  if (!allows(Fn::cuStreamWriteValue32_v2, 3, flags)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return plan_change(c, address, wide, node,
+                     [value](auto word) { word.store(static_cast<typename decltype(word)::value_type>(value)); });
+}
+
+CUresult plan_reduction(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& node) {
+  const auto& wanted = operation.atomicReduction;
+  const bool wide = wanted.dataType == CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64;
+  if (wanted.flags != 0 || (!wide && wanted.dataType != CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto plan = [&](auto change) {
+    return plan_change(c, wanted.address, wide, node, [value = wanted.value, change](auto word) {
+      change(word, static_cast<typename decltype(word)::value_type>(value));
+    });
+  };
+  switch (wanted.reductionOp) {
+    case CU_STREAM_ATOMIC_REDUCTION_OP_OR:
+      return plan([](auto word, auto value) { word.fetch_or(value); });
+    case CU_STREAM_ATOMIC_REDUCTION_OP_AND:
+      return plan([](auto word, auto value) { word.fetch_and(value); });
+    case CU_STREAM_ATOMIC_REDUCTION_OP_ADD:
+      return plan([](auto word, auto value) { word.fetch_add(value); });
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult plan(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& node) {
+  const bool wide =
+      operation.operation == CU_STREAM_MEM_OP_WAIT_VALUE_64 || operation.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
+  const auto& words = operation.waitValue;  // writes have the same fields
+  const std::uint64_t value = wide ? words.value64 : words.value;
+  node.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+  switch (operation.operation) {
+    case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+    case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+      return plan_wait(c, words.address, value, words.flags, wide, node);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+    case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+      return plan_write(c, words.address, value, words.flags, wide, node);
+    case CU_STREAM_MEM_OP_BARRIER:
+      return operation.memoryBarrier.flags <= CU_STREAM_MEMORY_BARRIER_TYPE_GPU ? CUDA_SUCCESS
+                                                                                : CUDA_ERROR_INVALID_VALUE;
+    case CU_STREAM_MEM_OP_ATOMIC_REDUCTION:
+      return c.version() < 13000 ? CUDA_ERROR_INVALID_VALUE : plan_reduction(c, operation, node);
+    case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
+      return CUDA_ERROR_NOT_SUPPORTED;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+// All of the operations, or none.
+CUresult carry_out_all(Call& c, Stream& stream, const CUstreamBatchMemOpParams* operations, unsigned count) {
+  std::vector<GraphNode> nodes(count);
+  for (unsigned i = 0; i < count; ++i) {
+    if (const CUresult result = plan(c, operations[i], nodes[i]); result != CUDA_SUCCESS) {
+      return result;
+    }
+  }
+  for (GraphNode& node : nodes) {
+    if (const CUresult result = enqueue(c, stream, std::move(node)); result != CUDA_SUCCESS) {
+      return result;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult one(Call& c, Stream& stream, CUstreamBatchMemOpType type, CUdeviceptr address, std::uint64_t value,
+             unsigned flags) {
+  CUstreamBatchMemOpParams operation{};
+  operation.waitValue.operation = type;
+  operation.waitValue.address = address;
+  operation.waitValue.value64 = value;
+  operation.waitValue.flags = flags;
+  return carry_out_all(c, stream, &operation, 1);
+}
+
+}  // namespace
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+GCTX_SIM_CALL(cuStreamWaitValue32, Call& c, Stream& stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+  return one(c, stream, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value, flags);
+}
+GCTX_SIM_CALL(cuStreamWaitValue64, Call& c, Stream& stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
+  return one(c, stream, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags);
+}
+GCTX_SIM_CALL(cuStreamWriteValue32, Call& c, Stream& stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+  return one(c, stream, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value, flags);
+}
+GCTX_SIM_CALL(cuStreamWriteValue64, Call& c, Stream& stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
+  return one(c, stream, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags);
+}
+GCTX_SIM_CALL(cuStreamBatchMemOp, Call& c, Stream& stream, unsigned count, CUstreamBatchMemOpParams* operations,
+              unsigned) {
+  return carry_out_all(c, stream, operations, count);
+}
+
+GCTX_SIM_SAME(cuStreamWaitValue32_v2, cuStreamWaitValue32)
+GCTX_SIM_SAME(cuStreamWaitValue64_v2, cuStreamWaitValue64)
+GCTX_SIM_SAME(cuStreamWriteValue32_v2, cuStreamWriteValue32)
+GCTX_SIM_SAME(cuStreamWriteValue64_v2, cuStreamWriteValue64)
+GCTX_SIM_SAME(cuStreamBatchMemOp_v2, cuStreamBatchMemOp)
