@@ -29,6 +29,7 @@ from cuda_gctx._core.cpp cimport (
     record_context_event,
     share_context,
     synchronize_context,
+    wait_context,
     wait_context_event,
 )
 from cuda_gctx._core.current cimport new_block
@@ -256,6 +257,14 @@ cdef class Context:
     def wait_event(self, Event event not None):
         """Make all later work of all streams of the context wait for the event."""
         wait_context_event(self._slot, event._slot)
+
+    @cython.binding(False)
+    def wait_context(self, Context other not None):
+        """Make all later work of all streams of the context wait for the work enqueued so far in `other`.
+
+        Raises CapturingError while a stream of one of the two contexts is capturing.
+        """
+        wait_context(self._slot, other._slot)
 
     @cython.binding(False)
     def sync(self):

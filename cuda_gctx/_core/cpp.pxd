@@ -29,6 +29,7 @@ cdef extern from "cuda.h" nogil:
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+        CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT
     ctypedef enum CUdevWorkqueueConfigScope:
         CU_WORKQUEUE_SCOPE_DEVICE_CTX
         CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
@@ -36,8 +37,12 @@ cdef extern from "cuda.h" nogil:
         CUdevice device
         unsigned int wqConcurrencyLimit
         CUdevWorkqueueConfigScope sharingScope
+    ctypedef struct CUdevSmResource:
+        unsigned int localityDomainId
     ctypedef struct CUdevResource:
+        CUdevSmResource sm
         CUdevWorkqueueConfigResource wqConfig
+    unsigned int CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID
     unsigned int CU_EVENT_DEFAULT
     unsigned int CU_EVENT_BLOCKING_SYNC
     unsigned int CU_EVENT_DISABLE_TIMING
@@ -46,7 +51,7 @@ cdef extern from "cuda.h" nogil:
 
 cdef extern from "driver/driver.hpp" namespace "gctx":
     enum class Feature(int):
-        pass
+        locality_domains
 
     const size_t feature_count
 
@@ -60,6 +65,7 @@ cdef extern from "driver/driver.hpp" namespace "gctx":
         int version() noexcept
         const string& path() noexcept
         FeatureState feature(Feature)
+        cbool has(Feature) except +raise_error
 
     string version_text(int) except +raise_error
 
@@ -140,6 +146,7 @@ cdef extern from "handles/stream.hpp" namespace "gctx":
         cbool is_made_here() noexcept
         cbool is_default() noexcept
         cbool is_pinned() noexcept
+        cbool may_capture() noexcept
         void expose() noexcept
 
     ctypedef shared_ptr[StreamBox] StreamHandle
@@ -160,6 +167,12 @@ cdef extern from "handles/graph.hpp" namespace "gctx":
     cdef cppclass GraphExecBox:
         const ContextHandle& context() noexcept
         CUgraphExec handle() noexcept
+
+
+cdef extern from "handles/moved_graph.hpp" namespace "gctx":
+    cdef cppclass KernelSms:
+        string name
+        vector[unsigned int] sm_ids
 
 
 cdef extern from "_core/call.hpp" namespace "gctx":
@@ -216,7 +229,6 @@ cdef extern from "handles/pinned.hpp" namespace "gctx":
 
     cdef cppclass PinnedContexts:
         PinnedCounts counts(int) except +raise_error
-        uint64_t total() except +raise_error
 
         @staticmethod
         uint64_t limit() noexcept
@@ -343,6 +355,8 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int synchronize_stream "gctx::call<&gctx::synchronize_stream>"(Slot[StreamBox]&) except -1
     int record_event "gctx::call<&gctx::record_event>"(Slot[StreamBox]&, Slot[EventBox]&) except -1
     int wait_event "gctx::call<&gctx::wait_event>"(Slot[StreamBox]&, Slot[EventBox]&) except -1
+    int wait_stream "gctx::call<&gctx::wait_stream>"(Slot[StreamBox]&, Slot[StreamBox]&) except -1
+    int demand_closable "gctx::call<&gctx::demand_closable>"(Slot[StreamBox]&) except -1
 
     int create_event "gctx::make<&gctx::create_event>"(Slot[EventBox]&, Slot[ContextBox]&, unsigned int) except -1
     int create_event_for "gctx::make<&gctx::create_event_for>"(
@@ -353,6 +367,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     float elapsed_ms "gctx::call<&gctx::elapsed_ms>"(Slot[EventBox]&, Slot[EventBox]&) except? 0
     int record_context_event "gctx::call<&gctx::record_context_event>"(Slot[ContextBox]&, Slot[EventBox]&) except -1
     int wait_context_event "gctx::call<&gctx::wait_context_event>"(Slot[ContextBox]&, Slot[EventBox]&) except -1
+    int wait_context "gctx::call<&gctx::wait_context>"(Slot[ContextBox]&, Slot[ContextBox]&) except -1
 
 
 # ---- graphs
@@ -361,7 +376,14 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int begin_capture "gctx::call<&gctx::begin_capture>"(Slot[StreamBox]&, CUstreamCaptureMode) except -1
     int end_capture "gctx::make<&gctx::end_capture>"(Slot[GraphBox]&, Slot[StreamBox]&) except -1
     size_t node_count "gctx::call<&gctx::GraphBox::node_count>"(Slot[GraphBox]&) except? 0
-    int instantiate "gctx::make<&gctx::instantiate>"(Slot[GraphExecBox]&, Slot[GraphBox]&) except -1
+    int adopt_graph "gctx::make<&gctx::adopt_graph>"(Slot[GraphBox]&, Runtime&, CUgraph) except -1
+    int instantiate "gctx::make<&gctx::instantiate>"(Slot[GraphExecBox]&, Slot[GraphBox]&, cbool) except -1
+    int move_graph "gctx::make<&gctx::move_graph>"(
+        Slot[GraphExecBox]&, Slot[GraphBox]&, Slot[ContextBox]&, cbool
+    ) except -1
+    vector[KernelSms] probe_graph "gctx::call<&gctx::probe_graph>"(
+        Slot[GraphExecBox]&, Slot[StreamBox]&, uint64_t, uint64_t
+    ) except *
     int upload "gctx::call<&gctx::upload>"(Slot[GraphExecBox]&, Slot[StreamBox]&) except -1
     int launch "gctx::call<&gctx::launch>"(Slot[GraphExecBox]&, Slot[StreamBox]&) except -1
 

@@ -13,11 +13,13 @@ from cuda_gctx._core.context cimport Context, ContextOptions, made_context, new_
 from cuda_gctx._core.cpp cimport (
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
     Borrowed,
     ContextBox,
     CUdevice_attribute,
     CUuuid,
+    Feature,
     PriorityRange,
     Runtime,
     current_device,
@@ -159,6 +161,13 @@ cdef class Device:
     def sm_count(self):
         """The number of SMs of the device."""
         return self.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+
+    @property
+    def locality_domains(self):
+        """The number of locality domains, numbered from 0; 1 before driver 13.4."""
+        if not self._runtime.driver().has(Feature.locality_domains):
+            return 1
+        return max(1, self.attribute(CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT))
 
     @property
     def priority_range(self):

@@ -1,33 +1,42 @@
-"""CUDA graphs: work that is captured on a stream once, and then launched as a whole."""
+"""CUDA graphs: work that is captured once, and then launched as a whole, in any context of its device."""
 
 cimport cython
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
+from libcpp.vector cimport vector
 
-from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport as_bool, as_handle, make_only_here, refuse_copy
 from cuda_gctx._core.context cimport Context, made_context, unmade_context
 from cuda_gctx._core.cpp cimport (
     CU_STREAM_CAPTURE_MODE_GLOBAL,
     CU_STREAM_CAPTURE_MODE_RELAXED,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
     Borrowed,
+    CUgraph,
     CUstreamCaptureMode,
     GraphBox,
     GraphExecBox,
+    KernelSms,
     Slot,
     StreamBox,
+    adopt_graph,
     begin_capture,
     drop,
     end_capture,
     instantiate,
     launch,
+    move_graph,
     node_count,
     present,
+    probe_graph,
     share_context,
     upload,
 )
+from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 from cuda_gctx._core.resources cimport device_of
 from cuda_gctx._core.stream cimport Stream
+
+from cuda_gctx._core.above import above
 
 cdef dict MODE_OF_NAME = {
     "global": <int>CU_STREAM_CAPTURE_MODE_GLOBAL,
@@ -36,11 +45,70 @@ cdef dict MODE_OF_NAME = {
 }
 
 
+cdef Graph adopted(Graph graph, uintptr_t handle, object owner):
+    adopt_graph(graph._slot, active_runtime()[0], <CUgraph>handle)
+    graph._owner = owner
+    return graph
+
+
+cdef uintptr_t graph_of(object obj) except? 0:
+    """The CUgraph of an object of another library."""
+    of_torch = getattr(obj, "raw_cuda_graph", None)
+    if of_torch is not None:
+        try:
+            return as_handle(of_torch())
+        except RuntimeError as error:
+            raise ValueError(
+                "torch provides the graph of a CUDAGraph only after its capture, and only if it was made with "
+                "torch.cuda.CUDAGraph(keep_graph=True)"
+            ) from error
+    handle = getattr(getattr(obj, "graph_definition", obj), "handle", None)
+    if type(handle).__name__ != "CUgraph":
+        raise TypeError(
+            "a Graph is made from torch's CUDAGraph, from a GraphDefinition or a GraphBuilder of cuda.core, or by "
+            f"Graph.from_handle(), not from {type(obj).__name__}; the driver provides no graph of an executable one"
+        )
+    return as_handle(int(handle))
+
+
+cdef Context context_of(object where):
+    context = where if isinstance(where, Context) else getattr(where, "context", None)
+    if not isinstance(context, Context):
+        raise TypeError(
+            "a graph is moved to a Partition, a Context, or the Device for all of its SMs, not to "
+            f"{type(where).__name__}"
+        )
+    return context
+
+
 cdef class Graph:
-    """The work that a stream captured. Its kernels run in the contexts in which they were captured."""
+    """Captured work. Its kernels run in the contexts in which they were captured; in_partition() moves them.
+
+    Stream.capture() makes one. ``Graph(obj)`` adopts that of another library.
+    """
 
     cdef Slot[GraphBox] _slot
+    cdef object _owner
     cdef object __weakref__
+
+    def __init__(self, obj):
+        """Adopt the graph of an object, which lives as long as this one and what is made of it.
+
+        obj: torch's CUDAGraph (``keep_graph=True``), or a GraphDefinition or GraphBuilder of cuda.core.
+        """
+        adopted(self, graph_of(obj), obj)
+
+    @staticmethod
+    def from_handle(handle, owner=None):
+        """Adopt a graph of another library, which the object never destroys.
+
+        handle: the CUgraph, as an int; ValueError for 0. owner: an object to keep alive as long as this one and what is
+        made of it.
+        """
+        number = as_handle(handle)
+        if number == 0:
+            raise ValueError("0 is not a valid handle of a graph")
+        return adopted(Graph.__new__(Graph), number, owner)
 
     def __dealloc__(self):
         if drop(self._slot):
@@ -53,7 +121,7 @@ cdef class Graph:
 
     @property
     def context(self):
-        """The context of the stream that captured it, which it keeps alive."""
+        """The context in which it was captured, which it keeps alive: of an adopted graph, that of its first kernel."""
         cdef Context context = unmade_context()
         share_context(context._slot, self._slot)
         return made_context(context)
@@ -73,15 +141,37 @@ cdef class Graph:
         """Whether the graph has been closed."""
         return self._slot.borrow().get() == NULL
 
-    def instantiate(self):
-        """Make the executable graph, which takes device memory and no longer needs this graph. Returns a GraphExec."""
+    def instantiate(self, *, ordered=True):
+        """Make the executable graph, which takes device memory and no longer needs this graph. Returns a GraphExec.
+
+        ordered: whether its launches wait for those of the other executable graphs of this capture (see in_partition).
+        """
         cdef GraphExec made = GraphExec.__new__(GraphExec)
-        instantiate(made._slot, self._slot)
+        instantiate(made._slot, self._slot, as_bool("ordered", ordered))
+        made._owner = self._owner
+        return made
+
+    def in_partition(self, part, *, ordered=True):
+        """Make an executable graph whose kernels, fills and copies run in another context. Returns a GraphExec.
+
+        part: the Partition, a Context, or the Device for all of its SMs. ordered: its launches and those of the other
+        executable graphs of this capture run one behind the other on the device, because they use the same memory;
+        False leaves the order to the program.
+
+        The graph stays as it is. The executable graph keeps it and its owner alive. Raises ValueError, before anything
+        is made, if a kernel cannot run there: a cooperative launch or a cluster that is too large, or a node that the
+        driver does not copy (memory, conditions).
+        """
+        cdef GraphExec made = GraphExec.__new__(GraphExec)
+        cdef Context context = context_of(part)
+        move_graph(made._slot, self._slot, context._slot, as_bool("ordered", ordered))
+        made._owner = self._owner
         return made
 
     def close(self):
-        """Destroy the graph, but not its executable form. Closing twice does nothing."""
+        """Destroy the graph unless it was adopted, but not its executable forms. Closing twice does nothing."""
         drop(self._slot)
+        self._owner = None
         warn_of_failures()
 
     def __enter__(self):
@@ -101,13 +191,11 @@ cdef class Graph:
         return f"<Graph {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
 
 
-make_only_here(Graph, "a Graph comes from Stream.capture()")
-
-
 cdef class GraphExec:
-    """A graph that can be launched, on streams of the context in which it was captured."""
+    """A graph that can be launched, on streams of the context in which its kernels run."""
 
     cdef Slot[GraphExecBox] _slot
+    cdef object _owner  # of the graph: what keeps its memory
     cdef object __weakref__
 
     def __dealloc__(self):
@@ -121,7 +209,7 @@ cdef class GraphExec:
 
     @property
     def context(self):
-        """The context of the stream that captured it, which it keeps alive."""
+        """The context in which its kernels run, which it keeps alive."""
         cdef Context context = unmade_context()
         share_context(context._slot, self._slot)
         return made_context(context)
@@ -143,18 +231,29 @@ cdef class GraphExec:
         """
         upload(self._slot, stream._slot)
 
+    def verify(self, *, timeout=10.0):
+        """Prove where the kernels of a moved graph run. Returns a VerifyReport, whose ``kernels`` has each of them.
+
+        A copy of the graph runs in which each kernel is a probe, in the context of the node. Kernels and copies of the
+        graph itself do not run. Raises IsolationError if one ran outside of the SMs of the context.
+
+        timeout: in seconds, for the probe.
+        """
+        return above.verify_graph(self, timeout)
+
     @cython.binding(False)
     def launch(self, Stream stream not None):
         """Runs it behind what the stream was given so far.
 
-        ValueError for a stream of another context: the kernels would run on the SMs of the one that captured them, in
-        the order of the other one.
+        ValueError for a stream of another context: the kernels would run on the SMs of their own context, in the order
+        of the other one.
         """
         launch(self._slot, stream._slot)
 
     def close(self):
         """Destroy the executable graph, which must not be running. Closing twice does nothing."""
         drop(self._slot)
+        self._owner = None
         warn_of_failures()
 
     def __enter__(self):
@@ -174,7 +273,7 @@ cdef class GraphExec:
         return f"<GraphExec {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
 
 
-make_only_here(GraphExec, "a GraphExec comes from Graph.instantiate()")
+make_only_here(GraphExec, "a GraphExec comes from Graph.instantiate() or Graph.in_partition()")
 
 
 cdef class Capture:
@@ -232,3 +331,12 @@ def capture(Stream stream not None, str mode):
     made._stream = stream
     made._mode = MODE_OF_NAME[mode]
     return made
+
+
+def probe_kernels(GraphExec graph not None, Stream stream not None, uint64_t spin_ns, uint64_t timeout_ns):
+    """For each kernel of a moved graph, its name and the ids of the SMs on which the probe ran in its place.
+
+    stream: one of the primary context, for the own use of the call.
+    """
+    cdef vector[KernelSms] seen = probe_graph(graph._slot, stream._slot, spin_ns, timeout_ns)
+    return [(kernel.name.decode(), tuple(kernel.sm_ids)) for kernel in seen]

@@ -185,9 +185,9 @@ def pin(Stream stream not None):
 
 def pin_context(Context context not None):
     """The same for a context of which one stream or another may be known outside."""
-    cdef Runtime* runtime = &present(context._slot).get().runtime()
+    present(context._slot)
     if c_pin_context(context._slot):
-        note_pinned(runtime)
+        note_pinned(present(context._slot).get())
 
 
 def is_pinned(Context context not None):

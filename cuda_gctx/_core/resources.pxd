@@ -16,6 +16,7 @@ cdef class SMResourceOptions(Options):
     cdef readonly object locality_domain
     cdef vector[GroupRequest] _requests
 
+    cdef int _check_open_groups(self) except -1
     cdef int _fill_requests(self) except -1
 
 

@@ -17,6 +17,7 @@ from cuda_gctx._core.arguments cimport (
     refuse_copy,
 )
 from cuda_gctx._core.cpp cimport (
+    CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID,
     CU_WORKQUEUE_SCOPE_DEVICE_CTX,
     CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
     Borrowed,
@@ -94,12 +95,12 @@ cdef class SMResourceOptions(Options):
     Equal by value. ``SMResourceOptions(8)`` and ``SMResourceOptions([8])`` request the same split and give a list of
     one group each, but they are not equal, as in cuda.core: the fields differ.
 
-    count: SMs of each group, rounded up to the grain of the device; None or 0 for all remaining ones, at most once. A
-    0 becomes None.
+    count: SMs of each group, rounded up to the grain of the device; None or 0 for all remaining ones, at most once,
+    or once in each locality domain without backfill. A 0 becomes None.
     coscheduled_sm_count: the number of SMs that must be in one GPC, which is then the grain; 2 requests none.
     preferred_coscheduled_sm_count: the number of SMs that should be in one GPC, for larger thread-block clusters.
     backfill: exactly `count` SMs (even), anywhere on the chip.
-    locality_domain: the domain of the SMs (driver 13.4 and newer).
+    locality_domain: the domain of the SMs (driver 13.4 and newer), see ``Device.locality_domains``.
     """
 
     __dataclass_fields__ = DataclassFields(
@@ -124,11 +125,6 @@ cdef class SMResourceOptions(Options):
             if not count:
                 raise ValueError("count is empty: request at least one group")
             self.count = tuple([as_sm_count("count", entry, LARGEST_COUNT) for entry in count])
-            if self.count.count(None) > 1:
-                raise ValueError(
-                    "count has more than one None (or 0, which means the same): only one group can have all remaining "
-                    "SMs"
-                )
         else:
             self.count = as_sm_count("count", count, LARGEST_COUNT)
         self.coscheduled_sm_count = checked_field(
@@ -147,7 +143,24 @@ cdef class SMResourceOptions(Options):
         self.locality_domain = checked_field(
             "locality_domain", locality_domain, self.count, lambda value: checked_int("locality_domain", value, 0)
         )
+        self._check_open_groups()
         self._fill_requests()
+
+    cdef int _check_open_groups(self) except -1:
+        """One group can have all that is left, or one group in each locality domain, which it does not leave."""
+        if not isinstance(self.count, tuple) or self.count.count(None) < 2:
+            return 0
+        domains = [
+            None if entry_of(self.backfill, position) else entry_of(self.locality_domain, position)
+            for position, count in enumerate(self.count)
+            if count is None
+        ]
+        if None in domains or len(set(domains)) < len(domains):
+            raise ValueError(
+                "count has more than one None (or 0, which means the same): only one group can have all remaining SMs, "
+                "or one in each locality_domain, without backfill"
+            )
+        return 0
 
     cdef int _fill_requests(self) except -1:
         cdef GroupRequest request
@@ -254,6 +267,13 @@ cdef class SMResource:
     def flags(self):
         """The driver's flags of the resource; 0 before driver 13.1."""
         return self._sm.get().flags
+
+    @property
+    def locality_domain(self):
+        """The locality domain that the driver reports for its SMs; None if it reports none."""
+        if self._sm.get().units.size() != 0 and self.flags & CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID:
+            return self._sm.get().units.data()[0].sm.localityDomainId
+        return None
 
     @property
     def handle(self):

@@ -1,7 +1,7 @@
 from libc.stdint cimport uintptr_t
 
 from cuda_gctx._core.arguments cimport Options
-from cuda_gctx._core.cpp cimport ContextBox, Runtime, Slot, StreamBox
+from cuda_gctx._core.cpp cimport ContextBox, Slot, StreamBox
 from cuda_gctx._core.resources cimport DeviceResources
 
 
@@ -22,4 +22,4 @@ cdef class Stream:
 cdef Stream new_stream(Slot[ContextBox]& context, StreamOptions options)
 cdef Stream made_stream(Stream stream)
 cdef uintptr_t pin_stream(Stream stream) except? 0
-cdef int note_pinned(Runtime* runtime) except -1
+cdef int note_pinned(ContextBox* context) except -1

@@ -1,5 +1,7 @@
 """Streams: queues of work in one context."""
 
+import warnings
+
 cimport cython
 from libc.stdint cimport uintptr_t
 from libcpp.optional cimport optional
@@ -9,9 +11,10 @@ from cuda_gctx._core.cpp cimport (
     Borrowed,
     ContextBox,
     CUstream,
-    Runtime,
+    PinnedContexts,
     adopt_stream,
     create_stream,
+    demand_closable,
     drop,
     is_same_stream,
     live,
@@ -24,6 +27,7 @@ from cuda_gctx._core.cpp cimport (
     stream_priority,
     synchronize_stream,
     wait_event,
+    wait_stream,
 )
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
@@ -31,6 +35,7 @@ from cuda_gctx._core.event cimport Event, EventOptions, context_of_child, new_ev
 from cuda_gctx._core.resources cimport device_of
 
 from cuda_gctx._core.arguments import DataclassFields
+from cuda_gctx._core.errors import CUDAWarning
 
 
 # Beyond any device, which has a range of its own.
@@ -96,30 +101,25 @@ cdef Stream stream_of(object obj):
     return obj if isinstance(obj, Stream) else Stream(obj)
 
 
-# Functions that higher rooms call when a framework has seen one more context.
-cdef list after_pins = []
-
-
-def when_context_is_pinned(notify):
-    """Call `notify` for each new context that a framework has seen.
-
-    It gets the number of the driver (see _core.loan.driver_key) and how many contexts of it frameworks have seen.
-    """
-    after_pins.append(notify)
-
-
-cdef int note_pinned(Runtime* runtime) except -1:
-    """Tell those who want to know that a framework has seen one more context."""
-    for notify in after_pins:
-        notify(<uintptr_t>runtime, pinned_contexts(runtime[0]).total())
+cdef int note_pinned(ContextBox* context) except -1:
+    """Warn when frameworks have seen more than half of the contexts that they may see."""
+    seen = pinned_contexts(context.runtime()).counts(context.device()).pinned
+    if seen == PinnedContexts.limit() // 2 + 1:
+        warnings.warn(
+            f"frameworks have seen {seen} green contexts of device {context.device()}, more than half of "
+            f"store.pinned_limit ({PinnedContexts.limit()}). They are never destroyed, and each takes 4 MiB of device "
+            "memory: use the same layouts again, in a PartitionPool for instance, instead of ever new ones",
+            CUDAWarning,
+            stacklevel=1,
+        )
     return 0
 
 
 cdef uintptr_t pin_stream(Stream stream) except? 0:
     """The handle for foreign code: from then on, the stream and its context are never destroyed."""
-    cdef Runtime* runtime = &live(stream._slot).get().context().get().runtime()
+    live(stream._slot)
     if not present(stream._slot).get().is_pinned() and pin_stream_and_context(stream._slot):
-        note_pinned(runtime)
+        note_pinned(present(stream._slot).get().context().get())
     return <uintptr_t>present(stream._slot).get().handle()
 
 
@@ -243,12 +243,12 @@ cdef class Stream:
 
         event_or_stream: an event, or a stream, whose work enqueued so far is waited for.
         """
-        cdef Event event
+        cdef Stream stream
         if isinstance(event_or_stream, Event):
-            event = event_or_stream
+            wait_event(self._slot, (<Event>event_or_stream)._slot)
         else:
-            event = stream_of(event_or_stream).record()
-        wait_event(self._slot, event._slot)
+            stream = stream_of(event_or_stream)
+            wait_stream(self._slot, stream._slot)
 
     def capture(self, mode="thread_local"):
         """A ``with`` block in which the stream captures a graph instead of running its work: ``capture.graph``.
@@ -267,7 +267,13 @@ cdef class Stream:
         synchronize_stream(self._slot)
 
     def close(self):
-        """Close the stream; destroy it if it is owned and no framework has seen it. Closing twice does nothing."""
+        """Close the stream; destroy it if it is owned and no framework has seen it. Closing twice does nothing.
+
+        Raises CapturingError if that would destroy a stream that is part of a capture.
+        """
+        cdef Borrowed[StreamBox] box = self._slot.borrow()
+        if box.get() != NULL and box.get().is_owned() and box.get().may_capture():
+            demand_closable(self._slot)
         drop(self._slot)
         with cython.critical_section(self):
             self._owner = None

@@ -1,10 +1,12 @@
-"""Tables with aligned columns, and ranges of integers, as plain text."""
+"""Tables with aligned columns and ranges of integers as plain text, and what a JSON text describes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-__all__ = ["ranges", "table"]
+__all__ = ["parsed_json", "ranges", "table"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -34,3 +36,11 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def parsed_json(text: str) -> Any:
+    """What a JSON text describes; a ValueError if it is none, or if it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON text is nested too deeply") from None

@@ -4,7 +4,13 @@
 
 A program runs on three threads, each with three tasks of a scheduler. One operation runs at a time, so that a seed
 gives the same program each time. After each operation the driver's current context is compared with
-the model's, and the software driver's ledger says whether something was destroyed while it was current, or used after.
+the model's, and the software driver's ledger says whether something was destroyed while it was on the stack of a
+thread, or used after.
+
+In half of the programs, other code pushes contexts of its own only, and pops and replaces what it has pushed: there the
+whole stack is as the model says. In the others it pushes contexts of this package too, which it keeps as long as they
+are on the stack, and pops and replaces whatever is on top: there the current context is as the model says.
+
 A program that fails is printed as its seed and the shortest sequence of operations from its start that fails.
 """
 
@@ -56,8 +62,15 @@ WEIGHTS = {
 SWITCH_TASK, SWITCH_THREAD, LOOK_DEEP = 0.06, 0.05, 0.1
 
 
+LOST = "other code has popped what was current before it"
+
+
 class Wrong(Exception):
     """What happened is not what the model says."""
+
+
+class Lost(Exception):
+    """Other code has popped, and let go of, what a block had to make current again."""
 
 
 @dataclass(eq=False)
@@ -71,13 +84,22 @@ class Held:
 
 
 @dataclass(eq=False)
-class Entry:
-    """A block of a task; or what set_current made current, which has no task."""
+class Place:
+    """A place on the driver's stack, and whether set_current has put there what it shows."""
+
+    handle: int
+    is_set: bool = False
+
+
+@dataclass(eq=False)
+class Block:
+    """A block of a task."""
 
     held: Held
-    below: list[int]  # the driver's stack when it was entered
-    task: int | None = None
-    leave: Callable[[], object] | None = None
+    at: int  # its place on the driver's stack
+    before: int  # the handle below it, or 0
+    task: int
+    leave: Callable[[], object] | None
     is_generator: bool = False
     is_left: bool = False
 
@@ -91,66 +113,76 @@ class Line:
     thread: Any = None
     wake: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     is_over: bool = False
-    entries: list[Entry] = field(default_factory=list)
-    stack: list[int] = field(default_factory=list)
-    is_exact: bool = True  # else no more of the stack is known than its top
+    blocks: list[Block] = field(default_factory=list)
+    stack: list[Place] = field(default_factory=list)
+    sets: list[tuple[Held, Place]] = field(default_factory=list)  # where other code leaves places of others alone
+    kept: list[Held] = field(default_factory=list)  # what other code has pushed of ours
 
     @property
     def top(self) -> int:
-        return self.stack[-1] if self.stack else 0
+        return self.stack[-1].handle if self.stack else 0
 
-    def innermost_open(self) -> Entry | None:
-        return next((entry for entry in reversed(self.entries) if entry.task is not None and not entry.is_left), None)
+    @property
+    def handles(self) -> list[int]:
+        return [place.handle for place in self.stack]
+
+    def innermost_open(self) -> Block | None:
+        return next((block for block in reversed(self.blocks) if not block.is_left), None)
 
     def first_left(self) -> int:
-        """Where those entries begin that end with the next call: blocks left before their turn, and what is inside."""
-        keep = len(self.entries)
-        for at in reversed(range(keep)):
-            if self.entries[at].task is not None:
-                if not self.entries[at].is_left:
-                    break
-                keep = at
+        """The first of the blocks that end with the next call, because they were left before their turn."""
+        keep = len(self.blocks)
+        while keep > 0 and self.blocks[keep - 1].is_left:
+            keep -= 1
         return keep
 
-    def remove_left(self) -> None:
+    def remove_left(self) -> Block | None:
+        """The outermost block that has ended."""
         keep = self.first_left()
-        ours: list[int] = []
-        while len(self.entries) > keep:
-            entry = self.entries.pop()
-            ours.append(entry.held.handle)
-            if entry.task is not None:
-                self.restore(entry.below, ours)
-                ours = []
+        last = self.blocks[keep] if keep < len(self.blocks) else None
+        if last is not None:
+            self.restore(last)
+        del self.blocks[keep:]
+        return last
 
-    def restore(self, below: list[int], ours: list[int]) -> None:
-        """What was current is current again; the rest of the stack too, where other code left all of ours in place."""
-        at, before = len(below), below[-1] if below else 0
-        is_there = len(self.stack) > at and self.stack[:at] == below and self.stack[at] in ours
-        others = range(at + 1, len(self.stack))
-        is_only = not any(self.stack[i] in ours and self.stack[i - 1] == before for i in others)
-        self.is_exact = self.is_exact and is_there and is_only
-        self.stack = list(below)
+    def restore(self, block: Block) -> None:
+        """What was on the stack before a block is there again, and nothing else."""
+        del self.stack[block.at :]
+        if self.top != block.before:  # other code has taken away what was there
+            self.stack = [Place(block.before)] * (block.before != 0)
+        self.sets = [(held, place) for held, place in self.sets if place in self.stack]
 
     def set(self, held: Held) -> None:
-        self.stack[-1:] = [held.handle]
-        if self.entries and self.entries[-1].task is None:
-            self.entries.pop()
-        self.entries.append(Entry(held, []))
+        """What was set since the innermost block was entered is replaced, wherever it is."""
+        low = self.blocks[-1].at if self.blocks else 0
+        run = [place for place in self.stack[low:] if place.is_set]
+        if self.stack and self.stack[-1] not in run:
+            self.stack[-1].is_set = True
+            run.append(self.stack[-1])
+        elif not self.stack:
+            self.stack.append(Place(held.handle, is_set=True))
+            run.append(self.stack[-1])
+        self.sets = [(of, place) for of, place in self.sets if place in self.stack[:low]]
+        for place in run:
+            place.handle = held.handle
+            self.sets.append((held, place))
 
-    def is_foreign_on_top(self) -> bool:
-        blocks = [entry for entry in self.entries if entry.task is not None]
-        is_set = self.entries != [] and self.entries[-1].task is None
-        return len(self.stack) > (len(blocks[-1].below) + 1 if blocks else 0) + is_set
+    def owns(self, held: Held) -> bool:
+        """A block, or what set_current has made current, if other code has not replaced it."""
+        is_set = any(of is held and place.handle == held.handle and place in self.stack for of, place in self.sets)
+        return is_set or any(block.held is held for block in self.blocks)
 
-    def is_below_others(self) -> bool:
-        """Whether other code has pushed something above the innermost entry: the program sets nothing then."""
-        keep = self.first_left()
-        top = self.top if keep == len(self.entries) else (self.entries[keep].below or [0])[-1]
-        return keep > 0 and self.entries[keep - 1].held.handle != top
+    def let_go(self, handle: int) -> None:
+        """Other code has popped a context."""
+        held = next((held for held in self.kept if held.handle == handle), None)
+        if held is not None:
+            self.kept.remove(held)
 
-    def forget_replaced(self) -> None:
-        while self.entries and self.entries[-1].task is None and self.entries[-1].held.handle not in self.stack:
-            self.entries.pop()
+    def prune(self) -> None:
+        """Other code lets go of what is not on the stack any more."""
+        for held in set(self.kept):
+            for _ in range(self.kept.count(held) - self.handles.count(held.handle)):
+                self.kept.remove(held)
 
 
 def in_a_block(ctx: Context) -> Iterator[None]:
@@ -163,6 +195,7 @@ class Program:
 
     def __init__(self, machine: Any, seed: int, operations: int, every: int = EVERY) -> None:
         self.machine, self.operations, self.every = machine, operations, every
+        self.is_rough = seed % 2 == 1
         self.random = random.Random(seed)
         self.log: list[str] = []
         self.failure = ""
@@ -172,7 +205,6 @@ class Program:
         self.dev, self.raw = Device(0), Raw()
         whole = self.dev.resources.sm
         self.groups, _ = whole.split(SMResourceOptions([whole.min_partition_size] * 5))
-        # Of other code, which pushes these alone: nobody can tell its pushes of a context of ours from our own.
         self.foreign = [self.raw.handle("cuCtxCreate_v2", 0, 0) for _ in range(2)]
         self.raw.pop()
         self.raw.pop()
@@ -192,9 +224,6 @@ class Program:
         for line in self.lines:  # grows while threads end and others start
             line.thread.join()
             self.forget(line)
-            # What other code pushed there is current until the system has ended the thread, which is after join().
-            while Path(f"/proc/self/task/{line.thread.native_id}").exists():
-                time.sleep(0.0001)
         for held in self.contexts:
             if not self.failure and held.context is not None:
                 held.context.close()  # nothing is current on any thread
@@ -264,7 +293,11 @@ class Program:
                 return
             name = self.random.choices(self.names, cum_weights=self.cumulated)[0]
             self.log.append(f"{line.name} ({line.scheduler}), task {task}: {name}")
-            getattr(self, name)(line, task)
+            try:
+                getattr(self, name)(line, task)
+            except Lost:  # nothing that could be made current again: what is now is the truth
+                self.say("(what was current before is lost)")
+                line.stack = [Place(handle) for handle in self.whole_stack()]
             if not line.is_over:
                 self.judge(line)
                 self.switch(line)
@@ -294,38 +327,49 @@ class Program:
 
     def forget(self, line: Line) -> None:
         """The blocks of a thread that has ended are over."""
-        for entry in line.entries:
-            if entry.leave is not None and not (entry.is_generator and entry.is_left):
-                self.demand(RuntimeError, entry.leave)
-        line.entries.clear()
+        for block in line.blocks:
+            if block.leave is not None and not (block.is_generator and block.is_left):
+                self.demand(RuntimeError, block.leave)
+        # What other code pushed there is current until the system has ended the thread, which is after join().
+        while Path(f"/proc/self/task/{line.thread.native_id}").exists():
+            time.sleep(0.0001)
+        for of in (line.blocks, line.stack, line.sets, line.kept):
+            of.clear()
 
     # ---- what is judged
 
     def say(self, what: str) -> None:
         self.log[-1] += " " + what
 
-    def demand(self, kind: type[Exception] | None, action: Callable[[], object]) -> Any:
-        """What an action returns, which has to raise an error of this kind, or none."""
+    def demand(self, kind: type[Exception] | None, action: Callable[[], object], is_sure: bool = True) -> Any:
+        """What an action returns, or the error that it has to raise; it may raise it if that is not sure."""
         try:
             answer = action()
         except RuntimeError as error:
+            if self.is_rough and LOST in str(error):
+                raise Lost(str(error)) from None
             if kind is None or not isinstance(error, kind):
                 raise Wrong(f"raised {type(error).__name__}: {error}") from None
             self.say(f"(raises {type(error).__name__})")
-            return None
-        if kind is not None:
+            return error
+        if kind is not None and is_sure:
             raise Wrong(f"did not raise {kind.__name__}")
         return answer
 
     def judge(self, line: Line) -> None:
-        top = self.raw.current()
-        if top != line.top:
-            raise Wrong(f"{self.name_of(top)} is current instead of {self.name_of(line.top)}")
-        if not line.is_exact or self.random.random() < LOOK_DEEP:
+        if self.is_rough or self.random.random() < LOOK_DEEP:
             whole = self.whole_stack()
-            if line.is_exact and whole != line.stack:
-                raise Wrong(f"the stack is {[*map(self.name_of, whole)]} instead of {[*map(self.name_of, line.stack)]}")
-            line.stack, line.is_exact = whole, True
+            if not self.is_rough and whole != line.handles:
+                raise Wrong(
+                    f"the stack is {[*map(self.name_of, whole)]} instead of {[*map(self.name_of, line.handles)]}"
+                )
+        else:
+            whole = [self.raw.current()]
+        if (top := whole[-1] if whole else 0) != line.top:
+            raise Wrong(f"{self.name_of(top)} is current instead of {self.name_of(line.top)}")
+        if self.is_rough:
+            line.stack = [Place(handle) for handle in whole]
+            line.prune()
         if len(self.log) % self.every == 0 and (misuse := self.misuse()):
             raise Wrong(misuse)
 
@@ -372,48 +416,43 @@ class Program:
             self.demand(RuntimeError, enter)
             return
         self.demand(None, enter)
-        if not line.is_exact:
-            line.stack, line.is_exact = self.whole_stack()[:-1], True
-        line.entries.append(Entry(held, list(line.stack), task, leave, is_generator))
-        line.stack.append(held.handle)
+        line.blocks.append(Block(held, len(line.stack), line.top, task, leave, is_generator))
+        line.stack.append(Place(held.handle))
 
     def leave(self, line: Line, task: int) -> None:
-        entry = line.innermost_open()
-        if entry is not None:
-            self.leave_entry(line, task, line, entry)
+        block = line.innermost_open()
+        if block is not None:
+            self.leave_block(line, task, line, block)
 
     def leave_any(self, line: Line, task: int) -> None:
         """A block of any thread and task."""
-        found = [(of, entry) for of in self.living() for entry in of.entries if entry.leave is not None]
+        found = [(of, block) for of in self.living() for block in of.blocks if block.leave is not None]
         if found:
-            self.leave_entry(line, task, *self.random.choice(found))
+            self.leave_block(line, task, *self.random.choice(found))
 
-    def leave_entry(self, line: Line, task: int, of: Line, entry: Entry) -> None:
-        if entry.leave is None:  # its object is gone
+    def leave_block(self, line: Line, task: int, of: Line, block: Block) -> None:
+        if block.leave is None:  # its object is gone
             return
-        self.say(f"{entry.held.name} of {of.name}, task {entry.task}")
-        if entry.is_left:
-            self.demand(None if entry.is_generator else RuntimeError, entry.leave)
+        self.say(f"{block.held.name} of {of.name}, task {block.task}")
+        if block.is_left:
+            self.demand(None if block.is_generator else RuntimeError, block.leave)
             return
-        entry.is_left = True
-        inner = of.entries[of.entries.index(entry) + 1 :]
-        is_outer = any(above.task is not None and not above.is_left for above in inner)
-        if of is not line or is_outer:
-            self.demand(RuntimeError, entry.leave)
+        block.is_left = True
+        inner = of.blocks[of.blocks.index(block) + 1 :]
+        if of is not line or any(not above.is_left for above in inner):
+            self.demand(RuntimeError, block.leave)
             return
         line.remove_left()
-        self.demand(None if entry.task == task else RuntimeError, entry.leave)
+        self.demand(None if block.task == task else RuntimeError, block.leave)
 
     def abandon(self, line: Line, task: int) -> None:
         """The object of an open block is dropped."""
-        entry = line.innermost_open()
-        if entry is not None and not entry.is_generator:
-            entry.leave = None
+        block = line.innermost_open()
+        if block is not None and not block.is_generator:
+            block.leave = None
 
     def set_current(self, line: Line, task: int) -> None:
         held = self.any_context()
-        if line.is_below_others():
-            return
         self.say(held.name)
 
         def action() -> Context | None:
@@ -432,26 +471,34 @@ class Program:
             raise Wrong(f"{previous} was current instead of {self.name_of(line.top)}")
         line.set(held)
 
+    def pushed(self, line: Line) -> int:
+        """What other code pushes, and keeps if it is of this package."""
+        ours = [held for held in [*self.lasting, *self.contexts] if not held.is_closed]
+        if self.is_rough and self.random.random() < 0.5:
+            line.kept.append(self.random.choice(ours))
+            return line.kept[-1].handle
+        return self.random.choice(self.foreign)
+
     def push(self, line: Line, task: int) -> None:
         if len(line.stack) <= DEEP:
-            handle = self.random.choice(self.foreign)
+            handle = self.pushed(line)
             self.say(self.name_of(handle))
             self.raw.push(handle)
-            line.stack.append(handle)
+            line.stack.append(Place(handle))
 
     def pop(self, line: Line, task: int) -> None:
-        """Other code pops what it has pushed."""
-        if line.is_foreign_on_top():
+        """Other code pops what it has pushed, or whatever there is."""
+        if line.stack and (self.is_rough or line.top in self.foreign):
             self.raw.pop()
-            line.stack.pop()
+            line.let_go(line.stack.pop().handle)
 
     def replace(self, line: Line, task: int) -> None:
-        if not line.is_foreign_on_top() and any(entry.task is not None for entry in line.entries):
-            return
-        handle = self.random.choice(self.foreign)
-        self.say(self.name_of(handle))
-        self.raw.set_current(handle)
-        line.stack[-1:] = [handle]
+        if self.is_rough or not line.stack or line.top in self.foreign:
+            handle, before = self.pushed(line), line.top
+            self.say(self.name_of(handle))
+            self.raw.set_current(handle)
+            line.stack[-1:] = [Place(handle)]
+            line.let_go(before)
 
     def pop_and_push(self, line: Line, task: int) -> None:
         if line.stack:
@@ -472,15 +519,15 @@ class Program:
         if held.is_closed:
             self.demand(None, held.context.close)
             return
+        if any(held in of.kept for of in self.living() if of is not line):
+            return  # other code still uses it there
         line.remove_left()
-        if line.is_exact:
-            line.forget_replaced()
-        elif any(entry.held is held for entry in line.entries):
-            return  # whether it is on the stack is not known before the call
-        is_current = held.handle == line.top
-        is_current |= any(entry.held is held for of in self.living() for entry in of.entries)
-        self.demand(ContextCurrentError if is_current else None, held.context.close)
-        held.is_closed = not is_current
+        is_current = held.handle in line.handles or any(of.owns(held) for of in self.living())
+        # An entry that other code has replaced may still be there, until its thread looks.
+        is_sure = is_current or not (self.is_rough or any(held is of for one in self.living() for of, _ in one.sets))
+        answer = self.demand(ContextCurrentError if is_current or not is_sure else None, held.context.close, is_current)
+        held.is_closed = not isinstance(answer, Exception)
+        line.sets = [(of, place) for of, place in line.sets if place in line.stack and place.handle == of.handle]
 
     def drop(self, line: Line, task: int) -> None:
         """The program's only name of a context or of a stream goes."""
@@ -496,7 +543,7 @@ class Program:
         held = self.any_context()
         assert held.context is not None
         stream = self.demand(ClosedError if held.is_closed else None, held.context.create_stream)
-        if stream is not None:
+        if not held.is_closed:
             self.streams = [*self.streams, stream][-6:]
 
 

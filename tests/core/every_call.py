@@ -30,6 +30,7 @@ from cuda_gctx import (
     system,
 )
 from cuda_gctx._core import loan, probe
+from cuda_gctx._core.graph import probe_kernels
 from cuda_gctx._core.resources import DeviceResources, WorkqueueResource
 
 CLASSES = (Device, Context, Stream, Event, Graph, GraphExec, SMResource, DeviceResources, WorkqueueResource)
@@ -43,6 +44,7 @@ ELSEWHERE = {
     },
     "Context": {"torch", "cupy", "verify"},
     "Stream": {"torch", "cupy"},
+    "GraphExec": {"verify"},
     "SMResource": {"free"},
 }
 
@@ -64,6 +66,7 @@ WITH_ARGUMENTS: dict[str, Callable[[Any], object]] = {
     "Context.close": lambda w: w.dev.create_context(ContextOptions([w.group])).close(),
     "Context.current": lambda w: (in_a_block(w.ctx.current()), in_a_block(w.dev.context.current())),
     "Context.from_handle": lambda w: (Context.from_handle(w.ctx.handle), Context.from_handle(w.foreign).handle),
+    "Context.wait_context": lambda w: (w.ctx.wait_context(w.dev.context), w.dev.context.wait_context(w.ctx)),
     "Context.wait_event": lambda w: w.ctx.wait_event(w.event),
     "Stream.__eq__": lambda w: (w.stream == Stream.from_handle(w.stream.handle), w.adopted == Stream(w.adopted)),
     "Stream.__exit__": lambda w: w.ctx.create_stream().__exit__(None, None, None),
@@ -78,6 +81,9 @@ WITH_ARGUMENTS: dict[str, Callable[[Any], object]] = {
     "Event.close": lambda w: w.ctx.create_event().close(),
     "Graph.__exit__": lambda w: captured(w.stream).__exit__(None, None, None),
     "Graph.close": lambda w: captured(w.stream).close(),
+    "Graph.__init__": lambda w: Graph(SimpleNamespace(raw_cuda_graph=lambda: w.graph.handle)),
+    "Graph.from_handle": lambda w: Graph.from_handle(w.graph.handle),
+    "Graph.in_partition": lambda w: w.graph.in_partition(w.dev).close(),
     "GraphExec.__exit__": lambda w: w.graph.instantiate().__exit__(None, None, None),
     "GraphExec.close": lambda w: w.graph.instantiate().close(),
     "GraphExec.launch": lambda w: w.executable.launch(w.stream),
@@ -107,6 +113,7 @@ MORE: dict[str, Callable[[Any], object]] = {
         *(probe.run_probe([w.stream], [8], 1000, 10**10), probe.spin(w.stream, 1, 0)),
         *(probe.probe_blocks_per_sm(w.ctx), probe.max_cluster_size(w.stream, 0, 32, 0)),
         *(probe.max_clusters(w.stream, 0, 32, 0, 1), stamped(w)),
+        probe_kernels(w.graph.in_partition(w.ctx), w.dev.create_stream(), 0, 10**10),
     ),
     "system": lambda w: (system.features(), system.memory(), system.driver_version, repr(system)),
 }

@@ -300,6 +300,7 @@ BAD_CALLS: dict[str, tuple[type[Exception], str, Call]] = {
     "wait for a number": (TypeError, "", lambda m: m.stream.wait(m.event.handle)),  # type: ignore[arg-type]
     "wait for a context": (TypeError, "", lambda m: m.stream.wait(m.ctx)),  # type: ignore[arg-type]
     "context waits for None": (TypeError, "", lambda m: m.ctx.wait_event(None)),  # type: ignore[arg-type]
+    "context waits for no context": (TypeError, "", lambda m: m.ctx.wait_context(m.stream)),  # type: ignore[arg-type]
     "context waits for a stream": (TypeError, "", lambda m: m.ctx.wait_event(m.stream)),  # type: ignore[arg-type]
     "context records a stream": (TypeError, "", lambda m: m.ctx.record_event(m.stream)),  # type: ignore[arg-type]
     "current of a device": (TypeError, "", lambda m: m.dev.set_current(m.dev)),  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def test_a_program_of_a_seed_is_the_same_each_time() -> None:
 
 
 def test_a_restore_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_model.Line, "restore", lambda self, below, ours: None)
+    monkeypatch.setattr(block_model.Line, "restore", lambda self, block: None)
     report = run_program(0, 500, "13.0")
     assert report.startswith("seed 0, driver 13.0, ")
     assert " is current instead of " in report
@@ -53,7 +53,7 @@ def test_a_context_that_is_destroyed_while_it_is_current_is_found(monkeypatch: p
     def destroy(self: Program, line: block_model.Line, task: int) -> None:
         with self.raw.green_context(8) as context:
             self.raw.push(context)
-        line.stack = self.whole_stack()
+        line.stack = [block_model.Place(handle) for handle in self.whole_stack()]
 
     monkeypatch.setattr(Program, "push", destroy)
     assert "is destroyed while it is current" in run_program(0, 500, "13.0")

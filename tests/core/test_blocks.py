@@ -298,6 +298,115 @@ def test_the_whole_stack_is_as_it_was_whichever_call_fails(sim: Callable[..., An
     second.close()
 
 
+@pytest.fixture
+def others(raw: Raw) -> Iterator[list[int]]:
+    """Contexts of other code, as handles; nothing is current on this thread before and after."""
+    with raw.ordinary_context() as first, raw.ordinary_context() as second:
+        yield [first, second]
+        while raw.current():
+            raw.pop()
+
+
+def test_a_block_takes_its_own_place_away_below_what_other_code_left_in_it(
+    dev: Device, raw: Raw, two: list[Context], others: list[int]
+) -> None:
+    (a, b), (f, g) = two, others
+    raw.push(f)
+    with a.current():
+        raw.push(f)
+        raw.push(g)
+        dev.set_current(b)
+        assert depth(raw) == [b.handle, f, a.handle, f]
+    assert depth(raw) == [f]
+    a.close()
+    b.close()
+
+
+def test_a_block_leaves_alone_what_was_on_the_stack_before_it(
+    dev: Device, raw: Raw, two: list[Context], others: list[int]
+) -> None:
+    (a, b), (f, g) = two, others
+    raw.push(f)
+    raw.push(f)
+    dev.set_current(a)
+    raw.push(f)
+    with a.current():
+        dev.set_current(b)
+        raw.push(g)
+        dev.set_current(b)
+    assert depth(raw) == [f, a.handle, f]
+    assert "call Device.set_current() for another context" in str(refusal(ContextCurrentError, a.close))
+    dev.set_current(b)
+    a.close()
+    assert depth(raw) == [b.handle, b.handle, f]
+
+
+def test_a_context_stays_as_long_as_it_is_on_the_stack_whatever_other_code_has_done_to_it(
+    sim: Callable[..., Any],
+) -> None:
+    machine = sim()
+    dev, raw = Device(0), Raw()
+    a, b = small_contexts(dev, 2)
+    with raw.ordinary_context() as f, raw.ordinary_context() as g:
+        raw.push(f)
+        block = a.current()
+        block.__enter__()
+        raw.pop()
+        raw.pop()
+        for handle in (g, a.handle, f):
+            raw.push(handle)
+        block.__exit__(None, None, None)
+        assert depth(raw) == [f, a.handle, g]
+        assert "call Device.set_current() for another context" in str(refusal(ContextCurrentError, a.close))
+        dev.set_current(b)
+        assert depth(raw) == [b.handle, b.handle, g]
+        a.close()
+        assert len(machine.ledger().live_of("green context")) == 1
+        while raw.current():
+            raw.pop()
+    b.close()
+    assert not machine.ledger().misuse
+
+
+def test_a_context_that_other_code_has_pushed_is_not_closed_under_it(
+    dev: Device, raw: Raw, two: list[Context], others: list[int]
+) -> None:
+    raw.push(two[0].handle)
+    raw.push(others[0])
+    assert "cuCtxPopCurrent" in str(refusal(ContextCurrentError, two[0].close))
+    raw.pop()
+    raw.pop()
+    two[0].close()
+
+
+def test_any_depth_of_what_other_code_has_left_is_taken_away(
+    dev: Device, raw: Raw, two: list[Context], others: list[int]
+) -> None:
+    raw.push(others[0])
+    with two[0].current():
+        for _ in range(1000):
+            raw.push(others[0])
+    assert depth(raw) == [others[0]]
+    two[0].close()
+
+
+def test_what_other_code_has_destroyed_is_not_made_current_again(sim: Callable[..., Any]) -> None:
+    machine = sim()
+    dev, raw = Device(0), Raw()
+    (ctx,) = small_contexts(dev, 1)
+    block = ctx.current()
+    with raw.ordinary_context() as other:
+        raw.push(other)
+        block.__enter__()
+        raw.pop()
+        raw.pop()
+    message = str(refusal(RuntimeError, lambda: block.__exit__(None, None, None)))
+    assert "other code has popped what was current before it" in message
+    assert raw.current() == 0
+    ctx.close()
+    assert not machine.ledger().misuse
+
+
 def test_the_end_of_a_thread_that_threading_does_not_know_is_seen(dev: Device, two: list[Context]) -> None:
     for _ in range(100):
         is_over = _thread.allocate_lock()

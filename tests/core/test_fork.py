@@ -54,6 +54,7 @@ tries = {
     "ctx.create_event": lambda: ctx.create_event(),
     "ctx.record_event": lambda: ctx.record_event(),
     "ctx.wait_event": lambda: ctx.wait_event(event),
+    "ctx.wait_context": lambda: ctx.wait_context(ctx),
     "ctx.sync": lambda: ctx.sync(),
     "ctx.current": lambda: ctx.current().__enter__(),
     "stream.handle": lambda: stream.handle,

@@ -35,6 +35,7 @@ from cuda_gctx import (
 from cuda_gctx._core import errors as errors_of_core
 from cuda_gctx._core.loan import Claim, context_stream
 from cuda_gctx._core.probe import Stamps, run_probe
+from cuda_gctx.partitions import store
 from cuda_gctx.sim import session
 
 from ..common import green, refusal, small_contexts, split
@@ -225,6 +226,8 @@ def test_streams_are_closed_while_the_probe_runs_on_them(dev: Device) -> None:
 CAPTURE_BREAKERS: dict[str, Callable[[Device, Context, Stream, Event, SMResource], Any]] = {
     "ctx.record_event": lambda dev, ctx, stream, event, group: ctx.record_event(),
     "ctx.wait_event": lambda dev, ctx, stream, event, group: ctx.wait_event(event),
+    "ctx.wait_context": lambda dev, ctx, stream, event, group: ctx.wait_context(dev.context),
+    "ctx is waited for": lambda dev, ctx, stream, event, group: dev.context.wait_context(ctx),
     "ctx.sync": lambda dev, ctx, stream, event, group: ctx.sync(),
     "stream.sync": lambda dev, ctx, stream, event, group: stream.sync(),
     "stream.is_done": lambda dev, ctx, stream, event, group: stream.is_done,
@@ -250,6 +253,64 @@ def test_what_would_spoil_a_capture_is_refused(sim: Callable[..., Any], name: st
         CAPTURE_BREAKERS["ctx.record_event"](dev, ctx, stream, event, groups[1]).close()
     stream.close()
     ctx.close()
+
+
+def begin_capture(stream: int) -> None:
+    Raw().call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 1)
+
+
+def end_capture(stream: int) -> None:
+    Raw().call("cuGraphDestroy", ctypes.c_void_p(Raw().handle_of_capture(stream)))  # raises if it was invalidated
+
+
+@pytest.mark.parametrize("driver", ["12.4", "13.0", "13.4"])
+def test_a_stream_is_not_closed_while_it_captures(sim: Callable[..., Any], driver: str) -> None:
+    sim("h200", driver=driver)
+    (ctx,) = small_contexts(Device(0), 1)
+    with ctx, ctx.create_stream() as stream, ctx.create_stream() as side:
+        handle = stream.handle
+        begin_capture(handle)
+        side.wait(stream)
+        for capturing in (stream, side):
+            assert "end it first" in str(refusal(CapturingError, capturing.close))
+            refusal(CapturingError, lambda capturing=capturing: capturing.__exit__(None, None, None))
+            assert not capturing.is_closed
+        stream.wait(side)
+        end_capture(handle)
+        side.close()
+        stream.close()
+        assert side.is_closed
+        assert stream.is_closed
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open context", "closed context"])
+def test_a_capture_outlives_the_last_object_of_its_stream(sim: Callable[..., Any], closed: bool) -> None:
+    machine = sim("h200", driver="13.0")
+    dev = Device(0)
+    (ctx,) = small_contexts(dev, 1)
+    stream = ctx.create_stream()
+    handle, context = stream.handle, ctx.handle
+    begin_capture(handle)
+    if closed:
+        ctx.close()
+    del stream
+    gc.collect()
+    if closed:
+        (other,) = small_contexts(dev, 1)
+        assert other.handle != context
+        other.close()
+    else:
+        with ctx.create_stream() as other:
+            assert other.handle != handle
+    end_capture(handle)
+    if closed:
+        (ctx,) = small_contexts(dev, 1)  # it is used again, as what frameworks have seen
+        assert ctx.handle == context
+    with ctx.create_stream() as again:
+        assert again.handle == handle
+    ctx.close()
+    store.drop(pinned=True)
+    assert not machine.ledger().live_of("green context")
 
 
 # ---- contexts that others destroy

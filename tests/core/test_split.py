@@ -478,6 +478,59 @@ def test_a_locality_domain_gives_sms_of_that_domain(sim: Machines) -> None:
     assert groups[0].overlaps(groups[1]) is False
 
 
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"coscheduled_sm_count": 2}, [72, 72]),
+        ({}, [64, 64]),
+    ],
+)
+def test_each_locality_domain_can_have_a_group_of_all_its_sms(
+    sim: Machines, fields: dict[str, Any], given: list[int]
+) -> None:
+    sim("b200", driver="13.4")
+    dev = Device(0)
+    assert dev.locality_domains == 2
+    whole = dev.resources.sm
+    groups, remainder = split(whole, [None, None], locality_domain=[1, 0], **fields)
+    assert [group.sm_count for group in groups] == given
+    assert [group.locality_domain for group in groups] == [1, 0]
+    assert groups[0].overlaps(groups[1]) is False
+    assert (whole.locality_domain, remainder.locality_domain) == (None, None)
+    for group in groups:  # and no more than that
+        [alone], _ = split(whole, [None], locality_domain=group.locality_domain, **fields)
+        assert alone.sm_count == group.sm_count
+
+
+def test_domains_that_have_nothing_left_are_refused(sim: Machines) -> None:
+    sim("b200", driver="13.4")
+    whole = Device(0).resources.sm
+    error = refusal(SplitError, lambda: split(whole, [None, None], locality_domain=[0, 7]))
+    assert error.suggestion is None
+    assert "no request near it fits" in str(error)
+    assert "backfill" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"locality_domain": 0},
+        {"locality_domain": [0, None]},
+        {"locality_domain": [0, 1], "backfill": [False, True]},
+    ],
+)
+def test_all_that_is_left_goes_to_one_group_or_to_one_of_each_domain(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"only one group can have all remaining SMs, or one in each locality_domain"):
+        SMResourceOptions([None, None], **fields)
+
+
+@pytest.mark.parametrize(("gpu", "driver"), [("b200", "13.1"), ("b200", "13.4"), ("h200", "13.4")])
+def test_a_driver_or_device_without_locality_domains_has_one(sim: Machines, gpu: str, driver: str) -> None:
+    sim(gpu, driver=driver)
+    assert Device(0).locality_domains == (2 if (gpu, driver) == ("b200", "13.4") else 1)
+
+
 def test_the_nearest_request_keeps_to_the_locality_domains(sim: Machines) -> None:
     sim("b200", driver="13.4")
     whole = Device(0).resources.sm

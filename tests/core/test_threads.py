@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, Device, ResourceOverlapError, ResourceOverlapWarning, Stream
+from cuda_gctx import Context, ContextCurrentError, Device, ResourceOverlapError, ResourceOverlapWarning, Stream
 from cuda_gctx._core.loan import context_stream
 
 from ..common import green, small_contexts, split
@@ -244,6 +246,38 @@ def test_closing_and_making_current_at_the_same_time_never_leaves_a_dead_context
         for refusal in chain.from_iterable(on_many_threads(work, 4)):
             assert "closed" in refusal or "current on another thread" in refusal
         ctx.close()
+    assert not machine.ledger().misuse
+
+
+def test_what_is_set_inside_a_block_is_not_closed_by_another_thread_before_the_block_has_left_it(
+    sim: Callable[..., Any],
+) -> None:
+    machine = sim()
+    dev = Device(0)
+    groups, _ = split(dev.resources.sm, [8, 8])
+    outer = green(dev, groups[0])
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        for _ in range(200):
+            inner = green(dev, groups[1])
+            started = threading.Event()
+
+            def close(inner: Context = inner, started: threading.Event = started) -> None:
+                started.set()
+                while not inner.is_closed:
+                    with suppress(ContextCurrentError):
+                        inner.close()
+
+            thread = threading.Thread(target=close)
+            with outer.current():
+                dev.set_current(inner)
+                thread.start()
+                started.wait()
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    outer.close()
     assert not machine.ledger().misuse
 
 

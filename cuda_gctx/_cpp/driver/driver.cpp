@@ -53,6 +53,9 @@ Driver::Driver(std::string_view choice) {
     }
   }
   fill_table();
+  for (std::size_t i = 0; i < feature_count; ++i) {
+    has_[i] = feature(static_cast<Feature>(i)).available;
+  }
   GCTX_CALL(*this, cuInit, 0);
 }
 
@@ -102,11 +105,8 @@ FeatureState Driver::feature(Feature feature) const {
   return {};
 }
 
-void Driver::require(Feature feature) const {
+void Driver::fail_missing(Feature feature) const {
   const FeatureState state = this->feature(feature);
-  if (state.available) {
-    return;
-  }
   const std::string needs = version_text(state.since);
   const std::string found = version_text(version_);
   Error error(ErrorKind::not_supported,

@@ -49,8 +49,12 @@ class Driver : public DriverTable {
   const std::string& path() const noexcept { return path_; }
 
   FeatureState feature(Feature feature) const;
-  bool has(Feature feature) const { return this->feature(feature).available; }
-  void require(Feature feature) const;
+  bool has(Feature feature) const noexcept { return has_[static_cast<std::size_t>(feature)]; }
+  void require(Feature feature) const {
+    if (!has(feature)) [[unlikely]] {
+      fail_missing(feature);
+    }
+  }
 
   void check(CUresult result, const char* call) const {
     if (result != CUDA_SUCCESS) [[unlikely]] {
@@ -65,11 +69,13 @@ class Driver : public DriverTable {
 
  private:
   void fill_table();
+  [[noreturn]] void fail_missing(Feature feature) const;
   std::string error_name(CUresult result) const;
 
   void* library_ = nullptr;
   std::string path_;
   int version_ = 0;
+  std::array<bool, feature_count> has_{};  // what a split asks several times
 };
 
 // Calls a driver function and throws what it answers, named.

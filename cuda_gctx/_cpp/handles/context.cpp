@@ -103,7 +103,7 @@ bool ContextBox::pin() {
   if (is_pinned()) {
     return false;
   }
-  pinned_contexts(runtime_).count(device_);
+  pinned_contexts(runtime_).demand_and_count(device_);
   pinned_.store(true);
   return true;
 }
@@ -117,6 +117,14 @@ void ContextBox::ask_to_be_there() const {
                                 : label() + " has been destroyed by its owner, and what was made on it is gone");
   }
   runtime_.driver().check(answer, "cuCtxGetId");
+}
+
+void ContextBox::keep() noexcept {
+  const std::lock_guard lock(name_mutex_);
+  streams().expose();
+  if (!pinned_.exchange(true) && kind_ == ContextKind::green) {
+    pinned_contexts(runtime_).count(device_);
+  }
 }
 
 std::string ContextBox::name() const {

@@ -68,6 +68,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   // The system's number of the thread that made it current last, for messages.
   void note_thread(long thread) noexcept { last_thread_.store(thread, std::memory_order_relaxed); }
   bool is_closed() const noexcept { return !state_.is_open(); }
+  bool is_current_anywhere() const noexcept { return state_.is_current_anywhere(); }  // by an entry
   // No more use of a green context of ours; it is destroyed with its last stream and event. Throws while it is current.
   void close();
   void demand_usable() const { runtime_.demand_usable(); }  // of a driver that may be used
@@ -113,6 +114,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   // closed or the program drops them. True the first time for a green context of ours; throws, and it is not pinned,
   // where that would be one too many.
   bool pin();
+  void keep() noexcept;  // the same, beyond the limit too, for a capture that goes on
   bool is_pinned() const noexcept { return pinned_.load(std::memory_order_relaxed); }
 
   // Called by whoever ended the last use after close().

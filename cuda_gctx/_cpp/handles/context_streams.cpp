@@ -59,41 +59,49 @@ CUstream ContextStreams::any() noexcept {
   return nullptr;
 }
 
-void ContextStreams::keep_spare(CUstream stream, bool nonblocking) noexcept {
+void ContextStreams::keep_spare(CUstream stream, StreamKind kind) noexcept {
   const std::lock_guard lock(mutex_);
   try {
-    spare_.push_back({stream, nonblocking});
+    spare_.push_back({stream, kind});
   } catch (const std::bad_alloc&) {  // lost rather than destroyed under a framework
   }
 }
 
-CUstream ContextStreams::take_spare(const Driver& driver, bool nonblocking, int priority) {
+CUstream ContextStreams::take_spare(const Driver& driver, StreamKind kind) {
+  int asked = 0;
   const std::lock_guard lock(mutex_);
-  for (auto spare = spare_.begin(); spare != spare_.end(); ++spare) {
-    int found = 0;
-    if (spare->nonblocking == nonblocking && !is_capturing(driver, spare->handle) &&
-        driver.cuStreamQuery(spare->handle) == CUDA_SUCCESS &&
-        driver.cuStreamGetPriority(spare->handle, &found) == CUDA_SUCCESS && found == priority) {
+  auto next = spare_.begin();
+  for (std::size_t left = spare_.size(); left != 0 && asked != most_asked; --left) {
+    const auto spare = next++;
+    if (spare->kind != kind) {
+      continue;
+    }
+    if (!is_capturing(driver, spare->handle) && driver.cuStreamQuery(spare->handle) == CUDA_SUCCESS) {
       const CUstream handle = spare->handle;
       spare_.erase(spare);
       return handle;
     }
+    ++asked;
+    spare_.splice(spare_.end(), spare_, spare);  // behind those that have not been asked
   }
   return nullptr;
 }
 
-bool ContextStreams::has_own() const noexcept {
+bool ContextStreams::has_own() noexcept {
   const std::lock_guard lock(mutex_);
-  return !lent_.empty() || !spare_.empty();
+  return !lent_.empty() || !spare_.empty() || KeptEvent<CUevent>::Use(waited_for).is_made();
 }
 
 void ContextStreams::destroy_own(const Driver& driver) noexcept {
   std::map<int, std::vector<CUstream>> lent;
-  std::vector<SpareStream> spare;
+  std::list<SpareStream> spare;
   {
     const std::lock_guard lock(mutex_);
     lent.swap(lent_);
     spare.swap(spare_);
+  }
+  if (const CUevent event = KeptEvent<CUevent>::Use(waited_for).release(); event != nullptr) {
+    driver.note(driver.cuEventDestroy(event), "cuEventDestroy");
   }
   for (const SpareStream& stream : spare) {
     driver.note(driver.cuStreamDestroy(stream.handle), "cuStreamDestroy");

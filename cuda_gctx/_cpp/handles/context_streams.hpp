@@ -6,13 +6,21 @@
 
 #include <atomic>
 #include <cstddef>
+#include <list>
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "driver/driver.hpp"
+#include "handles/kept_event.hpp"
 
 namespace gctx {
+
+struct StreamKind {
+  bool nonblocking = true;
+  int priority = 0;
+  bool operator==(const StreamKind&) const = default;
+};
 
 // The place of a stream in the list of its context.
 class StreamLink {
@@ -65,23 +73,26 @@ class ContextStreams {
   CUstream any() noexcept;  // one that was lent; null if there is none yet
 
   // Streams that a framework has seen and whose owner has closed them. The ones that are idle are used again.
-  void keep_spare(CUstream stream, bool nonblocking) noexcept;
-  CUstream take_spare(const Driver& driver, bool nonblocking, int priority);  // null if there is none
+  void keep_spare(CUstream stream, StreamKind kind) noexcept;
+  CUstream take_spare(const Driver& driver, StreamKind kind);  // null if there is none
 
-  bool has_own() const noexcept;
+  KeptEvent<CUevent> waited_for;  // of all streams
+
+  bool has_own() noexcept;
   void destroy_own(const Driver& driver) noexcept;
 
  private:
   struct SpareStream {
     CUstream handle;
-    bool nonblocking;
+    StreamKind kind;
   };
+  static constexpr int most_asked = 4;  // of the spare ones, for one that is made
 
   [[noreturn]] static void fail_too_many(std::size_t number);
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::map<int, std::vector<CUstream>> lent_;  // by priority
-  std::vector<SpareStream> spare_;
+  std::list<SpareStream> spare_;               // the one to be asked next first
   StreamLink* first_ = nullptr;
   std::atomic<bool> may_capture_{false};
 };

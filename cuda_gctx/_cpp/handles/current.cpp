@@ -3,7 +3,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +15,19 @@
 #include "handles/stack.hpp"
 
 namespace gctx {
+namespace {
+
+constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
+constexpr std::size_t usual_depth = 64;
+
+bool is_green_of_ours(Runtime& runtime, CUcontext handle) {
+  const ContextHandle known = contexts_of(runtime).registry.find(handle, [](const ContextBox&) { return true; });
+  return known && known->kind() == ContextKind::green;
+}
+
+std::string name_of_block(const ContextBox& context) { return "the block of " + context.label(); }
+
+}  // namespace
 
 // The list of a thread, from its innermost entry.
 struct ThreadEntries {
@@ -20,6 +35,7 @@ struct ThreadEntries {
 
   const long system_id = ::syscall(SYS_gettid);
   Entry* top = nullptr;
+  std::vector<CUcontext> places;       // the driver's stack from the bottom, when it is looked at
   Entry* gone = nullptr;               // blocks that have left the list, for take_left()
   CUresult failed_pop = CUDA_SUCCESS;  // of leave_block_at_once()
 
@@ -32,21 +48,33 @@ struct ThreadEntries {
 
   Entry* innermost_open_block() const noexcept;
   void demand_task(const void* task) const;
-  void add(Entry& entry, ContextHandle context, CUcontext before, const void* task) noexcept;
-  void leave_to(Entry* remaining);
-  void release(Entry* first, const Entry* end) noexcept;
-  static Entry* without_left_blocks(Entry* first) noexcept;
-  static bool is_set_of(const Entry* entry, const Runtime& runtime) noexcept;
-  void take_off(Entry& entry) noexcept;
+  void add(Entry& entry, ContextHandle context, CUcontext before, std::size_t place, const void* task) noexcept;
+  void release(Entry* first) noexcept;
 
+  // Of entries of one driver.
+  static Entry* next_of(Entry* entry, const Runtime& runtime) noexcept;
+  CUcontext below(std::size_t at) const noexcept { return at != 0 ? places[at - 1] : nullptr; }
+  std::size_t index_of(const Entry& entry) const noexcept;
+  void cut(const Entry& block) noexcept;
+  template <typename Work>
+  void for_each_set(const Runtime& runtime, Work&& work) const;
+  std::size_t place_of_next(const Runtime& runtime) const noexcept;
+  static bool has_owner(CUcontext handle, const Entry* entry) noexcept;
+  Entry* settle(const Runtime& runtime) noexcept;
+
+  void leave_to(Entry* remaining, bool is_end = false);
+  static Entry* without_left_blocks(Entry* first) noexcept;
+  void leave_what_was_left();
+  Entry* take_left() noexcept;
+
+  void demand_room() { places.reserve(usual_depth); }  // so that leaving needs no memory
   void enter(Entry& entry, const ContextHandle& context, const void* task);
   bool leave_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept;
   bool end_at_once(ContextHandle& context) noexcept;
   void leave(Entry& entry, const void* task);
   ContextHandle set(const ContextHandle& context, const void* task);
-  void leave_what_was_left();
-  Entry* take_left() noexcept;
-  void forget_replaced();
+  void replace_sets(const ContextHandle& context, std::vector<ContextHandle>& before) noexcept;
+  void demand_not_here(const ContextBox& context);
   void forget(const Runtime& runtime);
 };
 
@@ -54,15 +82,6 @@ namespace {
 
 // Found without the function call that other variables of a thread take in a shared library.
 [[gnu::tls_model("initial-exec")]] thread_local ThreadEntries* known_here = nullptr;
-
-// An entry of set_current when the next one comes: it is replaced, or gets the new context in its place.
-struct SetBefore {
-  Entry* entry;
-  ContextHandle context;
-  bool is_replaced;
-};
-
-std::string name_of_block(const ContextBox& context) { return "the block of " + context.label(); }
 
 }  // namespace
 
@@ -78,8 +97,16 @@ ThreadEntries& ThreadEntries::here() {
 ThreadEntries::~ThreadEntries() {
   known_here = nullptr;
   if (!is_forked()) {
-    release(std::exchange(top, nullptr), nullptr);
+    release(std::exchange(top, nullptr));
   }
+}
+
+Runtime& Entry::runtime() const noexcept { return context_->runtime(); }
+
+CUcontext Entry::shown() const noexcept { return (set_ ? set_ : context_)->handle(); }
+
+bool Entry::owns(CUcontext handle) const noexcept {
+  return context_->handle() == handle || (set_ && set_->handle() == handle);
 }
 
 Entry* ThreadEntries::innermost_open_block() const noexcept {
@@ -100,10 +127,12 @@ void ThreadEntries::demand_task(const void* task) const {
   }
 }
 
-void ThreadEntries::add(Entry& entry, ContextHandle context, CUcontext before, const void* task) noexcept {
+void ThreadEntries::add(Entry& entry, ContextHandle context, CUcontext before, std::size_t place,
+                        const void* task) noexcept {
   context->note_thread(system_id);
   entry.context_ = std::move(context);
   entry.before_ = before;
+  entry.place_ = place;
   entry.task_ = task;
   entry.below_ = top;
   entry.thread_.store(system_id, std::memory_order_relaxed);
@@ -111,68 +140,21 @@ void ThreadEntries::add(Entry& entry, ContextHandle context, CUcontext before, c
   top = &entry;
 }
 
-// The one way by which entries leave. What is above `remaining` is taken off the list and off the driver's stack; only
-// then their counts end, and their contexts are let go.
-void ThreadEntries::leave_to(Entry* remaining) {
-  Entry* const first = top;
-  std::unique_ptr<Error> failed;
-  const Entry* set = nullptr;  // by set_current, with no block under it that takes it along
-  for (const Entry* entry = first; entry != remaining; entry = entry->below_) {
-    const Runtime& runtime = entry->context_->runtime();
-    if (!runtime.is_usable()) {
-      continue;
-    }
-    ContextStack stack(runtime.driver());
-    if (entry->block_ == nullptr) {
-      set = set != nullptr ? set : entry;
-      continue;
-    }
-    stack.note(std::exchange(failed_pop, CUDA_SUCCESS), "cuCtxPopCurrent");
-    // Its own context is above what was before it, or one that was set there since.
-    const Entry* const last = set != nullptr ? set : entry;
-    std::size_t places = 1;
-    for (const Entry* other = last; other != entry && other->below_ != entry; other = other->below_) {
-      ++places;
-    }
-    stack.restore(entry->before_, places, [&](CUcontext found) {
-      const Entry* ours = last;
-      while (ours != entry && ours->context_->handle() != found) {
-        ours = ours->below_;
-      }
-      return ours->context_->handle() == found;
-    });
-    set = nullptr;
-    try {
-      stack.check(entry->before_);
-    } catch (const Error& error) {
-      failed = failed ? std::move(failed) : std::make_unique<Error>(error);
-    }
-  }
-  if (set != nullptr) {
-    const Runtime& runtime = set->context_->runtime();
-    ContextStack(runtime.driver()).replace(0, nullptr, [&](bool) -> CUcontext {
-      const Entry* const asked = set;
-      set = asked != remaining && is_set_of(asked, runtime) ? asked->below_ : set;
-      return asked != remaining && is_set_of(asked, runtime) ? asked->context_->handle() : nullptr;
-    });
-  }
-  top = remaining;
-  release(first, remaining);
-  if (failed) {
-    throw Error(*failed);
-  }
-}
-
-void ThreadEntries::release(Entry* first, const Entry* end) noexcept {
-  while (first != end) {
-    Entry* const entry = std::exchange(first, first->below_);
-    const ContextHandle context = std::move(entry->context_);
+// After the driver's stack has been put right: what is let go here may be destroyed.
+void ThreadEntries::release(Entry* first) noexcept {
+  while (first != nullptr) {
+    Entry& entry = *std::exchange(first, first->below_);
+    const ContextHandle context = std::move(entry.context_);
+    const ContextHandle set = std::move(entry.set_);
     context->state().make_not_current();
-    entry->state_.store(State::idle);
-    if (entry->block_ == nullptr) {
-      delete entry;
+    if (set) {
+      set->state().make_not_current();
+    }
+    entry.state_.store(State::idle);
+    if (entry.block_ == nullptr) {
+      delete &entry;
     } else {
-      entry->below_ = std::exchange(gone, entry);
+      entry.below_ = std::exchange(gone, &entry);
     }
   }
 }
@@ -185,6 +167,193 @@ Entry* ThreadEntries::take_left() noexcept {
   return entry;
 }
 
+// ---- places
+
+Entry* ThreadEntries::next_of(Entry* entry, const Runtime& runtime) noexcept {
+  while (entry != nullptr && &entry->runtime() != &runtime) {
+    entry = entry->below_;
+  }
+  return entry;
+}
+
+// Where the place of an entry is, if other code has left it and those below it alone.
+std::size_t ThreadEntries::index_of(const Entry& entry) const noexcept {
+  const Runtime& runtime = entry.runtime();
+  const Entry* first = &entry;
+  while (first != nullptr && first->place_ != 0) {
+    first = next_of(first->below_, runtime);
+  }
+  for (std::size_t at = 0; first != nullptr && at < places.size(); ++at) {
+    if (places[at] == first->shown() && (first->is_set() || below(at) == first->before_)) {
+      return at + entry.place_;
+    }
+  }
+  return nowhere;
+}
+
+// Of the next entry. If other code has taken away what there was, it begins anew.
+std::size_t ThreadEntries::place_of_next(const Runtime& runtime) const noexcept {
+  const Entry* const inner = next_of(top, runtime);
+  const std::size_t own = inner != nullptr ? index_of(*inner) : nowhere;
+  return own == nowhere ? 0 : places.size() - (own - inner->place_);
+}
+
+// Takes away the place of a block and what is above it, so that what was current before is on top.
+void ThreadEntries::cut(const Entry& block) noexcept {
+  const CUcontext before = block.before_;
+  const std::size_t own = index_of(block);
+  if (own <= places.size() && below(own) == before) {
+    places.resize(own);
+    return;
+  }
+  // Other code has taken it away or replaced it, alone or with what was below it. What is left of it lies above the
+  // next entry that is still there, and has not been on top before.
+  const Entry* outer = next_of(block.below_, block.runtime());
+  while (outer != nullptr && (index_of(*outer) >= places.size() || places[index_of(*outer)] != outer->shown())) {
+    outer = next_of(outer->below_, outer->runtime());
+  }
+  const std::size_t least = outer != nullptr ? index_of(*outer) + 1 : 1;
+  for (std::size_t at = places.size(); before != nullptr && at-- > least;) {
+    if (below(at) == before) {
+      places.resize(at);
+      return;
+    }
+  }
+  if (before == nullptr) {
+    places.clear();
+  } else if (below(places.size()) != before) {
+    places.push_back(before);
+  }
+}
+
+// What set_current has made current since the innermost block was entered, and what it has put in the place of that.
+template <typename Work>
+void ThreadEntries::for_each_set(const Runtime& runtime, Work&& work) const {
+  Entry* entry = top;
+  for (; entry != nullptr && entry->is_set() && &entry->runtime() == &runtime; entry = entry->below_) {
+    work(entry->set_ ? entry->set_ : entry->context_);
+  }
+  if (entry != nullptr && entry->set_ && &entry->runtime() == &runtime) {
+    work(entry->set_);
+  }
+}
+
+bool ThreadEntries::has_owner(CUcontext handle, const Entry* entry) noexcept {
+  while (entry != nullptr && !entry->owns(handle)) {
+    entry = entry->below_;
+  }
+  return entry != nullptr;
+}
+
+// The one way by which entries leave, but for those that leave with their own place: off the list, to be released, if
+// the driver shows their contexts no more often than the places of the entries below do.
+Entry* ThreadEntries::settle(const Runtime& runtime) noexcept {
+  const auto is_shown = [&](const Entry& entry, const ContextHandle& context) {
+    if (!context || &entry.runtime() != &runtime) {
+      return false;
+    }
+    std::ptrdiff_t by_others = 0;
+    for (const Entry* other = entry.below_; other != nullptr; other = other->below_) {
+      by_others += static_cast<std::ptrdiff_t>(other->shown() == context->handle());
+    }
+    return std::count(places.begin(), places.end(), context->handle()) > by_others;
+  };
+  Entry* left = nullptr;
+  for (Entry** link = &top; *link != nullptr && (*link)->is_set() && !(*link)->runtime().is_set_aside();) {
+    Entry& entry = **link;
+    if (is_shown(entry, entry.context_) || is_shown(entry, entry.set_)) {
+      link = &entry.below_;
+    } else {
+      *link = entry.below_;
+      entry.below_ = std::exchange(left, &entry);
+    }
+  }
+  return left;
+}
+
+// ---- leaving
+
+// Takes what is above `remaining` off the driver's stack: what is set goes with the block under it, and at the end of a
+// thread or a driver, all of it goes.
+void ThreadEntries::leave_to(Entry* remaining, bool is_end) {
+  Runtime* runtime = nullptr;    // no more than one can be called
+  const Entry* block = nullptr;  // the outermost one
+  for (Entry* entry = top; entry != remaining; entry = entry->below_) {
+    if (entry->runtime().is_usable()) {
+      runtime = &entry->runtime();
+      block = entry->is_set() ? block : entry;
+    }
+  }
+  const CUcontext before = block != nullptr ? block->before_ : nullptr;
+  std::optional<ContextStack> stack;
+  bool is_known = false;
+  bool is_lost = false;  // what was current before
+  if (runtime != nullptr) {
+    stack.emplace(runtime->driver(), places);
+    stack->note(std::exchange(failed_pop, CUDA_SUCCESS), "cuCtxPopCurrent");
+    is_known = stack->take_apart();
+    if (is_known && block != nullptr) {
+      const std::size_t depth = places.size();
+      cut(*block);
+      // It is pushed again, unless other code may have destroyed it since, or nobody would keep it.
+      const bool is_missing = places.size() > depth && !has_owner(before, block->below_);
+      if (is_missing && (is_green_of_ours(*runtime, before) || !stack->is_there(before))) {
+        places.pop_back();
+        is_lost = true;
+      }
+    }
+    if (is_end && is_known) {
+      std::erase_if(places, [&](CUcontext handle) { return has_owner(handle, top) && !has_owner(handle, remaining); });
+    }
+    stack->put_together();
+    if (block != nullptr && !is_lost && !is_end && stack->current() != before) {
+      stack->set(before);
+    }
+  }
+  const std::string name = is_lost ? name_of_block(*block->context_) : std::string();
+  for (Entry* entry = top; entry != remaining; entry = entry->below_) {
+    entry->state_.store(entry->is_set() ? entry->state_.load() : State::over);
+  }
+  if (is_end || runtime == nullptr) {
+    Entry** end = &top;
+    while (*end != remaining) {
+      end = &(*end)->below_;
+    }
+    *end = nullptr;
+    release(std::exchange(top, remaining));
+  } else if (is_known) {
+    release(settle(*runtime));
+  }
+  if (is_lost && !is_end) {
+    fail_state(name +
+               " has been left, but other code has popped what was current before it, which may be destroyed: make "
+               "another context current by Device.set_current()");
+  }
+  if (block != nullptr) {
+    stack->check(before);
+  }
+}
+
+// Where a list begins when the innermost blocks that were left before their turn are off it, with what was set inside.
+Entry* ThreadEntries::without_left_blocks(Entry* first) noexcept {
+  Entry* remaining = first;
+  for (Entry* entry = first; entry != nullptr; entry = entry->below_) {
+    if (!entry->is_set()) {
+      if (entry->state_.load() != State::left || entry->context_->runtime().is_set_aside()) {
+        break;
+      }
+      remaining = entry->below_;
+    }
+  }
+  return remaining;
+}
+
+void ThreadEntries::leave_what_was_left() {
+  if (Entry* const remaining = without_left_blocks(top); remaining != top) {
+    leave_to(remaining);
+  }
+}
+
 // ---- blocks
 
 void ThreadEntries::enter(Entry& entry, const ContextHandle& context, const void* task) {
@@ -192,9 +361,20 @@ void ThreadEntries::enter(Entry& entry, const ContextHandle& context, const void
   box.demand_usable();
   leave_what_was_left();
   demand_task(task);
+  demand_room();
   const Driver& driver = box.runtime().driver();
   CUcontext before = nullptr;
   GCTX_CALL(driver, cuCtxGetCurrent, &before);
+  std::size_t place = 0;
+  if (const Entry* const inner = next_of(top, box.runtime())) {
+    place = inner->place_ + 1;
+    if (inner->shown() != before) [[unlikely]] {  // other code has pushed something, or taken it away
+      ContextStack stack(driver, places);
+      stack.look();
+      stack.check();
+      place = place_of_next(box.runtime());
+    }
+  }
   if (!box.state().make_current()) [[unlikely]] {
     box.fail_closed();
   }
@@ -203,11 +383,11 @@ void ThreadEntries::enter(Entry& entry, const ContextHandle& context, const void
     box.state().make_not_current();
     driver.fail(result, "cuCtxPushCurrent");
   }
-  add(entry, context, before, task);
+  add(entry, context, before, place, task);
 }
 
 bool ThreadEntries::leave_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept {
-  if (top != &entry || entry.task_ != task || without_left_blocks(entry.below_) != entry.below_) {
+  if (top != &entry || entry.task_ != task || entry.set_ || without_left_blocks(entry.below_) != entry.below_) {
     return false;
   }
   const Runtime& runtime = entry.context_->runtime();
@@ -222,7 +402,7 @@ bool ThreadEntries::leave_at_once(Entry& entry, const void* task, ContextHandle&
   if (failed_pop != CUDA_SUCCESS || popped != entry.context_->handle() ||
       driver.cuCtxGetCurrent(&now) != CUDA_SUCCESS || now != entry.before_) [[unlikely]] {
     if (failed_pop == CUDA_SUCCESS) {
-      ContextStack(driver).put_back(popped);
+      ContextStack(driver, places).push(popped);
     } else if (failed_pop == CUDA_ERROR_INVALID_CONTEXT) {
       failed_pop = CUDA_SUCCESS;  // nothing was there: other code has popped it
     }
@@ -237,7 +417,7 @@ bool ThreadEntries::leave_at_once(Entry& entry, const void* task, ContextHandle&
 
 bool ThreadEntries::end_at_once(ContextHandle& context) noexcept {
   Entry* const entry = top;
-  if (entry->block_ != nullptr) {
+  if (!entry->is_set()) {
     if (!leave_at_once(*entry, entry->task_, context)) {
       return false;
     }
@@ -246,13 +426,14 @@ bool ThreadEntries::end_at_once(ContextHandle& context) noexcept {
   }
   const Runtime& runtime = entry->context_->runtime();
   CUcontext now = nullptr;
-  if (entry->below_ != nullptr || !runtime.is_usable() || runtime.driver().cuCtxGetCurrent(&now) != CUDA_SUCCESS ||
-      now != entry->context_->handle() || runtime.driver().cuCtxPopCurrent(&now) != CUDA_SUCCESS) {
+  if (entry->below_ != nullptr || entry->set_ || !runtime.is_usable() ||
+      runtime.driver().cuCtxGetCurrent(&now) != CUDA_SUCCESS || now != entry->context_->handle() ||
+      runtime.driver().cuCtxPopCurrent(&now) != CUDA_SUCCESS) {
     return false;
   }
   context = entry->context_;
   top = nullptr;
-  release(entry, nullptr);
+  release(entry);
   return true;
 }
 
@@ -286,42 +467,24 @@ void ThreadEntries::leave(Entry& entry, const void* task) {
   }
 }
 
-// Where a list begins when the innermost blocks that were left before their turn are off it, with what was set inside.
-Entry* ThreadEntries::without_left_blocks(Entry* first) noexcept {
-  Entry* remaining = first;
-  for (Entry* entry = first; entry != nullptr; entry = entry->below_) {
-    if (entry->block_ != nullptr) {
-      if (entry->state_.load() != State::left || entry->context_->runtime().is_set_aside()) {
-        break;
-      }
-      remaining = entry->below_;
-    }
-  }
-  return remaining;
-}
-
-void ThreadEntries::leave_what_was_left() {
-  if (Entry* const remaining = without_left_blocks(top); remaining != top) {
-    leave_to(remaining);
-  }
-}
-
 // ---- set_current
 
+// Replaces what this thread has set before, also where other code has pushed something on it since.
 ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task) {
   leave_what_was_left();
   context->demand_there();
   demand_task(task);
+  demand_room();
   Runtime& runtime = context->runtime();
   const Driver& driver = runtime.driver();
   ContextHandle previous = current_context(runtime);
-  // What this thread has set before is replaced, also where other code has pushed something on it since. Then there is
-  // one more place on the driver's stack, and each has its entry.
-  auto entry = std::make_unique<Entry>();
-  std::vector<SetBefore> before;
-  for (Entry* set = top; is_set_of(set, runtime); set = set->below_) {
-    before.push_back({set, nullptr, set == top && set->context_ == previous});
-  }
+  Entry* const inner = next_of(top, runtime);
+  int sets = 0;
+  for_each_set(runtime, [&](const ContextHandle&) { ++sets; });
+  const bool is_in_place = sets <= 1 && inner != nullptr && previous && inner->shown() == previous->handle();
+  auto entry = is_in_place ? nullptr : std::make_unique<Entry>();
+  std::vector<ContextHandle> before;
+  before.reserve(static_cast<std::size_t>(sets) + 1);
   if (!context->state().make_current()) {
     context->fail_closed();
   }
@@ -330,71 +493,87 @@ ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task)
     context->state().make_not_current();
     driver.fail(result, "cuCtxSetCurrent");
   }
-  const std::size_t first = !before.empty() && before[0].is_replaced ? 1 : 0;
-  bool is_known = true;
-  if (before.size() > first) {
-    ContextStack stack(driver);
-    std::size_t asked = first;
-    stack.replace(1, context->handle(), [&](bool is_found) -> CUcontext {
-      if (asked != first) {
-        before[asked - 1].is_replaced = !is_found;  // it is not there: the entry goes
-      }
-      return asked < before.size() ? before[asked++].entry->context_->handle() : nullptr;
-    });
-    is_known = !stack.has_failed();
-  }
-  for (std::size_t i = 0; i < before.size() && (is_known || i < first); ++i) {
-    if (before[i].is_replaced) {
-      take_off(*before[i].entry);
-    } else {
-      context->state().make_current();
-      before[i].context = std::exchange(before[i].entry->context_, context);
-      before[i].context->state().make_not_current();
+  const auto let_go = [&] {
+    for (const ContextHandle& replaced : before) {
+      replaced->state().make_not_current();
     }
-  }
-  add(*entry.release(), context, nullptr, nullptr);
-  for (const SetBefore& set : before) {
-    if (set.is_replaced && (is_known || &set - before.data() < static_cast<std::ptrdiff_t>(first))) {
-      release(set.entry, nullptr);
+  };
+  if (is_in_place) {
+    context->note_thread(system_id);
+    ContextHandle& owner = inner->block_ != nullptr ? inner->set_ : inner->context_;
+    if (owner) {
+      before.push_back(std::move(owner));
     }
+    owner = context;
+    let_go();
+    return previous;
   }
+  std::size_t place = 0;
+  if (inner != nullptr) {
+    ContextStack stack(driver, places);
+    Entry* left = nullptr;
+    if (stack.take_apart() && !places.empty()) {
+      places.pop_back();  // that of the new entry
+      left = settle(runtime);
+      place = place_of_next(runtime);
+      replace_sets(context, before);
+      places.push_back(context->handle());
+    }
+    stack.put_together();
+    release(left);
+    let_go();
+  }
+  add(*entry.release(), context, nullptr, place, nullptr);
   return previous;
 }
 
-bool ThreadEntries::is_set_of(const Entry* entry, const Runtime& runtime) noexcept {
-  return entry != nullptr && entry->block_ == nullptr && &entry->context_->runtime() == &runtime;
-}
-
-void ThreadEntries::take_off(Entry& entry) noexcept {
-  Entry** link = &top;
-  while (*link != &entry) {
-    link = &(*link)->below_;
+// Puts `context` in each place of what is set.
+void ThreadEntries::replace_sets(const ContextHandle& context, std::vector<ContextHandle>& before) noexcept {
+  const Entry* block = top;
+  while (block != nullptr && (block->is_set() || &block->runtime() != &context->runtime())) {
+    block = block->below_;
   }
-  *link = std::exchange(entry.below_, nullptr);
+  const std::size_t own = block != nullptr ? index_of(*block) : nowhere;
+  for_each_set(context->runtime(), [&](ContextHandle& owner) {
+    const bool is_of_block = block != nullptr && &owner == &block->set_;
+    const std::size_t least = own >= places.size() ? 0 : is_of_block ? own : own + 1;
+    const auto found = std::find(places.begin() + static_cast<std::ptrdiff_t>(least), places.end(), owner->handle());
+    if (found != places.end()) {
+      *found = context->handle();
+      context->state().make_current();
+      before.push_back(std::exchange(owner, context));
+    }
+  });
 }
 
 // ---- what is removed
 
-void ThreadEntries::forget_replaced() {
+// That a context which has no entry does not lie on the stack of this thread. What other code has replaced is
+// forgotten.
+void ThreadEntries::demand_not_here(const ContextBox& context) {
   leave_what_was_left();
-  while (top != nullptr && top->block_ == nullptr && !top->context_->runtime().is_set_aside()) {
-    if (const Runtime& runtime = top->context_->runtime(); runtime.is_usable()) {
-      ContextStack stack(runtime.driver());
-      const CUcontext handle = top->context_->handle();
-      if (stack.current() == handle || stack.has(handle) || stack.has_failed()) {
-        return;
-      }
-    }
-    leave_to(top->below_);
+  ContextStack stack(context.runtime().driver(), places);
+  const bool is_whole = stack.look();
+  if (!is_whole) {
+    return;
+  }
+  release(settle(context.runtime()));
+  const auto found = std::find(places.begin(), places.end(), context.handle());
+  if (found != places.end() && context.handle() != places.back() && !context.is_current_anywhere()) {
+    fail(ErrorKind::current, context.label() +
+                                 " cannot be closed while it is on this thread's stack of current contexts, where "
+                                 "other code has pushed it: that code must pop it first (cuCtxPopCurrent)");
   }
 }
 
 void ThreadEntries::forget(const Runtime& runtime) {
   Entry* remaining = top;
-  while (remaining != nullptr && &remaining->context_->runtime() == &runtime) {
+  while (remaining != nullptr && &remaining->runtime() == &runtime) {
     remaining = remaining->below_;
   }
-  leave_to(remaining);
+  if (remaining != top) {
+    leave_to(remaining, true);
+  }
 }
 
 // ---- of the calling thread
@@ -434,14 +613,14 @@ Entry* take_left() noexcept { return ThreadEntries::here().take_left(); }
 void close_context(const ContextHandle& context) {
   if (!context->is_closed()) {
     context->demand_usable();
-    ThreadEntries::here().forget_replaced();
+    ThreadEntries::here().demand_not_here(*context);
     context->close();
   }
 }
 
 void demand_not_current(const ContextHandle& context) {
   context->demand_usable();
-  ThreadEntries::here().forget_replaced();
+  ThreadEntries::here().demand_not_here(*context);
   context->demand_not_current();
 }
 
@@ -464,7 +643,9 @@ void end_this_thread() noexcept {
     return;
   }
   try {
-    ThreadEntries::here().leave_to(nullptr);
+    if (ThreadEntries& here = ThreadEntries::here(); here.top != nullptr) {
+      here.leave_to(nullptr, true);
+    }
   } catch (const std::exception& error) {
     note_failure(error.what());
   }

@@ -1,11 +1,23 @@
 // What each thread made current through this package, by blocks and by set_current: one list of entries for a thread,
-// which nobody else looks into. An entry counts in the state of its context, and owns it, until the driver shows it no
-// more. So close() can refuse while a thread uses a context, and a block takes off its own entry and no other.
+// which nobody else looks into.
+//
+// Each entry stands for one place on the driver's stack of the thread, and owns what that place shows. The law: the
+// driver shows no context of an entry more often than entries own it, but for what other code pushes itself. It holds
+// because push, set and pop change both alike, whatever other code has pushed, popped or replaced in between; and where
+// they cannot (something else than its own was on top of a block that is left), the whole stack is looked at, and
+// an entry goes only if its context is there no more often than the places of the entries below show it (settle). Until
+// then it stays, and close() refuses: what a block has left is treated as what set_current has made current.
+//
+// To find the place of a block, where other code has left something there, an entry knows how many places it is above
+// the outermost entry of the thread; that one is where its context first lies on what was current before it. So what
+// was on the stack before a block is there again after it, if other code pushes contexts of its own and pops what it
+// has pushed. Whatever else it does, what was current before is current again, or the block says that it is gone.
 #pragma once
 
 #include <cuda.h>
 
 #include <atomic>
+#include <cstddef>
 #include <vector>
 
 #include "handles/types.hpp"
@@ -33,14 +45,23 @@ class Entry {
  private:
   friend struct ThreadEntries;
 
-  // left: it goes when it is the innermost entry of its thread. Other threads change nothing but open to left.
-  enum class State : int { idle, open, left };
+  // left: the block goes when it is the innermost one of its thread. Other threads change nothing but open to left.
+  // over: it is no block any more, but may still be on the driver's stack.
+  enum class State : int { idle, open, left, over };
+
+  // Of set_current, or as good as that.
+  bool is_set() const noexcept { return block_ == nullptr || state_.load(std::memory_order_relaxed) == State::over; }
+  bool owns(CUcontext handle) const noexcept;
+  CUcontext shown() const noexcept;
+  Runtime& runtime() const noexcept;
 
   void* block_ = nullptr;  // null: of set_current
   std::atomic<State> state_{State::idle};
   std::atomic<long> thread_{0};  // the system's id
   ContextHandle context_;
-  CUcontext before_ = nullptr;  // what was current until then
+  ContextHandle set_;           // by set_current in the place of a block
+  CUcontext before_ = nullptr;  // of a block: what was current until then
+  std::size_t place_ = 0;       // above that of the outermost entry
   const void* task_ = nullptr;  // what tells tasks of one thread apart
   Entry* below_ = nullptr;
 };
@@ -64,8 +85,8 @@ bool has_left_block() noexcept;  // whether the innermost entry is one that was 
 void leave_what_was_left();      // removes those
 Entry* take_left() noexcept;     // a block that has gone from the list of this thread since; null if there is none
 
-// Closes a context that is current nowhere. What this thread has set, and other code has replaced since, is not
-// current.
+// Closes a context that is current nowhere, and not on the driver's stack of this thread. What this thread has set, and
+// other code has replaced since, is not current.
 void close_context(const ContextHandle& context);
 void demand_not_current(const ContextHandle& context);
 

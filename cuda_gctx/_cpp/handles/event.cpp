@@ -7,50 +7,38 @@
 #include "handles/scope.hpp"
 
 namespace gctx {
-
-EventBox::~EventBox() {
-  if (handle_ == nullptr || is_forked()) {
-    return;
-  }
-  Runtime& runtime = context()->runtime();
-  const bool is_kept = runtime.keep_for_later([this] {
-    auto later = std::make_shared<EventBox>(use_);
-    later->take(handle_);
-    return later;
-  });
-  if (!is_kept && runtime.is_usable() && context()->is_there()) {
-    runtime.driver().note(runtime.driver().cuEventDestroy(handle_), "cuEventDestroy");
-  }
-}
-
-EventHandle create_event_in(ContextUse use, unsigned flags) {
-  auto box = std::make_shared<EventBox>(std::move(use));
-  box->context()->demand_there();
-  CUevent handle = nullptr;
-  CurrentScope scope(*box->context());
-  GCTX_CALL(box->context()->runtime().driver(), cuEventCreate, &handle, flags);
-  box->take(handle);
-  scope.leave();
-  return box;
-}
-
 namespace {
 
-// Events that are gone with their context need no question before: the driver answers CUDA_ERROR_CONTEXT_IS_DESTROYED.
-const Driver& driver_of(const EventHandle& event) {
-  event->context()->runtime().demand_usable();
-  return event->context()->runtime().driver();
+CUevent make_raw_event(const ContextBox& context, unsigned flags) {
+  context.demand_there();
+  CUevent handle = nullptr;
+  CurrentScope scope(context);
+  const Driver& driver = context.runtime().driver();
+  GCTX_CALL(driver, cuEventCreate, &handle, flags);
+  try {
+    scope.leave();
+  } catch (...) {
+    driver.note(driver.cuEventDestroy(handle), "cuEventDestroy");
+    throw;
+  }
+  return handle;
 }
 
 }  // namespace
+
+EventHandle create_event_in(ContextUse use, unsigned flags) {
+  auto box = std::make_shared<EventBox>(std::move(use));
+  box->take(make_raw_event(*box->context(), flags));
+  return box;
+}
 
 EventHandle create_event(const ContextHandle& context, unsigned flags) {
   return create_event_in(ContextUse(context), flags);
 }
 
-bool event_is_done(const EventHandle& event) {
-  const Driver& driver = driver_of(event);
-  const CUresult result = driver.cuEventQuery(event->handle());
+bool EventBox::is_done() const {
+  const Driver& driver = context()->runtime().driver();
+  const CUresult result = driver.cuEventQuery(handle());
   if (result == CUDA_ERROR_NOT_READY) {
     return false;
   }
@@ -58,13 +46,40 @@ bool event_is_done(const EventHandle& event) {
   return true;
 }
 
-void synchronize_event(const EventHandle& event) { GCTX_CALL(driver_of(event), cuEventSynchronize, event->handle()); }
+bool event_is_done(const EventHandle& event) {
+  event->demand_live();
+  return event->is_done();
+}
+
+void synchronize_event(const EventHandle& event) { GCTX_CALL(event->driver(), cuEventSynchronize, event->handle()); }
 
 float elapsed_ms(const EventHandle& start, const EventHandle& end) {
   float ms = 0.0F;
-  driver_of(end);
-  GCTX_CALL(driver_of(start), cuEventElapsedTime, &ms, start->handle(), end->handle());
+  end->demand_live();
+  GCTX_CALL(start->driver(), cuEventElapsedTime, &ms, start->handle(), end->handle());
   return ms;
+}
+
+void record_all(const ContextBox& context, CUevent event) {
+  const Driver& driver = context.runtime().driver();
+  if (driver.cuCtxRecordEvent != nullptr) [[likely]] {
+    GCTX_CALL(driver, cuCtxRecordEvent, context.handle(), event);
+  } else if (context.is_green()) {
+    GCTX_CALL(driver, cuGreenCtxRecordEvent, context.green_handle(), event);
+  } else {
+    driver.require(Feature::context_events);
+  }
+}
+
+void let_all_wait(const ContextBox& context, CUevent event) {
+  const Driver& driver = context.runtime().driver();
+  if (driver.cuCtxWaitEvent != nullptr) [[likely]] {
+    GCTX_CALL(driver, cuCtxWaitEvent, context.handle(), event);
+  } else if (context.is_green()) {
+    GCTX_CALL(driver, cuGreenCtxWaitEvent, context.green_handle(), event);
+  } else {
+    driver.require(Feature::context_events);
+  }
 }
 
 namespace {
@@ -74,6 +89,7 @@ class CallUseWith {
  public:
   CallUseWith(const EventHandle& event, ContextBox& context) {
     if (event->context().get() != &context) {
+      event->demand_live();
       use_.emplace(context);
       return;
     }
@@ -92,26 +108,29 @@ class CallUseWith {
 void record_context_event(const ContextHandle& context, const EventHandle& event) {
   const CallUseWith use(event, *context);
   context->demand_no_capture("recording an event of");
-  const Driver& driver = context->runtime().driver();
-  if (driver.cuCtxRecordEvent != nullptr) [[likely]] {
-    GCTX_CALL(driver, cuCtxRecordEvent, context->handle(), event->handle());
-  } else if (context->is_green()) {
-    GCTX_CALL(driver, cuGreenCtxRecordEvent, context->green_handle(), event->handle());
-  } else {
-    driver.require(Feature::context_events);
-  }
+  record_all(*context, event->handle());
 }
 
 void wait_context_event(const ContextHandle& context, const EventHandle& event) {
   const CallUseWith use(event, *context);
   context->demand_no_capture("a wait of");
-  const Driver& driver = context->runtime().driver();
-  if (driver.cuCtxWaitEvent != nullptr) [[likely]] {
-    GCTX_CALL(driver, cuCtxWaitEvent, context->handle(), event->handle());
-  } else if (context->is_green()) {
-    GCTX_CALL(driver, cuGreenCtxWaitEvent, context->green_handle(), event->handle());
+  let_all_wait(*context, event->handle());
+}
+
+void wait_context(const ContextHandle& context, const ContextHandle& other) {
+  const CallUse use(*context);
+  const CallUse use_of_other(*other);
+  context->demand_no_capture("a wait of");
+  other->demand_no_capture("recording an event of");
+  const auto wait = [&](CUevent event) {
+    record_all(*other, event);
+    let_all_wait(*context, event);
+  };
+  const KeptEvent<CUevent>::Use kept(other->streams().waited_for);
+  if (kept.is_taken()) [[likely]] {
+    wait(kept.event([&] { return make_raw_event(*other, CU_EVENT_DISABLE_TIMING); }));
   } else {
-    driver.require(Feature::context_events);
+    wait(create_event(other, CU_EVENT_DISABLE_TIMING)->handle());
   }
 }
 

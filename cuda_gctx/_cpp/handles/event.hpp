@@ -4,34 +4,26 @@
 #include <cuda.h>
 
 #include <atomic>
-#include <utility>
 
+#include "handles/child.hpp"
 #include "handles/context.hpp"
 #include "handles/types.hpp"
 
 namespace gctx {
 
-class EventBox {
+class EventBox : public ContextChild<EventBox, CUevent> {
  public:
   static constexpr const char* word = "event";  // in messages
 
-  explicit EventBox(ContextUse use) noexcept : use_(std::move(use)) {}
-  ~EventBox();
-  EventBox(const EventBox&) = delete;
-  EventBox& operator=(const EventBox&) = delete;
+  using ContextChild::ContextChild;
+  ~EventBox() { destroy(&DriverTable::cuEventDestroy, "cuEventDestroy"); }
 
-  void take(CUevent handle) noexcept { handle_ = handle; }
-  const ContextHandle& context() const noexcept { return use_.context(); }
-  static bool asks_driver() noexcept { return false; }
-  void demand_live() const { context()->demand_usable(); }  // of a driver that may be used
-  CUevent handle() const noexcept { return handle_; }
   // Whether a stream that waits for it may become part of a capture: see StreamBox::may_capture.
   bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }
   void expose() noexcept { may_capture_.store(true, std::memory_order_relaxed); }
+  bool is_done() const;  // asks the driver, of one whose context is there
 
  private:
-  ContextUse use_;
-  CUevent handle_ = nullptr;
   std::atomic<bool> may_capture_{false};
 };
 
@@ -40,7 +32,13 @@ EventHandle create_event_in(ContextUse use, unsigned flags);  // also when its c
 bool event_is_done(const EventHandle& event);
 void synchronize_event(const EventHandle& event);
 float elapsed_ms(const EventHandle& start, const EventHandle& end);
+
+// Of all streams of a context. Who calls has a use of it, and nothing captures on it.
+void record_all(const ContextBox& context, CUevent event);
+void let_all_wait(const ContextBox& context, CUevent event);
+
 void record_context_event(const ContextHandle& context, const EventHandle& event);
 void wait_context_event(const ContextHandle& context, const EventHandle& event);
+void wait_context(const ContextHandle& context, const ContextHandle& other);  // for all work of the other one
 
 }  // namespace gctx

@@ -30,7 +30,7 @@ class OwnedContext {
   void ask_id();
 
   bool is_made_of(const SmResource& sms, const std::optional<CUdevResource>& wanted) const noexcept;
-  bool has_anything() const noexcept { return green || streams.has_own(); }
+  bool has_anything() noexcept { return green || streams.has_own(); }
   void destroy_streams() noexcept;
 
   Runtime& runtime;

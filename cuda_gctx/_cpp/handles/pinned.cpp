@@ -21,9 +21,9 @@ bool is_free_of_captures(OwnedContext& context) {
 
 }  // namespace
 
-void PinnedContexts::count(int device) {
+void PinnedContexts::demand_and_count(int device) {
   const std::lock_guard lock(mutex_);
-  std::uint64_t& seen = seen_[device];
+  std::uint64_t& seen = seen_[static_cast<std::size_t>(device)];
   if (seen >= limit()) {
     fail_state("frameworks have seen " + std::to_string(seen) + " green contexts of device " + std::to_string(device) +
                ", which is the limit, and none of them is ever destroyed (about " + std::to_string(4 * seen) +
@@ -31,6 +31,11 @@ void PinnedContexts::count(int device) {
                "finished with those that are closed, call store.drop(pinned=True)");
   }
   ++seen;
+}
+
+void PinnedContexts::count(int device) noexcept {
+  const std::lock_guard lock(mutex_);
+  ++seen_[static_cast<std::size_t>(device)];
 }
 
 bool PinnedContexts::keep(const OwnedContextPtr& remains) noexcept {
@@ -68,21 +73,11 @@ OwnedContextPtr PinnedContexts::take(int device, const SmResource& sms, const st
 
 PinnedCounts PinnedContexts::counts(int device) const {
   const std::lock_guard lock(mutex_);
-  const auto seen = seen_.find(device);
-  PinnedCounts counts{seen != seen_.end() ? seen->second : 0, 0};
+  PinnedCounts counts{seen_[static_cast<std::size_t>(device)], 0};
   for (const OwnedContext* context = first_.get(); context != nullptr; context = context->next_pinned_.get()) {
     counts.waiting += context->device == device && context->green ? 1 : 0;
   }
   return counts;
-}
-
-std::uint64_t PinnedContexts::total() const {
-  const std::lock_guard lock(mutex_);
-  std::uint64_t sum = 0;
-  for (const auto& [device, seen] : seen_) {
-    sum += seen;
-  }
-  return sum;
 }
 
 void PinnedContexts::drop() {
@@ -91,7 +86,7 @@ void PinnedContexts::drop() {
     const std::lock_guard lock(mutex_);
     dropped.swap(first_);
     for (const OwnedContext* context = dropped.get(); context != nullptr; context = context->next_pinned_.get()) {
-      seen_[context->device] -= context->green ? 1 : 0;
+      seen_[static_cast<std::size_t>(context->device)] -= context->green ? 1 : 0;
     }
   }
   while (dropped) {

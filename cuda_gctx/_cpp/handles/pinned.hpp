@@ -7,9 +7,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "handles/owned_context.hpp"
 
@@ -23,7 +23,7 @@ struct PinnedCounts {
 class PinnedContexts {
  public:
   static constexpr Runtime::Place place = Runtime::Place::pinned;
-  explicit PinnedContexts(const Runtime& /*runtime*/) {}
+  explicit PinnedContexts(const Runtime& runtime) : seen_(static_cast<std::size_t>(runtime.device_count())) {}
 
   // So many contexts of a device a framework may see; of all drivers.
   static constexpr std::uint64_t default_limit = 512;
@@ -31,7 +31,8 @@ class PinnedContexts {
   static void set_limit(std::uint64_t limit) noexcept { limit_.store(limit); }
 
   // One more green context is seen. Throws, and it is not, where that would be more than the limit.
-  void count(int device);
+  void demand_and_count(int device);
+  void count(int device) noexcept;
 
   // Takes what is left of a closed context, and needs no memory for it. False once the driver is being closed.
   bool keep(const OwnedContextPtr& remains) noexcept;
@@ -40,7 +41,6 @@ class PinnedContexts {
   OwnedContextPtr take(int device, const SmResource& sms, const std::optional<CUdevResource>& workqueue);
 
   PinnedCounts counts(int device) const;
-  std::uint64_t total() const;
 
   void drop();   // destroys what waits: frameworks must not use it any more
   void close();  // the same, and from then on nothing is kept
@@ -49,8 +49,8 @@ class PinnedContexts {
   static std::atomic<std::uint64_t> limit_;
 
   mutable std::mutex mutex_;
-  std::map<int, std::uint64_t> seen_;
-  OwnedContextPtr first_;  // what came last goes first
+  std::vector<std::uint64_t> seen_;  // by device
+  OwnedContextPtr first_;            // what came last goes first
   bool is_closed_ = false;
 };
 

@@ -298,7 +298,17 @@ std::shared_ptr<Probe> Probes::of(int ordinal) {
   return state.probe;
 }
 
+void Probes::keep(std::shared_ptr<void> in_use) {
+  const std::lock_guard lock(kept_mutex_);
+  kept_.push_back(std::move(in_use));
+}
+
 void Probes::drop() {
+  std::vector<std::shared_ptr<void>> kept;
+  {
+    const std::lock_guard lock(kept_mutex_);
+    kept.swap(kept_);
+  }
   for (Device& state : devices_) {
     std::shared_ptr<Probe> dropped;
     const std::lock_guard lock(state.mutex);
@@ -355,7 +365,7 @@ Stamps::~Stamps() {
 }
 
 void Stamps::write(const StreamHandle& stream, std::size_t place) const {
-  probe_->launch(stream, 1, stamp_threads, 0, buffer_ + place * sizeof(ProbeBlock), 1);
+  probe_->launch(stream, 1, stamp_threads, 0, address(place), 1);
 }
 
 std::vector<ProbeBlock> Stamps::read() const {

@@ -83,6 +83,8 @@ class Probes {
   static constexpr Runtime::Place place = Runtime::Place::probes;
   explicit Probes(Runtime& runtime) : runtime_(runtime), devices_(static_cast<std::size_t>(runtime.device_count())) {}
   std::shared_ptr<Probe> of(int ordinal);
+  // What kernels that were not waited for may still use, until the driver is closed.
+  void keep(std::shared_ptr<void> in_use);
   void drop();
 
  private:
@@ -92,6 +94,8 @@ class Probes {
   };
   Runtime& runtime_;
   std::vector<Device> devices_;
+  std::mutex kept_mutex_;
+  std::vector<std::shared_ptr<void>> kept_;
 };
 
 inline Probes& probes_of(Runtime& runtime) { return runtime.part<Probes>(); }
@@ -107,6 +111,7 @@ class Stamps {
   Stamps(const Stamps&) = delete;
   Stamps& operator=(const Stamps&) = delete;
 
+  CUdeviceptr address(std::size_t place) const noexcept { return buffer_ + place * sizeof(ProbeBlock); }
   void write(const StreamHandle& stream, std::size_t place) const;
   std::vector<ProbeBlock> read() const;
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <new>
 #include <string>
-#include <utility>
 
 namespace gctx {
 namespace {
@@ -38,14 +38,12 @@ CUcontext ContextStack::current() noexcept {
 }
 
 bool ContextStack::pop(CUcontext& popped) noexcept {
-  return twice("cuCtxPopCurrent",
-               [&] {
-                 const CUresult answer = driver_.cuCtxPopCurrent(&popped);
-                 const bool is_empty = answer == CUDA_ERROR_INVALID_CONTEXT;
-                 popped = is_empty ? nullptr : popped;
-                 return is_empty ? CUDA_SUCCESS : answer;
-               }) &&
-         popped != nullptr;
+  return twice("cuCtxPopCurrent", [&] {
+    const CUresult answer = driver_.cuCtxPopCurrent(&popped);
+    const bool is_empty = answer == CUDA_ERROR_INVALID_CONTEXT;
+    popped = is_empty ? nullptr : popped;
+    return is_empty ? CUDA_SUCCESS : answer;
+  });
 }
 
 bool ContextStack::push(CUcontext context) noexcept {
@@ -56,55 +54,63 @@ void ContextStack::set(CUcontext context) noexcept {
   twice("cuCtxSetCurrent", [&] { return driver_.cuCtxSetCurrent(context); });
 }
 
-void ContextStack::take_apart() noexcept {
-  for (CUcontext popped = nullptr; depth_ < all_.size() && pop(popped);) {
-    all_[depth_++] = popped;
-  }
+bool ContextStack::is_there(CUcontext context) noexcept {
+  unsigned long long id = 0;
+  return twice("cuCtxGetId", [&] { return driver_.cuCtxGetId(context, &id); });
 }
 
-void ContextStack::put_together(std::size_t first) noexcept {
-  for (std::size_t i = std::exchange(depth_, 0); i > first; --i) {
-    if (all_[i - 1] != nullptr) {
-      push(all_[i - 1]);
+bool ContextStack::take_apart() noexcept {
+  bool is_whole = false;
+  places_.clear();
+  try {
+    for (CUcontext popped = nullptr; !is_whole;) {
+      places_.reserve(places_.size() == places_.capacity() ? 2 * places_.size() + 1 : 0);
+      if (!pop(popped)) {
+        break;
+      }
+      is_whole = popped == nullptr;
+      if (!is_whole) {
+        places_.push_back(popped);
+      }
     }
+  } catch (const std::bad_alloc&) {
+    is_out_of_memory_ = true;
+  }
+  std::reverse(places_.begin(), places_.end());
+  return is_whole;
+}
+
+void ContextStack::put_together() noexcept {
+  for (CUcontext context : places_) {
+    push(context);
   }
 }
 
-void ContextStack::demand_current(CUcontext context) noexcept {
-  if (current() != context) {
-    set(context);
+bool ContextStack::look() noexcept {
+  const bool is_whole = take_apart();
+  put_together();
+  return is_whole;
+}
+
+void ContextStack::check() {
+  if (is_out_of_memory_) {
+    throw std::bad_alloc();
+  }
+  if (failure_ != CUDA_SUCCESS) {
+    throw driver_.error(failure_, failed_call_);
   }
 }
 
-bool ContextStack::has(CUcontext wanted) noexcept {
-  take_apart();
-  const auto end = all_.begin() + static_cast<std::ptrdiff_t>(depth_);
-  const bool is_found = std::find(all_.begin(), end, wanted) != end;
-  put_together(0);
-  return is_found;
-}
-
-// It was popped, or replaced, alone or with what was before it: which is current again, without what lies on it.
-void ContextStack::restore_without_ours(CUcontext before) noexcept {
-  const auto end = all_.begin() + static_cast<std::ptrdiff_t>(depth_);
-  const auto found = std::find(all_.begin(), end, before);
-  const bool is_there = found != end;
-  put_together(before == nullptr ? depth_ : is_there ? static_cast<std::size_t>(found - all_.begin()) : 0);
-  if (before != nullptr && !is_there) {
-    push(before);
-  }
-  demand_current(before);
-}
-
-void ContextStack::check(CUcontext before) {
-  if (failure_ == CUDA_SUCCESS) {
+void ContextStack::check(CUcontext wanted) {
+  if (failure_ == CUDA_SUCCESS || is_out_of_memory_) {
+    check();
     return;
   }
   Error error = driver_.error(failure_, failed_call_);
   CUcontext now = nullptr;
   if (driver_.cuCtxGetCurrent(&now) != CUDA_SUCCESS) {
     error.message += "; what is current on this thread is not known";
-  } else if (now == before) {
+  } else if (now == wanted) {
     error.message += "; what was current before the block is current again";
   } else {
     error.message += "; current on this thread is now " +

@@ -38,12 +38,33 @@ std::uint64_t ask_id(const Driver& driver, CUstream handle) {
   return id;
 }
 
+[[noreturn]] void fail_capturing(const char* what) {
+  fail(ErrorKind::capturing,
+       std::string("the stream is capturing a graph, and ") + what + " would invalidate the capture: end it first");
+}
+
 // Inside a StreamScope.
 void demand_no_capture(const StreamHandle& stream, const char* what) {
   if (stream->may_capture() && is_capturing(driver_of(stream), stream->handle())) {
-    fail(ErrorKind::capturing,
-         std::string("the stream is capturing a graph, and ") + what + " would invalidate the capture: end it first");
+    fail_capturing(what);
   }
+}
+
+// What an event of another context needs to be recorded or waited for: that one may be gone.
+void demand_live_with(const EventBox& event, const StreamBox& stream) {
+  if (event.context() != stream.context()) {
+    event.demand_live();
+  }
+}
+
+void record_on(const StreamBox& stream, CUevent event) {
+  const StreamScope scope(stream);
+  GCTX_CALL(stream.context()->runtime().driver(), cuEventRecord, event, stream.handle());
+}
+
+void let_wait(const StreamBox& stream, CUevent event) {
+  const StreamScope scope(stream);
+  GCTX_CALL(stream.context()->runtime().driver(), cuStreamWaitEvent, stream.handle(), event, CU_EVENT_WAIT_DEFAULT);
 }
 
 int checked_priority(const ContextHandle& context, std::optional<int> wanted) {
@@ -115,12 +136,16 @@ StreamBox::~StreamBox() {
     return;
   }
   context()->streams().remove(*this);
-  if (pinned_.load()) {
-    context()->streams().keep_spare(handle_, nonblocking_.value_or(true));
+  if (is_needed_by_capture()) {
+    context()->keep();
+    pin();
+  }
+  if (is_pinned()) {
+    context()->streams().keep_spare(handle_, *made_as_);
     return;
   }
   const bool is_kept = runtime.keep_for_later([this] {
-    auto later = std::make_shared<StreamBox>(use_, true, nonblocking_);
+    auto later = std::make_shared<StreamBox>(use_, true, made_as_);
     later->take(handle_);
     return later;
   });
@@ -145,13 +170,13 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
     fail_value("a stream of a green context must be non-blocking: leave nonblocking=True");
   }
   const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
-  const int level = checked_priority(context, priority);
-  auto box = std::make_shared<StreamBox>(std::move(use), true, nonblocking);
+  const StreamKind kind{nonblocking, checked_priority(context, priority)};
+  auto box = std::make_shared<StreamBox>(std::move(use), true, kind);
   if (context->kind() != ContextKind::green) {
     context->demand_there();
   }
-  const CUstream spare = context->streams().take_spare(context->runtime().driver(), nonblocking, level);
-  box->take(spare != nullptr ? spare : make_raw_stream(*context, flags, level));
+  const CUstream spare = context->streams().take_spare(context->runtime().driver(), kind);
+  box->take(spare != nullptr ? spare : make_raw_stream(*context, flags, kind.priority));
   if (spare != nullptr) {
     box->pin();
   }
@@ -164,7 +189,7 @@ StreamHandle context_stream(const ContextHandle& context, std::optional<int> pri
   const int level = checked_priority(context, priority);
   const CUstream handle =
       context->streams().lend(level, number, [&] { return make_raw_stream(*context, CU_STREAM_NON_BLOCKING, level); });
-  auto box = std::make_shared<StreamBox>(std::move(use), false, true);
+  auto box = std::make_shared<StreamBox>(std::move(use), false, StreamKind{true, level});
   box->take(handle);
   return streams_of(context->runtime()).settle(handle, std::move(box), std::mem_fn(&StreamBox::is_made_here));
 }
@@ -218,8 +243,25 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
   }
 }
 
+bool StreamBox::is_needed_by_capture() const noexcept {
+  const Runtime& runtime = context()->runtime();
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return owned_ && !is_pinned() && may_capture() && runtime.is_usable() && context()->is_there() &&
+         runtime.driver().cuStreamIsCapturing(handle_, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+void demand_closable(const StreamHandle& stream) {
+  if (stream->is_needed_by_capture()) {
+    fail_capturing("closing it");
+  }
+}
+
 int stream_priority(const StreamHandle& stream) {
   const StreamScope scope(*stream);
+  if (const auto& made = stream->made_as()) {
+    return made->priority;
+  }
   int priority = 0;
   GCTX_CALL(driver_of(stream), cuStreamGetPriority, stream->handle(), &priority);
   return priority;
@@ -227,8 +269,8 @@ int stream_priority(const StreamHandle& stream) {
 
 bool stream_is_nonblocking(const StreamHandle& stream) {
   const StreamScope scope(*stream);
-  if (const auto known = stream->nonblocking()) {
-    return *known;
+  if (const auto& made = stream->made_as()) {
+    return made->nonblocking;
   }
   demand_no_capture(stream, "asking for its flags");
   unsigned flags = 0;
@@ -290,19 +332,36 @@ void synchronize_stream(const StreamHandle& stream) {
 }
 
 void record_event(const StreamHandle& stream, const EventHandle& event) {
-  const StreamScope scope(*stream);
+  demand_live_with(*event, *stream);
   if (stream->may_capture()) {
     event->expose();
   }
-  GCTX_CALL(driver_of(stream), cuEventRecord, event->handle(), stream->handle());
+  record_on(*stream, event->handle());
 }
 
 void wait_event(const StreamHandle& stream, const EventHandle& event) {
-  const StreamScope scope(*stream);
+  demand_live_with(*event, *stream);
   if (event->may_capture()) {
     stream->expose();
   }
-  GCTX_CALL(driver_of(stream), cuStreamWaitEvent, stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
+  let_wait(*stream, event->handle());
+}
+
+void wait_stream(const StreamHandle& stream, const StreamHandle& other) {
+  const auto wait = [&](CUevent event) {
+    record_on(*other, event);
+    if (other->may_capture()) {
+      stream->expose();
+    }
+    let_wait(*stream, event);
+  };
+  const auto make = [&] { return create_event_for(other, CU_EVENT_DISABLE_TIMING); };
+  const KeptEvent<EventHandle>::Use kept(other->waited_for());
+  if (kept.is_taken()) [[likely]] {
+    wait(kept.event(make)->handle());
+  } else {
+    wait(make()->handle());
+  }
 }
 
 }  // namespace gctx

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "handles/context.hpp"
+#include "handles/event.hpp"
 #include "handles/registry.hpp"
 #include "handles/types.hpp"
 
@@ -20,8 +21,8 @@ class StreamBox : public Registered<CUstream, StreamBox>, public StreamLink {
   static constexpr const char* word = "stream";  // in messages
 
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
-  StreamBox(ContextUse use, bool owned, std::optional<bool> nonblocking = std::nullopt) noexcept
-      : use_(std::move(use)), owned_(owned), nonblocking_(nonblocking) {
+  StreamBox(ContextUse use, bool owned, std::optional<StreamKind> made_as = std::nullopt) noexcept
+      : use_(std::move(use)), owned_(owned), made_as_(made_as) {
     if (!owned) {
       expose();
     }
@@ -32,11 +33,15 @@ class StreamBox : public Registered<CUstream, StreamBox>, public StreamLink {
 
   void take(CUstream handle) noexcept;
   const ContextUse& use() const noexcept { return use_; }
-  std::optional<bool> nonblocking() const noexcept { return nonblocking_; }  // as it was made, if it was made here
-  bool is_made_here() const noexcept { return nonblocking_.has_value(); }
+  const std::optional<StreamKind>& made_as() const noexcept { return made_as_; }  // if it was made here
+  bool is_made_here() const noexcept { return made_as_.has_value(); }
   const ContextHandle& context() const noexcept { return use_.context(); }
   bool asks_driver() const noexcept { return context()->kind() != ContextKind::green; }
   void demand_live() const { context()->demand_there(); }
+  const Driver& driver() const {
+    demand_live();
+    return context()->runtime().driver();
+  }
   bool is_owned() const noexcept { return owned_; }
   // The default streams are words for a stream of whichever context is current.
   bool is_default() const noexcept { return is_default_handle(handle_); }
@@ -57,13 +62,17 @@ class StreamBox : public Registered<CUstream, StreamBox>, public StreamLink {
       may_capture_.store(true, std::memory_order_relaxed);
     }
   }
+  KeptEvent<EventHandle>& waited_for() noexcept { return waited_for_; }
   // The driver's number, asked once; 0 as long as it cannot be asked, because asking would invalidate a capture.
   std::uint64_t id();
+  // Whether its end would destroy it while it is part of a capture.
+  bool is_needed_by_capture() const noexcept;
 
  private:
   ContextUse use_;
   bool owned_;
-  std::optional<bool> nonblocking_;
+  std::optional<StreamKind> made_as_;
+  KeptEvent<EventHandle> waited_for_;
   std::atomic<bool> pinned_{false};
   std::atomic<std::uint64_t> id_{0};
 };
@@ -95,5 +104,7 @@ bool stream_is_done(const StreamHandle& stream);
 void synchronize_stream(const StreamHandle& stream);
 void record_event(const StreamHandle& stream, const EventHandle& event);
 void wait_event(const StreamHandle& stream, const EventHandle& event);
+void wait_stream(const StreamHandle& stream, const StreamHandle& other);  // for its work so far
+void demand_closable(const StreamHandle& stream);                         // that its end invalidates no capture
 
 }  // namespace gctx

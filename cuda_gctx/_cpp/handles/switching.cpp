@@ -171,8 +171,6 @@ bool Switching::captures(const Arrangement& arrangement) {
   });
 }
 
-bool Switching::is_done(const Place& place) { return event_is_done(place.event); }
-
 void Switching::record(Place& place) {
   const Driver& driver = driver_of(place.context);
   if (place.stream) {
@@ -180,10 +178,8 @@ void Switching::record(Place& place) {
       place.event->expose();
     }
     GCTX_CALL(driver, cuEventRecord, place.event->handle(), place.stream->handle());
-  } else if (driver.cuCtxRecordEvent != nullptr) {
-    GCTX_CALL(driver, cuCtxRecordEvent, place.context->handle(), place.event->handle());
   } else {
-    GCTX_CALL(driver, cuGreenCtxRecordEvent, place.context->green_handle(), place.event->handle());
+    record_all(*place.context, place.event->handle());
   }
 }
 
@@ -194,10 +190,8 @@ void Switching::wait(const Place& place, const EventHandle& event) {
       place.stream->expose();
     }
     GCTX_CALL(driver, cuStreamWaitEvent, place.stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
-  } else if (driver.cuCtxWaitEvent != nullptr) {
-    GCTX_CALL(driver, cuCtxWaitEvent, place.context->handle(), event->handle());
   } else {
-    GCTX_CALL(driver, cuGreenCtxWaitEvent, place.context->green_handle(), event->handle());
+    let_all_wait(*place.context, event->handle());
   }
 }
 
@@ -265,7 +259,7 @@ void Switching::leave(const Arrangement& old, const Arrangement& next) {
       continue;
     }
     const auto is_of_old = [&](Number part) { return has(old, part, place); };
-    if (!std::all_of(place->behind.begin(), place->behind.end(), is_of_old) && is_done(*place)) {
+    if (!std::all_of(place->behind.begin(), place->behind.end(), is_of_old) && place->event->is_done()) {
       place->behind.clear();
     }
     record(*place);
@@ -292,7 +286,7 @@ void Switching::leave(const Arrangement& old, const Arrangement& next) {
     if (followers.empty()) {
       continue;
     }
-    if (!source->was_recorded && is_done(*source)) {
+    if (!source->was_recorded && source->event->is_done()) {
       source->behind.clear();
       continue;
     }

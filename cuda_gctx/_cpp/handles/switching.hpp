@@ -74,7 +74,6 @@ class Switching {
   static bool goes_on(const Arrangement& from, const Arrangement& to, const Place* place) noexcept;
   static bool has_to_wait(const Place& source, const Place& later, const Arrangement& next) noexcept;
   static bool may_share(const Place& one, const Place& other);
-  static bool is_done(const Place& place);
   static void record(Place& place);
   static void wait(const Place& place, const EventHandle& event);
   Place& place_of(const NewUse& use);

@@ -384,7 +384,11 @@ void refuse(const Refused& refused, const std::vector<GroupRequest>& requests) {
                        ")");
   Found found = Nearest(refused, requests).find();
   const bool same_options = found.request.has_value();
-  if (!same_options) {
+  const auto open = std::count_if(requests.begin(), requests.end(), [](const auto& request) { return !request.count; });
+  if (!same_options && open > 1) {
+    // All that is left in several domains has no like without these.
+    found = {std::nullopt, false};
+  } else if (!same_options) {
     // The co-scheduling itself is out of reach here: what fits without asking for it.
     auto plain = requests;
     for (GroupRequest& request : plain) {
@@ -404,7 +408,7 @@ void refuse(const Refused& refused, const std::vector<GroupRequest>& requests) {
     failure.message += ": no request of " + std::to_string(requests.size()) + " groups fits, " +
                        std::to_string(groups_that_fit(refused, requests)) + " of the smallest size do";
   }
-  failure.message += what_would_help(refused, requests);
+  failure.message += open > 1 ? std::string() : what_would_help(refused, requests);
   throw failure;
 }
 

@@ -50,11 +50,11 @@ class Splitter::Pieces {
  public:
   Pieces(const Splitter& splitter, std::size_t groups, Strategy strategy)
       : splitter_(splitter), groups_(groups), block_(std::make_shared<SmResource[]>(groups + 1)) {
-    const auto call = std::make_shared<const SplitCall>(SplitCall{splitter.input_});
+    const auto call = std::make_shared<const SplitCall>(SplitCall{*splitter.input_});
     for (std::size_t i = 0; i <= groups; ++i) {
       SmResource& piece = block_[static_cast<std::ptrdiff_t>(i)];
-      piece.driver = splitter.input_->driver;
-      piece.device = splitter.input_->device;
+      piece.driver = splitter.input().driver;
+      piece.device = splitter.input().device;
       piece.origin = call;
       piece.strategy = splitter.label_.value_or(strategy);
       piece.dry_run = splitter.dry_run_;
@@ -318,7 +318,7 @@ std::optional<SplitResult> Splitter::structured(const Needs& needs, Fill fill) c
   units.resize(needs.size());
   CUdevResource rest{};
   const CUresult answer = driver_->cuDevSmResourceSplit(units.data(), static_cast<unsigned>(units.size()),
-                                                        input_->units.data(), &rest, 0, params.data());
+                                                        input().units.data(), &rest, 0, params.data());
   if (does_not_fit(answer)) {
     return std::nullopt;
   }
@@ -352,7 +352,7 @@ std::optional<Splitter::Cut> Splitter::by_count(unsigned groups, unsigned size, 
   cut.units.resize(groups);
   unsigned got = groups;
   const CUresult answer =
-      driver_->cuDevSmResourceSplitByCount(cut.units.data(), &got, input_->units.data(), &cut.rest, flags, size);
+      driver_->cuDevSmResourceSplitByCount(cut.units.data(), &got, input().units.data(), &cut.rest, flags, size);
   if (does_not_fit(answer)) {
     return std::nullopt;
   }
@@ -392,7 +392,7 @@ unsigned Splitter::in_sets_of(unsigned size, std::optional<unsigned> locality_do
   }
   CUdevResource group{};
   CUdevResource rest{};
-  const CUresult answer = driver_->cuDevSmResourceSplit(&group, 1, input_->units.data(), &rest, 0, &everything);
+  const CUresult answer = driver_->cuDevSmResourceSplit(&group, 1, input().units.data(), &rest, 0, &everything);
   return answer == CUDA_SUCCESS ? count_of(group) : 0;
 }
 

@@ -14,11 +14,12 @@ namespace gctx {
 
 class Splitter {
  public:
-  Splitter(const Driver& driver, SmResourcePtr input, Grain grain, bool dry_run, const Requery& requery)
-      : driver_(&driver), input_(std::move(input)), grain_(grain), dry_run_(dry_run), requery_(&requery) {}
+  // Refers to what it is given.
+  Splitter(const Driver& driver, const SmResourcePtr& input, Grain grain, bool dry_run, const Requery& requery)
+      : driver_(&driver), input_(&input), grain_(grain), dry_run_(dry_run), requery_(&requery) {}
 
   Grain grain() const noexcept { return grain_; }
-  unsigned sm_count() const noexcept { return input_->sm_count; }
+  unsigned sm_count() const noexcept { return input().sm_count; }
 
   // With every group as it was asked for: an open group gets as much as leaves the others what they need.
   std::optional<SplitResult> as_asked(const Needs& needs) const;
@@ -68,10 +69,11 @@ class Splitter {
   bool units_suffice(const Needs& needs) const;
   std::optional<Cut> by_count(unsigned groups, unsigned size, unsigned flags) const;
   SplitResult assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const;
-  bool is_whole() const noexcept { return input_->whole_device; }
+  const SmResource& input() const noexcept { return **input_; }
+  bool is_whole() const noexcept { return input().whole_device; }
 
   const Driver* driver_;
-  SmResourcePtr input_;
+  const SmResourcePtr* input_;
   Grain grain_;
   bool dry_run_;
   const Requery* requery_;

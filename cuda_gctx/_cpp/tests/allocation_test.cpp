@@ -150,6 +150,34 @@ void no_allocation_is_needed_to_undo(const char* name, const std::function<void(
   CHECK(number > 1);  // some did fail
 }
 
+// A framework has its handle: it is kept, whichever allocation fails while it is closed and dropped.
+void a_pinned_context_is_closed_without_memory() {
+  for (int number = 0; number < 4; ++number) {
+    Runtime& runtime = test::open_machine();
+    const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
+    ContextHandle context = green_context(runtime, split.groups[0]);
+    StreamHandle stream = create_stream(context, std::nullopt, true);
+    CHECK(pin_stream(stream));
+    const CUcontext handle = context->handle();
+    const CUstream seen = stream->handle();
+    try {
+      allocations_of(
+          [&] {
+            stream.reset();
+            close_context(context);
+            context.reset();
+          },
+          number);
+    } catch (const std::bad_alloc&) {
+    }
+    stream.reset();
+    context.reset();
+    CHECK(runtime.driver().cuStreamQuery(seen) == CUDA_SUCCESS);
+    CHECK(green_context(runtime, split.groups[0])->handle() == handle);
+    close_driver(runtime);
+  }
+}
+
 // What is destroyed without memory, and fails, ends nothing but itself.
 void a_destruction_that_fails_needs_no_memory() {
   Runtime& runtime = test::open_machine();
@@ -187,12 +215,15 @@ int main() {
                                   [](World& world) { context_stream(world.context, std::nullopt, 3); });
   no_allocation_is_needed_to_undo("block", [](World& world) {
     Block block(world.context);
+    const ContextHandle primary = primary_context(world.runtime, 0);
+    world.runtime.driver().cuCtxPushCurrent(primary->handle());  // of a library
     set_current(world.context, nullptr);
     block.leave();
   });
   no_allocation_is_needed_to_undo("split", [](World& world) {
     split_resource(world.runtime, world.runtime.device_sm(0), groups_of({8, 16, 24}), false);
   });
+  a_pinned_context_is_closed_without_memory();
   a_destruction_that_fails_needs_no_memory();
   return gctx::test::summary("allocation_test");
 }

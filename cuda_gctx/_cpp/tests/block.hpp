@@ -1,6 +1,11 @@
 // A block as a language binding keeps it: its entry stays where it is until the list of its thread has given it back.
 #pragma once
 
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
 #include "handles/context.hpp"
 #include "handles/current.hpp"
 
@@ -9,15 +14,21 @@ namespace gctx::test {
 class Block {
  public:
   explicit Block(const ContextHandle& context, const void* task = nullptr) {
-    enter_block(entry_, context, task);
+    enter_block(*entry_, context, task);
     forget_blocks();  // those that were left elsewhere have gone from the list by it
   }
   ~Block() {
-    if (!entry_.is_idle()) {
+    if (!entry_->is_idle()) {
       try {
         leave(this);
-      } catch (const Error&) {  // it was entered in another task
+      } catch (const Error&) {  // it was entered in another task, or has been left
       }
+    }
+    if (!entry_->is_idle()) {  // other code has put its context on the stack again
+      static std::mutex mutex;
+      static auto* const on_the_stack = new std::vector<std::unique_ptr<Entry>>;
+      const std::lock_guard lock(mutex);
+      on_the_stack->push_back(std::move(entry_));
     }
   }
   Block(const Block&) = delete;
@@ -25,9 +36,9 @@ class Block {
 
   void leave(const void* task = nullptr) {
     ContextHandle context;
-    if (!leave_block_at_once(entry_, task, context)) {
+    if (!leave_block_at_once(*entry_, task, context)) {
       try {
-        leave_block(entry_, task);
+        leave_block(*entry_, task);
       } catch (...) {
         forget_blocks();
         throw;
@@ -42,7 +53,7 @@ class Block {
   }
 
  private:
-  Entry entry_{this};
+  std::unique_ptr<Entry> entry_ = std::make_unique<Entry>(this);
 };
 
 }  // namespace gctx::test

@@ -6,10 +6,12 @@
 #include <thread>
 
 #include "driver/process.hpp"
+#include "handles/capture.hpp"
 #include "handles/claim.hpp"
 #include "handles/closing.hpp"
 #include "handles/current.hpp"
 #include "handles/event.hpp"
+#include "handles/graph.hpp"
 #include "handles/probe.hpp"
 #include "handles/runtime.hpp"
 #include "handles/slot.hpp"
@@ -347,6 +349,29 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
   record_context_event(context, event);
 }
 
+void a_wait_is_not_taken_into_the_capture_of_another_one() {
+  Machine machine("h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const Driver& driver = runtime.driver();
+  const auto context = primary_context(runtime, 0);
+  const auto other = create_stream(context, std::nullopt, true);
+  const auto first = create_stream(context, std::nullopt, true);
+  const auto second = create_stream(context, std::nullopt, true);
+  {
+    // A call of one thread that is between its record and its wait, while a capture begins on another thread.
+    const KeptEvent<EventHandle>::Use kept(other->waited_for());
+    const EventHandle event = kept.event([&] { return create_event_for(other, CU_EVENT_DISABLE_TIMING); });
+    record_event(other, event);
+    begin_capture(other, CU_STREAM_CAPTURE_MODE_RELAXED);
+    wait_stream(second, other);
+    CHECK(is_capturing(driver, second->handle()));
+    wait_event(first, event);
+    CHECK(!is_capturing(driver, first->handle()));
+  }
+  wait_stream(other, second);
+  end_capture(other);
+}
+
 void keep_busy(const StreamHandle& stream) {
   synchronize_stream(stream);
   probes_of(stream->context()->runtime()).of(0)->launch(stream, 1, 256, 5'000'000);
@@ -471,6 +496,7 @@ int main() {
   a_context_of_a_device_that_is_not_listed_is_refused();
   objects_of_a_driver_that_is_set_aside_wait();
   contexts_are_not_made_and_not_waited_for_during_a_capture();
+  a_wait_is_not_taken_into_the_capture_of_another_one();
   a_switch_orders_shared_sms_and_the_work_of_a_part();
   exclusive_contexts_do_not_share();
   objects_of_a_closed_driver_do_nothing();
