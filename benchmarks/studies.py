@@ -218,7 +218,11 @@ def measure_mixes(torch: Any, device: Device) -> list[dict[str, Any]]:
                 "mix": title,
                 "launch": report.launch,
                 "launch_bound": streams.launch_bound,
-                "tuner_us": {which: getattr(streams.seconds, which) * 1e6 for which in ("median", "p10", "p90")},
+                "tuner_us": {
+                    "median": streams.seconds.value * 1e6,
+                    "p10": streams.seconds.p10 * 1e6,
+                    "p90": streams.seconds.p90 * 1e6,
+                },
                 "threads_us": summary(found, 1e-6),
             }
         )

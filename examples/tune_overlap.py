@@ -29,7 +29,7 @@ def main() -> None:
     print(report)
 
     # A plan is a value: kept as JSON, it is used in the next process without measuring again.
-    plan = tune.Plan.from_json(report.plan.to_json())
+    plan = tune.Plan.from_json(report.choice.to_json())
     with PartitionPool(dev) as pool, plan.open(pool) as streams:
         for name, stream in streams.items():
             print(f"\n{name}: {stream.resources.sm.sm_count} SMs", end="")

@@ -12,48 +12,31 @@ from typing import TYPE_CHECKING
 from cuda_gctx._core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cuda_gctx._core.probe import Stamps as Stamps
     from cuda_gctx._core.probe import spin as spin
-    from cuda_gctx.measure.machine import Conditions as Conditions
-    from cuda_gctx.measure.statistics import Estimate as Estimate
-    from cuda_gctx.measure.statistics import Latency as Latency
-    from cuda_gctx.measure.statistics import Spread as Spread
     from cuda_gctx.tune._curves import Curve as Curve
-    from cuda_gctx.tune._curves import CurvePoint as CurvePoint
     from cuda_gctx.tune._curves import curve as curve
     from cuda_gctx.tune._explain import explain as explain
-    from cuda_gctx.tune._explain_report import ExplainReport as ExplainReport
     from cuda_gctx.tune._objectives import TailLatency as TailLatency
     from cuda_gctx.tune._objectives import Throughput as Throughput
     from cuda_gctx.tune._overlap import overlap as overlap
     from cuda_gctx.tune._plans import Plan as Plan
-    from cuda_gctx.tune._policy import Check as Check
     from cuda_gctx.tune._policy import Policy as Policy
-    from cuda_gctx.tune._policy import Prediction as Prediction
-    from cuda_gctx.tune._policy_building import policy as policy
-    from cuda_gctx.tune._report import PartTime as PartTime
     from cuda_gctx.tune._report import Report as Report
-    from cuda_gctx.tune._report import Result as Result
     from cuda_gctx.tune._work import PartError as PartError
     from cuda_gctx.tune.timeline import Timeline as Timeline
-    from cuda_gctx.tune.timeline import Trace as Trace
 
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
-    "cuda_gctx._core.probe": ("Stamps", "spin"),
-    "cuda_gctx.tune._curves": ("Curve", "CurvePoint", "curve"),
+    "cuda_gctx._core.probe": ("spin",),
+    "cuda_gctx.tune._curves": ("Curve", "curve"),
     "cuda_gctx.tune._explain": ("explain",),
-    "cuda_gctx.tune._explain_report": ("ExplainReport",),
     "cuda_gctx.tune._objectives": ("TailLatency", "Throughput"),
     "cuda_gctx.tune._overlap": ("overlap",),
     "cuda_gctx.tune._plans": ("Plan",),
-    "cuda_gctx.tune._policy": ("Check", "Policy", "Prediction"),
-    "cuda_gctx.tune._policy_building": ("policy",),
-    "cuda_gctx.tune._report": ("PartTime", "Report", "Result"),
+    "cuda_gctx.tune._policy": ("Policy",),
+    "cuda_gctx.tune._report": ("Report",),
     "cuda_gctx.tune._work": ("PartError",),
-    "cuda_gctx.measure.statistics": ("Estimate", "Latency", "Spread"),
-    "cuda_gctx.measure.machine": ("Conditions",),
-    "cuda_gctx.tune.timeline": ("Timeline", "Trace"),
+    "cuda_gctx.tune.timeline": ("Timeline",),
 }
 
 # Type checkers, which would take __getattr__ as leave for any name, read the list above alone.

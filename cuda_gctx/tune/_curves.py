@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from itertools import pairwise
+from math import ceil
 from os import PathLike
 from typing import Any, Literal
 
@@ -23,45 +24,48 @@ from cuda_gctx.draw.lines import Line, Point, draw_lines
 from cuda_gctx.draw.svg import page, written
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate
+from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate, Ratio, calls_for, certainty_of, ratio_of_quantiles
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.layout import Layout, Request
 from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture, sharing
 from cuda_gctx.tune._json import conditions, each, made, optional, reading
-from cuda_gctx.tune._measure import OutOfTime, Runner, Trial
+from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner, Trial, clock_for
 from cuda_gctx.tune._objectives import TailLatency
-from cuda_gctx.tune._report import words
+from cuda_gctx.tune._ranking import Sample
+from cuda_gctx.tune._report import times, words
 from cuda_gctx.tune._sizes import Sizes
 from cuda_gctx.tune._work import Part, examine, naming, part_of
 
-__all__ = ["Curve", "CurvePoint", "curve", "measured_curve"]
+__all__ = ["Curve", "CurvePoint", "curve"]
 
-SCHEMA = 1
+SCHEMA = 2
 MOST_ROUNDS = 15
 PART = "part"  # the names of partitions
 LOAD = "load"
+OPENING_SHARE = 0.2  # of the budget
+LEAST_CALLS = 10  # of a batch
 
 
 @dataclass(frozen=True)
 class CurvePoint:
     """A part in a partition of `sm_count` SMs, or on the whole device.
 
-    seconds: of a call, back to back with others. latency, loaded: of a call that is made alone, from the request to
-    its end: without the load, and while the load is kept queued on the other SMs. slowdown: their ratio, pair by pair.
-    load_rate: the calls of the load per second meanwhile.
+    seconds: the median of a call, back to back with others. latency, loaded: the quantile of the latencies of all
+    single calls, from when a call arrives to its end: without the load, and while the load is kept queued on the other
+    SMs. slowdown: their ratio. load_rate: the calls of the load per second meanwhile.
     """
 
     sm_count: int
     seconds: Estimate
     latency: Estimate | None
     loaded: Estimate | None
-    slowdown: Estimate | None
+    slowdown: Ratio | None
     load_rate: float | None
 
     @property
     def rate(self) -> float:
         """Calls per second, back to back."""
-        return 1 / self.seconds.median
+        return 1 / self.seconds.value
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,13 @@ class Curve:
     """The result of curve(): what a part takes over the number of SMs. ``print()`` it.
 
     points: by the number of SMs; the last one is the whole device. load: the name of the load, if there was one.
+    quantile: of the latencies.
     complete: False if the budget was too short for all sizes, or for an interval at each.
     """
 
     part: str
     load: str | None
+    quantile: float
     points: tuple[CurvePoint, ...]
     complete: bool
     device: str
@@ -104,13 +110,13 @@ class Curve:
         sm_count = as_number("sm_count", sm_count)
         ordered = sorted(self.points, key=lambda point: point.sm_count)
         if sm_count <= ordered[0].sm_count:
-            return ordered[0].seconds.median
+            return ordered[0].seconds.value
         for low, high in pairwise(ordered):
             if sm_count <= high.sm_count:
                 share = (sm_count - low.sm_count) / (high.sm_count - low.sm_count)
-                work = (1 - share) * low.seconds.median * low.sm_count + share * high.seconds.median * high.sm_count
+                work = (1 - share) * low.seconds.value * low.sm_count + share * high.seconds.value * high.sm_count
                 return work / sm_count
-        return ordered[-1].seconds.median
+        return ordered[-1].seconds.value
 
     # ---- JSON
 
@@ -140,7 +146,7 @@ class Curve:
 
     def __repr__(self) -> str:
         first, last = self.points[0], self.points[-1]
-        sizes = " and ".join(f"{words(p.seconds.median)} in {p.sm_count} SMs" for p in (first, last))
+        sizes = " and ".join(f"{words(p.seconds.value)} in {p.sm_count} SMs" for p in (first, last))
         return f"<Curve of {self.part}: {sizes} on {self.device}>"
 
     def __str__(self) -> str:
@@ -150,21 +156,19 @@ class Curve:
         rows: list[list[object]] = [
             [
                 point.sm_count,
-                words(point.seconds.median),
+                words(point.seconds.value),
                 f"{words(point.seconds.low)} to {words(point.seconds.high)}",
                 f"{point.rate:.4g}",
-                f"{point.seconds.median / whole.seconds.median:.2f}",
+                f"{point.seconds.value / whole.seconds.value:.2f}",
             ]
             for point in self.points
         ]
         if self.load is not None:
-            header += [f"next to {self.load}", "slowdown", f"{self.load}, calls/s"]
+            header += [f"p{self.quantile * 100:g} next to {self.load}", "slowdown", f"{self.load}, calls/s"]
             for row, point in zip(rows, self.points, strict=True):
                 row += [
-                    words(point.loaded.median) if point.loaded is not None else None,
-                    f"{point.slowdown.median:.2f} ({point.slowdown.low:.2f} to {point.slowdown.high:.2f})"
-                    if point.slowdown is not None
-                    else None,
+                    words(point.loaded.value) if point.loaded is not None else None,
+                    times(point.slowdown) if point.slowdown is not None else None,
                     f"{point.load_rate:.4g}" if point.load_rate is not None else None,
                 ]
         lines.append(table(header, rows))
@@ -176,15 +180,15 @@ class Curve:
         """The curve as a picture, also written to `path`: times over SMs, with the interval of each point."""
         lines = [Line(f"{self.part}, back to back", self._points("seconds"))]
         if self.load is not None:
-            lines.append(Line(f"{self.part}, single calls", self._points("latency")))
-            lines.append(Line(f"{self.part}, single calls next to {self.load}", self._points("loaded")))
+            lines.append(Line(f"{self.part}, p{self.quantile * 100:g} of single calls", self._points("latency")))
+            lines.append(Line(f"{self.part}, the same next to {self.load}", self._points("loaded")))
         subtitle = f"{self.device}, driver {self.driver}, {self.date}"
         note = "The last point is the whole device."
         return written(draw_lines(self.part, subtitle, [line for line in lines if line.points], note), path)
 
     def _points(self, name: str) -> tuple[Point, ...]:
         found = [(point.sm_count, getattr(point, name)) for point in self.points]
-        return tuple(Point(sms, e.median * 1e9, e.low * 1e9, e.high * 1e9) for sms, e in found if e is not None)
+        return tuple(Point(sms, e.value * 1e9, e.low * 1e9, e.high * 1e9) for sms, e in found if e is not None)
 
     def html(self, path: str | PathLike[str] | None = None) -> str:
         """The picture as an HTML page that loads nothing; also written to `path`."""
@@ -200,31 +204,36 @@ def _estimate(value: Any, where: str) -> Estimate:
 
 def _point(value: Any, where: str) -> CurvePoint:
     maybe = optional(_estimate)
-    return made(CurvePoint, value, where, seconds=_estimate, latency=maybe, loaded=maybe, slowdown=maybe)
+    ratio = optional(lambda value, where: made(Ratio, value, where))
+    return made(CurvePoint, value, where, seconds=_estimate, latency=maybe, loaded=maybe, slowdown=ratio)
 
 
 @dataclass(eq=False)
 class _Size:
-    """One size while it is measured; samples by round."""
+    """A size while it is measured: back to back, alone, and next to the load."""
 
     sm_count: int
     alone: Trial
     both: Trial | None
-    seconds: dict[int, float] = field(default_factory=dict)
-    latency: dict[int, float] = field(default_factory=dict)
-    loaded: dict[int, float] = field(default_factory=dict)
-    calls: list[tuple[int, float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    latency: list[Sample] = field(default_factory=list)
+    loaded: list[Sample] = field(default_factory=list)
 
-    def point(self) -> CurvePoint:
-        both = sorted(self.latency.keys() & self.loaded.keys())
-        calls, seconds = sum(n for n, _ in self.calls), sum(s for _, s in self.calls)
+    def point(self, quantile: float) -> CurvePoint:
+        """What its samples show. The calls of all rounds count together."""
+        both = list(zip(self.loaded, self.latency, strict=False))  # the last round may be incomplete
+        loaded, alone = (
+            [side.latencies for side in sides] for sides in (zip(*both, strict=True) if both else ((), ()))
+        )
+        certainty = certainty_of(len(both))
+        done = [sample.calls[LOAD] for sample in self.loaded if sample.calls[LOAD][1] > 0]
         return CurvePoint(
             self.sm_count,
-            Estimate.of(list(self.seconds.values())),
-            Estimate.of(list(self.latency.values())) if self.latency else None,
-            Estimate.of(list(self.loaded.values())) if self.loaded else None,
-            Estimate.of([self.loaded[n] / self.latency[n] for n in both]) if both else None,
-            calls / seconds if seconds > 0 else None,
+            Estimate.of([self.seconds], 0.5, certainty_of(len(self.seconds))),
+            Estimate.of(alone, quantile, certainty) if both else None,
+            Estimate.of(loaded, quantile, certainty) if both else None,
+            ratio_of_quantiles(loaded, alone, quantile) if both else None,
+            sum(calls for calls, _ in done) / sum(seconds for _, seconds in done) if done else None,
         )
 
 
@@ -234,6 +243,9 @@ def curve(
     device: Device | None = None,
     sizes: Iterable[int] | None = None,
     load: Callable[[Stream], object] | None = None,
+    quantile: float = 0.5,
+    rate: float | None = None,
+    closed_loop: bool = False,
     launch: Literal["calls", "graphs"] = "calls",
     budget_s: float = 20.0,
     progress: bool | None = None,
@@ -244,142 +256,171 @@ def curve(
     part: a function that enqueues work on the Stream that it is called with, as for overlap().
     sizes: the SM counts, instead of all aligned ones.
     load: other work, which is kept queued on all other SMs; on the whole device there is no room for it.
+    quantile: the quantile of the latencies without and with the load.
+    rate: how many calls arrive per second on average, at random times; None: half of what the part can take in a size.
+    closed_loop: make each call when the one before has completed.
     launch: "graphs" captures the part once for each size, and replays it.
     device: the device to measure; None: device 0.
     budget_s: the longest time to measure, in seconds.
     progress: whether to show progress on stderr; None: if stderr is a terminal.
     seed: the seed of the random order in which sizes are measured.
 
-    All sizes are measured in rounds in random order, each in 7 to 15 rounds. With a budget that does not suffice for 7,
-    fewer sizes are measured.
+    All sizes are measured in rounds in random order, each in 7 to 15 rounds. With a budget that does not suffice for 7
+    rounds of all sizes, those that are far apart come first, and those that take too long are left out.
 
     Returns a Curve. Raises PartError if a part raises, RuntimeError if the budget is too short to measure the part once
     and during a capture, and ValueError for invalid arguments.
     """
     work = part_of(part, "part")
     other = part_of(load, LOAD) if load is not None else None
+    objective = TailLatency(PART, quantile, 0.0, rate, closed_loop)
     budget_s = as_seconds("budget_s", budget_s)
     seed = as_int("seed", seed)
     if launch not in ("calls", "graphs"):
         raise ValueError(f"launch must be calls or graphs, not {launch!r}")
     device = device_of(device)
-    if sizes is not None:  # refused before anything is measured
-        sizes = [size.sm_count for size in Sizes(device, [PART, LOAD], sizes).sizes]
+    requests = Sizes(device, [PART, LOAD], sizes).requests()
     refuse_capture(device)
-    with only_tuning(device), Progress(progress) as bar:
+    with only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
         before = Conditions.of(device)
         device.sync()
-        measured = measured_curve(device, work, other, sizes, launch, budget_s, bar, seed)
-        return replace(measured, conditions=(before, Conditions.of(device)))
-
-
-def measured_curve(
-    device: Device,
-    work: Part,
-    load: Part | None,
-    sizes: Iterable[int] | None,
-    launch: Literal["calls", "graphs"],
-    budget_s: float,
-    bar: Progress,
-    seed: int,
-    most_rounds: int = MOST_ROUNDS,
-) -> Curve:
-    """The curve of a part, without the conditions; the caller has made sure that nothing else is being tuned."""
-    with ExitStack() as closing:
-        until = clock.now() + budget_s
-        runner = closing.enter_context(Runner("makespan", until, launch))
-        calls = closing.enter_context(Runner(TailLatency(PART, quantile=0.5, closed_loop=True), until, launch))
-        measured, complete = _measure(
-            device, work, load, sizes, runner, calls, budget_s, bar, seed, closing, most_rounds
-        )
-    points = sorted((size.point() for size in measured if size.seconds), key=lambda point: point.sm_count)
+        measuring = _Measuring(device, work, other, objective, launch, budget_s, bar, seed, closing)
+        measuring.run(requests)
+        conditions = (before, Conditions.of(device))
+    points = [size.point(quantile) for size in measuring.sizes if size.seconds]
+    if device.sm_count not in [point.sm_count for point in points]:
+        raise RuntimeError(f"budget_s={budget_s:g} is too short to measure {work.name} once: increase it")
     return Curve(
         part=work.name,
-        load=load.name if load is not None else None,
-        points=tuple(points),
-        complete=complete,
+        load=other.name if other is not None else None,
+        quantile=objective.quantile,
+        points=tuple(sorted(points, key=lambda point: point.sm_count)),
+        complete=measuring.complete,
         device=device.name,
         sm_count=device.sm_count,
         driver=".".join(map(str, system.driver_version)),
         date=date.today().isoformat(),
-        conditions=(),
+        conditions=conditions,
     )
 
 
-def _measure(
-    device: Device,
-    work: Part,
-    load: Part | None,
-    sizes: Iterable[int] | None,
-    runner: Runner,
-    calls: Runner,
-    budget_s: float,
-    bar: Progress,
-    seed: int,
-    closing: ExitStack,
-    most_rounds: int,
-) -> tuple[list[_Size], bool]:
-    critical = Part(PART, work.function)
-    stream = closing.enter_context(device.create_stream())
-    names = {PART: critical} if load is None else {PART: critical, LOAD: Part(LOAD, load.function)}
-    for name, part in names.items():
-        with naming(f"{work.name if name == PART else load.name if load is not None else ''} alone"):
-            facts = examine(part, stream, runner.demand_time)
-        for each_runner in (runner, calls):
-            each_runner.call_s[name] = facts.host_s
-            each_runner.alone_s[name] = facts.device_s
-        if name == PART:  # launch-bound: what it takes would depend on the gate
-            runner.gated = facts.waits or facts.host_s < facts.device_s
-    whole = _Size(device.sm_count, Trial("whole device", (critical,), {PART: stream}, stream), None)
-    runner.warm(whole.alone)
-    step_s = max(whole.alone.step_s, whole.alone.host_s)
-    counts = _sizes(device, sizes, step_s, load is not None, budget_s)
-    complete = len(counts) == len(_sizes(device, sizes, 0.0, False, budget_s))
-    measured = [whole]
-    began = clock.now()
-    try:
-        for count, request in counts:
-            pool = closing.enter_context(PartitionPool(device))
+class _FewCalls(Runner):
+    """Makes as many calls in a batch as all rounds together need for the quantile, and not more."""
+
+    def calls_of_batch(self, critical: Part, others: Sequence[Part], objective: TailLatency) -> tuple[int, float]:
+        calls, least_s = super().calls_of_batch(critical, others, objective)
+        enough = calls_for(objective.quantile, certainty_of(LEAST_PAIRS))
+        return min(calls, max(LEAST_CALLS, ceil(2 * enough / LEAST_PAIRS))), least_s
+
+
+class _Measuring:
+    """Measures a part in partitions, back to back and by single calls, until a deadline."""
+
+    def __init__(
+        self,
+        device: Device,
+        work: Part,
+        load: Part | None,
+        objective: TailLatency,
+        launch: Literal["calls", "graphs"],
+        budget_s: float,
+        bar: Progress,
+        seed: int,
+        closing: ExitStack,
+    ) -> None:
+        self._device, self._work, self._load = device, work, load
+        self._objective = objective
+        self._budget_s, self._bar, self._seed, self._closing = budget_s, bar, seed, closing
+        self._until = clock.now() + budget_s
+        self._runner = closing.enter_context(Runner("makespan", self._until, launch))
+        self._calls = closing.enter_context(_FewCalls(objective, self._until, launch, seed))
+        self._part = Part(PART, work.function)
+        self._other = None if load is None else Part(LOAD, load.function)
+        self.sizes: list[_Size] = []
+        self.complete = False
+
+    def run(self, requests: Sequence[tuple[int, Request]]) -> None:
+        """Open the sizes, and measure them in rounds."""
+        try:
+            self._examine()
+            self.complete = self._open(requests)
+            for _, size in in_rounds(self.sizes, MOST_ROUNDS, random.Random(self._seed)):
+                self._measure(size)
+        except OutOfTime:
+            self.complete = self.complete and all(len(size.seconds) >= LEAST_PAIRS for size in self.sizes)
+        finally:
+            self._device.sync()
+
+    def _examine(self) -> None:
+        stream = self._closing.enter_context(self._device.create_stream())
+        for part, work in ((self._part, self._work), (self._other, self._load)):
+            if part is None or work is None:
+                continue
+            with naming(f"{work.name} alone"):
+                facts = examine(part, stream, self._runner.demand_time)
+            for runner in (self._runner, self._calls):
+                runner.call_s[part.name] = facts.host_s
+                runner.alone_s[part.name] = facts.device_s
+            if part is self._part:  # launch-bound: what it takes would depend on the gate
+                self._runner.gated = facts.waits or facts.host_s < facts.device_s
+        whole = _Size(self._device.sm_count, Trial("whole device", (self._part,), {PART: stream}, stream), None)
+        self._runner.warm(whole.alone)
+        self.sizes.append(whole)
+
+    def _open(self, requests: Sequence[tuple[int, Request]]) -> bool:
+        """Open partitions, those far apart first; returns whether the time suffices for all of them."""
+        complete, until = True, clock.now() + OPENING_SHARE * self._budget_s
+        for place in _far_apart(len(requests)):
+            if clock.now() > until:
+                return False
+            count, request = requests[place]
+            self._bar.show((clock.now() - until) / self._budget_s + OPENING_SHARE, f"opening {count} SMs")
+            pool = self._closing.enter_context(PartitionPool(self._device))
             with sharing():
                 parts = pool.prepare(Layout.of({PART: request}))
-            alone = Trial(f"{count} SMs", (critical,), {PART: parts.part.stream}, parts.part.stream)
-            both = None
-            if load is not None and "background" in parts:
-                streams = {PART: parts.part.stream, LOAD: parts.background.stream}
-                both = Trial(f"{count} SMs", (critical, names[LOAD]), streams, parts.part.stream)
-            for trial in (alone, both):
-                if trial is not None:
-                    runner.warm(trial)
-            measured.append(_Size(parts.part.sm_count, alone, both))
-        order = random.Random(seed)
-        for number, size in in_rounds(measured, most_rounds, order):
-            bar.show((clock.now() - began) / budget_s, f"measuring {work.name} in {size.sm_count} SMs")
-            size.seconds[number] = runner.batch(size.alone, runner.shape([size.alone])).seconds
-            if size.both is not None:
-                size.latency[number] = calls.batch(size.alone, runner.shape([size.alone])).seconds
-                sample = calls.batch(size.both, runner.shape([size.both]))
-                size.loaded[number] = sample.seconds
-                size.calls += [sample.calls[LOAD]] if sample.calls.get(LOAD, (0, 0.0))[1] > 0 else []
-    except OutOfTime:
-        complete = complete and all(len(size.seconds) >= LEAST_PAIRS for size in measured)
-    finally:
-        for size in measured:
-            for trial in (size.alone, size.both):
-                for used in trial.streams.values() if trial is not None else ():
-                    used.sync()
-    if not whole.seconds:
-        raise RuntimeError(f"budget_s={budget_s:g} is too short to measure {work.name} once: increase it")
-    return measured, complete
+            size = _Size(parts.part.sm_count, self._trial(f"{count} SMs", {PART: parts.part.stream}), None)
+            if self._other is not None and "background" in parts:
+                size.both = self._trial(f"{count} SMs", {PART: parts.part.stream, LOAD: parts.background.stream})
+            try:
+                for trial in (size.alone, size.both):
+                    if trial is not None:
+                        self._runner.warm(trial)
+            except OutOfTime:
+                return False
+            if LEAST_PAIRS * sum(map(self._round_s, [*self.sizes, size])) > self._until - clock.now():
+                complete = False
+            else:
+                self.sizes.append(size)
+        return complete
+
+    def _trial(self, name: str, streams: Mapping[str, Stream]) -> Trial:
+        idle = clock_for(self._objective, self._device, streams, self._closing)
+        parts = (self._part,) if self._other is None or len(streams) == 1 else (self._part, self._other)
+        return Trial(name, parts, streams, idle)
+
+    def _round_s(self, size: _Size) -> float:
+        """How long a round of a size takes."""
+        call_s = max(size.alone.step_s, size.alone.host_s)
+        self._calls.alone_s[PART] = call_s
+        calls_s = self._calls.latency_batch_s([self._part], self._objective) if size.both is not None else 0.0
+        return max(BATCH_S, call_s) + 2 * calls_s
+
+    def _measure(self, size: _Size) -> None:
+        shown = f"measuring {self._work.name} in {size.sm_count} SMs"
+        self._bar.show(1 - (self._until - clock.now()) / self._budget_s, shown)
+        shape = self._runner.shape([size.alone])
+        size.seconds.append(self._runner.batch(size.alone, shape).seconds)
+        if size.both is not None:
+            self._calls.alone_s[PART] = size.alone.step_s  # half of what it can take in this size
+            size.latency.append(self._calls.batch(size.alone, shape))
+            size.loaded.append(self._calls.batch(size.both, shape))
 
 
-def _sizes(
-    device: Device, sizes: Iterable[int] | None, step_s: float, loaded: bool, budget_s: float
-) -> Sequence[tuple[int, Request]]:
-    """The sizes to measure, and how to request them: as many as the budget allows, evenly apart."""
-    requests = Sizes(device, [PART, LOAD], sizes).requests()
-    # A round of a size: a batch of steps, and with a load about two times as many calls again.
-    each_s = max(0.05, step_s) * (4 if loaded else 1) * (LEAST_PAIRS + 1)
-    most = max(2, int(budget_s / each_s) - 1) if step_s else len(requests)
-    if len(requests) <= most:
-        return requests
-    return [requests[round(number * (len(requests) - 1) / (most - 1))] for number in range(most)]
+def _far_apart(count: int) -> list[int]:
+    """The numbers below a count, so that the first ones are far apart: the last, the first, the middle, and so on."""
+    found = dict.fromkeys([count - 1, 0][:count])
+    step = count / 2
+    while len(found) < count:
+        found |= dict.fromkeys(min(count - 1, round(number * step)) for number in range(1, int(count / step) + 1))
+        step /= 2
+    return list(found)

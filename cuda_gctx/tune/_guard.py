@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from threading import Lock
 
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import FeatureNotSupported, ResourceOverlapWarning
+from cuda_gctx._core.errors import CapturingError, FeatureNotSupported, ResourceOverlapWarning
 from cuda_gctx._core.loan import capturing_stream
 
 __all__ = ["device_of", "only_tuning", "refuse_capture", "sharing"]
@@ -36,6 +36,11 @@ def only_tuning(device: Device) -> Iterator[None]:
         )
     try:
         yield
+    except CapturingError as error:
+        # A stream that a part has left capturing cannot be closed. What was said of the part says more.
+        if isinstance(error.__context__, RuntimeError):
+            raise error.__context__ from None
+        raise
     finally:
         lock.release()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
+from cuda_gctx._core.text import parsed_json
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.tune._plans import Plan
 
@@ -23,18 +23,10 @@ Reader: TypeAlias = Callable[[Any, str], Any]
 LARGEST = 2**63 - 1
 
 
-def parsed(text: str) -> Any:
-    """What a JSON text describes; a ValueError if it is none, or if it is nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("the JSON text is nested too deeply") from None
-
-
 @contextmanager
 def reading(text: str, what: str, schema: int) -> Iterator[dict[str, Any]]:
     """A block that reads the fields of a saved document. Its errors name the document, and are ValueErrors."""
-    value = parsed(text)
+    value = parsed_json(text)
     if not isinstance(value, Mapping) or value.get("schema") != schema:
         raise ValueError(f"not a {what} of schema {schema}: measure again with this version")
     try:

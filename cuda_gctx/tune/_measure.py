@@ -25,22 +25,34 @@ from threading import Event as Flag
 from typing import Literal, NamedTuple, TypeAlias
 
 from cuda_gctx._core import clock
+from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.stream import Stream
-from cuda_gctx.measure.loop import AHEAD, TIMED, Batch, CallTimer, Load, RandomCalls, seconds_between, timed_batch
+from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx.measure.loop import (
+    AHEAD,
+    TIMED,
+    Batch,
+    CallTimer,
+    Load,
+    RandomCalls,
+    is_apart,
+    seconds_between,
+    timed_batch,
+)
 from cuda_gctx.measure.statistics import NOISE, quantile
+from cuda_gctx.partitions.causes import MOST_CONNECTIONS
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._ranking import Sample
+from cuda_gctx.tune._ranking import Intervals, Sample
 from cuda_gctx.tune._work import Part, captured, entered
 
-__all__ = ["BATCH_S", "LAUNCHES", "Intervals", "Launch", "OutOfTime", "Runner", "Shape", "Trial"]
+__all__ = ["BATCH_S", "LAUNCHES", "Launch", "OutOfTime", "Runner", "Shape", "Trial", "clock_for"]
 
 # How the work is enqueued: by a host thread for each part if it is launch-bound, always by one host thread, or as
 # graphs.
-Launch: TypeAlias = Literal["threads", "calls", "graphs"]
-LAUNCHES: tuple[Launch, ...] = ("threads", "calls", "graphs")
+Launch: TypeAlias = Literal["auto", "calls", "graphs"]
+LAUNCHES: tuple[Launch, ...] = ("auto", "calls", "graphs")
 
 BATCH_S = 0.03
 LEAST_STEPS, MOST_STEPS = 3, 200
@@ -63,7 +75,6 @@ LEAST_CALL_S = 10e-6  # what the host takes to make a call and to look at the ti
 # device's time, the reason is another one.
 LAUNCH_BOUND = 0.9
 
-Intervals = dict[str, tuple[float, float]]
 # A block around the call of a part on a stream in a step.
 Around: TypeAlias = Callable[[Part, Stream, int], AbstractContextManager[None]]
 
@@ -96,6 +107,8 @@ class Trial:
     """An open plan, or one part alone: streams to measure on.
 
     clock: a stream that is idle when a latency begins.
+    joint, share: in a plan of the kind together, the function that takes a share of a call of the other part into one
+    of the first part.
     step_s, host_s: the device and host seconds of a step in the latest batch.
     """
 
@@ -104,6 +117,8 @@ class Trial:
     streams: Mapping[str, Stream]
     clock: Stream
     library_sms: bool = False
+    joint: Part | None = None
+    share: float = 0.0
     step_s: float = 0.0
     host_s: float = 0.0
 
@@ -113,9 +128,57 @@ class Trial:
         return len({stream.handle for stream in self.streams.values()}) == 1
 
     @classmethod
-    def of(cls, plan: Plan, parts: Sequence[Part], streams: Mapping[str, Stream], clock: Stream) -> Trial:
+    def of(
+        cls,
+        plan: Plan,
+        parts: Sequence[Part],
+        streams: Mapping[str, Stream],
+        clock: Stream,
+        together: Callable[[Stream, float], object] | None = None,
+    ) -> Trial:
         by_name = {part.name: part for part in parts}
-        return cls(plan, tuple(by_name[name] for name in plan.parts), streams, clock, plan.library_sms)
+        trial = cls(plan, tuple(by_name[name] for name in plan.parts), streams, clock, plan.library_sms)
+        if plan.share is not None and together is not None:
+            trial.share = share = plan.share
+            trial.joint = Part("together", lambda stream: together(stream, share))
+        return trial
+
+    @property
+    def main(self) -> Stream:
+        """The stream of the first part."""
+        return self.streams[self.parts[0].name]
+
+    def mix(self, weights: Mapping[str, int]) -> list[tuple[Part, int]]:
+        """The calls of a mix: of each part so many; together, as many calls of one part as take all of the other."""
+        if self.joint is None:
+            return [(part, weights[part.name]) for part in self.parts]
+        assert isinstance(self.name, Plan)
+        first, other = sorted(self.parts, key=lambda part: part.name != self.name.first)  # type: ignore[attr-defined]
+        joint = min(weights[first.name], round(weights[other.name] / self.share))
+        left = weights[other.name] - round(joint * self.share)
+        calls = [(self.joint, joint), (first, weights[first.name] - joint), (other, left)]
+        return [(part, count) for part, count in calls if count]
+
+
+def clock_for(objective: Objective, device: Device, streams: Mapping[str, Stream], closing: ExitStack) -> Stream:
+    """The stream by whose time calls of the critical part begin: for random arrivals one that waits for no other, in a
+    closed loop that of the part, unless other parts are queued on it.
+
+    closing: closes the stream.
+    """
+    own = streams.get(objective.part) if isinstance(objective, TailLatency) else None
+    own = own or next(iter(streams.values()))
+    if not isinstance(objective, TailLatency):
+        return own
+    if objective.closed_loop:
+        shared = list(streams.values()).count(own) > 1
+        return closing.enter_context(device.create_stream()) if shared else own
+    urgent = StreamOptions(priority=device.priority_range[1])
+    for _ in range(MOST_CONNECTIONS):
+        idle = closing.enter_context(device.create_stream(urgent))
+        if is_apart(idle, set(streams.values())):
+            break
+    return idle
 
 
 class Shape(NamedTuple):
@@ -205,6 +268,8 @@ class Runner:
             trial.parts = tuple(
                 captured(part, trial.streams[part.name], hint, trial.name, self._graphs) for part in trial.parts
             )
+            if trial.joint is not None:
+                trial.joint = captured(trial.joint, trial.main, hint, trial.name, self._graphs)
         if sample.seconds >= BATCH_S:
             return  # what a first step takes in addition is little of a long one
         before = self._steps(trial, self.steps_for(trial, 2)).seconds
@@ -276,7 +341,7 @@ class Runner:
         around: Around | None = None,
     ) -> Sample:
         """Run steps, each after the one before, whose parts start together, or one after the other on one stream."""
-        main = trial.streams[trial.parts[0].name]
+        main = trial.main
         one_stream = trial.in_sequence
         others = {} if one_stream else {part.name: trial.streams[part.name] for part in trial.parts[1:]}
         with ExitStack() as closing:
@@ -297,7 +362,7 @@ class Runner:
 
     @staticmethod
     def _call(trial: Trial, part: Part, step: int, around: Around | None) -> None:
-        stream = trial.streams[part.name]
+        stream = trial.streams.get(part.name, trial.main)
         with nullcontext() if around is None else around(part, stream, step):
             part.enqueue(stream, trial.name)
 
@@ -311,12 +376,13 @@ class Runner:
         around: Around | None,
     ) -> None:
         """Enqueue joined steps from this thread."""
-        main = trial.streams[trial.parts[0].name]
+        main = trial.main
         one_stream = trial.in_sequence
+        calls = [part for part, _ in trial.mix({part.name: 1 for part in trial.parts})]
         with entered(main, trial.library_sms) if one_stream else nullcontext():
             for step in range(steps):
-                for part in trial.parts:
-                    stream = trial.streams[part.name]
+                for part in calls:
+                    stream = trial.streams.get(part.name, main)
                     if part.name in ends:
                         stream.wait(joined)
                     with nullcontext() if one_stream else entered(stream, trial.library_sms):
@@ -343,7 +409,7 @@ class Runner:
         """Enqueue joined steps from a thread for each part. In each step the threads meet twice: an event is waited for
         only after it has been recorded, and recorded again only after that.
         """
-        main = trial.streams[trial.parts[0].name]
+        main = trial.main
         meeting = Barrier(len(trial.parts))
 
         def run(part: Part) -> None:
@@ -374,7 +440,7 @@ class Runner:
 
             def calls(part: Part, count: int) -> None:
                 for _ in range(count):
-                    part.enqueue(trial.streams[part.name], trial.name)
+                    part.enqueue(trial.streams.get(part.name, trial.main), trial.name)
 
             def run(part: Part) -> None:
                 with entered(trial.streams[part.name], trial.library_sms):
@@ -395,8 +461,8 @@ class Runner:
                             trial.streams[name].record(event)
 
             by_name = {part.name: part for part in trial.parts}
-            counts = {name: weights[name] for name in by_name}
-            rows = [(by_name[name], n) for name, n in (counts.items() if trial.in_sequence else _evenly(counts))]
+            evenly = [] if trial.in_sequence else _evenly({name: weights[name] for name in by_name})
+            rows = [(by_name[name], count) for name, count in evenly] or trial.mix(weights)
 
             def enqueue() -> Sequence[Event]:
                 if self.hosts is not None and not trial.in_sequence:
@@ -466,7 +532,7 @@ class Runner:
         others = [part for part in trial.parts if part is not critical]
         stream = trial.streams[critical.name]
         least_calls, window_s = self.calls_of_batch(critical, others, objective)
-        call = partial(critical.enqueue, stream, trial.name)
+        call = partial((trial.joint or critical).enqueue, stream, trial.name)
         taken: list[float] = []
 
         def queued(part: Part) -> None:
@@ -475,7 +541,7 @@ class Runner:
 
         with ExitStack() as closing:
             loads = {}
-            for part in others:
+            for part in others if trial.joint is None else ():
                 depth = 1 if trial.in_sequence else self._depth(part.name, critical.name)
                 load = Load(trial.streams[part.name], partial(queued, part), depth)
                 loads[part.name] = closing.enter_context(load)
@@ -496,7 +562,9 @@ class Runner:
                         break
                     self.demand_time()
                 taken += calls.rest()
-        completed = {name: load.completed() for name, load in loads.items()}
+        completed: dict[str, tuple[float, float]] = {name: load.completed() for name, load in loads.items()}
+        if trial.joint is not None:
+            completed = {part.name: (trial.share * len(taken), calls.passed_s) for part in others}
         return Sample(quantile(taken, objective.quantile), calls=completed, latencies=tuple(taken))
 
     @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
-from typing import Literal
+from typing import Any, Literal
 
 from cuda_gctx._core.arguments import as_int, as_seconds
 from cuda_gctx._core.device import Device
@@ -17,12 +17,13 @@ from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import Latency, Spread, median
 from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture
-from cuda_gctx.tune._measure import LAUNCHES, Intervals
+from cuda_gctx.tune._measure import LAUNCHES
+from cuda_gctx.tune._measurement import Measurement
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
-from cuda_gctx.tune._ranking import value_of
+from cuda_gctx.tune._ranking import Intervals, Record, value_of
 from cuda_gctx.tune._reasons import reasons
 from cuda_gctx.tune._report import PartTime, Report, Result
-from cuda_gctx.tune._search import Candidate, Search
+from cuda_gctx.tune._search import Search
 from cuda_gctx.tune._work import libraries_loaded, parts_of
 
 __all__ = ["overlap"]
@@ -32,11 +33,12 @@ LIBRARY_CHOICES = ("off", "on", "auto")
 
 def overlap(
     *work: Callable[[Stream], object],
+    together: Callable[[Stream, float], object] | None = None,
     device: Device | None = None,
     objective: Objective = "makespan",
     sizes: Iterable[int] | None = None,
     library_sms: Literal["off", "on", "auto"] = "auto",
-    launch: Literal["threads", "calls", "graphs"] = "threads",
+    launch: Literal["auto", "calls", "graphs"] = "auto",
     budget_s: float = 60.0,
     progress: bool | None = None,
     seed: int = 0,
@@ -49,13 +51,16 @@ def overlap(
     keywords by which they are passed.
 
     work, named: the parts, by position or by name.
+    together: of two parts, a function f(stream, share) that does the work of a call of the urgent part and takes a
+    share of a call of the other part, above 0 and at most 1, into it; chunked prefill is that. The urgent part is that
+    of the TailLatency, otherwise the last one. Shares are searched as sizes are.
     device: the device to measure; None: device 0.
     objective: "makespan" (the time of a step in which all parts start together and are waited for),
     Throughput(decode=8, prefill=1), or TailLatency("decode", quantile=0.99).
     sizes: the SM counts to try for partitions, instead of all aligned sizes.
     library_sms: whether to set the SM count hint of libraries in partitions; "auto" measures both if torch or CuPy is
     imported.
-    launch: how the work is enqueued: "threads" (launch-bound work by one host thread for each part, which are called
+    launch: how the work is enqueued: "auto" (launch-bound work by one host thread for each part, which are called
     concurrently; other work by one thread), "calls" (always by one thread), or "graphs" (each part is captured once on
     each of its streams, and replayed).
     budget_s: the longest time to measure, in seconds; one step may exceed it.
@@ -77,44 +82,46 @@ def overlap(
         raise ValueError(f"launch must be one of {', '.join(LAUNCHES)}, not {launch!r}")
     if library_sms == "on" and not libraries_loaded():
         raise ValueError('library_sms="on" needs torch or CuPy with a GPU, and neither is imported: import it first')
+    if together is not None and not callable(together):
+        raise TypeError(f"together must be a function of a stream and a share, not {type(together).__name__}")
+    if together is not None and len(parts) != 2:
+        raise ValueError(f"together takes work of one part into another: pass two parts, not {len(parts)}")
     device = device_of(device)
     refuse_capture(device)
     with only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
         conditions = [Conditions.of(device)]
-        search = Search(device, parts, objective, sizes, library_sms, launch, budget_s, seed, bar, closing)
+        search = Search(device, parts, objective, sizes, library_sms, launch, budget_s, seed, bar, closing, together)
         try:
             device.sync()  # the caller may still be producing the inputs of the parts on other streams
             search.run()
         except KeyboardInterrupt:
-            search.complete = False
-            if not search.can_answer:
+            search.found.complete = False
+            if not search.found.can_answer:
                 raise
         finally:
             # Before the chip rests.
             conditions.append(Conditions.of(device))
-            how = search.launched
+            how = search.found.launched
             search.settle()
-    if not search.can_answer:
+    if not search.found.can_answer:
         raise RuntimeError(
             f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
         )
-    return _report(search, device, objective, how, conditions)
+    return _report(search.found, device, how, conditions)
 
 
-def _report(
-    search: Search, device: Device, objective: Objective, launched: str, conditions: Sequence[Conditions]
-) -> Report:
-    ranking = search.ranking
+def _report(found: Measurement[Any], device: Device, launched: str, conditions: Sequence[Conditions]) -> Report:
+    ranking, objective = found.ranking, found.objective
     choice = ranking.choose()
     chosen = choice.record
     assert chosen.plan is not None
-    gain = ranking.ratio(search.sequence(), chosen)
-    alone = {name: _spread(search, candidate) for name, candidate in search.alone.items()}
-    results = sorted((_result(search, c, alone) for c in search.known()), key=lambda result: result.relative)
+    gain = ranking.ratio(found.sequence(), chosen)
+    alone = {name: _spread(found, record) for name, record in found.alone.items()}
+    results = sorted((_result(found, c, alone) for c in found.known()), key=lambda result: result.relative)
     if isinstance(objective, TailLatency):
         bound = alone[objective.part].value
     else:
-        bound = max(spread.value * search.weight(name) for name, spread in alone.items())
+        bound = max(spread.value * found.weight(name) for name, spread in alone.items())
     report = Report(
         choice=chosen.plan,
         objective=objective,
@@ -130,66 +137,64 @@ def _report(
         openings=ranking.openings,
         launch=launched,
         reasons=(),
-        complete=search.complete,
+        complete=found.complete,
         device=device.name,
         sm_count=device.sm_count,
         driver=".".join(map(str, system.driver_version)),
         date=date.today().isoformat(),
         conditions=tuple(conditions),
     )
-    return replace(report, reasons=reasons(search, report, choice))
+    return replace(report, reasons=reasons(found, report, choice))
 
 
-def _spread(search: Search, candidate: Candidate) -> Spread:
-    samples = list(candidate.measured(search.final).values())
-    return Spread.of([sample.seconds for sample in samples], value_of(search.objective, samples))
+def _spread(found: Measurement[Any], record: Record) -> Spread:
+    samples = list(record.measured(found.final).values())
+    return Spread.of([sample.seconds for sample in samples], value_of(found.objective, samples))
 
 
-def _result(search: Search, candidate: Candidate, alone: dict[str, Spread]) -> Result:
-    assert candidate.plan is not None
-    samples = list(candidate.measured(search.final).values())
+def _result(found: Measurement[Any], record: Record, alone: dict[str, Spread]) -> Result:
+    assert record.plan is not None
+    samples = list(record.measured(found.final).values())
     latencies = [seconds for sample in samples for seconds in sample.latencies]
     parts = {}
-    for name in candidate.plan.parts:
+    for name in record.plan.parts:
         counted = [sample.calls[name] for sample in samples if sample.calls.get(name, (0, 0.0))[1] > 0]
-        spent = candidate.spent(name, search.final)
+        spent = record.spent(name, found.final)
         spent += [seconds / calls for calls, seconds in counted if calls]
         spent += latencies if not counted and not spent else []
-        here = candidate.alone_here.get(name)
+        here = record.alone_here.get(name)
         parts[name] = PartTime(
-            sm_count=candidate.sm_counts[name],
+            sm_count=record.sm_counts[name],
             seconds=Spread.of(spent) if spent else None,
             calls_per_second=sum(n for n, _ in counted) / sum(s for _, s in counted) if counted else None,
-            alone=_spread(search, here) if here is not None and here.samples else None,
+            alone=_spread(found, here) if here is not None and here.samples else None,
         )
-    seconds = _spread(search, candidate)
+    seconds = _spread(found, record)
     return Result(
-        plan=candidate.plan,
+        plan=record.plan,
         seconds=seconds,
-        relative=search.ranking.relative(candidate),
+        relative=found.ranking.relative(record),
         parts=parts,
-        overlap=_overlap(candidate, candidate.profiled(search.final), alone, seconds.value),
+        overlap=_overlap(record, record.profiled(found.final), alone, seconds.value),
         latency=Latency.of(latencies) if latencies else None,
-        sm_clock_mhz=_clock(search, candidate),
+        sm_clock_mhz=_clock(found, record),
         launch_bound=2 * sum(sample.launch_bound for sample in samples) > len(samples),
     )
 
 
-def _clock(search: Search, candidate: Candidate) -> float | None:
+def _clock(found: Measurement[Any], record: Record) -> float | None:
     """The SM clock in the blocks of a plan; that of the sequence is from the blocks next to the choice."""
-    if not candidate.is_sequence:
-        return candidate.sm_clocks_mhz[0] if candidate.sm_clocks_mhz is not None else None
-    return next((c.sm_clocks_mhz[1] for c in search.known() if c.sm_clocks_mhz is not None), None)
+    if not record.is_sequence:
+        return record.sm_clocks_mhz[0] if record.sm_clocks_mhz is not None else None
+    return next((c.sm_clocks_mhz[1] for c in found.known() if c.sm_clocks_mhz is not None), None)
 
 
-def _overlap(
-    candidate: Candidate, steps: Sequence[Intervals], alone: dict[str, Spread], seconds: float
-) -> float | None:
+def _overlap(record: Record, steps: Sequence[Intervals], alone: dict[str, Spread], seconds: float) -> float | None:
     """The time in which parts overlapped, as a share of the possible time: the median over steps."""
     if not steps:
         return None
-    seen = median([_overlap_of(step, candidate, alone) for step in steps])
-    if candidate.is_sequence:
+    seen = median([_overlap_of(step, record, alone) for step in steps])
+    if record.is_sequence:
         return seen
     # A step that takes less than the sum of its parts overlaps them, even if the events of the profiled steps kept them
     # apart.
@@ -197,10 +202,10 @@ def _overlap(
     return max(seen, min(1.0, (sum(lengths) - seconds) / (sum(lengths) - max(lengths))))
 
 
-def _overlap_of(step: Intervals, candidate: Candidate, alone: dict[str, Spread]) -> float:
+def _overlap_of(step: Intervals, record: Record, alone: dict[str, Spread]) -> float:
     spans = []
     for name, (begin, end) in step.items():
-        if candidate.plan is None or candidate.plan.kind != "partitions":
+        if record.plan is None or record.plan.kind != "partitions":
             # With shared SMs a part may have waited for them first: only its time alone counts as running.
             begin = max(begin, end - alone[name].value)
         spans.append((begin, end))

@@ -10,10 +10,11 @@ from functools import cached_property
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
-from cuda_gctx._core.arguments import as_bool, as_int, of_fields
+from cuda_gctx._core.arguments import as_bool, as_int, as_number, of_fields
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx._core.text import parsed_json
 from cuda_gctx.partitions import PartitionPool, Partitions
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, is_partition_name
 from cuda_gctx.partitions.pool import switch_to
@@ -21,8 +22,8 @@ from cuda_gctx.partitions.verification import VerifyReport, verify
 
 __all__ = ["ALL", "HINT", "KINDS", "Kind", "Plan", "partition_names", "sizes_of"]
 
-Kind: TypeAlias = Literal["sequence", "streams", "priority", "overlay", "partitions"]
-KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "overlay", "partitions")  # the simplest first
+Kind: TypeAlias = Literal["sequence", "streams", "priority", "together", "overlay", "partitions"]
+KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "together", "overlay", "partitions")  # the simplest first
 HINT = "SM count hint"
 ALL = "all"  # the size of the part of an overlay that has the whole device
 SCHEMA = 3
@@ -40,14 +41,16 @@ class Plan:
     """A way to run parts.
 
     kind: "sequence" (one stream), "streams" (one for each part), "priority" (the same, and `first` goes before the
-    others), "overlay" (`first` runs on the whole device with the highest priority, over a partition in which the others
-    run), or "partitions" (a stream in a partition of its own for each part).
+    others), "together" (one stream, on which a call of `first` takes a share of the other part's work into it),
+    "overlay" (`first` runs on the whole device with the highest priority, over a partition in which the others run),
+    or "partitions" (a stream in a partition of its own for each part).
     parts: their names, in the order in which they are started.
     layout: the partitions. Open it with open() or switch(), which take plans of every kind.
     places: the partition of each part, which may be the background partition; in an overlay, of each part but `first`,
     and several parts may share one.
     sm_counts: the SMs of each part on the device for which the plan was made, for people: it prints them.
     library_sms: whether libraries get the SM count hint (``part.torch()`` is then ``use(part, library_sms="on")``).
+    share: in a plan of the kind "together", the share of a call of the other part that a call of `first` takes into it.
     """
 
     kind: Kind
@@ -57,6 +60,7 @@ class Plan:
     first: str | None = None
     library_sms: bool = False
     sm_counts: Mapping[str, int] = field(default_factory=dict, compare=False)
+    share: float | None = None
 
     def __post_init__(self) -> None:
         parts: object = self.parts
@@ -77,11 +81,13 @@ class Plan:
             raise ValueError(f"the kind of a plan is one of {', '.join(KINDS)}, not {self.kind!r}")
         if not self.parts or len(set(self.parts)) != len(self.parts):
             raise ValueError(f"a plan needs parts with names of their own, not {self.parts}")
-        if (self.kind in ("priority", "overlay")) != (self.first is not None) or self.first not in (None, *self.parts):
+        puts_first = self.kind in ("priority", "together", "overlay")
+        if puts_first != (self.first is not None) or self.first not in (None, *self.parts):
             raise ValueError(
-                "a plan of the kinds priority and overlay, and of no other, puts one of its parts first, not "
+                "a plan of the kinds priority, together and overlay, and of no other, puts one of its parts first, not "
                 f"{self.first!r}"
             )
+        self._demand_share()
         placed = [part for part in self.parts if self.kind == "partitions" or part != self.first]
         if self.kind not in ("overlay", "partitions"):
             if self.layout is not None or self.places or self.library_sms:
@@ -93,12 +99,38 @@ class Plan:
         elif self.kind == "partitions" and len(set(self.places.values())) != len(self.places):
             raise ValueError(f"the parts need different partitions of {self.layout}, not {dict(self.places)}")
 
+    def _demand_share(self) -> None:
+        together = self.kind == "together"
+        if together and len(self.parts) != 2:
+            raise ValueError(f"a plan of the kind together has two parts, not {len(self.parts)}")
+        if together != (self.share is not None):
+            raise ValueError(f"a plan of the kind together, and of no other, has a share, not {self.share!r}")
+        if self.share is not None:
+            object.__setattr__(self, "share", as_number("share", self.share))
+            if not 0 < self.share <= 1:
+                raise ValueError(f"share must be above 0 and at most 1, not {self.share:g}")
+
+    @property
+    def on_one_stream(self) -> bool:
+        """Whether all parts run on the same stream."""
+        return self.kind in ("sequence", "together")
+
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.kind, self.parts, self.layout, frozenset(self.places.items()), self.first, self.library_sms))
+        return hash(
+            (
+                self.kind,
+                self.parts,
+                self.layout,
+                frozenset(self.places.items()),
+                self.first,
+                self.library_sms,
+                self.share,
+            )
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # Hashes of texts differ from one process to the next.
@@ -106,7 +138,7 @@ class Plan:
 
     @contextmanager
     def open(self, where: Device | PartitionPool) -> Iterator[dict[str, Stream]]:
-        """The stream of each part, for the length of a block. In a sequence it is the same one for all.
+        """The stream of each part, for the length of a block. In a sequence and together it is the same one for all.
 
         where: a PartitionPool, whose partitions and streams stay open as long as the pool, or a Device, for which they
         are closed with the block. Streams on the whole device are closed with the block in either case.
@@ -161,7 +193,7 @@ class Plan:
         """The name and priority of the stream of each part that is in no partition."""
         least, greatest = device.priority_range
         return {
-            part: ("" if self.kind == "sequence" else part, greatest if part == self.first else least)
+            part: ("", least) if self.on_one_stream else (part, greatest if part == self.first else least)
             for part in self.parts
             if part not in self.places
         }
@@ -200,6 +232,7 @@ class Plan:
             "first": self.first,
             "library_sms": self.library_sms,
             "sm_counts": dict(self.sm_counts),
+            **({} if self.share is None else {"share": self.share}),
         }
 
     @classmethod
@@ -228,15 +261,14 @@ class Plan:
 
         text: what to_json() returned. Anything else raises a ValueError that names the field.
         """
-        try:
-            value = json.loads(text)
-        except RecursionError:
-            raise ValueError(f"this is not a plan of schema {SCHEMA}: it is nested too deeply") from None
-        return cls.from_dict(value)
+        return cls.from_dict(parsed_json(text))
 
     def __str__(self) -> str:
         if self.kind == "priority":
             return f"{self.first} first"
+        if self.kind == "together":
+            [other] = [part for part in self.parts if part != self.first]
+            return f"{self.first} with {100 * (self.share or 0):.3g}% of {other}"
         if self.layout is None:
             return {"sequence": "in sequence", "streams": "plain streams"}[self.kind]
         sizes = [f"{part}={sms}" for part, sms in sizes_of(self).items()]

@@ -4,66 +4,54 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cuda_gctx._core.arguments import as_int, as_number
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import system
 from cuda_gctx._core.text import table
-from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plan_of, reading
+from cuda_gctx.tune._guard import device_of
+from cuda_gctx.tune._json import each, made, optional, plain, plan_of, reading
 from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._report import words
 
-__all__ = ["Check", "Policy", "Prediction"]
+__all__ = ["Policy", "Prediction"]
 
-SCHEMA = 1
+SCHEMA = 2
 HYSTERESIS = 0.05
+# What is observed moves the correction by such a share of what it is off by: a limit that is missed counts at once, one
+# that is kept has to be kept for longer. A single observation counts as at most twice, or half, of what is expected.
+RISE, FALL, MOST_AT_ONCE = 0.5, 0.1, 2.0
 
 Value: TypeAlias = float | str
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a plan does under a load: the latency quantile of the urgent part, and calls of the bulk part per second.
-
-    measured: whether that was measured, and not derived from curves and measured pairs.
-    """
+class Prediction(NamedTuple):
+    """What a plan does under a load: the latency quantile of the urgent part, and calls of the bulk part per second."""
 
     latency_s: float
     rate: float
-    measured: bool
 
 
-@dataclass(frozen=True)
-class Check:
-    """A prediction that was measured afterwards."""
+class _Correction:
+    """How many times the latency and the rate of a plan are what was measured before."""
 
-    load: dict[str, Value]
-    plan: Plan
-    predicted: Prediction
-    found: Prediction
+    __slots__ = ("latency", "rate")
 
-    @property
-    def latency_error(self) -> float:
-        """How much longer the latency was than predicted, as a share."""
-        return self.found.latency_s / self.predicted.latency_s - 1
+    def __init__(self) -> None:
+        self.latency = self.rate = 1.0
 
-    @property
-    def rate_error(self) -> float:
-        """How much higher the rate was than predicted, as a share."""
-        return self.found.rate / self.predicted.rate - 1 if self.predicted.rate else 0.0
-
-
-def checked_hysteresis(value: object) -> float:
-    """A share by which another plan has to be better."""
-    share = as_number("hysteresis", value)
-    if not 0 <= share < 1:
-        raise ValueError(f"hysteresis must be a share of at least 0 and less than 1, not {share:g}")
-    return share
+    def note(self, latency: float, rate: float) -> None:
+        off = min(max(latency, self.latency / MOST_AT_ONCE), self.latency * MOST_AT_ONCE) - self.latency
+        self.latency += (RISE if off > 0 else FALL) * off
+        off = min(max(rate, self.rate / MOST_AT_ONCE), self.rate * MOST_AT_ONCE) - self.rate
+        self.rate += (FALL if off > 0 else RISE) * off
 
 
 class _Row:
@@ -71,12 +59,8 @@ class _Row:
 
     __slots__ = ("best", "latency", "limits", "rate")
 
-    def __init__(self, predictions: Sequence[Prediction | None], pads: Sequence[float]) -> None:
-        # A limit that is only just kept by a prediction may be missed: predictions are padded by their error.
-        self.latency = [
-            math.inf if one is None else one.latency_s * (1.0 if one.measured else 1 + pad)
-            for one, pad in zip(predictions, pads, strict=True)
-        ]
+    def __init__(self, predictions: Sequence[Prediction | None]) -> None:
+        self.latency = [math.inf if one is None else one.latency_s for one in predictions]
         self.rate = [-math.inf if one is None else one.rate for one in predictions]
         order = sorted(range(len(predictions)), key=lambda plan: (self.latency[plan], -self.rate[plan]))
         self.limits: list[float] = []
@@ -89,12 +73,13 @@ class _Row:
 
 @dataclass(frozen=True)
 class Policy:
-    """Plans for loads and limits. ``tune.policy()`` builds one, ``choose()`` asks it.
+    """Plans for loads and limits: ``Policy.of()`` makes one of measurements, ``choose()`` asks it.
 
     keys: what the caller names loads by. buckets: the values of each key that were measured; a number between two of
     them counts as the larger one. latency, bulk: the names of the parts. quantile: of the latency.
     predictions: for each combination of buckets, the last key changing first, one for each plan; None if unknown.
-    checks: predictions that were measured afterwards. hysteresis: the share by which another plan has to be better.
+    hysteresis: the share by which another plan has to be better.
+    device, sm_count, driver: the card on which the rows were measured; an empty name and 0 if that is not known.
     """
 
     keys: tuple[str, ...]
@@ -104,27 +89,31 @@ class Policy:
     quantile: float
     plans: tuple[Plan, ...]
     predictions: tuple[tuple[Prediction | None, ...], ...]
-    checks: tuple[Check, ...] = ()
     hysteresis: float = HYSTERESIS
     device: str = ""
-    conditions: tuple[Conditions, ...] = ()
-    _rows: tuple[_Row, ...] = field(init=False, repr=False, compare=False)
+    sm_count: int = 0
+    driver: str = ""
+    _rows: list[_Row | None] = field(init=False, repr=False, compare=False)
     _finders: tuple[Any, ...] = field(init=False, repr=False, compare=False)
+    _origin: int = field(init=False, repr=False, compare=False)
     _numbers: dict[int, int] = field(init=False, repr=False, compare=False)
+    _corrections: dict[Plan, _Correction] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _of_kinds: dict[str, _Correction] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._demand_sense()
         finders = []
         for number, (key, values) in enumerate(zip(self.keys, self.buckets, strict=True)):
             stride = math.prod(len(one) for one in self.buckets[number + 1 :])
+            # From 1 on; what is negative or nan is at 0.
             if isinstance(values[0], str):
-                find: Any = {value: index for index, value in enumerate(values)}.__getitem__
+                find: Any = {value: index for index, value in enumerate(values, 1)}.__getitem__
             else:
-                find = partial(bisect_left, values)
-            finders.append((key, find, len(values), stride))
+                find = partial(bisect_left, (math.nextafter(0, -1), *values))
+            finders.append((key, find, len(values) + 1, stride))
         object.__setattr__(self, "_finders", tuple(finders))
-        pads = [self.error_of(plan) for plan in self.plans]
-        object.__setattr__(self, "_rows", tuple(_Row(one, pads) for one in self.predictions))
+        object.__setattr__(self, "_origin", -sum(stride for *_, stride in finders))
+        object.__setattr__(self, "_rows", [None] * len(self.predictions))
         object.__setattr__(self, "_numbers", {id(plan): number for number, plan in enumerate(self.plans)})
 
     def _demand_sense(self) -> None:
@@ -136,16 +125,43 @@ class Policy:
             texts = sum(isinstance(value, str) for value in values)
             if not values or texts not in (0, len(values)):
                 raise ValueError(f"the buckets of {key} must be numbers or texts, not {values}")
-            if not texts and (sorted(set(values)) != list(values) or not all(map(math.isfinite, values))):  # type: ignore[arg-type]
-                raise ValueError(f"the buckets of {key} must be ascending numbers, not {values}")
+            numbers = [value for value in values if not isinstance(value, str)]
+            if sorted(set(numbers)) != numbers or not all(0 <= value < math.inf for value in numbers):
+                raise ValueError(f"the buckets of {key} must be ascending numbers of 0 or more, not {values}")
         if not self.plans or len(set(self.plans)) != len(self.plans):
             raise ValueError("a policy needs different plans")
         if len(self.predictions) != math.prod(map(len, self.buckets)) or any(
             len(row) != len(self.plans) or not any(row) for row in self.predictions
         ):
-            raise ValueError("a policy needs, for each combination of buckets, a prediction for some of its plans")
+            raise ValueError("a policy needs, for each combination of buckets, a measurement of some of its plans")
+        for one in {one for row in self.predictions for one in row if one is not None}:
+            _checked(*one)
+        object.__setattr__(self, "sm_count", as_int("sm_count", self.sm_count, 0))
         object.__setattr__(self, "quantile", as_number("quantile", self.quantile))
-        object.__setattr__(self, "hysteresis", checked_hysteresis(self.hysteresis))
+        if not 0 < self.quantile <= 1:
+            raise ValueError(f"quantile must be above 0 and at most 1, not {self.quantile:g}")
+        object.__setattr__(self, "hysteresis", as_number("hysteresis", self.hysteresis))
+        if not 0 <= self.hysteresis < 1:
+            raise ValueError(f"hysteresis must be a share of at least 0 and less than 1, not {self.hysteresis:g}")
+
+    def demand_device(self, device: Device) -> None:
+        """Raise a ValueError if the policy was measured on another card, and warn if the driver was another one.
+
+        device: where its plans are to be used.
+        """
+        if not self.device:
+            return
+        if (self.device, self.sm_count) != (device.name, device.sm_count):
+            raise ValueError(
+                f"this policy was measured on {self.device} with {self.sm_count} SMs, and the device is {device.name} "
+                f"with {device.sm_count}: measure again"
+            )
+        if self.driver != _driver():
+            warnings.warn(
+                f"this policy was measured with driver {self.driver}, and the driver is {_driver()}: measure again, or "
+                "let observe() correct it",
+                stacklevel=3,
+            )
 
     # ---- asking
 
@@ -153,24 +169,16 @@ class Policy:
         """The plan with which the bulk part is fastest while the latency keeps a limit, for ``plan.switch(pool)``.
 
         limit_s: the limit of the latency, in seconds. If no plan keeps it, the one with the lowest latency.
-        load: a value for each key; ValueError if a number is larger than all buckets, or nan.
+        load: a value for each key; ValueError if a number is negative, nan, or larger than all buckets.
         current: the plan that is in use. It is kept as long as it keeps the limit, unless another one is faster by more
         than the hysteresis, and would keep the limit under a load that is larger by the hysteresis.
         """
-        if type(limit_s) is not float or limit_s != limit_s:  # most calls need no other check
+        if type(limit_s) is not float or not limit_s >= 0:  # most calls need no other check
             limit_s = as_number("limit_s", limit_s)
-        place = 0
-        try:
-            for key, find, size, stride in self._finders:
-                index = find(load[key])
-                if index == size or (not index and load[key] != load[key]):  # nan sorts before all buckets
-                    self._refuse(load)
-                place += index * stride
-        except (KeyError, TypeError):
-            self._refuse(load)
-        if len(load) != len(self._finders):
-            self._refuse(load)
-        row = self._rows[place]
+            if limit_s < 0:
+                raise ValueError(f"limit_s must be a number of seconds of 0 or more, not {limit_s:g}")
+        place = self._place(load)
+        row = self._rows[place] or self._row(place)
         best = row.best[bisect_right(row.limits, limit_s)]
         plan = self.plans[best]
         if current is not None and current is not plan:
@@ -181,20 +189,45 @@ class Policy:
                 return current
         return plan
 
+    def _place(self, load: Mapping[str, Value]) -> int:
+        """The number of the row of a load."""
+        place = self._origin
+        try:
+            for key, find, size, stride in self._finders:
+                index = find(load[key])
+                if not 0 < index < size:
+                    self._refuse(load)
+                place += index * stride
+        except (KeyError, TypeError):
+            self._refuse(load)
+        if len(load) != len(self._finders):
+            self._refuse(load)
+        return place
+
+    def _row(self, place: int) -> _Row:
+        """The row of a load, with what has been observed since."""
+        corrected = [self._corrected(plan, one) for plan, one in zip(self.plans, self.predictions[place], strict=True)]
+        self._rows[place] = row = _Row(corrected)
+        return row
+
+    def _corrected(self, plan: Plan, one: Prediction | None) -> Prediction | None:
+        found = self._corrections.get(plan) or self._of_kinds.get(plan.kind)
+        return one if one is None or found is None else Prediction(one.latency_s * found.latency, one.rate * found.rate)
+
     def _stays(self, row: _Row, in_use: int, best: int, limit_s: float, load: Mapping[str, Value]) -> bool:
         """Whether a plan that keeps the limit is kept, although another one has a higher rate."""
         if row.rate[in_use] >= row.rate[best] * (1 - self.hysteresis):
             return True
-        larger = 0
+        larger = self._origin
         for key, find, size, stride in self._finders:
             value = load[key]
             value = value if isinstance(value, str) else value * (1 + self.hysteresis)
             larger += min(find(value), size - 1) * stride
-        return self._rows[larger].latency[best] > limit_s
+        return (self._rows[larger] or self._row(larger)).latency[best] > limit_s
 
     def _refuse(self, load: Mapping[str, Value]) -> None:
         wanted = ", ".join(
-            f"{key}={'/'.join(map(str, values)) if isinstance(values[0], str) else f'... (at most {values[-1]:g})'}"
+            f"{key}={'/'.join(map(str, values)) if isinstance(values[0], str) else f'... (0 to {values[-1]:g})'}"
             for key, values in zip(self.keys, self.buckets, strict=True)
         )
         given = ", ".join(f"{key}={value!r}" for key, value in load.items())
@@ -202,20 +235,18 @@ class Policy:
 
     def bucket(self, **load: Value) -> dict[str, Value]:
         """The buckets that a load falls into."""
-        self.choose(math.inf, **load)
-        found = {}
-        for (key, find, _, _), values in zip(self._finders, self.buckets, strict=True):
-            found[key] = values[find(load[key])]
-        return found
+        self._place(load)
+        finders = zip(self._finders, self.buckets, strict=True)
+        return {key: values[find(load[key]) - 1] for (key, find, *_), values in finders}
 
     def predict(self, plan: Plan, **load: Value) -> Prediction:
-        """What a plan does under a load. KeyError if that is not known."""
-        bucket = self.bucket(**load)
-        place: int = sum(find(bucket[key]) * stride for key, find, _, stride in self._finders)
+        """What a plan does under a load: what was measured, corrected by what was observed. KeyError if nothing was."""
+        place = self._place(load)
         found = self.predictions[place][self.plans.index(plan)] if plan in self.plans else None
-        if found is None:
-            raise KeyError(f"this policy knows nothing about {plan} for {bucket}")
-        return found
+        corrected = self._corrected(plan, found)
+        if corrected is None:
+            raise KeyError(f"this policy knows nothing about {plan} for {self.bucket(**load)}")
+        return corrected
 
     def explain(self, limit_s: float, current: Plan | None = None, /, **load: Value) -> str:
         """What choose() returns, and why, as a sentence.
@@ -224,8 +255,9 @@ class Policy:
         """
         plan = self.choose(limit_s, current, **load)
         prediction = self.predict(plan, **load)
-        how = "measured" if prediction.measured else f"predicted; it may be up to {self.error_of(plan):.0%} longer"
         bucket = ", ".join(f"{key}={value}" for key, value in self.bucket(**load).items())
+        seen = self._corrections.get(plan) or self._of_kinds.get(plan.kind)
+        how = "measured" if seen is None else f"measured, times {seen.latency:.2f} as observed since"
         what = f"p{self.quantile * 100:g} of {self.latency} {words(prediction.latency_s)} ({how})"
         text = f"{plan} for {bucket} within {words(limit_s)}: {what}, {self.bulk} {prediction.rate:.4g} calls/s"
         if plan is current:
@@ -234,22 +266,29 @@ class Policy:
             text += "; no plan keeps the limit, and this one is the closest"
         return text
 
-    def error_of(self, plan: Plan) -> float:
-        """By how much a latency of plans of its kind was longer than predicted, at the most; of all kinds, if none of
-        that kind was checked.
+    # ---- service
+
+    def observe(self, load: Mapping[str, Value], plan: Plan, latency_s: float, rate: float) -> None:
+        """Correct the policy by what a plan has done in service.
+
+        load: under which load, as for choose(). plan: the plan that was in use.
+        latency_s: the latency of the policy's quantile meanwhile, in seconds.
+        rate: calls of the bulk part per second meanwhile.
+
+        Later choices count with the correction of a plan for all loads, and for a plan that was not observed with that
+        of its kind. A latency that is longer than expected counts at once; one that is shorter, and a rate that is
+        higher, has to last. Raises ValueError for a load, latency or rate that cannot be, and KeyError for a plan that
+        was not measured for the load.
         """
-        mine = [check.latency_error for check in self.checks if check.plan.kind == plan.kind]
-        return max(0.0, *mine) if mine else self.latency_error
-
-    @property
-    def latency_error(self) -> float:
-        """By how much a latency was longer than predicted, at the most; 0 if nothing had to be predicted."""
-        return max((max(0.0, check.latency_error) for check in self.checks), default=0.0)
-
-    @property
-    def rate_error(self) -> float:
-        """By how much a rate was lower than predicted, at the most."""
-        return max((max(0.0, -check.rate_error) for check in self.checks), default=0.0)
+        latency_s, rate = _checked(latency_s, rate)
+        place = self._place(load)
+        before = self.predictions[place][self.plans.index(plan)] if plan in self.plans else None
+        if before is None:
+            raise KeyError(f"this policy knows nothing about {plan} for {self.bucket(**load)}")
+        ratios = latency_s / before.latency_s, rate / before.rate if before.rate else 1.0
+        self._corrections.setdefault(plan, _Correction()).note(*ratios)
+        self._of_kinds.setdefault(plan.kind, _Correction()).note(*ratios)
+        self._rows[:] = [None] * len(self._rows)
 
     @property
     def loads(self) -> list[dict[str, Value]]:
@@ -267,15 +306,17 @@ class Policy:
         bulk: str,
         quantile: float = 0.99,
         hysteresis: float = HYSTERESIS,
+        device: Device | None = None,
     ) -> Policy:
         """A policy from measurements of your own.
 
         rows: load, plan, latency in seconds, and bulk calls per second of each measurement.
         latency, bulk: the names of the two parts.
         quantile: the quantile of the latencies in the rows.
-        hysteresis: as for policy().
+        hysteresis: the share by which another plan has to be better before a policy leaves the one that is in use.
+        device: where the rows were measured; the policy is refused on another card. None: it holds for every card.
 
-        Raises ValueError if there is no row, or if the keys of the loads differ.
+        Raises ValueError if there is no row, if the keys of the loads differ, or if a number cannot be.
         """
         measurements = list(rows)
         if not measurements:
@@ -286,76 +327,45 @@ class Policy:
         buckets = tuple(tuple(sorted({load[key] for load, *_ in measurements})) for key in keys)
         plans = tuple(dict.fromkeys(plan for _, plan, _, _ in measurements))
         measured = {
-            (tuple(load[key] for key in keys), plan): Prediction(latency_s, rate, True)
+            (tuple(load[key] for key in keys), plan): _checked(latency_s, rate)
             for load, plan, latency_s, rate in measurements
         }
         predictions = tuple(tuple(measured.get((values, plan)) for plan in plans) for values in product(*buckets))
-        return cls(keys, buckets, latency, bulk, quantile, plans, predictions, hysteresis=hysteresis)
+        bound = {} if device is None else _bound_to(device_of(device))
+        return cls(keys, buckets, latency, bulk, quantile, plans, predictions, hysteresis, **bound)
 
     # ---- JSON
 
     def to_json(self) -> str:
-        """The policy as JSON, for from_json()."""
-        numbers = {plan: number for number, plan in enumerate(self.plans)}
-        document = {
-            "schema": SCHEMA,
-            "keys": list(self.keys),
-            "buckets": [list(values) for values in self.buckets],
-            "latency": self.latency,
-            "bulk": self.bulk,
-            "quantile": self.quantile,
-            "plans": [plan.to_dict() for plan in self.plans],
-            "predictions": [[None if one is None else asdict(one) for one in row] for row in self.predictions],
-            "checks": [
-                {
-                    "load": check.load,
-                    "plan": numbers[check.plan],
-                    "predicted": asdict(check.predicted),
-                    "found": asdict(check.found),
-                }
-                for check in self.checks
-            ],
-            "hysteresis": self.hysteresis,
-            "device": self.device,
-            "conditions": [asdict(one) for one in self.conditions],
-        }
-        return json.dumps(document, indent=1)
+        """The policy as JSON, for from_json(). What was observed is not part of it."""
+        document = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return json.dumps({"schema": SCHEMA, **document, "plans": [plan.to_dict() for plan in self.plans]}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Policy:
+    def from_json(cls, text: str, device: Device | None = None) -> Policy:
         """A policy that was written as JSON.
 
         text: what to_json() returned. Anything else raises a ValueError that names the field.
+        device: where its plans are to be used; None: device 0. If the policy was measured on another card, that raises
+        a ValueError; another driver is a warning.
         """
         with reading(text, "policy", SCHEMA) as given:
-            plans = tuple(each(given.get("plans"), "plans", plan_of))
-
-            def check(value: Any, path: str) -> Check:
-                return made(
-                    Check,
-                    value,
-                    path,
-                    load=lambda value, path: by_name(value, path, _value),
-                    plan=lambda value, path: plans[value],
-                    predicted=_prediction,
-                    found=_prediction,
-                )
-
-            return made(
+            policy = made(
                 cls,
                 given,
                 "",
-                keys=lambda value, path: tuple(each(value, path, _text)),
+                keys=lambda value, path: tuple(each(value, path, lambda item, at: plain(str, item, at))),
                 buckets=lambda value, path: tuple(
                     tuple(values) for values in each(value, path, lambda item, at: each(item, at, _value))
                 ),
-                plans=lambda value, path: plans,
+                plans=lambda value, path: tuple(each(value, path, plan_of)),
                 predictions=lambda value, path: tuple(
                     tuple(row) for row in each(value, path, lambda item, at: each(item, at, optional(_prediction)))
                 ),
-                checks=lambda value, path: tuple(each(value, path, check)),
-                conditions=lambda value, path: tuple(each(value, path, conditions)),
             )
+        if policy.device:
+            policy.demand_device(device_of(device))
+        return policy
 
     # ---- for people
 
@@ -363,18 +373,11 @@ class Policy:
         return f"<Policy: {len(self.plans)} plans for {len(self.predictions)} loads by {', '.join(self.keys)}>"
 
     def __str__(self) -> str:
-        entries = [entry for row in self.predictions for entry in row if entry is not None]
-        measured = sum(entry.measured for entry in entries)
-        lines = [
-            f"{len(self.plans)} plans for {len(self.predictions)} loads; {measured} of {len(entries)} entries are "
-            "measured, the others predicted",
-            f"checked {len(self.checks)} predictions: latency at most {self.latency_error:.0%} longer, rate at most "
-            f"{self.rate_error:.0%} lower than predicted"
-            if self.checks
-            else "no prediction was checked",
-        ]
+        where = f" on {self.device}, {self.sm_count} SMs, driver {self.driver}" if self.device else ""
+        lines = [f"{len(self.plans)} plans for {len(self.predictions)} loads{where}"]
         rows = []
-        for load, row in zip(self.loads, self._rows, strict=True):
+        for place, load in enumerate(self.loads):
+            row = self._rows[place] or self._row(place)
             for limit, plan in zip(row.limits, row.best[1:], strict=True):
                 cells = [str(value) for value in load.values()]
                 rows.append([*cells, words(limit), str(self.plans[plan]), f"{row.rate[plan]:.4g}"])
@@ -383,10 +386,22 @@ class Policy:
         return "\n".join(lines)
 
 
-def _text(value: Any, path: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{path} must be of type str, not {type(value).__name__}")
-    return value
+def _driver() -> str:
+    return ".".join(map(str, system.driver_version))
+
+
+def _bound_to(device: Device) -> dict[str, Any]:
+    return {"device": device.name, "sm_count": device.sm_count, "driver": _driver()}
+
+
+def _checked(latency_s: object, rate: object) -> Prediction:
+    """A latency and a rate that can have been measured."""
+    found = Prediction(as_number("latency_s", latency_s), as_number("rate", rate))
+    if not 0 < found.latency_s < math.inf:
+        raise ValueError(f"latency_s must be a number of seconds above 0, not {found.latency_s:g}")
+    if not 0 <= found.rate < math.inf:
+        raise ValueError(f"rate must be a number of calls per second of 0 or more, not {found.rate:g}")
+    return found
 
 
 def _value(value: Any, path: str) -> Value:
@@ -396,4 +411,7 @@ def _value(value: Any, path: str) -> Value:
 
 
 def _prediction(value: Any, path: str) -> Prediction:
-    return made(Prediction, value, path)
+    numbers = each(value, path, lambda item, at: plain(float, item, at))
+    if len(numbers) != 2:
+        raise ValueError(f"{path} must be a latency and a rate, not {value}")
+    return Prediction(*numbers)

@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from cuda_gctx.measure.statistics import (
     LEAST_OF_OPENING,
     LEAST_PAIRS,
     MANY_PAIRS,
     NOISE,
+    Estimate,
     Luck,
-    Pooled,
     Ratio,
     calls_for,
     certainty_of,
@@ -34,13 +34,17 @@ from cuda_gctx.measure.statistics import (
 )
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import KINDS, Plan
+from cuda_gctx.tune._sizes import Allocation
 
-__all__ = ["HOPELESS", "Choice", "Ranking", "Record", "Sample", "value_of"]
+__all__ = ["HOPELESS", "Choice", "Intervals", "R", "Ranking", "Record", "Sample", "value_of"]
 
 # Blocks without which nothing is known about a plan that runs for longer.
 LEAST_BLOCKS = 2
 # A plan that is so much slower than the best of each of its rounds is left out of later ones.
 HOPELESS = 1.15
+
+
+Intervals: TypeAlias = dict[str, tuple[float, float]]  # when each part began and ended
 
 
 @dataclass
@@ -54,7 +58,7 @@ class Sample:
     seconds: float
     launch_bound: bool = False
     host_s: float = 0.0
-    calls: dict[str, tuple[int, float]] = field(default_factory=dict)
+    calls: dict[str, tuple[float, float]] = field(default_factory=dict)
     latencies: tuple[float, ...] = ()
     steps: int = 1
 
@@ -66,6 +70,9 @@ class Record:
     samples: by round. opening_of: which opening of the plan took part in a round; the first one, if not stated.
     sustained: blocks of the plan, each with the block of the sequence next to it.
     sm_clocks_mhz: the SM clock during a block of the plan and during that of the sequence, where they are known.
+    sm_counts: the SMs of each part. allocation: what divides the SMs, if they are divided.
+    steps: when the parts ran in some joined steps, by round. alone_here: the parts alone on the SMs that the plan gives
+    them.
     """
 
     plan: Plan | None
@@ -74,18 +81,42 @@ class Record:
     openings: int = 1
     sustained: list[tuple[list[Sample], list[Sample]]] = field(default_factory=list)
     sm_clocks_mhz: tuple[float, float] | None = None
+    sm_counts: dict[str, int] = field(default_factory=dict)
+    allocation: Allocation | None = None
+    steps: dict[int, list[Intervals]] = field(default_factory=dict)
+    alone_here: dict[str, Record] = field(default_factory=dict)
+    _known: tuple[object, dict[int, Sample], list[dict[int, Sample]]] | None = field(default=None, repr=False)
 
     def measured(self, final: int | None) -> dict[int, Sample]:
         """The samples; only those of the final rounds, which begin with `final`, if there are enough."""
-        fresh = {number: sample for number, sample in self.samples.items() if final is not None and number >= final}
-        return fresh if len(fresh) >= LEAST_PAIRS else self.samples
+        return self._of_final(final)[0]
 
     def by_opening(self, final: int | None) -> list[dict[int, Sample]]:
         """The samples of the final rounds, for each opening."""
-        found: list[dict[int, Sample]] = [{} for _ in range(self.openings)]
-        for number, sample in self.measured(final).items():
-            found[self.opening_of.get(number, 0)][number] = sample
-        return found
+        return self._of_final(final)[1]
+
+    def _of_final(self, final: int | None) -> tuple[dict[int, Sample], list[dict[int, Sample]]]:
+        """The samples of the final rounds, and those of each opening; kept until there are others."""
+        state = (final, len(self.samples), next(reversed(self.samples), None), self.openings)
+        if self._known is None or self._known[0] != state:
+            fresh = {number: one for number, one in self.samples.items() if final is not None and number >= final}
+            chosen = fresh if len(fresh) >= LEAST_PAIRS else self.samples
+            openings: list[dict[int, Sample]] = [{} for _ in range(self.openings)]
+            for number, sample in chosen.items():
+                openings[self.opening_of.get(number, 0)][number] = sample
+            self._known = state, chosen, openings
+        return self._known[1:]
+
+    def profiled(self, final: int | None) -> list[Intervals]:
+        """The profiled steps; only those of the final rounds if there are any."""
+        fresh = [
+            step for number, steps in self.steps.items() if final is not None and number >= final for step in steps
+        ]
+        return fresh or [step for steps in self.steps.values() for step in steps]
+
+    def spent(self, name: str, final: int | None) -> list[float]:
+        """How long a part took in the profiled steps, from when it could begin to its end."""
+        return [step[name][1] - step[name][0] for step in self.profiled(final)]
 
     @property
     def is_sequence(self) -> bool:
@@ -106,7 +137,7 @@ def value_of(objective: Objective, samples: Sequence[Sample]) -> float:
     calls.
     """
     if samples and all(sample.latencies for sample in samples) and isinstance(objective, TailLatency):
-        return Pooled.of([sample.latencies for sample in samples], objective.quantile, 0.0).value
+        return Estimate.of([sample.latencies for sample in samples], objective.quantile, 0.0).value
     if isinstance(objective, Throughput):
         return sum(sample.seconds * sample.steps for sample in samples) / sum(sample.steps for sample in samples)
     return median([sample.seconds for sample in samples])
@@ -161,6 +192,7 @@ class Ranking(Generic[R]):
         self.final = final
         self.sequence = next(record for record in self.records if record.is_sequence)
         self._ratios: dict[tuple[R, R], Ratio] = {}
+        self._in_rounds: dict[tuple[R, R], Ratio] = {}
         self._relative: dict[R, float] = {}
 
     # ---- the rate of the others
@@ -221,7 +253,10 @@ class Ranking(Generic[R]):
 
     def in_rounds(self, slow: R, fast: R) -> Ratio:
         """The ratio in the rounds in which both were measured, in batches between those of other plans."""
-        return self._plain(slow, fast).covering(self._by_openings(slow, fast)).widened(self.between(slow, fast))
+        if (slow, fast) not in self._in_rounds:
+            plain = self._plain(slow, fast).covering(self._by_openings(slow, fast))
+            self._in_rounds[slow, fast] = plain.widened(self.between(slow, fast))
+        return self._in_rounds[slow, fast]
 
     def sustained(self, record: R) -> Ratio | None:
         """How many times as long the sequence takes, in the blocks in which it alternated with the plan; None if there

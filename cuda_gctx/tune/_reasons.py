@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cuda_gctx.measure.machine import CLOCK_TOLERANCE
 from cuda_gctx.measure.statistics import NOISE, median
 from cuda_gctx.partitions.causes import launches_block, too_few_queues
+from cuda_gctx.tune._measurement import Measurement
 from cuda_gctx.tune._objectives import TailLatency, Throughput
-from cuda_gctx.tune._ranking import Choice
+from cuda_gctx.tune._ranking import Choice, Record
 from cuda_gctx.tune._report import Report, Result, relation, times, title_of, words
-from cuda_gctx.tune._search import Candidate, Search
 
 __all__ = ["reasons"]
 
@@ -21,23 +23,23 @@ NO_OVERLAP, WHOLE_OVERLAP = 0.1, 0.9
 LEAST_TRADE, MOST_TRADED = 0.1, 3
 
 
-def reasons(search: Search, report: Report, choice: Choice[Candidate]) -> tuple[str, ...]:
+def reasons(found: Measurement[Any], report: Report, choice: Choice[Record]) -> tuple[str, ...]:
     """The reasons, the most general first."""
     chosen = choice.record
-    sentences = [_bound(report), *_sustained(search, chosen)]
-    sentences += _hosts(search, report, chosen)
-    sentences += _streams(search, report)
-    sentences += _partitions(search, report, chosen)
-    sentences += _libraries(search)
-    sentences += _others(search, report, chosen)
+    sentences = [_bound(report), *_sustained(found, chosen)]
+    sentences += _hosts(found, report, chosen)
+    sentences += _streams(found, report)
+    sentences += _partitions(found, report, chosen)
+    sentences += _libraries(found)
+    sentences += _others(found, report, chosen)
     sentences += [f"not sure: {why}" for why in choice.why]
-    sentences += _undecided(search, chosen)
-    sentences.append(_coverage(search, report))
+    sentences += _undecided(found, chosen)
+    sentences.append(_coverage(found, report))
     sentences += _changes(report)
-    for why, names in search.left_out.items():
+    for why, names in found.left_out.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         sentences.append(f"{names[0]}{more} excluded: {why.splitlines()[0]}")
-    sentences += search.notes
+    sentences += found.notes
     return tuple(sentences)
 
 
@@ -61,38 +63,38 @@ def _longest(report: Report) -> str:
     return max(report.alone, key=lambda name: report.alone[name].value * weights.get(name, 1))
 
 
-def _hosts(search: Search, report: Report, chosen: Candidate) -> list[str]:
+def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> list[str]:
     """What the host limits."""
     sentences = [
         f"{name} waits for the device inside its function, so nothing else can be enqueued meanwhile"
-        for name, facts in search.facts.items()
+        for name, facts in found.facts.items()
         if facts.waits
     ]
-    if not isinstance(search.objective, TailLatency) and not sentences:
+    if not isinstance(found.objective, TailLatency) and not sentences:
         # What the calls take the host while the driver's queue has room; otherwise the host waits for the device.
-        called_s = sum(facts.host_s * search.weight(name) for name, facts in search.facts.items())
-        alone = [facts.device_s * search.weight(name) for name, facts in search.facts.items()]
-        for candidate, device_s in ((search.sequence(), sum(alone)), (chosen, max(alone))):
-            samples = list(candidate.samples.values())
+        called_s = sum(facts.host_s * found.weight(name) for name, facts in found.facts.items())
+        alone = [facts.device_s * found.weight(name) for name, facts in found.facts.items()]
+        for record, device_s in ((found.sequence(), sum(alone)), (chosen, max(alone))):
+            samples = list(record.samples.values())
             if 2 * sum(sample.launch_bound for sample in samples) > len(samples) and called_s > device_s / 2:
                 host_s = median([sample.host_s for sample in samples])
                 sentences.append(
-                    f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(search.objective)} of "
+                    f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(found.objective)} of "
                     f"{words(device_s)}, so the device waits for the host: use fewer launches, or a CUDA graph"
                 )
                 break
     streams = _by_kind(report, "streams")
-    if search.by_host_threads and streams is not None:
+    if found.by_host_threads and streams is not None:
         taken = f"{words(streams.seconds.p10)} to {words(streams.seconds.p90)}"
         sentences.append(
-            f"bound by the host's threads: on plain streams the {title_of(search.objective)} takes {taken} (p10 to p90 "
+            f"bound by the host's threads: on plain streams the {title_of(found.objective)} takes {taken} (p10 to p90 "
             f"of {streams.seconds.samples} rounds, each with new threads), and a program may get any of that; "
             f'launch="graphs" measures it without these threads'
         )
     return sentences
 
 
-def _streams(search: Search, report: Report) -> list[str]:
+def _streams(found: Measurement[Any], report: Report) -> list[str]:
     streams = _by_kind(report, "streams")
     if streams is None:
         return []
@@ -109,7 +111,7 @@ def _streams(search: Search, report: Report) -> list[str]:
             slower = urgent.seconds.value / alone
             text += f"; with a priority it is {slower:.1f}x (a priority does not preempt running blocks)"
         return [text]
-    if streams.overlap is None or streams.launch_bound or any(facts.waits for facts in search.facts.values()):
+    if streams.overlap is None or streams.launch_bound or any(facts.waits for facts in found.facts.values()):
         return []
     if streams.overlap >= NO_OVERLAP:
         seen = f"on plain streams the parts overlapped for {streams.overlap:.0%} of the possible time"
@@ -118,16 +120,16 @@ def _streams(search: Search, report: Report) -> list[str]:
     return ["no overlap on plain streams" + (f": {cause}" if cause is not None else "")]
 
 
-def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
+def _partitions(found: Measurement[Any], report: Report, chosen: Record) -> list[str]:
     """What the chosen or best partitions cost the parts: fewer SMs, and what disjoint SMs still share."""
-    placed = [c for c in search.known() if any(alone.samples for alone in c.alone_here.values())]
+    placed = [c for c in found.known() if any(alone.samples for alone in c.alone_here.values())]
     if not placed:
         return []
     disjoint = [c for c in placed if c.plan is not None and c.plan.kind == "partitions"] or placed
     best = (
         chosen
         if chosen in placed
-        else min(disjoint, key=lambda c: (not search.ranking.accepts(c), search.ranking.relative(c)))
+        else min(disjoint, key=lambda c: (not found.ranking.accepts(c), found.ranking.relative(c)))
     )
     assert best.plan is not None
     result = report.result(best.plan)
@@ -142,7 +144,7 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
         slower = part.alone.value / report.alone[name].value
         if slower > SLOWDOWN:
             sentences.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
-        here, together = best.alone_here[name].spent(name, search.final), best.spent(name, search.final)
+        here, together = best.alone_here[name].spent(name, found.final), best.spent(name, found.final)
         if isinstance(report.objective, TailLatency) and name == report.objective.part:
             ratio = result.seconds.value / part.alone.value
             sentences.append(
@@ -164,12 +166,12 @@ def _partitions(search: Search, report: Report, chosen: Candidate) -> list[str]:
     return sentences
 
 
-def _libraries(search: Search) -> list[str]:
+def _libraries(found: Measurement[Any]) -> list[str]:
     """What the SM count hint did, at the best sizes."""
-    by_allocation: dict[object, dict[bool, Candidate]] = {}
-    for candidate in search.ranking.acceptable():
-        if candidate.allocation is not None and candidate.plan is not None:
-            by_allocation.setdefault(candidate.allocation, {})[candidate.plan.library_sms] = candidate
+    by_allocation: dict[object, dict[bool, Record]] = {}
+    for record in found.ranking.acceptable():
+        if record.allocation is not None and record.plan is not None:
+            by_allocation.setdefault(record.allocation, {})[record.plan.library_sms] = record
     pairs = [pair for pair in by_allocation.values() if len(pair) == 2]
     if not pairs:
         return []
@@ -177,26 +179,26 @@ def _libraries(search: Search) -> list[str]:
     best = min(
         pairs,
         key=lambda p: (
-            not search.ranking.ratio(p[True], p[False]).is_known,
-            min(map(search.ranking.relative, p.values())),
+            not found.ranking.ratio(p[True], p[False]).is_known,
+            min(map(found.ranking.relative, p.values())),
         ),
     )
-    ratio = search.ranking.ratio(best[True], best[False])
+    ratio = found.ranking.ratio(best[True], best[False])
     noise = ratio.is_known and not ratio.is_slower and not ratio.inverse.is_slower
     only = ", no difference beyond noise" if noise else ""
     return [f"the SM count hint for libraries ({best[False].plan}) makes it {relation(ratio)}{only}"]
 
 
-def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
+def _others(found: Measurement[Any], report: Report, chosen: Record) -> list[str]:
     """How the choice compares with the closest plans and with the sequence."""
     sentences = []
-    fastest = min(search.known(), key=lambda candidate: search.ranking.relative(candidate))
-    rivals = [r for r in (*search.finalists(), *search.best_of_kinds(), fastest) if r is not chosen]
+    fastest = min(found.known(), key=lambda record: found.ranking.relative(record))
+    rivals = [r for r in (*found.ranking.compared, *found.best_of_kinds(), fastest) if r is not chosen]
     for rival in dict.fromkeys(rivals):
-        ratio = search.ranking.ratio(rival, chosen)
+        ratio = found.ranking.ratio(rival, chosen)
         between = f"{rival.plan}: {relation(ratio, THAN)}"
-        if not search.ranking.accepts(rival):
-            sentences.append(f"{between}, but the others would only achieve {search.ranking.others_share(rival):.0%}")
+        if not found.ranking.accepts(rival):
+            sentences.append(f"{between}, but the others would only achieve {found.ranking.others_share(rival):.0%}")
             continue
         if ratio.is_known and not ratio.is_slower:
             between += ", no difference beyond noise"
@@ -209,34 +211,34 @@ def _others(search: Search, report: Report, chosen: Candidate) -> list[str]:
                 sentences.append(
                     f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of its rate alone"
                 )
-        sentences += _trade(search, chosen)
+        sentences += _trade(found, chosen)
     return sentences
 
 
-def _undecided(search: Search, chosen: Candidate) -> list[str]:
+def _undecided(found: Measurement[Any], chosen: Record) -> list[str]:
     """The plans that may be faster than the choice."""
-    found = []
-    for other in search.ranking.undecided(chosen):
-        ratio = search.ranking.ratio(chosen, other)
+    sentences = []
+    for other in found.ranking.undecided(chosen):
+        ratio = found.ranking.ratio(chosen, other)
         limit = f"up to {ratio.high:.2f}x " if ratio.is_known else ""
-        found.append(f"undecided: {other.plan} may be {limit}faster{THAN}")
-    return found
+        sentences.append(f"undecided: {other.plan} may be {limit}faster{THAN}")
+    return sentences
 
 
-def _coverage(search: Search, report: Report) -> str:
+def _coverage(found: Measurement[Any], report: Report) -> str:
     """What the intervals are intervals of."""
     covered = "noise in this process"
     if report.openings > 1:
         covered += f" and what {report.openings} openings of a plan differ by"
-    if search.by_host_threads:
+    if found.by_host_threads:
         covered += ", with new host threads in each round"
     margin = f"differences below {report.margin:.1%} count as none"
     return f"the intervals cover {covered}, not another process or day; {margin}; work was enqueued {report.launch}"
 
 
-def _sustained(search: Search, chosen: Candidate) -> list[str]:
+def _sustained(found: Measurement[Any], chosen: Record) -> list[str]:
     """What the choice gains in blocks by turns with the sequence, and in rounds between other plans."""
-    ranking, sequence = search.ranking, search.sequence()
+    ranking, sequence = found.ranking, found.sequence()
     if not chosen.sustained:
         return []
     sustained = relation(ranking.ratio(chosen, sequence), FROM)
@@ -259,17 +261,15 @@ def _changes(report: Report) -> list[str]:
     return [f"between begin and end: {'; '.join(changed)}"] if changed else []
 
 
-def _trade(search: Search, chosen: Candidate) -> list[str]:
+def _trade(found: Measurement[Any], chosen: Record) -> list[str]:
     """What the others would achieve in partitions that leave them more, and what that would cost."""
-    limit = MOST_TRADED * search.ranking.relative(chosen)
-    traded = [
-        c for c in search.ranking.acceptable() if c.allocation is not None and search.ranking.relative(c) <= limit
-    ]
+    limit = MOST_TRADED * found.ranking.relative(chosen)
+    traded = [c for c in found.ranking.acceptable() if c.allocation is not None and found.ranking.relative(c) <= limit]
     # Of plans that leave the others equally much, the one with the lowest latency.
     most = max(
-        traded, key=lambda c: (round(search.ranking.others_share(c), 2), -search.ranking.relative(c)), default=chosen
+        traded, key=lambda c: (round(found.ranking.others_share(c), 2), -found.ranking.relative(c)), default=chosen
     )
-    if search.ranking.others_share(most) - search.ranking.others_share(chosen) < LEAST_TRADE:
+    if found.ranking.others_share(most) - found.ranking.others_share(chosen) < LEAST_TRADE:
         return []
-    share, slower = search.ranking.others_share(most), search.ranking.ratio(most, chosen)
+    share, slower = found.ranking.others_share(most), found.ranking.ratio(most, chosen)
     return [f"with {most.plan} the others would achieve {share:.0%} of that, and the latency would be {times(slower)}"]

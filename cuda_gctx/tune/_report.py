@@ -143,11 +143,6 @@ class Report:
     date: str
     conditions: tuple[Conditions, ...]
 
-    @property
-    def plan(self) -> Plan:
-        """Same as choice."""
-        return self.choice
-
     def result(self, plan: Plan) -> Result:
         """The measurement of a plan.
 

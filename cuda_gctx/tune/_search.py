@@ -11,7 +11,7 @@ that heats the chip slows all plans of a round, but itself only in such blocks. 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -21,19 +21,19 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CapturingError, CUDAError, FeatureNotSupported
 from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.progress import Progress
-from cuda_gctx._core.stream import Stream, StreamOptions
-from cuda_gctx.measure.loop import in_rounds, is_apart
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import ClockReading, is_simulated
 from cuda_gctx.measure.statistics import LEAST_PAIRS, MANY_PAIRS, NOISE
 from cuda_gctx.partitions import PartitionPool
-from cuda_gctx.partitions.causes import MOST_CONNECTIONS
 from cuda_gctx.tune._guard import sharing
-from cuda_gctx.tune._measure import ALIKE, BATCH_S, Intervals, Launch, OutOfTime, Runner, Trial
-from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
+from cuda_gctx.tune._measure import ALIKE, BATCH_S, Launch, OutOfTime, Runner, Trial, clock_for
+from cuda_gctx.tune._measurement import Measurement
+from cuda_gctx.tune._objectives import Objective, TailLatency
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._ranking import HOPELESS, Ranking, Record, Sample
+from cuda_gctx.tune._ranking import HOPELESS, Record, Sample
 from cuda_gctx.tune._sizes import Allocation, Sizes
-from cuda_gctx.tune._work import Part, PartError, PartFacts, examine, libraries_loaded, naming, why_not
+from cuda_gctx.tune._work import Part, PartError, examine, libraries_loaded, naming, why_not
 
 __all__ = ["Candidate", "Search"]
 
@@ -63,23 +63,20 @@ OPENINGS, MOST_OPENINGS = 2, 4
 CONTEXTS_AT_ONCE = 96
 # A division of the SMs costs its warm-up and a profile in addition to its rounds: so many batches.
 BATCHES_TO_OPEN = 2
+# The smallest share of the bulk work that a call of the urgent part takes in: so often half of it.
+HALVINGS = 6
 
 
 @dataclass(eq=False, kw_only=True)
 class Candidate(Record):
     """A plan, or a part alone, that is open and measured.
 
-    trial, again: the first opening, and the further ones. steps: when the parts ran in some joined steps, by round.
-    alone_here: the parts alone on the SMs that the plan gives them.
+    trial, again: the first opening, and the further ones.
     """
 
     trial: Trial
-    sm_counts: dict[str, int]
-    allocation: Allocation | None = None
     again: list[Trial] = field(default_factory=list)
     is_open: bool = True
-    steps: dict[int, list[Intervals]] = field(default_factory=dict)
-    alone_here: dict[str, Candidate] = field(default_factory=dict)
     hopeless: bool = False
     batch_s: float = 0.0  # how long the last batch took
 
@@ -91,17 +88,6 @@ class Candidate(Record):
     def turn(self, number: int) -> int:
         """Which opening takes part in a round."""
         return number % self.openings
-
-    def profiled(self, final: int | None) -> list[Intervals]:
-        """The profiled steps; only those of the final rounds if there are any."""
-        fresh = [
-            step for number, steps in self.steps.items() if final is not None and number >= final for step in steps
-        ]
-        return fresh or [step for steps in self.steps.values() for step in steps]
-
-    def spent(self, name: str, final: int | None) -> list[float]:
-        """How long a part took in the profiled steps, from when it could begin to its end."""
-        return [step[name][1] - step[name][0] for step in self.profiled(final)]
 
 
 def _capturing(trial: Trial) -> list[str]:
@@ -128,19 +114,15 @@ class Search:
         seed: int,
         progress: Progress,
         closing: ExitStack,
+        together: Callable[[Stream, float], object] | None = None,
     ) -> None:
         self.device = device
         self.parts = tuple(parts)
         self.objective = objective
-        self.facts: dict[str, PartFacts] = {}
-        self.alone: dict[str, Candidate] = {}
-        self.candidates: list[Candidate] = []
-        self.notes: list[str] = []
-        self.left_out: dict[str, list[object]] = {}  # plans that could not be measured, by the reason
-        self.complete = False
-        self.final: int | None = None  # the number of the first final round
-        self.by_host_threads = False  # each part is enqueued by a thread of its own
+        names = tuple(part.name for part in parts)
+        self.found: Measurement[Candidate] = Measurement(names, objective, launch == "graphs")
         self._library_sms = library_sms
+        self._together = together
         self._began = clock.now()
         self._budget_s = budget_s
         self._random = random.Random(seed)
@@ -150,21 +132,20 @@ class Search:
         self._fair_rounds: set[int] = set()  # those in which every plan that was not left out took part
         self._tried: set[Allocation] = set()
         self._pools: dict[Allocation, PartitionPool] = {}  # of the divisions that are open
-        self._ranking: tuple[object, Ranking[Candidate]] | None = None
         self._settled: list[Sample] = []  # of the sequence, before the first round
         self._sizes: Sizes | None = None
         self._is_full = False  # no more contexts can be made
         try:
             self._sizes = Sizes(device, [part.name for part in parts], wanted_sizes)
         except FeatureNotSupported as error:
-            self.notes.append(f"partitions were not measured: {error}")
+            self.found.notes.append(f"partitions were not measured: {error}")
         self._runner = closing.enter_context(Runner(objective, self._began + budget_s, launch, seed))
 
     # ---- the phases
 
     def run(self) -> None:
         """Run all phases. Ends early, and notes that, when the budget is used up."""
-        self.complete = True
+        self.found.complete = True
         for phase, share in (
             (self._first, SEARCH_UNTIL),
             (self._refine, REFINE_UNTIL),
@@ -172,30 +153,14 @@ class Search:
             (self._compare, 1.0),
         ):
             # Without the first phase there is nothing to compare, so it may take all of the time.
-            until = 1.0 if not self.can_answer else share
+            until = 1.0 if not self.found.can_answer else share
             self._runner.deadline = self._began + until * self._budget_s
             try:
                 phase()
             except OutOfTime:
-                self.complete = False
-            if not self.can_answer:
+                self.found.complete = False
+            if not self.found.can_answer:
                 break
-
-    @property
-    def can_answer(self) -> bool:
-        """Whether enough is known for an answer: the parts alone, and the sequence."""
-        return (
-            len(self.alone) == len(self.parts)
-            and all(candidate.samples for candidate in self.alone.values())
-            and any(candidate.is_sequence for candidate in self.known())
-        )
-
-    @property
-    def launched(self) -> str:
-        """How the work was enqueued."""
-        if self._runner.launch == "graphs":
-            return "as graphs"
-        return "by a host thread for each part" if self.by_host_threads else "by one host thread"
 
     def settle(self) -> None:
         """Wait for everything that was enqueued, so that streams and partitions can be closed."""
@@ -211,24 +176,25 @@ class Search:
         first = self._closing.enter_context(self.device.create_stream())
         whole = dict.fromkeys((part.name for part in self.parts), self.device.sm_count)
         for part in self.parts:
-            trial = Trial("alone", (part,), {part.name: first}, self._clock_for(first, [first]))
+            trial = self._alone("alone", part, first)
             candidate = Candidate(plan=None, trial=trial, sm_counts=whole)
             with self._forgiving(candidate, trial):
                 facts = examine(part, first, self._runner.demand_time)
-                self.facts[part.name] = facts
+                self.found.facts[part.name] = facts
                 self._runner.call_s[part.name] = facts.host_s
                 self._runner.warm(trial)
             self._runner.alone_s[part.name] = trial.step_s
-            self.alone[part.name] = candidate
+            self.found.alone[part.name] = candidate
         names = tuple(part.name for part in self.parts)
         plans = [Plan("sequence", names), Plan("streams", names)]
         plans += [Plan("priority", names, first=name) for name in names]
+        plans += [self._joined(share) for share in self._coarse_shares()]
         for plan in plans:
             self._open(plan, whole)
         self._show("waiting for stable clocks")
-        with self._forgiving(self.candidates[0], self.candidates[0].trial):
-            self._settled = self._runner.settle_clocks(self.candidates[0].trial)
-        base = [*self.alone.values(), *self.candidates]
+        with self._forgiving(self.found.plans[0], self.found.plans[0].trial):
+            self._settled = self._runner.settle_clocks(self.found.plans[0].trial)
+        base = [*self.found.alone.values(), *self.found.plans]
         self._rounds(base, 1, drop=False)
         if self._open_gate():
             self._rounds(base, 1, drop=False)
@@ -243,9 +209,9 @@ class Search:
         if not runner.gated or not self._is_launch_bound():
             return False
         runner.gated = False
-        if runner.launch == "threads":
+        if runner.launch == "auto":
             self._start_hosts()
-        for candidate in (*self.alone.values(), *self.candidates):
+        for candidate in (*self.found.alone.values(), *self.found.plans):
             candidate.samples.clear()
             candidate.steps.clear()
             if runner.hosts is not None:
@@ -255,9 +221,9 @@ class Search:
 
     def _start_hosts(self) -> None:
         """Start new host threads, and let them enqueue steps that do not count: first calls of a thread take longer."""
-        self.by_host_threads = True
+        self.found.by_host_threads = True
         self._runner.start_hosts([part.name for part in self.parts])
-        [streams] = [c for c in self.candidates if c.plan is not None and c.plan.kind == "streams"]
+        [streams] = [c for c in self.found.plans if c.plan is not None and c.plan.kind == "streams"]
         with self._forgiving(streams, streams.trial):
             self._runner.warm(streams.trial)
 
@@ -267,31 +233,31 @@ class Search:
         Behind a gate the second does not show: the first steps are enqueued before they begin, which is all of a short
         batch.
         """
-        if any(facts.waits for facts in self.facts.values()):
+        if any(facts.waits for facts in self.found.facts.values()):
             return False
         if isinstance(self.objective, TailLatency):
-            others = [facts for name, facts in self.facts.items() if name != self.objective.part]
+            others = [facts for name, facts in self.found.facts.items() if name != self.objective.part]
             return any(facts.host_s >= facts.device_s for facts in others)
         if self._runner.launch != "graphs":  # which take the host less than the functions do
-            called_s = sum(facts.host_s * self.weight(name) for name, facts in self.facts.items())
-            if called_s >= max(self._runner.alone_s[name] * self.weight(name) for name in self.facts):
+            called_s = sum(facts.host_s * self.found.weight(name) for name, facts in self.found.facts.items())
+            if called_s >= max(self._runner.alone_s[name] * self.found.weight(name) for name in self.found.facts):
                 return True
-        samples = [*self._settled, *self.sequence().samples.values()]
+        samples = [*self._settled, *self.found.sequence().samples.values()]
         return 2 * sum(sample.launch_bound for sample in samples) > len(samples)
 
     # ---- what the time allows
 
     def _batch_s(self) -> float:
         """How long a batch of a plan takes at the least: a few steps, one long step, or the calls of a latency."""
-        trial = self.sequence().trial
+        trial = self.found.sequence().trial
         if isinstance(self.objective, TailLatency):
             return max(BATCH_S, self._runner.latency_batch_s(self.parts, self.objective))
-        return max(BATCH_S, trial.step_s, trial.host_s, self.sequence().batch_s)
+        return max(BATCH_S, trial.step_s, trial.host_s, self.found.sequence().batch_s)
 
     def _least_comparison_s(self) -> float:
         """How long it takes to compare a few plans with the sequence."""
         rivals_s = (LEAST_FINALISTS - 1) * self._batch_s()
-        return 1.1 * (LEAST_PAIRS + OPENINGS) * (max(self.sequence().batch_s, self._batch_s()) + rivals_s)
+        return 1.1 * (LEAST_PAIRS + OPENINGS) * (max(self.found.sequence().batch_s, self._batch_s()) + rivals_s)
 
     def _search_until(self, share: float = SEARCH_UNTIL) -> float:
         """After how many seconds the sizes have to be known, so that time is left to compare a few finalists."""
@@ -308,8 +274,8 @@ class Search:
             self._rounds(base, min(COARSE_ROUNDS, self._left(len(base) * self._batch_s())))
             return
         for count in sizes.too_large():
-            self.note(f"{count} SMs were not tried: no layout for these parts fits with a partition of that size")
-        durations = {name: trial_s * self.weight(name) for name, trial_s in self._runner.alone_s.items()}
+            self.found.note(f"{count} SMs were not tried: no layout for these parts fits with a partition of that size")
+        durations = {name: trial_s * self.found.weight(name) for name, trial_s in self._runner.alone_s.items()}
         plans = [(allocation, sizes.plan(allocation, False)) for allocation in sizes.coarse(durations, self._urgent())]
         coarse = [(allocation, found[0]) for allocation, found in plans if found is not None]
         choices, batch_s = len(self._library_choices()), self._batch_s()
@@ -321,8 +287,8 @@ class Search:
                 break
         most = max(1, most)
         if most < len(coarse):
-            self.complete = False
-            self.note(
+            self.found.complete = False
+            self.found.note(
                 f"{len(coarse) - most} of {len(coarse)} divisions of the SMs were not tried, such as "
                 f"{coarse[most][1]}: budget_s={self._budget_s:g} allows no more"
             )
@@ -347,7 +313,7 @@ class Search:
         """Close the partitions that are left out of later rounds."""
         best = self._best_partitions()
         for allocation, pool in list(self._pools.items()):
-            mine = [candidate for candidate in self.candidates if candidate.allocation == allocation]
+            mine = [candidate for candidate in self.found.plans if candidate.allocation == allocation]
             if all(candidate.hopeless and candidate is not best for candidate in mine):
                 del self._pools[allocation]
                 for candidate in mine:
@@ -356,8 +322,55 @@ class Search:
                     candidate.is_open = False
                 pool.close()
 
+    # ---- shares of the bulk work in a call of the urgent part
+
+    @property
+    def _urgent_and_bulk(self) -> tuple[str, str]:
+        """The part whose calls take in the other, the last one unless a latency is minimized; and the other."""
+        first, last = (part.name for part in self.parts)
+        return (
+            (first, last) if isinstance(self.objective, TailLatency) and self.objective.part == first else (last, first)
+        )
+
+    def _joined(self, share: float) -> Plan:
+        return Plan("together", tuple(part.name for part in self.parts), first=self._urgent_and_bulk[0], share=share)
+
+    def _snapped(self, share: float) -> float:
+        """The nearest share with which a whole number of calls takes all of the bulk work of a step or mix."""
+        if isinstance(self.objective, TailLatency):
+            return min(1.0, share)
+        urgent, bulk = map(self.found.weight, self._urgent_and_bulk)
+        return min(1.0, bulk / min(urgent, max(bulk, round(bulk / share))))
+
+    def _coarse_shares(self) -> list[float]:
+        """Shares that are far apart."""
+        if self._together is None:
+            return []
+        return list(dict.fromkeys(self._snapped(2.0**-power) for power in range(HALVINGS + 1)))
+
+    def _refine_shares(self) -> None:
+        """Try shares between the best one and those next to it, each time half as far away."""
+        joined = [candidate for candidate in self.found.known() if candidate.plan is not None and candidate.trial.joint]
+        if not joined:
+            return
+        for power in (0.5, 0.25, 0.125):
+            best = self._best(joined)
+            assert best.plan is not None
+            if self.found.ranking.relative(best) > NOT_REFINED * min(
+                map(self.found.ranking.relative, self.found.ranking.acceptable())
+            ):
+                return
+            tried = {one.plan.share for one in joined if one.plan is not None}
+            near = {self._snapped(best.trial.share * 2**step) for step in (power, -power)} - tried
+            made = [self._open(self._joined(share), best.sm_counts) for share in sorted(near)]
+            if not self._left(len(made) * self._batch_s() * REFINING_ROUNDS):
+                raise OutOfTime
+            self._rounds([self.found.sequence(), best, *made], REFINING_ROUNDS)
+            joined += [one for one in made if one.samples]
+
     def _refine(self) -> None:
         self._runner.deadline = min(self._runner.deadline, self._began + self._search_until(REFINE_UNTIL))
+        self._refine_shares()
         if self._sizes is None:
             return
         for kind in ("overlay", "partitions"):
@@ -367,22 +380,22 @@ class Search:
         stride = sizes.first_stride()
         while stride >= 1 and not self._is_full:
             best = self._best_partitions(kind)
-            overall = min(map(self.ranking.relative, self.ranking.acceptable()))
-            if best is None or best.allocation is None or self.ranking.relative(best) > NOT_REFINED * overall:
+            overall = min(map(self.found.ranking.relative, self.found.ranking.acceptable()))
+            if best is None or best.allocation is None or self.found.ranking.relative(best) > NOT_REFINED * overall:
                 return
             near = [allocation for allocation in sizes.around(best.allocation, stride) if allocation not in self._tried]
             if near:
                 each_s = self._batch_s() * len(self._library_choices()) * (REFINING_ROUNDS + BATCHES_TO_OPEN)
                 if not self._left(each_s):
                     raise OutOfTime
-                self._try(near[: self._left(each_s)], [self.sequence(), best], REFINING_ROUNDS)
+                self._try(near[: self._left(each_s)], [self.found.sequence(), best], REFINING_ROUNDS)
             if self._best_partitions(kind) is best:
                 stride //= 2
 
     def _try_again(self) -> None:
         """A second chance for the best plan of each kind that was left out: its first steps may have been slow ones."""
         found: dict[str, Candidate] = {}
-        for candidate in sorted(self.known(), key=self.ranking.relative):
+        for candidate in sorted(self.found.known(), key=self.found.ranking.relative):
             if candidate.is_open and candidate.plan is not None:
                 found.setdefault(candidate.plan.kind, candidate)
         again = [one for one in found.values() if not one.is_sequence and self._behind(one) > HOPELESS]
@@ -395,8 +408,8 @@ class Search:
                 candidate.samples.clear()
                 candidate.hopeless = False
         if again:
-            best = min((one for one in found.values() if one not in again), key=self.ranking.relative)
-            self._rounds([*dict.fromkeys([self.sequence(), best]), *again], REFINING_ROUNDS)
+            best = min((one for one in found.values() if one not in again), key=self.found.ranking.relative)
+            self._rounds([*dict.fromkeys([self.found.sequence(), best]), *again], REFINING_ROUNDS)
 
     def _compare(self) -> None:
         finalists = self.finalists()
@@ -409,11 +422,11 @@ class Search:
         costs = list(accumulate(max(candidate.batch_s, self._batch_s()) for candidate in finalists))
         most = sum((LEAST_PAIRS + OPENINGS) * cost_s <= left_s for cost_s in costs)
         finalists = finalists[: max(LEAST_FINALISTS - 1, most)]
-        parts_s = sum(max(candidate.batch_s, BATCH_S) for candidate in self.alone.values())
+        parts_s = sum(max(candidate.batch_s, BATCH_S) for candidate in self.found.alone.values())
         affordable = MANY_PAIRS * (costs[len(finalists) - 1] + parts_s) <= left_s
-        alone = list(self.alone.values()) if affordable else []
+        alone = list(self.found.alone.values()) if affordable else []
         self._open_again(finalists, OPENINGS)
-        self.final = self._round
+        self.found.final = self._round
         competing = [*alone, *finalists]
         round_s = sum(max(candidate.batch_s, self._batch_s()) for candidate in competing)
 
@@ -428,26 +441,26 @@ class Search:
         """Measure on until it is certain that the choice is the best and holds for longer, or the time is up."""
         rivals = list(finalists)
         while True:
-            choice = self.ranking.choose(trying=blocks > 0)
+            choice = self.found.ranking.choose(trying=blocks > 0)
             chosen = choice.record
             unconfirmed = not chosen.is_sequence and not chosen.sustained and blocks > 0
             if choice.decided and not unconfirmed:
                 return
-            if chosen.sustained and (not choice.held or self.sequence() in self.ranking.undecided(chosen)):
+            if chosen.sustained and (not choice.held or self.found.sequence() in self.found.ranking.undecided(chosen)):
                 self._alternate(chosen, blocks, block_s)
                 continue
             # Each time twice as many rounds, as the intervals expect.
-            certain = [r for r in rivals if self.ranking.ratio(r, chosen).is_slower and not r.is_sequence]
+            certain = [r for r in rivals if self.found.ranking.ratio(r, chosen).is_slower and not r.is_sequence]
             rivals = [rival for rival in rivals if rival not in certain]
             round_s = sum(max(one.batch_s, self._batch_s()) for one in (*alone, *rivals))
             spare = self._left(round_s, 2 * blocks * block_s if unconfirmed else 0.0)
-            further = min(self._round - (self.final or 0), spare)
+            further = min(self._round - (self.found.final or 0), spare)
             if choice.decided or (further <= 0 and unconfirmed):
                 self._alternate(chosen, blocks, block_s)
             elif further <= 0:
                 return
             else:
-                if any(self.ranking.between(*pair) > NOISE / 2 for pair in pairwise(rivals)):
+                if any(self.found.ranking.between(*pair) > NOISE / 2 for pair in pairwise(rivals)):
                     self._open_again(rivals, MOST_OPENINGS)
                 self._rounds([*alone, *rivals], further, drop=False)
 
@@ -458,12 +471,12 @@ class Search:
         for blocks, block_s in ((BLOCKS, BLOCK_S), (FEWER_BLOCKS, SHORTER_BLOCK_S)):
             if 2 * blocks * block_s <= BLOCKS_SHARE * self._budget_s:
                 return blocks, block_s
-        self.note(f"no plan was measured for seconds on end: budget_s={self._budget_s:g} is too short")
+        self.found.note(f"no plan was measured for seconds on end: budget_s={self._budget_s:g} is too short")
         return 0, 0.0
 
     def _alternate(self, chosen: Candidate, blocks: int, block_s: float) -> None:
         """Measure a plan and the sequence in blocks by turns."""
-        pair = (chosen, self.sequence())
+        pair = (chosen, self.found.sequence())
         for number in range(blocks):
             found: dict[Candidate, list[Sample]] = {}
             clocks: dict[Candidate, float | None] = {}
@@ -510,7 +523,7 @@ class Search:
                 except CUDAError as error:
                     if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
                         raise
-                    self.note("some plans were opened only once: no device memory is left for further contexts")
+                    self.found.note("some plans were opened only once: no device memory is left for further contexts")
                     return
                 with self._forgiving(candidate, trial):
                     self._runner.warm(trial)
@@ -539,42 +552,32 @@ class Search:
         placed = [candidate for candidate in finalists if candidate.allocation is not None]
         placed += [] if any(c.plan is not None and c.plan.kind == "partitions" for c in placed) else [best]
         placed = list(dict.fromkeys(placed))
+        alones: list[Candidate] = []
         for candidate in placed:
             for part in self.parts:  # not the graphs of the candidate
                 if candidate.plan is None or part.name not in candidate.plan.places:
                     continue  # on the whole device
-                hint, stream = candidate.trial.library_sms, candidate.trial.streams[part.name]
-                name, idle = f"{part.name} alone in {candidate.plan}", self._clock_for(stream, [stream])
-                trial = Trial(name, (part,), {part.name: stream}, idle, hint)
+                name, stream = f"{part.name} alone in {candidate.plan}", candidate.trial.streams[part.name]
+                trial = self._alone(name, part, stream, candidate.trial.library_sms)
                 alone = Candidate(
                     plan=None, trial=trial, sm_counts=candidate.sm_counts, allocation=candidate.allocation
                 )
                 with self._forgiving(alone, trial):
                     self._runner.warm(trial)
                 candidate.alone_here[part.name] = alone
+                alones.append(alone)
         # The same sizes with and without the SM count hint.
-        placed += [c for c in self.known() if c.allocation == best.allocation and c.is_open and c not in placed]
+        placed += [c for c in self.found.known() if c.allocation == best.allocation and c.is_open and c not in placed]
         for candidate in placed:
             candidate.hopeless = False
-        return [*placed, *(alone for candidate in placed for alone in candidate.alone_here.values())]
+        return [*placed, *alones]
 
     # ---- candidates
 
-    def known(self) -> list[Candidate]:
-        """The plans that have been measured."""
-        return [candidate for candidate in self.candidates if candidate.samples]
-
-    def sequence(self) -> Candidate:
-        return next(candidate for candidate in self.known() if candidate.is_sequence)
-
     def _trials(self) -> list[Trial]:
         """All that is open."""
-        found = [trial for candidate in self.candidates if candidate.is_open for trial in candidate.trials]
-        return [*(candidate.trial for candidate in self.alone.values()), *found]
-
-    def weight(self, name: str) -> int:
-        """How many calls of a part are one step."""
-        return self.objective.weights[name] if isinstance(self.objective, Throughput) else 1
+        found = [trial for candidate in self.found.plans if candidate.is_open for trial in candidate.trials]
+        return [*(candidate.trial for candidate in self.found.alone.values()), *found]
 
     def _urgent(self) -> tuple[str, ...]:
         """The parts that an overlay may put first."""
@@ -582,26 +585,17 @@ class Search:
             return (self.objective.part,)
         return tuple(part.name for part in self.parts)
 
-    def _clock_for(self, part: Stream, streams: Iterable[Stream]) -> Stream:
-        """The stream by whose time calls of a part begin: for random arrivals one that waits for no other."""
-        if not isinstance(self.objective, TailLatency) or self.objective.closed_loop:
-            return part
-        streams = set(streams)
-        urgent = StreamOptions(priority=self.device.priority_range[1])
-        for _ in range(MOST_CONNECTIONS):
-            idle = self._closing.enter_context(self.device.create_stream(urgent))
-            if is_apart(idle, streams):
-                break
-        return idle
+    def _alone(self, name: str, part: Part, stream: Stream, library_sms: bool = False) -> Trial:
+        """A part alone on a stream."""
+        streams = {part.name: stream}
+        idle = clock_for(self.objective, self.device, streams, self._closing)
+        return Trial(name, (part,), streams, idle, library_sms)
 
     def _trial(self, plan: Plan, where: Device | PartitionPool) -> Trial:
         with sharing():
             streams = self._closing.enter_context(plan.open(where))
-        if isinstance(self.objective, TailLatency) and (plan.kind != "sequence" or not self.objective.closed_loop):
-            idle = self._clock_for(streams[self.objective.part], streams.values())
-        else:
-            idle = self._closing.enter_context(self.device.create_stream())
-        return Trial.of(plan, self.parts, streams, idle)
+        idle = clock_for(self.objective, self.device, streams, self._closing)
+        return Trial.of(plan, self.parts, streams, idle, self._together)
 
     def _open(
         self,
@@ -613,7 +607,7 @@ class Search:
         candidate = Candidate(
             plan=plan, trial=self._trial(plan, where or self.device), sm_counts=sm_counts, allocation=allocation
         )
-        self.candidates.append(candidate)
+        self.found.plans.append(candidate)
         self._show(f"warming up {plan}")
         with self._forgiving(candidate, candidate.trial):
             self._runner.warm(candidate.trial)
@@ -635,7 +629,7 @@ class Search:
             candidate.hopeless = True
             candidate.samples.clear()
             candidate.steps.clear()
-            self.left_out.setdefault(str(error).replace(f" ({trial.name})", ""), []).append(trial.name)
+            self.found.left_out.setdefault(str(error).replace(f" ({trial.name})", ""), []).append(trial.name)
         except (CUDAError, CapturingError) as error:
             capturing = _capturing(trial)
             if not capturing:
@@ -675,8 +669,8 @@ class Search:
 
     def _stop_opening(self, why: str) -> None:
         self._is_full = True
-        self.complete = False
-        self.note(why)
+        self.found.complete = False
+        self.found.note(why)
 
     def _library_choices(self) -> tuple[bool, ...]:
         if self._library_sms == "auto":
@@ -690,13 +684,9 @@ class Search:
             return True
         if self._library_sms == "on":
             raise RuntimeError(f'library_sms="on" is not possible here: {reason}')
-        self.note(f"the SM count hint was not measured: {reason}")
+        self.found.note(f"the SM count hint was not measured: {reason}")
         self._library_sms = "off"
         return False
-
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
 
     # ---- rounds
 
@@ -714,7 +704,7 @@ class Search:
             current = self._round
             self._round += 1
             taking_part = [candidate for candidate in candidates if not candidate.hopeless]
-            if self.by_host_threads:
+            if self.found.by_host_threads:
                 # How fast threads enqueue depends on how they are scheduled: one start of them says nothing about the
                 # next one.
                 self._start_hosts()
@@ -727,7 +717,8 @@ class Search:
                     candidate.samples[current] = self._runner.batch(trial, shape)
                     candidate.opening_of[current] = candidate.turn(current)
                     candidate.batch_s = clock.now() - began
-                    if self.objective == "makespan" and (not candidate.steps or candidate in look):
+                    profiled = self.objective == "makespan" and trial.joint is None
+                    if profiled and (not candidate.steps or candidate in look):
                         candidate.steps[current] = self._runner.profile(candidate.trial)
             if drop:
                 self._fair_rounds.add(current)
@@ -738,10 +729,10 @@ class Search:
 
         If the objective demands a rate of the others, only plans that leave them as much are rivals.
         """
-        rivals = self.known()
+        rivals = self.found.known()
         if isinstance(self.objective, TailLatency) and self.objective.others:
-            share = self.ranking.others_share(candidate)
-            rivals = [rival for rival in rivals if self.ranking.others_share(rival) >= share]
+            share = self.found.ranking.others_share(candidate)
+            rivals = [rival for rival in rivals if self.found.ranking.others_share(rival) >= share]
         return min(
             (
                 candidate.samples[number].seconds
@@ -752,51 +743,38 @@ class Search:
         )
 
     def _drop(self) -> None:
-        for candidate in self.known():
+        for candidate in self.found.known():
             # The sequence and the plain streams stay, because the report compares with them.
             if candidate.plan is not None and candidate.plan.kind not in ("sequence", "streams"):
                 limit = HOPELESS if len(candidate.samples) > 1 else HOPELESS_AT_ONCE
-                accepted = self.ranking.accepts(candidate, leniently=True)
+                accepted = self.found.ranking.accepts(candidate, leniently=True)
                 candidate.hopeless = self._behind(candidate) > limit or not accepted
 
     # ---- the decision
 
     def _best_partitions(self, kind: str | None = None) -> Candidate | None:
         """The best plan with partitions, or of a kind of these, of those that are open."""
-        found = [c for c in self.known() if c.plan is not None and c.allocation is not None and c.is_open]
+        found = [c for c in self.found.known() if c.plan is not None and c.allocation is not None and c.is_open]
         found = [c for c in found if c.plan is not None and kind in (None, c.plan.kind)]
-        return min(found, key=lambda c: (not self.ranking.accepts(c), self.ranking.relative(c)), default=None)
+        return self._best(found) if found else None
 
-    @property
-    def ranking(self) -> Ranking[Candidate]:
-        """The comparison of all that has been measured so far."""
-        state = [(len(c.samples), c.openings, len(c.sustained)) for c in (*self.alone.values(), *self.candidates)]
-        if self._ranking is None or self._ranking[0] != (state, self.final, self.objective):
-            ranking = Ranking(self.objective, self.candidates, self.alone, self.final)
-            self._ranking = (state, self.final, self.objective), ranking
-        return self._ranking[1]
-
-    def best_of_kinds(self) -> list[Candidate]:
-        """The fastest plan of each kind, of those that can be chosen."""
-        found: dict[str, Candidate] = {}
-        for candidate in sorted(self.ranking.acceptable(), key=self.ranking.relative):
-            if candidate.plan is not None:
-                found.setdefault(candidate.plan.kind, candidate)
-        return list(found.values())
+    def _best(self, candidates: Iterable[Candidate]) -> Candidate:
+        """The fastest of some plans, of those that can be chosen if there are any."""
+        return min(candidates, key=lambda c: (not self.found.ranking.accepts(c), self.found.ranking.relative(c)))
 
     def finalists(self) -> list[Candidate]:
         """The sequence, the best of each kind that is not hopeless, and those next to the best."""
-        ordered = sorted(self.ranking.acceptable(leniently=True), key=self.ranking.relative)
+        ordered = sorted(self.found.ranking.acceptable(leniently=True), key=self.found.ranking.relative)
         close = [c for c in ordered if c.is_open and self._behind(c) <= HOPELESS]
-        chosen = [self.sequence(), *(candidate for candidate in self.best_of_kinds() if candidate in close)]
+        chosen = [self.found.sequence(), *(candidate for candidate in self.found.best_of_kinds() if candidate in close)]
         if isinstance(self.objective, TailLatency):
             # The share of the others is measured too, with an error: keep plans that leave them just enough, and those
             # that leave them a little more.
             shares = [self.objective.others * margin for margin in MARGINS]
-            partitions = [candidate for candidate in ordered if candidate.allocation is not None and candidate.is_open]
+            sized = [c for c in ordered if (c.allocation is not None or c.trial.joint is not None) and c.is_open]
             for share in shares:
-                chosen += [candidate for candidate in partitions if self.ranking.others_share(candidate) >= share][:1]
+                chosen += [candidate for candidate in sized if self.found.ranking.others_share(candidate) >= share][:1]
             # Of plans with equal latencies, the one in which the others achieve most.
-            chosen += sorted(close, key=self.ranking.others_share, reverse=True)[:1]
+            chosen += sorted(close, key=self.found.ranking.others_share, reverse=True)[:1]
         chosen += close[:3]
         return list(dict.fromkeys(chosen))[:MOST_FINALISTS]

@@ -82,15 +82,6 @@ class Sizes:
         """The counts of the sizes, and how to request each of them."""
         return [(size.sm_count, _request(size)) for size in self.sizes if size.sm_count < self._device.sm_count]
 
-    def menu(self, urgent: str, bulk: str, shares: Sequence[float], bulk_shares: Sequence[float]) -> list[Allocation]:
-        """Partitions that give an urgent part these shares of the device, and overlays that leave these to the bulk."""
-        total = self._device.sm_count
-        found = [Allocation(bulk, ((urgent, self._nearest(share * total)),)) for share in shares if self.sizes]
-        for share in bulk_shares if self._bulk else ():
-            place = min(range(len(self._bulk)), key=lambda place: abs(self._bulk[place].sm_count - share * total))
-            found.append(Allocation(urgent, ((bulk, place),), overlay=True))
-        return list(dict.fromkeys(found))
-
     def plan(self, allocation: Allocation, library_sms: bool) -> tuple[Plan, dict[str, int]] | None:
         """The plan with an allocation, and the SMs of each part; None if it does not fit."""
         if allocation.overlay:

@@ -62,7 +62,7 @@ class Part:
         """Call the function; what it raises is raised again with the names of the part and the plan."""
         try:
             self.function(stream)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a part has no say in when the program ends
             hint = "" if _takes_a_stream(self.function) else "; parts are called with one argument, as f(stream)"
             raise PartError(f"{self.name} failed ({plan}): {type(error).__name__}: {error}{hint}") from error
 

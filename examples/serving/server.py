@@ -4,9 +4,10 @@
     CUDA_GCTX_DRIVER=sim python examples/serving/server.py --limit 25ms
 
 Requests come from coroutines. Prompts are prefilled in chunks, answers are decoded in batches, each on the stream of
-the plan that the policy chooses for the present batch. While no prompt waits, decode has the whole device. The model
-is made up and its kernels only spin: replace MadeUpModel by yours, which launches on the stream that it is given
-(``with use(stream): ...``, of cuda_gctx.interop.torch).
+the plan that the policy chooses for the present batch, or a share of a chunk in one step with a batch. While no prompt
+waits, decode has the whole device. The same requests are then served on plain streams, and with the best share in each
+step. The model is made up and its kernels only spin: replace MadeUpModel by yours, which launches on the stream that it
+is given (``with use(stream): ...``, of cuda_gctx.interop.torch).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cuda_gctx.tune import Plan, Policy, spin
 
 PARTS = ("decode", "prefill")
 DECODE_SMS = (16, 24, 32, 48)  # for decode, in partitions; an overlay leaves as many SMs to decode alone
+SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of a chunk of a prompt, in one step with decode
 BATCHES = (1, 4, 16)  # a graph of a decode step for each
 STEPS = 8  # decode steps of a trial
 MARGIN = 0.9  # the share of the limit that a trial may use: other requests come than those of the trial
@@ -47,6 +49,11 @@ class MadeUpModel:
         for _ in range(4):
             spin(stream, blocks=32, spin_ns=(400 + 10 * batch) * US)
 
+    def together(self, stream: Stream, batch: int, share: float) -> None:
+        """Enqueue both in one step, which fills the device and reads the weights once."""
+        for _ in range(4):
+            spin(stream, blocks=264, spin_ns=round((300 + 10 * batch + share * 8_000) * US))
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -58,19 +65,22 @@ class Trial:
     chunks_per_s: float
 
 
+STREAMS = Plan("streams", PARTS)
+TOGETHER = [Plan("together", PARTS, first="decode", share=share) for share in SHARES]
+WHOLE = Plan("priority", PARTS, first="decode")  # decode has the whole device while there are no prompts
+
+
 def plans() -> list[Plan]:
-    """The ways to run both: one stream, two, with priority, over and in partitions."""
+    """The ways to run both: one stream, two, with priority, together, over and in partitions."""
     layouts = [Layout(decode=sms, prefill=None) for sms in DECODE_SMS]
     return [
         Plan("sequence", PARTS),
-        Plan("streams", PARTS),
-        Plan("priority", PARTS, first="decode"),
+        STREAMS,
+        WHOLE,
+        *TOGETHER,
         *(Plan("overlay", PARTS, layout, {"prefill": "prefill"}, first="decode") for layout in layouts),
         *(Plan("partitions", PARTS, layout, {part: part for part in PARTS}) for layout in layouts),
     ]
-
-
-WHOLE = Plan("priority", PARTS, first="decode")  # decode has the whole device while there are no prompts
 
 
 def called(plan: Plan) -> str:
@@ -88,6 +98,10 @@ def measure(pool: PartitionPool, graphs: GraphSet, model: MadeUpModel, plan: Pla
     ends: list[Event] = [decode.record(None, TIMED)]
     chunks: list[Event] = [prefill.record(None, TIMED)]
     for _ in range(STEPS):
+        if plan.share is not None:
+            model.together(decode, batch, plan.share)
+            ends.append(decode.record(None, TIMED))
+            continue
         # Two chunks are always queued, so that prefill never waits for the host; on one stream it takes turns.
         if plan.kind == "sequence" or chunks[-2:][0].is_done:
             while len(chunks) < 2 or chunks[-2].is_done:
@@ -99,9 +113,11 @@ def measure(pool: PartitionPool, graphs: GraphSet, model: MadeUpModel, plan: Pla
         ends.append(decode.record(None, TIMED))
         ends[-1].sync()
     pool.device.sync()
-    gaps = [after - before for before, after in pairwise(ends)]
+    gap_ms = max(after - before for before, after in pairwise(ends))
+    if plan.share is not None:
+        return Trial(plan, batch, gap_ms, 1e3 * STEPS * plan.share / (ends[-1] - ends[0]))
     seconds = (chunks[-1] - chunks[0]) / 1e3
-    return Trial(plan, batch, max(gaps), (len(chunks) - 1) / seconds if seconds else 0.0)
+    return Trial(plan, batch, gap_ms, (len(chunks) - 1) / seconds if seconds else 0.0)
 
 
 def capture(graphs: GraphSet, model: MadeUpModel, stream: Stream) -> None:
@@ -113,10 +129,10 @@ def capture(graphs: GraphSet, model: MadeUpModel, stream: Stream) -> None:
             graphs.capture(stream, batch, lambda stream, batch=batch: model.decode(stream, batch))
 
 
-def policy_of(trials: list[Trial]) -> Policy:
+def policy_of(trials: list[Trial], device: Device | None = None) -> Policy:
     """For each batch and limit, the plan with the highest rate of prefill."""
     rows = [({"batch": one.batch}, one.plan, one.gap_ms / 1e3, one.chunks_per_s) for one in trials]
-    return Policy.of(rows, latency="decode", bulk="prefill", quantile=1.0)
+    return Policy.of(rows, latency="decode", bulk="prefill", quantile=1.0, device=device)
 
 
 def reason(policy: Policy, limit_ms: float, batch: int) -> str:
@@ -161,6 +177,8 @@ class Server:
         self.batch: list[Request] = []
         self.joined = asyncio.Event()
         self.turn = asyncio.Lock()  # on one stream, prefill and decode take turns
+        self.left = 0.0  # of a chunk that steps of decode take with them
+        self.taken = asyncio.Event()
         self.gaps_ms: list[float] = []
         self.used: Counter[str] = Counter()  # chunks of prompts, by the plan that they ran with
         self.switches = 0
@@ -172,10 +190,12 @@ class Server:
             self.switches += 1
             self.plan, self.streams = plan, plan.switch(self.pool)
 
+    def load(self) -> int:
+        return min(max(1, len(self.batch)), BATCHES[-1])
+
     def choose(self) -> Plan:
         """The plan for the present batch. The one in use is kept where another is hardly better."""
-        batch = min(max(1, len(self.batch)), BATCHES[-1])
-        return self.policy.choose(self.limit_s, self.plan, batch=batch)
+        return self.policy.choose(self.limit_s, self.plan, batch=self.load())
 
     async def answer(self, prompt: int, answer: int) -> AsyncIterator[int]:
         """The tokens of an answer, as they come."""
@@ -192,27 +212,50 @@ class Server:
             for _ in range(0, request.prompt, self.model.chunk):
                 self.switch(self.choose())
                 self.used[called(self.plan)] += 1
-                async with self.exclusive():
-                    self.model.prefill(self.streams["prefill"])
-                    await ended(self.streams["prefill"].record())
+                load, seen = self.load(), len(self.gaps_ms)
+                begin = self.streams["prefill"].record(None, TIMED)
+                await self.chunk()
+                end = self.streams["prefill"].record(None, TIMED)
+                await ended(end)
+                if gaps := self.gaps_ms[seen:]:  # what the plan has done under this load
+                    self.policy.observe({"batch": load}, self.plan, max(gaps) / 1e3, 1e3 / (end - begin))
             self.emit(request)
             if request.made < request.answer:
                 self.batch.append(request)
                 self.joined.set()
 
+    async def chunk(self) -> None:
+        """A chunk of a prompt: by the steps of decode, a share in each, or by itself."""
+        if self.plan.share is not None and self.batch:
+            self.left = 1.0
+            self.taken.clear()
+            await self.taken.wait()
+        if self.plan.share is None or not self.batch:
+            async with self.exclusive():
+                self.model.prefill(self.streams["prefill"])
+                await ended(self.streams["prefill"].record())
+
     async def decode(self) -> None:
         last: Event | None = None
         while True:
             if not self.batch:
-                last = None
+                last, self.left = None, 0.0
+                self.taken.set()
                 self.joined.clear()
                 await self.joined.wait()
             async with self.exclusive():
                 batch = self.batch[: BATCHES[-1]]
                 stream = self.streams["decode"]
-                self.graphs.replay(stream, next(size for size in BATCHES if size >= len(batch)))
+                size = next(size for size in BATCHES if size >= len(batch))
+                if self.left > 0 and self.plan.share is not None:
+                    self.model.together(stream, size, self.plan.share)
+                    self.left -= self.plan.share
+                else:
+                    self.graphs.replay(stream, size)
                 end = stream.record(None, TIMED)
                 await ended(end)
+            if self.left <= 0:
+                self.taken.set()
             if last is not None and end.context == last.context:
                 self.gaps_ms.append(end - last)
             last = end
@@ -264,6 +307,26 @@ def milliseconds(text: str) -> float:
     return value
 
 
+def served(
+    pool: PartitionPool, graphs: GraphSet, model: MadeUpModel, policy: Policy, options: argparse.Namespace
+) -> str:
+    """Serve all requests by a policy; returns what that was like."""
+    server = Server(pool, graphs, model, policy, options.limit)
+    with pool.device.create_stream() as stream:
+        begin = stream.record(None, TIMED)
+        tokens = asyncio.run(serve(server, options.requests, options.seed))
+        pool.device.sync()
+        seconds = (stream.record(None, TIMED) - begin) / 1e3
+    gaps = sorted(server.gaps_ms) or [0.0]
+    late = sum(gap > options.limit for gap in gaps)
+    return (
+        f"{options.requests} requests, {tokens} tokens, {tokens / seconds:.0f} tokens/s; gaps of "
+        f"{gaps[len(gaps) // 2]:.1f} ms in the middle and {gaps[-1]:.1f} ms at most, {late} of {len(gaps)} too long; "
+        f"{server.switches} switches; chunks of prompts: "
+        + ", ".join(f"{count} with {plan}" for plan, count in server.used.items())
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--limit", type=milliseconds, default=25.0, help="between two tokens of an answer (25ms)")
@@ -276,7 +339,8 @@ def main() -> None:
     device = Device(0)
     model = MadeUpModel()
     with PartitionPool(device) as pool, GraphSet() as graphs:
-        policy = policy_of([measure(pool, graphs, model, plan, batch) for plan in plans() for batch in BATCHES])
+        trials = [measure(pool, graphs, model, plan, batch) for plan in plans() for batch in BATCHES]
+        policy = policy_of(trials, device)
         print(f"{device.name}, limit {options.limit:g} ms between two tokens, of which plans may use {MARGIN:.0%}")
         print(f"  gaps and prefill by batch {'':6}" + "   ".join(f"{batch:>9}{'':17}" for batch in BATCHES).rstrip())
         for plan in policy.plans:
@@ -285,14 +349,10 @@ def main() -> None:
             print(f"  {called(plan):32}" + "   ".join(cells))
         for batch in BATCHES:
             print(f"chosen for a batch of {batch}: {reason(policy, options.limit, batch)}")
-
-        server = Server(pool, graphs, model, policy, options.limit)
-        tokens = asyncio.run(serve(server, options.requests, options.seed))
-        gaps = sorted(server.gaps_ms)
-        longest = f"the longest gap {gaps[-1]:.1f} ms" if gaps else "no two tokens followed each other"
-        print(f"{options.requests} requests, {tokens} tokens, {server.switches} switches; {longest}")
-        print("chunks of prompts: " + ", ".join(f"{count} with {plan}" for plan, count in server.used.items()))
-        device.sync()
+        kinds = {"by the policy": plans(), "on plain streams": [STREAMS], "together": TOGETHER}
+        for how, allowed in kinds.items():
+            only = policy_of([one for one in trials if one.plan in allowed], device)
+            print(f"served {how}: {served(pool, graphs, model, only, options)}")
 
 
 if __name__ == "__main__":

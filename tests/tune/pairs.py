@@ -13,6 +13,7 @@ import pytest
 from cuda_gctx import Device, Stream, tune
 from cuda_gctx.sim import session
 from cuda_gctx.tune import Report, TailLatency, Throughput, _measure, spin
+from cuda_gctx.tune._report import Result
 
 from ..common import refusal
 from ..raw import Raw
@@ -61,7 +62,7 @@ def read_only(pair: str) -> Report:
         return tuned(pair)
 
 
-def of_kind(report: Report, kind: str) -> list[tune.Result]:
+def of_kind(report: Report, kind: str) -> list[Result]:
     return [result for result in report.results if result.plan.kind == kind]
 
 

@@ -40,10 +40,10 @@ def test_a_part_takes_as_many_waves_as_its_sms_need(dev: Device) -> None:
     assert [point.sm_count for point in curve.points] == [16, 32, 64, 132]
     for point in curve.points:
         waves = -(-132 // (2 * point.sm_count))
-        assert point.seconds.median == pytest.approx(waves * 2e-3, rel=0.03)
-        assert point.seconds.low <= point.seconds.median <= point.seconds.high
+        assert point.seconds.value == pytest.approx(waves * 2e-3, rel=0.03)
+        assert point.seconds.low <= point.seconds.value <= point.seconds.high
         assert point.seconds.samples >= 7
-        assert point.rate == pytest.approx(1 / point.seconds.median)
+        assert point.rate == pytest.approx(1 / point.seconds.value)
     assert curve.complete
     assert (curve.part, curve.load) == ("product", "bulk")
     assert len(curve.conditions) == 2
@@ -53,7 +53,7 @@ def test_a_load_on_other_sms_slows_nothing_that_is_simulated(dev: Device) -> Non
     *placed, whole = Curve.from_json(measured()).points
     for point in placed:
         assert point.slowdown is not None
-        assert point.slowdown.median == pytest.approx(1, rel=0.03)
+        assert point.slowdown.value == pytest.approx(1, rel=0.03)
         assert point.load_rate is not None
         waves = -(-264 // (2 * (132 - point.sm_count)))
         assert point.load_rate == pytest.approx(1 / (waves * 4e-3), rel=0.1)
@@ -67,21 +67,37 @@ def test_what_a_load_slows_is_measured(dev: Device, monkeypatch: pytest.MonkeyPa
 
     def slowed(self: Any, trial: Any, objective: Any) -> Any:
         sample = batch(self, trial, objective)
-        sample.seconds *= 1.3 if len(trial.parts) > 1 else 1.0
+        sample.latencies = tuple(one * (1.3 if len(trial.parts) > 1 else 1.0) for one in sample.latencies)
         return sample
 
     monkeypatch.setattr(_measure.Runner, "_latency", slowed)
-    point = tune.curve(product, device=dev, sizes=[32], load=bulk).points[0]
+    point = tune.curve(product, device=dev, sizes=[32], load=bulk, closed_loop=True).points[0]
     assert point.slowdown is not None
-    assert point.slowdown.median == pytest.approx(1.3, rel=0.03)
+    assert point.slowdown.value == pytest.approx(1.3, rel=0.03)
+
+
+def test_latencies_are_those_of_calls_that_arrive_at_random_and_of_all_rounds(dev: Device) -> None:
+    def point(**options: Any) -> Any:
+        return tune.curve(product, device=dev, sizes=[64], load=bulk, **options).points[0]
+
+    busy, single = point(quantile=0.9), point(quantile=0.9, closed_loop=True)
+    # At half of what the part can take, one call in ten waits for more than a whole one.
+    assert single.latency.value == pytest.approx(single.seconds.value, rel=0.05)
+    assert busy.latency.value > 1.5 * single.latency.value
+    assert busy.latency.low < busy.latency.value < busy.latency.high
+    assert busy.latency.is_known
+    assert busy.latency.samples >= 7 * 12
+    assert busy.slowdown.low <= 1.0 <= busy.slowdown.high
+    calm = point(quantile=0.9, rate=0.1 / busy.seconds.value)
+    assert calm.latency.value < busy.latency.value
 
 
 def test_times_between_the_sizes_are_interpolated() -> None:
     curve = Curve.from_json(measured())
-    assert curve.seconds(64) == curve.point(64).seconds.median
-    assert curve.point(64).seconds.median < curve.seconds(48) < curve.point(32).seconds.median
-    assert curve.seconds(4) == curve.point(16).seconds.median
-    assert curve.seconds(500) == curve.point(132).seconds.median
+    assert curve.seconds(64) == curve.point(64).seconds.value
+    assert curve.point(64).seconds.value < curve.seconds(48) < curve.point(32).seconds.value
+    assert curve.seconds(4) == curve.point(16).seconds.value
+    assert curve.seconds(500) == curve.point(132).seconds.value
     with pytest.raises(KeyError, match="48 SMs were not measured, but 16, 32, 64, 132"):
         curve.point(48)
 
@@ -90,14 +106,14 @@ def test_a_curve_has_a_table_a_short_repr_and_a_picture(tmp_path: Path) -> None:
     curve = Curve.from_json(measured())
     assert len(repr(curve)) < 120
     assert "16 SMs" in repr(curve)
-    assert "next to bulk" in str(curve)
+    assert "p50 next to bulk" in str(curve)
     text = curve.svg(tmp_path / "curve.svg")
     assert (tmp_path / "curve.svg").read_text() == text
     assert "prefers-color-scheme:dark" in text
     titles = [element.text or "" for element in ElementTree.fromstring(text).iter() if element.tag.endswith("title")]
     # Each point has its interval; the whole device has no load.
     assert sum("SMs: " in title for title in titles) == 2 * (4 + 3 + 3)
-    for name in ("product, back to back", "product, single calls next to bulk", "97.5% interval", ">10 ms<", ">120<"):
+    for name in ("product, back to back", "product, the same next to bulk", "97.5% interval", ">10 ms<", ">120<"):
         assert name in text
 
 
@@ -114,7 +130,7 @@ def test_a_curve_has_a_table_a_short_repr_and_a_picture(tmp_path: Path) -> None:
 def test_json_that_is_no_curve_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
     saved = json.loads(measured())
     change(saved)
-    with pytest.raises(ValueError, match="not a curve of schema 1"):
+    with pytest.raises(ValueError, match="not a curve of schema 2"):
         Curve.from_json(json.dumps(saved))
 
 
@@ -127,7 +143,7 @@ def test_a_short_budget_measures_fewer_sizes(dev: Device) -> None:
 
 def test_a_part_can_be_replayed_as_a_graph(dev: Device) -> None:
     curve = tune.curve(product, device=dev, sizes=[32], launch="graphs")
-    assert curve.point(32).seconds.median == pytest.approx(3 * 2e-3, rel=0.03)
+    assert curve.point(32).seconds.value == pytest.approx(3 * 2e-3, rel=0.03)
 
 
 @pytest.mark.parametrize(

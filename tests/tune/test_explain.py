@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, Event, Stream, StreamOptions
-from cuda_gctx.tune import ExplainReport, explain, spin
+from cuda_gctx.tune import explain, spin
+from cuda_gctx.tune._explain_report import ExplainReport
 
 from ..common import split
 from .conftest import host_takes

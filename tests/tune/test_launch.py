@@ -47,7 +47,7 @@ def test_launch_bound_work_is_enqueued_by_a_host_thread_for_each_part(dev: Devic
         return enqueue
 
     report = tune.overlap(
-        a=part("a"), b=part("b"), device=dev, sizes=[8], objective=OBJECTIVES[objective], budget_s=0.6
+        a=part("a"), b=part("b"), device=dev, sizes=[8], objective=OBJECTIVES[objective], budget_s=1.2
     )
     assert report.launch == "by a host thread for each part"
     # The first look at the work, and all of what is in sequence, is by the caller's thread.
@@ -90,7 +90,7 @@ def test_the_parts_of_a_mix_are_enqueued_at_the_same_time(dev: Device) -> None:
         meeting.wait(SOON_S)  # for ever, if one thread called both
         spin(stream, 1, 100)
 
-    runner = _measure.Runner(Throughput(a=1, b=1), deadline=1e12, launch="threads")
+    runner = _measure.Runner(Throughput(a=1, b=1), deadline=1e12, launch="auto")
     with runner, dev.create_stream() as one, dev.create_stream() as two:
         runner.start_hosts(["a", "b"])
         trial = _measure.Trial("", (Part("a", meets), Part("b", meets)), {"a": one, "b": two}, one)
@@ -121,7 +121,7 @@ def test_calls_of_a_mix_are_spread_evenly() -> None:
 
 
 def test_steps_of_host_threads_are_joined(dev: Device) -> None:
-    runner = _measure.Runner("makespan", deadline=1e12, launch="threads")
+    runner = _measure.Runner("makespan", deadline=1e12, launch="auto")
     parts = (Part("a", lambda s: spin(s, 1, MS)), Part("b", lambda s: spin(s, 1, 2 * MS)))
     with runner, dev.create_stream() as one, dev.create_stream() as two:
         runner.start_hosts(["a", "b"])
@@ -218,7 +218,7 @@ def test_a_gate_is_left_out_only_if_the_host_takes_longer_than_the_longest_part(
     assert "launch-bound" not in str(report)
 
 
-@pytest.mark.parametrize("launch", ["calls", "threads"])
+@pytest.mark.parametrize("launch", ["calls", "auto"])
 def test_other_work_is_enqueued_by_one_thread(dev: Device, launch: Any) -> None:
     def long(stream: Stream) -> None:
         spin(stream, 132, MS)
@@ -257,7 +257,7 @@ def test_what_cannot_be_captured_is_named(dev: Device) -> None:
 
 
 def test_another_way_to_launch_is_refused(dev: Device) -> None:
-    with pytest.raises(ValueError, match="launch must be one of threads, calls, graphs, not 'both'"):
+    with pytest.raises(ValueError, match="launch must be one of auto, calls, graphs, not 'both'"):
         tune.overlap(a=slowly, b=slowly, device=dev, launch="both")  # type: ignore[arg-type]
 
 

@@ -45,7 +45,7 @@ def test_a_plan_opens_on_a_device_and_with_a_pool(dev: Device, kind: str) -> Non
 
 
 def test_the_plan_feeds_a_pool(dev: Device) -> None:
-    plan = tuned("a chain").plan
+    plan = tuned("a chain").choice
     assert plan.layout is not None
     with PartitionPool(dev) as pool:
         parts = pool.prepare(plan.layout)

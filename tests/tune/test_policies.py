@@ -1,23 +1,23 @@
-"""Policies: which plan for a load and a limit, from curves and a few measured pairs, checked by measurement."""
+"""Policies: which plan for a load and a limit, from measurements, and what service shows."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from functools import cache
+import re
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from cuda_gctx import Device, Layout, PartitionPool, Stream, tune
+from cuda_gctx import Device, Layout, PartitionPool
 from cuda_gctx.sim import session
-from cuda_gctx.tune import Check, Plan, Policy, Prediction, _policy_building, spin
+from cuda_gctx.tune import Plan, Policy
+
+from ..common import refusal
 
 pytestmark = pytest.mark.sim_only
 
-MS = 1_000_000
 PARTS = ("decode", "prefill")
 STREAMS = Plan("streams", PARTS)
 PRIORITY = Plan("priority", PARTS, first="decode")
@@ -34,12 +34,7 @@ def made(**options: Any) -> Policy:
         ({"batch": batch, "kind": kind}, plan, latency_s * batch / 8 * (2 if kind == "long" else 1), rate)
         for batch in (8, 16, 32)
         for kind in ("short", "long")
-        for plan, latency_s, rate in (
-            (APART, 1e-3, 5.0),
-            (OVERLAY, 1.5e-3, 6.0),
-            (PRIORITY, 3e-3, 6.1),
-            (STREAMS, 8e-3, 9.0),
-        )
+        for plan, latency_s, rate in MENU
     ]
     return Policy.of(rows, latency="decode", bulk="prefill", **options)
 
@@ -53,6 +48,10 @@ def made(**options: Any) -> Policy:
         (1e-3, {"batch": 8, "kind": "short"}, APART),
         (1.4e-3, {"batch": 8, "kind": "short"}, APART),
         (1.6e-3, {"batch": 8, "kind": "short"}, OVERLAY),
+        (1.5e-3, {"batch": 8, "kind": "short"}, OVERLAY),  # exactly
+        (math.nextafter(1.5e-3, 0), {"batch": 8, "kind": "short"}, APART),
+        (math.inf, {"batch": 8, "kind": "short"}, STREAMS),
+        (1, {"batch": 0, "kind": "short"}, STREAMS),
         (20e-3, {"batch": 8, "kind": "short"}, STREAMS),
         (1.6e-3, {"batch": 5, "kind": "short"}, OVERLAY),  # counts as 8
         (3.5e-3, {"batch": 9, "kind": "short"}, OVERLAY),  # counts as 16
@@ -99,12 +98,15 @@ def test_a_load_that_moves_around_the_edge_of_a_bucket_does_not_switch_to_and_fr
         {"batch": 8, "kind": "other"},
         {"batch": 8},
         {"batch": "8", "kind": "short"},
+        {"batch": -1, "kind": "short"},
+        {"batch": math.nan, "kind": "short"},
+        {"batch": math.inf, "kind": "short"},
         {"batch": 8, "kind": "short", "more": 1},
         {},
     ],
 )
 def test_a_load_that_the_policy_does_not_know_is_refused_with_those_it_knows(load: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"knows loads of batch=\.\.\. \(at most 32\), kind=long/short, and not"):
+    with pytest.raises(ValueError, match=r"knows loads of batch=\.\.\. \(0 to 32\), kind=long/short, and not"):
         made().choose(1.0, **load)
 
 
@@ -124,80 +126,127 @@ def test_a_choice_opens_with_a_pool(dev: Device) -> None:
             assert list(streams) == ["decode", "prefill"]
 
 
-# ---- building
+# ---- service
 
 
-def parts_of(batch: int, context: int) -> Mapping[str, Callable[[Stream], None]]:
-    def decode(stream: Stream) -> None:
-        spin(stream, batch, MS * (context // 1024))
-
-    return {"decode": decode, "prefill": lambda stream: spin(stream, 264, 4 * MS)}
+SHORT: dict[str, Any] = {"batch": 8, "kind": "short"}
 
 
-@cache
-def built() -> str:
-    """The JSON of a policy that is measured once."""
-    loads = {"batch": [16, 48], "context": [1024, 4096]}
-    with (
-        session("h200"),
-        patch.object(_policy_building, "CURVE_ROUNDS", 2),
-        patch.object(_policy_building, "BATCHES", 1),
-    ):
-        return tune.policy(
-            parts_of, latency="decode", loads=loads, device=Device(0), quantile=0.8, checks=4, budget_s=600
-        ).to_json()
+def test_a_plan_that_misses_the_limit_in_service_is_left_and_comes_back_when_it_keeps_it() -> None:
+    policy = made()
+    assert policy.choose(2e-3, **SHORT) == OVERLAY
+    before = policy.to_json()
+    policy.observe(SHORT, OVERLAY, 2.6e-3, 6.0)
+    # At once, for every load, and also for the limit that it kept.
+    assert policy.choose(2e-3, **SHORT) == APART
+    assert policy.choose(4e-3, batch=16, kind="short") == APART
+    assert policy.predict(OVERLAY, **SHORT).latency_s == pytest.approx(1.5e-3 + 0.5 * 1.1e-3)
+    assert "(measured, times 1.37 as observed since)" in policy.explain(2.2e-3, **SHORT)
+    for _ in range(5):
+        policy.observe(SHORT, OVERLAY, 1.5e-3, 6.0)
+    assert policy.choose(1.6e-3, **SHORT) == APART  # it has to last
+    for _ in range(40):
+        policy.observe(SHORT, OVERLAY, 1.5e-3, 6.0)
+    assert policy.choose(1.6e-3, **SHORT) == OVERLAY
+    assert policy.to_json() == before
+    assert policy == made()
 
 
-def test_a_policy_is_built_from_curves_and_a_few_pairs_and_checks_itself(dev: Device) -> None:
-    policy = Policy.from_json(built())
-    known = [one for row in policy.predictions for one in row if one is not None]
-    measured = sum(one.measured for one in known)
-    assert len(known) == 4 * len(policy.plans)
-    assert measured == 2 * len(policy.plans) + len(policy.checks)
-    assert {plan.kind for plan in policy.plans} == {"sequence", "streams", "priority", "overlay", "partitions"}
-    assert len(policy.checks) == 4
-    for check in policy.checks:
-        # What was measured afterwards has replaced the prediction.
-        assert policy.predict(check.plan, **check.load) == check.found
-        if check.plan.kind == "partitions":
-            assert abs(check.latency_error) < 0.05
-            assert abs(check.rate_error) < 0.05
-    assert policy.latency_error == max(0.0, *(check.latency_error for check in policy.checks))
+def test_a_rate_that_is_lower_in_service_loses() -> None:
+    policy = made()
+    for _ in range(10):
+        policy.observe(SHORT, STREAMS, 8e-3, 4.5)
+    assert policy.predict(STREAMS, **SHORT).rate == pytest.approx(4.5, rel=0.02)
+    assert policy.choose(20e-3, **SHORT) == PRIORITY
 
 
-def test_what_a_policy_predicts_for_partitions_is_what_a_measurement_finds(dev: Device) -> None:
-    policy = Policy.from_json(built())
-    for plan in policy.plans:
-        if plan.kind == "partitions":
-            urgent = plan.sm_counts["decode"]
-            for load in policy.loads:
-                waves = -(-int(load["batch"]) // (2 * urgent))
-                alone_s = waves * 1e-3 * int(load["context"]) / 1024
-                assert policy.predict(plan, **load).latency_s == pytest.approx(alone_s, rel=0.05)
+def test_a_plan_that_was_not_observed_is_corrected_like_its_kind() -> None:
+    wide = Plan("partitions", PARTS, Layout(decode=64, prefill=None), {part: part for part in PARTS})
+    rows = [
+        ({"batch": 8}, plan, latency_s, 1.0) for plan, latency_s in ((APART, 1e-3), (wide, 0.8e-3), (STREAMS, 2e-3))
+    ]
+    policy = Policy.of(rows, latency="decode", bulk="prefill")
+    policy.observe({"batch": 8}, APART, 1.2e-3, 1.0)
+    assert policy.predict(wide, batch=8).latency_s == pytest.approx(0.8e-3 * 1.1)
+    assert policy.predict(STREAMS, batch=8).latency_s == 2e-3
+    policy.observe({"batch": 8}, wide, 0.8e-3, 1.0)
+    assert policy.predict(wide, batch=8).latency_s == 0.8e-3  # its own
 
 
-def test_a_limit_that_a_prediction_only_just_keeps_is_not_trusted() -> None:
-    policy = Policy.from_json(built())
-    document = json.loads(built())
-    for check in document["checks"]:
-        check["found"]["latency_s"] = 1.5 * check["predicted"]["latency_s"]
-    doubtful = Policy.from_json(json.dumps(document))
-    assert doubtful.latency_error == pytest.approx(0.5)
-    for load in policy.loads:
-        for plan in policy.plans:
-            one = policy.predict(plan, **load)
-            if not one.measured:
-                chosen = doubtful.choose(1.4 * one.latency_s, **load)
-                if chosen == plan:  # then none keeps the limit
-                    assert doubtful.predict(chosen, **load).latency_s * 1.5 > 1.4 * one.latency_s
+def test_one_pause_of_the_host_counts_as_twice_the_time_at_the_most() -> None:
+    policy = made()
+    policy.observe(SHORT, APART, 1.0, 5.0)
+    assert policy.predict(APART, **SHORT).latency_s == pytest.approx(1.5e-3)
+    for _ in range(30):
+        policy.observe(SHORT, APART, 10e-3, 5.0)
+    assert policy.predict(APART, **SHORT).latency_s == pytest.approx(10e-3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("load", "plan", "latency_s", "rate", "error"),
+    [
+        (SHORT, OVERLAY, math.nan, 1.0, ValueError),
+        (SHORT, OVERLAY, -1e-3, 1.0, ValueError),
+        (SHORT, OVERLAY, 0.0, 1.0, ValueError),
+        (SHORT, OVERLAY, math.inf, 1.0, ValueError),
+        (SHORT, OVERLAY, 1e-3, -1.0, ValueError),
+        (SHORT, OVERLAY, 1e-3, math.nan, ValueError),
+        ({"batch": 64, "kind": "short"}, OVERLAY, 1e-3, 1.0, ValueError),
+        (SHORT, Plan("sequence", PARTS), 1e-3, 1.0, KeyError),
+    ],
+)
+def test_an_observation_that_cannot_be_is_refused_and_changes_nothing(
+    load: dict[str, Any], plan: Plan, latency_s: float, rate: float, error: type[Exception]
+) -> None:
+    policy = made()
+    refusal(error, lambda: policy.observe(load, plan, latency_s, rate))
+    assert policy.predict(OVERLAY, **SHORT) == made().predict(OVERLAY, **SHORT)
+
+
+@pytest.mark.parametrize("limit_s", [math.nan, -1.0, -1])
+def test_a_limit_that_cannot_be_is_refused(limit_s: float) -> None:
+    assert str(refusal(ValueError, lambda: made().choose(limit_s, **SHORT))).startswith("limit_s must be a number")
+
+
+# ---- making
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (({"batch": 8}, APART, math.nan, 1.0), "latency_s must be a number"),
+        (({"batch": 8}, APART, 0.0, 1.0), "latency_s must be a number of seconds above 0, not 0"),
+        (({"batch": 8}, APART, 1e-3, -1.0), "rate must be a number of calls per second of 0 or more, not -1"),
+        (({"batch": -8}, APART, 1e-3, 1.0), "the buckets of batch must be ascending numbers of 0 or more"),
+        (({"batch": math.nan}, APART, 1e-3, 1.0), "the buckets of batch must be ascending numbers of 0 or more"),
+        (({"size": 8}, APART, 1e-3, 1.0), "every load needs the keys batch"),
+    ],
+)
+def test_measurements_that_cannot_be_are_refused(row: Any, words: str) -> None:
+    rows = [({"batch": 8}, STREAMS, 1e-3, 1.0), row]
+    assert words in str(refusal(ValueError, lambda: Policy.of(rows, latency="decode", bulk="prefill")))
+    assert "at least one measurement" in str(refusal(ValueError, lambda: Policy.of([], latency="a", bulk="b")))
+
+
+def test_a_policy_of_another_card_is_refused_and_another_driver_is_a_warning(dev: Device) -> None:
+    policy = made(device=dev)
+    assert (policy.sm_count, policy.driver) == (dev.sm_count, "13.0")
+    assert f"on {dev.name}, {dev.sm_count} SMs, driver 13.0" in str(policy)
+    text = policy.to_json()
+    assert Policy.from_json(text, dev) == Policy.from_json(text) == policy
+    with session("a100", driver="13.0"):
+        error = refusal(ValueError, lambda: Policy.from_json(text, Device(0)))
+        assert re.search(r"measured on .*H200.* with 132 SMs, and the device is .*A100.* with 108: measure", str(error))
+        refusal(ValueError, lambda: Policy.from_json(text))
+        assert Policy.from_json(made().to_json()) == made()  # of no card
+    with session("h200", driver="13.1"), pytest.warns(UserWarning, match=r"with driver 13\.0, and the driver is 13\.1"):
+        Policy.from_json(text, Device(0))
 
 
 def test_a_policy_has_a_table_and_a_short_repr() -> None:
-    policy = Policy.from_json(built())
+    policy = made()
     assert len(repr(policy)) < 100
-    text = str(policy)
-    assert "checked 4 predictions: latency at most " in text
-    assert "batch  context  p80 of decode from" in text
+    assert "batch  kind   p99 of decode from" in str(policy)
 
 
 @pytest.mark.parametrize(
@@ -208,59 +257,23 @@ def test_a_policy_has_a_table_and_a_short_repr() -> None:
         lambda saved: saved.update(keys=["batch"]),
         lambda saved: saved["buckets"][0].reverse(),
         lambda saved: saved["predictions"].pop(),
-        lambda saved: saved["predictions"][0][0].update(latency_s="long"),
-        lambda saved: saved["checks"][0].update(plan=99),
+        lambda saved: saved["predictions"][0].__setitem__(0, ["long", 1.0]),
+        lambda saved: saved["predictions"][0].__setitem__(0, [1.0]),
+        lambda saved: saved["predictions"][0].__setitem__(0, [0.0, 1.0]),
         lambda saved: saved.update(hysteresis=2),
-        lambda saved: saved.pop("conditions"),
+        lambda saved: saved.update(quantile=2),
+        lambda saved: saved.pop("driver"),
     ],
 )
 def test_json_that_is_no_policy_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads(built())
+    document = json.loads(made().to_json())
     change(document)
-    with pytest.raises(ValueError, match="not a policy of schema 1"):
+    with pytest.raises(ValueError, match="not a policy of schema 2"):
         Policy.from_json(json.dumps(document))
 
 
 def test_json_of_a_policy_is_read_as_it_was() -> None:
-    policy = Policy.from_json(built())
-    assert Policy.from_json(policy.to_json()) == policy
     assert Policy.from_json(made().to_json()) == made()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"latency": "other"}, "two parts by name, one of them 'other'"),
-        ({"loads": {}}, "loads must be a mapping"),
-        ({"loads": {"batch": 16, "context": [1024]}}, "the buckets of batch must be numbers or texts"),
-        ({"parts_of": 3}, "parts_of must be a function"),
-        ({"budget_s": 0.5}, "budget_s=.* is too short"),
-        ({"quantile": 2}, "quantile must be"),
-    ],
-)
-def test_bad_requests_are_refused(dev: Device, change: dict[str, Any], words: str) -> None:
-    given = {"parts_of": parts_of, "latency": "decode", "loads": {"batch": [16], "context": [1024]}, **change}
-    with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
-        tune.policy(given.pop("parts_of"), device=dev, **given)
-
-
-def test_a_prediction_that_keeps_the_limit_by_less_than_its_error_is_not_chosen() -> None:
-    predicted, safe = Prediction(0.9e-3, 9.0, False), Prediction(0.5e-3, 1.0, True)
-    options: dict[str, Any] = {
-        "keys": ("batch",),
-        "buckets": ((8,),),
-        "latency": "decode",
-        "bulk": "prefill",
-        "quantile": 0.99,
-        "plans": (STREAMS, APART),
-        "predictions": ((predicted, safe),),
-    }
-    assert Policy(**options).choose(1e-3, batch=8) == STREAMS
-    check = Check({"batch": 8}, STREAMS, Prediction(1e-3, 1.0, False), Prediction(1.3e-3, 1.0, True))
-    doubtful = Policy(**options, checks=(check,))
-    assert doubtful.choose(1e-3, batch=8) == APART
-    assert doubtful.choose(1.2e-3, batch=8) == STREAMS
-    assert "it may be up to 30% longer" in doubtful.explain(1.2e-3, batch=8)
 
 
 def test_a_small_gain_is_no_reason_to_switch() -> None:
@@ -269,9 +282,3 @@ def test_a_small_gain_is_no_reason_to_switch() -> None:
     # Also well inside a bucket, where a somewhat larger load changes nothing.
     assert policy.choose(3.5e-3, overlay, batch=4, kind="short") is overlay
     assert made(hysteresis=0.0).choose(3.5e-3, overlay, batch=4, kind="short") == PRIORITY
-
-
-def test_a_load_that_is_no_number_is_refused() -> None:
-    policy = Policy.of([({"batch": 8}, Plan("sequence", ("a", "b")), 0.01, 1.0)], latency="a", bulk="b")
-    with pytest.raises(ValueError, match="this policy knows loads of batch"):
-        policy.choose(0.02, batch=math.nan)

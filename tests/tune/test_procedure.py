@@ -43,7 +43,7 @@ def candidate(search: Search, plan: Plan, seconds: float, share: float, place: i
     made = Candidate(plan=plan, trial=trial, sm_counts={}, allocation=allocation)
     for number in range(2):
         made.samples[number] = Sample(seconds, calls={"b": (int(1000 * share), 1.0)})
-    search.candidates.append(made)
+    search.found.plans.append(made)
     return made
 
 
@@ -51,7 +51,7 @@ def given(search: Search, *plans: tuple[float, float]) -> list[Candidate]:
     """The sequence, and partitions with these latencies and shares."""
     alone = Trial("alone", search.parts, {}, None)  # type: ignore[arg-type]
     for part in search.parts:
-        search.alone[part.name] = Candidate(
+        search.found.alone[part.name] = Candidate(
             plan=None, trial=alone, sm_counts={}, samples={0: Sample(1e-3), 1: Sample(1e-3)}
         )
     search._fair_rounds = {0, 1}
@@ -67,7 +67,7 @@ def test_a_plan_is_behind_only_those_that_leave_the_others_as_much(search: Searc
     greedy, fair = given(search, (1.0, 0.1), (2.0, 0.6))
     assert search._behind(fair) == 1.0
     assert search._behind(greedy) == 1.0
-    search.objective = TailLatency("a")
+    search.objective = search.found.objective = TailLatency("a")
     assert search._behind(fair) == 2.0
 
 

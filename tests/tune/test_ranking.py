@@ -11,7 +11,7 @@ from statistics import NormalDist
 import pytest
 
 from cuda_gctx import Layout
-from cuda_gctx.measure.statistics import NOISE, Pooled, Ratio, calls_for, certainty_of, median, ratio_of_totals
+from cuda_gctx.measure.statistics import NOISE, Estimate, Ratio, calls_for, certainty_of, median, ratio_of_totals
 from cuda_gctx.tune import Plan, TailLatency, Throughput
 from cuda_gctx.tune._measure import Runner
 from cuda_gctx.tune._objectives import Objective
@@ -146,7 +146,7 @@ def test_a_p99_is_neither_too_low_nor_too_high(alone_s: float, name: str) -> Non
     known = covered = below = 0
     for _ in range(runs):
         blocks = [[draw(numbers) for _ in range(calls)] for _ in range(rounds)]
-        found = Pooled.of(blocks, 0.99, certainty_of(rounds))
+        found = Estimate.of(blocks, 0.99, certainty_of(rounds))
         known += found.is_known
         covered += found.low <= true(0.99) <= found.high
         below += found.value < true(0.99)
@@ -181,7 +181,7 @@ def test_calls_that_drift_together_are_fewer_than_they_seem() -> None:
     numbers = random.Random(8)
     steady = [[numbers.lognormvariate(0, 0.1) for _ in range(200)] for _ in range(ROUNDS)]
     drifting = [[(1 + 0.05 * n) * call for call in block] for n, block in enumerate(steady)]
-    one, other = (Pooled.of(blocks, 0.9, 0.99) for blocks in (steady, drifting))
+    one, other = (Estimate.of(blocks, 0.9, 0.99) for blocks in (steady, drifting))
     assert other.high / other.low > 2 * (one.high / one.low - 1) + 1
 
 

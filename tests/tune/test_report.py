@@ -64,7 +64,7 @@ def test_a_report_has_one_table_whatever_its_width(dev: Device) -> None:
     for objective in ("makespan", tune.TailLatency("sigmoid_of_activations")):
         text = str(tune.overlap(**parts, device=dev, sizes=[8], objective=objective))
         assert sum(line.startswith("plan ") for line in text.splitlines()) == 1
-        assert max(map(len, text[text.index("plan ") :].split("\n\n")[0].splitlines())) <= 80
+        assert max(map(len, text[text.index("\nplan ") + 1 :].split("\n\n")[0].splitlines())) <= 80
         assert "/sequence" in text
 
 

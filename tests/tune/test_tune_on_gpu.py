@@ -221,23 +221,57 @@ def test_torch_that_waits_is_reported(torch: Any, dev: Device) -> None:
     assert any(reason.startswith("waiting waits for the device inside its function") for reason in report.reasons)
 
 
-def test_a_curve_and_a_policy(dev: Device) -> None:
-    def parts_of(batch: int) -> dict[str, Callable[[Stream], None]]:
-        return {"decode": work(batch, 200 * US), "prefill": work(whole(dev), 1 * MS)}
+def test_a_curve_has_latencies_of_calls_that_arrive_at_random(dev: Device) -> None:
+    decode, prefill = work(64, 200 * US), work(whole(dev), 1 * MS)
+    curve = tune.curve(decode, device=dev, sizes=[16, 32], load=prefill, quantile=0.9, budget_s=3)
+    print(curve)
+    assert curve.point(16).seconds.value == pytest.approx(2 * curve.point(32).seconds.value, rel=0.2)
+    point = curve.point(32)
+    assert point.latency is not None
+    assert point.loaded is not None
+    assert point.latency.value > point.seconds.value  # one call in ten waits for others
+    assert point.latency.low <= point.latency.value <= point.latency.high
 
-    curve = tune.curve(parts_of(64)["decode"], device=dev, sizes=[16, 32], load=parts_of(64)["prefill"], budget_s=2)
-    assert curve.point(16).seconds.median == pytest.approx(2 * curve.point(32).seconds.median, rel=0.2)
-    policy = tune.policy(
-        parts_of, latency="decode", loads={"batch": [16, 32, 48, 64]}, device=dev, quantile=0.9, budget_s=8, checks=4
-    )
+
+def test_a_policy_of_what_was_measured_is_bound_to_the_card(dev: Device, shown: Any) -> None:
+    parts = {"decode": work(32, 200 * US), "prefill": work(whole(dev), 1 * MS)}
+    report = shown(tune.overlap(device=dev, objective=TailLatency("decode", quantile=0.9), budget_s=5, **parts, **FEW))
+    rows = [
+        ({"batch": 32}, one.plan, one.seconds.value, one.parts["prefill"].calls_per_second or 0.0)
+        for one in report.results
+    ]
+    policy = tune.Policy.of(rows, latency="decode", bulk="prefill", quantile=0.9, device=dev)
+    policy = tune.Policy.from_json(policy.to_json(), dev)
     print(policy)
     with PartitionPool(dev) as pool:
-        plan = policy.choose(0.5e-3, batch=10)
+        plan = policy.choose(0.6e-3, batch=10)
         assert plan.kind in ("overlay", "partitions")
         for stream in plan.switch(pool).values():
             spin(stream, 1, MS)
             stream.sync()
         assert OVERLAY.verify(pool).shared_on_purpose
+    policy.observe({"batch": 32}, plan, 5e-3, 1.0)
+    assert policy.predict(plan, batch=32).latency_s > 0.6e-3
+
+
+@pytest.mark.parametrize("extra_us", [200, 4000], ids=["wins", "loses"])
+def test_work_is_taken_together_if_that_is_faster(dev: Device, shown: Any, extra_us: int) -> None:
+    def together(stream: Stream, share: float) -> None:
+        spin(stream, whole(dev), round((extra_us + 1000 * share) * US))
+
+    report = shown(
+        tune.overlap(
+            prefill=work(whole(dev), 2 * MS),
+            decode=work(whole(dev), 400 * US),
+            together=together,
+            objective=Throughput(prefill=1, decode=8),
+            device=dev,
+            budget_s=3,
+            **FEW,
+        )
+    )
+    assert (report.choice.kind == "together") == (extra_us == 200)
+    assert sum(one.plan.kind == "together" for one in report.results) >= 4
 
 
 OVERLAY = Plan("overlay", ("a", "b"), Layout(b=64), {"b": "b"}, first="a")

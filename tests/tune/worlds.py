@@ -504,8 +504,11 @@ class Row:
 
 # What decides: a record of other sources says nothing about these.
 DECIDING = (
+    "measure/loop.py",
     "measure/statistics.py",
     "tune/_measure.py",
+    "tune/_measurement.py",
+    "tune/_objectives.py",
     "tune/_ranking.py",
     "tune/_search.py",
     "tune/_sizes.py",
