@@ -9,7 +9,14 @@ from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partition, Pa
 from cuda_gctx.partitions.pool import PartitionPool
 from cuda_gctx.partitions.split import PartitionSize, PlannedPartition, partition_sizes, plan
 from cuda_gctx.partitions.store import ContextStore, MemoryUse, memory_use, store
-from cuda_gctx.partitions.verification import ContextProof, IsolationError, SharedSMs, VerifyReport, verify
+from cuda_gctx.partitions.verification import (
+    ContextProof,
+    IsolationError,
+    KernelProof,
+    SharedSMs,
+    VerifyReport,
+    verify,
+)
 
 __all__ = [
     "BACKGROUND",
@@ -18,6 +25,7 @@ __all__ = [
     "ContextStore",
     "GraphSet",
     "IsolationError",
+    "KernelProof",
     "Layout",
     "MemoryUse",
     "Partition",

@@ -29,12 +29,12 @@ def _streams_of(place: Place) -> list[Stream]:
 class Arrangement:
     """Where each part runs: the partitions of a layout, each under its name, or the parts of a plan.
 
-    number: that of the core. turn: the number of the last switch to it; 0 before the first. places: by the numbers of
-    the core; partitions of two layouts that share a context are one place. uses: names of parts, with the numbers of
-    their places. streams: of the parts of a plan.
+    number: that of the core. last_switch: the number of the last switch to it; 0 before the first. places: by the
+    numbers of the core; partitions of two layouts that share a context are one place. uses: names of parts, with the
+    numbers of their places. streams: of the parts of a plan.
     """
 
-    __slots__ = ("number", "partitions", "places", "streams", "turn", "uses")
+    __slots__ = ("last_switch", "number", "partitions", "places", "streams", "uses")
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Arrangement:
         streams: Mapping[str, Stream],
     ) -> None:
         self.number = number
-        self.turn = 0
+        self.last_switch = 0
         self.partitions = partitions
         self.places = places
         self.uses = uses
@@ -53,7 +53,7 @@ class Arrangement:
 
     def parts_at(self, place: int) -> set[str]:
         """The parts that run in a place."""
-        return {part for part, where in self.uses if where == place}
+        return {part for part, at in self.uses if at == place}
 
     def goes_on(self, place: int, other: Arrangement) -> bool:
         """Whether all that runs in a place here runs there in another arrangement too."""
@@ -83,14 +83,14 @@ class Arrangements:
 
     def __init__(self) -> None:
         self.current: Arrangement | None = None
-        self._turn = 0
-        self.known: dict[Hashable, Arrangement] = {}  # by partitions or plan
+        self._switches = 0
+        self.by_key: dict[Hashable, Arrangement] = {}  # by partitions or plan
         # Arrangements that were left during a capture, which could not record the work outside of it.
         self.left_in_capture: dict[Arrangement, None] = {}
         self._capture: _Capture | None = None
         self._switching = Switching()
         self._parts: dict[str, int] = {}  # the numbers of the parts in the core
-        self._replaced: list[Arrangement] = []  # which are no longer known, and may be in use
+        self._replaced: list[Arrangement] = []  # which have no key any more, and may be in use
 
     def add(
         self,
@@ -108,39 +108,39 @@ class Arrangements:
             for part, place in places
         )
         numbers = self._switching.places_of(number)
-        made = Arrangement(
+        arrangement = Arrangement(
             number,
             partitions,
             [(at, place) for at, (_, place) in zip(numbers, places, strict=True)],
             frozenset((part, at) for at, (part, _) in zip(numbers, places, strict=True)),
             streams or {},
         )
-        if len(self.known) >= MOST_ARRANGEMENTS:
-            self._replaced += self.known.values()
-            self.known.clear()
-        if key in self.known:
-            self._replaced.append(self.known[key])
-        self.known[key] = made
+        if len(self.by_key) >= MOST_ARRANGEMENTS:
+            self._replaced += self.by_key.values()
+            self.by_key.clear()
+        if key in self.by_key:
+            self._replaced.append(self.by_key[key])
+        self.by_key[key] = arrangement
         self._remove_replaced()
-        return made
+        return arrangement
 
-    def uses(self, partitions: Partitions) -> bool:
+    def has_in_use(self, partitions: Partitions) -> bool:
         """Whether these partitions are current, or were left in a capture after which no switch was made."""
-        return any(arrangement.partitions is partitions for arrangement in self._in_use())
+        return any(arrangement.partitions is partitions for arrangement in self._current_and_left())
 
     def forget(self, partitions: Partitions) -> None:
         """Forget the arrangements of partitions that are not in use. What runs in them stays ordered."""
-        for key in [key for key, arrangement in self.known.items() if arrangement.partitions is partitions]:
-            self._replaced.append(self.known.pop(key))
+        for key in [key for key, arrangement in self.by_key.items() if arrangement.partitions is partitions]:
+            self._replaced.append(self.by_key.pop(key))
         self._remove_replaced()
 
-    def _in_use(self) -> Iterator[Arrangement]:
+    def _current_and_left(self) -> Iterator[Arrangement]:
         yield from self.left_in_capture
         if self.current is not None:
             yield self.current
 
     def _remove_replaced(self) -> None:
-        kept = [arrangement for arrangement in self._replaced if arrangement in self._in_use()]
+        kept = [arrangement for arrangement in self._replaced if arrangement in self._current_and_left()]
         for arrangement in self._replaced:
             if arrangement not in kept:
                 self._switching.remove_arrangement(arrangement.number)
@@ -158,8 +158,8 @@ class Arrangements:
         if old is not None and (self.left_in_capture or not self._switching.order(old.number, new.number)):
             self._enter_around_capture(old, new)
         self.current = new
-        self._turn += 1
-        new.turn = self._turn
+        self._switches += 1
+        new.last_switch = self._switches
 
     def _enter_around_capture(self, old: Arrangement, new: Arrangement) -> None:
         captures = {
@@ -183,16 +183,16 @@ class Arrangements:
     def _capture_for(self, old: Arrangement, captures: Mapping[Stream, int]) -> _Capture:
         """The capture that the current arrangement is a part of; RuntimeError if there are others."""
         under_way = set(captures.values())
-        mine = {captures[stream] for stream in old.lent() if stream in captures}
+        of_current = {captures[stream] for stream in old.lent() if stream in captures}
         if self._capture is not None and self._capture.number in under_way:
-            mine.add(self._capture.number)
-        if under_way != mine or len(mine) > 1:
+            of_current.add(self._capture.number)
+        if under_way != of_current or len(of_current) > 1:
             raise RuntimeError(
                 f"captures of graphs that use streams of the pool: {len(under_way)}, of which the current "
-                f"layout is part of {len(mine)}. A switch orders one capture, which the current layout is part of: "
-                "switch before or after the others"
+                f"layout is part of {len(of_current)}. A switch orders one capture, which the current layout is part "
+                "of: switch before or after the others"
             )
-        [number] = mine
+        [number] = of_current
         if self._capture is None or self._capture.number != number:
             self._capture = _Capture(number, old)
         return self._capture
@@ -217,7 +217,7 @@ class Arrangements:
         for arrangement in visited:
             for at, place in arrangement.places:
                 parts.setdefault(at, set()).update(arrangement.parts_at(at))
-                behind.setdefault(at, {}).update(dict.fromkeys(one for one in _streams_of(place) if one in captures))
+                behind.setdefault(at, {}).update(dict.fromkeys(lent for lent in _streams_of(place) if lent in captures))
 
         ordered: set[Stream] = set()
         waiting: set[Stream] = set()

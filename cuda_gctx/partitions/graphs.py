@@ -1,11 +1,11 @@
-"""CUDA graphs by partition or stream: captured once in each, and replayed in the current one."""
+"""CUDA graphs by partition or stream: captured in each, or captured once and moved, and replayed in the current one."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.graph import Graph, GraphExec
@@ -20,6 +20,7 @@ __all__ = ["GraphSet"]
 # A graph belongs to a partition, on whose stream it runs, or to a stream of its own, as on the whole device.
 Place: TypeAlias = Partition | Stream
 Function = Callable[[Any], Any]
+Made = TypeVar("Made")
 
 
 class Replayable(Protocol):
@@ -62,9 +63,8 @@ class _OwnGraph:
 
     @classmethod
     def capture(cls, place: Place, function: Function) -> _OwnGraph:
-        with _stream_of(place).capture() as capture:
-            output = function(place)
-        with capture.graph as graph:
+        graph, output = _captured(place, function)
+        with graph:
             return cls(graph.instantiate(), output)
 
     def launch(self, place: Place) -> None:
@@ -72,6 +72,22 @@ class _OwnGraph:
 
     def close(self) -> None:
         self._executable.close()
+
+
+def _captured(place: Place, function: Function) -> tuple[Graph, Any]:
+    """The graph of a function that the stream of a place captured, and the function's result."""
+    with _stream_of(place).capture() as capture:
+        output = function(place)
+    return capture.graph, output
+
+
+@dataclass(frozen=True)
+class _Capture:
+    """A graph that is moved to every place in which it is used."""
+
+    graph: Graph
+    output: Any
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -83,24 +99,37 @@ class _Entry:
 
 
 class GraphSet:
-    """Graphs of functions, each captured once in every partition or stream in which it is used.
+    """Graphs of functions, by the partition or stream in which they run.
 
-    A captured kernel belongs to the context in which it was captured, so every partition needs its own graph.
-    Partitions of two layouts that share a context share its graphs. A stream serves work on the whole device; its
-    graphs are its own, because a captured kernel keeps the priority of the stream.
+    Partitions of two layouts that share a context share its graphs. A stream serves work on the whole device, and its
+    graphs are its own.
 
     pool: allows names of partitions, which refer to the pool's current layout. framework: "torch" for functions of
-    torch, with a separate memory pool for each graph; None for functions that launch on ``part.stream``, or on the
-    stream. Usable on any thread; one graph is captured at a time.
+    torch, with a separate memory pool for each capture; None for functions that launch on ``part.stream``, or on the
+    stream. captures: "each" captures a function in every place in which it is used, where it can read the SM count;
+    "once" captures it in the first one, and moves the graph to the others when they first need it. Its executable
+    graphs share their memory, so their launches run one behind the other on the device.
+
+    Usable on any thread; one graph is captured at a time.
     """
 
-    def __init__(self, pool: PartitionPool | None = None, *, framework: Literal["torch"] | None = None) -> None:
+    def __init__(
+        self,
+        pool: PartitionPool | None = None,
+        *,
+        framework: Literal["torch"] | None = None,
+        captures: Literal["each", "once"] = "each",
+    ) -> None:
         if framework not in (None, "torch"):
             raise ValueError(f"framework must be 'torch' or None, not {framework!r}")
+        if captures not in ("each", "once"):
+            raise ValueError(f"captures must be 'each' or 'once', not {captures!r}")
         self._pool = pool
         self._framework = framework
+        self._once = captures == "once"
         self._lock = threading.RLock()
         self._entries: dict[tuple[int | Stream, Hashable], _Entry] = {}
+        self._captures: dict[Hashable, _Capture] = {}
 
     def capture(self, part: Place | str, key: Hashable, function: Function) -> Any:
         """Capture ``function(part)`` in a partition or a stream, unless it is captured already; returns its result.
@@ -112,23 +141,59 @@ class GraphSet:
         with self._lock:
             entry = self._entries.get((_key(place), key))
             if entry is None:
-                capture: Callable[[Place, Function], Replayable] = (
-                    above.torch_graph if self._framework == "torch" else _OwnGraph.capture
-                )
-                whole = place.context.device.resources.sm
-                before, _ = device_memory(whole)
-                graph = capture(place, function)
-                after, _ = device_memory(whole)
-                entry = _Entry(*_described(place), graph, max(0, before - after))
-                self._entries[_key(place), key] = entry
+                entry = self._moved(place, key, function) if self._once else self._new(place, key, function)
             return entry.graph.output
 
+    def _new(self, place: Place, key: Hashable, function: Function) -> _Entry:
+        capture: Callable[[Place, Function], Replayable] = (
+            above.torch_graph if self._framework == "torch" else _OwnGraph.capture
+        )
+        graph, allocated = self._measured(place, lambda: capture(place, function))
+        return self._enter(place, key, graph, allocated)
+
+    def _moved(self, place: Place, key: Hashable, function: Function) -> _Entry:
+        """The graph of a key in a place: moved from the capture, which is made if there is none."""
+        known = self._captures.get(key)
+        if known is None:
+            capture: Callable[[Place, Function], tuple[Graph, Any]] = (
+                above.torch_capture if self._framework == "torch" else _captured
+            )
+            (graph, output), allocated = self._measured(place, lambda: capture(place, function))
+            known = self._captures[key] = _Capture(graph, output, allocated)
+        return self._move(place, key, known)
+
+    def _move(self, place: Place, key: Hashable, capture: _Capture) -> _Entry:
+        moved, allocated = self._measured(place, lambda: capture.graph.in_partition(place))
+        return self._enter(place, key, _OwnGraph(moved, capture.output), allocated)
+
+    def _enter(self, place: Place, key: Hashable, graph: Replayable, allocated: int) -> _Entry:
+        entry = self._entries[_key(place), key] = _Entry(*_described(place), graph, allocated)
+        return entry
+
+    @staticmethod
+    def _measured(place: Place, make: Callable[[], Made]) -> tuple[Made, int]:
+        """What a call makes, and the device memory that was allocated meanwhile."""
+        whole = place.context.device.resources.sm
+        before, _ = device_memory(whole)
+        made = make()
+        after, _ = device_memory(whole)
+        return made, max(0, before - after)
+
     def add(self, part: Place | str, key: Hashable, graph: Graph) -> None:
-        """Add a graph that was captured elsewhere. Raises ValueError if it was captured in another context.
+        """Add a graph that was captured elsewhere. With captures="once" it is moved to where it is used.
 
         key: distinguishes the graphs of one partition.
+
+        Raises ValueError if it was captured in another context and captures is "each".
         """
         place = self._place(part)
+        if self._once:
+            with self._lock:
+                if key in self._captures:
+                    raise ValueError(f"there is a graph {key!r} already: drop that first")
+                known = self._captures[key] = _Capture(graph, None, 0)
+                self._move(place, key, known)
+            return
         if graph.context != place.context:
             raise ValueError(
                 f"{graph!r} was not captured in {_called(place)} (context {place.context.id}), and would not run "
@@ -145,14 +210,22 @@ class GraphSet:
 
         key: that of the capture.
 
-        Raises ValueError if the graph was captured in other partitions only: it would run on their SMs.
+        With captures="once" the graph is moved to the partition first, where that has not been done. Otherwise raises
+        ValueError if it was captured in other partitions only: it would run on their SMs.
         """
         place = self._place(part)
         entry = self._entries.get((_key(place), key))
         if entry is None:
-            self._refuse(place, key)
+            entry = self._first_use(place, key)
         entry.graph.launch(place)
         return entry.graph.output
+
+    def _first_use(self, place: Place, key: Hashable) -> _Entry:
+        with self._lock:
+            known = self._captures.get(key)
+            if known is None:
+                self._refuse(place, key)
+            return self._entries.get((_key(place), key)) or self._move(place, key, known)
 
     def _refuse(self, place: Place, key: Hashable) -> NoReturn:
         others = [
@@ -184,14 +257,21 @@ class GraphSet:
     @property
     def memory_bytes(self) -> int:
         """The device memory that was allocated during the captures, by the graphs or by concurrent work."""
-        return sum(entry.bytes for entry in list(self._entries.values()))
+        entries, captures = list(self._entries.values()), list(self._captures.values())
+        return sum(one.bytes for one in entries) + sum(one.bytes for one in captures)
 
     def drop(self, part: Place | str | None = None) -> None:
-        """Destroy the graphs of a partition or a stream, or all of them. They must not be running."""
+        """Destroy the graphs of a partition or a stream, or all of them. They must not be running.
+
+        A capture that was moved there stays, for other partitions, until all graphs are dropped.
+        """
         only = None if part is None else _key(self._place(part))
         with self._lock:
             for known in [known for known in self._entries if only is None or known[0] == only]:
                 self._entries.pop(known).graph.close()
+            if part is None:
+                while self._captures:
+                    self._captures.popitem()[1].graph.close()
 
     def __contains__(self, item: tuple[Place | str, Hashable]) -> bool:
         part, key = item

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from cuda_gctx._core.arguments import as_bool, as_sm_count, of_fields, spelling
 from cuda_gctx._core.resources import SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx._core.text import parsed_json
 
 __all__ = ["BACKGROUND", "RESERVED_NAMES", "Layout", "PartitionSpec", "Request"]
 
@@ -40,6 +41,8 @@ RESERVED_NAMES = frozenset(
 
 SCHEMA = 2
 # Shares are equal if they agree to this many digits, so that 0.1 + 0.2 is 0.3.
+# Of SMs: beyond any GPU, and within what the driver's fields hold.
+LARGEST_COUNT = 1_000_000
 SHARE_DIGITS = 9
 # Spellings of layouts that are remembered, so that a known one is not checked again.
 MOST_SPELLINGS = 4096
@@ -119,7 +122,7 @@ def _checked_sms(value: object) -> tuple[int | float | SMResourceOptions | None,
     if isinstance(value, SMResourceOptions):
         return _of_options(value)
     if hasattr(value, "__index__"):
-        return as_sm_count("sms", value), False
+        return as_sm_count("sms", value, LARGEST_COUNT), False
     if isinstance(value, Real):
         share = round(float(value), SHARE_DIGITS)
         if share == 1:
@@ -241,7 +244,7 @@ class Layout:
 
         text: the output of to_json(). Anything else raises ValueError.
         """
-        document = json.loads(text)
+        document = parsed_json(text)
         if not isinstance(document, Mapping) or not isinstance(document.get("partitions"), list):
             raise ValueError('this JSON is not a layout: it must be an object with a list "partitions"')
         if document.get("schema") != SCHEMA:

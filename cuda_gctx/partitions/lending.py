@@ -15,7 +15,7 @@ from cuda_gctx.partitions.opening import known_split, open_contexts
 from cuda_gctx.partitions.order import Order, Wanted
 from cuda_gctx.partitions.store import Loan
 
-__all__ = ["open_groups", "open_one"]
+__all__ = ["open_each", "open_groups", "open_one"]
 
 
 class _TooFewError(Exception):
@@ -120,6 +120,11 @@ def open_groups(
     loan = _groups_of_free(device, names, counts)
     if loan is not None:
         return loan
+    return open_each(device, names, groups, stacklevel=stacklevel + 1)
+
+
+def open_each(device: Device, names: Sequence[str], groups: Sequence[SMResource], *, stacklevel: int) -> Loan:
+    """The loan of a context for each of these groups, whatever uses their SMs. stacklevel: as in open_contexts()."""
     order = Order.of(Wanted(name, (group,)) for name, group in zip(names, groups, strict=True))
     return open_contexts(device, order, stacklevel=stacklevel + 1)
 

@@ -32,6 +32,7 @@ from cuda_gctx.partitions.verification import VerifyReport, verify
 CLUSTER_THREADS = 128
 # Of threads, bytes and streams: beyond any device, and within what the driver's parameters hold.
 LARGEST_NUMBER = 2**31 - 1
+MOST_STREAMS = 1024  # of each priority that a context lends
 LARGEST_HANDLE = 2**64 - 1
 
 
@@ -179,8 +180,11 @@ class Partition:
             return self._stream
 
     def stream_pool(self, number: int, priority: int | None = None) -> tuple[Stream, ...]:
-        """`number` streams of a priority (None: the lowest); the same ones each time."""
-        number = as_int("number", number, 1, LARGEST_NUMBER)
+        """`number` streams of a priority (None: the lowest); the same ones each time.
+
+        number: at most 1024, which include `stream`.
+        """
+        number = as_int("number", number, 1, MOST_STREAMS)
         priority = StreamOptions(priority=priority).priority
         with self._lock:
             if self._pools is None:
@@ -206,9 +210,12 @@ class Partition:
 
         other: an event, or a partition, whose work enqueued so far is waited for.
         """
-        if not isinstance(other, (Partition, Event)):
+        if isinstance(other, Partition):
+            self.context.wait_context(other.context)
+        elif isinstance(other, Event):
+            self.context.wait_event(other)
+        else:
             raise TypeError(f"a partition waits for a Partition or an Event, not for {type(other).__name__}")
-        self.context.wait_event(other.record() if isinstance(other, Partition) else other)
 
     def sync(self) -> None:
         """Wait on the host until all work of all streams of the partition has finished."""
@@ -279,9 +286,6 @@ class Partition:
             lent += [one.stream for pool in list(self._pools.values()) for one in list(pool)]
         return lent
 
-    def _is_idle(self) -> bool:
-        return all(stream.is_closed or stream.is_done for stream in self._streams())
-
     def _close(self) -> None:
         with self._lock:
             if self._default is not None or self._pools is not None:
@@ -321,39 +325,6 @@ class Partitions:
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise TypeError("Partitions come from Device.partition() or PartitionPool.prepare()")
-
-    @classmethod
-    def _make(
-        cls,
-        device: Device,
-        layout: Layout,
-        order: Order,
-        loan: Loan,
-        pool: Pool | None = None,
-    ) -> Partitions:
-        self = cls.__new__(cls)
-        # Reentrant: the garbage collector may run the code of others in the middle of a call.
-        lock = threading.RLock()
-        parts = [
-            Partition(request.name, request.requested, request.groups[0], stored, loan, lock)
-            for request, stored in zip(order.wanted, loan.contexts, strict=True)
-        ]
-        by_name = {part.name: part for part in parts}
-        fields = self.__dict__
-        fields.update(by_name)
-        fields.pop(BACKGROUND, None)
-        fields.update(
-            _all=tuple(parts),
-            _asked=tuple(parts[: len(layout.names)]),
-            _by_name=by_name,
-            _device=device,
-            _layout=layout,
-            _loan=loan,
-            _lock=lock,
-            _closed=False,
-            _pool=pool,
-        )
-        return self
 
     @property
     def device(self) -> Device:
@@ -436,7 +407,7 @@ class Partitions:
         Returns a VerifyReport, which also says whether they ran at the same time. Raises IsolationError otherwise.
         """
         self._demand_open()
-        in_use = self._pool._in_use(self) if self._pool is not None else []
+        in_use = self._pool._layouts_at_work(self) if self._pool is not None else []
         covers_device = sum(part.sm_count for part in self._all) == self._device.sm_count
         report = verify(
             {part.name: part.context for part in self._all},
@@ -460,21 +431,7 @@ class Partitions:
                 "these partitions belong to a pool and stay open until it is closed: close the pool, or drop() their "
                 "layout"
             )
-        self._close()
-
-    def _close(self, *, release: bool = True) -> None:
-        """release: end the loan of the contexts as well."""
-        with self._lock:
-            if self._closed:
-                return
-            demand_not_current([part._context for part in self._all])
-            self._closed = True
-            for part in self._asked:
-                self.__dict__.pop(part.name, None)
-        for part in reversed(self._all):
-            part._close()
-        if release:
-            self._loan.release()
+        close_together(self)
 
     def _demand_open(self) -> None:
         if self._closed:
@@ -487,7 +444,7 @@ class Partitions:
     def __exit__(self, *exc: object) -> None:
         # Partitions of a pool stay open after a block.
         if self._pool is None:
-            self._close()
+            close_together(self)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
@@ -528,7 +485,27 @@ class Partitions:
 
 def with_background(parts: Partitions) -> tuple[Partition, ...]:
     """All partitions of `parts`: the requested ones, and the background partition last if there is one."""
-    return (*parts, *([parts.background] if BACKGROUND in parts else []))
+    return parts._all
+
+
+def contexts_of(parts: Partitions) -> list[Context]:
+    """The contexts of all partitions, of closed ones too."""
+    return [part._context for part in parts._all]
+
+
+def close_together(parts: Partitions, *, release: bool = True) -> None:
+    """Close all partitions or, while one of their contexts is current, none. release: end the loan of the contexts."""
+    with parts._lock:
+        if parts._closed:
+            return
+        demand_not_current(contexts_of(parts))
+        parts._closed = True
+        for part in parts._asked:
+            parts.__dict__.pop(part.name, None)
+    for part in reversed(parts._all):
+        part._close()
+    if release:
+        parts._loan.release()
 
 
 def lent_streams(part: Partition) -> list[Stream]:
@@ -544,11 +521,38 @@ def sms_of(part: Partition) -> SMResource:
 class Pool(Protocol):
     """What partitions need of the pool that they belong to."""
 
-    def _in_use(self, mine: Partitions) -> Sequence[str]:
+    def _layouts_at_work(self, parts: Partitions) -> Sequence[str]:
         """Other layouts with unfinished work."""
 
     def _note_verified(self, parts: Partitions) -> None:
         """Called once a kernel has seen on which SMs they run."""
+
+
+def assemble(device: Device, layout: Layout, order: Order, loan: Loan, pool: Pool | None = None) -> Partitions:
+    """The partitions of a layout, in the contexts of a loan."""
+    parts = Partitions.__new__(Partitions)
+    # Reentrant: the garbage collector may run the code of others in the middle of a call.
+    lock = threading.RLock()
+    every = tuple(
+        Partition(request.name, request.requested, request.groups[0], stored, loan, lock)
+        for request, stored in zip(order.wanted, loan.contexts, strict=True)
+    )
+    by_name = {part.name: part for part in every}
+    fields = parts.__dict__
+    fields.update(by_name)
+    fields.pop(BACKGROUND, None)
+    fields.update(
+        _all=every,
+        _asked=every[: len(layout.names)],
+        _by_name=by_name,
+        _device=device,
+        _layout=layout,
+        _loan=loan,
+        _lock=lock,
+        _closed=False,
+        _pool=pool,
+    )
+    return parts
 
 
 def partition(
@@ -586,4 +590,4 @@ def partition(
     else:
         order = order_for(device, layout)
         loan = open_contexts(device, order, exclusive=exclusive, stacklevel=2)
-    return Partitions._make(device, layout, order, loan)
+    return assemble(device, layout, order, loan)

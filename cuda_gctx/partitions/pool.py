@@ -17,7 +17,16 @@ from cuda_gctx.partitions.arrangements import Arrangement, Arrangements, Place
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember
 from cuda_gctx.partitions.opening import Opening, order_for
 from cuda_gctx.partitions.order import Key, Order
-from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partitions, refuse_pickling, with_background
+from cuda_gctx.partitions.partitions import (
+    ClosedPartitionsError,
+    Partitions,
+    assemble,
+    close_together,
+    contexts_of,
+    lent_streams,
+    refuse_pickling,
+    with_background,
+)
 from cuda_gctx.partitions.store import Loan, StoredContext
 
 _pool_numbers = count(1)
@@ -72,11 +81,11 @@ class PartitionPool:
         self._closed = False
         self._has_warned = False
         self._built: dict[Layout, Partitions] = {}
-        self._known: dict[object, Partitions] = {}  # by what prepare() was given
+        self._prepared: dict[object, Partitions] = {}  # by what prepare() was given
         self._loans: dict[Key, tuple[StoredContext, Loan]] = {}
         self._loan_of: dict[Layout, Loan] = {}
         self._arrangements = Arrangements()
-        self._whole: dict[tuple[str, int], Stream] = {}  # streams on the whole device, by name and priority
+        self._device_streams: dict[tuple[str, int], Stream] = {}  # streams on the whole device, by name and priority
 
     @property
     def device(self) -> Device:
@@ -118,16 +127,16 @@ class PartitionPool:
         """
         spelled = spelling(requests, named)
         try:
-            return self._known[spelled]
+            return self._prepared[spelled]
         except (KeyError, TypeError):  # not requested in these words before, or with an unhashable value
             pass
         layout = layout_of(requests, named)
         parts = self._built.get(layout)
         if parts is None:
             parts = self._build(layout, stream)
-        remember(self._known, spelled, parts)
+        remember(self._prepared, spelled, parts)
         if parts.is_closed:  # meanwhile: whoever closes them forgets their spellings after that
-            self._known.pop(spelled, None)
+            self._prepared.pop(spelled, None)
         return parts
 
     @property
@@ -168,12 +177,12 @@ class PartitionPool:
         requests, named, stream: as for prepare().
         """
         try:
-            parts = self._known[spelling(requests, named)]
+            parts = self._prepared[spelling(requests, named)]
         except (KeyError, TypeError):
             parts = self.prepare(*requests, stream=stream, **named)
         with self._lock:
             arrangements = self._arrangements
-            new = arrangements.known.get(parts)
+            new = arrangements.by_key.get(parts)
             if new is None:
                 self._demand_open()
                 new = arrangements.add(parts, parts, [(part.name, part) for part in with_background(parts)])
@@ -184,8 +193,8 @@ class PartitionPool:
     def _arrangement_of(self, plan: Switchable, parts: Partitions | None) -> Arrangement:
         keys = plan._on_whole_device(self._device)
         for key in dict.fromkeys(keys.values()):
-            if key not in self._whole or self._whole[key].is_closed:
-                self._whole[key] = self._device.create_stream(StreamOptions(priority=key[1]))
+            if key not in self._device_streams or self._device_streams[key].is_closed:
+                self._device_streams[key] = self._device.create_stream(StreamOptions(priority=key[1]))
         placed = plan._placed(parts) if parts is not None else {}
         uses: dict[str, Place] = {}
         streams: dict[str, Stream] = {}
@@ -193,7 +202,7 @@ class PartitionPool:
             if parts is not None and part in placed:
                 uses[part], streams[part] = parts[plan.places[part]], placed[part]
             else:
-                uses[part] = streams[part] = self._whole[keys[part]]
+                uses[part] = streams[part] = self._device_streams[keys[part]]
         return self._arrangements.add(plan, parts, uses.items(), streams)
 
     def _build(self, layout: Layout, stream: Any) -> Partitions:
@@ -201,40 +210,46 @@ class PartitionPool:
         with self._building:
             self._demand_open()
             order = order_for(self._device, layout, watched)
-        parts = self._opened(layout, order, watched)
+        parts = self._open_layout(layout, order, watched)
         if len(self._built) > self._limit:
             self._drop_oldest(parts)
         return parts
 
-    def _opened(self, layout: Layout, order: Order, watched: Sequence[Stream]) -> Partitions:
+    def _open_layout(self, layout: Layout, order: Order, watched: Sequence[Stream]) -> Partitions:
         opening = Opening(self._device, order, group=self._group)
         try:
             opening.warn(stacklevel=4)
             # The lock is not held until here: a warning can run code that uses the pool, on this thread or others.
             with self._building:
                 self._demand_open()
-                known = self._built.get(layout)
-                if known is None:
+                built = self._built.get(layout)
+                if built is None:
                     loan = opening.loan(watched, self._loans)
                     for stored in loan.contexts:
                         self._loans.setdefault(stored.key, (stored, loan))
                     self._loan_of[layout] = loan
-                    made = Partitions._make(self._device, layout, order, loan, self)
-                    return self._built.setdefault(layout, made)
+                    parts = assemble(self._device, layout, order, loan, self)
+                    return self._built.setdefault(layout, parts)
         except BaseException:
             opening.abandon()
             raise
         opening.abandon()
-        return known
+        return built
 
-    def _in_use(self, mine: Partitions) -> list[str]:
+    def _layouts_at_work(self, parts: Partitions) -> list[str]:
         """Other layouts with unfinished work on the streams that they lent."""
-        own = {part.context for part in mine._all}
+        contexts = set(contexts_of(parts))
         with self._building:  # so that none of them is dropped meanwhile
             return [
                 repr(layout)
-                for layout, parts in self._built.items()
-                if parts is not mine and not all(part._is_idle() for part in parts._all if part.context not in own)
+                for layout, others in self._built.items()
+                if others is not parts
+                and not all(
+                    stream.is_closed or stream.is_done
+                    for part in with_background(others)
+                    if part.context not in contexts
+                    for stream in lent_streams(part)
+                )
             ]
 
     def _note_verified(self, parts: Partitions) -> None:
@@ -255,7 +270,7 @@ class PartitionPool:
         with self._building, self._lock:
             parts = self._built.get(layout)
             if parts is not None:
-                if self._arrangements.uses(parts):
+                if self._arrangements.has_in_use(parts):
                     raise RuntimeError(
                         f"{layout} is current in the pool, or was left while a graph was captured: switch to another "
                         "one first"
@@ -263,11 +278,11 @@ class PartitionPool:
                 self._drop(layout, parts)
 
     def _drop(self, layout: Layout, parts: Partitions) -> None:
-        parts._close(release=False)
+        close_together(parts, release=False)
         del self._built[layout]
         self._arrangements.forget(parts)
-        for spelled in [spelled for spelled, known in list(self._known.items()) if known is parts]:
-            self._known.pop(spelled, None)
+        for spelled in [spelled for spelled, prepared in list(self._prepared.items()) if prepared is parts]:
+            self._prepared.pop(spelled, None)
         del self._loan_of[layout]
         in_use = {stored for loan in self._loan_of.values() for stored in loan.contexts}
         for loan in dict.fromkeys(loan for _, loan in self._loans.values()):
@@ -276,15 +291,17 @@ class PartitionPool:
                 for stored in loan.own:
                     del self._loans[stored.key]
 
-    def _drop_oldest(self, made: Partitions) -> None:
+    def _drop_oldest(self, newest: Partitions) -> None:
         """Drop the layouts beyond the limit that were used longest ago."""
         with self._building, self._lock:
             used = {
-                parts: 0 for parts in self._built.values() if parts is not made and not self._arrangements.uses(parts)
+                parts: 0
+                for parts in self._built.values()
+                if parts is not newest and not self._arrangements.has_in_use(parts)
             }
-            for arrangement in self._arrangements.known.values():
+            for arrangement in self._arrangements.by_key.values():
                 if arrangement.partitions in used:
-                    used[arrangement.partitions] = max(used[arrangement.partitions], arrangement.turn)
+                    used[arrangement.partitions] = max(used[arrangement.partitions], arrangement.last_switch)
             for parts in sorted(used, key=lambda parts: used[parts])[: max(0, len(self._built) - self._limit)]:
                 self._drop(parts.layout, parts)
         if not self._has_warned:
@@ -301,7 +318,7 @@ class PartitionPool:
         """Close all partitions of the pool. Raises RuntimeError while one of their contexts is current."""
         with self._building, self._lock:
             for parts in self._built.values():
-                demand_not_current([part._context for part in parts._all])
+                demand_not_current(contexts_of(parts))
             self._closed = True
             built = list(self._built.values())
             self._built.clear()
@@ -309,12 +326,12 @@ class PartitionPool:
             self._loan_of.clear()
             # Before the contexts, which its events keep alive.
             self._arrangements = Arrangements()
-            for stream in self._whole.values():
+            for stream in self._device_streams.values():
                 stream.close()
-            self._whole.clear()
+            self._device_streams.clear()
             for parts in built:
-                parts._close()
-            self._known.clear()
+                close_together(parts)
+            self._prepared.clear()
 
     def _demand_open(self) -> None:
         if self._closed:
@@ -346,7 +363,7 @@ def switch_to(pool: PartitionPool, plan: Switchable) -> dict[str, Stream]:
     """
     with pool._lock:
         arrangements = pool._arrangements
-        new = arrangements.known.get(plan)
+        new = arrangements.by_key.get(plan)
         if new is not None and not _any_closed(new.streams):
             if new is not arrangements.current or arrangements.left_in_capture:
                 arrangements.enter(new)

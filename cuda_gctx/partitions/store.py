@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import CUDAWarning, FeatureNotSupported
+from cuda_gctx._core.errors import FeatureNotSupported
 from cuda_gctx._core.loan import (
     Claim,
     any_keeps_capture,
@@ -27,7 +26,6 @@ from cuda_gctx._core.loan import (
     set_pinned_limit,
 )
 from cuda_gctx._core.resources import drop_split_contexts, split_context_count
-from cuda_gctx._core.stream import when_context_is_pinned
 from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 
 __all__ = [
@@ -119,7 +117,6 @@ class ContextStore:
         self._sets: dict[StoredSet, object] = {}  # in the order in which they came
         self._count = 0
         self._closed_drivers: set[object] = set()
-        self._warned_of: set[int] = set()
         self.limit = limit
 
     @property
@@ -183,18 +180,6 @@ class ContextStore:
     def _forget_driver(self, key: int) -> None:
         self._closed_drivers.add(key)
         self._drop(lambda stored: stored.key[0] == key)
-
-    def _warn_of_pinned(self, driver: int, count: int) -> None:
-        """Warn once for each driver when frameworks have seen more contexts than the limit."""
-        if count > self._limit and driver not in self._warned_of:
-            self._warned_of.add(driver)
-            warnings.warn(
-                f"frameworks have seen {count} green contexts, more than the limit of the store ({self._limit}). They "
-                "are never destroyed, and each takes 4 MiB of device memory: use the same layouts again, in a "
-                "PartitionPool for instance, instead of ever new ones",
-                CUDAWarning,
-                stacklevel=3,
-            )
 
     def _take_out(self, stored_set: StoredSet, stored: StoredContext) -> bool:
         """Take one context out of a set, which ends the set; False if the garbage collector has done so."""
@@ -302,7 +287,6 @@ store = ContextStore()
 identities_of_stored, put_back = store._identities, store._put
 take_stored, take_stored_set = store._take, store._take_set
 before_driver_closes(store._forget_driver)
-when_context_is_pinned(store._warn_of_pinned)
 _is_over = False
 
 

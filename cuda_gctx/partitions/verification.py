@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 
 from cuda_gctx._core.arguments import as_bool, as_seconds
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
+from cuda_gctx._core.graph import GraphExec, probe_kernels
 from cuda_gctx._core.loan import capturing_stream
 from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
 from cuda_gctx._core.stream import Stream
@@ -20,10 +21,12 @@ from cuda_gctx.partitions.causes import lack_of_concurrency
 from cuda_gctx.partitions.chip import chip_clusters, known_clusters
 from cuda_gctx.partitions.sm_map import SMMap
 
-__all__ = ["ContextProof", "IsolationError", "SharedSMs", "VerifyReport", "verify"]
+__all__ = ["ContextProof", "IsolationError", "KernelProof", "SharedSMs", "VerifyReport", "verify", "verify_graph"]
 
 # Long compared with the few microseconds between two launches, short for a person.
 SPIN_NS = 1_000_000
+# The same for each kernel of a graph, which may have thousands.
+KERNEL_SPIN_NS = 20_000
 # Other work can keep the probe off an SM for a while; an SM that stays unseen is reported.
 ROUNDS = 4
 
@@ -34,6 +37,14 @@ class ContextProof:
 
     name: str
     expected: int
+    sm_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KernelProof:
+    """Where the probe ran in the place of a kernel of a graph."""
+
+    name: str
     sm_ids: tuple[int, ...]
 
 
@@ -56,6 +67,7 @@ class VerifyReport:
     outside: SMs of the device that belong to none of the contexts; empty unless they should cover all of it.
     in_use: other layouts of the same pool that had unfinished work at that time.
     clusters: the SM ids of each GPC, for the map; empty if unknown.
+    kernels: those of a graph that was verified, in the order of its nodes.
     """
 
     device: str
@@ -68,6 +80,7 @@ class VerifyReport:
     in_use: tuple[str, ...] = ()
     clusters: tuple[tuple[int, ...], ...] = ()
     over: tuple[str, ...] = ()
+    kernels: tuple[KernelProof, ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -85,6 +98,14 @@ class VerifyReport:
         for shared in self.overlaps:
             if not {shared.first, shared.second} & set(self.over):
                 sentences.append(f"{shared.first} and {shared.second} both ran on SM {ranges(shared.sm_ids)}")
+        own = {sm for context in self.contexts for sm in context.sm_ids}
+        for kernel in self.kernels:
+            if not kernel.sm_ids:
+                sentences.append(f"the probe did not run in the place of kernel {kernel.name}")
+            elif strange := sorted(set(kernel.sm_ids) - own):
+                sentences.append(
+                    f"kernel {kernel.name} ran on SM {ranges(strange)}, which are not those of its context"
+                )
         if self.outside:
             sentences.append(f"SM {ranges(self.outside)} belong to none of the contexts")
         return tuple(sentences)
@@ -130,6 +151,8 @@ class VerifyReport:
                 "all ran at the same time" if self.concurrent else f"they did not run at the same time: {self.cause}"
             )
         lines += [f"{layout} of the same pool had unfinished work" for layout in self.in_use]
+        if self.kernels:
+            lines.append(f"{len(self.kernels)} kernels of the graph ran in it")
         lines += self.shared_on_purpose
         lines += self.problems
         return "\n".join(lines)
@@ -230,6 +253,19 @@ def verify(
         # Only the verification of a whole device may occupy all of it.
         clusters=chip_clusters(device, timeout_ns) if covers_device else known_clusters(device),
     )
+    if report.problems:
+        raise IsolationError(report)
+    return report
+
+
+def verify_graph(graph: GraphExec, timeout: float = 10.0) -> VerifyReport:
+    """Verify the context of a moved graph, and that its kernels run there (see GraphExec.verify)."""
+    timeout_ns = int(as_seconds("timeout", timeout, 0.001, 3600) * 1e9)
+    context = graph.context
+    with graph.device.create_stream() as stream:
+        kernels = probe_kernels(graph, stream, KERNEL_SPIN_NS, timeout_ns)
+    report = verify({context.name or "the context": context}, timeout=timeout)
+    report = replace(report, kernels=tuple(KernelProof(name, sm_ids) for name, sm_ids in kernels))
     if report.problems:
         raise IsolationError(report)
     return report

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any, TypeAlias
 
 from cuda_gctx import Device, Layout, Partition, PartitionPool, SplitError, Stream
@@ -364,6 +365,51 @@ class Program:
 def programs(device: Device, seeds: Sequence[int]) -> dict[int, list[str]]:
     """What the programs of some seeds did wrong, of those that did anything."""
     return {seed: found for seed in seeds if (found := Program(device, seed).run())}
+
+
+# Plans that share layouts, whose parts have each other's places.
+NARROW, WIDE, OTHER = Layout(a=16, b=None), Layout(a=64, b=None), Layout(b=64)
+PLANS = [
+    Plan("sequence", ("a", "b")),
+    Plan("streams", ("a", "b")),
+    *(Plan("priority", ("a", "b"), first=part) for part in "ab"),
+    *(
+        Plan("overlay", ("a", "b"), layout, {other: place}, first=first)
+        for layout in (NARROW, WIDE)
+        for place in "ab"
+        for first, other in ("ab", "ba")
+    ),
+    Plan("overlay", ("a", "b"), OTHER, {"b": "b"}, first="a"),
+    *(
+        Plan("partitions", ("a", "b"), layout, {"a": one, "b": other})
+        for layout in (NARROW, WIDE)
+        for one, other in ("ab", "ba")
+    ),
+    Plan("partitions", ("a", "b"), OTHER, {"a": "b", "b": "background"}),
+    Plan("partitions", ("a", "b"), OTHER, {"a": "background", "b": "b"}),
+]
+
+
+def pairs_of_plans(device: Device, told: bool) -> list[str]:
+    """What is wrong with the switch from each plan to each other one.
+
+    told: whether the pool knows the SMs of its partitions.
+    """
+    program = Program(device, 0, most_steps=4 * len(PLANS) ** 2)
+    with PartitionPool(device) as program.pool:
+        for layout in (NARROW, WIDE, OTHER):
+            program.build(layout)
+            if told:
+                program.pool.prepare(layout).verify()
+        for pair in permutations(PLANS, 2):
+            history = History()
+            program.histories.append(history)
+            for plan in pair:
+                program.switch_to(history, plan)
+                for part, stream in program.streams.items():
+                    program.step(history, part, stream)
+            device.sync()
+    return program.wrong()
 
 
 def main() -> int:

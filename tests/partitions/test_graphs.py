@@ -71,7 +71,7 @@ def test_a_graph_is_launched_on_any_stream_of_its_context_and_on_no_other(parts:
     with captured(parts.a) as graph, graph.instantiate() as executable:
         executable.launch(parts.a.stream_pool(1)[0])
         message = str(refusal(ValueError, lambda: executable.launch(parts.b.stream)))
-        assert "captured in context 'a', and the stream is one of context 'b'" in message
+        assert "run in context 'a', and the stream is one of context 'b'" in message
         refusal(ValueError, lambda: executable.upload(parts.b.stream))
         parts.sync()
 

@@ -87,6 +87,8 @@ def test_layout_cannot_be_changed() -> None:
         ('{"schema": 2, "partitions": [{"sms": 8, "name": "a"}, {"sms": 8}]}', "all partitions need different names"),
         ('{"schema": 2, "partitions": [{"sms": 8, "name": 1}]}', "must be a str, not int"),
         ('{"schema": 2, "partitions": []}', "at least one partition"),
+        (f'{{"schema": 2, "partitions": [{{"sms": {"9" * 400}}}]}}', "sms must be an int from 0 to 1000000, not 9"),
+        pytest.param("[" * 100_000, "nested too deeply", id="100,000 brackets"),
     ],
 )
 def test_other_json_is_refused_with_the_reason(text: str, words: str) -> None:

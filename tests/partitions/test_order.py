@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import permutations
 from typing import Any
 
 import pytest
 
-from cuda_gctx import CUDAError, Device, Layout, PartitionPool
+from cuda_gctx import CUDAError, Device
 from cuda_gctx.partitions.arrangements import Arrangements
 from cuda_gctx.partitions.partitions import Partition, with_background
 from cuda_gctx.sim import session
-from cuda_gctx.tune import Plan
 
-from .order_model import History, Program
+from .order_model import Program, pairs_of_plans
 
 pytestmark = pytest.mark.sim_only
 
@@ -89,43 +87,6 @@ def test_the_model_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch, method: s
     assert any(is_found(seed) for seed in range(10))
 
 
-# Plans that share layouts, whose parts have each other's places.
-NARROW, WIDE, OTHER = Layout(a=16, b=None), Layout(a=64, b=None), Layout(b=64)
-PLANS = [
-    Plan("sequence", ("a", "b")),
-    Plan("streams", ("a", "b")),
-    *(Plan("priority", ("a", "b"), first=part) for part in "ab"),
-    *(
-        Plan("overlay", ("a", "b"), layout, {other: place}, first=first)
-        for layout in (NARROW, WIDE)
-        for place in "ab"
-        for first, other in ("ab", "ba")
-    ),
-    Plan("overlay", ("a", "b"), OTHER, {"b": "b"}, first="a"),
-    *(
-        Plan("partitions", ("a", "b"), layout, {"a": one, "b": other})
-        for layout in (NARROW, WIDE)
-        for one, other in ("ab", "ba")
-    ),
-    Plan("partitions", ("a", "b"), OTHER, {"a": "b", "b": "background"}),
-    Plan("partitions", ("a", "b"), OTHER, {"a": "background", "b": "b"}),
-]
-
-
 @pytest.mark.parametrize("told", [False, True], ids=["SMs are unknown", "SMs are known"])
 def test_every_pair_of_plans_that_share_layouts_keeps_both_orders(dev: Device, told: bool) -> None:
-    program = Program(dev, 0, most_steps=4 * len(PLANS) ** 2)
-    with PartitionPool(dev) as program.pool:
-        for layout in (NARROW, WIDE, OTHER):
-            program.build(layout)
-            if told:
-                program.pool.prepare(layout).verify()
-        for pair in permutations(PLANS, 2):
-            history = History()
-            program.histories.append(history)
-            for plan in pair:
-                program.switch_to(history, plan)
-                for part, stream in program.streams.items():
-                    program.step(history, part, stream)
-            dev.sync()
-    assert program.wrong() == []
+    assert pairs_of_plans(dev, told) == []

@@ -346,8 +346,40 @@ def test_the_stream_is_made_once_and_a_pool_gives_the_same_streams(dev: Device) 
         assert all(stream.context == decode.context for stream in (*first, high))
         with pytest.raises(ValueError, match="out of range"):
             decode.stream_pool(1, priority=5)
-        with pytest.raises(ValueError, match="number must be an int from 1"):
-            decode.stream_pool(0)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("number", [0, -1, 1025, 10**6, 2**31, 2**63])
+def test_a_pool_of_too_many_streams_is_refused_before_one_is_made(sim: Callable[..., Any], number: int) -> None:
+    machine = sim("h200")
+    with Device(0).partition(decode=8) as parts:
+        with pytest.raises(ValueError, match="number must be an int from 1 to 1024"):
+            parts.decode.stream_pool(number)
+        assert machine.calls("cuGreenCtxStreamCreate") == 0
+        assert len(set(parts.decode.stream_pool(1024))) == machine.calls("cuGreenCtxStreamCreate") == 1024
+        with pytest.raises(ValueError, match="a context lends 1024 streams of each priority"):
+            parts.decode.stream  # noqa: B018
+
+
+@pytest.mark.sim_only
+def test_a_pool_that_was_interrupted_goes_on_where_it_was(
+    sim: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = sim("h200")
+    numbers: list[int] = []
+
+    def interrupted(context: Context, number: int, priority: int | None) -> Stream:
+        numbers.append(number)
+        if len(numbers) == 5:
+            raise KeyboardInterrupt
+        return context_stream(context, number, priority)
+
+    monkeypatch.setattr("cuda_gctx.partitions.partitions.context_stream", interrupted)
+    with Device(0).partition(decode=8) as parts:
+        with pytest.raises(KeyboardInterrupt):
+            parts.decode.stream_pool(100)
+        assert machine.calls("cuGreenCtxStreamCreate") <= 5
+        assert len(set(parts.decode.stream_pool(100))) == 100
 
 
 def test_a_partition_waits_for_all_work_of_another(dev: Device) -> None:
