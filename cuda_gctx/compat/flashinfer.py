@@ -1,4 +1,4 @@
-"""The two functions of flashinfer.green_ctx that split a device, without their leaks.
+"""The functions of flashinfer.green_ctx that split the SMs of a device, without their leaks.
 
 The same arguments, results and exceptions, with one more warning: ResourceOverlapWarning if live contexts use the SMs.
 The contexts live as long as a stream of their split, and are then stored for the next one.
@@ -12,24 +12,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from cuda_gctx._core.arguments import as_int
+from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CUDAError, SplitError
 from cuda_gctx._core.loan import context_stream, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
-from cuda_gctx.partitions.lending import open_groups
+from cuda_gctx.partitions.lending import open_each, open_groups
+from cuda_gctx.partitions.opening import known_split
+from cuda_gctx.partitions.store import Loan
 
 __all__ = [
     "SMCounts",
     "SplitResource",
+    "checkCudaErrors",
     "create_green_ctx_streams",
+    "empty_per_locality_domain",
     "get_compute_capability",
     "get_cudevice",
     "get_device_resource",
+    "get_locality_domain_count",
     "get_sm_count_constraint",
     "split_device_green_ctx",
+    "split_device_green_ctx_by_locality_domain",
     "split_device_green_ctx_by_sm_count",
     "split_resource",
     "split_resource_by_sm_count",
@@ -62,6 +68,22 @@ def _split_resource(sms: SMResource) -> SplitResource:
     return SplitResource(SMCounts(sms.sm_count, sms.min_partition_size, sms.coscheduled_alignment, sms.flags), sms)
 
 
+def _sms(resource: Any) -> SMResource:
+    sms = resource.resource if isinstance(resource, SplitResource) else resource
+    if not isinstance(sms, SMResource):
+        raise TypeError(
+            f"resource must be a SplitResource or an SMResource, not {type(resource).__name__}: pass the result of "
+            "get_device_resource() or of a split of this module, because a structure of the driver does not say which "
+            "SMs it has"
+        )
+    return sms
+
+
+def _cu_device(cu_dev: Any) -> Device:
+    # A CUdevice of cuda.bindings has no __index__.
+    return Device(int(cu_dev) if hasattr(cu_dev, "getPtr") else cu_dev)
+
+
 def _device(dev: Any) -> Device:
     asked = load_torch().device(dev)
     if asked.type != "cuda":
@@ -85,31 +107,9 @@ def get_cudevice(dev: Any) -> int:
 def get_device_resource(cu_dev: int) -> SplitResource:
     """All SMs of a device.
 
-    cu_dev: the result of get_cudevice().
+    cu_dev: the result of get_cudevice(), or a CUdevice of cuda.bindings.
     """
-    return _split_resource(Device(cu_dev).resources.sm)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise NotImplementedError(
-        f"{name}() passes structures of the driver on, which would lose the owner of the contexts: use "
-        "split_device_green_ctx() or split_device_green_ctx_by_sm_count(), or Device.partition() for new code"
-    )
-
-
-def split_resource(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises NotImplementedError, which names the functions to use."""
-    _refuse("split_resource")
-
-
-def split_resource_by_sm_count(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises NotImplementedError, which names the functions to use."""
-    _refuse("split_resource_by_sm_count")
-
-
-def create_green_ctx_streams(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises NotImplementedError, which names the functions to use."""
-    _refuse("create_green_ctx_streams")
+    return _split_resource(_cu_device(cu_dev).resources.sm)
 
 
 def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
@@ -125,40 +125,121 @@ def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
     raise ValueError(f"this machine has no device of compute capability {major}.{minor}")
 
 
-def _groups(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[SMResource]:
-    """The groups and the remainder."""
+def _groups(sms: SMResource, counts: Sequence[int], *, chained: bool) -> list[SMResource]:
+    """The groups and the remainder, which may be empty."""
+    whole = sms.device.resources.sm
     grain = whole.coscheduled_alignment
     # Rounded for the device, because the remainder has a finer grain; counts that are too large stay as they are.
     least, most = whole.min_partition_size, whole.sm_count + 1
     rounded = SMResourceOptions([-(-min(max(count, least), most) // grain) * grain for count in counts])
-    try:
-        if not chained:
-            planned, _ = whole.split(rounded, dry_run=True)
-            # Large units of the driver will do, which promise no co-scheduling; pairs will not.
-            aligned = sum(group.min_partition_size >= grain for group in planned)
-            if aligned < len(planned):
-                raise RuntimeError(f"Insufficient SMs: {aligned} of {len(planned)} groups can be aligned ({_NO_FIT})")
-        groups, remainder = whole.split(rounded)
-    except SplitError as refusal:
-        raise RuntimeError(f"Insufficient SMs: {refusal.args[0]} ({_NO_FIT})") from refusal
-    split = [*groups, remainder]
+    if not chained:
+        planned, _ = sms.split(rounded, dry_run=True)
+        # Large units of the driver will do, which promise no co-scheduling; pairs will not.
+        aligned = sum(group.min_partition_size >= grain for group in planned)
+        if aligned < len(planned):
+            raise RuntimeError(f"Insufficient SMs: {aligned} of {len(planned)} groups can be aligned ({_NO_FIT})")
+    groups, remainder = sms.split(rounded)
+    return [*groups, remainder]
+
+
+def _groups_and_remainder(whole: SMResource, counts: Sequence[int], *, chained: bool) -> list[SMResource]:
+    split = _groups(whole, counts, chained=chained)
     if split[-1].sm_count == 0:
         raise RuntimeError(
-            f"Insufficient SMs: groups of {[group.sm_count for group in split[:-1]]} leave none of {whole.sm_count} "
-            f"for the remainder, which is a group as well: request fewer ({_NOTHING_LEFT})"
+            f"Insufficient SMs: groups of {[group.sm_count for group in split[:-1]]} leave none of "
+            f"{whole.sm_count} for the remainder, which is a group as well: request fewer ({_NOTHING_LEFT})"
         )
     return split
 
 
 @contextmanager
 def _in_their_words() -> Iterator[None]:
-    """Errors of the driver with its code and name as FlashInfer writes them."""
+    """Errors of the driver with its code and name as FlashInfer writes them, and splits that do not fit as these."""
     try:
         yield
+    except SplitError as refusal:
+        raise RuntimeError(f"Insufficient SMs: {refusal.args[0]} ({_NO_FIT})") from refusal
     except CUDAError as error:
         if error.code:
             error.args = (f"CUDA error code={error.code}({error.name}): {error}",)
         raise
+
+
+def checkCudaErrors(result: tuple[Any, ...]) -> Any:
+    """What a call of cuda.bindings returned behind its error code: None, a value, or a tuple of several.
+
+    result: what the call returned. RuntimeError with the code and its name if the call failed.
+    """
+    code, *values = result
+    if code.value:
+        raise RuntimeError(f"CUDA error code={code.value}({code.name})")
+    return tuple(values) if len(values) > 1 else values[0] if values else None
+
+
+def _split_off(sms: SMResource, counts: Sequence[int], *, chained: bool) -> tuple[list[SplitResource], SplitResource]:
+    with _in_their_words():
+        # Once for each request, because the split of a group may make a context.
+        *groups, remainder = known_split(
+            sms.device, (__name__, sms, chained, *counts), partial(_groups, sms, counts, chained=chained)
+        )
+    return [_split_resource(group) for group in groups], _split_resource(remainder)
+
+
+def split_resource(resource: Any, num_groups: int, min_count: int) -> tuple[list[SplitResource], SplitResource]:
+    """Split `num_groups` groups of at least `min_count` SMs each off a resource. Returns ``(groups, remainder)``.
+
+    resource: the result of get_device_resource() or of a split, or an SMResource. RuntimeError if it has fewer SMs.
+    """
+    sms = _sms(resource)
+    groups, least = as_int("num_groups", num_groups, 1), as_int("min_count", min_count, 0)
+    # The driver is asked once for equal groups of a device. A group or a remainder has a finer grain.
+    chained = sms != sms.device.resources.sm
+    return _split_off(sms, [least] * min(groups, sms.sm_count + 1), chained=chained)
+
+
+def split_resource_by_sm_count(
+    cu_dev: int, resource: Any, sm_counts: Sequence[int]
+) -> tuple[list[SplitResource], SplitResource]:
+    """Split groups of these numbers of SMs off a resource, each rounded up. Returns ``(groups, remainder)``.
+
+    cu_dev: the result of get_cudevice(). resource: as in split_resource(), of this device. sm_counts: the number of SMs
+    of each group. RuntimeError if the resource has fewer SMs.
+    """
+    [sms] = _of_device(_cu_device(cu_dev), [resource])
+    counts = [as_int(f"sm_counts[{place}]", count, 1) for place, count in enumerate(sm_counts)]
+    return _split_off(sms, counts, chained=True) if counts else ([], _split_resource(sms))
+
+
+def _of_device(device: Device, resources: Sequence[Any]) -> list[SMResource]:
+    found = [_sms(resource) for resource in resources]
+    for sms in found:
+        if sms.device != device:
+            raise ValueError(f"cu_dev is device {device.device_id}, and a resource belongs to {sms.device.device_id}")
+    return found
+
+
+def create_green_ctx_streams(cu_dev: int, resources: Sequence[Any]) -> list[Any]:
+    """A torch stream for each resource, in a context over its SMs that lives as long as one of the streams.
+
+    cu_dev: the result of get_cudevice(). resources: results of splits, of this device. RuntimeError for a resource with
+    no SMs.
+    """
+    device = _cu_device(cu_dev)
+    groups = _of_device(device, resources)
+    if not all(sms.sm_count for sms in groups):
+        raise RuntimeError(f"a resource with no SMs has no stream: leave it out ({_NOTHING_LEFT})")
+    names = [f"group {position}" for position in range(len(groups))]
+    with _in_their_words():
+        return _lend(open_each(device, names, groups, stacklevel=2), names)[0]
+
+
+def _lend(loan: Loan, names: Sequence[str]) -> tuple[list[Any], list[SplitResource]]:
+    # Each stream keeps the contexts of the whole loan: nothing else refers to them from here on.
+    contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
+    return (
+        [torch_stream(context_stream(context)) for context in contexts],
+        [_split_resource(context.resources.sm) for context in contexts],
+    )
 
 
 def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[list[Any], list[SplitResource]]:
@@ -167,14 +248,8 @@ def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[lis
         whole = device.resources.sm
         names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
         request = (__name__, chained, *counts)
-        split = partial(_groups, whole, counts, chained=chained)
-        loan = open_groups(device, names, counts, split, request, stacklevel=3)
-        # Each stream keeps the contexts of the whole split: nothing else refers to them from here on.
-        contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
-        return (
-            [torch_stream(context_stream(context)) for context in contexts],
-            [_split_resource(context.resources.sm) for context in contexts],
-        )
+        split = partial(_groups_and_remainder, whole, counts, chained=chained)
+        return _lend(open_groups(device, names, counts, split, request, stacklevel=3), names)
 
 
 def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[list[Any], list[SplitResource]]:
@@ -206,3 +281,47 @@ def split_device_green_ctx_by_sm_count(dev: Any, sm_counts: Sequence[int]) -> tu
         if count <= 0:
             raise ValueError(f"SM count must be positive, got {count}")
     return _split(_device(dev), counts, chained=True)
+
+
+def get_locality_domain_count(dev: Any) -> int:
+    """The number of locality domains of a device; 1 where the driver knows none (before 13.4).
+
+    dev: a torch.device.
+    """
+    return _device(dev).locality_domains
+
+
+def split_device_green_ctx_by_locality_domain(dev: Any, backfill: bool = True) -> tuple[list[Any], list[SplitResource]]:
+    """A torch stream and a resource for each locality domain of a torch.device, in their order.
+
+    dev: a torch.device. backfill: give each group an equal share of all SMs, also of those in no domain, instead of its
+    domain's SMs only. RuntimeError for a device with fewer than two locality domains.
+    """
+    equal = as_bool("backfill", backfill)
+    device = _device(dev)
+    domains = device.locality_domains
+    if domains < 2:
+        raise RuntimeError(
+            f"device {device.device_id} has {domains} locality domain: a split by locality domain needs a device with "
+            "at least two, and driver 13.4 or newer"
+        )
+    whole = device.resources.sm
+    count = whole.sm_count // domains // 2 * 2 if equal else None
+    options = SMResourceOptions(
+        [count] * domains, coscheduled_sm_count=2, backfill=equal, locality_domain=list(range(domains))
+    )
+    with _in_their_words():
+        groups = known_split(device, (__name__, whole, options), lambda: whole.split(options)[0])
+        names = [f"locality domain {domain}" for domain in range(domains)]
+        return _lend(open_each(device, names, groups, stacklevel=2), names)
+
+
+def empty_per_locality_domain(part_shape: Any, dtype: Any, dev: Any) -> NoReturn:
+    """Raises NotImplementedError, because this package partitions SMs and allocates no memory.
+
+    part_shape, dtype, dev: as in FlashInfer; not used.
+    """
+    raise NotImplementedError(
+        "empty_per_locality_domain() allocates memory in locality domains, and this package partitions SMs only: "
+        "allocate with FlashInfer's own function, and use the streams of split_device_green_ctx_by_locality_domain()"
+    )

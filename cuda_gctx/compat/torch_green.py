@@ -14,6 +14,8 @@ from typing import Any
 
 from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx._core.context import Context
+from cuda_gctx._core.driver import system
+from cuda_gctx._core.errors import FeatureNotSupported
 from cuda_gctx._core.loan import close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
 from cuda_gctx._core.stream import Stream
@@ -21,9 +23,9 @@ from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
 from cuda_gctx.partitions.lending import open_one
 
-__all__ = ["SUPPORTED", "GreenContext", "SMPartition"]
+__all__ = ["SUPPORTED", "GreenContext", "SMPartition", "get_num_locality_domains", "is_localization_supported"]
 
-# As in torch: the class exists. create() raises an error that names what the driver lacks.
+# As in torch 2.11: the class exists. create() raises an error that names what the driver lacks.
 SUPPORTED = True
 
 _SCOPES = {"device_ctx": "device_ctx", "balanced": "green_ctx_balanced"}
@@ -41,6 +43,29 @@ def _checked_count(whole: SMResource, num_sms: int | None) -> int | None:
             f"a green context cannot have {num_sms} SMs: request 1 to {whole.sm_count}, which is the whole device"
         )
     return num_sms
+
+
+def get_num_locality_domains(device_id: int | None = None) -> int:
+    """The number of locality domains of a device; 1 where the driver knows none (before 13.4).
+
+    device_id: the index of the device; None: torch's current one.
+    """
+    return torch_device(device_id).locality_domains
+
+
+def is_localization_supported(device_id: int | None = None) -> bool:
+    """Whether a device has more than one locality domain, and the driver knows them.
+
+    device_id: the index of the device; None: torch's current one.
+    """
+    return get_num_locality_domains(device_id) > 1
+
+
+def _demand_locality_domains() -> None:
+    feature = system.features()["locality_domains"]
+    if not feature:
+        major, minor = system.driver_version
+        raise FeatureNotSupported(str(feature.reason), needs=feature.needs, found=f"{major}.{minor}")
 
 
 class SMPartition:
@@ -78,6 +103,12 @@ class SMPartition:
         """The number of SMs that the driver guarantees to be co-scheduled."""
         return self.resource.coscheduled_alignment
 
+    @property
+    def locality_domain_id(self) -> int | None:
+        """The locality domain that the driver reports for its SMs, or None (driver 13.4 and newer)."""
+        _demand_locality_domains()
+        return self.resource.locality_domain
+
     def split(
         self,
         *,
@@ -85,19 +116,21 @@ class SMPartition:
         coscheduled_sm_count: int | Sequence[int] = 0,
         preferred_coscheduled_sm_count: int | Sequence[int] = 0,
         backfill: bool | Sequence[bool] = False,
+        locality_domain_ids: int | Sequence[int | None] | None = None,
     ) -> tuple[tuple[SMPartition, ...], SMPartition | None]:
         """Split off disjoint groups. Returns ``(partitions, remainder)``, with None for an empty remainder.
 
         num_sms: of each group, rounded up unless `backfill` is set; 0: all that the other groups leave, for one group
-        at most. coscheduled_sm_count, preferred_coscheduled_sm_count, backfill: as in SMResourceOptions, with 0 for
-        None. An option is a value for all
-        groups or a sequence. SplitError (a ValueError) for what does not fit.
+        at most, or one in each locality domain. coscheduled_sm_count, preferred_coscheduled_sm_count, backfill,
+        locality_domain_ids (locality_domain): as in SMResourceOptions, with 0 for None in the first two. An option is a
+        value for all groups or a sequence. SplitError (a ValueError) for what does not fit.
         """
         options: dict[str, Any] = {
             "num_sms": num_sms,
             "coscheduled_sm_count": coscheduled_sm_count,
             "preferred_coscheduled_sm_count": preferred_coscheduled_sm_count,
             "backfill": backfill,
+            "locality_domain_ids": locality_domain_ids,
         }
         lengths = {len(value) for value in options.values() if isinstance(value, Sequence)}
         if len(lengths) > 1:
@@ -109,16 +142,36 @@ class SMPartition:
             name: list(value) if isinstance(value, Sequence) else [value] * number for name, value in options.items()
         }
         backfills = [as_bool("backfill", value) for value in rows.pop("backfill")]
+        domains = self._checked_domains(rows.pop("locality_domain_ids"))
         numbers = {name: [as_int(name, value, 0) or None for value in row] for name, row in rows.items()}
+        for place, (count, exact) in enumerate(zip(numbers["num_sms"][:-1], backfills[:-1], strict=True)):
+            if exact and count is None:
+                raise ValueError(
+                    f"group {place} has num_sms=0 and backfill=True, which takes all remaining SMs: make it the last "
+                    "group, or give it a number"
+                )
         groups, remainder = self.resource.split(
             SMResourceOptions(
                 numbers["num_sms"],
                 numbers["coscheduled_sm_count"],
                 numbers["preferred_coscheduled_sm_count"],
                 backfills,
+                domains,
             )
         )
         return tuple(map(SMPartition, groups)), SMPartition(remainder) if remainder.sm_count else None
+
+    def _checked_domains(self, domains: Sequence[Any]) -> list[int | None]:
+        found = [None if value is None else as_int("locality_domain_ids", value, 0) for value in domains]
+        named = [domain for domain in found if domain is not None]
+        if named:
+            _demand_locality_domains()
+            last = self.resource.device.locality_domains - 1
+            if max(named) > last:
+                raise ValueError(
+                    f"locality_domain_ids has {max(named)}: the domains of device {self.device_id} are 0 to {last}"
+                )
+        return found
 
     def __repr__(self) -> str:
         return f"<SMPartition: {self.sm_count} SMs of device {self.device_id}>"
@@ -186,20 +239,22 @@ class GreenContext:
         coscheduled_sm_count: int | Sequence[int] = 0,
         preferred_coscheduled_sm_count: int | Sequence[int] = 0,
         backfill: bool | Sequence[bool] = False,
+        locality_domain_ids: int | Sequence[int | None] | None = None,
         workqueue_scope: str | None = None,
         workqueue_concurrency_limit: int | None = None,
         device_id: int | None = None,
     ) -> tuple[GreenContext, ...]:
         """Contexts over disjoint parts of a device.
 
-        num_sms, coscheduled_sm_count, preferred_coscheduled_sm_count, backfill: as in SMPartition.split().
-        workqueue_scope, workqueue_concurrency_limit, device_id: as in create(), for all contexts.
+        num_sms, coscheduled_sm_count, preferred_coscheduled_sm_count, backfill, locality_domain_ids: as in
+        SMPartition.split(). workqueue_scope, workqueue_concurrency_limit, device_id: as in create(), for all contexts.
         """
         partitions, _ = SMPartition.from_device(device_id).split(
             num_sms=num_sms,
             coscheduled_sm_count=coscheduled_sm_count,
             preferred_coscheduled_sm_count=preferred_coscheduled_sm_count,
             backfill=backfill,
+            locality_domain_ids=locality_domain_ids,
         )
         contexts: list[GreenContext] = []
         try:
@@ -246,7 +301,7 @@ class GreenContext:
             if not isinstance(sm_partition, SMPartition):
                 raise TypeError(f"sm_partition must be an SMPartition, not {type(sm_partition).__name__}")
             if num_sms is not None:
-                raise RuntimeError("num_sms and sm_partition exclude each other: give one of them")
+                raise ValueError("num_sms and sm_partition exclude each other: give one of them")
             if device_id is not None and device_id != sm_partition.device_id:
                 raise ValueError(
                     f"device_id is {device_id}, and sm_partition belongs to device {sm_partition.device_id}"
@@ -284,6 +339,11 @@ class GreenContext:
     def sm_partition(self) -> SMPartition:
         """Its SMs, which can be split."""
         return SMPartition(self.context.resources.sm)
+
+    @property
+    def locality_domain_id(self) -> int | None:
+        """The locality domain that the driver reports for its SMs, or None (driver 13.4 and newer)."""
+        return self.sm_partition.locality_domain_id
 
     @property
     def device_id(self) -> int:

@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from cuda_gctx._core.graph import Graph
 from cuda_gctx._core.loan import pin
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._block import Block
@@ -17,10 +18,12 @@ from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stre
 from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
 from cuda_gctx.partitions import Partition
 
-__all__ = ["Fork", "capture_graph", "current", "fork", "graph_of_calls", "torch_stream", "use"]
+__all__ = ["Fork", "capture_graph", "capture_once", "current", "fork", "graph_of_calls", "torch_stream", "use"]
 
 # The first version that is built for CUDA 12.4, the first with green contexts.
 MINIMUM = "2.4"
+# The first version whose CUDAGraph provides its graph.
+KEEPS_GRAPHS = "2.8"
 
 # torch's objects for streams, which do not keep ours alive.
 _seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
@@ -142,9 +145,9 @@ class _TorchGraph:
 
     def __init__(self, torch: Any, stream: Any, graph: Any, output: Any) -> None:
         self.output = output
+        self.graph = graph
         self._torch = torch
         self._stream = stream
-        self._graph = graph
 
     def launch(self, part: Partition) -> None:
         self.replay()
@@ -152,10 +155,10 @@ class _TorchGraph:
     def replay(self) -> None:
         """Enqueue it on the stream on which it was captured."""
         with self._torch.cuda.stream(self._stream):
-            self._graph.replay()
+            self.graph.replay()
 
     def close(self) -> None:
-        self._graph.reset()
+        self.graph.reset()
 
 
 def capture_graph(part: Partition, function: Callable[[Partition], Any]) -> _TorchGraph:
@@ -166,11 +169,31 @@ def capture_graph(part: Partition, function: Callable[[Partition], Any]) -> _Tor
     Returns the executable graph.
     """
     torch = load_torch()
+    stream = _warmed_up(part, function)
+    return _captured(torch, stream, torch.cuda.CUDAGraph(), lambda: function(part))
+
+
+def capture_once(part: Partition, function: Callable[[Partition], Any]) -> tuple[Graph, Any]:
+    """Capture a function of torch as capture_graph() does, for Graph.in_partition() of any partition.
+
+    part: where it is captured. function: called with the partition, before the capture and during it.
+
+    Returns the graph, which keeps torch's graph and its memory, and the result of the function. torch's generator of
+    random numbers does not advance when the graph is launched: a graph with dropout draws the same numbers each time.
+    """
+    torch = load_torch(KEEPS_GRAPHS)
+    stream = _warmed_up(part, function)
+    captured = _captured(torch, stream, torch.cuda.CUDAGraph(keep_graph=True), lambda: function(part))
+    return Graph(captured.graph), captured.output
+
+
+def _warmed_up(part: Partition, function: Callable[[Partition], Any]) -> Any:
+    """The stream of a partition, on which the function has run once."""
     stream = torch_stream(part)
     with use(part):
         function(part)
     stream.synchronize()
-    return _captured(torch, stream, lambda: function(part))
+    return stream
 
 
 def graph_of_calls(stream: Stream, call: Callable[[], object]) -> _TorchGraph:
@@ -179,11 +202,10 @@ def graph_of_calls(stream: Stream, call: Callable[[], object]) -> _TorchGraph:
     with current(stream):
         own = torch.cuda.current_stream()
     own.synchronize()
-    return _captured(torch, own, call)
+    return _captured(torch, own, torch.cuda.CUDAGraph(), call)
 
 
-def _captured(torch: Any, stream: Any, call: Callable[[], object]) -> _TorchGraph:
-    graph = torch.cuda.CUDAGraph()
+def _captured(torch: Any, stream: Any, graph: Any, call: Callable[[], object]) -> _TorchGraph:
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         output = call()
     return _TorchGraph(torch, stream, graph, output)

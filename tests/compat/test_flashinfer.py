@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,16 @@ from cuda_gctx import sim as software_driver
 from cuda_gctx._core.loan import context_counts
 from cuda_gctx._core.probe import run_probe
 from cuda_gctx.compat.flashinfer import (
+    checkCudaErrors,
     create_green_ctx_streams,
+    empty_per_locality_domain,
     get_compute_capability,
     get_cudevice,
     get_device_resource,
+    get_locality_domain_count,
     get_sm_count_constraint,
     split_device_green_ctx,
+    split_device_green_ctx_by_locality_domain,
     split_device_green_ctx_by_sm_count,
     split_resource,
     split_resource_by_sm_count,
@@ -327,10 +332,152 @@ def test_the_device_and_its_resource_are_there(torch: Any, dev: Device) -> None:
     assert resource.resource == dev.resources.sm
 
 
-@pytest.mark.parametrize("helper", [create_green_ctx_streams, split_resource, split_resource_by_sm_count])
-def test_helpers_for_raw_structures_name_what_to_use(helper: Any) -> None:
-    with pytest.raises(NotImplementedError, match="use split_device_green_ctx"):
-        helper(1, 2)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_streams_of_split_resources_keep_their_contexts(torch: Any, sim: Any, driver: str) -> None:
+    machine = sim("h200", driver=driver)
+    device = get_cudevice(torch.device("cuda:0"))
+    # How two models are served: 40 SMs for one, all others for the other.
+    [decode], rest = split_resource(get_device_resource(device), 1, 40)
+    assert counts([decode, rest]) == [40, 92]
+    streams = create_green_ctx_streams(device, [decode, rest])
+    del decode, rest
+    free()
+    seen = [sm_ids(stream) for stream in streams]
+    assert [len(ids) for ids in seen] == [40, 92]
+    assert seen[0].isdisjoint(seen[1])
+    assert store.count(Device(0)) == 0  # in use, as long as one of the streams
+    del streams[0]
+    free()
+    assert store.count(Device(0)) == 0
+    del streams
+    free()
+    assert store.count(Device(0)) == 2
+    assert machine.ledger().misuse == ()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_the_steps_of_a_split_give_what_the_whole_function_gives(torch: Any, sim: Any, driver: str) -> None:
+    sim("h200", driver=driver)
+    for layout in LAYOUTS:
+        [whole] = ours([layout])
+        groups: list[Any] = []
+        with suppress(RuntimeError):
+            groups, remainder = split_resource_by_sm_count(0, get_device_resource(0), layout)
+            streams = create_green_ctx_streams(0, [*groups, remainder])
+            assert [Stream(stream).resources.sm.sm_count for stream in streams] == whole
+            del streams
+        free()
+        assert bool(groups) == bool(whole), layout
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_remainder_is_split_again(torch: Any, sim: Any, driver: str) -> None:
+    sim("h200", driver=driver)
+    [first], rest = split_resource(get_device_resource(0), 1, 64)
+    [second, third], rest = split_resource(rest, 2, 16)
+    assert counts([first, second, third, rest]) == [64, 16, 16, 36]
+    made = context_counts(Device(0).resources.sm)
+    assert split_resource(split_resource(get_device_resource(0), 1, 64)[1], 2, 16)[1] == rest
+    assert context_counts(Device(0).resources.sm) == made
+    seen = [sm_ids(stream) for stream in create_green_ctx_streams(0, [first, second, third, rest])]
+    assert sum(map(len, seen)) == len(set().union(*seen)) == 132
+
+
+def test_a_split_may_leave_nothing_but_nothing_has_no_stream(torch: Any, sim: Any) -> None:
+    sim("a100")
+    groups, remainder = split_resource(get_device_resource(0), 2, 54)
+    assert counts([*groups, remainder]) == [54, 54, 0]
+    assert len(create_green_ctx_streams(0, groups)) == 2
+    error = refusal(RuntimeError, lambda: create_green_ctx_streams(0, [*groups, remainder]))
+    assert "CUDA error code=914(CUDA_ERROR_INVALID_RESOURCE_TYPE)" in str(error)
+    # What was cached for these steps is no answer for the function with a remainder.
+    refusal(RuntimeError, lambda: split_device_green_ctx("cuda:0", 2, 54))
+
+
+def test_steps_that_do_not_fit_are_runtime_errors(torch: Any, dev: Device) -> None:
+    whole = get_device_resource(0)
+    for split in (
+        lambda: split_resource(whole, 2, dev.sm_count),
+        lambda: split_resource(whole, 1 << 40, 8),
+        lambda: split_resource_by_sm_count(0, whole, [dev.sm_count, 8]),
+    ):
+        assert str(refusal(RuntimeError, split)).startswith("Insufficient SMs: ")
+    assert split_resource_by_sm_count(0, whole, []) == ([], whole)
+    with pytest.raises(ValueError, match=r"sm_counts\[1\] must be an int of at least 1"):
+        split_resource_by_sm_count(0, whole, [8, 0])
+
+
+def test_streams_over_sms_in_use_warn(torch: Any, dev: Device) -> None:
+    free()
+    [group], _ = split_resource(get_device_resource(0), 1, 16)
+    streams = create_green_ctx_streams(0, [group])
+    with pytest.warns(ResourceOverlapWarning) as caught:
+        create_green_ctx_streams(0, [group])
+    assert {warning.filename for warning in caught} == {__file__}
+    del streams
+
+
+def test_steps_take_what_this_package_and_cuda_bindings_have(torch: Any, dev: Device) -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed here")
+    free()
+    device = driver.CUdevice(0)
+    assert get_device_resource(device) == get_device_resource(0)
+    [group], _ = split_resource(dev.resources.sm, 1, 16)
+    [stream] = create_green_ctx_streams(device, [group.resource])
+    assert Stream(stream).resources.sm.sm_count == group.sm.smCount
+    # The other way round, a resource is the driver's structure for the functions of cuda.bindings.
+    assert driver.CUdevResource(get_device_resource(0).resource.handle).sm.smCount == dev.sm_count
+    with pytest.raises(TypeError, match="must be a SplitResource or an SMResource, not CUdevResource"):
+        split_resource(driver.CUdevResource(), 1, 8)
+
+
+def test_a_resource_of_another_device_is_refused(torch: Any, sim: Any) -> None:
+    sim("h200", devices=2)
+    for use in (
+        lambda: create_green_ctx_streams(0, [get_device_resource(1)]),
+        lambda: split_resource_by_sm_count(0, get_device_resource(1), [8]),
+    ):
+        assert "a resource belongs to 1" in str(refusal(ValueError, use))
+
+
+def test_results_of_cuda_bindings_are_checked() -> None:
+    class Code(Enum):
+        CUDA_SUCCESS = 0
+        CUDA_ERROR_INVALID_VALUE = 1
+
+    assert checkCudaErrors((Code.CUDA_SUCCESS,)) is None
+    assert checkCudaErrors((Code.CUDA_SUCCESS, 5)) == 5
+    assert checkCudaErrors((Code.CUDA_SUCCESS, 5, 6)) == (5, 6)
+    error = refusal(RuntimeError, lambda: checkCudaErrors((Code.CUDA_ERROR_INVALID_VALUE, None)))
+    assert str(error) == "CUDA error code=1(CUDA_ERROR_INVALID_VALUE)"
+
+
+# ---- locality domains
+
+
+@pytest.mark.parametrize(("backfill", "given"), [(True, [74, 74]), (False, [72, 72])])
+def test_locality_domains_have_a_stream_each(torch: Any, sim: Any, backfill: bool, given: list[int]) -> None:
+    sim("b200", driver="13.4")
+    assert get_locality_domain_count("cuda") == 2
+    streams, resources = split_device_green_ctx_by_locality_domain("cuda", backfill)
+    assert counts(resources) == given
+    assert [resource.resource.locality_domain for resource in resources] == [0, 1]
+    seen = [sm_ids(stream) for stream in streams]
+    assert [len(ids) for ids in seen] == given
+    assert seen[0].isdisjoint(seen[1])
+
+
+@pytest.mark.parametrize(("gpu", "driver"), [("h200", "13.4"), ("b200", "13.1")])
+def test_a_device_without_locality_domains_is_not_split_by_them(torch: Any, sim: Any, gpu: str, driver: str) -> None:
+    sim(gpu, driver=driver)
+    assert get_locality_domain_count("cuda:0") == 1
+    error = refusal(RuntimeError, lambda: split_device_green_ctx_by_locality_domain("cuda:0"))
+    assert "device 0 has 1 locality domain" in str(error)
+
+
+def test_memory_of_locality_domains_is_refused(torch: Any) -> None:
+    with pytest.raises(NotImplementedError, match="partitions SMs only"):
+        empty_per_locality_domain((8,), None, "cuda:0")
 
 
 def test_a_split_that_leaves_nothing_for_the_remainder_is_a_runtime_error(torch: Any, sim: Any) -> None:

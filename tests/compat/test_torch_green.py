@@ -30,7 +30,12 @@ from cuda_gctx import (
 )
 from cuda_gctx._core.loan import context_counts
 from cuda_gctx._core.probe import run_probe
-from cuda_gctx.compat.torch_green import GreenContext, SMPartition
+from cuda_gctx.compat.torch_green import (
+    GreenContext,
+    SMPartition,
+    get_num_locality_domains,
+    is_localization_supported,
+)
 from cuda_gctx.partitions import store
 
 from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, on_another_thread, refusal, run_python
@@ -227,6 +232,9 @@ def test_contexts_come_out_of_one_split(torch: Any, fresh: Device) -> None:
         ({"num_sms": ()}, "at least one group"),
         ({"num_sms": -8}, "num_sms must be an int of at least 0, not -8"),
         ({"num_sms": 10_000}, "10000"),
+        ({"num_sms": (0, 8), "backfill": True}, "group 0 has num_sms=0 and backfill=True"),
+        ({"num_sms": (0, 0)}, "only one group can have all remaining SMs"),
+        ({"locality_domain_ids": -1}, "locality_domain_ids must be an int of at least 0, not -1"),
     ],
 )
 def test_a_split_that_cannot_be_is_a_value_error(torch: Any, dev: Device, options: Any, message: str) -> None:
@@ -235,10 +243,53 @@ def test_a_split_that_cannot_be_is_a_value_error(torch: Any, dev: Device, option
 
 def test_arguments_that_exclude_each_other_are_refused(torch: Any, dev: Device) -> None:
     part = SMPartition.from_device(0)
-    assert "exclude" in str(refusal(RuntimeError, lambda: GreenContext(num_sms=8, sm_partition=part)))
+    assert "exclude" in str(refusal(ValueError, lambda: GreenContext(num_sms=8, sm_partition=part)))
     assert "device 0" in str(refusal(ValueError, lambda: GreenContext(sm_partition=part, device_id=1)))
     refusal(TypeError, lambda: GreenContext(sm_partition=part.resource))  # type: ignore[arg-type]
     refusal(TypeError, lambda: SMPartition(8))  # type: ignore[arg-type]
+
+
+# ---- locality domains
+
+
+def test_locality_domains_are_split_and_reported(torch: Any, sim: Any) -> None:
+    sim("b200", driver="13.4")
+    assert get_num_locality_domains() == get_num_locality_domains(0) == 2
+    assert is_localization_supported()
+    whole = SMPartition.from_device()
+    assert whole.locality_domain_id is None
+    # Discovery: how many SMs each domain has.
+    groups, rest = whole.split(coscheduled_sm_count=2, locality_domain_ids=(0, 1))
+    assert [(part.sm_count, part.locality_domain_id) for part in groups] == [(72, 0), (72, 1)]
+    assert rest is not None
+    assert (rest.sm_count, rest.locality_domain_id) == (4, None)
+    mixed, _ = whole.split(num_sms=16, locality_domain_ids=(1, None))
+    assert [part.locality_domain_id for part in mixed] == [1, None]
+    contexts = GreenContext.split(num_sms=(16, 24), locality_domain_ids=(1, 0))
+    assert [(ctx.sm_count, ctx.locality_domain_id) for ctx in contexts] == [(16, 1), (24, 0)]
+    for ctx in contexts:
+        ctx.close()
+    assert GreenContext.create(num_sms=16).locality_domain_id is None
+    message = str(refusal(ValueError, lambda: whole.split(num_sms=8, locality_domain_ids=(0, 2))))
+    assert message == "locality_domain_ids has 2: the domains of device 0 are 0 to 1"
+
+
+@pytest.mark.parametrize("driver", [driver for driver in DRIVERS if driver != "13.4"])
+def test_locality_domains_that_the_driver_lacks_are_refused(torch: Any, sim: Any, driver: str) -> None:
+    sim("b200", driver=driver)
+    assert get_num_locality_domains(0) == 1
+    assert not is_localization_supported(0)
+    part = SMPartition.from_device(0)
+    for ask in (
+        lambda: part.split(num_sms=8, locality_domain_ids=1),
+        lambda: part.locality_domain_id,
+        lambda: GreenContext.split(num_sms=8, locality_domain_ids=0),
+        lambda: GreenContext.create(num_sms=8).locality_domain_id,
+    ):
+        error = refusal(FeatureNotSupported, ask)
+        assert isinstance(error, RuntimeError)
+        assert (error.needs, error.found) == ("13.4", driver)
+    part.split(num_sms=8, locality_domain_ids=(None,))
 
 
 # ---- workqueues
@@ -677,14 +728,21 @@ def test_torchs_tests_find_the_drop_in_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "torch" / "cuda").mkdir(parents=True)
     (tmp_path / "torch" / "__init__.py").write_text("from . import cuda\n")
     (tmp_path / "torch" / "cuda" / "__init__.py").write_text("from .green_contexts import GreenContext\n")
-    (tmp_path / "torch" / "cuda" / "green_contexts.py").write_text("class GreenContext: pass\n")
+    (tmp_path / "torch" / "cuda" / "green_contexts.py").write_text(
+        "class GreenContext: pass\nclass SMPartition: pass\n"
+    )
     theirs = tmp_path / "test_matmul.py"
     theirs.write_text(
         "import torch\n"
-        "from torch.cuda.green_contexts import GreenContext\n"
+        "from torch.cuda.green_contexts import GreenContext, SMPartition\n"
         "def test_greencontext():\n"
         "    assert GreenContext.__module__ == 'cuda_gctx.compat.torch_green'\n"
         "    assert GreenContext is torch.cuda.GreenContext is torch.cuda.green_contexts.GreenContext\n"
+        "    assert SMPartition.__module__ == 'cuda_gctx.compat.torch_green'\n"
+        "    assert not hasattr(torch.cuda, 'SMPartition')\n"
+        "class TestGreenContexts:\n"
+        "    def test_split(self):\n"
+        "        pass\n"
         "def test_something_else():\n"
         "    raise AssertionError\n"
     )
@@ -697,7 +755,7 @@ def test_torchs_tests_find_the_drop_in_in_its_place(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed, 1 deselected" in done.stdout
+    assert "2 passed, 1 deselected" in done.stdout
 
 
 def test_the_module_does_not_import_torch() -> None:

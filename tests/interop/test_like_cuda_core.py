@@ -165,5 +165,5 @@ print("done")
 
 
 def test_what_the_package_does_not_do_itself_cuda_core_does() -> None:
-    done = run_with_cuda_core(PROGRAM, "h200@13.0,devices=2")
+    done = run_with_cuda_core(PROGRAM, machine="h200@13.0,devices=2")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -111,6 +111,19 @@ def test_blocks_of_a_fork_run_at_the_same_time(torch: Any, dev: Device) -> None:
         assert max(end - begin for end in ends) < 9
 
 
+def test_the_end_of_a_fork_waits_for_the_last_block_on_each_stream(torch: Any, dev: Device) -> None:
+    timed = EventOptions(timing_enabled=True)
+    with dev.partition(8, 8) as parts, parts[1].torch():
+        begin = parts[1].stream.record(parts[1].context.create_event(timed))
+        with fork() as start:
+            for _ in range(3):
+                with parts[0].torch(after=start):
+                    spin(parts[0].stream, 8, 5_000_000)
+        end = parts[1].stream.record(parts[1].context.create_event(timed))
+        dev.sync()
+        assert end - begin > 14
+
+
 def test_a_block_of_a_fork_waits_for_nothing_that_comes_after_its_beginning(torch: Any, dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with dev.partition(8) as parts:

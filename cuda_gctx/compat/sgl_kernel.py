@@ -1,0 +1,85 @@
+"""The two functions of sgl_kernel.spatial, by which SGLang multiplexes prefill and decode, without their leaks.
+
+The same arguments and results. All pairs of a device belong to one pool: they overlap each other on purpose, without a
+warning, and share the contexts that the same split serves. The contexts stay open until the process ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from cuda_gctx._core.arguments import as_int
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import before_driver_closes
+from cuda_gctx._core.errors import SplitError
+from cuda_gctx.compat._common import torch_device
+from cuda_gctx.interop.torch import torch_stream
+from cuda_gctx.partitions.layout import Layout
+from cuda_gctx.partitions.order import driver_and_device
+from cuda_gctx.partitions.partitions import Partitions
+from cuda_gctx.partitions.pool import PartitionPool
+
+__all__ = ["create_greenctx_stream_by_value", "get_sm_available"]
+
+_pools: dict[tuple[int, int], PartitionPool] = {}
+_making = threading.Lock()
+
+
+def _forget_driver(driver: int) -> None:
+    for key in [key for key in _pools if key[0] == driver]:
+        _pools.pop(key).close()
+
+
+before_driver_closes(_forget_driver)
+
+
+def _pool(device: Device) -> PartitionPool:
+    key = driver_and_device(device.resources.sm, device)
+    with _making:
+        if key not in _pools:
+            _pools[key] = PartitionPool(device)
+        return _pools[key]
+
+
+def get_sm_available(device_id: int | None = None) -> int:
+    """The number of SMs of a device.
+
+    device_id: the index of the device; None: torch's current one.
+    """
+    return torch_device(device_id).sm_count
+
+
+def create_greenctx_stream_by_value(SM_a: int, SM_b: int, device_id: int | None = None) -> tuple[Any, Any]:
+    """Two torch streams on disjoint SMs, the first with at least `SM_a` of them, the second with at least `SM_b`.
+
+    device_id: the index of the device; None: torch's current one.
+
+    Counts are rounded up to what the device can give. Where this needs more SMs than the device has, the second stream
+    has all that the first one leaves. The same pair again gives the same streams. RuntimeError for counts that are not
+    positive, or that do not fit.
+    """
+    counts = as_int("SM_a", SM_a), as_int("SM_b", SM_b)
+    if min(counts) <= 0:
+        raise RuntimeError(f"SM counts must be positive, not {counts[0]} and {counts[1]}")
+    parts = _pair(_pool(torch_device(device_id)), *counts)
+    return torch_stream(parts["a"]), torch_stream(parts["b"])
+
+
+def _pair(pool: PartitionPool, first: int, second: int) -> Partitions:
+    try:
+        return pool.prepare(Layout(a=first, b=second))
+    except SplitError as refusal:
+        layout, reason = Layout(a=first, b=None), refusal
+    try:
+        parts = pool.prepare(layout)
+    except SplitError:
+        raise RuntimeError(f"Not enough SMs: {reason}") from reason
+    taken, left = parts["a"].sm_count, parts["b"].sm_count
+    if left < second:
+        pool.drop(layout)
+        raise RuntimeError(
+            f"Not enough SMs: of {pool.device.sm_count}, the first stream gets {taken} and leaves {left}, fewer "
+            f"than the {second} requested for the second"
+        )
+    return parts
