@@ -121,10 +121,10 @@ def on_another_thread(action: Callable[[], Answer]) -> Answer:
     return answer
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a program in a child; a hanging one is killed."""
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -133,12 +133,13 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def run_with_cuda_core(code: str, machine: str = "h200@13.0") -> subprocess.CompletedProcess[str]:
+def run_with_cuda_core(code: str, *arguments: str, machine: str = "h200@13.0") -> subprocess.CompletedProcess[str]:
     """Runs a program in a child in which both cuda.core and this package use one simulated machine."""
     from cuda_gctx import sim
 
     return run_python(
         code,
+        *arguments,
         LD_LIBRARY_PATH=sim.library_folder(),
         CUDA_GCTX_DRIVER=sim.library_path(),
         CUDA_GCTX_SIM=machine,

@@ -6,7 +6,6 @@ driver. Tests that need the software driver or a real GPU say so by a marker and
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import gc
 import os
@@ -22,6 +21,8 @@ from typing import Any
 import pytest
 
 import cuda_gctx
+
+from .shares import CostRecorder, recorded_costs, share, without_share
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEFAULT_DRIVER = "sim:h200@13.0"
@@ -39,21 +40,6 @@ def has_real_driver() -> bool:
 
 def is_simulated() -> bool:
     return re.match(r"sim(:|$)", os.environ.get("CUDA_GCTX_DRIVER", "")) is not None
-
-
-def share(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    number, shares = map(int, found.groups()) if found is not None else (0, 0)
-    if not 1 <= number <= shares:
-        raise argparse.ArgumentTypeError(f"invalid share {text!r}: write NUMBER/OF, as in 2/20")
-    return number, shares
-
-
-def without_share(items: list[Any], number: int, shares: int) -> list[Any]:
-    """Leaves one of several shares in a list, and returns the other items."""
-    others = [item for at, item in enumerate(items) if at % shares != number - 1]
-    items[:] = items[number - 1 :: shares]
-    return others
 
 
 def without(items: list[Any], is_left_out: Callable[[Any], bool]) -> list[Any]:
@@ -97,8 +83,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=share,
         default=(1, 1),
         metavar="NUMBER/OF",
-        help="run one of several shares of the tests, '2/20' the second of twenty, dealt out in the order of the tests",
+        help="run one of several shares of the tests, '2/20' the second of twenty: files of equal time",
     )
+    parser.addoption("--record-costs", action="store_true", help="write the CPU time of each file, for --share")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,6 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "any_driver: runs on a real driver too, in children and without the fixture dev")
     config.addinivalue_line("markers", "long: takes long; run by --long, which 'make test-long' gives")
     config.stash[uncaptured] = os.dup(2)
+    if config.option.record_costs:
+        config.pluginmanager.register(CostRecorder())
     if config.getoption("--real-gpu"):
         if is_simulated():
             raise pytest.UsageError("--real-gpu and CUDA_GCTX_DRIVER=sim exclude each other")
@@ -121,12 +110,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True, file=item.config.stash[uncaptured])
     try:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+        if nextitem is not None and nextitem.path != item.path:
+            keep_what_is_loaded()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -159,7 +150,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = without(items, lambda item: (item.get_closest_marker("long") is not None) != config.option.long)
     if config.option.on_gpu:
         others += without(items, lambda item: not runs_on_a_real_driver(item))
-    others += without_share(items, *config.option.share)
+    others += without_share(items, *config.option.share, recorded_costs())
     config.hook.pytest_deselected(items=others)
     simulated = is_simulated()
     for item in items:
@@ -170,7 +161,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # Tests collect garbage often, and what was loaded and collected for the tests by now is none: it is not searched.
+    keep_what_is_loaded()
+
+
+def keep_what_is_loaded() -> None:
+    """Tests collect garbage often, which takes as long as there are objects: none is among those that are left now."""
     gc.collect()
     gc.freeze()
 

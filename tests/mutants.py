@@ -39,7 +39,7 @@ MUTANTS = {
     "no random order": Mutant("measure/loop.py", "order.shuffle(entries)", "pass", "tests/tune/test_procedure.py"),
     "unfair rivals": Mutant(
         "tune/_search.py",
-        "rivals = [rival for rival in rivals if self.ranking.others_share(rival) >= share]",
+        "rivals = [rival for rival in rivals if self.found.ranking.others_share(rival) >= share]",
         "pass",
         "tests/tune/test_procedure.py",
     ),
@@ -114,7 +114,7 @@ MUTANTS = {
     ),
     "one pair of host threads": Mutant(
         "tune/_search.py",
-        "            if self.by_host_threads:\n",
+        "            if self.found.by_host_threads:\n",
         "            if False:\n",
         "tests/tune/test_worlds.py",
     ),
@@ -132,8 +132,8 @@ MUTANTS = {
     ),
     "one part of a mix after the other": Mutant(
         "tune/_measure.py",
-        "counts.items() if trial.in_sequence else _evenly(counts)",
-        "counts.items()",
+        "evenly = [] if trial.in_sequence else _evenly(",
+        "evenly = [] if trial.in_sequence else list(",
         "tests/tune/test_launch.py",
     ),
     "long steps in batches of three": Mutant(
@@ -142,11 +142,71 @@ MUTANTS = {
         "return LEAST_STEPS",
         "tests/tune/test_search.py tests/tune/test_reasons.py -k number_of_steps",
     ),
-    "predictions are not padded": Mutant(
+    "a limit that is met exactly is missed": Mutant(
         "tune/_policy.py",
-        "one.latency_s * (1.0 if one.measured else 1 + pad)",
-        "one.latency_s",
+        "best = row.best[bisect_right(row.limits, limit_s)]",
+        "best = row.best[bisect_left(row.limits, limit_s)]",
         "tests/tune/test_policies.py",
+    ),
+    "a negative load is the smallest": Mutant(
+        "tune/_policy.py",
+        "if not 0 < index < size:",
+        "if not index < size:",
+        "tests/tune/test_policies.py",
+    ),
+    "what service shows is not asked for": Mutant(
+        "tune/_policy.py",
+        "self._rows[:] = [None] * len(self._rows)",
+        "pass",
+        "tests/tune/test_policies.py",
+    ),
+    "a policy of another card": Mutant(
+        "tune/_policy.py",
+        "policy.demand_device(device_of(device))",
+        "pass",
+        "tests/tune/test_policies.py",
+    ),
+    "one latency counts for all that service showed": Mutant(
+        "tune/_policy.py",
+        "self.latency += (RISE if off > 0 else FALL) * off",
+        "self.latency += off",
+        "tests/tune/test_policies.py",
+    ),
+    "curves by the calls of one round": Mutant(
+        "tune/_curves.py",
+        "Estimate.of(alone, quantile, certainty) if both else None",
+        "Estimate.of(alone[:1], quantile, certainty) if both else None",
+        "tests/tune/test_curves.py",
+    ),
+    "curves at one rate for all sizes": Mutant(
+        "tune/_curves.py",
+        "self._calls.alone_s[PART] = size.alone.step_s  # half",
+        "pass  # half",
+        "tests/tune/test_curves.py",
+    ),
+    "a share too little": Mutant(
+        "tune/_measure.py",
+        "joint = min(weights[first.name], round(weights[other.name] / self.share))",
+        "joint = max(1, weights[first.name] // 2)",
+        "tests/tune/test_together.py",
+    ),
+    "the rate of a share is that of all": Mutant(
+        "tune/_measure.py",
+        "(trial.share * len(taken), calls.passed_s)",
+        "(len(taken), calls.passed_s)",
+        "tests/tune/test_together.py",
+    ),
+    "shares are not refined": Mutant(
+        "tune/_search.py",
+        "for power in (0.5, 0.25, 0.125):",
+        "for power in ():",
+        "tests/tune/test_together.py",
+    ),
+    "a fork joins the first block of a stream": Mutant(
+        "interop/_fork.py",
+        "self._ends[self._streams.key(inner)] = self._streams.record(inner)",
+        "self._ends.setdefault(self._streams.key(inner), self._streams.record(inner))",
+        "tests/interop/test_torch.py",
     ),
     "no hysteresis": Mutant(
         "tune/_policy.py",
@@ -157,8 +217,8 @@ MUTANTS = {
     # Partitions, pools, stores and verification.
     "a partition waits for one stream": Mutant(
         "partitions/partitions.py",
-        "self.context.wait_event(other.record() if isinstance(other, Partition) else other)",
-        "self.context.wait_event(other.stream.record() if isinstance(other, Partition) else other)",
+        "self.context.wait_context(other.context)",
+        "self.context.wait_event(other.stream.record())",
         "tests/partitions/test_partitions.py",
     ),
     "shares without slack": Mutant(

@@ -161,39 +161,39 @@ class Probe:
     """A kernel that writes the SM ids of its blocks."""
 
     def __init__(self, dev: cuda_gctx.Device) -> None:
-        self._raw = Raw()
-        self._dev = dev
+        self.raw = Raw()
+        self.dev = dev
         self._blocks = 4 * dev.sm_count
 
     def __enter__(self) -> Probe:
-        raw = self._raw
+        raw = self.raw
         nothing = (None, None, 0)
-        with self._dev.context.current():
+        with self.dev.context.current():
             self._library = raw.handle("cuLibraryLoadData", ctypes.c_char_p(PROBE), *nothing, *nothing)
-            self._kernel = raw.handle("cuLibraryGetKernel", ctypes.c_void_p(self._library), b"cuda_gctx_probe")
-            self._out = raw.handle("cuMemAlloc_v2", ctypes.c_size_t(self._blocks * RECORD_BYTES))
+            self.kernel = raw.handle("cuLibraryGetKernel", ctypes.c_void_p(self._library), b"cuda_gctx_probe")
+            self.out = raw.handle("cuMemAlloc_v2", ctypes.c_size_t(self._blocks * RECORD_BYTES))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._dev.context.current():
-            self._raw.call("cuMemFree_v2", ctypes.c_void_p(self._out))
-            self._raw.call("cuLibraryUnload", ctypes.c_void_p(self._library))
+        with self.dev.context.current():
+            self.raw.call("cuMemFree_v2", ctypes.c_void_p(self.out))
+            self.raw.call("cuLibraryUnload", ctypes.c_void_p(self._library))
 
     def launch(self, stream: cuda_gctx.Stream) -> None:
         """Starts the kernel; the context of the stream must be current."""
-        values = (ctypes.c_uint64(self._out), ctypes.c_uint32(self._blocks), ctypes.c_uint64(SPIN_NS))
+        values = (ctypes.c_uint64(self.out), ctypes.c_uint32(self._blocks), ctypes.c_uint64(SPIN_NS))
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         shape = (self._blocks, 1, 1, THREADS, 1, 1, 0)
         stream_handle = ctypes.c_void_p(stream.handle)
-        self._raw.call("cuLaunchKernel", ctypes.c_void_p(self._kernel), *shape, stream_handle, addresses, None)
+        self.raw.call("cuLaunchKernel", ctypes.c_void_p(self.kernel), *shape, stream_handle, addresses, None)
 
     def records(self) -> list[tuple[int, int, int, int]]:
         """SM id, start, end and number of every block of the last launch."""
         size = self._blocks * RECORD_BYTES
         host = (ctypes.c_uint64 * (size // 8))()
-        self._raw.call("cuMemcpyDtoH_v2", host, ctypes.c_void_p(self._out), ctypes.c_size_t(size))
+        self.raw.call("cuMemcpyDtoH_v2", host, ctypes.c_void_p(self.out), ctypes.c_size_t(size))
         return [tuple(host[first : first + 4]) for first in range(0, len(host), 4)]
 
     def sms(self, context: cuda_gctx.Context) -> set[int]:

@@ -208,6 +208,10 @@ def test_every_raw_call_has_its_row() -> None:
         ("push_pop", "cuCtxPushCurrent"),
         ("record_wait", "cuStreamWaitEvent"),
         ("context_record_wait", "cuGreenCtxWaitEvent"),
+        ("stream_is_done", "cuStreamQuery"),
+        ("event_is_done", "cuEventQuery"),
+        ("priority", "cuStreamGetPriority"),
+        ("elapsed", "cuEventElapsedTime"),
     ],
 )
 def test_a_raw_call_is_made_as_often_as_asked(sim: Callable[..., Any], name: str, function: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -207,6 +208,7 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
         (["plan", "1.0"], "'1.0' is not a fraction below 1: write 'rest' for all remaining SMs"),
         (["plan", "-5"], "-5 is negative"),
         (["plan", "16", "--foo"], "No such option"),
+        (["verify", "a=" + "9" * 400], "sms must be an int from 0 to 1000000, not 9"),
         (["plan", "device=8"], "'device' cannot be the name of a partition"),
         (["plan", "8", "--profile", "voodoo"], "unknown card 'voodoo': choose from h200,"),
         (["plan", "8", "--profile", "h200", "--driver", "11.8"], "no driver '11.8' is simulated: choose from 12.3, "),
@@ -251,6 +253,29 @@ def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("plan", "8")
     assert done.exit_code == 130
     assert done.stderr == "Error: interrupted\n"
+
+
+@pytest.mark.parametrize("module", ["rich", "cuda_gctx.cli.plan"])
+def test_interrupted_while_modules_are_imported_is_130_too(module: str) -> None:
+    done = run_python(
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n"
+        "            raise KeyboardInterrupt\n"
+        "from cuda_gctx.cli import main\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "sys.argv[1:] = ['plan', '8']\n"
+        "main()"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", [["sim", "profiles"], ["sim", "path"], ["info"]], ids=" ".join)
+def test_a_standard_output_that_is_closed_is_no_traceback(arguments: list[str]) -> None:
+    command = shlex.join([sys.executable, "-m", "cuda_gctx.cli", *arguments])
+    done = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert "Traceback" not in done.stderr
 
 
 def test_a_mistake_of_the_program_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ from cuda_gctx.tune import spin
 def wide(stream): spin(stream, 264, 100_000)
 def narrow(stream): spin(stream, 8, 100_000)
 def broken(stream): raise RuntimeError("out of order")
+def ending(stream): raise SystemExit(7)
 """
 
 
@@ -266,6 +267,7 @@ def test_ctrl_c_shows_what_was_measured_and_ends_with_130(dev: Device, tuner: St
         (["some/folder/my_work:work"], 2, "like some.folder.my_work:work"),
         (["./:work"], 2, "like my_module:work"),
         ([".py:work"], 2, "like my_module:work"),
+        (["my_work:product"], 2, "my_work:product takes arguments: name two or more parts"),
         (["my_work:nothing"], 1, "must return the parts: a mapping of two or more names"),
         (["my_work:misnamed"], 1, "'device' cannot be the name of a part"),
         (["my_work:work", "--throughput", "decode"], 2, "invalid mix 'decode'"),
@@ -353,6 +355,12 @@ def test_an_error_of_the_work_keeps_its_traceback(spinning: None) -> None:
     assert 'spinning_work.py", line' in done.stderr
     assert done.stderr.splitlines()[-1].startswith("Error: broken failed")
     assert "cuda_gctx/cli" not in done.stderr
+
+
+def test_work_that_ends_the_program_is_an_error_of_the_work(spinning: None) -> None:
+    done = run("tune", "spinning_work:wide", "spinning_work:ending")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: ending failed (alone): SystemExit: 7")
 
 
 def test_the_tuner_itself_is_asked_as_it_wants(spinning: None, folder: Path) -> None:

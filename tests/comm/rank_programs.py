@@ -1,13 +1,19 @@
 """The programs of ranks in the tests: each rank is a process or a thread of this program, under a watchdog.
 
     python rank_programs.py PROGRAM RANK SIZE FOLDER LIMIT
+    python rank_programs.py serve LIMIT
 
 The watchdog prints the stacks of all threads and ends the process after LIMIT seconds. Results are a line of JSON.
+
+``serve`` loads torch once, and forks ranks that have it: a line of the standard input is
+``[PROGRAM, PROCESSES, SIZE, FOLDER]`` in JSON, and the answer is the line of their exit codes, when all have ended. A
+rank prints to RANK.out and RANK.err in the folder.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -331,6 +337,17 @@ def absences(rank: int, size: int, folder: Path) -> list[str]:
 
 
 @program
+def dying(rank: int, size: int, folder: Path) -> None:
+    """One rank dies during a call, as in the benchmark, where others find it on GPUs."""
+    sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+    import missing_ranks
+
+    ranks = missing_ranks.Rank(rank, 0, f"{folder}/store")
+    print(json.dumps(missing_ranks.work_of(ranks, "GLOO, dies during a call", None)), flush=True)
+    os._exit(0)
+
+
+@program
 def hanging(rank: int, size: int, folder: Path) -> None:
     """Two threads that wait for nobody, once they have left a file."""
     has_begun = threading.Event()
@@ -408,11 +425,41 @@ def descriptors(rank: int, size: int, folder: Path) -> dict[str, Any]:
     return {"texts": texts, "outcome": outcome, "left open": left_open}
 
 
-def main() -> None:
-    name, rank, size, folder, limit = sys.argv[1:]
+def run(name: str, rank: int, size: int, folder: Path, limit: float) -> None:
     faulthandler.enable()
-    faulthandler.dump_traceback_later(float(limit), exit=True)
-    print(json.dumps(PROGRAMS[name](int(rank), int(size), Path(folder))))
+    faulthandler.dump_traceback_later(limit, exit=True)
+    print(json.dumps(PROGRAMS[name](rank, size, folder)))
+
+
+def serve(limit: float) -> None:
+    import torch.distributed  # noqa: F401  for the ranks
+
+    from cuda_gctx.comm import MixedCommHandler  # noqa: F401
+
+    # When a rank ends, it looks for no garbage in what is loaded now: half of its CPU time.
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        name, processes, size, folder = json.loads(line)
+        ranks = []
+        for rank in range(processes):
+            pid = os.fork()
+            if pid == 0:
+                for descriptor, kind in ((1, "out"), (2, "err")):
+                    os.dup2(os.open(f"{folder}/{rank}.{kind}", os.O_WRONLY | os.O_CREAT), descriptor)
+                run(name, rank, size, Path(folder), limit)
+                return
+            ranks.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+        print(json.dumps(codes), flush=True)
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["serve", limit]:
+            serve(float(limit))
+        case [name, rank, size, folder, limit]:
+            run(name, int(rank), int(size), Path(folder), float(limit))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +27,58 @@ needs_torch = pytest.mark.skipif(
 )
 
 
-def run_ranks(name: str, size: int, folder: Path, processes: int | None = None) -> list[Any]:
-    """What each rank printed. Fails with the output of all ranks, stacks included, if one fails or hangs."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAMS), name, str(rank), str(size), str(folder), str(LIMIT_S)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+class Ranks:
+    """Runs programs of ranks: a process that has torch loaded forks them."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, PROGRAMS, "serve", str(LIMIT_S)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        for rank in range(size if processes is None else processes)
-    ]
-    outputs = []
-    try:
-        for rank in ranks:
-            outputs.append(rank.communicate(timeout=2 * LIMIT_S))
-    finally:
-        for rank in ranks:
-            rank.kill()
-    output = "\n".join(f"rank {number}:\n{errors}" for number, (_, errors) in enumerate(outputs))
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), output
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs if output]
+
+    def run(
+        self, name: str, size: int, folder: Path, processes: int | None = None, killed: Sequence[int] = ()
+    ) -> list[Any]:
+        """What each rank printed. Fails with the output of all ranks, stacks included, if one fails or hangs.
+
+        killed: the ranks that kill themselves.
+        """
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        numbers = range(size if processes is None else processes)
+        print(json.dumps([name, len(numbers), size, str(folder)]), file=requests, flush=True)
+        codes = json.loads(answers.readline())
+        output = "\n".join(f"rank {rank}:\n{(folder / f'{rank}.err').read_text()}" for rank in numbers)
+        assert codes == [-signal.SIGKILL if rank in killed else 0 for rank in numbers], output
+        printed = [(folder / f"{rank}.out").read_text() for rank in numbers if rank not in killed]
+        return [json.loads(text.splitlines()[-1]) for text in printed if text]
+
+    def close(self) -> None:
+        self._process.communicate()  # it ends with its input
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    made = Ranks()
+    yield made
+    made.close()
 
 
 @needs_torch
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_every_operation_over_gloo_gives_the_exact_bits(size: int, tmp_path: Path) -> None:
-    compared = run_ranks("every_topology_over_gloo", size, tmp_path)
+def test_every_operation_over_gloo_gives_the_exact_bits(size: int, ranks: Ranks, tmp_path: Path) -> None:
+    compared = ranks.run("every_topology_over_gloo", size, tmp_path)
     assert compared[0] > 10
     assert len(set(compared)) == 1
 
 
 @needs_torch
-def test_every_operation_in_threads_gives_the_exact_bits(tmp_path: Path) -> None:
-    assert run_ranks("every_topology_in_threads", MOST_RANKS, tmp_path, processes=1)[0] > 100
+def test_every_operation_in_threads_gives_the_exact_bits(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run("every_topology_in_threads", MOST_RANKS, tmp_path, processes=1)[0] > 100
 
 
 @needs_torch
-def test_misuse_is_refused_by_name_on_every_rank(tmp_path: Path) -> None:
+def test_misuse_is_refused_by_name_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     wanted = {
         "no group": "call torch.distributed.init_process_group() first, or pass a comm_backend",
         "dtype": "dtype must be torch.float16 or torch.bfloat16, not torch.float32",
@@ -83,7 +99,7 @@ def test_misuse_is_refused_by_name_on_every_rank(tmp_path: Path) -> None:
         "released": "call checkpoint_restore() first",
         "closed": "has been shut down",
     }
-    for rank, found in enumerate(run_ranks("refusals", 2, tmp_path)):
+    for rank, found in enumerate(ranks.run("refusals", 2, tmp_path)):
         assert f"is rank {rank} of 2, and the handler is rank 0 of 3" in found.pop("place")
         assert f"is rank {rank} of 3, and the handler is rank {rank} of 2" in found.pop("restored elsewhere")
         assert found.keys() == wanted.keys()
@@ -92,8 +108,8 @@ def test_misuse_is_refused_by_name_on_every_rank(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_every_rank_follows_one_tuning_table(tmp_path: Path) -> None:
-    found = run_ranks("autotune", 2, tmp_path)
+def test_every_rank_follows_one_tuning_table(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks.run("autotune", 2, tmp_path)
     assert found[0]["table"] == found[1]["table"]
     # Two operations, and two sizes: one that the topology cannot divide is rounded down.
     assert [one["bytes"] for one in json.loads(found[0]["table"])["cases"]] == [1024, 4096] * 2
@@ -104,16 +120,23 @@ def test_every_rank_follows_one_tuning_table(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_a_rank_that_stays_away_keeps_the_others_for_a_limited_time(tmp_path: Path) -> None:
-    warning, after_shutdown, alone = run_ranks("absences", 2, tmp_path)[0]
+def test_a_rank_that_stays_away_keeps_the_others_for_a_limited_time(ranks: Ranks, tmp_path: Path) -> None:
+    warning, after_shutdown, alone = ranks.run("absences", 2, tmp_path)[0]
     assert "was shut down without the other ranks" in warning
     assert "has been shut down" in after_shutdown
     assert "imed out" in alone or "timeout" in alone, alone
 
 
 @needs_torch
-def test_a_rank_that_dies_during_a_call_is_an_error_on_every_other_rank(tmp_path: Path) -> None:
-    """By the benchmark that measures when, which runs with kernels on GPUs."""
+def test_a_rank_that_dies_during_a_call_is_an_error_on_every_other_rank(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks.run("dying", 3, tmp_path, killed=[1])
+    assert [type(answer["s"]) for answer in found] == [float, float]
+    assert all(answer["error"] for answer in found)
+
+
+@needs_torch
+@pytest.mark.long
+def test_the_benchmark_of_missing_ranks_runs_without_a_gpu(tmp_path: Path) -> None:
     program = Path(__file__).resolve().parents[2] / "benchmarks" / "communication.py"
     options = "--part", "missing-ranks", "--gpus", "0", "--limit", str(LIMIT_S), "--out", str(tmp_path)
     skipped = "--skip", "before", "between", "never"
@@ -138,12 +161,15 @@ def test_ranks_that_hang_end_with_the_stacks_of_all_threads(tmp_path: Path) -> N
 
 
 def test_importing_loads_no_framework(tmp_path: Path) -> None:
-    assert run_ranks("importing", 1, tmp_path) == [[]]
+    program = [sys.executable, PROGRAMS, "importing", "0", "1", tmp_path, str(LIMIT_S)]
+    assert json.loads(subprocess.run(program, check=True, stdout=subprocess.PIPE).stdout) == []
 
 
 @needs_torch
-def test_descriptors_reach_every_other_rank_and_one_that_stays_away_is_an_error_in_time(tmp_path: Path) -> None:
-    found = run_ranks("descriptors", 3, tmp_path)
+def test_descriptors_reach_every_other_rank_and_one_that_stays_away_is_an_error_in_time(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    found = ranks.run("descriptors", 3, tmp_path)
     for rank, answers in enumerate(found):
         assert answers["texts"] == [f"of rank {peer}" for peer in range(3) if peer != rank]
         assert answers["left open"] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import shutil
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_gctx import CUDAError
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm import _tensors as tensors
 from cuda_gctx.comm._backends import LocalBackend
@@ -26,40 +24,6 @@ from .cpu_kernels import Ranks, build
 
 DEVICE: Any = SimpleNamespace(device_id=0, context=SimpleNamespace(current=nullcontext))
 ALLOCATION = 1 << 20
-
-
-class Driver:
-    """Allocations of 1 MiB, as several processes see them: each opens one at an address of its own."""
-
-    def __init__(self, refused: str = "") -> None:
-        self.refused = refused
-        self.opened: list[int] = []
-        self.closed: list[int] = []
-        self._lock = threading.Lock()
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        if name == self.refused:
-            raise CUDAError(f"{name} failed: refused", code=1, name="CUDA_ERROR_INVALID_VALUE", call=name)
-        if name == "cuMemGetAddressRange":
-            return arguments[0] // ALLOCATION * ALLOCATION, ALLOCATION
-        if name == "cuIpcGetMemHandle":
-            return Handle(int(arguments[0]).to_bytes(64, "little"))
-        if name == "cuIpcOpenMemHandle":
-            base = int.from_bytes(ctypes.string_at(arguments[0].getPtr(), 64), "little")
-            with self._lock:
-                self.opened.append(base)
-                return base + (len(self.opened) << 40)
-        assert name == "cuIpcCloseMemHandle", name
-        self.closed.append(arguments[0])
-        return None
-
-
-class Handle:
-    def __init__(self, content: bytes = bytes(64)) -> None:
-        self._buffer = ctypes.create_string_buffer(content, 64)
-
-    def getPtr(self) -> int:
-        return ctypes.addressof(self._buffer)
 
 
 def on_all(size: int, work: Any) -> list[Any]:
@@ -81,91 +45,18 @@ def on_all(size: int, work: Any) -> list[Any]:
     return found
 
 
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    fake = Driver()
-    monkeypatch.setattr(tensors, "call", lambda *arguments: fake.call(*arguments))
-    flags = SimpleNamespace(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1)
-    monkeypatch.setattr(tensors, "driver", lambda: SimpleNamespace(CUipcMemHandle=Handle, CUipcMem_flags=flags))
-    return fake
-
-
 def mapped(rank: int, processes: list[int]) -> tensors.MappedTensors:
     identities = [Identity("host", process, 0, "bus", 0) for process in processes]
     return tensors.MappedTensors(DEVICE, identities, rank)
 
 
-ELSEWHERE = [os.getpid() + 1, os.getpid() + 2, os.getpid() + 3]
-
-
-def test_each_rank_learns_where_the_others_see_its_tensors(driver: Driver) -> None:
-    # Both tensors of a rank are in one allocation, which the others open once.
-    begins = [(1 + rank) * ALLOCATION + 512 for rank in range(3)]
-
-    def work(rank: int, backend: LocalBackend) -> Any:
-        own = mapped(rank, ELSEWHERE)
-        own.add(backend, [(begins[rank], 256), (begins[rank] + 1024, 64)])
-        seen = own.find(begins[rank] + 1024 + 16, 48), own.find(begins[rank] + 128, 128)
-        outside = own.find(begins[rank] + 128, 129), own.find(begins[rank] - 16, 16)
-        own.close()
-        return *seen, outside, own.find(begins[rank], 1)
-
-    found = on_all(3, work)
-    for rank, (second, first, outside, after) in enumerate(found):
-        inner = [(begins[rank] + 1024 + 16) % ALLOCATION, (begins[rank] + 128) % ALLOCATION]
-        for seen, place in zip((second, first), inner, strict=True):
-            assert all(address % ALLOCATION == place for address in seen)
-            # Opened in another process each time; this fake opens a rank's own allocation as well.
-            assert len({address >> 40 for address in seen}) == 3
-        assert outside == (None, None)
-        assert after is None
-    assert len(driver.opened) == 9
-    assert len(driver.closed) == 9
-
-
-def test_what_is_unmapped_is_not_found_and_closed_once_nothing_else_needs_it(driver: Driver) -> None:
-    def work(rank: int, backend: LocalBackend) -> Any:
-        begin = (1 + rank) * ALLOCATION
-        own = mapped(rank, ELSEWHERE[:2])
-        own.add(backend, [(begin, 256), (begin + 512, 256)])
-        own.remove(begin)
-        backend.barrier()
-        first = own.find(begin, 16), own.find(begin + 512, 16) is not None, list(driver.closed)
-        backend.barrier()
-        own.remove(begin + 512)
-        with pytest.raises(ValueError, match="no tensor at 0x"):
-            own.remove(begin)
-        return first
-
-    assert on_all(2, work) == [(None, True, [])] * 2
-    assert len(driver.closed) == len(driver.opened) == 4
-
-
-def test_threads_reach_tensors_where_they_are(driver: Driver) -> None:
+def test_threads_reach_tensors_where_they_are() -> None:
     def work(rank: int, backend: LocalBackend) -> Any:
         own = mapped(rank, [os.getpid()] * 2)
         own.add(backend, [(4096 * (rank + 1), 512)])
         return own.find(4096 * (rank + 1) + 16, 16)
 
     assert on_all(2, work) == [(4112, 4112), (8208, 8208)]
-    assert driver.opened == []
-
-
-@pytest.mark.parametrize("refused", ["cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
-def test_what_one_rank_cannot_map_is_an_error_on_all(refused: str, driver: Driver) -> None:
-    def work(rank: int, backend: LocalBackend) -> None:
-        driver.refused = refused
-        mapped(rank, ELSEWHERE).add(backend, [(ALLOCATION, 256)])
-
-    for error in on_all(3, work):
-        assert isinstance(error, RuntimeError)
-        assert "tensors cannot be mapped: rank 0: " in str(error)
-        assert f"{refused} failed" in str(error)
-
-
-def test_every_rank_gives_as_many_tensors(driver: Driver) -> None:
-    found = on_all(2, lambda rank, backend: mapped(rank, ELSEWHERE[:2]).add(backend, [(ALLOCATION, 16)] * (1 + rank)))
-    assert all("the number of tensors must be the same on all ranks" in str(error) for error in found)
 
 
 class Aliased:

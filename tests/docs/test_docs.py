@@ -220,8 +220,15 @@ def test_a_page_refers_only_to_what_is_there(page: Path) -> None:
         assert (REPOSITORY / code).exists(), f"{name_of(page)} names {code}, which does not exist"
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+@pytest.mark.parametrize(
+    ("example", "driver"),
+    [
+        pytest.param(example, driver, marks=() if number % len(DRIVERS) == at else pytest.mark.long)
+        for number, example in enumerate(EXAMPLES)
+        for at, driver in enumerate(DRIVERS)
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, Path) else value,
+)
 def test_an_example_runs_and_says_that_it_is_simulated(example: Path, driver: str) -> None:
     done = child(sys.executable, "-W", "error", str(example), CUDA_GCTX_DRIVER=f"sim:h200@{driver}")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -145,7 +145,7 @@ def fastest(report: Report, kind: str) -> float:
 
 def test_the_front_page_quotes_what_isolation_costs_as_it_was_measured() -> None:
     critical = studies_of("h200")["critical-load"][0]
-    load = critical.result(critical.plan).parts["load"]
+    load = critical.result(critical.choice).parts["load"]
     assert load.calls_per_second is not None
     kept = load.calls_per_second * critical.alone["load"].value
     text = " ".join((BENCHMARKS.parent / "README.md").read_text().split())
@@ -159,7 +159,7 @@ def studies_page() -> str:
 def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) -> list[list[float]]:
     """What the page quotes of the studies of a card: each a number for each process, or for each result."""
     sequences = [next(r for r in report.results if r.plan.kind == "sequence") for report in plain]
-    chosen = [report.result(report.plan) for report in critical]
+    chosen = [report.result(report.choice) for report in critical]
     first = [next(r for r in report.results if str(r.plan) == "critical first") for report in critical]
     return [
         [one.seconds.value / report.bound for one, report in zip(sequences, plain, strict=True)],
@@ -188,11 +188,11 @@ def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
     names = ("gemm-sigmoid", "prefill-decode", "critical-load")
     assert all(report.complete for one in studies for name in names for report in one[name])
     plain, mix, critical = ([report for one in studies for report in one[name]] for name in names)
-    assert [str(report.plan) for report in plain] == [*["in sequence"] * 3, "gemm=all, sigmoid=128"]
-    assert {str(report.plan) for report in mix} == {"prefill=96, decode=all, SM count hint"}
+    assert [str(report.choice) for report in plain] == [*["in sequence"] * 3, "gemm=all, sigmoid=128"]
+    assert {str(report.choice) for report in mix} == {"prefill=96, decode=all, SM count hint"}
     assert [report.sure for report in mix[2:]] == [True, True]
     loads = ["load=112"] * 3 + ["load=104, SM count hint"]
-    assert [str(report.plan) for report in critical] == [f"critical=all, {load}" for load in loads]
+    assert [str(report.choice) for report in critical] == [f"critical=all, {load}" for load in loads]
     pairs = zip(*(quoted_of(*(one[name] for name in names)) for one in studies), strict=True)
     hidden, halves, slower, gains, disjoint, streams, urgent, shares, tails, decodes = pairs
     quoted = [

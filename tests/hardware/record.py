@@ -26,6 +26,8 @@ from recorder.gpu import Gpu
 from recorder.notes import Note
 from recorder.sections import SECTIONS
 
+# Sections that may end by their limit, and in how many seconds.
+LIMITS = {"graph_contexts.cooperative": 10.0}
 FORMAT = 2  # 1 is the recording of 2026-11-20, which had the device, split_by_count and smids alone
 
 
@@ -58,12 +60,13 @@ def start_section(name: str, arguments: argparse.Namespace) -> tuple[dict[str, A
         command += ["--device", str(arguments.device)] + (["--quick"] if arguments.quick else [])
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         ended = ""
+        limit = LIMITS.get(name, arguments.limit)
         try:
-            output, _ = process.communicate(timeout=arguments.limit)
+            output, _ = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             process.kill()
             output, _ = process.communicate()
-            ended = f"killed after {arguments.limit} s"
+            ended = f"killed after {limit} s"
         if not ended and process.returncode != 0:
             code = process.returncode
             ended = signal.Signals(-code).name if code < 0 else f"exit {code}"

@@ -2,9 +2,10 @@
 
     python tests/hardware/upstream_tests.py --flashinfer FILE --torch FILE
 
-FILE is tests/utils/test_green_ctx.py of FlashInfer, test/test_matmul_cuda.py of torch (of which the tests with "green"
-in their names are run). They are not changed: the drop-ins replace the modules that the files import. Needs
-pytest, a GPU, torch and whatever else the files import, but not FlashInfer.
+FILE is tests/utils/test_green_ctx.py of FlashInfer; test/test_matmul_cuda.py of torch 2.11, or test/test_cuda.py of
+newer versions, of which the tests with "green" in their names or those of their classes are run. They are not changed:
+the drop-ins replace the modules that the files import. Needs pytest, a GPU, torch and whatever else the files import,
+but not FlashInfer.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ def put_in_flashinfers_place() -> None:
 
 
 def put_in_torchs_place() -> None:
-    drop_in = import_module("cuda_gctx.compat.torch_green").GreenContext
-    # The class alone: torch's tests ask the rest of the module what the driver has.
-    for module in ("torch.cuda", "torch.cuda.green_contexts"):
-        import_module(module).GreenContext = drop_in  # type: ignore[attr-defined]
+    drop_in = import_module("cuda_gctx.compat.torch_green")
+    # The classes alone: torch's tests ask the rest of the module what the driver has.
+    for module in map(import_module, ("torch.cuda", "torch.cuda.green_contexts")):
+        for name in ("GreenContext", "SMPartition"):
+            if hasattr(module, name):
+                setattr(module, name, getattr(drop_in, name))
 
 
 def run(file: Path, *options: str) -> int:
@@ -42,7 +45,7 @@ def run(file: Path, *options: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--flashinfer", type=Path, metavar="FILE", help="FlashInfer's tests/utils/test_green_ctx.py")
-    parser.add_argument("--torch", type=Path, metavar="FILE", help="torch's test/test_matmul_cuda.py")
+    parser.add_argument("--torch", type=Path, metavar="FILE", help="torch's test/test_matmul_cuda.py or test_cuda.py")
     arguments = parser.parse_args()
     if arguments.flashinfer is None and arguments.torch is None:
         parser.error("name at least one file")

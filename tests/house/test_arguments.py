@@ -21,6 +21,7 @@ from cuda_gctx import (
     ContextOptions,
     Device,
     EventOptions,
+    Graph,
     Layout,
     PartitionPool,
     PartitionSpec,
@@ -31,7 +32,7 @@ from cuda_gctx import (
     tune,
 )
 from cuda_gctx.comm import ParallelInfo, expected, local_world
-from cuda_gctx.compat import flashinfer
+from cuda_gctx.compat import flashinfer, sgl_kernel, torch_green
 from cuda_gctx.compat.torch_green import GreenContext, SMPartition
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.partitions import verify
@@ -114,13 +115,6 @@ def measuring(name: str) -> Callable[[Any, Any], object]:
     return lambda world, value: tune.curve(work, device=NO_DEVICE, **{name: value})
 
 
-def deciding(name: str) -> Callable[[Any, Any], object]:
-    def decide(world: Any, value: Any) -> object:
-        return tune.policy(dict, latency="a", loads={"batch": ["x"]}, device=NO_DEVICE, **{name: value})
-
-    return decide
-
-
 def ranked(position: int) -> Callable[[Any, Any], object]:
     """ParallelInfo.of(), which is the world of one node of two ranks, with another number at a position."""
     return lambda world, value: ParallelInfo.of(*[*TOPOLOGY[:position], value, *TOPOLOGY[position + 1 :]])
@@ -155,6 +149,13 @@ def set_pinned_limit_and_back(value: Any) -> None:
         ContextStore().pinned_limit = before
 
 
+def graph_of(world: Any) -> Graph:
+    with world.stream.capture() as capture:
+        pass
+    graph: Graph = capture.graph
+    return graph
+
+
 DOORS: dict[str, Door] = {
     # ---- the core
     "ContextOptions(exclusive)": Door(BOOL, True, lambda w, v: ContextOptions([w.dev.resources.sm], exclusive=v)),
@@ -165,10 +166,12 @@ DOORS: dict[str, Door] = {
     "Device.partition(named)": Door(REQUEST, 8, lambda w, v: w.dev.partition(a=v).close(), said="partition a: sms"),
     "EventOptions(timing_enabled)": Door(BOOL, True, lambda w, v: EventOptions(timing_enabled=v)),
     "EventOptions(blocking_sync)": Door(BOOL, True, lambda w, v: EventOptions(blocking_sync=v)),
+    "Graph.from_handle(handle)": Door(INT, None, lambda w, v: Graph.from_handle(v)),
+    "Graph.in_partition(ordered)": Door(BOOL, True, lambda w, v: graph_of(w).in_partition(w.dev, ordered=v).close()),
+    "Graph.instantiate(ordered)": Door(BOOL, True, lambda w, v: graph_of(w).instantiate(ordered=v).close()),
+    "GraphExec.verify(timeout)": Door(SECONDS, 5, lambda w, v: graph_of(w).in_partition(w.dev).verify(timeout=v)),
     "spin(blocks)": Door(INT, 1, lambda w, v: tune.spin(w.stream, v, 1)),
     "spin(spin_ns)": Door(INT, 1, lambda w, v: tune.spin(w.stream, 1, v)),
-    "Stamps(capacity)": Door(INT, 1, lambda w, v: tune.Stamps(w.dev, v)),
-    "Stamps.write(place)": Door(INT, 1, lambda w, v: tune.Stamps(w.dev, 2).write(w.stream, v), ()),
     "SMResourceOptions(count)": Door(INT, 8, lambda w, v: SMResourceOptions(v)),
     "SMResourceOptions(coscheduled_sm_count)": Door(INT, 8, lambda w, v: SMResourceOptions(8, coscheduled_sm_count=v)),
     "SMResourceOptions(preferred_coscheduled_sm_count)": Door(
@@ -226,6 +229,10 @@ DOORS: dict[str, Door] = {
     "curve(sizes)": Door(INT, None, lambda w, v: tune.curve(work, device=w.dev, sizes=[v]), (), r"sizes\[0\]"),
     "curve(budget_s)": Door(SECONDS, 1, measuring("budget_s"), then=ENDS),
     "curve(seed)": Door(INT, 1, measuring("seed"), (), then=ENDS),
+    "curve(quantile)": Door(NUMBER, 0.5, measuring("quantile"), then=ENDS),
+    "curve(rate)": Door(NUMBER, 1.5, measuring("rate"), then=ENDS),
+    "curve(closed_loop)": Door(BOOL, None, measuring("closed_loop")),
+    "Plan(share)": Door(NUMBER, 0.5, lambda w, v: tune.Plan("together", ("a", "b"), first="a", share=v)),
     "explain(rounds)": Door(INT, 1, lambda w, v: tune.explain(w.stream, w.stream, rounds=v)),
     "Throughput(weights)": Door(INT, 1, lambda w, v: tune.Throughput(a=v), said="a"),
     "TailLatency(quantile)": Door(NUMBER, 0.5, lambda w, v: tune.TailLatency("a", quantile=v)),
@@ -246,31 +253,43 @@ DOORS: dict[str, Door] = {
     "Policy.of(quantile)": Door(NUMBER, 0.5, lambda w, v: decided(quantile=v)),
     "Policy.of(hysteresis)": Door(NUMBER, 0.5, lambda w, v: decided(hysteresis=v)),
     "Policy(quantile)": Door(NUMBER, 0.5, lambda w, v: replace(decided(), quantile=v)),
+    "Policy(sm_count)": Door(INT, 0, lambda w, v: replace(decided(), sm_count=v), (-1,)),
     "Policy(hysteresis)": Door(NUMBER, 0.5, lambda w, v: replace(decided(), hysteresis=v)),
-    "Policy.choose(limit_s)": Door(NUMBER, 1, lambda w, v: decided().choose(v, batch=1)),
+    "Policy.choose(limit_s)": Door(NUMBER, 1, lambda w, v: decided().choose(v, batch=1), (math.nan, -1)),
+    "Policy.observe(latency_s)": Door(NUMBER, 1, lambda w, v: decided().observe({"batch": 1}, APART, v, 1.0)),
+    "Policy.observe(rate)": Door(NUMBER, 1, lambda w, v: decided().observe({"batch": 1}, APART, 1.0, v)),
     "Policy.explain(limit_s)": Door(NUMBER, 1, lambda w, v: decided().explain(v, batch=1)),
-    "policy(quantile)": Door(NUMBER, 0.5, deciding("quantile"), then=ENDS),
-    "policy(checks)": Door(INT, 1, deciding("checks"), (-1,), then=ENDS),
-    "policy(hysteresis)": Door(NUMBER, 0.5, deciding("hysteresis"), then=ENDS),
-    "policy(budget_s)": Door(SECONDS, 1, deciding("budget_s"), then=ENDS),
-    "policy(seed)": Door(INT, 1, deciding("seed"), (), then=ENDS),
     "Report.foremost(most)": Door(INT, 1, lambda w, v: tune.Report.foremost(w.report, v), (-1,)),
     "TailLatency(closed_loop)": Door(BOOL, None, lambda w, v: tune.TailLatency("a", closed_loop=v)),
     "curve(progress)": Door(BOOL, None, lambda w, v: tune.curve(work, device=w.dev, progress=v)),
     "overlap(progress)": Door(BOOL, None, lambda w, v: tune.overlap(a=work, b=work, device=w.dev, progress=v)),
-    "policy(progress)": Door(
-        BOOL,
-        None,
-        lambda w, v: tune.policy(
-            lambda batch: {"a": work, "b": work}, latency="a", loads={"batch": [1]}, device=w.dev, progress=v
-        ),
-    ),
     "Timeline(spans)": Door(INT, 8, lambda w, v: tune.Timeline(w.dev, spans=v)),
     "Timeline.of_probe(spin_ns)": Door(INT, 1000, lambda w, v: tune.Timeline.of_probe(w.parts, spin_ns=v)),
     # ---- the drop-ins and libraries
     "get_device_resource(cu_dev)": Door(INT, 0, lambda w, v: flashinfer.get_device_resource(v), (), "device_id"),
     "get_sm_count_constraint(major)": Door(INT, 9, lambda w, v: flashinfer.get_sm_count_constraint(v, 0), ()),
     "get_sm_count_constraint(minor)": Door(INT, 0, lambda w, v: flashinfer.get_sm_count_constraint(9, v), ()),
+    "split_resource(num_groups)": Door(INT, 1, lambda w, v: flashinfer.split_resource(w.sms.resource, v, 8), (-1, 0)),
+    "split_resource(min_count)": Door(INT, 8, lambda w, v: flashinfer.split_resource(w.sms.resource, 1, v), (-1,)),
+    "split_resource_by_sm_count(cu_dev)": Door(
+        INT, 0, lambda w, v: flashinfer.split_resource_by_sm_count(v, w.sms.resource, [8]), (), "device_id"
+    ),
+    "split_resource_by_sm_count(sm_counts)": Door(
+        INT,
+        8,
+        lambda w, v: flashinfer.split_resource_by_sm_count(0, w.sms.resource, [v]),
+        (-1, 0),
+        r"sm_counts\[0\]",
+    ),
+    "create_green_ctx_streams(cu_dev)": Door(
+        INT, 0, lambda w, v: flashinfer.create_green_ctx_streams(v, [w.parts.a.context.resources.sm]), (), "device_id"
+    ),
+    "split_device_green_ctx_by_locality_domain(backfill)": Door(
+        BOOL,
+        True,
+        lambda w, v: flashinfer.split_device_green_ctx_by_locality_domain("cuda:0", v),
+        then="has 1 locality domain",
+    ),
     "split_device_green_ctx(num_groups)": Door(
         INT, 1, lambda w, v: flashinfer.split_device_green_ctx("cuda:0", v, 8), (-1, 0)
     ),
@@ -280,6 +299,18 @@ DOORS: dict[str, Door] = {
     "split_device_green_ctx_by_sm_count(sm_counts)": Door(
         INT, 8, lambda w, v: flashinfer.split_device_green_ctx_by_sm_count("cuda:0", [v]), (), r"sm_counts\[0\]"
     ),
+    "get_sm_available(device_id)": Door(INT, 0, lambda w, v: sgl_kernel.get_sm_available(v), ()),
+    "create_greenctx_stream_by_value(SM_a)": Door(
+        INT, 8, lambda w, v: sgl_kernel.create_greenctx_stream_by_value(v, 8), ()
+    ),
+    "create_greenctx_stream_by_value(SM_b)": Door(
+        INT, 8, lambda w, v: sgl_kernel.create_greenctx_stream_by_value(8, v), ()
+    ),
+    "create_greenctx_stream_by_value(device_id)": Door(
+        INT, 0, lambda w, v: sgl_kernel.create_greenctx_stream_by_value(8, 8, v), ()
+    ),
+    "get_num_locality_domains(device_id)": Door(INT, 0, lambda w, v: torch_green.get_num_locality_domains(v), ()),
+    "is_localization_supported(device_id)": Door(INT, 0, lambda w, v: torch_green.is_localization_supported(v), ()),
     "SMPartition.from_device(device_id)": Door(INT, 0, lambda w, v: SMPartition.from_device(v), ()),
     "SMPartition.split(num_sms)": Door(INT, 8, lambda w, v: w.sms.split(num_sms=v), (-1,)),
     "SMPartition.split(coscheduled_sm_count)": Door(
@@ -289,6 +320,9 @@ DOORS: dict[str, Door] = {
         INT, 8, lambda w, v: w.sms.split(num_sms=8, preferred_coscheduled_sm_count=v)
     ),
     "SMPartition.split(backfill)": Door(BOOL, True, lambda w, v: w.sms.split(num_sms=8, backfill=v)),
+    "SMPartition.split(locality_domain_ids)": Door(
+        INT, 0, lambda w, v: w.sms.split(num_sms=8, locality_domain_ids=v), (-1,), then="13.4"
+    ),
     "GreenContext(num_sms)": Door(INT, 8, lambda w, v: GreenContext(num_sms=v).close(), ()),
     "GreenContext(workqueue_concurrency_limit)": Door(
         INT,
@@ -311,6 +345,7 @@ DOORS: dict[str, Door] = {
     "GreenContext.split(coscheduled_sm_count)": Door(INT, 8, splitting("coscheduled_sm_count")),
     "GreenContext.split(preferred_coscheduled_sm_count)": Door(INT, 8, splitting("preferred_coscheduled_sm_count")),
     "GreenContext.split(backfill)": Door(BOOL, True, splitting("backfill")),
+    "GreenContext.split(locality_domain_ids)": Door(INT, 0, splitting("locality_domain_ids"), (-1,), then="13.4"),
     "GreenContext.split(workqueue_concurrency_limit)": Door(
         INT, 4, splitting("workqueue_concurrency_limit"), said="concurrency_limit"
     ),
@@ -358,6 +393,7 @@ ELSEWHERE = {
     "ParallelInfo.sent_size(input_size)": "the size of a tensor",
     "TuningTable.select": "the size of a tensor",
     "Policy.of(rows)": "measurements",
+    "overlap(together)": "a function",
     "CUDAError": "an error",
     "FeatureNotSupported": "an error",
     "CommFault": "an error",
@@ -375,8 +411,8 @@ def dev(sim: Any) -> Device:
 @pytest.fixture
 def world(torch: Any, dev: Device) -> Iterator[Any]:
     """A device with what the functions above need."""
-    point = tune.CurvePoint(8, tune.Estimate(1.0, 1.0, 1.0, 3), None, None, None, None)
-    curve = tune.Curve("a", None, (point,), True, "", 8, "", "", ())
+    point: Any = SimpleNamespace(sm_count=8, seconds=SimpleNamespace(value=1.0))
+    curve = tune.Curve("a", None, 0.5, (point,), True, "", 8, "", "", ())
     with dev.partition(a=16, b=16) as parts, dev.create_stream() as stream, PartitionPool(dev) as pool:
         yield SimpleNamespace(
             dev=dev,

@@ -70,7 +70,9 @@ USES_OF_REGISTRY = {
     ("_core/device.pyx", "partition"): 1,
     ("_core/device.pyx", "partition_sizes"): 1,
     ("_core/driver.pyx", "memory_use"): 1,
+    ("_core/graph.pyx", "verify_graph"): 1,
     ("_core/resources.pyx", "free_sms"): 1,
+    ("partitions/graphs.py", "torch_capture"): 1,
     ("partitions/graphs.py", "torch_graph"): 1,
     ("partitions/partitions.py", "cupy_block"): 1,
     ("partitions/partitions.py", "torch_block"): 1,
@@ -92,11 +94,15 @@ BACK_UP = {
 }
 
 # From a stub to a higher room: the types of what the root registers, which users see as results of methods. A type
-# checker has no registry, so there is no other place for them.
+# checker has no registry, and the types use each other in whatever room they are declared: Device.partition() returns
+# Partitions, and the device of their streams is a Device again. A protocol in the lower room would repeat each member
+# of Partitions and Partition; a Device that is generic in its partitions would name them in every signature; and with
+# a subclass in the root that has partition(), Context.device and Stream.device would be of the class without it.
 TYPES_OF_WHAT_IS_REGISTERED = {
     ("_core/context.pyi", "partitions"),
     ("_core/device.pyi", "partitions"),
     ("_core/driver.pyi", "partitions"),
+    ("_core/graph.pyi", "partitions"),
 }
 
 

@@ -22,7 +22,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cuda_gctx/cli/demo.py": {"cuda_gctx.tune._background"},
     "cuda_gctx/cli/tune.py": {"cuda_gctx.tune._objectives"},
     "cuda_gctx/comm/_measured.py": {"_backend", "_can_map", "_is_reached", "_possible_modes", "_run_mode"},
-    "cuda_gctx/partitions/pool.py": {"_all", "_close", "_context", "_is_idle", "_make"},
     "cuda_gctx/tune/_explain_causes.py": {"cuda_gctx.interop._frameworks"},
     "cuda_gctx/tune/_explain_runs.py": {"cuda_gctx.interop._current"},
     "cuda_gctx/tune/_work.py": {"cuda_gctx.interop._current"},
@@ -70,13 +69,14 @@ def private_names_of(tree: ast.AST) -> set[str]:
             names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node):
             names.add(node.attr)
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__slots__":
             names.update(ast.literal_eval(node.value))
     return {name for name in names if PRIVATE.fullmatch(name)}
 
 
 def is_own(node: ast.Attribute) -> bool:
-    return ast.unparse(node.value) in ("self", "cls", "super()")
+    owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+    return isinstance(owner, ast.Name) and owner.id in ("self", "cls", "super")
 
 
 def private_names_in(tree: ast.AST) -> Iterator[str]:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
 
 import pytest
 
-from ..conftest import share, without_share
+from ..conftest import REPOSITORY
+from ..shares import deal, file_of, recorded_costs, share, without_share
 
 
-def test_every_test_is_in_one_share() -> None:
+def test_every_test_is_in_one_share_next_to_those_of_its_file() -> None:
+    tests = [f"tests/test_{number % 30}.py::test_{number}" for number in range(100)]
+    costs = {"tests/test_3.py": 7.0}
     shares = []
     for number in range(1, 8):
-        items = list(range(100))
-        others = without_share(items, number, 7)
-        assert sorted(items + others) == list(range(100))
-        shares.append(items)
-    assert sorted(item for items in shares for item in items) == list(range(100))
-    assert {len(items) for items in shares} == {14, 15}
+        items = [SimpleNamespace(nodeid=name) for name in tests]
+        others = without_share(items, number, 7, costs)
+        assert sorted(item.nodeid for item in items + others) == sorted(tests)
+        assert not {file_of(item) for item in items} & {file_of(item) for item in others}
+        shares.append([item.nodeid for item in items])
+    assert sorted(name for names in shares for name in names) == sorted(tests)
+    # The long file has a share of its own.
+    assert sorted(len({name.partition("::")[0] for name in names}) for names in shares) == [1, 4, 5, 5, 5, 5, 5]
+
+
+def test_shares_take_nearly_the_same_time() -> None:
+    costs = recorded_costs()
+    for shares in (2, 3, 4):
+        seconds = [sum(costs[file] for file in dealt) for dealt in deal(costs, costs, shares)]
+        assert round(max(seconds) - min(seconds), 6) <= min(costs.values())
+
+
+def test_what_is_recorded_is_there() -> None:
+    assert [file for file in recorded_costs() if not (REPOSITORY / file).is_file()] == [], "pytest --record-costs"
 
 
 @pytest.mark.parametrize("text", ["2", "0/3", "4/3", "0/0", "1/-1", "a/b", ""])

@@ -17,7 +17,6 @@ from cuda_gctx.measure.statistics import (
     median,
     quantile,
     ratio_of,
-    ratio_of_rounds,
     student,
     summary,
 )
@@ -46,13 +45,6 @@ def test_all_summaries_agree() -> None:
     assert (found["min"], found["max"], found["samples"]) == (1.0, 1000.0, 1000)
     assert (latency.largest, latency.calls) == (1000.0, 1000)
     assert summary([1234.5], unit=1000, digits=2)["max"] == 1.23
-
-
-def test_ratios_are_of_samples_of_the_same_round() -> None:
-    ratio = ratio_of_rounds({1: 2.0, 2: 8.0, 3: 100.0}, {1: 1.0, 2: 2.0, 4: 0.001})
-    assert ratio is not None
-    assert (ratio.value, ratio.pairs) == (3.0, 2)
-    assert ratio_of_rounds({1: 1.0}, {2: 1.0}) is None
 
 
 def test_importing_them_does_not_load_numpy() -> None:
@@ -96,8 +88,8 @@ def test_a_thing_whose_openings_differ_more_than_others_does_not_widen_the_other
 
 
 def test_an_estimate_has_the_interval_of_its_median() -> None:
-    found = Estimate.of([float(value) for value in range(1, 16)])
-    assert (found.median, found.samples) == (8.0, 15)
+    found = Estimate.of([[float(value) for value in range(1, 16)]], 0.5, 0.975)
+    assert (found.value, found.samples, found.is_known) == (8.0, 15, True)
     assert 1.0 < found.low < 8.0 < found.high < 15.0
 
 

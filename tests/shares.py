@@ -1,0 +1,79 @@
+"""Shares of the tests, for processes that run side by side: whole files, dealt out by the CPU time that each takes.
+
+``pytest --record-costs`` writes the CPU times, of a run in which each file is run as a whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COSTS = Path(__file__).with_name("costs.json")
+# Seconds: of what is recorded, and of each file that is not.
+LEAST_RECORDED = 0.5
+NOT_RECORDED = 0.2
+
+
+def share(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    number, shares = map(int, found.groups()) if found is not None else (0, 0)
+    if not 1 <= number <= shares:
+        raise argparse.ArgumentTypeError(f"invalid share {text!r}: write NUMBER/OF, as in 2/20")
+    return number, shares
+
+
+def file_of(item: Any) -> str:
+    return str(item.nodeid).partition("::")[0]
+
+
+def recorded_costs() -> dict[str, float]:
+    """The CPU seconds of each test file, with those of its children."""
+    costs: dict[str, float] = json.loads(COSTS.read_text())
+    return costs
+
+
+def deal(files: Iterable[str], costs: Mapping[str, float], shares: int) -> list[set[str]]:
+    """Files in shares of nearly the same time: the longest first, each to the share that has the least so far."""
+    cost = {file: costs.get(file, NOT_RECORDED) for file in files}
+    dealt: list[set[str]] = [set() for _ in range(shares)]
+    seconds = [0.0] * shares
+    for file in sorted(cost, key=lambda file: (-cost[file], file)):
+        least = seconds.index(min(seconds))
+        dealt[least].add(file)
+        seconds[least] += cost[file]
+    return dealt
+
+
+def without_share(items: list[Any], number: int, shares: int, costs: Mapping[str, float]) -> list[Any]:
+    """Leaves one of several shares in a list of tests, and returns the other tests."""
+    own = deal({file_of(item) for item in items}, costs, shares)[number - 1]
+    others = [item for item in items if file_of(item) not in own]
+    items[:] = [item for item in items if file_of(item) in own]
+    return others
+
+
+class CostRecorder:
+    """A plugin that writes the CPU seconds of each test file."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        before = sum(os.times()[:4])
+        try:
+            return (yield)
+        finally:
+            self._seconds[file_of(item)] += sum(os.times()[:4]) - before
+
+    def pytest_sessionfinish(self) -> None:
+        costs = {file: round(cost, 1) for file, cost in sorted(self._seconds.items()) if cost >= LEAST_RECORDED}
+        COSTS.write_text(json.dumps(costs, indent=1) + "\n")
