@@ -36,7 +36,7 @@ CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
 
-# The tests of C++ run in JOBS processes, and those of Python are dealt out to as many, which run side by side; the output of each is printed when it ends. It is one process
+# The tests of C++ run in JOBS processes, and the files of Python are dealt out to as many, which run side by side; the output of each is printed when it ends. It is one process
 # where there may be a GPU, which tests have to themselves. ORDER=random runs the tests in a new random order, and ORDER=SEED repeats it.
 JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
@@ -50,7 +50,7 @@ test: $(VENV)/package $(VENV)/torch
 
 test-long: $(VENV)/package $(VENV)/torch
 	$(BIN)/pytest --long
-	CUDA_GCTX_SPLIT_REQUESTS=20000 CUDA_GCTX_EXIT_RUNS=100 CUDA_GCTX_FORKS=1000 $(BIN)/pytest tests/core/test_split_oracle.py tests/core/test_exit.py tests/core/test_fork.py
+	CUDA_GCTX_SPLIT_REQUESTS=20000 CUDA_GCTX_EXIT_RUNS=1000 CUDA_GCTX_FORKS=1000 $(BIN)/pytest tests/core/test_split_oracle.py tests/core/test_exit.py tests/core/test_fork.py
 	$(BIN)/python tests/comm/simulate.py --interleavings 20000
 
 test-under-load: $(VENV)/package $(VENV)/torch

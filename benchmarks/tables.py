@@ -105,9 +105,9 @@ def refusals(result: Result) -> str:
 
 
 def floors(result: Result) -> str:
-    """What Python itself takes, where that is a large part of the time."""
+    """What Python itself takes for a statement of the same shape, where that is a large part of the time."""
     return "\n".join(
-        f"- {call['title']}: `{entry['does']}`, an empty block over an object in C, takes {spread(entry['ns'])} here."
+        f"- {call['title']}: `{entry['does']}` takes {spread(entry['ns'])} here."
         for call in result["calls"]
         if (entry := call["contestants"].get("python"))
     )
@@ -316,9 +316,9 @@ def measure_of(report: Report) -> str:
 
 
 def answer(report: Report) -> str:
-    if report.plan.kind == "sequence":
-        return f"{report.plan}"
-    return f"{report.plan}: {report.gain:.2f}x ({report.gain_low:.2f} to {report.gain_high:.2f})"
+    if report.choice.kind == "sequence":
+        return f"{report.choice}"
+    return f"{report.choice}: {report.gain:.2f}x ({report.gain_low:.2f} to {report.gain_high:.2f})"
 
 
 def mixes_section(result: Result) -> str:
@@ -388,6 +388,23 @@ def worlds_section(result: Result) -> str:
     return f"{result['rows'][0]['runs']} runs of each world, seed {result['seed']}.\n\n{markdown(rows)}"
 
 
+def pairs_section(result: Result) -> str:
+    """What the tuner reported for each pair, in each process, and what another loop measured."""
+
+    def ratio(value: Sequence[float]) -> str:
+        middle, low, high = value
+        return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+    rows = [["pair", "choice", "reported", "measured", "plain streams"]]
+    for row in sorted(result["rows"], key=lambda row: (row["pair"], row["process"])):
+        ratios = (ratio(row[field]) for field in ("told", "found", "found_of_streams"))
+        rows.append([row["pair"].replace("-", " and "), row["choice"], *ratios])
+    return (
+        f"{machine(result)} Speedups over the sequence, with their intervals. {result['agree']} of {result['of']} "
+        f"agree, and {result['lose']} choices are slower than the sequence by more than 1%.\n\n{markdown(rows)}"
+    )
+
+
 def allreduce_section(result: Result) -> str:
     """Plans by size of the message: the time of a joined step, and what it is of the one in sequence."""
     us = {(row["plan"], row["mebibytes"]): row["us"] for row in result["rows"]}
@@ -402,6 +419,32 @@ def allreduce_section(result: Result) -> str:
         f"the slower card. The GEMM alone takes {in_us(gemm)} us."
     )
     return f"{head}\n\n{markdown(rows)}"
+
+
+def moved_graphs_section(result: Result) -> str:
+    """What moving a graph costs by its kernels, and decode steps that are captured again or moved."""
+    kernels = [
+        ["kernels", "moved and made executable, ms", "of that moved, ms", "made executable, moved / as captured"]
+    ]
+    for row in result["kernels"]:
+        times = [f"{row[key]:.3f}" for key in ("in_partition_ms", "move_ms")]
+        kernels.append([str(row["kernels"]), *times, f"{row['of_captured_there']:.2f}"])
+    steps = [["SMs", "captured again, ms", "moved, ms", "captured again, MiB", "moved, MiB", "step, ms"]]
+    outcome = {row["sms"]: row for row in result["results"]}
+    for sms in outcome:
+        rows = [row for row in result["decode"] if row["sms"] == sms]
+        cells = [
+            f"{median([row[key] for row in rows if row['how'] == how]):.{digits}f}"
+            for key, digits in (("ms", 1), ("mib", 1))
+            for how in ("again", "moved")
+        ]
+        steps.append([str(sms), *cells, f"{outcome[sms]['step_ms']:.2f}"])
+    batches = len({row["batch"] for row in result["decode"]})
+    head = (
+        f"Decode steps of {result['layers']} layers of an 8B model: medians over {batches} batch sizes, each. "
+        f"The last column is of a batch of {result['results'][0]['batch']} next to a prefill in the other SMs."
+    )
+    return "\n\n".join([machine(result), markdown(kernels), head, markdown(steps)])
 
 
 def each(section: Callable[[Result], str]) -> Callable[[Sequence[Result]], str]:
@@ -432,7 +475,9 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of mixes": ("studies", each(mixes_section)),
     "of two devices": ("allreduce", each(allreduce_section)),
     "of launches": ("launches", each(launches_section)),
+    "of moved graphs": ("moved-graphs", each(moved_graphs_section)),
     "of worlds": ("worlds", each(worlds_section)),
+    "of pairs": ("overlap-pairs", each(pairs_section)),
     "of nodes": ("communication-nodes", each(nodes_section)),
     "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
@@ -493,7 +538,7 @@ def latency_picture() -> str:
         words = f"{duration(times['p99'] * 1e3)} (p50 {duration(times['p50'] * 1e3)})"
         drawing.text(x(times["p99"]) + 8, y + 13, words, bold=kind == "best")
         y += height
-    best = critical.result(critical.plan)
+    best = critical.result(critical.choice)
     load = best.parts["load"]
     assert load.calls_per_second is not None
     rate = load.calls_per_second * critical.alone["load"].value
@@ -602,7 +647,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing, and fail where a page differs")
     arguments = parser.parse_args(words)
-    pages = {path: path.read_text() for path in [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]}
+    pages = {path: path.read_text() for path in [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]}
     pictures = {DOCS / "images" / name: draw() for name, draw in PICTURES.items()}
     found = [marked[2] for page in pages.values() for marked in MARKED.finditer(page)]
     if sorted(found) != sorted(TABLES):

@@ -139,6 +139,12 @@ def _verify() -> Any:
     return verify
 
 
+def _verify_graph() -> Any:
+    from cuda_gctx.partitions.verification import verify_graph
+
+    return verify_graph
+
+
 def _torch_block() -> Any:
     from cuda_gctx.interop.torch import use
 
@@ -149,6 +155,12 @@ def _torch_graph() -> Any:
     from cuda_gctx.interop.torch import capture_graph
 
     return capture_graph
+
+
+def _torch_capture() -> Any:
+    from cuda_gctx.interop.torch import capture_once
+
+    return capture_once
 
 
 def _cupy_block() -> Any:
@@ -169,8 +181,10 @@ above.register(
     free_sms=_free_sms,
     memory_use=_memory_use,
     verify=_verify,
+    verify_graph=_verify_graph,
     torch_block=_torch_block,
     torch_graph=_torch_graph,
+    torch_capture=_torch_capture,
     cupy_block=_cupy_block,
     cuda_core=_cuda_core,
 )

@@ -14,7 +14,6 @@ import random
 import re
 import subprocess
 import sys
-import threading
 import time
 import timeit
 from collections.abc import Callable, Mapping
@@ -26,8 +25,9 @@ from typing import Any
 from cuda_gctx._core.context import ContextOptions
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
+from cuda_gctx._core.event import EventOptions
 from cuda_gctx._core.resources import SMResourceOptions
-from cuda_gctx.bench.raw_calls import RawCalls
+from cuda_gctx.bench.raw_calls import EmptyBlock, RawCalls
 from cuda_gctx.measure import statistics
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import described
@@ -136,7 +136,7 @@ CALLS = (
         ours="with context.current(): pass",
         core="device.set_current(device.set_current(context))",
         torch="green.set_context(); green.pop_context()",
-        python="with lock: pass",
+        python="with empty_block: pass",
         settle=True,
     ),
     Call(
@@ -157,6 +157,58 @@ CALLS = (
         core="",
         most=100,
         settle=True,
+    ),
+    Call(
+        "stream_wait",
+        "make a stream wait for another one",
+        raw="cuEventRecord, cuStreamWaitEvent",
+        raw_name="record_wait",
+        ours="other.wait(stream)",
+        core="other.wait(stream)",
+        torch="other.wait_stream(stream)",
+        most=100,
+        settle=True,
+    ),
+    Call(
+        "context_wait",
+        "make a context wait for another one",
+        raw="cuGreenCtxRecordEvent, cuGreenCtxWaitEvent",
+        raw_name="context_record_wait",
+        ours="other_context.wait_context(context)",
+        core="",
+        most=100,
+        settle=True,
+    ),
+    Call(
+        "stream_is_done",
+        "whether a stream is done",
+        raw="cuStreamQuery",
+        ours="stream.is_done",
+        core="",
+        torch="stream.query()",
+    ),
+    Call(
+        "event_is_done",
+        "whether an event is done",
+        raw="cuEventQuery",
+        ours="start.is_done",
+        core="start.is_done",
+        torch="start.query()",
+    ),
+    Call(
+        "priority",
+        "the priority of a stream",
+        raw="cuStreamGetPriority",
+        ours="stream.priority",
+        core="stream.priority",
+    ),
+    Call(
+        "elapsed",
+        "the time between two events",
+        raw="cuEventElapsedTime",
+        ours="end - start",
+        core="end - start",
+        torch="start.elapsed_time(end)",
     ),
 )
 
@@ -202,6 +254,9 @@ def names_of_ours(number: int) -> dict[str, object]:
     groups, _ = device.resources.sm.split(SMResourceOptions(count=[8, 8, 8]))
     context = device.create_context(ContextOptions(resources=[groups[0]]))
     other_context = device.create_context(ContextOptions(resources=[groups[1]]))
+    stream = context.create_stream()
+    start, end = (stream.record(options=EventOptions(timing_enabled=True)) for _ in range(2))
+    end.sync()
     return {
         "Device": Device,
         "number": number,
@@ -212,9 +267,11 @@ def names_of_ours(number: int) -> dict[str, object]:
         "options": ContextOptions(resources=[groups[2]]),
         "context": context,
         "other_context": other_context,
-        "stream": context.create_stream(),
+        "stream": stream,
         "other": other_context.create_stream(),
         "event": context.create_event(),
+        "start": start,
+        "end": end,
     }
 
 
@@ -229,6 +286,8 @@ def names_of_core(number: int) -> dict[str, object]:
     options = core.ContextOptions(resources=[group])
     context = device.create_context(options)
     stream = context.create_stream()
+    start, end = (stream.record(options=core.EventOptions(timing_enabled=True)) for _ in range(2))
+    end.sync()
     return {
         "Device": core.Device,
         "number": number,
@@ -241,6 +300,8 @@ def names_of_core(number: int) -> dict[str, object]:
         "stream": stream,
         "other": device.create_context(options).create_stream(),
         "event": stream.record(),
+        "start": start,
+        "end": end,
     }
 
 
@@ -249,6 +310,10 @@ def names_of_torch(number: int) -> dict[str, object]:
     green_context: Any = import_module("torch.cuda.green_contexts").GreenContext
     torch.cuda.init()
     torch.cuda.set_device(number)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    end.record()
+    end.synchronize()
     return {
         "GreenContext": green_context,
         "number": number,
@@ -256,6 +321,8 @@ def names_of_torch(number: int) -> dict[str, object]:
         "stream": torch.cuda.Stream(),
         "other": torch.cuda.Stream(),
         "event": torch.cuda.Event(),
+        "start": start,
+        "end": end,
     }
 
 
@@ -329,7 +396,7 @@ def measure_calls(raw: RawCalls, effort: Effort, simulated: bool) -> list[dict[s
         "cuda_gctx": names_of_ours(effort.device),
         "cuda.core": names_or_reason(names_of_core, effort.device),
         "torch": "needs a real GPU" if simulated else names_or_reason(names_of_torch, effort.device),
-        "python": {"lock": threading.Lock()},
+        "python": {"empty_block": EmptyBlock()},
     }
     contestants: dict[str, dict[str, Contestant]] = {}
     for call in CALLS:

@@ -1,3 +1,5 @@
+from typing import Any
+
 from typing_extensions import Self
 
 from cuda_gctx._core.device import Device
@@ -13,3 +15,9 @@ class RawCalls:
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc: object) -> None: ...
+
+class EmptyBlock:
+    """A ``with`` block over an object in C that does nothing."""
+
+    __enter__: Any
+    __exit__: Any

@@ -48,3 +48,43 @@ cdef class RawCalls:
 
     def __exit__(self, *exc):
         self.close()
+
+
+cdef extern from *:
+    """
+    /* The least that a with statement over an object in C takes: its __enter__ and __exit__ are one object, which is
+       called without a tuple of the arguments, and is no descriptor, so that no bound method is made. */
+    typedef struct {
+      PyObject_HEAD
+      vectorcallfunc call;
+    } gctx_Nothing;
+    static PyObject* gctx_call_nothing(PyObject* self, PyObject* const* arguments, size_t count, PyObject* names) {
+      (void)self, (void)arguments, (void)count, (void)names;
+      Py_RETURN_NONE;
+    }
+    static PyTypeObject gctx_NothingType;
+    static PyObject* gctx_make_nothing(void) {
+      Py_SET_REFCNT((PyObject*)&gctx_NothingType, 1);
+      Py_SET_TYPE((PyObject*)&gctx_NothingType, &PyType_Type);
+      gctx_NothingType.tp_name = "cuda_gctx.bench.raw_calls.Nothing";
+      gctx_NothingType.tp_basicsize = sizeof(gctx_Nothing);
+      gctx_NothingType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+      gctx_NothingType.tp_vectorcall_offset = offsetof(gctx_Nothing, call);
+      gctx_NothingType.tp_call = PyVectorcall_Call;
+      if (PyType_Ready(&gctx_NothingType) < 0) {
+        return NULL;
+      }
+      gctx_Nothing* const made = PyObject_New(gctx_Nothing, &gctx_NothingType);
+      if (made != NULL) {
+        made->call = gctx_call_nothing;
+      }
+      return (PyObject*)made;
+    }
+    """
+    object gctx_make_nothing()
+
+
+cdef class EmptyBlock:
+    """A ``with`` block over an object in C that does nothing."""
+
+    __enter__ = __exit__ = gctx_make_nothing()

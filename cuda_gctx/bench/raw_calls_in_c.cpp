@@ -16,7 +16,7 @@ struct RawCalls::Entry {
   double (RawCalls::*time)(unsigned count);
 };
 
-const std::array<RawCalls::Entry, 9> RawCalls::entries{{
+const std::array<RawCalls::Entry, 13> RawCalls::entries{{
     {"query", &RawCalls::query},
     {"split_one", &RawCalls::split_one},
     {"split_uneven", &RawCalls::split_uneven},
@@ -26,6 +26,10 @@ const std::array<RawCalls::Entry, 9> RawCalls::entries{{
     {"push_pop", &RawCalls::push_pop},
     {"record_wait", &RawCalls::record_wait},
     {"context_record_wait", &RawCalls::context_record_wait},
+    {"stream_is_done", &RawCalls::stream_is_done},
+    {"event_is_done", &RawCalls::event_is_done},
+    {"priority", &RawCalls::priority},
+    {"elapsed", &RawCalls::elapsed},
 }};
 
 RawCalls::RawCalls(Runtime& runtime, int ordinal)
@@ -49,9 +53,16 @@ RawCalls::RawCalls(Runtime& runtime, int ordinal)
     }
     CUcontext popped = nullptr;
     GCTX_CALL(driver_, cuCtxPushCurrent, contexts_[0]);
-    const CUresult created = driver_.cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING);
+    CUresult created = driver_.cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING);
+    for (CUevent& timed : timed_) {
+      created = created == CUDA_SUCCESS ? driver_.cuEventCreate(&timed, CU_EVENT_DEFAULT) : created;
+    }
     GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
     driver_.check(created, "cuEventCreate");
+    for (const CUevent timed : timed_) {
+      GCTX_CALL(driver_, cuEventRecord, timed, streams_[0]);
+      GCTX_CALL(driver_, cuEventSynchronize, timed);
+    }
   } catch (...) {
     release();
     throw;
@@ -64,8 +75,10 @@ void RawCalls::release() noexcept {
   if (!runtime_.is_usable()) {
     return;
   }
-  if (event_ != nullptr) {
-    driver_.cuEventDestroy(event_);
+  for (const CUevent event : {event_, timed_[0], timed_[1]}) {
+    if (event != nullptr) {
+      driver_.cuEventDestroy(event);
+    }
   }
   for (unsigned i = 0; i < green_.size(); ++i) {
     if (streams_[i] != nullptr) {
@@ -222,6 +235,28 @@ double RawCalls::context_record_wait(unsigned count) {
   return timed(count, [this] {
     GCTX_CALL(driver_, cuGreenCtxRecordEvent, green_[0], event_);
     GCTX_CALL(driver_, cuGreenCtxWaitEvent, green_[1], event_);
+  });
+}
+
+double RawCalls::stream_is_done(unsigned count) {
+  return timed(count, [this] { GCTX_CALL(driver_, cuStreamQuery, streams_[0]); });
+}
+
+double RawCalls::event_is_done(unsigned count) {
+  return timed(count, [this] { GCTX_CALL(driver_, cuEventQuery, timed_[0]); });
+}
+
+double RawCalls::priority(unsigned count) {
+  return timed(count, [this] {
+    int found = 0;
+    GCTX_CALL(driver_, cuStreamGetPriority, streams_[0], &found);
+  });
+}
+
+double RawCalls::elapsed(unsigned count) {
+  return timed(count, [this] {
+    float ms = 0.0F;
+    GCTX_CALL(driver_, cuEventElapsedTime, &ms, timed_[0], timed_[1]);
   });
 }
 

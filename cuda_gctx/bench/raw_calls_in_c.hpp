@@ -35,7 +35,7 @@ class RawCalls {
 
  private:
   struct Entry;
-  static const std::array<Entry, 9> entries;
+  static const std::array<Entry, 13> entries;
 
   template <class Call>
   double timed(unsigned count, Call one_call);
@@ -49,6 +49,10 @@ class RawCalls {
   double push_pop(unsigned count);
   double record_wait(unsigned count);
   double context_record_wait(unsigned count);
+  double stream_is_done(unsigned count);
+  double event_is_done(unsigned count);
+  double priority(unsigned count);
+  double elapsed(unsigned count);
 
   CUgreenCtx create_green(unsigned group) const;
   CUstream create_stream(unsigned position) const;
@@ -64,6 +68,7 @@ class RawCalls {
   std::array<CUcontext, 2> contexts_{};
   std::array<CUstream, 2> streams_{};
   CUevent event_ = nullptr;
+  std::array<CUevent, 2> timed_{};
 };
 
 inline std::shared_ptr<RawCalls> make_raw_calls(Runtime& runtime, int ordinal) {

@@ -20,4 +20,7 @@ def main() -> None:
         if error.name not in ("click", "rich"):
             raise
         sys.exit(f'the command line needs {error.name}, which is not installed: pip install "cuda-gctx[cli]"')
+    except KeyboardInterrupt:
+        print("Error: interrupted", file=sys.stderr)
+        sys.exit(130)
     root(prog_name="cuda-gctx")

@@ -38,6 +38,8 @@ def _readable() -> Iterator[None]:
     try:
         with writing():
             yield
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted") from None
     except click.ClickException as error:
         message = error.format_message()
         # Several lines are a help text, which has its layout.
@@ -78,8 +80,6 @@ class Commands(click.Group):
         with _readable():
             try:
                 return super().invoke(ctx)
-            except KeyboardInterrupt:
-                raise Interrupted("interrupted") from None
             except (click.exceptions.Exit, click.ClickException, OSError):
                 raise
             except Exception as error:

@@ -6,7 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import click
@@ -52,7 +54,16 @@ def work_named(targets: Sequence[str]) -> dict[str, Any]:
                 "two of the functions have the same name: write one function that returns all parts by name"
             )
         return functions
-    parts = function_named(targets[0])()
+    function = function_named(targets[0])
+    with suppress(ValueError):  # a function of C without a signature
+        try:
+            signature(function).bind()
+        except TypeError:
+            raise click.UsageError(
+                f"{targets[0]} takes arguments: name two or more parts, or one function without arguments that returns "
+                "all parts by name"
+            ) from None
+    parts = function()
     if (
         not isinstance(parts, Mapping)
         or len(parts) < 2

@@ -24,7 +24,8 @@ def _messages() -> Iterator[None]:
             raise click.UsageError(str(error)) from None
         except RuntimeError as error:
             raise Failure(str(error)) from None
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
 
 
 @click.group(help=commands.SUMMARY, short_help=commands.SUMMARY)

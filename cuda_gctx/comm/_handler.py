@@ -973,7 +973,9 @@ def _copy(to: int, source: int, size: int, stream: Stream) -> None:
 
 
 def _is_capturing(stream: Stream) -> bool:
-    status = call("cuStreamIsCapturing", stream.handle)
+    # A default stream is that of the current context.
+    with stream.context.current():
+        status = call("cuStreamIsCapturing", stream.handle)
     return bool(status != driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 

@@ -22,7 +22,6 @@ __all__ = [
     "Estimate",
     "Latency",
     "Luck",
-    "Pooled",
     "Ratio",
     "Spread",
     "calls_for",
@@ -31,7 +30,6 @@ __all__ = [
     "quantile",
     "ratio_of",
     "ratio_of_quantiles",
-    "ratio_of_rounds",
     "ratio_of_totals",
     "student",
     "summary",
@@ -121,6 +119,7 @@ def summary(values: Sequence[float], unit: float = 1.0, digits: int | None = Non
     return {**scaled, "samples": len(values)}
 
 
+@lru_cache(maxsize=4096)
 def certainty_of(pairs: int) -> float:
     """The certainty of an interval over so many pairs: the more looks came before, the higher."""
     if pairs < MANY_PAIRS:
@@ -166,6 +165,7 @@ class Ratio:
         return replace(self, low=self.low / (1 + by), high=self.high * (1 + by))
 
 
+@lru_cache(maxsize=4096)
 def _rank(pairs: int) -> int:
     """The number of ratios to drop at each end: the interval of the sign test, which assumes no distribution."""
     dropped, tail = 0, 0.0
@@ -177,36 +177,14 @@ def _rank(pairs: int) -> int:
     return max(0, dropped - 1)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A median of samples, with its confidence interval (97.5% and more, without assuming a distribution)."""
-
-    median: float
-    low: float
-    high: float
-    samples: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        """The estimate from samples. With fewer than LEAST_PAIRS of them the interval is that of all samples.
-
-        values: the samples, in any order and unit.
-        """
-        ordered = sorted(values)
-        rank = _rank(len(ordered))
-        return cls(median(ordered), float(ordered[rank]), float(ordered[-1 - rank]), len(ordered))
-
-
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """The ratio of the first to the second over pairs of times."""
-    found = Estimate.of([one / other for one, other in pairs])
-    return Ratio(found.median, found.low, found.high, found.samples, found.samples >= LEAST_PAIRS)
+    """The median ratio of the first to the second over pairs of times.
 
-
-def ratio_of_rounds(first: Mapping[int, float], second: Mapping[int, float]) -> Ratio | None:
-    """The ratio over the rounds in which both were measured; None if there is no such round."""
-    rounds = sorted(first.keys() & second.keys())
-    return ratio_of([(first[number], second[number]) for number in rounds]) if rounds else None
+    With fewer than LEAST_PAIRS pairs the interval is that of all ratios.
+    """
+    ordered = sorted(one / other for one, other in pairs)
+    rank = _rank(len(ordered))
+    return Ratio(median(ordered), ordered[rank], ordered[-1 - rank], len(ordered), len(ordered) >= LEAST_PAIRS)
 
 
 # Totals are compared over so many blocks of successive rounds at the most: what is alike within a block is no evidence.
@@ -254,7 +232,7 @@ def _exceeding(samples: int, share: float, certainty: float) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Pooled:
+class Estimate:
     """A quantile of the samples of all blocks together, with an interval from order statistics.
 
     is_known: whether there are enough samples for the interval to be valid. Otherwise it ends with the largest one.
@@ -267,8 +245,10 @@ class Pooled:
     is_known: bool
 
     @classmethod
-    def of(cls, blocks: Sequence[Sequence[float]], share: float, certainty: float) -> Pooled:
+    def of(cls, blocks: Sequence[Sequence[float]], share: float, certainty: float) -> Estimate:
         """The quantile of the samples of blocks, such as the calls of each round.
+
+        blocks: the samples, by block. share: which quantile. certainty: that of the interval.
 
         Where blocks differ by more than chance (clocks drift, calls of a round are alike), there are fewer independent
         samples than calls, and the interval is wider.
@@ -302,7 +282,7 @@ def ratio_of_quantiles(first: Sequence[Sequence[float]], second: Sequence[Sequen
     """The ratio of a quantile of all samples of the first to that of the second; each has a block for each round."""
     pairs = min(len(first), len(second))
     each = 1 - (1 - certainty_of(pairs)) / 2
-    one, other = (Pooled.of(blocks, share, each) for blocks in (first, second))
+    one, other = (Estimate.of(blocks, share, each) for blocks in (first, second))
     known = one.is_known and other.is_known
     return Ratio(one.value / other.value, one.low / other.high, one.high / other.low, pairs, known)
 
