@@ -115,8 +115,9 @@ class Driver:
         """Memory of a tensor, until the test ends."""
         gpu = Device(device.index)
         with gpu.context.current():
-            self._buffers.append((gpu, int(_driver_calls.call("cuMemAlloc", size))))
-        return self._buffers[-1][1]
+            address = int(_driver_calls.call("cuMemAlloc", size))
+        self._buffers.append((gpu, address))
+        return address
 
     def close(self) -> None:
         while self._buffers:

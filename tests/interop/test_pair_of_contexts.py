@@ -72,7 +72,7 @@ def test_a_pair_of_all_sms_is_the_same_on_every_driver(sim: Any, tmp_path: Path,
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_pair_is_that_of_cuda_core_where_this_can_make_it(driver: str) -> None:
-    done = run_with_cuda_core(PROGRAM.format(library="cuda.core"), f"h200@{driver}")
+    done = run_with_cuda_core(PROGRAM.format(library="cuda.core"), machine=f"h200@{driver}")
     if driver in NEW_DRIVERS:
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == GIVEN

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cinttypes>
+#include <cstdio>
+#include <memory>
 #include <stdexcept>
 
 #include "machine/threads.hpp"
@@ -25,8 +27,9 @@ std::shared_ptr<const Chip> chip_of(const Profile& profile) {
 // The memory of the host, or the part of it that its container may use.
 std::uint64_t host_memory() {
   std::uint64_t limit = static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/sys/fs/cgroup/memory.max", "r"), &std::fclose);
   std::uint64_t own = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> own) {
+  if (file && std::fscanf(file.get(), "%" SCNu64, &own) == 1) {  // "max" where there is no limit
     limit = std::min(limit, own);
   }
   return limit;
