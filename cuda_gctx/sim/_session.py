@@ -416,7 +416,8 @@ def session(
     set_driver_aside()
     lib.push()
     try:
-        token = open_driver(f"sim:{spec}")
+        # The devices that the caller asked for, whatever CUDA_VISIBLE_DEVICES leaves to programs.
+        token = open_driver(f"sim:{spec},visible=all")
         current = Session(spec, unknown)
         trace = trace and threading.current_thread() is threading.main_thread()
         if trace:

@@ -101,7 +101,7 @@ def test_what_is_not_a_number_leaves_the_queues_as_they_are(monkeypatch: pytest.
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("devices", "state"), [(0, "warning"), (1, "warning"), (2, "ok")])
 def test_devices_that_are_named_are_held_against_those_the_driver_sees(devices: int, state: str) -> None:
-    done = child("doctor", "--json", CUDA_GCTX_DRIVER=f"sim:h200,devices={devices}", CUDA_VISIBLE_DEVICES="1, 0")
+    done = child("doctor", "--json", CUDA_GCTX_DRIVER=f"sim:h200,devices={devices}", CUDA_VISIBLE_DEVICES="0, 1")
     [found] = [check for check in json.loads(done.stdout)["checks"] if check["subject"] == "CUDA_VISIBLE_DEVICES"]
     assert found["state"] == state
     assert ("device 0 is the first" if devices == 2 else f"lists 2, but {devices} are visible") in found["found"]

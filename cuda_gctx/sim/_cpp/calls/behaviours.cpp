@@ -272,6 +272,8 @@ constexpr DriverBehaviour list[] = {
      Known::recorded, "attributes"},
     {"devices", "all", "limits of textures and surfaces are those of an H200 on every card, and not enforced",
      Known::assumed, ""},
+    {"devices", "all", "the first name in CUDA_VISIBLE_DEVICES that is of no card ends the list", Known::assumed, ""},
+    {"devices", "all", "a card that CUDA_VISIBLE_DEVICES names twice leaves none", Known::assumed, ""},
     {"devices", "all", "a card is accepted with drivers that are older than the card", Known::assumed, ""},
     {"processes", "all", "memory of cuMemAlloc and of cuMemCreate, and events, are shared; memory pools are not",
      Known::assumed, ""},

@@ -51,7 +51,7 @@ std::string machine_json(const Machine& machine) {
   json.key("profile").value(machine.spec.profile);
   json.key("name").value(machine.chip->profile().name);
   json.key("driver_version").value(machine.version());
-  json.key("devices").value(machine.spec.devices);
+  json.key("devices").value(static_cast<int>(machine.devices.size()));
   json.key("connections").value(machine.spec.connections);
   json.end_object();
   return json.text();

@@ -4,25 +4,10 @@
 #include <utility>
 
 #include "calls/entry.hpp"
+#include "machine/cards.hpp"
 
 namespace gctx::sim {
 namespace {
-
-std::string pci_bus_id(const Device& device) {
-  char text[16];
-  std::snprintf(text, sizeof text, "0000:%02X:00.0", 0x18 + device.ordinal);
-  return text;
-}
-
-CUuuid uuid(const Device& device) {
-  // Says what it is to whoever looks at the bytes: "SIM", then the card and the ordinal.
-  CUuuid id{};
-  std::memcpy(id.bytes, "SIM", 3);
-  const std::string& key = device.chip->profile().key;
-  std::memcpy(id.bytes + 3, key.data(), std::min<std::size_t>(key.size(), 11));
-  id.bytes[15] = static_cast<char>(device.ordinal + 1);
-  return id;
-}
 
 // The newest attribute that each driver version knows: from the headers of 13.0, 13.1 and 13.4, the older ones assumed.
 int newest_attribute(int version) {
@@ -150,7 +135,7 @@ int attribute(const Device& device, CUdevice_attribute which) {
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
       return card.copy_engines;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
-      return 0x18 + device.ordinal;
+      return first_pci_bus + device.card;
     case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
     case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
@@ -210,7 +195,9 @@ GCTX_SIM_CALL(cuDeviceGetName, Call&, char* name, int length, const Device& devi
   return CUDA_SUCCESS;
 }
 
-GCTX_SIM_CALL(cuDeviceGetUuid, Call&, CUuuid* out, const Device& device) { return give(out, uuid(device)); }
+GCTX_SIM_CALL(cuDeviceGetUuid, Call&, CUuuid* out, const Device& device) {
+  return give(out, uuid(device.chip->profile(), device.card));
+}
 
 GCTX_SIM_SAME(cuDeviceGetUuid_v2, cuDeviceGetUuid)
 
@@ -235,7 +222,7 @@ GCTX_SIM_CALL(cuDeviceComputeCapability, Call&, int* major, int* minor, const De
 }
 
 GCTX_SIM_CALL(cuDeviceGetPCIBusId, Call&, char* text, int length, const Device& device) {
-  const std::string id = pci_bus_id(device);
+  const std::string id = pci_bus_id(device.card);
   if (length <= static_cast<int>(id.size())) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -245,7 +232,7 @@ GCTX_SIM_CALL(cuDeviceGetPCIBusId, Call&, char* text, int length, const Device& 
 
 GCTX_SIM_CALL(cuDeviceGetByPCIBusId, Call& c, CUdevice* out, const char* text) {
   for (const Device& device : c.machine.devices) {
-    if (pci_bus_id(device) == text) {
+    if (pci_bus_id(device.card) == text) {
       return give(out, device.ordinal);
     }
   }

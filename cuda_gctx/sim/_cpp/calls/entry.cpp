@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
 #include <new>
-#include <stdexcept>
 
 namespace gctx::sim {
 namespace {
@@ -52,11 +49,7 @@ CUresult admit(Present& here, Fn function) {
     if (!wanted.is_early) {
       return CUDA_ERROR_NOT_INITIALIZED;
     }
-    const char* spec = std::getenv("CUDA_GCTX_SIM");
-    try {
-      configure(here, spec == nullptr ? "" : spec);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "cuda_gctx software driver (simulated): CUDA_GCTX_SIM: %s\n", error.what());
+    if (!start(here)) {
       return CUDA_ERROR_NO_DEVICE;
     }
   }

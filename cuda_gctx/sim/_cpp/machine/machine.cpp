@@ -9,6 +9,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "machine/cards.hpp"
 #include "machine/threads.hpp"
 
 namespace gctx::sim {
@@ -27,7 +28,8 @@ std::shared_ptr<const Chip> chip_of(const Profile& profile) {
 // The memory of the host, or the part of it that its container may use.
 std::uint64_t host_memory() {
   std::uint64_t limit = static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes;
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/sys/fs/cgroup/memory.max", "r"), &std::fclose);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/sys/fs/cgroup/memory.max", "r"),
+                                                             &std::fclose);
   std::uint64_t own = 0;
   if (file && std::fscanf(file.get(), "%" SCNu64, &own) == 1) {  // "max" where there is no limit
     limit = std::min(limit, own);
@@ -67,14 +69,16 @@ Machine::Machine(const Spec& wanted, unsigned number)
   }
   chip = chip_of(*profile);
   faults.context_limit = spec.max_contexts;
-  for (int ordinal = 0; ordinal < spec.devices; ++ordinal) {
+  spec.memory_bytes = spec.memory_bytes != 0 ? spec.memory_bytes : profile->memory_bytes;
+  for (const int card : visible_cards(*profile, spec.devices, spec.visible)) {
     Device device;
     device.chip = chip.get();
-    device.ordinal = ordinal;
-    device.memory = spec.memory_bytes != 0 ? spec.memory_bytes : profile->memory_bytes;
+    device.ordinal = static_cast<int>(devices.size());
+    device.card = card;
+    device.memory = spec.memory_bytes;
     device.queues = std::make_shared<QueueSet>(static_cast<std::size_t>(spec.connections));
     device.queues->id = next_id();
-    device.queues->device = ordinal;
+    device.queues->device = device.ordinal;
     queue_sets[device.queues->id] = device.queues;
     devices.push_back(std::move(device));
     clock.add_device(*chip);

@@ -260,7 +260,8 @@ struct Device {
   std::uint64_t resident() const;  // what the contents of its memory take of the host's
 
   const Chip* chip = nullptr;
-  int ordinal = 0;
+  int ordinal = 0;  // among those that the program may use
+  int card = 0;     // among those of the machine
   std::uint64_t memory = 0;
   std::shared_ptr<Arena> arena;                // from the first allocation on
   std::vector<std::weak_ptr<File>> shareable;  // memory that other processes can import

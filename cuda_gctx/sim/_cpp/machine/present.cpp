@@ -4,6 +4,9 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
 
 #include "machine/graphs.hpp"
 #include "machine/threads.hpp"
@@ -118,6 +121,20 @@ void configure(Present& here, std::string_view text) {
   here.machine = std::make_shared<Machine>(spec, ++epoch_count);
   here.machine->host_threads.serve(program_of(here.machine));
   here.forked = false;
+}
+
+bool start(Present& here) {
+  if (here.machine) {
+    return true;
+  }
+  const char* spec = std::getenv("CUDA_GCTX_SIM");
+  try {
+    configure(here, spec == nullptr ? "" : spec);
+    return true;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "cuda_gctx software driver (simulated): CUDA_GCTX_SIM: %s\n", error.what());
+    return false;
+  }
 }
 
 }  // namespace gctx::sim

@@ -21,5 +21,7 @@ struct Present {
 Present& present();
 // With the lock held: replaces the machine. Throws std::invalid_argument.
 void configure(Present& present, std::string_view spec);
+// With the lock held: there is a machine afterwards, that of CUDA_GCTX_SIM if there was none; or it says why not.
+bool start(Present& present);
 
 }  // namespace gctx::sim

@@ -11,7 +11,6 @@
 namespace gctx::sim {
 namespace {
 
-constexpr int max_devices = 64;
 constexpr int max_connections = 32;
 
 std::uint64_t number(std::string_view text, std::string_view what) {
@@ -67,9 +66,12 @@ std::string version_text(int version) {
 Spec Spec::parse(std::string_view text) {
   Spec spec;
   spec.text = text;
-  // As the real driver does it; the machine's own key goes before.
+  // As the real driver does it; the machine's own keys go before.
   if (const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) {
     spec.connections = std::clamp(std::atoi(connections), 1, max_connections);
+  }
+  if (const char* names = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    spec.visible = names;
   }
   bool first = true;
   while (!text.empty()) {
@@ -104,9 +106,12 @@ Spec Spec::parse(std::string_view text) {
         spec.memory_bytes = number_within(value, key, 1 << 20, std::uint64_t{1} << 46);
       } else if (key == "resident") {
         spec.resident_bytes = number_within(value, key, 1 << 20, std::uint64_t{1} << 46);
+      } else if (key == "visible" && value == "all") {
+        spec.visible.reset();
       } else {
         throw std::invalid_argument("unknown key '" + std::string(key) +
-                                    "': known are devices, driver, connections, max_contexts, memory, resident");
+                                    "': known are devices, driver, connections, max_contexts, memory, resident, "
+                                    "visible=all");
       }
     }
     first = false;
