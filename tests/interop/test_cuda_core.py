@@ -1,4 +1,4 @@
-"""cuda.core in partitions, in a child in which both it and this package run on the software driver."""
+"""cuda.core in partitions, in a child in which both it and this package run on one driver."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import pytest
 
 from cuda_gctx import Device, sim
 from cuda_gctx.interop.cuda_core import core_stream
+
+from ..common import run_python, run_with_cuda_core
+from ..conftest import is_simulated
+from ..raw import PROBE, RECORD_BYTES
 
 PROGRAM = """
 import gc
@@ -103,3 +107,57 @@ def test_streams_pass_in_both_directions_and_live_as_long_as_they_are_used(versi
     )
     assert child.returncode == 0, child.stderr
     assert child.stdout == "as it should be\n"
+
+
+# One launch as a builder of cuda.core captures it, and as a node of a definition.
+MOVED = """
+import sys
+import cuda.core
+import numpy as np
+from cuda.core import LaunchConfig, ObjectCode, launch
+from cuda.core.graph import GraphDefinition
+from cuda_gctx import Device, Graph
+from cuda_gctx.interop.cuda_core import core_stream
+
+
+def main(image, record_bytes):
+    dev, core = Device(0), cuda.core.Device(0)
+    core.set_current()
+    kernel = ObjectCode.from_ptx(image.encode()).get_kernel("cuda_gctx_probe")
+    blocks = 2 * dev.sm_count
+    config = LaunchConfig(grid=blocks, block=1024)
+    with dev.partition(16) as parts:
+        memory = core.allocate(blocks * record_bytes, stream=core_stream(parts[0]))
+        arguments = memory, np.uint32(blocks), np.uint64(1000)
+        expected = parts[0].context.verify().contexts[0].sm_ids
+        builder = core.create_graph_builder().begin_building()
+        launch(builder, config, kernel, *arguments)
+        builder.end_building()
+        definition = GraphDefinition()
+        definition.launch(config, kernel, *arguments)
+        for theirs in (builder, builder.graph_definition, definition):
+            with Graph(theirs) as graph, graph.in_partition(parts[0]) as moved:
+                moved.launch(parts[0].stream)
+                parts.sync()
+                [proof] = moved.verify().kernels
+                assert (proof.name, proof.sm_ids) == ("cuda_gctx_probe", expected), proof
+        try:
+            Graph(builder.complete())
+        except TypeError as error:
+            assert "provides no graph of an executable one" in str(error)
+        else:
+            raise AssertionError("an executable graph was taken")
+        memory.close(stream=core_stream(parts[0]))
+
+
+main(sys.argv[1], int(sys.argv[2]))
+print("moved")
+"""
+
+
+@pytest.mark.any_driver
+def test_graphs_of_cuda_core_are_moved() -> None:
+    pytest.importorskip("cuda.core", reason="cuda.core is not installed here")
+    run = run_with_cuda_core if is_simulated() else run_python
+    done = run(MOVED, PROBE.rstrip(b"\0").decode(), str(RECORD_BYTES))
+    assert (done.returncode, done.stdout) == (0, "moved\n"), done.stderr

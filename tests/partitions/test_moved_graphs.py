@@ -62,13 +62,29 @@ class Config(ctypes.Structure):
     )
 
 
-COOPERATIVE, CLUSTER = 2, 4
+class AddedNode(ctypes.Structure):
+    """The parameters of a conditional node that is added to a graph."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint),
+        ("reserved", ctypes.c_uint * 3),
+        ("handle", ctypes.c_uint64),
+        ("condition", ctypes.c_uint),
+        ("bodies", ctypes.c_uint),
+        ("made", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("rest", ctypes.c_uint64 * 27),
+    )
+
+
+COOPERATIVE, CLUSTER, PROGRAMMATIC, PRIORITY, UPDATABLE = 2, 4, 6, 8, 13
+CONDITIONAL = 13
 NON_PORTABLE_CLUSTERS = 14
 
 
 def launch(probe: Probe, stream: Stream, blocks: int, kind: int, *value: int) -> None:
     """A launch of the probe with one attribute."""
-    attribute = Attribute(kind, 0, (ctypes.c_uint * 16)(*value))
+    attribute = Attribute(kind, 0, (ctypes.c_uint * 16)(*(one & 0xFFFFFFFF for one in value)))
     handle, address = stream.handle, ctypes.addressof(attribute)
     config = Config((ctypes.c_uint * 7)(blocks, 1, 1, 1024, 1, 1, 0), handle, address, 1)
     values = (ctypes.c_uint64(probe.out), ctypes.c_uint32(blocks), ctypes.c_uint64(1000))
@@ -181,6 +197,51 @@ def test_nodes_of_every_kind_move_or_stay(dev: Device, parts: Partitions, probe:
             raw.call("cuMemFree_v2", ctypes.c_void_p(address))
 
 
+def test_launch_attributes_and_programmatic_edges_do_not_stand_in_the_way(
+    dev: Device, parts: Partitions, probe: Probe
+) -> None:
+    stream, blocks = dev.create_stream(), 2 * parts.a.sm_count
+    for attribute in ((COOPERATIVE, 1), (CLUSTER, 2, 1, 1), (PROGRAMMATIC, 1), (PRIORITY, -2)):
+
+        def action(attribute: tuple[int, ...] = attribute) -> None:
+            for _ in range(2):  # the second one begins with the first one, where that is programmatic
+                launch(probe, stream, blocks, *attribute)
+
+        with captured(stream, action) as graph, graph.in_partition(parts.a) as moved:
+            moved.launch(parts.a.stream)
+            for kernel in moved.verify().kernels:
+                assert set(kernel.sm_ids) == sms(parts.a), attribute
+
+
+def test_nodes_that_use_no_sm_stay_as_they_are(dev: Device, parts: Partitions) -> None:
+    raw, stream = Raw(), dev.create_stream()
+    on = ctypes.c_void_p(stream.handle)
+    with dev.context.current():
+        memory = ctypes.c_void_p(raw.handle("cuMemAlloc_v2", ctypes.c_size_t(64)))
+    first, second = dev.create_event(), dev.create_event()
+
+    def everything() -> None:
+        raw.call("cuEventRecordWithFlags", ctypes.c_void_p(first.handle), on, 1)  # external: a node
+        raw.call("cuStreamWaitEvent", on, ctypes.c_void_p(second.handle), 1)
+        raw.call("cuStreamWriteValue32_v2", on, memory, ctypes.c_uint(41), 0)
+
+    graph, node = captured(stream, everything), ctypes.c_void_p()
+    none = None, ctypes.c_size_t(0)
+    raw.call("cuGraphAddEmptyNode", ctypes.byref(node), ctypes.c_void_p(graph.handle), *none)
+    with graph, graph.in_partition(parts.a) as moved:
+        assert graph.node_count == 4
+        stream.record(second)
+        moved.launch(parts.a.stream)
+        parts.sync()
+        word = ctypes.c_uint()
+        with dev.context.current():
+            raw.call("cuMemcpyDtoH_v2", ctypes.byref(word), memory, ctypes.c_size_t(4))
+            raw.call("cuMemFree_v2", memory)
+        assert word.value == 41
+        assert first.is_done
+        assert moved.verify().kernels == ()
+
+
 def test_verification_raises_if_a_kernel_would_run_elsewhere(
     parts: Partitions, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +309,30 @@ def test_graphs_that_the_driver_does_not_copy_are_refused(dev: Device, parts: Pa
     with captured(stream, allocate) as graph:
         message = str(refusal(ValueError, lambda: graph.in_partition(parts.a)))
         assert "cannot be moved: it allocates or frees memory" in message
+
+    condition, added, own = ctypes.c_uint64(), AddedNode(type=CONDITIONAL, condition=0, bodies=1), dev.context
+    with captured(stream, lambda: None) as graph:
+        handle = ctypes.c_void_p(graph.handle)
+        context = ctypes.c_void_p(own.handle)
+        raw.call("cuGraphConditionalHandleCreate", ctypes.byref(condition), handle, context, 1, 1)
+        added.handle, added.context = condition.value, own.handle
+        node, none = ctypes.c_void_p(), ctypes.c_size_t(0)
+        raw.call("cuGraphAddNode", ctypes.byref(node), handle, None, none, ctypes.byref(added))
+        message = str(refusal(ValueError, lambda: graph.in_partition(parts.a)))
+        assert "cannot be moved: it has a conditional node" in message
+        assert "capture it in each partition" in message
+
+
+def test_kernels_that_others_update_on_the_device_are_refused(dev: Device, parts: Partitions) -> None:
+    stream = dev.create_stream()
+    with Probe(dev) as probe:
+        probe.sms(dev.context)
+        with dev.context.current():
+            refusal(RawError, lambda: launch(probe, stream, 1, UPDATABLE, 1))  # a graph alone has such kernels
+        graph = captured(stream, lambda: launch(probe, stream, 1, UPDATABLE, 1))
+        message = str(refusal(ValueError, lambda: graph.in_partition(parts.a)))
+        assert "cannot be moved: it has a kernel node that kernels can update" in message
+        graph.close()
 
 
 def test_only_places_of_the_same_device_are_taken(sim: Machines) -> None:

@@ -80,6 +80,16 @@ void set_kernel(const Driver& driver, CUgraphNode node, const CUDA_KERNEL_NODE_P
   GCTX_CALL(driver, cuGraphNodeSetParams, node, &set);
 }
 
+bool is_updatable(const Driver& driver, CUgraphNode node) {
+  return attribute_of(driver, node, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
+             .deviceUpdatableKernelNode.deviceUpdatable != 0;
+}
+
+[[noreturn]] void refuse(const char* reason) { fail_value(std::string("the graph cannot be moved: ") + reason); }
+
+constexpr const char* updated_elsewhere =
+    "it has a kernel node that kernels can update, and they would update the original: capture it in each partition";
+
 // Why the driver does not copy a graph; null if nothing in it is known to stand against it.
 const char* reason_against_copy(const Driver& driver, CUgraph graph) {
   for (CUgraphNode node : nodes_of(driver, graph)) {
@@ -94,6 +104,11 @@ const char* reason_against_copy(const Driver& driver, CUgraph graph) {
         break;
       case CU_GRAPH_NODE_TYPE_CONDITIONAL:
         return "it has a conditional node, and the driver does not copy such graphs: capture it in each partition";
+      case CU_GRAPH_NODE_TYPE_KERNEL:
+        if (is_updatable(driver, node)) {
+          return updated_elsewhere;
+        }
+        break;
       default:
         break;
     }
@@ -138,6 +153,9 @@ class Mover {
 
  private:
   void move_kernel(CUgraphNode node) {
+    if (is_updatable(driver_, node)) {
+      refuse(updated_elsewhere);
+    }
     CUDA_KERNEL_NODE_PARAMS kernel = kernel_of(driver_, node);
     demand_room(node, kernel);
     kernel.ctx = to_.handle();
@@ -350,7 +368,7 @@ GraphHandle clone(const GraphHandle& graph, ContextUse use) {
   const CUresult result = driver.cuGraphClone(&handle, graph->handle());
   if (result != CUDA_SUCCESS) {
     if (const char* reason = reason_against_copy(driver, graph->handle())) {
-      fail_value(std::string("the graph cannot be moved: ") + reason);
+      refuse(reason);
     }
     driver.check(result, "cuGraphClone");
   }

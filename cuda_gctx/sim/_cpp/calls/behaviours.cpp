@@ -178,6 +178,8 @@ constexpr DriverBehaviour list[] = {
      ""},
     {"events", "all", "external events are nodes of the graph that is captured, and an invalid value elsewhere",
      Known::documented, "This flag is invalid outside of stream capture."},
+    {"captures", "all", "a kernel node that kernels can update is captured; a launch that asks for one is refused",
+     Known::documented, "passing it to a launch in a non-capturing stream will result in an error."},
     {"captures", "all", "work on the legacy stream ends the capture of a blocking stream: STREAM_CAPTURE_IMPLICIT",
      Known::assumed, ""},
     {"modules", "all",

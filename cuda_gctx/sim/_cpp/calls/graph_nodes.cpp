@@ -212,6 +212,7 @@ CUresult set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode&
       planned.launch.clusters = node.launch.clusters;
       planned.launch.cluster = node.launch.cluster;
       planned.launch.priority = node.launch.priority;
+      planned.launch.updatable = node.launch.updatable;
       return plan_node(c, *node.graph, parameters, planned);
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       or_own(parameters.memcpy.copyCtx);
@@ -378,6 +379,9 @@ CUresult read_attribute(const LaunchPlan& plan, CUlaunchAttributeID which, CUlau
     case CU_LAUNCH_ATTRIBUTE_PRIORITY:
       value.priority = plan.priority;
       return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+      value.deviceUpdatableKernelNode.deviceUpdatable = plan.updatable ? 1 : 0;
+      return CUDA_SUCCESS;
     case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
       if (plan.cluster > 1) {
         value.clusterDim.x = plan.clusters[0];
@@ -389,7 +393,6 @@ CUresult read_attribute(const LaunchPlan& plan, CUlaunchAttributeID which, CUlau
     case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-    case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
     case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
       return CUDA_SUCCESS;
     default:

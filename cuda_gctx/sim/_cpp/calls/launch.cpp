@@ -118,6 +118,9 @@ CUresult launch(Call& c, CUfunction handle, Stream& stream, LaunchPlan plan, voi
   if (result == CUDA_SUCCESS) {
     result = check_room(c.machine, *stream.context, plan);
   }
+  if (result == CUDA_SUCCESS && plan.updatable && !stream.capture) {
+    result = CUDA_ERROR_INVALID_VALUE;
+  }
   if (result != CUDA_SUCCESS) {
     return result;
   }
@@ -152,6 +155,9 @@ CUresult read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
         break;
       case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
         plan.programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
+        break;
+      case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+        plan.updatable = attribute.value.deviceUpdatableKernelNode.deviceUpdatable != 0;
         break;
       case CU_LAUNCH_ATTRIBUTE_PRIORITY:
         plan.priority = std::clamp(attribute.value.priority, -5, 0);

@@ -30,6 +30,7 @@ struct LaunchPlan {
   unsigned shared_bytes = 0;
   bool cooperative = false;
   bool programmatic = false;                  // may begin before what is in front of it has ended
+  bool updatable = false;                     // by kernels, which have a handle of the node
   std::array<unsigned, 3> clusters{1, 1, 1};  // blocks of a cluster in each direction
   unsigned cluster = 1;                       // and together
   int priority = 0;
