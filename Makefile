@@ -14,6 +14,7 @@
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
 #   make docs     build the documentation into build/docs
 #   make wheels   build the distributions into dist, for every interpreter in PYTHONS
+#   make driver-wheel  build that of the software driver alone
 #   make reproducible  build them twice, and fail where the bytes differ
 #   make sbom     write the bill of materials of the package and what it requires
 #   make clean    remove .venv and build
@@ -32,7 +33,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cu
 CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-long test-under-load order outside mutants peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
+.PHONY: demo test test-long test-under-load order outside mutants peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -131,6 +132,9 @@ docs: $(VENV)/package
 
 wheels: $(VENV)/wheel-tools
 	$(BIN)/python packaging/portable/wheels.py $(PYTHONS:%=--python %)
+
+driver-wheel: $(VENV)/wheel-tools
+	$(BIN)/python packaging/portable/wheels.py --software-driver
 
 reproducible: $(VENV)/wheel-tools
 	for folder in first second; do $(BIN)/python packaging/portable/wheels.py $(PYTHONS:%=--python %) \

@@ -4,7 +4,8 @@
 ...     machine.fail("cuGreenCtxCreate", nth=1)
 
 Importing this loads no driver, and nothing else of the package: only ``session()`` asks the core, to make the machine
-its driver. ``python -m cuda_gctx.sim`` runs other programs on it.
+its driver. ``python -m cuda_gctx.sim`` runs other programs on it. All but ``session()`` and the plugin's fixture for it
+is also the package ``cuda_software_driver``, a distribution of its own.
 
 May use: ``_core``.
 """
@@ -15,19 +16,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cuda_gctx.sim._library import Block as Block
-    from cuda_gctx.sim._library import library_folder as library_folder
-    from cuda_gctx.sim._library import library_path as library_path
-    from cuda_gctx.sim._session import Ledger as Ledger
-    from cuda_gctx.sim._session import LedgerError as LedgerError
-    from cuda_gctx.sim._session import LiveObject as LiveObject
-    from cuda_gctx.sim._session import Misuse as Misuse
-    from cuda_gctx.sim._session import Session as Session
-    from cuda_gctx.sim._session import UnknownResultWarning as UnknownResultWarning
-    from cuda_gctx.sim._session import cards as cards
-    from cuda_gctx.sim._session import driver_versions as driver_versions
-    from cuda_gctx.sim._session import make_spec as make_spec
-    from cuda_gctx.sim._session import session as session
+    from ._library import Block as Block
+    from ._library import library_folder as library_folder
+    from ._library import library_path as library_path
+    from ._opening import session as session
+    from ._session import Ledger as Ledger
+    from ._session import LedgerError as LedgerError
+    from ._session import LiveObject as LiveObject
+    from ._session import Misuse as Misuse
+    from ._session import Session as Session
+    from ._session import UnknownResultWarning as UnknownResultWarning
+    from ._session import cards as cards
+    from ._session import driver_versions as driver_versions
+    from ._session import make_spec as make_spec
 
 # The list above is for type checkers, this one is for the interpreter. Each name is imported at first use: the pytest
 # plugin in here is loaded in every pytest run, and must be cheap.
@@ -43,9 +44,11 @@ _NAMES_OF_MODULE = {
         "cards",
         "driver_versions",
         "make_spec",
-        "session",
     ),
 }
+# The wheel of the software driver alone ends before it: there is no package whose driver the machine could be.
+if __name__ == "cuda_gctx.sim":
+    _NAMES_OF_MODULE["_opening"] = ("session",)
 
 if not TYPE_CHECKING:
     __all__ = sorted(name for names in _NAMES_OF_MODULE.values() for name in names)

@@ -1,4 +1,4 @@
-"""The commands of the software driver, and ``python -m cuda_gctx.sim``, which needs no other package.
+"""The commands of the software driver, and ``python -m`` of its package, which needs no other package.
 
 ``cuda-gctx sim`` calls the same functions.
 """
@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cuda_gctx.sim._library import library_folder, library_path
-from cuda_gctx.sim._session import cards, library, make_spec
+from ._library import library_folder, library_path
+from ._session import cards, library, make_spec
 
 __all__ = ["COMMANDS", "OPTIONS", "explain", "main", "path", "profiles", "run"]
 
@@ -111,7 +111,7 @@ def path(as_json: bool) -> None:
     print(json.dumps({"simulated": True, "path": library_folder()}, indent=2) if as_json else library_folder())
 
 
-def main(arguments: Sequence[str] | None = None, program: str = "python -m cuda_gctx.sim") -> int:
+def main(arguments: Sequence[str] | None = None, program: str = f"python -m {__package__}") -> int:
     """Run one command; returns the exit status."""
     options = _parser(program).parse_args(arguments)
     try:

@@ -78,7 +78,7 @@ class Library:
     def __init__(self) -> None:
         path = library_path()
         if not os.path.exists(path):
-            raise RuntimeError(f"the software driver is not installed: {path} is missing; build or install cuda-gctx")
+            raise RuntimeError(f"the software driver is not installed: {path} is missing; build or install the package")
         # RTLD_LOCAL keeps its symbols from being taken for the real driver's.
         self._lib = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         lib = self._lib

@@ -1,4 +1,4 @@
-"""A simulated machine for the length of a ``with`` block, and its control interface."""
+"""The control of a simulated machine: its kernels, faults and clock, and its ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cuda_gctx.sim._library import Block, KernelCost, Library, RecordFunction
+from ._library import Block, KernelCost, Library, RecordFunction
 
 __all__ = [
     "Ledger",
@@ -24,11 +24,12 @@ __all__ = [
     "Session",
     "UnknownResultWarning",
     "cards",
+    "check_policy",
     "driver_versions",
     "library",
     "make_spec",
     "report_unknown",
-    "session",
+    "running",
     "unknown_now",
 ]
 
@@ -43,7 +44,7 @@ _STACK_DEPTH = 24
 
 _lock = threading.Lock()
 _library: Library | None = None
-# Where the objects of traced sessions were made, by their ids, which no two sessions share; and how many trace.
+# Where traced objects were made, by their ids, which no two machines share; and how many blocks trace.
 _stacks: dict[int, traceback.StackSummary] = {}
 _tracing = 0
 
@@ -384,62 +385,24 @@ def make_spec(profile: str = "h200", driver: str | None = None, devices: int = 1
 
 
 @contextmanager
-def session(
-    profile: str = "h200",
-    driver: str | None = None,
-    devices: int = 1,
-    *,
-    check: bool = True,
-    trace: bool = False,
-    unknown: Policy = "warn",
-    **options: int,
-) -> Iterator[Session]:
-    """A fresh simulated machine as the driver of this package.
-
-    profile: the card (see ``python -m cuda_gctx.sim profiles``). driver: the CUDA version, such as "13.1".
-    devices: the number of cards. options: other keys of the machine's description (``connections``,
-    ``max_contexts``, ``memory``, ``resident``).
-    check: at the end, live objects and misuse raise LedgerError; an exception of the block takes precedence.
-    trace: on the main thread, the ledger also reports the line that made each object; for objects of other
-    threads it reports only the thread.
-    unknown: what follows at the end if the program read results of kernels that nobody computed, or times of kernels
-    whose cost is not registered: "warn" (an UnknownResultWarning), "error" (a LedgerError, as part of check) or
-    "ignore".
-    """
+def running(spec: str, unknown: Policy, trace: bool, stop: Callable[[], None]) -> Iterator[Session]:
+    """A session on the present machine, which `stop` takes out of use before the ledger is closed."""
     global _tracing
-    check_policy(unknown)
-    from cuda_gctx._core.driver import close_driver, open_driver, resume_driver, set_driver_aside
-
-    spec = make_spec(profile, driver, devices, **options)
-    lib = library()
-    # Objects of the outer machine are not destroyed on this one.
-    set_driver_aside()
-    lib.push()
+    current = Session(spec, unknown)
+    trace = trace and threading.current_thread() is threading.main_thread()
+    if trace:
+        _tracing += 1
+        library().trace(_record)
     try:
-        # The devices that the caller asked for, whatever CUDA_VISIBLE_DEVICES leaves to programs.
-        token = open_driver(f"sim:{spec},visible=all")
-        current = Session(spec, unknown)
-        trace = trace and threading.current_thread() is threading.main_thread()
-        if trace:
-            _tracing += 1
-            lib.trace(_record)
-        try:
-            yield current
-        finally:
-            if any(found.kind != "primary context retain" for found in current.ledger().live):
-                # Objects in reference cycles are garbage, not leaks.
-                gc.collect()
-            close_driver(token)
-            current._final = current.ledger()
-            if trace:
-                lib.trace(None)
-                _tracing -= 1
-                if _tracing == 0:
-                    _stacks.clear()
-        if check:
-            current.check()
-        if unknown == "warn" and (found := current.ledger().unknown):
-            warnings.warn("\n".join(found), UnknownResultWarning, stacklevel=3)
+        yield current
     finally:
-        lib.pop()
-        resume_driver()
+        if any(found.kind != "primary context retain" for found in current.ledger().live):
+            # Objects in reference cycles are garbage, not leaks.
+            gc.collect()
+        stop()
+        current._final = current.ledger()
+        if trace:
+            library().trace(None)
+            _tracing -= 1
+            if _tracing == 0:
+                _stacks.clear()

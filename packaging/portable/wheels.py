@@ -1,12 +1,15 @@
 """Builds wheels that load on glibc 2.28, with the machine's own GCC and no container.
 
     python packaging/portable/wheels.py --python python3.10 --python python3.13 --out dist
+    python packaging/portable/wheels.py --software-driver --out dist
 
 The C and C++ libraries of the machine are usually newer than the tag allows. Compiling is not affected; linking is: the
 newest version of each symbol would be taken. So the libraries are linked with glibc 2.28 as Zig describes it (its wheel
 holds the symbols of every glibc), with the machine's own libstdc++ for everything that was in GCC 8, and with newer.cpp
 for the rest. There is one C++ runtime in the process, that of the system, as in every manylinux wheel: exceptions cross
 from one library of the package to another.
+
+The wheel of the software driver alone (cuda_gctx/sim) has no extension modules, and is the same for every interpreter.
 
 auditwheel has the last word: what needs a newer library than the tag allows is refused. Runs in an environment with the
 extra "wheels". Wheels built twice from one source distribution are the same, byte by byte.
@@ -37,6 +40,7 @@ from auditwheel.main import main
 sys.exit(main())
 """
 # In the order of linking; the loader provides __tls_get_addr.
+EVERY_INTERPRETER = "py3"
 STUBS = ("libdl.so.2", "libpthread.so.0", "libm.so.6", "libc.so.6", "libld.so.2")
 
 
@@ -110,20 +114,23 @@ def soabi(python: str, target: Target) -> str:
 
 
 def check_names(wheel: Path, tag: str) -> None:
-    """Refuse a wheel whose modules the interpreter would not find: it looks for names with its own tag."""
+    """Refuse a wheel whose modules the interpreter would not find: it looks for names with its own tag.
+
+    A wheel for every interpreter has none.
+    """
     with zipfile.ZipFile(wheel) as opened:
         modules = [name for name in opened.namelist() if name.endswith(".so") and not Path(name).name.startswith("lib")]
     wrong = [name for name in modules if not name.endswith(f".{tag}.so")]
-    if wrong or not modules:
+    if wrong or bool(modules) == (tag == EVERY_INTERPRETER):
         raise SystemExit(f"{wheel.name} has no modules for {tag}, but {', '.join(wrong) or 'none'}")
 
 
-def build(python: str, target: Target, source: Path, work: Path, out: Path) -> Path:
-    """The audited wheel of one interpreter, from an unpacked source distribution."""
-    raw = work / "raw" / soabi(python, target)
+def build(python: str, tag: str, target: Target, source: Path, work: Path, out: Path) -> Path:
+    """The audited wheel of a project in an unpacked source distribution, for the interpreters of a tag."""
+    raw = work / "raw" / tag
     shutil.rmtree(raw, ignore_errors=True)
     settings = {
-        "build-dir": work / "build" / soabi(python, target),
+        "build-dir": work / "build" / tag,
         "cmake.define.CMAKE_CXX_COMPILER": target.compiler,
         "cmake.define.CMAKE_SHARED_LINKER_FLAGS": "-nodefaultlibs",
         "cmake.define.CMAKE_MODULE_LINKER_FLAGS": "-nodefaultlibs",
@@ -139,8 +146,8 @@ def build(python: str, target: Target, source: Path, work: Path, out: Path) -> P
     options = [f"--config-settings={name}={value}" for name, value in settings.items()]
     run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", raw, *options, source, **environment)
     (wheel,) = raw.glob("*.whl")
-    check_names(wheel, soabi(python, target))
-    audited = work / "audited" / soabi(python, target)
+    check_names(wheel, tag)
+    audited = work / "audited" / tag
     shutil.rmtree(audited, ignore_errors=True)
     # Only the one tag: a wheel must not claim less than it was asked for, nor quietly more.
     audit = [sys.executable, "-c", AUDIT, target.machine, "repair", "--only-plat", "--plat", target.platform]
@@ -167,6 +174,7 @@ def main() -> None:
     parser.add_argument(
         "--python", action="append", metavar="PROGRAM", help="an interpreter; this one if none is given"
     )
+    parser.add_argument("--software-driver", action="store_true", help="the wheel of the software driver, and no other")
     parser.add_argument(
         "--machine", choices=TARGETS, default=os.uname().machine, help="the processor (default: this one)"
     )
@@ -181,8 +189,12 @@ def main() -> None:
     work, out = options.work.resolve() / options.machine, options.out.resolve()
     work.mkdir(parents=True, exist_ok=True)
     source = sdist(work, out)
-    for python in options.python or [sys.executable]:
-        wheel = build(python, TARGETS[options.machine], source, work, out)
+    target = TARGETS[options.machine]
+    projects = [(sys.executable, EVERY_INTERPRETER, source / "cuda_gctx" / "sim")]
+    if not options.software_driver:
+        projects += [(python, soabi(python, target), source) for python in options.python or [sys.executable]]
+    for python, tag, project in projects:
+        wheel = build(python, tag, target, project, work, out)
         print(f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}", flush=True)
 
 
