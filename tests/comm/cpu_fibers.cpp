@@ -1,47 +1,54 @@
 // What stands behind the kernels' primitives on the CPU: fibers of one host thread play the threads of the blocks of
-// all ranks, and a seed decides which of them goes on at every access to shared memory. So a run can be repeated, every
-// order that was tried is known, and a deadlock is a fact that is found after a number of steps. Bulk copies happen as
-// late as the protocol allows, and in any order. The clock is a counter of how often it was read: time limits do not
-// depend on the machine.
+// all ranks, and a seed decides which of them goes on at every access to memory, and which of the values that the model
+// of cpu_memory.hpp grants a load returns. So a run can be repeated, every order that was tried is known, and a
+// deadlock is a fact that is found after a number of steps. Bulk copies happen as late as the protocol allows, and in
+// any order. The clock is a counter of how often it was read: time limits do not depend on the machine.
 #include <setjmp.h>
 #include <ucontext.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <map>
-#include <memory>
-#include <random>
-#include <vector>
 
-#include "cpu_primitives.hpp"
+#include "cpu_memory.hpp"
 
 struct Barrier {
-  u32 arrivals, pending, bytes = 0;
+  u32 arrivals = 0, pending = 0;
+  u32 actor = 0;  // of the copies that complete on it
+  u32 copies = 0, bytes = 0;
   u64 phase = 0;
-  bool is_open = true;
+  bool is_known_to_engine = false;
+  Knowledge arriving;
+  Snapshot arrived;
 
   void settle() {
     if (pending == 0 && bytes == 0) {
       ++phase;
       pending = arrivals;
+      arrived = std::make_shared<const Knowledge>(arriving);
     }
   }
 };
+
+// The world that is running.
+static Memory* memory = nullptr;
 
 // A bulk store: reads shared memory at some time, writes global memory at some later time.
 struct BulkStore {
   u64 to;
   const unsigned char* from;
-  u32 bytes;
-  std::vector<unsigned char> read;
+  u32 bytes, rank;
+  Snapshot known;
+  Event read_event, write_event;
+  std::vector<unsigned char> contents;
   bool is_read = false, is_written = false;
 
   void do_read() {
     if (is_read) {
       return;
     }
-    read.assign(from, from + bytes);
+    memory->read(known->bulk_shared, read_event, reinterpret_cast<u64>(from), bytes);
+    contents.assign(from, from + bytes);
     is_read = true;
   }
   void do_write() {
@@ -49,12 +56,15 @@ struct BulkStore {
     if (is_written) {
       return;
     }
-    std::memcpy(reinterpret_cast<void*>(to), read.data(), bytes);
+    memory->write(known->bulk, write_event, to, bytes);
+    std::memcpy(reinterpret_cast<void*>(to), contents.data(), bytes);
+    memory->wrote(write_event, rank, to, bytes);
     is_written = true;
   }
 };
 
-// Runs fibers one at a time. Now and then it leaves one rank out for a while, so that ranks also run far apart.
+// Runs fibers one at a time. Now and then it leaves one rank or one thread out for a while, so that they also run far
+// apart.
 class Fibers {
  public:
   Fibers(u32 seed, u32 ranks, u64 steps) : random_(seed), ranks_(ranks), steps_(steps) {}
@@ -72,20 +82,22 @@ class Fibers {
     fibers_.push_back(std::move(fiber));
   }
 
-  // Whether all fibers came to their ends within the steps.
-  bool run() {
+  // Whether all fibers came to their ends within the steps, or until something was wrong.
+  bool run(const std::string& wrong) {
     now_ = this;
-    while (!fibers_.empty()) {
+    while (!fibers_.empty() && wrong.empty()) {
       if (steps_-- == 0) {
         return false;
       }
       if (left_ == 0) {
-        left_ = 1 + random_() % 4096;
-        without_ = random_() % 2 ? random_() % ranks_ : ranks_;
+        left_ = 1 + random_() % (64 << random_() % 10);
+        u32 choice = random_() % 4;
+        without_ = choice == 0 ? random_() % ranks_ : ranks_;
+        without_one_ = choice == 1 ? fibers_[random_() % fibers_.size()].get() : nullptr;
       }
       --left_;
       size_t at = random_() % fibers_.size();
-      if (fibers_[at]->rank == without_) {
+      if (fibers_[at]->rank == without_ || fibers_[at].get() == without_one_) {
         continue;
       }
       current_ = fibers_[at].get();
@@ -150,6 +162,7 @@ class Fibers {
   u64 steps_, left_ = 0;
   jmp_buf own_;
   Fiber* current_ = nullptr;
+  const Fiber* without_one_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<std::unique_ptr<char[]>> free_;
 };
@@ -159,21 +172,35 @@ struct Meeting {
   u32 alive, arrived = 0;
   u64 generation = 0;
   bool all = true, last_all = true;
+  // What the threads know who have arrived, and what those of the last two generations knew: only a block hands it on.
+  std::unique_ptr<Knowledge> gathered;
+  Snapshot handed[2];
 
   void release() {
     arrived = 0;
     last_all = all;
     all = true;
+    handed[generation & 1] = std::move(gathered);
     ++generation;
   }
-  bool meet(bool mine) {
+  bool meet(bool mine, Agent* agent) {
     all = all && mine;
     u64 seen = generation;
+    if (agent) {
+      if (!gathered) {
+        gathered = std::make_unique<Knowledge>(agent->knows.ordinary.size());
+      }
+      gathered->learn(agent->knows);
+      agent->next();
+    }
     if (++arrived == alive) {
       release();
     }
     while (generation == seen) {
       Fibers::yield();
+    }
+    if (agent) {
+      agent->learn(handed[seen & 1]);
     }
     return last_all;
   }
@@ -191,20 +218,28 @@ struct Warp : Meeting {
   Vector shown[2][32];
 };
 
+struct Launch;
+
 struct BlockState {
+  Launch* launch;
   Meeting block;
   std::vector<Warp> warps;
   std::map<u64*, Barrier> barriers;
   std::vector<std::function<void()>> loads;
   std::vector<unsigned char> shared;
-  // Of the one thread that stores.
+  bool has_let_next_begin = false;
+  // Of the one thread that stores: what its copies read and what they write, and how many groups there were.
+  u32 reads_actor, writes_actor;
+  u32 groups_before = 0;
   std::vector<std::vector<BulkStore>> groups;
   std::vector<BulkStore> open_group;
 
-  BlockState(u32 threads, size_t bytes) : block{threads}, shared(bytes + 128) {
+  BlockState(Launch* launch, u32 threads, size_t bytes) : launch(launch), block{threads}, shared(bytes + 128) {
     for (u32 first = 0; first < threads; first += 32) {
-      warps.push_back({{std::min(threads - first, 32u)}});
+      Warp& warp = warps.emplace_back();
+      warp.alive = std::min(threads - first, 32u);
     }
+    memory->forget(reinterpret_cast<u64>(shared.data()), shared.size());
   }
 
   void leave(u32 thread) {
@@ -222,9 +257,69 @@ struct BlockState {
   }
 };
 
+// A kernel that runs.
+struct Launch {
+  u32 running = 0;        // threads
+  bool is_ready = false;  // what is before it in the stream has ended
+  std::vector<std::unique_ptr<BlockState>> blocks;
+  std::vector<u32> actors;
+  Snapshot before;
+  Knowledge after;
+
+  explicit Launch(size_t actors) : after(actors) {}
+  bool lets_next_begin() const {
+    return std::all_of(blocks.begin(), blocks.end(),
+                       [](const auto& one) { return one->has_let_next_begin || one->block.alive == 0; });
+  }
+};
+
+// The ranks' memory and fibers, and the actors that are free: those of a kernel that has ended are taken by a later one
+// of its rank, which comes after it.
+struct World {
+  Fibers fibers;
+  Memory weak;
+  size_t shared;
+  size_t actors;
+  Numbers events;  // of each actor, so far
+  std::vector<std::vector<u32>> free;
+
+  u32 actor_of(u32 rank) {
+    u32 actor = free[rank].back();
+    free[rank].pop_back();
+    return actor;
+  }
+};
+
+struct Stream {
+  World& world;
+  Agent agent;
+  std::mt19937 random;
+  std::unique_ptr<Launch> running, next;
+
+  // Until the kernel that runs has ended.
+  void wait() {
+    if (!running) {
+      return;
+    }
+    while (running->running != 0) {
+      Fibers::yield();
+    }
+    agent.knows.learn(running->after);
+    // The end of a kernel completes its own copies, for all that comes behind it.
+    for (u32 actor : running->actors) {
+      agent.knows.ordinary[actor] = std::max(agent.knows.ordinary[actor], agent.knows.bulk[actor]);
+    }
+    auto& free = world.free[agent.rank];
+    free.insert(free.end(), running->actors.begin(), running->actors.end());
+    running.reset();
+  }
+};
+
 struct Here {
   u32 thread, threads, block, blocks;
   BlockState* state;
+  World* world;
+  Agent agent;
   std::mt19937 random;
 };
 
@@ -237,9 +332,14 @@ static void yield() {
   Fibers::yield();
   here = mine;
 }
-void pause_at_random() {
-  if (here->random() % 4 == 0) {
+static void pause_for(u32 turns) {
+  while (turns-- != 0) {
     yield();
+  }
+}
+static void pause_at_random() {
+  if (here->random() % 4 == 0) {
+    pause_for(1);
   }
 }
 
@@ -247,9 +347,9 @@ u32 thread_index() { return here->thread; }
 u32 thread_count() { return here->threads; }
 u32 block_index() { return here->block; }
 u32 block_count() { return here->blocks; }
-static bool met(Meeting& meeting, bool mine) {
+static bool met(Meeting& meeting, bool mine, bool hands_on) {
   Here* own = here;
-  bool all = meeting.meet(mine);
+  bool all = meeting.meet(mine, hands_on ? &own->agent : nullptr);
   here = own;
   return all;
 }
@@ -259,12 +359,15 @@ static const Vector* shown_in_warp(Vector words) {
   Warp& warp = own_warp();
   Vector* shown = warp.shown[warp.generation & 1];
   shown[here->thread % 32] = words;
-  met(warp, true);
+  met(warp, true, false);
   return shown;
 }
 
-bool all_of_block(bool mine) { return met(here->state->block, mine); }
-bool all_of_warp(bool mine) { return met(own_warp(), mine); }
+bool all_of_block(bool mine) {
+  pause_at_random();
+  return met(here->state->block, mine, true);
+}
+bool all_of_warp(bool mine) { return met(own_warp(), mine, false); }
 Vector last_words(u32 word) {
   const Vector* four = shown_in_warp({word}) + here->thread % 32 / 4 * 4;
   return {four[0].word[0], four[1].word[0], four[2].word[0], 0};
@@ -275,63 +378,201 @@ u32 word_of_last(const Vector& words) {
 }
 u64 nanoseconds() { return ++clock_reads; }
 
+void wait_for_previous_kernel() {
+  Launch& own = *here->state->launch;
+  while (!own.is_ready) {
+    yield();
+  }
+  here->agent.learn(own.before);
+}
+void let_next_kernel_begin() { here->state->has_let_next_begin = true; }
+
+// ---- words
+
+static Vector load_word(u64 address, u32 bytes, bool acquires) {
+  pause_at_random();
+  return memory->load(here->agent, address, bytes, acquires, here->random);
+}
+static u64 as_number(const Vector& value) { return static_cast<u64>(value.word[1]) << 32 | value.word[0]; }
+static Vector as_vector(u64 value) { return {static_cast<u32>(value), static_cast<u32>(value >> 32)}; }
+static void store_word(u64 address, u32 bytes, Vector value, bool releases) {
+  pause_at_random();
+  memory->store(here->agent, address, bytes, value, releases);
+}
+
+void store_relaxed(u64 address, u64 value) { store_word(address, 8, as_vector(value), false); }
+u64 load_relaxed(u64 address) { return as_number(load_word(address, 8, false)); }
+void store_packet(u64 address, Vector packet) { store_word(address, 16, packet, false); }
+void store_packet_in_halves(u64 address, Vector packet) {
+  Vector half = *reinterpret_cast<const Vector*>(address);
+  half.word[2] = packet.word[2];
+  half.word[3] = packet.word[3];
+  store_packet(address, half);
+  store_packet(address, packet);
+}
+Vector load_packet(u64 address) { return load_word(address, 16, false); }
+void store_release(u64 address, u64 value) { store_word(address, 8, as_vector(value), true); }
+u64 load_acquire(u64 address) { return as_number(load_word(address, 8, true)); }
+void fence_device() { here->agent.fence(false); }
+void fence_system() { here->agent.fence(true); }
+u32 load_own(u64 address) { return load_word(address, 4, false).word[0]; }
+void store_own(u64 address, u32 value) { store_word(address, 4, {value}, false); }
+u32 add_own(u64 address, u32 value) {
+  pause_at_random();
+  return memory->change(here->agent, address, 4, false, [=](u64 old) { return old + value; });
+}
+u32 swap_own_if(u64 address, u32 expected, u32 value) {
+  pause_at_random();
+  return memory->change(here->agent, address, 4, false, [=](u64 old) { return old == expected ? value : old; });
+}
+
+// ---- tensors and tiles
+
+Vector load_vector(u64 address) {
+  memory->read(here->agent.knows.ordinary, here->agent.event(), address, sizeof(Vector));
+  return *reinterpret_cast<const Vector*>(address);
+}
+void store_vector(u64 address, Vector value) {
+  pause_at_random();
+  Agent& own = here->agent;
+  memory->write(own.knows.ordinary, own.event(), address, sizeof(Vector));
+  *reinterpret_cast<Vector*>(address) = value;
+  memory->wrote(own.event(), own.rank, address, sizeof(Vector));
+}
+Vector load_tile(const void* tile, u32 at) { return load_vector(reinterpret_cast<u64>(tile) + at * sizeof(Vector)); }
+void store_tile(void* tile, u32 at, Vector value) {
+  store_vector(reinterpret_cast<u64>(tile) + at * sizeof(Vector), value);
+}
+
 unsigned char* dynamic_shared() {
   u64 first = reinterpret_cast<u64>(here->state->shared.data());
   return reinterpret_cast<unsigned char*>((first + 127) / 128 * 128);
 }
 
-void barrier_init(u64* barrier, u32 arrivals) { here->state->barriers[barrier] = {arrivals, arrivals}; }
-void barrier_arrive(u64* barrier) {
-  pause_at_random();
-  Barrier& one = here->state->barriers.at(barrier);
-  --one.pending;
-  one.settle();
+// ---- barriers and bulk copies
+
+void barrier_init(u64* barrier, u32 arrivals) {
+  World& world = *here->world;
+  u32 actor = world.actor_of(here->agent.rank);
+  here->state->launch->actors.push_back(actor);
+  Barrier& one = here->state->barriers[barrier];
+  one.arrivals = one.pending = arrivals;
+  one.actor = actor;
+  one.copies = world.events[actor];
+  one.arriving = Knowledge(world.actors);
 }
-void barrier_arrive_and_expect(u64* barrier, u32 bytes) {
-  Barrier& one = here->state->barriers.at(barrier);
-  one.bytes += bytes;
+void barrier_init_done() {
+  for (auto& [_, barrier] : here->state->barriers) {
+    barrier.is_known_to_engine = true;
+  }
+}
+static Barrier& initialised(u64* barrier) {
+  if (here->state->barriers.count(barrier) == 0) {
+    memory->fail("a barrier is used before it is initialised");
+    barrier_init(barrier, 1);
+  }
+  return here->state->barriers.at(barrier);
+}
+static Barrier& arrive(u64* barrier) {
+  pause_at_random();
+  Barrier& one = initialised(barrier);
   --one.pending;
-  one.settle();
+  return one;
+}
+void barrier_arrive(u64* barrier) {
+  initialised(barrier).arriving.learn(here->agent.knows);
+  here->agent.next();
+  arrive(barrier).settle();
+}
+void arrive_without_release(u64* barrier) { arrive(barrier).settle(); }
+void barrier_arrive_and_expect(u64* barrier, u32 bytes) {
+  initialised(barrier).bytes += bytes;
+  barrier_arrive(barrier);
 }
 bool barrier_try_wait(u64* barrier, u32 parity) {
+  bool is_over = try_wait_without_acquire(barrier, parity);
+  if (is_over) {
+    here->agent.learn(initialised(barrier).arrived);
+  }
+  return is_over;
+}
+bool try_wait_without_acquire(u64* barrier, u32 parity) {
   pause_at_random();
   here->state->some_load(here->random);
-  return (here->state->barriers.at(barrier).phase & 1) != parity;
+  return (initialised(barrier).phase & 1) != parity;
 }
 void bulk_load(void* to, u64 from, u32 bytes, u64* barrier) {
   BlockState* state = here->state;
-  state->loads.push_back([=] {
+  Barrier& one = initialised(barrier);
+  if (!one.is_known_to_engine) {
+    memory->fail("a bulk copy completes on a barrier that its engine does not know");
+  }
+  Event event{one.actor, ++one.copies};
+  here->world->events[one.actor] = one.copies;
+  auto known = std::make_shared<const Knowledge>(here->agent.knows);
+  u32 rank = here->agent.rank;
+  state->loads.push_back([=, &one] {
+    memory->read(known->bulk, event, from, bytes);
+    memory->write(known->bulk_shared, event, reinterpret_cast<u64>(to), bytes);
     std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-    Barrier& one = state->barriers.at(barrier);
+    memory->wrote(event, rank, reinterpret_cast<u64>(to), bytes);
     one.bytes -= bytes;
+    // All copies of a phase complete together for who waits.
+    for (Numbers* numbers : {&one.arriving.ordinary, &one.arriving.bulk, &one.arriving.bulk_shared}) {
+      (*numbers)[event.actor] = std::max((*numbers)[event.actor], event.number);
+    }
     one.settle();
   });
 }
 void bulk_store(u64 to, const void* from, u32 bytes) {
-  here->state->open_group.push_back({to, static_cast<const unsigned char*>(from), bytes, {}});
+  BlockState* state = here->state;
+  u32 group = state->groups_before + static_cast<u32>(state->groups.size()) + 1;
+  auto known = std::make_shared<const Knowledge>(here->agent.knows);
+  state->open_group.push_back({to,
+                               static_cast<const unsigned char*>(from),
+                               bytes,
+                               here->agent.rank,
+                               known,
+                               {state->reads_actor, group},
+                               {state->writes_actor, group},
+                               {}});
 }
 void bulk_commit() {
-  here->state->groups.push_back(std::move(here->state->open_group));
-  here->state->open_group.clear();
+  BlockState* state = here->state;
+  state->groups.push_back(std::move(state->open_group));
+  state->open_group.clear();
+  u32 groups = state->groups_before + static_cast<u32>(state->groups.size());
+  here->world->events[state->reads_actor] = here->world->events[state->writes_actor] = groups;
 }
 void bulk_wait_read_of_all_but(u32 allowed) {
-  auto& groups = here->state->groups;
-  for (size_t at = 0; at + allowed < groups.size(); ++at) {
-    for (BulkStore& store : groups[at]) {
+  BlockState* state = here->state;
+  size_t at = 0;
+  for (; at + allowed < state->groups.size(); ++at) {
+    for (BulkStore& store : state->groups[at]) {
       store.do_read();
     }
   }
+  Knowledge& knows = here->agent.knows;
+  for (Numbers* numbers : {&knows.ordinary, &knows.bulk, &knows.bulk_shared}) {
+    (*numbers)[state->reads_actor] = state->groups_before + static_cast<u32>(at);
+  }
 }
 void bulk_wait() {
-  auto& groups = here->state->groups;
+  auto groups = here->state->groups;
   std::shuffle(groups.begin(), groups.end(), here->random);
   for (auto& group : groups) {
     for (BulkStore& store : group) {
       store.do_write();
     }
   }
-  groups.clear();
+  bulk_wait_read_of_all_but(0);
+  BlockState* state = here->state;
+  state->groups_before += static_cast<u32>(state->groups.size());
+  state->groups.clear();
+  here->agent.knows.bulk[state->writes_actor] = state->groups_before;
 }
+void fence_bulk() { here->agent.fence_bulk(); }
+void fence_bulk_shared() { here->agent.fence_bulk_shared(); }
 
 // ---- NVSHMEM: a place in the region of one rank stands for the same place in that of another
 
@@ -354,7 +595,7 @@ static u64 place_at(u64 own, u32 rank) {
 
 extern "C" void nvshmem_count(u64 counter, u64 count, u32 rank) {
   pause_at_random();
-  *at(place_at(counter, rank)) += count;
+  memory->change(here->agent, place_at(counter, rank), 8, true, [=](u64 old) { return old + count; });
 }
 
 // The bytes arrive in any order, and are there when it has counted.
@@ -377,54 +618,134 @@ extern "C" void nvshmem_send(u64 to, u64 from, u64 bytes, u64 counter, u64 count
 // ---- The kernels of all ranks: each rank's calls one after the other, as on a stream
 
 // One at a time, as other ranks run.
-static void copy(const HostCopy* copies, u32 count) {
+static void copy(Agent& stream, const HostCopy* copies, u32 count) {
   for (u32 at = 0; at < count; ++at) {
-    std::memcpy(reinterpret_cast<void*>(copies[at].to), reinterpret_cast<void*>(copies[at].from), copies[at].bytes);
+    const auto& [to, from, bytes] = copies[at];
+    memory->read(stream.knows.ordinary, stream.event(), from, bytes);
+    memory->write(stream.knows.ordinary, stream.event(), to, bytes);
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+    memory->wrote(stream.event(), stream.rank, to, bytes);
+    stream.next();
     Fibers::yield();
   }
 }
 
-struct World {
-  Fibers fibers;
-  size_t shared;
-};
-
-void run_kernel(World& world, u32 rank, void (*kernel)(const void*), const HostCall& call, u32 seed) {
-  std::vector<std::unique_ptr<BlockState>> states;
-  u32 running = call.blocks * call.threads;
+void begin_kernel(Stream& stream, void (*kernel)(const void*), const HostCall& call, u32 seed) {
+  World& world = stream.world;
+  const u32 rank = stream.agent.rank;
+  stream.next = std::make_unique<Launch>(world.actors);
+  Launch* launch = stream.next.get();
+  launch->running = call.blocks * call.threads;
+  auto actor = [&world, rank, launch] {
+    u32 one = world.actor_of(rank);
+    launch->actors.push_back(one);
+    return one;
+  };
   for (u32 block = 0; block < call.blocks; ++block) {
-    states.push_back(std::make_unique<BlockState>(call.threads, world.shared));
+    BlockState* state = launch->blocks.emplace_back(new BlockState(launch, call.threads, world.shared)).get();
+    state->reads_actor = actor();
+    state->writes_actor = actor();
+    state->groups_before = std::max(world.events[state->reads_actor], world.events[state->writes_actor]);
     for (u32 thread = 0; thread < call.threads; ++thread) {
-      world.fibers.add(rank, [&, block, thread, state = states.back().get()] {
-        Here mine{thread, call.threads, block, call.blocks, state, std::mt19937(seed + block * 1000 + thread)};
+      Agent agent{actor(), rank, stream.agent.knows};
+      agent.knows.ordinary[agent.actor] = world.events[agent.actor] + 1;
+      u32 own_seed = seed + block * 1000 + thread;
+      world.fibers.add(rank, [=, &world, arguments = call.arguments, threads = call.threads, blocks = call.blocks] {
+        Here mine{thread, threads, block, blocks, state, &world, agent, std::mt19937(own_seed)};
         here = &mine;
-        kernel(call.arguments);
+        // Now and then a thread begins when the others have done nearly all that they can without it.
+        pause_for(mine.random() % 16 == 0 ? mine.random() % 256 : 0);
+        kernel(arguments);
+        here = &mine;
+        launch->after.learn(mine.agent.knows);
+        world.events[agent.actor] = mine.agent.event().number;
         state->leave(thread);
-        --running;
+        --launch->running;
       });
     }
   }
-  while (running != 0) {
+  stream.agent.next();
+}
+
+// What the host does: it reads the record of a rank's faults as long as the rank's calls run. A fault has a detail.
+static void watch(World& world, u32 actor, u32 rank, u64 fault, const bool& is_over, u32 seed) {
+  Agent host{actor, rank, Knowledge(world.actors)};
+  host.knows.ordinary[actor] = 1;
+  std::mt19937 random(seed);
+  while (!is_over) {
+    if (as_number(memory->load(host, fault, 8, true, random)) != 0) {
+      if (as_number(memory->load(host, fault + 8, 8, false, random)) == 0) {
+        memory->fail("the host sees a fault without its detail");
+      }
+      return;
+    }
     Fibers::yield();
   }
 }
 
-// Whether all ranks came to the ends of their calls within the steps; if not, they wait for each other for ever.
-extern "C" int run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed, u64 steps) {
-  World world{{seed, ranks, steps}, shared};
+static std::string what_is_wrong;
+extern "C" const char* wrong() { return what_is_wrong.c_str(); }
+
+// Runs the calls of all ranks. Afterwards wrong() says what is: a deadlock, if they did not come to their ends within
+// the steps; a race; nothing. faults: the records that the host reads meanwhile, or none.
+extern "C" void run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed, u64 steps,
+                          const u64* faults) {
+  // A thread each, the barriers and the bulk stores of a block; of two kernels at once; a stream and the host.
+  constexpr u32 BARRIERS = 16;
+  u32 each = 0;
+  for (u32 at = 0; at < ranks * count; ++at) {
+    each = std::max(each, calls[at].blocks * (calls[at].threads + BARRIERS));
+  }
+  each = 2 * each + 2;
+  World world{{seed, ranks, steps}, Memory(ranks), shared, size_t(ranks) * each, Numbers(ranks * each), {}};
+  memory = &world.weak;
+  std::unique_ptr<bool[]> is_over(new bool[ranks]());
   for (u32 rank = 0; rank < ranks; ++rank) {
-    world.fibers.add(rank, [=, &world] {
+    auto& free = world.free.emplace_back();
+    for (u32 at = each; at-- > 2;) {
+      free.push_back(rank * each + at);
+    }
+    world.fibers.add(rank, [=, &world, &is_over] {
+      Stream stream{world, {rank * each, rank, Knowledge(world.actors)}, std::mt19937(seed + rank), nullptr, nullptr};
+      stream.agent.next();
+      const HostCall* last = nullptr;
+      auto finish = [&] {
+        stream.wait();
+        if (last) {
+          copy(stream.agent, last->after, last->copies_after);
+        }
+      };
       for (u32 at = 0; at < count; ++at) {
         const HostCall& call = calls[rank * count + at];
         if (!call.present) {
           continue;
         }
-        copy(call.before, call.copies_before);
         u32 own_seed = seed + 7919 * (rank * count + at);
-        run_call(world, rank, call, own_seed);
-        copy(call.after, call.copies_after);
+        if (call.is_programmatic) {
+          while (stream.running && !stream.running->lets_next_begin()) {
+            Fibers::yield();
+          }
+          begin_call(stream, call, own_seed);
+        }
+        finish();
+        copy(stream.agent, call.before, call.copies_before);
+        if (!call.is_programmatic) {
+          begin_call(stream, call, own_seed);
+        }
+        stream.running = std::move(stream.next);
+        stream.running->before = stream.agent.snapshot();
+        stream.running->is_ready = true;
+        last = &call;
       }
+      finish();
+      is_over[rank] = true;
     });
+    if (faults) {
+      world.fibers.add(rank, [=, &world, &is_over] {
+        watch(world, rank * each + 1, rank, faults[rank], is_over[rank], seed + ranks + rank);
+      });
+    }
   }
-  return world.fibers.run();
+  bool has_ended = world.fibers.run(world.weak.race());
+  what_is_wrong = !has_ended ? "a deadlock" : world.weak.race();
 }

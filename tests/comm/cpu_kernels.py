@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
+import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
-from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, WITHIN_NODES, source
+from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, FOLDER, WITHIN_NODES, source
 from cuda_gctx.comm._launch import Calls
 from cuda_gctx.comm._nodes import NodeCalls, rounds_of
 from cuda_gctx.comm._protocol import (
@@ -36,6 +37,8 @@ THREADS_OF_TWO = 9  # one moves; as many as there can be other ranks wait for th
 STAGES = 3
 TILE = 256
 LIMIT = 1 << 62
+# Of an input or an output, in bytes.
+LARGEST = 1 << 17
 # More than on a GPU: so that every world has messages of several batches, the last of which is not full.
 PACKETS_AT_ONCE = 3
 # What a run may take before it counts as a deadlock. One of the longest here takes a twentieth of it.
@@ -62,7 +65,14 @@ class HostCall(ctypes.Structure):
         ("after", ctypes.POINTER(HostCopy)),
         ("copies_before", u32),
         ("copies_after", u32),
+        ("is_programmatic", u32),
     )
+
+    def begin_with(self, *copies: tuple[int, int, int]) -> None:
+        self.copy_before([*copies, *((one.to, one.source, one.size) for one in self.before[: self.copies_before])])
+
+    def end_with(self, *copies: tuple[int, int, int]) -> None:
+        self.copy_after([*((one.to, one.source, one.size) for one in self.after[: self.copies_after]), *copies])
 
     def copy_before(self, copies: Sequence[tuple[int, int, int]]) -> None:
         self.before, self.copies_before = (HostCopy * len(copies))(*copies), len(copies)
@@ -88,6 +98,54 @@ SMALL = {
 }
 
 
+# The primitives that order accesses, and what is left of each where it is taken out.
+ORDERING = {
+    "wait_for_previous_kernel": "nothing",
+    "sync_block": "nothing",
+    "all_of_block": "alone",
+    "store_release": "store_relaxed",
+    "load_acquire": "load_relaxed",
+    "fence_device": "nothing",
+    "fence_system": "nothing",
+    "barrier_init_done": "nothing",
+    "barrier_arrive": "arrive_without_release",
+    "barrier_try_wait": "try_wait_without_acquire",
+    "bulk_wait_read": "nothing",
+    "bulk_wait": "nothing",
+    "fence_bulk": "nothing",
+    "fence_bulk_shared": "nothing",
+}
+_CALL = re.compile(rf"\b({'|'.join(ORDERING)})((?:<\d+>)?)\(")
+
+
+def _orderings() -> tuple[str, ...]:
+    """Every call of such a primitive in the kernels, by name: file, function and, of several, its number."""
+    names: list[str] = []
+    for file in ("guard.cuh", *FLAT, *BETWEEN_NODES):
+        function = ""
+        for line in (FOLDER / file).read_text().splitlines():
+            begun = re.match(r"\s*(?:DEVICE\b.*?|KERNEL\()(\w+)[(,]", line)
+            function = begun[1] if begun else function
+            for call in _CALL.finditer(line.partition("//")[0]):
+                name = f"{file.partition('.')[0]}: {call[1]} in {function}"
+                others = sum(one.partition(", ")[0] == name for one in names)
+                names.append(f"{name}, {others + 1}" if others else name)
+    return tuple(names)
+
+
+ORDERINGS = _orderings()
+
+
+def _with_switches(text: str, files: Sequence[str]) -> str:
+    """Kernels in which each of their orderings can be taken out, by its number in ORDERINGS."""
+    here = [name for file in ("guard.cuh", *files) for name in ORDERINGS if name.startswith(file.partition(".")[0])]
+    numbers = iter([ORDERINGS.index(name) + 1 for name in here])
+    code = "\n".join(line.partition("//")[0] for line in text.splitlines())
+    made = _CALL.sub(lambda call: f"(taken_out == {next(numbers)} ? {ORDERING[call[1]]} : {call[1]}{call[2]})(", code)
+    assert next(numbers, None) is None
+    return made
+
+
 def build(
     folder: Path,
     info: ParallelInfo,
@@ -95,11 +153,18 @@ def build(
     geometry: Geometry,
     *,
     is_bfloat16: bool,
+    threads_of_two: int = THREADS_OF_TWO,
     replace: Sequence[tuple[str, str]] = (),
 ) -> Any:
     """The library of an operation. replace: texts of the sources, and what takes their place in a broken variant."""
-    words = defines(info, op, geometry, is_bfloat16=is_bfloat16)
-    return _library(folder, {"flat": source(words | SMALL, FLAT, "")}, FLAT_KERNELS, is_bfloat16, replace)
+    words = defines(info, op, geometry, is_bfloat16=is_bfloat16) | SMALL
+    words["TWO_EXCHANGE_THREADS"] = str(threads_of_two)
+    return _library(folder, {"flat": _part(words, FLAT, replace)}, FLAT_KERNELS, is_bfloat16, replace)
+
+
+def _part(words: dict[str, str], files: tuple[str, ...], replace: Sequence[tuple[str, str]]) -> str:
+    text = source(words, files, "")
+    return text if replace else _with_switches(text, files)
 
 
 def build_nodes(
@@ -123,7 +188,7 @@ def build_nodes(
         words = node_defines(info, op, step, geometry, region, is_bfloat16=is_bfloat16)
         between = {"NODE_THREADS": str(THREADS_OF_TWO), "THROUGH_NVSHMEM": str(int(with_nvshmem))}
         small = between if step is NodeStep.EXCHANGE else SMALL
-        parts[step.name.lower()] = source(words | small, files, "")
+        parts[step.name.lower()] = _part(words | small, files, replace)
     return _library(folder, parts, NODE_KERNELS, is_bfloat16, replace)
 
 
@@ -140,10 +205,10 @@ def _library(
     for name, part in parts.items():
         undefined = "".join(f"#undef {line.split()[1]}\n" for line in part.splitlines() if line.startswith("#define "))
         text += f"namespace {name} {{\n{part}\n}}\n{undefined}"
-    text += "void run_call(World& world, u32 rank, const HostCall& call, u32 seed) {\n"
+    text += "u32 taken_out = 0;\nvoid begin_call(Stream& stream, const HostCall& call, u32 seed) {\n"
     for number, (space, arguments, kernel) in enumerate(kernels):
         given = f"{space}::{kernel}(*static_cast<const {space}::{arguments}*>(arguments));"
-        run = f"run_kernel(world, rank, [](const void* arguments) {{ {given} }}, call, seed)"
+        run = f"begin_kernel(stream, [](const void* arguments) {{ {given} }}, call, seed)"
         text += f"  if (call.kernel == {number}) {run};\n"
     text += "}\n"
     for space, arguments in sorted({kernel[:2] for kernel in kernels}):
@@ -178,7 +243,11 @@ class Ranks:
     geometry: Geometry
     limit: int = LIMIT
     with_nvshmem: bool = False
-    calls: list[Calls] = field(default_factory=list)
+    block_sizes: tuple[int, int] = (4, 8)
+    threads_of_two: int = THREADS_OF_TWO
+    taken_out: str | None = None  # one of ORDERINGS
+    is_watched: bool = False  # by the host
+    is_programmatic: bool = False
 
     def __post_init__(self) -> None:
         world = self.info.world_size
@@ -188,18 +257,33 @@ class Ranks:
         self.faults = [aligned(16) for _ in range(world)]
         self.addresses = tuple(int(one.ctypes.data) for one in self.workspaces)
         self._kept: list[Any] = []
+        self._tensors: list[tuple[Any, Any]] = []
 
     def set_epochs(self, epoch: int) -> None:
         for one in self.workspaces:
             for offset in (Geometry.CONTROL_PACKET_EPOCH, Geometry.CONTROL_FLAG_EPOCH, Geometry.CONTROL_NODE_EPOCH):
                 one[offset : offset + 4] = np.frombuffer(np.uint32(epoch).tobytes(), np.uint8)
 
+    def tensors(self, rank: int, in_bytes: int, out_bytes: int) -> tuple[Any, Any]:
+        """Where all calls of a rank have their input and their output: a stream writes the one and reads the other."""
+        while len(self._tensors) <= rank:
+            self._tensors.append((aligned(LARGEST), aligned(LARGEST)))
+        x_in, x_out = self._tensors[rank]
+        return x_in[:in_bytes], x_out[:out_bytes]
+
+    def surround(self, calls: Sequence[HostCall], x_in: Any, x_out: Any, given: Any, result: Any) -> Sequence[HostCall]:
+        """The kernels of a call, behind what writes its input and before what reads its output."""
+        calls[0].begin_with((int(x_in.ctypes.data), int(given.ctypes.data), given.nbytes))
+        calls[-1].end_with((int(result.ctypes.data), int(x_out.ctypes.data), result.nbytes))
+        self._kept += [given, result]
+        return calls
+
     def fault(self, rank: int) -> tuple[int, int]:
         kind_and_peer = int(self.faults[rank][:8].view(np.uint64)[0])
         return kind_and_peer >> 32, kind_and_peer & 0xFFFFFFFF
 
     def _calls(self, rank: int, grid: int) -> Calls:
-        calls = Calls(self.info.at(rank), self.op, grid=grid, block_sizes=(4, 8), fewest_steps=2)
+        calls = Calls(self.info.at(rank), self.op, grid=grid, block_sizes=self.block_sizes, fewest_steps=2)
         calls.sums._largest_tile = TILE
         calls.connect(self.addresses, int(self.faults[rank].ctypes.data), self.limit)
         self._kept.append(calls)
@@ -227,6 +311,7 @@ class Ranks:
                 self._kept.append(one)
                 # A header is sent and checked by one thread for each rank.
                 made.append(HostCall(0, blocks, max(threads, self.info.world_size), 1, ctypes.addressof(one)))
+                made[-1].is_programmatic = self.is_programmatic
             return made
         return [self._two_exchange(calls, calls.two_exchange(*addresses, block, agreed))]
 
@@ -234,7 +319,7 @@ class Ranks:
         two = type(calls.sums.arguments).from_buffer_copy(calls.sums.arguments)
         two.tile_bytes = min(two.tile_bytes, TILE)
         self._kept.append(two)
-        return HostCall(1, blocks, THREADS_OF_TWO, 1, ctypes.addressof(two))
+        return HostCall(1, blocks, self.threads_of_two, 1, ctypes.addressof(two))
 
     def staged_call(
         self,
@@ -325,15 +410,24 @@ class Ranks:
             made[-1].copy_after(part.after)
         return made
 
-    def run(self, calls: Sequence[Sequence[HostCall]], seed: int) -> bool:
-        """Runs the calls of every rank, each rank's in order, the ranks at the same time. Returns whether they end."""
+    def run(self, calls: Sequence[Sequence[HostCall]], seed: int) -> str:
+        """Runs the calls of every rank, each rank's in order, the ranks at the same time.
+
+        Returns what was wrong with their order: a deadlock, or accesses that nothing orders; nothing, if all is right.
+        """
         count = len(calls[0])
         assert all(len(one) == count for one in calls)
         table = (HostCall * (len(calls) * count))(*[one for rank in calls for one in rank])
         regions = [address + self.geometry.total_bytes for address in self.addresses]
         self.library.set_regions((u64 * len(regions))(*regions), len(regions), u64(self.region.total_bytes))
         shared = TILES_OFFSET + STAGES * self.info.world_size * TILE
-        return bool(self.library.run_ranks(table, len(calls), count, ctypes.c_size_t(shared), u32(seed), u64(STEPS)))
+        u32.in_dll(self.library, "taken_out").value = ORDERINGS.index(self.taken_out) + 1 if self.taken_out else 0
+        records = [int(one.ctypes.data) for one in self.faults]
+        watched = (u64 * len(records))(*records) if self.is_watched else None
+        how = ctypes.c_size_t(shared), u32(seed), u64(STEPS), watched
+        self.library.run_ranks(table, len(calls), count, *how)
+        self.library.wrong.restype = ctypes.c_char_p
+        return str(self.library.wrong().decode())
 
 
 def bfloat16_of(numbers: Any) -> Any:

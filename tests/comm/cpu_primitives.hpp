@@ -1,6 +1,9 @@
-// The kernels' primitives for the CPU, as the kernels see them: each access to shared memory is a place where another
-// thread may go on. What stands behind them is in cpu_fibers.cpp, which is compiled once for all kernels, because the
-// standard library takes most of the time of a compilation.
+// The kernels' primitives for the CPU, as the kernels see them: each access to memory is a place where another thread
+// may go on, and goes through the memory of cpu_memory.hpp. What stands behind them is in cpu_fibers.cpp, which is
+// compiled once for all kernels, because the standard library takes most of the time of a compilation.
+#ifndef CPU_PRIMITIVES
+#define CPU_PRIMITIVES
+
 #include <cstdint>
 #include <cstring>
 
@@ -16,78 +19,41 @@ struct alignas(16) Vector {
   u32 word[4];
 };
 
-// Lets another thread go on, or not.
-void pause_at_random();
-
 u32 thread_index();
 u32 thread_count();
 u32 block_index();
 u32 block_count();
+void wait_for_previous_kernel();
+void let_next_kernel_begin();
 bool all_of_block(bool mine);
 bool all_of_warp(bool mine);
 Vector last_words(u32 word);
 u32 word_of_last(const Vector& words);
 u64 nanoseconds();
 DEVICE void sync_block() { all_of_block(true); }
-// The kernels of a rank run one after the other here.
-DEVICE void wait_for_previous_kernel() {}
-DEVICE void let_next_kernel_begin() {}
 
-inline u64* at(u64 address) { return reinterpret_cast<u64*>(address); }
-inline u32* at32(u64 address) { return reinterpret_cast<u32*>(address); }
+void store_relaxed(u64 address, u64 value);
+u64 load_relaxed(u64 address);
+void store_packet(u64 address, Vector packet);
+Vector load_packet(u64 address);
+void store_release(u64 address, u64 value);
+u64 load_acquire(u64 address);
+void fence_device();
+void fence_system();
+u32 load_own(u64 address);
+void store_own(u64 address, u32 value);
+u32 add_own(u64 address, u32 value);
+u32 swap_own_if(u64 address, u32 expected, u32 value);
 
-DEVICE void store_relaxed(u64 address, u64 value) {
-  pause_at_random();
-  *at(address) = value;
-}
-DEVICE u64 load_relaxed(u64 address) {
-  pause_at_random();
-  return *at(address);
-}
-DEVICE void store_packet(u64 address, Vector packet) {
-  pause_at_random();
-  *reinterpret_cast<Vector*>(address) = packet;
-}
-DEVICE Vector load_packet(u64 address) {
-  pause_at_random();
-  return *reinterpret_cast<const Vector*>(address);
-}
-DEVICE void store_release(u64 address, u64 value) {
-  pause_at_random();
-  *at(address) = value;
-}
-DEVICE u64 load_acquire(u64 address) {
-  pause_at_random();
-  return *at(address);
-}
-DEVICE void fence_device() {}
-DEVICE void fence_system() {}
-DEVICE u32 load_own(u64 address) { return *at32(address); }
-DEVICE void store_own(u64 address, u32 value) { *at32(address) = value; }
-DEVICE u32 add_own(u64 address, u32 value) {
-  pause_at_random();
-  u32 old = *at32(address);
-  *at32(address) = old + value;
-  return old;
-}
-DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
-  u32 old = *at32(address);
-  if (old == expected) {
-    *at32(address) = value;
-  }
-  return old;
-}
-
-DEVICE Vector load_vector(u64 address) { return *reinterpret_cast<const Vector*>(address); }
-DEVICE void store_vector(u64 address, Vector value) {
-  pause_at_random();
-  *reinterpret_cast<Vector*>(address) = value;
-}
+Vector load_vector(u64 address);
+void store_vector(u64 address, Vector value);
+Vector load_tile(const void* tile, u32 at);
+void store_tile(void* tile, u32 at, Vector value);
 
 unsigned char* dynamic_shared();
 
 void barrier_init(u64* barrier, u32 arrivals);
-DEVICE void barrier_init_done() {}
+void barrier_init_done();
 void barrier_arrive(u64* barrier);
 void barrier_arrive_and_expect(u64* barrier, u32 bytes);
 bool barrier_try_wait(u64* barrier, u32 parity);
@@ -100,8 +66,18 @@ DEVICE void bulk_wait_read() {
   bulk_wait_read_of_all_but(ALLOWED);
 }
 void bulk_wait();
-DEVICE void fence_bulk() {}
-DEVICE void fence_bulk_shared() {}
+void fence_bulk();
+void fence_bulk_shared();
+
+// ---- What takes the place of a primitive that is taken out
+
+extern "C" u32 taken_out;
+
+DEVICE void nothing() {}
+DEVICE bool alone(bool mine) { return mine; }
+void arrive_without_release(u64* barrier);
+void store_packet_in_halves(u64 address, Vector packet);
+bool try_wait_without_acquire(u64* barrier, u32 parity);
 
 // ---- Runs of kernels
 
@@ -115,12 +91,15 @@ struct HostCall {
   const HostCopy* before;  // the kernel
   const HostCopy* after;
   u32 copies_before, copies_after;
+  u32 is_programmatic;  // it may begin before the kernel before it has ended
 };
 
-struct World;
+struct Stream;
 
-// Runs the blocks of one kernel, which takes the address of its arguments.
-void run_kernel(World& world, u32 rank, void (*kernel)(const void*), const HostCall& call, u32 seed);
+// Begins the blocks of one kernel, which takes the address of its arguments.
+void begin_kernel(Stream& stream, void (*kernel)(const void*), const HostCall& call, u32 seed);
 
 // The kernel of a call, by its number: written by cpu_kernels.py for the kernels that are in the library.
-void run_call(World& world, u32 rank, const HostCall& call, u32 seed);
+void begin_call(Stream& stream, const HostCall& call, u32 seed);
+
+#endif

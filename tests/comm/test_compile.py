@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -83,6 +84,71 @@ def test_kernels_of_the_hierarchical_form_compile_without_spills(
     words = node_defines(info, op, step, geometry, region, is_bfloat16=(info.tp_size + op) % 2 == 0)
     files = BETWEEN_NODES if step is NodeStep.EXCHANGE else WITHIN_NODES
     demand_no_spills(words, (9, 0) if op % 2 else (10, 0), files)
+
+
+# What orders accesses, as the compiler passes it on to the assembler.
+ORDERED = re.compile(
+    r"(?<![\w.])(griddepcontrol\.wait|fence\.[\w.:]+|barrier\.[\w.:]+|bar\.[\w.:]+|cp\.async\.bulk\.wait[\w.:]+|"
+    r"(?:st|ld|mbarrier|atom)\.[\w.]*(?:acquire|release)[\w.:]*|(?:st|ld)\.relaxed\.[\w.:]*b128)"
+)
+# The release that reports a fault is there once for each wait.
+COUNTS = {
+    "one_exchange": {
+        "griddepcontrol.wait": 1,
+        "st.relaxed.sys.global.b128": 3,
+        "st.release.sys.global.b64": 3,
+        "ld.relaxed.sys.global.b128": 3,
+        "bar.sync": 1,
+    },
+    "two_exchange": {
+        "fence.mbarrier_init.release.cluster": 1,
+        "st.release.sys.global.b64": 7,
+        "ld.acquire.sys.global.b64": 2,
+        "bar.red.and.pred": 3,
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64": 2,
+        "fence.proxy.async.shared::cta": 1,
+        "mbarrier.arrive.release.cta.shared::cta.b64": 1,
+        "fence.proxy.async": 2,
+        "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64": 2,
+        "cp.async.bulk.wait_group.read": 1,
+        "cp.async.bulk.wait_group": 1,
+        "fence.acq_rel.gpu": 2,
+    },
+    "exchange_pieces": {
+        "st.release.sys.global.b64": 5,
+        "ld.acquire.sys.global.b64": 2,
+        "bar.red.and.pred": 2,
+        "bar.sync": 1,
+        "fence.acq_rel.sys": 1,
+        "fence.acq_rel.gpu": 1,
+    },
+}
+
+
+def ptx(words: dict[str, str], files: tuple[str, ...]) -> str:
+    """The kernels before they are assembled."""
+    nvrtc: Any = pytest.importorskip("cuda.bindings.nvrtc")
+
+    def made(result: tuple[Any, ...]) -> Any:
+        assert int(result[0]) == 0
+        return result[-1]
+
+    program = made(nvrtc.nvrtcCreateProgram(source(words, files).encode(), b"kernels.cu", 0, None, None))
+    made(nvrtc.nvrtcCompileProgram(program, 2, [b"-std=c++17", b"-arch=compute_90"]))
+    text = b" " * made(nvrtc.nvrtcGetPTXSize(program))
+    made(nvrtc.nvrtcGetPTX(program, text))
+    return text.decode()
+
+
+def test_the_instructions_that_order_are_those_of_the_kernels(compiler: str) -> None:
+    flat = next(one for one in TOPOLOGIES if (one.world_size, one.tp_size, one.inter_size) == (4, 4, 1))
+    nodes = next(one for one in TOPOLOGIES if (one.local_size, one.inter_size) == (2, 2))
+    geometry, region = Geometry(4, 1 << 19, 1 << 26), region_of(nodes, 1 << 26)
+    text = ptx(defines(flat, flat.valid_ops[0], geometry, is_bfloat16=True), FLAT)
+    exchange = nodes, nodes.valid_ops[0], NodeStep.EXCHANGE, geometry, region
+    text += ptx(node_defines(*exchange, is_bfloat16=True), BETWEEN_NODES)
+    kernels = re.findall(r"\.entry (\w+)\((.*?)(?=\.entry|\Z)", text, re.DOTALL)
+    assert {name: Counter(ORDERED.findall(body)) for name, body in kernels} == COUNTS
 
 
 def registers_of(code: bytes) -> list[int]:

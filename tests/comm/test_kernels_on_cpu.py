@@ -1,6 +1,7 @@
 """The kernels' own sources on the CPU: every topology and operation, random sizes, grids and delays; broken variants.
 
-What a GPU alone can show (its memory model, its copy engines, its speed) is not tested here.
+Their memory is as weak as the model in cpu_memory.hpp lets it be. What a GPU alone can show (whether it keeps to the
+model, its copy engines, its speed) is not tested here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import ctypes
 import faulthandler
 import os
 import random
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,11 @@ import numpy as np
 import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.comm._compile import FOLDER
 from cuda_gctx.comm._launch import exchange_arguments, one_exchange_arguments, two_exchange_arguments
 from cuda_gctx.comm._protocol import ALIGNMENT, Fault, Geometry, region_of
 
-from .cpu_kernels import Ranks, aligned, build, build_nodes, expected_bits, narrowed
+from .cpu_kernels import ORDERING, ORDERINGS, Ranks, aligned, build, build_nodes, expected_bits, narrowed
 from .topologies import TOPOLOGIES, name_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -102,17 +106,18 @@ def run_calls(
         inputs = [data(rng, elements, is_bfloat16) for _ in range(world)]
         for rank in range(world):
             out = aligned(2 * info.output_shape(op, [elements])[0]).view(np.uint16)
+            tensors = ranks.tensors(rank, inputs[rank].nbytes, out.nbytes)
             grid = choose.randint(1, 3)
             if staged:
                 how: dict[str, Any] = {"choose": choose, "part_bytes": part_bytes, "broken": broken_staging}
-                calls[rank] += ranks.staged_call(rank, inputs[rank], out, grid=grid, **how)
+                made = ranks.staged_call(rank, *tensors, grid=grid, **how)
             else:
-                calls[rank] += ranks.call(rank, mode, inputs[rank], out, grid=grid)
+                made = ranks.call(rank, mode, *tensors, grid=grid)
+            calls[rank] += ranks.surround(made, *tensors, inputs[rank], out)
             wanted.append(expected_bits(info.at(rank), op, inputs, is_bfloat16))
             found.append(out)
-            ranks._kept.append(inputs)
-    if not ranks.run(calls, seed):
-        return ["a deadlock"]
+    if disorder := ranks.run(calls, seed):
+        return [disorder]
     wrong = [f"fault {ranks.fault(rank)} at rank {rank}" for rank in range(world) if ranks.fault(rank)[0]]
     wrong += [f"output {at}" for at, (one, other) in enumerate(zip(wanted, found, strict=True)) if (one != other).any()]
     return wrong
@@ -152,13 +157,14 @@ def run_node_calls(ranks: Ranks, seed: int, count: int, *, is_bfloat16: bool) ->
         inputs = [data(rng, elements, is_bfloat16) for _ in range(world)]
         for rank in range(world):
             out = aligned(2 * info.output_shape(op, [elements])[0]).view(np.uint16)
+            tensors = ranks.tensors(rank, inputs[rank].nbytes, out.nbytes)
             grid = choose.randint(1, 3)
-            calls[rank] += ranks.node_call(rank, inputs[rank], out, grid=grid, staged=staged, room=room)
+            made = ranks.node_call(rank, *tensors, grid=grid, staged=staged, room=room)
+            calls[rank] += ranks.surround(made, *tensors, inputs[rank], out)
             wanted.append(expected_bits(info.at(rank), op, inputs, is_bfloat16, by_nodes=True))
             found.append(out)
-            ranks._kept.append(inputs)
-    if not ranks.run(calls, seed):
-        return ["a deadlock"]
+    if disorder := ranks.run(calls, seed):
+        return [disorder]
     wrong = [f"fault {ranks.fault(rank)} at rank {rank}" for rank in range(world) if ranks.fault(rank)[0]]
     wrong += [f"output {at}" for at, (one, other) in enumerate(zip(wanted, found, strict=True)) if (one != other).any()]
     return wrong
@@ -199,9 +205,8 @@ BROKEN = {
     "one slot": (ONE, " + (epoch & 1) * ((WORLD - 1) * SLOT_BYTES)", ""),
     "a packet in two halves": (
         ONE,
-        "  *reinterpret_cast<Vector*>(address) = packet;",
-        "  *at(address + 8) = packet.word[2] | static_cast<u64>(packet.word[3]) << 32;\n  pause_at_random();\n"
-        "  *at(address) = packet.word[0] | static_cast<u64>(packet.word[1]) << 32;",
+        "store_packet(slot_of(call.peer[target]",
+        "store_packet_in_halves(slot_of(call.peer[target]",
     ),
     "one packet of a batch is not waited for": (
         ONE,
@@ -263,22 +268,64 @@ def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
     else:
         library = build(folder, info, op, geometry, is_bfloat16=True, replace=[(old, new)])
 
-    def is_found() -> bool:
-        for seed in range(100):
-            ranks = Ranks(info, op, library, geometry, limit=20_000, with_nvshmem=with_nvshmem)
-            if mode is NODES and run_node_calls(ranks, seed, 4, is_bfloat16=True):
-                return True
-            if mode is not NODES and run_calls(ranks, seed, 6, is_bfloat16=True, modes=(mode,)):
-                return True
-        return False
+    def is_wrong(seed: int) -> bool:
+        ranks = Ranks(info, op, library, geometry, limit=20_000, with_nvshmem=with_nvshmem)
+        if mode is NODES:
+            return run_node_calls(ranks, seed, 4, is_bfloat16=True) != []
+        return run_calls(ranks, seed, 6, is_bfloat16=True, modes=(mode,)) != []
 
-    # In a child: what is broken may also crash.
+    assert is_found_out(is_wrong), "the broken kernels gave the right bits 100 times"
+
+
+def is_found_out(is_wrong: Callable[[int], bool]) -> bool:
+    """Whether something is wrong with one of 100 seeds. In a child: what is broken may also crash."""
     child = os.fork()
     if child == 0:
         faulthandler.disable()
-        os._exit(not is_found())
+        os._exit(not any(map(is_wrong, range(100))))
     _, status = os.waitpid(child, 0)
-    assert status == 0 or os.WIFSIGNALED(status), "the broken kernels gave the right bits 100 times"
+    return status == 0 or os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("taken_out", ORDERINGS)
+def test_an_ordering_that_is_taken_out_is_found_out(taken_out: str, folder: Path) -> None:
+    # Blocks of several warps, kernels that begin before the one before them has ended, and a host that reads faults.
+    file, _, function = taken_out.partition(": ")
+    if file == "nodes":
+        info, op = ON_NODES[2, 1, 1, 2], MixedCommOp.ALLREDUCE_ALLGATHER
+        region = region_of(info, STAGED_BYTES)
+        library = build_nodes(folder, info, op, geometry_of(info), region, is_bfloat16=True)
+    else:
+        info, op = next((info, op) for info, op in CASES if info.tp_size == 3)
+        library = build(folder, info, op, geometry_of(info), is_bfloat16=True, threads_of_two=40)
+    how: dict[str, Any] = {"block_sizes": (160, 160), "threads_of_two": 40, "is_programmatic": file == "one_exchange"}
+
+    def is_wrong(seed: int, taken_out: str | None = taken_out) -> bool:
+        ranks = Ranks(info, op, library, geometry_of(info), limit=20_000, taken_out=taken_out, is_watched=True, **how)
+        if file == "nodes":
+            return run_node_calls(ranks, seed, 3, is_bfloat16=True) != []
+        if "report_world" in function:
+            ranks.limit = 300
+            return call_once(ranks, TWO, [64] * 3, missing=1, seed=seed) != ""
+        call_once(ranks, TWO, [64, 64, 512], seed=seed)
+        if [ranks.fault(rank)[0] for rank in range(3)] != [Fault.MISMATCH] * 3:
+            return True
+        ranks = Ranks(info, op, library, geometry_of(info), limit=20_000, taken_out=taken_out, is_watched=True, **how)
+        modes = (ONE,) if file == "one_exchange" else (TWO,)
+        return run_calls(ranks, seed, 3, is_bfloat16=True, modes=modes) != []
+
+    assert is_found_out(is_wrong), f"without {taken_out}, nothing was wrong 100 times"
+    assert not is_wrong(0, None)
+
+
+def test_every_primitive_that_orders_can_be_taken_out() -> None:
+    # One that is added later is taken out as well, wherever it is called.
+    for function in re.split(r"\n(?=DEVICE )", (FOLDER / "primitives.cuh").read_text())[1:]:
+        name = re.search(r"DEVICE .*?(\w+)\(", function)
+        assert name is not None
+        orders = re.search(r"\.(acquire|release|acq_rel|wait)\b|fence\.|wait_group|__syncthreads", function)
+        # Its release is that of the instruction, and hands nothing on: the thread that arrives is the one that copies.
+        assert bool(orders) == (name[1] in {*ORDERING, "barrier_arrive_and_expect"}), name[1]
 
 
 def test_results_that_are_fetched_before_the_sums_are_found_out(folder: Path) -> None:
@@ -290,8 +337,10 @@ def test_results_that_are_fetched_before_the_sums_are_found_out(folder: Path) ->
     assert any(one.startswith("output") for one in wrong)
 
 
-def call_once(ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing: int | None = None) -> None:
-    """One call, in which each rank has its own number of elements; one rank may not come."""
+def call_once(
+    ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing: int | None = None, seed: int = 1
+) -> str:
+    """One call, in which each rank has its own number of elements; one rank may not come. What Ranks.run() returns."""
     calls = []
     for rank, count in enumerate(elements):
         x_in, x_out = aligned(2 * count), aligned(2 * count)
@@ -299,7 +348,7 @@ def call_once(ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing
         [call] = ranks.call(rank, mode, x_in, x_out, grid=2)
         call.present = rank != missing
         calls.append([call])
-    assert ranks.run(calls, 1)
+    return ranks.run(calls, seed)
 
 
 @pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
@@ -308,11 +357,11 @@ def test_a_rank_that_does_not_come_is_a_fault_that_names_it(mode: MixedCommMode,
     info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
     library = build(folder, info, op, geometry_of(info), is_bfloat16=False)
     ranks = Ranks(info, op, library, geometry_of(info), limit=300)
-    call_once(ranks, mode, [64] * 2, missing=1)
+    assert call_once(ranks, mode, [64] * 2, missing=1) == ""
     assert [ranks.fault(rank) for rank in range(2)] == [(Fault.TIMEOUT, 1), (0, 0)]
     # With a fault, the next call ends at once: there is nothing to wait for, however long the limit.
     ranks.limit = 1 << 62
-    call_once(ranks, mode, [64] * 2, missing=1)
+    assert call_once(ranks, mode, [64] * 2, missing=1) == ""
 
 
 @pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
@@ -320,7 +369,7 @@ def test_ranks_with_different_sizes_are_a_fault_on_all_without_waiting(mode: Mix
     info, op = next((info, op) for info, op in CASES if info.tp_size == 3)
     library = build(folder, info, op, geometry_of(info), is_bfloat16=False)
     ranks = Ranks(info, op, library, geometry_of(info))
-    call_once(ranks, mode, [64, 64, 512])
+    assert call_once(ranks, mode, [64, 64, 512]) == ""
     assert [ranks.fault(rank)[0] for rank in range(3)] == [Fault.MISMATCH] * 3
     assert [ranks.fault(rank)[1] for rank in (0, 1)] == [2, 2]
 
@@ -331,7 +380,7 @@ def test_ranks_in_different_modes_are_a_fault_on_all(folder: Path) -> None:
     ranks = Ranks(info, op, library, geometry_of(info), limit=300)
     tensors = [(aligned(128), aligned(128)) for _ in range(2)]
     calls = [ranks.call(rank, mode, *tensors[rank], grid=2) for rank, mode in enumerate((ONE, TWO))]
-    assert ranks.run(calls, 1)
+    assert ranks.run(calls, 1) == ""
     assert [ranks.fault(rank) for rank in range(2)] == [(Fault.TIMEOUT, 1), (Fault.TIMEOUT, 0)]
 
 
@@ -344,7 +393,7 @@ def call_nodes_once(ranks: Ranks, elements: list[int], *, missing: int | None = 
         calls.append(ranks.node_call(rank, x_in, x_out, grid=2))
         for call in calls[-1]:
             call.present = rank != missing
-    assert ranks.run(calls, 1)
+    assert ranks.run(calls, 1) == ""
     return [ranks.fault(rank) for rank in range(len(elements))]
 
 

@@ -130,6 +130,9 @@ DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
 
 DEVICE Vector load_vector(u64 address) { return *reinterpret_cast<const Vector*>(address); }
 DEVICE void store_vector(u64 address, Vector value) { *reinterpret_cast<Vector*>(address) = value; }
+// The same in shared memory: number `at` of a tile.
+DEVICE Vector load_tile(const void* tile, u32 at) { return static_cast<const Vector*>(tile)[at]; }
+DEVICE void store_tile(void* tile, u32 at, Vector value) { static_cast<Vector*>(tile)[at] = value; }
 
 // ---- shared memory, bulk copies and the barriers that they complete on
 

@@ -133,7 +133,7 @@ DEVICE bool sum(const Call& call, const Tiles& tiles, const Walk& walk, u32 adde
       Sum sums[4];
 #pragma unroll
       for (u32 one = 0; one < SOURCES; ++one) {
-        Vector more = reinterpret_cast<const Vector*>(tiles.of(stage, one))[at];
+        Vector more = load_tile(tiles.of(stage, one), at);
 #pragma unroll
         for (u32 word = 0; word < 4; ++word) {
           if (one == 0)
@@ -145,7 +145,7 @@ DEVICE bool sum(const Call& call, const Tiles& tiles, const Walk& walk, u32 adde
       Vector total;
 #pragma unroll
       for (u32 word = 0; word < 4; ++word) total.word[word] = sums[word].value();
-      reinterpret_cast<Vector*>(tiles.of(stage, 0))[at] = total;
+      store_tile(tiles.of(stage, 0), at, total);
     }
     // The bulk store of the moving thread reads what ordinary stores have written: each writer fences its own.
     fence_bulk_shared();
@@ -159,7 +159,8 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
   const u64 own = call.peer[call.rank];
   const bool failed = has_fault(call);
   const u32 epoch = next_epoch(load_own(own + CONTROL_FLAG_EPOCH));
-  if (failed) return;
+  // The threads of a block go on together: one of them may report a fault before another one has begun.
+  if (!all_of_block(!failed)) return;
   const u32 thread = thread_index();
 
   Tiles tiles;
@@ -176,14 +177,16 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
 
   bool peer_is_here = true;
   if (thread < WORLD && thread != call.rank) {
+    const u64 theirs = mailbox_of(call.peer[thread], call.rank);
     if (block_index() == 0) {
-      u64 theirs = mailbox_of(call.peer[thread], call.rank);
       store_relaxed(theirs + MAILBOX_INPUT, a.input_at[thread]);
       store_relaxed(theirs + MAILBOX_OUTPUT, a.output_at[thread]);
       // Released at system scope: the addresses above, and the input, which was complete when the kernel began.
       store_release(theirs + MAILBOX_START, packet(call.signature, epoch));
     }
     peer_is_here = wait_flag(call, mailbox_of(own, thread) + MAILBOX_START, thread, epoch);
+    // The first block leaves without START if it begins behind this fault. The peer has to learn what was called here.
+    if (!peer_is_here && block_index() != 0) store_relaxed(theirs + MAILBOX_START, packet(call.signature, epoch));
   }
   // The barrier of the block hands what these threads have acquired to the one that moves.
   if (!all_of_block(peer_is_here)) return;
