@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -63,9 +64,24 @@ def test_ranks_with_a_gpu_each_run() -> None:
     run("torchrun_tensor_parallel", "rank 1 of 2: every element is 64.0: True", *ranks)
 
 
+@pytest.mark.gpu_only
+def test_the_program_of_the_page_on_one_capture_runs() -> None:
+    pytest.importorskip("torch", reason="torch is not installed here")
+    page = (REPOSITORY / "docs" / "how-to" / "one-capture.md").read_text()
+    [program] = [text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import torch" in text]
+    said = finished("-c", program).splitlines()
+    shown = [re.fullmatch(r"(\w+): (\d+) SMs \(.*\), [\d.]+ ms, equal (\w+)", line) for line in said]
+    assert [one and one.groups() for one in shown] == [("small", "16", "True"), ("large", "64", "True")], said
+
+
 def run(example: str, said: str, *launcher: str) -> None:
+    assert said in finished(*launcher, str(PROGRAMS / f"{example}.py"))
+
+
+def finished(*arguments: str) -> str:
+    """What a program prints, which ends without an error."""
     done = subprocess.run(
-        [sys.executable, *launcher, str(PROGRAMS / f"{example}.py")],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -73,4 +89,4 @@ def run(example: str, said: str, *launcher: str) -> None:
         env={**os.environ, "NCCL_NVLS_ENABLE": "0"},
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert said in done.stdout
+    return done.stdout

@@ -145,6 +145,18 @@ def test_kernels_run_where_the_graph_was_moved_to(dev: Device, parts: Partitions
                 assert ran_on(probe, executable, origin[1]) == origin[2]
 
 
+@pytest.mark.parametrize("driver", ["12.4", "12.8", "13.1", "13.5"])
+def test_other_drivers_move_too_as_far_as_they_are_simulated(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    with Device(0).partition(16, 24) as parts:
+        spin(parts[0].stream, 1, 0)
+        graph = captured(parts[0].stream, lambda: spin(parts[0].stream, 132, 1000))
+        with graph, graph.in_partition(parts[1]) as moved:
+            moved.launch(parts[1].stream)
+            assert set(moved.verify().kernels[0].sm_ids) == sms(parts[1])
+        parts.sync()
+
+
 def test_a_moved_graph_is_launched_on_streams_of_its_place_alone(parts: Partitions) -> None:
     graph = captured(parts.a.stream, lambda: spin(parts.a.stream, 1, 1000))
     with graph, graph.in_partition(parts.b) as moved:
