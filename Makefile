@@ -73,6 +73,7 @@ CUDA_PYTHON ?=
 peers: $(VENV)/package
 	$(BIN)/python tests/peers/run.py numba-cuda
 	$(if $(CUDA_PYTHON),$(BIN)/python tests/peers/run.py cuda-core --source $(CUDA_PYTHON))
+	$(if $(CUDA_PYTHON),$(BIN)/python tests/peers/run.py cuda-bindings --source $(CUDA_PYTHON))
 
 instructions: $(VENV)/package
 	$(BIN)/python benchmarks/instructions.py --record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,17 @@ def test_name(nodeid: str) -> str:
 
 def pytest_configure() -> None:
     # cuda.core's tests and its releases do not agree on where this name is.
-    try:
+    with suppress(ImportError):
         memory, place = importlib.import_module("cuda.core._memory"), importlib.import_module("cuda.core._memory._ipc")
-    except ImportError:
-        return
-    if not hasattr(memory, "IPCBufferDescriptor"):
-        memory.IPCBufferDescriptor = place.IPCBufferDescriptor  # type: ignore[attr-defined]
+        if not hasattr(memory, "IPCBufferDescriptor"):
+            memory.IPCBufferDescriptor = place.IPCBufferDescriptor  # type: ignore[attr-defined]
+
+
+def pytest_load_initial_conftests() -> None:
+    # The tests of cuda.bindings import helpers that its wheel lacks, from the checkout that they are run in.
+    helpers = Path.cwd().parent / "cuda" / "bindings"
+    if (helpers / "_test_helpers").is_dir():
+        importlib.import_module("cuda.bindings").__path__.append(str(helpers))
 
 
 def pytest_runtest_logreport(report: Any) -> None:

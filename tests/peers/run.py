@@ -1,7 +1,8 @@
-"""Run the test suites of other projects, unmodified, on the software driver, and compare with what is recorded.
+"""Run the test suites of other projects on the software driver, and compare with what is recorded.
 
     python tests/peers/run.py numba-cuda
     python tests/peers/run.py cuda-core --source CHECKOUT
+    python tests/peers/run.py cuda-bindings --source CHECKOUT
 
 A suite is described by SUITE.json next to this program: what to install, which tests to run on which simulated
 machines, how many pass, and the cause of each failure (which may be a matter of chance). The suite gets an environment
@@ -25,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "suites.md"
-SUITES = ("numba-cuda", "cuda-core")
+SUITES = ("numba-cuda", "cuda-core", "cuda-bindings")
 SECONDS_PER_TEST = 120
 
 Suite = dict[str, Any]
@@ -125,11 +126,16 @@ def page(suites: Mapping[str, Suite]) -> str:
     lines = [
         "# Test suites of other projects",
         "",
-        "These suites run unmodified on the [software driver](software-driver.md), in an environment of their own:",
+        "These suites run on the [software driver](software-driver.md), in an environment of their own:",
         "",
         "```",
         *(line.strip() for line in (__doc__ or "").splitlines() if line.startswith("    ")),
         "```",
+        "",
+        "The tests are not changed. What they expect around them and a release lacks, `tests/peers/outcomes.py` gives:",
+        "the name `cuda.core._memory.IPCBufferDescriptor`, which that version of cuda.core has in `_memory._ipc`, and",
+        "without which `test_memory.py` cannot be imported; the helpers that the tests of cuda.bindings import from",
+        "`cuda.bindings._test_helpers`, from the checkout; and an option of numba-cuda's command line.",
         "",
         "A job of the CI runs them, and fails if fewer tests pass, or if a test fails whose cause is not listed here.",
         "This page is written from `tests/peers/*.json`, which name the tests, by `python tests/peers/run.py --page`.",

@@ -240,6 +240,15 @@ def _(world: World) -> None:
     assert integer(world, "cuKernelGetAttribute", dynamic_shared, world["CUkernel"], 0) == 1024
 
 
+@says("cuKernelGetAttribute", "What is set of the function counts, and the kernel still answers its own value.")
+def _(world: World) -> None:
+    dynamic_shared, function = 8, world.out("cuKernelGetFunction", world["CUkernel"])
+    world.must("cuFuncSetAttribute", function, dynamic_shared, 2048)
+    world.must("cuKernelSetAttribute", dynamic_shared, 1024, world["CUkernel"], 0)
+    assert integer(world, "cuKernelGetAttribute", dynamic_shared, world["CUkernel"], 0) == 1024
+    assert integer(world, "cuFuncGetAttribute", dynamic_shared, function) == 2048
+
+
 @says("cuTensorMapEncodeIm2colWide", "Only cards of compute capability 10.0 and newer have it.")
 def _(world: World) -> None:
     major = integer(world, "cuDeviceGetAttribute", 75, 0)

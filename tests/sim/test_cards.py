@@ -187,6 +187,7 @@ def test_what_is_not_measured_is_not_supported(nvml: Nvml) -> None:
     out = ctypes.create_string_buffer(64)
     for function, arguments in (("UtilizationRates", ()), ("PowerUsage", ()), ("Temperature", (0,))):
         assert nvml.code(f"DeviceGet{function}", nvml.card(0), *arguments, out) == NOT_SUPPORTED
+    assert nvml.code("SystemGetDriverBranch", out, len(out)) == NOT_SUPPORTED
     nvml.library.nvmlErrorString.restype = ctypes.c_char_p
     assert nvml.library.nvmlErrorString(NOT_SUPPORTED) == b"not supported by the simulated device"
     assert not hasattr(nvml.library, "nvmlDeviceGetFanSpeed")

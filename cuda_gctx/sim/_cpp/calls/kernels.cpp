@@ -6,9 +6,10 @@
 #include "calls/modules.hpp"
 
 namespace gctx::sim {
+namespace {
 
 // What the image says, or a registration; the registers of a kernel that is never compiled are not known: 32. Assumed.
-int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_attribute which) {
+int own_attribute(const Machine& machine, const KernelCode& code, CUfunction_attribute which) {
   const auto registered = machine.kernels_by_name.find(code.name);
   if (which == CU_FUNC_ATTRIBUTE_NUM_REGS && registered != machine.kernels_by_name.end() &&
       registered->second.cost.registers != 0) {
@@ -28,12 +29,19 @@ int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
       return card.cc_major * 10 + card.cc_minor;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-      return std::max(0, (48 << 10) - kernel_attribute(machine, code, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES));
+      return std::max(0, (48 << 10) - own_attribute(machine, code, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES));
     case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
       return -1;
     default:
       return 0;
   }
+}
+
+}  // namespace
+
+int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_attribute which) {
+  const auto set = code.of_function.find(which);
+  return set != code.of_function.end() ? set->second : own_attribute(machine, code, which);
 }
 
 BlockNeeds needs_of(const Machine& machine, const KernelCode& code, unsigned threads,
@@ -65,12 +73,8 @@ bool can_be_set(CUfunction_attribute which) {
   }
 }
 
-CUresult set_attribute(KernelCode& code, CUfunction_attribute which, int value) {
-  if (!can_be_set(which)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  code.attributes[which] = value;
-  return CUDA_SUCCESS;
+CUresult set_attribute(std::map<CUfunction_attribute, int>& attributes, CUfunction_attribute which, int value) {
+  return can_be_set(which) ? give(&attributes[which], value) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult parameter(const KernelCode& code, std::size_t index, std::size_t* offset, std::size_t* size) {
@@ -101,13 +105,13 @@ GCTX_SIM_CALL(cuFuncGetAttribute, Call& c, int* value, CUfunction_attribute whic
 }
 GCTX_SIM_CALL(cuKernelGetAttribute, Call& c, int* value, CUfunction_attribute which, const KernelCode& code,
               const Device&) {
-  return give(value, kernel_attribute(c.machine, code, which));
+  return give(value, own_attribute(c.machine, code, which));
 }
 GCTX_SIM_CALL(cuFuncSetAttribute, Call&, KernelCode& code, CUfunction_attribute which, int value) {
-  return set_attribute(code, which, value);
+  return set_attribute(code.of_function, which, value);
 }
 GCTX_SIM_CALL(cuKernelSetAttribute, Call&, CUfunction_attribute which, int value, KernelCode& code, const Device&) {
-  return set_attribute(code, which, value);
+  return set_attribute(code.attributes, which, value);
 }
 GCTX_SIM_CALL(cuFuncSetCacheConfig, Call&, const KernelCode&, CUfunc_cache) { return CUDA_SUCCESS; }
 GCTX_SIM_CALL(cuKernelSetCacheConfig, Call&, const KernelCode&, CUfunc_cache, const Device&) { return CUDA_SUCCESS; }

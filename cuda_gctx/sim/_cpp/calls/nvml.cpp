@@ -161,6 +161,9 @@ const char* nvmlErrorString(Nvml code) {
 Nvml nvmlSystemGetDriverVersion(char* text, unsigned length) {
   return with_machine([&](Machine& machine) { return give_text(text, length, version_text(machine.version())); });
 }
+Nvml nvmlSystemGetDriverBranch(void*, unsigned) {
+  return with_machine([](Machine&) { return Nvml::not_supported; });
+}
 Nvml nvmlSystemGetNVMLVersion(char* text, unsigned length) { return nvmlSystemGetDriverVersion(text, length); }
 Nvml nvmlSystemGetCudaDriverVersion_v2(int* version) {
   return with_machine([&](Machine& machine) { return give(version, machine.version()); });

@@ -201,7 +201,8 @@ struct KernelCode {
   std::vector<std::size_t> argument_sizes;
   std::vector<std::size_t> argument_offsets;
   bool arguments_known = false;
-  std::map<CUfunction_attribute, int> attributes;
+  std::map<CUfunction_attribute, int> attributes;   // of the image, or set of the kernel
+  std::map<CUfunction_attribute, int> of_function;  // set of the function, before or after: these count
 };
 
 // A variable of the device, as its image declares it.

@@ -29,7 +29,7 @@ constexpr const char* program = R"(.version 7.0
 .visible .entry work() { ret; }
 )";
 
-// A fill of one byte, behind a kernel that takes long.
+// A fill, a copy or a write of one word, behind a kernel that takes long.
 struct Effect {
   std::size_t cell;
   int device;
@@ -64,8 +64,9 @@ class World {
     OK(cuLibraryLoadData, &library, program, nullptr, nullptr, 0, nullptr, nullptr, 0);
     OK(cuLibraryGetKernel, &kernel_, library, "work");
     void* memory = nullptr;
-    OK(cuMemAllocHost_v2, &memory, cells);
-    cells_ = static_cast<volatile unsigned char*>(memory);
+    OK(cuMemAllocHost_v2, &memory, (cells + 1) * sizeof(std::uint32_t));
+    cells_ = static_cast<volatile std::uint32_t*>(memory);
+    cells_[cells] = 1;
     auto count = static_cast<unsigned>(groups_.size());
     CUdevResource all{};
     OK(cuDeviceGetDevResource, 0, &all, CU_DEV_RESOURCE_TYPE_SM);
@@ -73,7 +74,7 @@ class World {
   }
 
   void step() {
-    switch (pick(12)) {
+    switch (pick(14)) {
       case 0:
         return add_stream();
       case 1:
@@ -90,6 +91,10 @@ class World {
         return wait_for_event_of_context();
       case 7:
         return free_memory();
+      case 8:
+        return wait_for_value();
+      case 9:
+        return wait_for_event_of_stream();
       default:
         return queue();
     }
@@ -100,6 +105,8 @@ class World {
   std::size_t pick(std::size_t below) { return std::uniform_int_distribution<std::size_t>(0, below - 1)(random_); }
 
   void enter(int device) { OK(cuCtxSetCurrent, primary_[index(device)]); }
+
+  CUdeviceptr address(std::size_t cell) const { return reinterpret_cast<CUdeviceptr>(cells_ + cell); }
 
   void add_stream() {
     const auto where = pick(3);
@@ -162,8 +169,16 @@ class World {
     if (pick(2) == 0) {
       OK(cuLaunchKernel, reinterpret_cast<CUfunction>(kernel_), 1, 1, 1, 32, 1, 1, 0, stream.handle, nullptr, nullptr);
     }
-    const auto address = reinterpret_cast<CUdeviceptr>(cells_ + cell);
-    OK(cuMemsetD8Async, address, 1, 1, stream.handle);
+    switch (pick(3)) {
+      case 0:
+        OK(cuMemsetD32Async, address(cell), 1, 1, stream.handle);
+        break;
+      case 1:
+        OK(cuMemcpyAsync, address(cell), address(cells), sizeof(std::uint32_t), stream.handle);
+        break;
+      default:
+        OK(cuStreamWriteValue32_v2, stream.handle, address(cell), 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+    }
     pending_.push_back({cell, stream.device, stream.context, stream.number});
   }
 
@@ -206,6 +221,44 @@ class World {
     expect("cuCtxSynchronize of a partition", [&](const Effect& effect) { return effect.context == partition.number; });
   }
 
+  // On the device: a stream waits until an effect has left its value.
+  void wait_for_value() {
+    if (pending_.empty()) {
+      return;
+    }
+    const std::size_t cell = pending_[pick(pending_.size())].cell;
+    const CUstream waiting = other_stream();
+    OK(cuStreamWaitValue32_v2, waiting, address(cell), 1, CU_STREAM_WAIT_VALUE_EQ);
+    OK(cuStreamSynchronize, waiting);
+    expect("cuStreamWaitValue32", [&](const Effect& effect) { return effect.cell == cell; });
+    OK(cuStreamDestroy_v2, waiting);
+  }
+
+  void wait_for_event_of_stream() {
+    const auto found = std::ranges::find(streams_, 0, &OwnStream::context);
+    if (found == streams_.end()) {
+      return;
+    }
+    CUevent event = nullptr;
+    enter(found->device);
+    OK(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+    OK(cuEventRecord, event, found->handle);
+    const CUstream waiting = other_stream();
+    OK(cuStreamWaitEvent, waiting, event, CU_EVENT_WAIT_DEFAULT);
+    OK(cuStreamSynchronize, waiting);
+    expect("cuStreamWaitEvent", [&](const Effect& effect) { return effect.stream == found->number; });
+    OK(cuStreamDestroy_v2, waiting);
+    OK(cuEventDestroy_v2, event);
+  }
+
+  // Of the primary context of some device, for one wait.
+  CUstream other_stream() {
+    CUstream made = nullptr;
+    enter(static_cast<int>(pick(2)));
+    OK(cuStreamCreate, &made, CU_STREAM_NON_BLOCKING);
+    return made;
+  }
+
   void wait_for_event_of_context() {
     CUevent event = nullptr;
     enter(0);
@@ -236,7 +289,7 @@ class World {
   std::array<CUcontext, 2> primary_{};
   std::array<CUdevResource, 4> groups_{};
   CUkernel kernel_ = nullptr;
-  volatile unsigned char* cells_ = nullptr;
+  volatile std::uint32_t* cells_ = nullptr;  // and a word of the value that effects leave
   std::vector<OwnStream> streams_;
   std::vector<Partition> partitions_;
   std::vector<Effect> pending_;
