@@ -17,6 +17,12 @@ class NoDevice(Failure):
     exit_code = 3
 
 
+class CannotRun(Failure):
+    """A command cannot be run, as in a shell."""
+
+    exit_code = 127
+
+
 class Interrupted(Failure):
     """Ended by Ctrl-C."""
 

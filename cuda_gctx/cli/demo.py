@@ -16,7 +16,7 @@ from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver, simulated
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
 from cuda_gctx.measure.machine import is_simulated
-from cuda_gctx.partitions import BACKGROUND, with_background
+from cuda_gctx.partitions import BACKGROUND, open_layout, with_background
 from cuda_gctx.tune._background import (
     LOAD_BLOCK_NS,
     LOAD_WAVES,
@@ -198,7 +198,7 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
         document: dict[str, Any] = {**on_what(device), "simulated": is_simulated(device), "reason": reason}
         story.device(device, reason)
         layout = _layout(device)
-        with device.partition(layout) as parts:
+        with open_layout(device, layout) as parts:
             if BACKGROUND not in parts:
                 raise Failure(f"{device.name} has too few SMs for two partitions and a background partition: {parts!r}")
             document["partitions"] = _partitions(parts)

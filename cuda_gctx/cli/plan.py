@@ -11,8 +11,8 @@ from cuda_gctx import Device, Layout, SMResourceOptions, SplitError
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import LayoutCommand, on_device
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
-from cuda_gctx.cli._requests import REST, layout_argument
-from cuda_gctx.partitions import BACKGROUND, PlannedPartition
+from cuda_gctx.cli._requests import layout_argument
+from cuda_gctx.partitions import BACKGROUND, REST, PlannedPartition
 from cuda_gctx.partitions import plan as plan_layout
 
 

@@ -15,6 +15,7 @@ from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import LayoutCommand, OutputFile, on_device
 from cuda_gctx.cli._output import console, on_what, show_report, write_file, write_json
 from cuda_gctx.cli._requests import layout_argument
+from cuda_gctx.partitions import open_layout
 from cuda_gctx.partitions.sm_map import SHARED, SMMap
 
 # A small and a large partition, which every card can provide.
@@ -51,7 +52,7 @@ def verify(device: Device, as_json: bool, layout: Layout | None, svg: Path | Non
     LAYOUT is written as for plan (default: small=0.25 large=rest). The exit status is 1 if the partitions are not
     isolated.
     """
-    with device.partition(layout or DEFAULT) as parts:
+    with open_layout(device, layout or DEFAULT) as parts:
         try:
             report = parts.verify()
         except IsolationError as error:

@@ -5,7 +5,14 @@ May use: ``draw``, ``_core``.
 
 from cuda_gctx.partitions.graphs import GraphSet
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request
-from cuda_gctx.partitions.partitions import ClosedPartitionsError, Partition, Partitions, partition, with_background
+from cuda_gctx.partitions.partitions import (
+    ClosedPartitionsError,
+    Partition,
+    Partitions,
+    open_layout,
+    partition,
+    with_background,
+)
 from cuda_gctx.partitions.pool import PartitionPool
 from cuda_gctx.partitions.split import PartitionSize, PlannedPartition, partition_sizes, plan
 from cuda_gctx.partitions.store import ContextStore, MemoryUse, memory_use, store
@@ -17,12 +24,22 @@ from cuda_gctx.partitions.verification import (
     VerifyReport,
     verify,
 )
+from cuda_gctx.partitions.words import (
+    LAYOUT_VARIABLE,
+    REST,
+    GivenLayout,
+    given_layout,
+    layout_of_text,
+)
 
 __all__ = [
     "BACKGROUND",
+    "LAYOUT_VARIABLE",
+    "REST",
     "ClosedPartitionsError",
     "ContextProof",
     "ContextStore",
+    "GivenLayout",
     "GraphSet",
     "IsolationError",
     "KernelProof",
@@ -37,7 +54,10 @@ __all__ = [
     "Request",
     "SharedSMs",
     "VerifyReport",
+    "given_layout",
+    "layout_of_text",
     "memory_use",
+    "open_layout",
     "partition",
     "partition_sizes",
     "plan",

@@ -27,6 +27,7 @@ from cuda_gctx.partitions.order import Order
 from cuda_gctx.partitions.split import refuse_missing_workqueues
 from cuda_gctx.partitions.store import Loan, StoredContext
 from cuda_gctx.partitions.verification import VerifyReport, verify
+from cuda_gctx.partitions.words import LAYOUT_VARIABLE, given_layout, given_names
 
 # The threads of the blocks for which tables show the largest cluster.
 CLUSTER_THREADS = 128
@@ -364,7 +365,7 @@ class Partitions:
         self._demand_open()
         if name == BACKGROUND:
             raise AttributeError("there is no background partition: the requested partitions have all SMs")
-        raise AttributeError(f"there is no partition {name!r}: the names are {', '.join(self._by_name)}")
+        raise AttributeError(self._unknown(name))
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
@@ -380,7 +381,7 @@ class Partitions:
             try:
                 return self._by_name[key]
             except KeyError:
-                raise KeyError(f"there is no partition {key!r}: the names are {', '.join(self._by_name)}") from None
+                raise KeyError(self._unknown(key)) from None
         return self._asked[key]
 
     def __iter__(self) -> Iterator[Partition]:
@@ -432,6 +433,9 @@ class Partitions:
                 "layout"
             )
         close_together(self)
+
+    def _unknown(self, name: str) -> str:
+        return f"there is no partition {name!r}: the names are {', '.join(self._by_name)}{given_names(self._layout)}"
 
     def _demand_open(self) -> None:
         if self._closed:
@@ -555,6 +559,23 @@ def assemble(device: Device, layout: Layout, order: Order, loan: Loan, pool: Poo
     return parts
 
 
+def open_layout(device: Device, layout: Layout) -> Partitions:
+    """Open a layout on a device as partition() does, whatever layout the environment gives this process."""
+    return _open(device, layout, stacklevel=2)
+
+
+def _open(
+    device: Device, layout: Layout, *, exclusive: bool = False, among: str = "all", stacklevel: int
+) -> Partitions:
+    if among == "free":
+        refuse_missing_workqueues(device, layout)
+        order, loan = open_free(device, lambda: order_among_free(device, layout), exclusive=exclusive)
+    else:
+        order = order_for(device, layout)
+        loan = open_contexts(device, order, exclusive=exclusive, stacklevel=stacklevel + 1)
+    return assemble(device, layout, order, loan)
+
+
 def partition(
     device: Device,
     /,
@@ -565,7 +586,8 @@ def partition(
 ) -> Partitions:
     """Split a device: ``decode=16, prefill=None`` by name, ``8, 8, 16`` by position, or one mapping or Layout.
 
-    requests: by position, or one mapping, sequence or Layout. named: by name.
+    requests: by position, or one mapping, sequence or Layout. named: by name. Without any, the layout is that of the
+    environment variable CUDA_GCTX_LAYOUT; if that is set, a program that requests another one gets a ValueError.
 
     An int is a number of SMs, rounded up to what the device can give; a float is a share of the device below 1, rounded
     down; None or 0 is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further conditions.
@@ -583,11 +605,21 @@ def partition(
     exclusive = as_bool("exclusive", exclusive)
     if among not in ("all", "free"):
         raise ValueError(f"among must be 'all' or 'free', and cannot be the name of a partition, not {among!r}")
-    layout = layout_of(requests, named)
-    if among == "free":
-        refuse_missing_workqueues(device, layout)
-        order, loan = open_free(device, lambda: order_among_free(device, layout), exclusive=exclusive)
+    given = given_layout()
+    if requests or named:
+        layout = layout_of(requests, named)
+        if given is not None and given.layout is not layout:
+            raise ValueError(
+                f"{given.text} gives this process {given.layout}, and the program requests {layout}: set the variable "
+                "to what the program requests, unset it, or request nothing, dev.partition()"
+            )
+    elif given is None:
+        raise ValueError(f"a layout needs at least one partition: request some, or set {LAYOUT_VARIABLE}")
     else:
-        order = order_for(device, layout)
-        loan = open_contexts(device, order, exclusive=exclusive, stacklevel=2)
-    return assemble(device, layout, order, loan)
+        layout = given.layout
+    try:
+        return _open(device, layout, exclusive=exclusive, among=among, stacklevel=2)
+    except ValueError as error:
+        if given is not None:
+            error.args = (f"{given.text}: {error.args[0]}", *error.args[1:])
+        raise

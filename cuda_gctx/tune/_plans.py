@@ -15,7 +15,7 @@ from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx._core.text import parsed_json
-from cuda_gctx.partitions import PartitionPool, Partitions
+from cuda_gctx.partitions import PartitionPool, Partitions, open_layout
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, is_partition_name
 from cuda_gctx.partitions.pool import switch_to
 from cuda_gctx.partitions.verification import VerifyReport, verify
@@ -150,7 +150,7 @@ class Plan:
                 if isinstance(where, PartitionPool):
                     partitions = where.prepare(self.layout)
                 else:
-                    partitions = closing.enter_context(where.partition(self.layout))
+                    partitions = closing.enter_context(open_layout(where, self.layout))
                 streams = self._placed(partitions)
             on_device = {
                 (name, priority): closing.enter_context(device.create_stream(StreamOptions(priority=priority)))

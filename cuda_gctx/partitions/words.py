@@ -1,0 +1,93 @@
+"""Layouts as people write them, ``decode=16,prefill=rest``, and the layout that the environment gives to a process."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from cuda_gctx.partitions.layout import Layout, Request
+
+__all__ = ["LAYOUT_VARIABLE", "REST", "GivenLayout", "given_layout", "given_names", "layout_of_text"]
+
+# The layout that Device.partition() opens without arguments.
+LAYOUT_VARIABLE = "CUDA_GCTX_LAYOUT"
+# The word for all remaining SMs.
+REST = "rest"
+
+
+class GivenLayout(NamedTuple):
+    """The layout of the environment. Its text is for messages: the variable and its value."""
+
+    layout: Layout
+    text: str
+
+
+def _request(word: str) -> Request:
+    if word == REST:
+        return None
+    try:
+        return int(word)
+    except ValueError:
+        pass
+    try:
+        share = float(word)
+    except ValueError:
+        raise ValueError(
+            f"invalid request {word!r}: write a number of SMs (16), a fraction of the device (0.25), or {REST!r}"
+        ) from None
+    if share == 1:
+        raise ValueError(f"{word!r} is not a fraction below 1: write {REST!r} for all remaining SMs")
+    return share
+
+
+def _layout_of_words(words: Sequence[str]) -> Layout:
+    split = [word.rpartition("=") for word in words]
+    names = [name for name, equals, _ in split if equals]
+    requests = [_request(request) for *_, request in split]
+    if names and len(names) != len(words):
+        raise ValueError("name all partitions or none of them: decode=16 prefill=rest, or 16 rest")
+    if len(set(names)) != len(names):
+        raise ValueError("each partition needs a different name")
+    return Layout.of(dict(zip(names, requests, strict=True)) if names else requests)
+
+
+def layout_of_text(text: str) -> Layout:
+    """The layout that a text describes; ValueError if it describes none.
+
+    text: words with commas or spaces between them, the JSON of a Layout, or the path of a file with either. A path
+    contains a slash or ends in ".json".
+    """
+    text = text.strip()
+    if not text.startswith("{") and ("/" in text or text.endswith(".json")):
+        try:
+            text = Path(text).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"the file cannot be read: {error}") from None
+    if text.startswith("{"):
+        return Layout.from_json(text)
+    return _layout_of_words([word for word in re.split(r"[\s,]+", text) if word])
+
+
+def given_layout() -> GivenLayout | None:
+    """The layout of CUDA_GCTX_LAYOUT; None if it is empty or not set. ValueError if its value is not a layout."""
+    value = os.environ.get(LAYOUT_VARIABLE)
+    if value is None or not value.strip():
+        return None
+    text = f"{LAYOUT_VARIABLE}={value!r}"
+    try:
+        return GivenLayout(layout_of_text(value), text)
+    except ValueError as error:
+        raise ValueError(f"{text} is not a layout: {error}") from None
+
+
+def given_names(layout: Layout) -> str:
+    """What to add to a message about the names of a layout: where they come from, if that is the environment."""
+    with suppress(ValueError):  # it was changed in the meantime
+        given = given_layout()
+        if given is not None and given.layout is layout:
+            return f", from {given.text}"
+    return ""
