@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from cuda_gctx._core.event import EventOptions as EventOptions
     from cuda_gctx._core.graph import Graph as Graph
     from cuda_gctx._core.graph import GraphExec as GraphExec
+    from cuda_gctx._core.include import get_include as get_include
     from cuda_gctx._core.resources import DeviceResources as DeviceResources
     from cuda_gctx._core.resources import SMResource as SMResource
     from cuda_gctx._core.resources import SMResourceOptions as SMResourceOptions
@@ -80,6 +81,7 @@ _NAMES_OF_MODULE = {
     ),
     "cuda_gctx._core.event": ("Event", "EventOptions"),
     "cuda_gctx._core.graph": ("Graph", "GraphExec"),
+    "cuda_gctx._core.include": ("get_include",),
     "cuda_gctx._core.resources": (
         "DeviceResources",
         "SMResource",

@@ -40,6 +40,7 @@ MAY_USE: dict[str, set[str]] = {
     "sim/_cpp/calls": {"sim/_cpp/abi", "sim/_cpp/chip", "sim/_cpp/machine"},
     "sim/_cpp/tests": {"sim/_cpp/abi", "sim/_cpp/chip"},
     "_core": {"_cpp/handles", "_cpp/resources", "_cpp/driver"},
+    "native": set(),
     "draw": set(),
     "measure": {"_core"},
     "sim": {"_core"},
@@ -52,7 +53,7 @@ MAY_USE: dict[str, set[str]] = {
     "bench": {"_core", "_cpp/handles", "measure"},
     "cli": {"measure", "partitions", "interop", "cuda_gctx", "tune", "bench", "sim"},
     "benchmarks": {"draw", "measure", "partitions", "interop", "cuda_gctx", "tune", "comm", "bench", "sim"},
-    "examples": {"interop", "cuda_gctx", "compat", "tune", "comm", "sim"},
+    "examples": {"native", "interop", "cuda_gctx", "compat", "tune", "comm", "sim"},
     "studies": {"measure", "interop", "cuda_gctx", "tune"},
 }
 # Between folders, each with its C++, stubs included, and without the examples.

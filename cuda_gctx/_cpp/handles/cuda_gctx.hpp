@@ -1,0 +1,128 @@
+// The C++ interface of cuda_gctx: owners over the C interface. Header only, so that it fits every C++ library and
+// compiler.
+#ifndef CUDA_GCTX_HPP
+#define CUDA_GCTX_HPP
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda_gctx.h"
+
+namespace cuda_gctx {
+
+// A call that failed: which error, and the driver's CUresult where it was one of the driver's (else 0).
+class error : public std::runtime_error {
+ public:
+  error(int number, const char* message, int cuda_result)
+      : std::runtime_error(message), number_(number), cuda_result_(cuda_result) {}
+  gctx_error number() const noexcept { return static_cast<gctx_error>(number_); }
+  int cuda_result() const noexcept { return cuda_result_; }
+
+ private:
+  int number_;
+  int cuda_result_;
+};
+
+inline void check(int answer) {
+  if (answer != GCTX_SUCCESS) {
+    int cuda_result = 0;
+    const char* message = gctx_last_error(&cuda_result);
+    throw error(answer, message, cuda_result);
+  }
+}
+
+// What one group of a split requests; by default all SMs that the other groups leave.
+using group = gctx_group;
+
+// A stream, a CUstream and cudaStream_t. It keeps its context alive.
+class stream {
+ public:
+  void* handle() const noexcept { return gctx_stream_handle(owned_.get()); }
+
+ private:
+  friend class context;
+  struct closer {
+    void operator()(gctx_stream* owned) const noexcept { gctx_close_stream(owned); }
+  };
+  explicit stream(gctx_stream* owned) : owned_(owned) {}
+  std::unique_ptr<gctx_stream, closer> owned_;
+};
+
+// A green context. It is closed by its end; where that is impossible, because it is current on a thread, it stays open.
+class context {
+ public:
+  explicit context(gctx_context* owned) : owned_(owned) {}
+  void* handle() const noexcept { return gctx_context_handle(owned_.get()); }
+  unsigned sm_count() const noexcept { return gctx_context_sm_count(owned_.get()); }
+  stream create_stream(int priority = 0) const {
+    gctx_stream* made = nullptr;
+    check(gctx_create_stream(owned_.get(), priority, &made));
+    return stream(made);
+  }
+  void close() {
+    check(gctx_close_context(owned_.get()));
+    owned_.release();
+  }
+
+ private:
+  struct closer {
+    void operator()(gctx_context* owned) const noexcept { gctx_close_context(owned); }
+  };
+  std::unique_ptr<gctx_context, closer> owned_;
+};
+
+// A set of SMs. It reserves nothing.
+class sms {
+ public:
+  explicit sms(gctx_sms* owned) : owned_(owned, &gctx_close_sms) {}
+  static sms of_device(int device) {
+    gctx_sms* found = nullptr;
+    check(gctx_device(device, &found));
+    return sms(found);
+  }
+
+  unsigned count() const noexcept { return gctx_sm_count(owned_.get()); }
+  // The groups, and what they leave as the last one.
+  std::vector<sms> split(const std::vector<group>& requests) const {
+    std::vector<gctx_sms*> made(requests.size() + 1, nullptr);
+    std::vector<sms> all;
+    all.reserve(made.size());
+    check(gctx_split(owned_.get(), requests.data(), requests.size(), made.data(), &made.back()));
+    for (gctx_sms* one : made) {
+      all.emplace_back(one);
+    }
+    return all;
+  }
+  context create_context(const std::string& name = {}, bool exclusive = false) const {
+    const gctx_sms* one = owned_.get();
+    gctx_context* made = nullptr;
+    check(gctx_create_context(&one, 1, name.c_str(), exclusive ? 1 : 0, &made));
+    return context(made);
+  }
+
+ private:
+  std::shared_ptr<gctx_sms> owned_;
+};
+
+// A context over each group of a device. names: for messages, one for each group, or none at all.
+inline std::vector<context> partition(int device, const std::vector<group>& requests, bool exclusive = false,
+                                      const std::vector<const char*>& names = {}) {
+  if (!names.empty() && names.size() != requests.size()) {
+    throw std::invalid_argument("names and requests differ in length");
+  }
+  std::vector<gctx_context*> made(requests.size(), nullptr);
+  std::vector<context> all;
+  all.reserve(made.size());
+  check(gctx_partition(device, requests.data(), names.empty() ? nullptr : names.data(), requests.size(),
+                       exclusive ? 1 : 0, made.data()));
+  for (gctx_context* one : made) {
+    all.emplace_back(one);
+  }
+  return all;
+}
+
+}  // namespace cuda_gctx
+#endif

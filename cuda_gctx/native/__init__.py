@@ -1,0 +1,4 @@
+"""Declarations for Cython modules of other packages: ``from cuda_gctx.native.c cimport gctx_partition``.
+
+May use: nothing of the package.
+"""
