@@ -5,6 +5,7 @@
 #   make test-under-load  every test in a random order, while BUSY (12) processes want a core each
 #   make order    run ORDER_SEEDS (20) random programs of pools on each card and driver, against a model of what may run at once
 #   make outside  run ten public programs, reduced to their calls, on four drivers
+#   make releases compare the newest releases of other projects with what the drop-ins and the pages claim; downloads 500 MB
 #   make mutants  break one rule of the package at a time, and demand that a test fails
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
@@ -33,7 +34,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cu
 CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-long test-under-load order outside mutants peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
+.PHONY: demo test test-long test-under-load order outside releases mutants peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -64,6 +65,9 @@ order: $(VENV)/package
 
 outside: $(VENV)/package
 	CUDA_GCTX_DRIVER=sim $(BIN)/pytest tests/outside
+
+releases:
+	$(PYTHON) tests/outside/releases.py
 
 mutants: $(VENV)/package
 	$(BIN)/python tests/mutants.py
