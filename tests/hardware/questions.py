@@ -2,8 +2,8 @@
 
     python tests/hardware/questions.py OUTPUT.json
 
-Each question runs in a process of its own, which is killed after eight seconds. Needs a GPU and torch, and for the first
-one libcudart of CUDA 13.1 or newer (nvidia-cuda-runtime).
+Each question runs in a process of its own, which is killed after eight seconds. Needs a GPU and torch, and for the
+first one libcudart of CUDA 13.1 or newer (nvidia-cuda-runtime).
 """
 
 from __future__ import annotations
