@@ -451,7 +451,16 @@ def moved_graphs_section(result: Result) -> str:
         f"Decode steps of {result['layers']} layers of an 8B model: medians over {batches} batch sizes, each. "
         f"The last column is of a batch of {result['results'][0]['batch']} next to a prefill in the other SMs."
     )
-    return "\n\n".join([machine(result), markdown(kernels), head, markdown(steps)])
+    us = result["switching"]
+    switching = (
+        "A launch of the smallest step takes the host, with the order that is kept and without it, in microseconds: "
+        + "; ".join(
+            f"{where} {us[f'ordered, {key}: us']:.1f} and {us[f'not ordered, {key}: us']:.1f}"
+            for where, key in (("in one partition", "one"), ("in two in turn", "two"))
+        )
+        + "."
+    )
+    return "\n\n".join([machine(result), markdown(kernels), head, markdown(steps), switching])
 
 
 def each(section: Callable[[Result], str]) -> Callable[[Sequence[Result]], str]:
