@@ -55,6 +55,8 @@ test-long: $(VENV)/package $(VENV)/torch
 	$(BIN)/pytest --long
 	CUDA_GCTX_SPLIT_REQUESTS=20000 CUDA_GCTX_EXIT_RUNS=1000 CUDA_GCTX_FORKS=1000 $(BIN)/pytest tests/core/test_split_oracle.py tests/core/test_exit.py tests/core/test_fork.py
 	$(BIN)/python tests/comm/simulate.py --interleavings 20000
+	$(BIN)/python -m tests.trust.fault_sweep
+	$(BIN)/python -m tests.trust.allocation_sweep
 
 test-under-load: $(VENV)/package $(VENV)/torch
 	tests/under_load.sh $(MAKE) test ORDER=random

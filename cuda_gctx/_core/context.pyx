@@ -127,7 +127,7 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
     cdef vector[SmResourcePtr] sms
     cdef optional[CUdevResource] workqueue
     cdef WorkqueueResource queue
-    cdef string name = (options.name or "").encode()
+    cdef bytes name = (options.name or "").encode()
     cdef unique_ptr[NewContext] fresh
     cdef Context context = Context.__new__(Context)
     for resource in options.resources:
@@ -142,7 +142,7 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
             workqueue = queue._resource
     fresh = claim_context(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters)
     # Before anything is made: a warning that is turned into an error then leaves nothing behind.
-    if not fresh.get().overlap_report().empty():
+    if fresh.get().overlap_report()[0] != 0:
         warnings.warn(fresh.get().overlap_report().decode(), ResourceOverlapWarning, stacklevel=2)
     create_context(context._slot, fresh)
     return made_context(context)

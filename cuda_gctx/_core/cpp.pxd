@@ -63,7 +63,7 @@ cdef extern from "driver/driver.hpp" namespace "gctx":
 
     cdef cppclass Driver:
         int version() noexcept
-        const string& path() noexcept
+        const char* path "path().c_str"() noexcept
         FeatureState feature(Feature)
         cbool has(Feature) except +raise_error
 
@@ -133,7 +133,7 @@ cdef extern from "handles/context.hpp" namespace "gctx":
         cbool is_current() except +raise_error
         SmResourcePtr known_sm_resource() except +raise_error
         string name() except +raise_error
-        void rename(string) except +raise_error
+        void rename(const char*) except +raise_error
 
     ctypedef shared_ptr[ContextBox] ContextHandle
 
@@ -296,7 +296,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 
 cdef extern from "handles/claim.hpp" namespace "gctx":
     cdef cppclass NewContext:
-        const string& overlap_report() noexcept
+        const char* overlap_report "overlap_report().c_str"() noexcept
 
 
 cdef extern from "handles/current.hpp" namespace "gctx":
@@ -322,7 +322,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int set_current "gctx::make<&gctx::set_current>"(Slot[ContextBox]&, Slot[ContextBox]&, const void*) except -1
     void end_thread() noexcept
     unique_ptr[NewContext] claim_context "gctx::call<&gctx::claim_context>"(
-        Runtime&, int, const vector[SmResourcePtr]&, const optional[CUdevResource]&, const string&, cbool, cbool
+        Runtime&, int, const vector[SmResourcePtr]&, const optional[CUdevResource]&, const char*, cbool, cbool
     ) except *
     int create_context "gctx::make<&gctx::NewContext::create>"(Slot[ContextBox]&, unique_ptr[NewContext]&) except -1
     int close_context "gctx::call<&gctx::close_context>"(Slot[ContextBox]&) except -1

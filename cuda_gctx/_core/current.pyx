@@ -22,6 +22,7 @@ from cuda_gctx._core.cpp cimport (
     take_left,
     this_thread,
 )
+from cuda_gctx._core.errors cimport report_failures
 
 
 cdef extern from *:
@@ -87,7 +88,7 @@ cdef int watch_thread() except -1:
 
 
 cdef void release_left() noexcept:
-    """Let go of blocks that have left the list of this thread."""
+    """Let go of blocks that have left the list of this thread, and tell what failed with their contexts."""
     cdef CurrentBlock block
     cdef Entry* entry = take_left()
     while entry != NULL:
@@ -95,6 +96,7 @@ cdef void release_left() noexcept:
         block._task = None
         Py_DECREF(block)
         entry = take_left()
+    report_failures()
 
 
 cdef extern from *:

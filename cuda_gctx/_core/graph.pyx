@@ -286,7 +286,8 @@ cdef class Capture:
     cdef Graph _graph
 
     def __dealloc__(self):
-        drop(self._capturing)
+        if drop(self._capturing):
+            report_failures()
 
     @property
     def graph(self):
@@ -339,4 +340,6 @@ def probe_kernels(GraphExec graph not None, Stream stream not None, uint64_t spi
     stream: one of the primary context, for the own use of the call.
     """
     cdef vector[KernelSms] seen = probe_graph(graph._slot, stream._slot, spin_ns, timeout_ns)
-    return [(kernel.name.decode(), tuple(kernel.sm_ids)) for kernel in seen]
+    cdef size_t i
+    # By number: a variable would be a copy, which can raise where nothing catches it.
+    return [(seen[i].name.decode(), tuple(seen[i].sm_ids)) for i in range(seen.size())]

@@ -4,7 +4,6 @@ from cython.operator cimport dereference
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
-from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
@@ -69,13 +68,13 @@ def claim(resources, names, bint exclusive, uint64_t group, str advice, *, bint 
     message about these.
     """
     cdef vector[SmResourcePtr] sms
-    cdef vector[string] labels
+    cdef Names labels
     cdef SMResource resource
     cdef Claim made = Claim.__new__(Claim)
     for resource in resources:
         sms.push_back(resource._sm)
     for name in names:
-        labels.push_back(name.encode())
+        labels.emplace_back(name.encode())
     resource = resources[0]
     made._claim.reset(
         new CClaim(

@@ -6,6 +6,7 @@ from libcpp.vector cimport vector
 from cuda_gctx._core.arguments cimport as_int
 from cuda_gctx._core.context cimport Context
 from cuda_gctx._core.cpp cimport Slot, StreamHandle, drop, present
+from cuda_gctx._core.errors cimport report_failures
 from cuda_gctx._core.stream cimport Stream
 
 from cuda_gctx._core.device import Device
@@ -31,8 +32,12 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned i
     for count in blocks:
         counts.push_back(count)
     seen = c_run_probe(handles, counts, spin_ns, timeout_ns, cluster)
-    # A block that did not run wrote nothing, and a block that ran has an end.
-    return [[(block.sm, block.start_ns, block.end_ns) for block in part if block.end_ns != 0] for part in seen]
+    # A block that did not run wrote nothing, and a block that ran has an end. The parts are taken by number, because a
+    # variable would be a copy, which can raise where nothing catches it.
+    return [
+        [(block.sm, block.start_ns, block.end_ns) for block in seen[part] if block.end_ns != 0]
+        for part in range(seen.size())
+    ]
 
 
 def spin(Stream stream not None, blocks, spin_ns):
@@ -65,7 +70,8 @@ cdef class Stamps:
         self.capacity = places
 
     def __dealloc__(self):
-        drop(self._slot)
+        if drop(self._slot):
+            report_failures()
 
     def write(self, Stream stream not None, place):
         """Enqueue the stamp of a place on a stream. Does not wait. IndexError if there is no such place."""

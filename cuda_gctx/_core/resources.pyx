@@ -38,6 +38,7 @@ from cuda_gctx._core.cpp cimport (
 )
 from cuda_gctx._core.cpp cimport drop_split_contexts as drop_contexts
 from cuda_gctx._core.cpp cimport split_contexts as c_split_contexts
+from cuda_gctx._core.errors cimport report_failures
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import DataclassFields
@@ -556,7 +557,8 @@ cdef class DeviceResources:
         return self
 
     def __dealloc__(self):
-        drop(self._context)
+        if drop(self._context):
+            report_failures()
 
     @property
     def sm(self):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import count
 from numbers import Real
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -132,7 +131,7 @@ class Partition:
         self._default: _LentStream | None = None
         self._stream: Stream | None = None  # that of the default, found without a lock
         self._pools: dict[int | None, list[_LentStream]] | None = None
-        self._numbers: dict[int, Iterator[int]] | None = None
+        self._numbers: dict[int, int] | None = None
 
     @property
     def context(self) -> Context:
@@ -199,8 +198,10 @@ class Partition:
         context = self.context
         if self._numbers is None:
             self._numbers = {}
-        number = next(self._numbers.setdefault(priority or 0, count()))
-        return _LentStream(context, number, priority)
+        number = self._numbers.get(priority or 0, 0)
+        stream = _LentStream(context, number, priority)
+        self._numbers[priority or 0] = number + 1  # a number is used once there is its stream
+        return stream
 
     def record(self, event: Event | None = None) -> Event:
         """Record `event`, or a new one, behind all work of all streams of the partition, and return it."""

@@ -148,7 +148,8 @@ def set_in_a_block(w: Any) -> None:
         w.dev.set_current(w.dev.create_context(ContextOptions([w.group])))
 
 
-def world() -> Any:
+def world(library: str) -> Any:
+    """What the calls are made on. library: of the software driver."""
     dev = Device(0)
     whole = dev.resources.sm
     (first, group), _ = whole.split(SMResourceOptions([16, 16]))
@@ -156,7 +157,7 @@ def world() -> Any:
     stream, other = ctx.create_stream(), dev.create_stream()
     timed = ctx.create_event(EventOptions(timing_enabled=True))
     foreign, foreign_stream = ctypes.c_void_p(), ctypes.c_void_p()
-    simulated = ctypes.CDLL(sys.argv[2])
+    simulated = ctypes.CDLL(library)
     assert simulated.cuCtxCreate_v2(ctypes.byref(foreign), 0, 0) == 0
     assert simulated.cuStreamCreate(ctypes.byref(foreign_stream), 0) == 0
     assert simulated.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())) == 0
@@ -167,7 +168,7 @@ def world() -> Any:
         dev=dev, whole=whole, group=group, ctx=ctx, stream=stream, other=other, event=stream.record(),
         timed=stream.record(timed), foreign=foreign.value, foreign_stream=foreign_stream.value,
         adopted=Stream.from_handle(foreign_stream.value or 0), graph=graph, executable=graph.instantiate(),
-        workqueue=dev.resources.workqueue, resources=ctx.resources,
+        workqueue=dev.resources.workqueue if system.features()["workqueues"] else None, resources=ctx.resources,
     )  # fmt: skip
 
 
@@ -211,7 +212,7 @@ def main() -> None:
 
     helper = threading.Thread(target=let_go_on, daemon=True)
     helper.start()
-    everything = world()
+    everything = world(sys.argv[2])
     outcome: dict[str, Any] = {}
     for label, use in every_call().items():
         seen.clear()

@@ -45,14 +45,14 @@ Rows = dict[str, tuple[str, ...] | None]
 
 EXCEPTIONS: Rows = {
     "Nothing is left behind": (
-        "core/test_all_or_nothing.py::test_whichever_call_fails_nothing_is_left_behind",
+        "trust/test_fault_sweep.py::test_whatever_call_fails_the_caller_is_told_and_nothing_is_left",
         "partitions/test_partitions.py::test_a_failure_of_the_driver_leaves_nothing_behind",
     ),
     "The current context of the thread is unchanged": (
-        "core/test_all_or_nothing.py::test_whichever_call_fails_nothing_is_left_behind",
+        "trust/test_fault_sweep.py::test_whatever_call_fails_the_caller_is_told_and_nothing_is_left",
     ),
     "The same call can be made again": (
-        "core/test_all_or_nothing.py::test_whichever_call_fails_nothing_is_left_behind",
+        "trust/test_fault_sweep.py::test_whatever_call_fails_the_caller_is_told_and_nothing_is_left",
         "partitions/test_pool.py::test_a_layout_that_fails_is_not_kept",
     ),
     "`close()` raises `ContextCurrentError` while": (

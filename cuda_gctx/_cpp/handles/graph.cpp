@@ -42,11 +42,17 @@ void begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode) {
 
 GraphHandle end_capture(const StreamHandle& stream) {
   const Driver& driver = stream->driver();
-  auto box = std::make_shared<GraphBox>(stream->use());
   CUgraph handle = nullptr;
   GCTX_CALL(driver, cuStreamEndCapture, stream->handle(), &handle);
-  box->take(handle);
-  return box;
+  // The capture is over, also where there is no memory for its graph.
+  try {
+    auto box = std::make_shared<GraphBox>(stream->use());
+    box->take(handle);
+    return box;
+  } catch (...) {
+    driver.cuGraphDestroy(handle);
+    throw;
+  }
 }
 
 GraphHandle adopt_graph(Runtime& runtime, CUgraph handle) {
