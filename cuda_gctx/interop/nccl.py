@@ -5,15 +5,18 @@ Use a communicator in one partition only: collectives of the same communicator i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
+from itertools import count
 from typing import Any, Literal
 
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._frameworks import Target, own_stream
+from cuda_gctx.interop.agreement import RanksDifferError, agree, compare
 from cuda_gctx.interop.torch import load_torch, use
 
-__all__ = ["CTAPolicy", "nccl_options", "new_group"]
+__all__ = ["CTAPolicy", "RanksDifferError", "agree", "nccl_options", "new_group"]
 
 CTAPolicy = Literal["default", "efficiency", "zero"]
 
@@ -23,6 +26,11 @@ MINIMUM = "2.8"
 _POLICIES = {"default": 0, "efficiency": 1, "zero": 2}
 # The default of NCCL on devices with clusters, from compute capability 9.0 on.
 USUAL_CLUSTER = 4
+# What the ranks of a group compare of its options.
+COMPARED = ("min_ctas", "max_ctas", "cga_cluster_size", "cta_policy")
+
+# The groups of this process, in the order in which they are made.
+_numbers = count(1)
 
 
 def _load() -> Any:
@@ -61,6 +69,17 @@ def nccl_options(target: Target, *, ctas: int | None = None, cta_policy: CTAPoli
     return _fitting(_load(), own_stream(target), ctas, cta_policy)
 
 
+def _terms(target: Target, stream: Stream, number: int, options: Any) -> Mapping[str, object]:
+    """What the ranks of a group have to have in common, by name."""
+    config = getattr(options, "config", None)
+    return {
+        "order of the groups": number,
+        "partition": getattr(target, "name", None),
+        "SMs": stream.resources.sm.sm_count,
+        **{name: getattr(config, name, None) for name in COMPARED},
+    }
+
+
 def new_group(
     target: Target,
     ranks: list[int] | None = None,
@@ -77,7 +96,10 @@ def new_group(
     target: the partition, context or stream. ranks, timeout, backend, pg_options, others, options: as for
     torch.distributed.new_group, in the same order; the backend is nccl.
 
-    Every rank calls it. The current context of the thread is restored. Use the group in this partition only, inside
+    Every rank calls it, for its groups in the same order. The ranks of the group compare their partitions, options,
+    driver, NCCL and settings as agree() does, and raise the same RanksDifferError if they differ; the group is then
+    destroyed.
+    The current context of the thread is restored. Use the group in this partition only, inside
     ``with partition.torch():``, and without async_op: torch runs asynchronous collectives on a separate stream, on
     all SMs. ctas, cta_policy: as in nccl_options(); ValueError together with pg_options.
 
@@ -88,13 +110,31 @@ def new_group(
         raise ValueError("pg_options already contains what ctas and cta_policy set: give one or the other")
     distributed = torch.distributed
     stream = own_stream(target)
-    fitting = _fitting(torch, stream, ctas, cta_policy) if pg_options is None else pg_options
+    number = next(_numbers)
+    failure: Exception | None = None
+    try:
+        fitting = _fitting(torch, stream, ctas, cta_policy) if pg_options is None else pg_options
+    except Exception as error:  # the other ranks wait for this one, and have to know
+        fitting, failure = None, error
+
+    def terms() -> Mapping[str, object]:
+        if failure is not None:
+            raise failure
+        return _terms(target, stream, number, fitting)
+
     # NCCL makes the primary context current and does not restore the previous one.
     with stream.device.context.current():
         group = distributed.new_group(ranks, timeout, backend or "nccl", fitting, *others, **options)
         if group is not None and group is not distributed.GroupMember.NON_GROUP_MEMBER:
-            # The first collective makes the communicator and connects the ranks.
-            with use(stream) as inner:
-                distributed.all_reduce(torch.zeros(1, device=inner.device), group=group)
-            stream.sync()
+            # The first collectives make the communicator and connect the ranks.
+            try:
+                with use(stream) as inner:
+                    compare(torch, group, terms)
+                    distributed.all_reduce(torch.zeros(1, device=inner.device), group=group)
+                stream.sync()
+            except Exception:
+                distributed.destroy_process_group(group)
+                raise
+        elif failure is not None:
+            raise failure
     return group

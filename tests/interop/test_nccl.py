@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, SMResourceOptions
-from cuda_gctx.interop.nccl import nccl_options, new_group
+from cuda_gctx.interop.nccl import RanksDifferError, nccl_options, new_group
 
 LIMIT_S = 100
 
@@ -33,6 +33,9 @@ class StandInDistributed(SimpleNamespace):
         self.GroupMember = SimpleNamespace(NON_GROUP_MEMBER=object())
         self.ProcessGroupNCCL = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
         self.is_member = True
+        self.others: list[dict[str, str]] = []  # what further ranks say, in addition to what this one says
+        self.destroyed: list[Any] = []
+        torch.cuda.nccl = SimpleNamespace(version=lambda: (2, 27, 5))
 
     def is_available(self) -> bool:
         return True
@@ -52,6 +55,15 @@ class StandInDistributed(SimpleNamespace):
         self.made.append({name: value for name, value in locals().items() if name != "self"})
         Device(0).set_current()
         return "group" if self.is_member else self.GroupMember.NON_GROUP_MEMBER
+
+    def get_world_size(self, group: Any) -> int:
+        return 1 + len(self.others)
+
+    def all_gather_object(self, into: list[Any], said: dict[str, str], group: Any) -> None:
+        into[:] = [said, *({**said, **other} for other in self.others)]
+
+    def destroy_process_group(self, group: Any) -> None:
+        self.destroyed.append(group)
 
     def all_reduce(self, tensor: Any, group: Any) -> None:
         assert (tensor, group) == ("tensor", "group")
@@ -143,6 +155,43 @@ def test_a_group_is_made_and_connected_in_the_partition_and_leaves_current_what_
         assert (asked["ranks"], asked["backend"], asked["group_desc"]) == ([0], "nccl", "words")
         assert asked["pg_options"].config.max_ctas == 16
         assert distributed.reduced_on == [parts[0].stream.handle]
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"SMs": "24"}, "SMs: 16 on rank 0, 24 on rank 1"),
+        ({"max_ctas": "8"}, "max_ctas: 16 on rank 0, 8 on rank 1"),
+        ({"partition": "bulk"}, "partition: comm on rank 0, bulk on rank 1"),
+        ({"order of the groups": "9999"}, r"order of the groups: \d+ on rank 0, 9999 on rank 1"),
+        ({"NCCL": "2.28.9"}, r"NCCL: 2\.27\.5 on rank 0, 2\.28\.9 on rank 1"),
+        ({"NCCL_MAX_CTAS": "4"}, "NCCL_MAX_CTAS: not set on rank 0, 4 on rank 1"),
+        ({"error": "ValueError: too many"}, "because some cannot: rank 1: ValueError: too many"),
+    ],
+)
+def test_a_group_whose_ranks_differ_is_destroyed_on_all(
+    distributed: StandInDistributed, dev: Device, monkeypatch: pytest.MonkeyPatch, other: dict[str, str], reason: str
+) -> None:
+    monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    distributed.others = [other]
+    with dev.partition(comm=16) as parts, parts.comm.context.current():
+        with pytest.raises(RanksDifferError, match=reason):
+            new_group(parts.comm)
+        assert parts.comm.context.is_current
+    assert distributed.destroyed == ["group"]
+    assert distributed.reduced_on == []
+
+
+@pytest.mark.sim_only
+def test_a_rank_whose_options_cannot_be_still_meets_the_others(distributed: StandInDistributed, dev: Device) -> None:
+    with dev.partition(comm=16) as parts:
+        with pytest.raises(ValueError, match="ctas must be an int from 1 to 16"):
+            new_group(parts.comm, ctas=17)
+        assert len(distributed.made) == len(distributed.destroyed) == 1
+        distributed.is_member = False
+        with pytest.raises(ValueError, match="ctas must be an int from 1 to 16"):
+            new_group(parts.comm, ctas=17)
 
 
 @pytest.mark.sim_only
