@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from cuda_gctx import CUDAError, Device, DriverNotFound, system
 from cuda_gctx.cli._options import device_of
 from cuda_gctx.interop._frameworks import release
+from cuda_gctx.interop.mps import PERCENTAGE, PIPES, STATIC, is_mig_slice, mps_settings
 from cuda_gctx.partitions.causes import DEFAULT_CONNECTIONS, MOST_CONNECTIONS, is_number, launches_block
 
 
@@ -89,8 +88,7 @@ def _devices(number: int | None) -> Iterator[Finding]:
         except CUDAError as error:
             yield _problem(subject, f"{description}: {error}", "this device cannot be partitioned: use another one")
             continue
-        # The driver puts "MIG" and the size of the slice into the name of a device.
-        if "MIG" in device.name.split():
+        if is_mig_slice(device):
             yield _warning(
                 subject,
                 f"{description}, a slice of a GPU (MIG)",
@@ -123,35 +121,55 @@ def _visible_devices() -> Finding:
     return _ok(subject, f"{value}: device 0 is the first of them")
 
 
-def _is_all(percentage: str) -> bool:
-    try:
-        return float(percentage) == 100
-    except ValueError:
-        return not percentage.strip()
-
-
 def _mps() -> Finding:
-    subject = "MPS"
-    percentage = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-    try:
-        running = stat.S_ISFIFO((Path(folder) / "control").stat().st_mode)
-    except OSError:
-        running = False
-    if percentage is not None and not _is_all(percentage):
-        setting = f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}"
+    subject, mps = "MPS", mps_settings()
+    if mps.percentage is not None:
+        setting = f"{PERCENTAGE}={mps.percentage}"
         advice = "under MPS this limits the SMs of the process: unset it, or set it to 100"
-        if running:
+        if mps.daemon:
             return _problem(subject, setting, advice)
-        return _warning(subject, f"{setting}, without a control pipe in {folder}", advice)
-    if running:
+        return _warning(subject, f"{setting}, without a control pipe in {mps.folder}", advice)
+    if mps.daemon and mps.partition is None:
         return _warning(
             subject,
-            f"control pipe of a daemon in {folder}",
+            f"control pipe of a daemon in {mps.folder}",
             "if the daemon runs, other processes use the SMs of your partitions concurrently: run one process only, or "
             "stop the daemon: echo quit | nvidia-cuda-mps-control",
         )
-    return _ok(subject, f"no control pipe in {folder}")
+    if mps.daemon:
+        return _ok(subject, f"control pipe of a daemon in {mps.folder}, with a partition for this process")
+    return _ok(subject, f"no control pipe in {mps.folder}")
+
+
+def _static_partition() -> Finding:
+    subject, mps = "MPS partition", mps_settings()
+    if mps.partition is None:
+        return _ok(subject, f"{STATIC} is not set")
+    setting = f"{STATIC}={mps.partition}"
+    if not mps.daemon:
+        advice = f"without MPS it has no effect: start the daemon, set {PIPES}, or unset it"
+        return _warning(subject, f"{setting}, without a control pipe in {mps.folder}", advice)
+    return _ok(subject, f"{setting}: a split divides the SMs of this partition")
+
+
+def _protocol() -> Finding:
+    subject, name = "MPS protocol", "CUDA_MPS_PROTOCOL_VERSION"
+    value = os.environ.get(name)
+    if not value:
+        return _ok(subject, f"{name} is not set")
+    if value in ("2", "3"):
+        return _ok(subject, value)
+    advice = "MPS has 2 and, from driver 13.5 on, 3: use one of them"
+    return _warning(subject, f"{name}={value}: not a known protocol", advice)
+
+
+def _per_context() -> Finding:
+    subject, name = "MPS contexts", "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
+    value = os.environ.get(name)
+    if value in (None, "", "0"):
+        return _ok(subject, "not limited separately")
+    advice = "it lets MPS limit each context separately, which was not tried with partitions: unset it"
+    return _warning(subject, f"{name}={value}", advice)
 
 
 # ---- how the driver runs kernels
@@ -237,6 +255,9 @@ def _cuda_bindings() -> Finding:
 CHECKS: tuple[Callable[[], Finding], ...] = (
     _visible_devices,
     _mps,
+    _static_partition,
+    _protocol,
+    _per_context,
     _connections,
     _launch_blocking,
     _module_loading,

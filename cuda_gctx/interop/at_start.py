@@ -40,9 +40,11 @@ def _device() -> Device:
 
 def _enter(name: str) -> None:
     """Make torch run in a partition of the layout of the environment, on this thread, until the process ends."""
+    from cuda_gctx.interop.mps import granted
     from cuda_gctx.interop.torch import use
 
     device = _device()
+    granted(device).demand()
     parts = device.partition()
     try:
         part = getattr(parts, name)

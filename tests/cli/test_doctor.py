@@ -21,8 +21,18 @@ SETTINGS = [
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_MODULE_LOADING",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
+    "CUDA_MPS_PROTOCOL_VERSION",
+    "CUDA_MPS_SM_PARTITION",
     "CUDA_VISIBLE_DEVICES",
 ]
+
+# Of settings that are not subjects themselves.
+SUBJECTS = {
+    "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "MPS contexts",
+    "CUDA_MPS_PROTOCOL_VERSION": "MPS protocol",
+    "CUDA_MPS_SM_PARTITION": "MPS partition",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +84,11 @@ def test_a_healthy_environment_ends_with_0(dev: Device, installed: dict[str, str
         ("CUDA_LAUNCH_BLOCKING", "0", "ok", None),
         ("CUDA_MODULE_LOADING", "EAGER", "ok", None),
         ("CUDA_MODULE_LOADING", "LAZY", "ok", None),
+        ("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING", "1", "warning", "unset it"),
+        ("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING", "0", "ok", None),
+        ("CUDA_MPS_PROTOCOL_VERSION", "3", "ok", None),
+        ("CUDA_MPS_PROTOCOL_VERSION", "4", "warning", "use one of them"),
+        ("CUDA_MPS_SM_PARTITION", "GPU-1/x", "warning", "without MPS it has no effect"),
         ("CUDA_VISIBLE_DEVICES", "", "problem", "unset it"),
         ("CUDA_VISIBLE_DEVICES", "-1", "problem", "unset it"),
         ("CUDA_VISIBLE_DEVICES", "-1,0", "problem", "unset it"),
@@ -87,7 +102,7 @@ def test_a_setting_is_judged(
     dev: Device, monkeypatch: pytest.MonkeyPatch, name: str, value: str, state: str, says: str | None
 ) -> None:
     monkeypatch.setenv(name, value)
-    found = findings()[name]
+    found = findings()[SUBJECTS.get(name, name)]
     assert found["state"] == state
     assert (says in found["advice"]) if says else found["advice"] is None
 
@@ -118,7 +133,7 @@ def test_a_problem_ends_with_1_and_a_warning_with_0_and_both_are_reported(
     assert "- CUDA_DEVICE_MAX_CONNECTIONS: set it to the number of concurrent streams" in done.stdout
 
 
-def test_an_mps_daemon_is_seen_by_its_pipe(dev: Device, tmp_path: Path) -> None:
+def test_an_mps_daemon_is_seen_by_its_pipe(dev: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "mps").mkdir()
     (tmp_path / "mps" / "control").write_text("no pipe")
     assert findings()["MPS"]["state"] == "ok"
@@ -127,6 +142,8 @@ def test_an_mps_daemon_is_seen_by_its_pipe(dev: Device, tmp_path: Path) -> None:
     found = findings()["MPS"]
     assert found["state"] == "warning"
     assert str(tmp_path / "mps") in found["found"]
+    monkeypatch.setenv("CUDA_MPS_SM_PARTITION", "GPU-1/x")
+    assert findings()["MPS"]["state"] == findings()["MPS partition"]["state"] == "ok"
 
 
 @pytest.mark.parametrize(

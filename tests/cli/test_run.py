@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -115,6 +116,27 @@ def test_torch_runs_in_the_partition_from_its_start_on(hooked: str) -> None:
             "thread 132 SMs of device 0",  # is not reached
         ]
         assert "torch runs in partition decode, 16 SMs of NVIDIA H200" in done.stderr
+
+
+def test_a_percentage_of_mps_is_refused_where_torch_starts(hooked: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "control")
+    done = child(
+        *("run", "--layout", "decode=16", "--as", "decode", "--", sys.executable, "-c", PROGRAM),
+        PYTHONPATH=os.pathsep.join(filter(None, [hooked, os.environ.get("PYTHONPATH")])),
+        CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
+        CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50",
+    )
+    assert done.returncode == 1
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 overrides partitions" in done.stderr
+
+
+def test_mps_is_told_as_text_and_as_json() -> None:
+    text = run("mps", "decode=16,prefill=rest")
+    document = json.loads(run("mps", "decode=16", "prefill=rest", "--json").stdout)
+    assert document["plan"]["v3"] in text.stdout
+    assert [process["chunks"] for process in document["plan"]["processes"]] == [2, 14]
+    refused = run("mps", "decode=128", "prefill=rest")
+    assert (refused.exit_code, "needs 17 chunks" in refused.stderr) == (1, True)
 
 
 def test_a_partition_that_the_device_cannot_give_is_an_error_where_torch_starts(hooked: str) -> None:

@@ -1,0 +1,242 @@
+"""What a process was granted of a device from outside, by MPS or MIG, and how to grant a layout to processes by MPS.
+
+A percentage of MPS limits how many SMs a process uses, and not which ones. A static partition of MPS (driver 13.1 and
+newer) is a set of whole chunks of SMs. Neither was run with partitions on a card: the texts here follow NVIDIA's
+documentation of MPS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.errors import SplitError
+from cuda_gctx._core.resources import SMResource, SMResourceOptions
+from cuda_gctx.partitions import Layout, plan
+
+__all__ = ["Grant", "MPSGrant", "MPSPlan", "MPSSettings", "granted", "mps_plan", "mps_settings"]
+
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+STATIC = "CUDA_MPS_SM_PARTITION"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+# The server in the file of MPS v3.
+SERVER = "partitions"
+
+
+@dataclass(frozen=True)
+class MPSSettings:
+    """What the environment of a process says about MPS.
+
+    folder: where the pipe of a daemon is. daemon: whether there is one. percentage: the share of the SMs if it is
+    limited, as written. partition: the static partition of the process, or None.
+    """
+
+    folder: str
+    daemon: bool
+    percentage: str | None
+    partition: str | None
+
+
+def _is_all(percentage: str) -> bool:
+    try:
+        return float(percentage) == 100
+    except ValueError:
+        return not percentage.strip()
+
+
+def mps_settings() -> MPSSettings:
+    """Read the environment of this process, and look for the pipe of a daemon."""
+    folder = os.environ.get(PIPES, "/tmp/nvidia-mps")
+    try:
+        daemon = stat.S_ISFIFO((Path(folder) / "control").stat().st_mode)
+    except OSError:
+        daemon = False
+    percentage = os.environ.get(PERCENTAGE)
+    if percentage is not None and _is_all(percentage):
+        percentage = None
+    return MPSSettings(folder, daemon, percentage, os.environ.get(STATIC) or None)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a process was granted of a device.
+
+    by: "device" for all of it, "MIG slice", "MPS static partition" or "MPS percentage". sm_count: the SMs that a split
+    divides, as the driver reports them. split: what a split does there. refusal: why partitions are of no use there, or
+    None.
+    """
+
+    by: str
+    sm_count: int
+    split: str
+    refusal: str | None = None
+
+    def demand(self) -> None:
+        """Raise RuntimeError with the reason if partitions are of no use in what was granted."""
+        if self.refusal is not None:
+            raise RuntimeError(self.refusal)
+
+
+def is_mig_slice(device: Device) -> bool:
+    """Whether a device is a slice of a GPU: the driver puts "MIG" and the size of the slice into its name."""
+    return "MIG" in device.name.split()
+
+
+def granted(device: Device) -> Grant:
+    """What this process was granted of a device, by its environment and by the driver.
+
+    device: the device.
+    """
+    count, mps = device.resources.sm.sm_count, mps_settings()
+    if mps.daemon and mps.percentage is not None:
+        setting = f"{PERCENTAGE}={mps.percentage}"
+        return Grant(
+            "MPS percentage",
+            count,
+            "MPS limits the number of SMs after the split, so that a partition can get other SMs than its own",
+            f"{setting} overrides partitions: under MPS it limits the SMs of the process, whatever partition a kernel "
+            "is in. Set it to 100 and split, or keep it and do not partition in this process",
+        )
+    if mps.daemon and mps.partition is not None:
+        return Grant("MPS static partition", count, f"a split divides the SMs of {STATIC}={mps.partition}")
+    if is_mig_slice(device):
+        return Grant("MIG slice", count, "a split divides the SMs of this slice")
+    return Grant("device", count, "a split divides all SMs, which other processes may use at the same time under MPS")
+
+
+@dataclass(frozen=True)
+class MPSGrant:
+    """The SMs of one process: as a percentage, rounded up, and as chunks of a static partition."""
+
+    name: str
+    sm_count: int
+    percentage: float
+    chunks: int
+    include_remainder: bool
+
+
+@dataclass(frozen=True)
+class MPSPlan:
+    """A layout whose partitions are processes: what to tell MPS.
+
+    chunk_sms: the SMs of a chunk, taken to be the alignment of the device; the MPS server reports its own.
+    """
+
+    uuid: str
+    chunk_sms: int
+    processes: tuple[MPSGrant, ...]
+
+    @property
+    def percentages(self) -> dict[str, dict[str, str]]:
+        """The environment of each process, for a daemon without static partitions, on any driver."""
+        return {process.name: {PERCENTAGE: f"{process.percentage:g}"} for process in self.processes}
+
+    @property
+    def v2(self) -> tuple[str, ...]:
+        """The commands for static partitions (driver 13.1 and newer), one partition for each process in its order.
+
+        Each "sm_partition add" prints the partition that the process names in CUDA_MPS_SM_PARTITION.
+        """
+        return (
+            "nvidia-cuda-mps-control -d -S",
+            *(
+                f'echo "sm_partition add {self.uuid} {process.chunks}" | nvidia-cuda-mps-control  # {process.name}'
+                for process in self.processes
+            ),
+        )
+
+    @property
+    def v3(self) -> str:
+        """The file of MPS v3, for ``nvidia-cuda-mps-control -d -p 3 -a FILE``."""
+        lines = ['schema_version = "1.0"', "", f"[[servers.{SERVER}.devices]]", f'uuid = "{self.uuid}"']
+        for process in self.processes:
+            lines += [
+                "",
+                f"[[servers.{SERVER}.devices.sm_partitions]]",
+                f'name = "{process.name}"',
+                f"chunks = {process.chunks}",
+                f"include_remainder = {str(process.include_remainder).lower()}",
+            ]
+        return "\n".join(lines) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "uuid": self.uuid,
+            "chunk_sms": self.chunk_sms,
+            "processes": [asdict(process) for process in self.processes],
+            "percentages": self.percentages,
+            "v2": list(self.v2),
+            "v3": self.v3,
+        }
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        environments = [
+            f"{name}: {setting}={value}"
+            for name, environment in self.percentages.items()
+            for setting, value in environment.items()
+        ]
+        return "\n".join(
+            [
+                "# percentages: how many SMs, not which ones, and no partitions inside; any driver",
+                *environments,
+                "",
+                f"# static partitions in chunks of {self.chunk_sms} SMs, MPS v2, driver 13.1 and newer;",
+                f"# each process gets what its line prints in {STATIC}",
+                *self.v2,
+                "",
+                "# the same as a file for MPS v3: nvidia-cuda-mps-control -d -p 3 -a FILE",
+                self.v3,
+            ]
+        )
+
+
+def _chunks(whole: SMResource, chunk: int) -> int:
+    """How many chunks the device has: what a split into as many groups gives."""
+    for number in range(whole.sm_count // chunk, 0, -1):
+        try:
+            whole.split(SMResourceOptions([chunk] * number), dry_run=True)
+        except SplitError:
+            continue
+        return number
+    return 0
+
+
+def mps_plan(device: Device, layout: Layout) -> MPSPlan:
+    """What to tell MPS so that each partition of a layout is a process.
+
+    device: the device. layout: the processes, by name. Raises SplitError if it does not fit the device, and ValueError
+    if its chunks are more than the device has.
+    """
+    whole = device.resources.sm
+    chunk = whole.coscheduled_alignment
+    there = _chunks(whole, chunk)
+    parts = dict(zip(layout.names, plan(device, layout), strict=False))
+    rest = next((name for name, spec in zip(layout.names, layout.specs, strict=True) if spec.sms is None), None)
+    chunks = {name: ceil(part.sm_count / chunk) for name, part in parts.items() if name != rest}
+    left = there - sum(chunks.values())
+    if left < (rest is not None):
+        raise ValueError(
+            f"{layout} needs {sum(chunks.values()) + (rest is not None)} chunks of {chunk} SMs, and the device has "
+            f"{there}: request fewer SMs"
+        )
+    if rest is not None:
+        chunks[rest] = left
+    return MPSPlan(
+        device.uuid,
+        chunk,
+        tuple(
+            MPSGrant(name, part.sm_count, ceil(1000 * part.sm_count / whole.sm_count) / 10, chunks[name], name == rest)
+            for name, part in parts.items()
+        ),
+    )
