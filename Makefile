@@ -6,6 +6,7 @@
 #   make order    run ORDER_SEEDS (20) random programs of pools on each card and driver, against a model of what may run at once
 #   make outside  run ten public programs, reduced to their calls, on four drivers
 #   make releases compare the newest releases of other projects with what the drop-ins and the pages claim; downloads 500 MB
+#   make cluster  run the examples of many processes that need torch and Ray, which come from the registry: hundreds of MB
 #   make mutants  break one rule of the package at a time, and demand that a test fails
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
@@ -70,6 +71,10 @@ outside: $(VENV)/package
 
 releases:
 	$(PYTHON) tests/outside/releases.py
+
+cluster: $(VENV)/package $(VENV)/torch
+	$(BIN)/pip install --quiet ray cuda-bindings
+	CUDA_GCTX_DRIVER=sim $(BIN)/pytest --long tests/docs/test_cluster_examples.py
 
 mutants: $(VENV)/package
 	$(BIN)/python tests/mutants.py
