@@ -18,13 +18,14 @@ __all__ = ["Compiled", "compile_kernels", "source"]
 FOLDER = Path(__file__).parent / "_kernels"
 PRIMITIVES = "primitives.cuh"
 # The files of kernels that are compiled together, and the kernels in them.
-FLAT = ("one_exchange.cuh", "two_exchange.cuh")
+FLAT = ("one_exchange.cuh", "two_exchange.cuh", "spoil.cuh")
 WITHIN_NODES = ("two_exchange.cuh",)
 BETWEEN_NODES = ("nodes.cuh",)
 KERNELS = {
     "one_exchange.cuh": ("one_exchange",),
     "two_exchange.cuh": ("two_exchange",),
     "nodes.cuh": ("exchange_pieces",),
+    "spoil.cuh": ("spoil_after_fault",),
 }
 # Compiled apart, with the headers of NVSHMEM, and linked with its device library.
 NVSHMEM = "nvshmem.cu"

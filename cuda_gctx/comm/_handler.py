@@ -26,7 +26,7 @@ from cuda_gctx.comm._backends import (
     on_all_ranks,
 )
 from cuda_gctx.comm._driver_calls import call, driver
-from cuda_gctx.comm._launch import Calls, Kernels
+from cuda_gctx.comm._launch import Calls, Kernels, Numbers
 from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import FaultRecord, Workspaces
 from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport, rounds_of
@@ -67,6 +67,8 @@ MOST_BYTES = 1 << 40
 # first, TWO_EXCHANGE was faster on H200s with tensors that other ranks reach; with others, from twice the second on.
 SMALL_REACHED_BYTES = 512 * 1024
 SMALL_STAGED_BYTES = 2 * 1024 * 1024
+# What a call that cannot finish leaves.
+ON_FAULT = ("nan", "trap")
 # How much can be staged by default, where other ranks cannot reach a tensor.
 STAGED_BYTES = 64 * 1024 * 1024
 # More rounds than this are not tuned.
@@ -83,9 +85,10 @@ TUNED_BYTES = tuple(1 << shift for shift in range(10, 29))
 
 
 class CommFault(RuntimeError):
-    """A rank was missing for the time limit, or was called with other arguments. The handler cannot be used any more.
+    """A rank was missing for the time limit or was called with other arguments, or two kernels of a rank ran at once.
 
-    kind: "timeout" or "mismatch"; peer_rank: the world rank that the kernel waited for.
+    The handler cannot be used any more. kind: "timeout", "mismatch" or "overlap"; peer_rank: the world rank that the
+    kernel waited for, or the rank on which the two ran.
     """
 
     __module__ = __name__.rpartition(".")[0]  # the public name
@@ -140,6 +143,8 @@ class MixedCommHandler:
     comm_backend: what connects the ranks on the host, a CommBackend or a process group; None: torch.distributed.
     programmatic_launch: launch the kernel for small messages while the previous kernel of the stream still runs; it
     waits for the end of that kernel on the device (programmatic dependent launch).
+    on_fault: what a call leaves that cannot finish: "nan", in each part of its output that may not be right, or "trap",
+    which ends everything that runs in the context with an error.
     """
 
     def __init__(
@@ -169,6 +174,7 @@ class MixedCommHandler:
         max_message_bytes: int | None = None,
         comm_backend: Any = None,
         programmatic_launch: bool = False,
+        on_fault: str = "nan",
     ) -> None:
         self._state = _State.BUILDING
         self._workspaces: Workspaces | None = None
@@ -181,6 +187,7 @@ class MixedCommHandler:
         self._staging: dict[MixedCommOp, Staging] = {}
         self._copying: tuple[Stream, Stream] | None = None
         self._transport: Transport | None = None
+        self._numbers = Numbers()
         self._stream: Stream | None = None
         self._streams: dict[int, Stream] = {}
         self._torch_groups: dict[tuple[int, ...], Any] = {}  # that were made here; () is that of the host
@@ -209,6 +216,9 @@ class MixedCommHandler:
         self._ib_enable_ibgda = as_bool("ib_enable_ibgda", ib_enable_ibgda)
         should_init_nvshmem = as_bool("should_init_nvshmem", should_init_nvshmem)
         programmatic_launch = as_bool("programmatic_launch", programmatic_launch)
+        if on_fault not in ON_FAULT:
+            raise ValueError(f"on_fault must be one of {', '.join(ON_FAULT)}, not {on_fault!r}")
+        self._stops = on_fault == "trap"
         self._has_nvshmem = False
         self.tuning_table: TuningTable | None = None
         self._backend = self._connect(comm_backend)
@@ -409,11 +419,14 @@ class MixedCommHandler:
         assert self._fault is not None
         is_bfloat16 = self.dtype is _torch().bfloat16
         for op in self.valid_op_list:
-            calls = Calls(
-                self.para_info, op, grid=self.grid_size, block_sizes=self._block_sizes, fewest_steps=self._fewest_steps
-            )
+            how: dict[str, Any] = {
+                "grid": self.grid_size,
+                "fewest_steps": self._fewest_steps,
+                "numbers": self._numbers,
+            }
+            calls = Calls(self.para_info, op, block_sizes=self._block_sizes, **how)
             limit_ns = round(self._timeout_s * 1_000_000_000)
-            calls.connect(self._workspaces.addresses, self._fault.address, limit_ns)
+            calls.connect(self._workspaces.addresses, self._fault.address, limit_ns, stops=self._stops)
             self._kernels[op] = Kernels(
                 self.para_info,
                 op,
@@ -427,9 +440,9 @@ class MixedCommHandler:
             if self._staged_bytes:
                 self._staging[op] = Staging(self.para_info, op, self._geometry, self._workspaces.addresses)
             if self._transport is not None:
-                node_calls = NodeCalls(self.para_info, op, region, grid=self.grid_size, fewest_steps=self._fewest_steps)
+                node_calls = NodeCalls(self.para_info, op, region, **how)
                 peers = [self._workspaces.addresses[rank] for rank in self.para_info.local_ranks()]
-                node_calls.connect(peers, self._transport.regions, self._fault.address, limit_ns)
+                node_calls.connect(peers, self._transport.regions, self._fault.address, limit_ns, stops=self._stops)
                 self._node_kernels[op] = NodeKernels(
                     *(self.para_info, op, self._geometry, region, self._transport, self._context, device, node_calls),
                     is_bfloat16=is_bfloat16,
@@ -499,8 +512,17 @@ class MixedCommHandler:
         """The modes of this handler."""
         return list(self.valid_mode_list)
 
+    @property
+    def has_fault(self) -> bool:
+        """Whether a kernel of this rank has reported a fault: a look at memory of the host, from any thread."""
+        fault = self._fault
+        return self._state is _State.FAILED or (fault is not None and fault.read()[0] != Fault.NONE)
+
     def check(self) -> None:
-        """Raises CommFault if a kernel of this rank has reported one. Does not wait for kernels that still run."""
+        """Raises CommFault if a kernel of this rank has reported one. Does not wait for kernels that still run.
+
+        Every call does this. A replay of a graph is no call: check after each one of which the output is read.
+        """
         if self._fault is None or self._state is _State.CLOSED:
             return
         kind, peer, detail = self._fault.read()
@@ -513,6 +535,14 @@ class MixedCommHandler:
                 f"rank {rank} and rank {peer} were called with different operations, modes, types or sizes; the "
                 "handler cannot be used any more",
                 "mismatch",
+                peer,
+            )
+        if kind == Fault.OVERLAP:
+            running, other = Numbers.name(detail >> 32), Numbers.name(detail & 0xFFFFFFFF)
+            raise CommFault(
+                f"two kernels of rank {rank} ran at the same time, of {running} and of {other}: order the streams on "
+                "which the handler is used and on which its graphs are replayed; the handler cannot be used any more",
+                "overlap",
                 peer,
             )
         raise CommFault(
@@ -702,6 +732,7 @@ class MixedCommHandler:
         if mode is MixedCommMode.TWO_EXCHANGE:
             if is_staged:
                 self._launch_staged(op, *addresses, block_bytes, agreed, stream)
+                self._kernels[op].spoil(out_address, out_bytes, stream)
             else:
                 self._kernels[op].two_exchange(*addresses, block_bytes, agreed, stream, seen)
             return
@@ -720,6 +751,7 @@ class MixedCommHandler:
             self._node_kernels[op].run(part, agreed, stream, is_staged=is_staged, seen=seen)
             for one in part.after:
                 _copy(*one, stream)
+        self._kernels[op].spoil(out_address, out_bytes, stream)
 
     def _launch_staged(
         self, op: MixedCommOp, x_in: int, x_out: int, block_bytes: int, agreed: int, stream: Stream
@@ -827,12 +859,7 @@ class MixedCommHandler:
                 )
             self._streams[handle] = stream
         if previous is not None:
-            if any(_is_capturing(one) for one in (previous, stream)):
-                raise RuntimeError(
-                    "the handler was used on another stream before, and one of the two is capturing a graph: capture "
-                    "on the stream on which the handler is used"
-                )
-            stream.wait(previous)
+            _order(previous, stream)
         self._stream = stream
         return stream
 
@@ -848,11 +875,13 @@ class MixedCommHandler:
     def checkpoint_prepare(self) -> None:
         """Releases the physical memory and keeps the addresses, so that captured graphs stay valid. Collective.
 
-        RuntimeError if nodes exchange through NVSHMEM, which cannot do that.
+        A second call does nothing. NotImplementedError if nodes exchange through NVSHMEM, which cannot do that.
         """
+        if self._state is _State.RELEASED:
+            return
         self._demand_open()
         if self._transport is not None and self._transport.cannot_release:
-            raise RuntimeError(f"the handler cannot release its memory: {self._transport.cannot_release}")
+            raise NotImplementedError(f"the handler cannot release its memory: {self._transport.cannot_release}")
         if self._workspaces is not None:
             self._context.sync()
             self.check()
@@ -866,13 +895,11 @@ class MixedCommHandler:
 
         comm_backend: a CommBackend, or a process group of torch.distributed; ValueError if its rank or size differs.
 
-        Raises RuntimeError unless checkpoint_prepare() was called before.
+        Does nothing if the memory is there. RuntimeError if the handler has failed or been shut down.
         """
         if self._state is not _State.RELEASED:
-            raise RuntimeError(
-                f"the handler of rank {self.para_info.world_rank} {self._state.value}: checkpoint_restore() follows "
-                "checkpoint_prepare()"
-            )
+            self._demand_open()
+            return
         backend = as_backend(comm_backend)
         self._demand_place(backend)
         if self._workspaces is not None:
@@ -972,11 +999,28 @@ def _copy(to: int, source: int, size: int, stream: Stream) -> None:
         call("cuMemcpyDtoDAsync", to, source, size, stream.handle)
 
 
-def _is_capturing(stream: Stream) -> bool:
+def _order(previous: Stream, stream: Stream) -> None:
+    """Orders what comes on a stream behind what is on another one. What is being captured does not run yet."""
+    before, after = _capture_of(previous), _capture_of(stream)
+    if before == after:
+        stream.wait(previous)
+    elif before is None:
+        # A capture cannot wait for work outside of it: the host does, in the mode that a capture allows.
+        cu = driver()
+        mode = call("cuThreadExchangeStreamCaptureMode", cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            with previous.context.current():
+                call("cuStreamSynchronize", previous.handle)
+        finally:
+            call("cuThreadExchangeStreamCaptureMode", mode)
+
+
+def _capture_of(stream: Stream) -> int | None:
+    """The capture that a stream takes part in; None if there is none."""
     # A default stream is that of the current context.
     with stream.context.current():
-        status = call("cuStreamIsCapturing", stream.handle)
-    return bool(status != driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+        status, number, *_ = call("cuStreamGetCaptureInfo", stream.handle)
+    return None if status == driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE else int(number)
 
 
 class _RunMixedComm:

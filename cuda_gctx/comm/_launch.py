@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from functools import cache
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 from cuda_gctx import Context, Device, Stream
 from cuda_gctx.comm._compile import Compiled, compile_kernels
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._protocol import (
+    ALIGNMENT,
+    SPOIL_THREADS,
     TWO_EXCHANGE_THREADS,
     Geometry,
     defines,
@@ -27,10 +30,12 @@ __all__ = [
     "Calls",
     "Kernels",
     "Loaded",
+    "Numbers",
     "SumCalls",
     "exchange_arguments",
     "fill_call",
     "one_exchange_arguments",
+    "spoil_arguments",
     "two_exchange_arguments",
 ]
 
@@ -56,6 +61,8 @@ def _call_arguments(world: int) -> Any:
             ("rank", u32),
             ("first_world_rank", u32),
             ("signature", u32),
+            ("number", u32),
+            ("stops", u32),
         )
 
     return Call
@@ -92,6 +99,7 @@ def two_exchange_arguments(world: int, sources: int, targets: int) -> Any:
             ("input_offset", u64 * sources),
             ("output_offset", u64),
             ("share_bytes", u64),
+            ("output_bytes", u64),
             ("tile_bytes", u32),
             ("is_staged", u32),
             ("source", u32 * sources),
@@ -117,6 +125,36 @@ def exchange_arguments(local_size: int, nodes: int) -> Any:
     return Exchange
 
 
+@cache
+def spoil_arguments(world: int) -> Any:
+    """The struct `Spoil` of the kernel that marks an output."""
+
+    class Spoil(ctypes.Structure):
+        _fields_ = (("call", _call_arguments(world)), ("output", u64), ("bytes", u64))
+
+    return Spoil
+
+
+class Numbers:
+    """The numbers of a handler's launches, by which a kernel knows the call that runs: an operation and a count."""
+
+    COUNT_BITS = 16
+
+    def __init__(self) -> None:
+        self._counts = itertools.count()
+
+    def next(self, op: MixedCommOp) -> int:
+        """The number of a launch: not 0, and not that of any of the 65,534 before it."""
+        return op << self.COUNT_BITS | (next(self._counts) % 0xFFFF + 1)
+
+    @classmethod
+    def name(cls, number: int) -> str:
+        """What a number says of its launch."""
+        op, count = number >> cls.COUNT_BITS, number & 0xFFFF
+        # A block that comes later finds the numbers of two calls mixed.
+        return f"{MixedCommOp(op).name} (launch {count})" if op in list(MixedCommOp) else f"launch {count}"
+
+
 # How the tensors of a call are reached, as the kernels know it: the input or the output of every rank is in its staging
 # buffer, or `seen` is where this rank itself reads and writes.
 STAGED_INPUT, STAGED_OUTPUT, PLACED = 1, 2, 4
@@ -125,14 +163,22 @@ STAGED_INPUT, STAGED_OUTPUT, PLACED = 1, 2, 4
 class SumCalls:
     """The arguments of one variant of the kernel for large messages, which sums parts of inputs and stores the sums.
 
-    world: how many ranks meet in it; sources, targets: which of them. The struct is filled in place: the driver copies
-    it at each launch.
+    world: how many ranks meet in it; sources, targets: which of them; number: makes that of a launch. The struct is
+    filled in place: the driver copies it at each launch.
     """
 
     def __init__(
-        self, world: int, sources: Sequence[int], targets: Sequence[int], *, grid: int, fewest_steps: int
+        self,
+        world: int,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        *,
+        grid: int,
+        fewest_steps: int,
+        number: Callable[[], int],
     ) -> None:
         self.grid = grid
+        self._number = number
         self._world = world
         self._fewest_steps = fewest_steps
         self._largest_tile = stages_and_tile(len(sources))[1]
@@ -149,13 +195,16 @@ class SumCalls:
         *,
         staged: int,
         seen: Seen | None = None,
+        output_bytes: int = 0,
     ) -> int:
         """Fills the struct; returns the number of blocks.
 
-        addresses: of this rank's input and output; offsets: into the input of each source, and into the outputs.
+        addresses: of this rank's input and output; offsets: into the input of each source, and into the outputs;
+        output_bytes: how much of its output the kernel leaves without numbers if it cannot finish.
         """
         arguments = self.arguments
-        arguments.call.signature = signature
+        arguments.call.signature, arguments.call.number = signature, self._number()
+        arguments.output_bytes = output_bytes
         arguments.input, arguments.output = addresses
         x_in, x_out = seen or ((addresses[0],) * self._world, (addresses[1],) * self._world)
         arguments.input_at[:], arguments.output_at[:] = x_in, x_out
@@ -177,15 +226,21 @@ class Calls:
         grid: int,
         block_sizes: tuple[int, int],
         fewest_steps: int,
+        numbers: Numbers,
     ) -> None:
         self._info = info
         self._op = op
         self._block_sizes = block_sizes
+        self._number = partial(numbers.next, op)
+        self._blocks = len(info.plan(op).blocks)
         plan = info.plan(op)
         world = info.world_size
         self.one = one_exchange_arguments(world)()
         self.one.chunk[:] = [info.at(rank).dp_rank if op.scatters else 0 for rank in range(world)]
-        self.sums = SumCalls(world, plan.sources, plan.targets, grid=grid, fewest_steps=fewest_steps)
+        self.sums = SumCalls(
+            world, plan.sources, plan.targets, grid=grid, fewest_steps=fewest_steps, number=self._number
+        )
+        self.spoil = spoil_arguments(world)()
 
     @property
     def grid(self) -> int:
@@ -195,10 +250,13 @@ class Calls:
     def grid(self, grid: int) -> None:
         self.sums.grid = grid
 
-    def connect(self, peers: tuple[int, ...], fault: int, limit_ns: int) -> None:
-        """Sets the arguments that all calls share: the workspaces, the record of faults, the time limit."""
-        for arguments in (self.one.call, self.sums.arguments.call):
-            fill_call(arguments, peers, fault, limit_ns, self._info.world_rank)
+    def connect(self, peers: tuple[int, ...], fault: int, limit_ns: int, *, stops: bool = False) -> None:
+        """Sets the arguments that all calls share: the workspaces, the record of faults, the time limit.
+
+        stops: whether a fault stops the device.
+        """
+        for arguments in (self.one.call, self.sums.arguments.call, self.spoil.call):
+            fill_call(arguments, peers, fault, limit_ns, self._info.world_rank, stops=stops)
 
     def one_exchange(
         self, x_in: int, x_out: int, block_bytes: int, signature: int, packet_bytes: int
@@ -211,6 +269,7 @@ class Calls:
         for begin in range(0, block_bytes, packet_bytes):
             size = min(packet_bytes, block_bytes - begin)
             self.one.input, self.one.output, self.one.block_bytes = x_in + begin, x_out + begin, size
+            self.one.call.number = self._number()
             yield self._one_exchange_grid(size)
 
     def _one_exchange_grid(self, size: int) -> tuple[int, int]:
@@ -226,7 +285,8 @@ class Calls:
         """Fills the struct; returns the number of blocks."""
         input_offset, output_offset, share = share_of(self._info, self._op, block_bytes)
         offsets = (input_offset,) * len(self.sums.arguments.source), output_offset
-        return self.sums.fill((x_in, x_out), offsets, share, signature, staged=0, seen=seen)
+        output_bytes = self._blocks * block_bytes
+        return self.sums.fill((x_in, x_out), offsets, share, signature, staged=0, seen=seen, output_bytes=output_bytes)
 
     def staged_part(self, part: Part, signature: int) -> int:
         """Fills the struct for a part of a call whose tensors are staged; returns the number of blocks."""
@@ -235,9 +295,18 @@ class Calls:
         return self.sums.fill((0, 0), nowhere, part.size, signature, staged=PLACED, seen=seen)
 
 
-def fill_call(call: Any, peers: Sequence[int], fault: int, limit_ns: int, rank: int, first_world_rank: int = 0) -> None:
+def fill_call(
+    call: Any,
+    peers: Sequence[int],
+    fault: int,
+    limit_ns: int,
+    rank: int,
+    first_world_rank: int = 0,
+    *,
+    stops: bool = False,
+) -> None:
     """Sets what a kernel needs in every call: the ranks that meet in it, and how it reports faults."""
-    call.peer[:] = peers
+    call.peer[:], call.stops = peers, stops
     call.fault, call.limit = fault, limit_ns
     call.rank, call.first_world_rank = rank, first_world_rank
 
@@ -317,7 +386,7 @@ class Kernels:
         self.calls = calls
         self._programmatic = _programmatic_launch() if is_programmatic else None
         compiled = compile_kernels(defines(info, op, geometry, is_bfloat16=is_bfloat16), device.compute_capability)
-        self._loaded = Loaded(compiled, ("one_exchange", "two_exchange"), context)
+        self._loaded = Loaded(compiled, ("one_exchange", "two_exchange", "spoil_after_fault"), context)
         self._packet_bytes = geometry.packet_bytes
         self._shared = shared_bytes(len(info.plan(op).sources))
         self._loaded.allow_shared("two_exchange", self._shared)
@@ -346,6 +415,13 @@ class Kernels:
 
     def staged_part(self, part: Part, signature: int, stream: Stream) -> None:
         self._launch_two(self.calls.staged_part(part, signature), stream)
+
+    def spoil(self, x_out: int, size: int, stream: Stream) -> None:
+        """Behind copies and kernels: leaves no numbers in an output if this rank has a fault by then."""
+        arguments = self.calls.spoil
+        arguments.output, arguments.bytes = x_out, size
+        blocks = max(min(self.calls.grid, size // SPOIL_THREADS // ALIGNMENT), 1)
+        self._loaded.launch("spoil_after_fault", arguments, blocks, SPOIL_THREADS, 0, stream)
 
     def meet(self, signature: int, limit_ns: int, stream: Stream) -> None:
         """Launches as many blocks as a call can have. They move nothing, and wait for the blocks of all ranks."""

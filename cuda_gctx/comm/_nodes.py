@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +15,7 @@ from cuda_gctx.comm._launch import (
     STAGED_INPUT,
     STAGED_OUTPUT,
     Loaded,
+    Numbers,
     Seen,
     SumCalls,
     exchange_arguments,
@@ -84,15 +86,26 @@ def rounds_of(
 class NodeCalls:
     """The arguments of the kernels of one operation in the hierarchical form, step by step."""
 
-    def __init__(self, info: ParallelInfo, op: MixedCommOp, region: Region, *, grid: int, fewest_steps: int) -> None:
+    def __init__(
+        self,
+        info: ParallelInfo,
+        op: MixedCommOp,
+        region: Region,
+        *,
+        grid: int,
+        fewest_steps: int,
+        numbers: Numbers,
+    ) -> None:
         self._info = info
         self._region = region
         plan = self._plan = info.node_plan(op)
         node, local_rank = info.local_size, info.local_rank
         nodes_added = len(plan.sums[0][0])
-        self._collect = SumCalls(node, plan.sources, (local_rank,), grid=grid, fewest_steps=fewest_steps)
+        self._number = partial(numbers.next, op)
+        how: dict[str, Any] = {"grid": grid, "fewest_steps": fewest_steps, "number": self._number}
+        self._collect = SumCalls(node, plan.sources, (local_rank,), **how)
         # What is added lies in this rank's region.
-        self._spread = SumCalls(node, (local_rank,) * nodes_added, plan.targets, grid=grid, fewest_steps=fewest_steps)
+        self._spread = SumCalls(node, (local_rank,) * nodes_added, plan.targets, **how)
         self.exchange = exchange_arguments(node, info.inter_size)()
         self.exchange.node = info.inter_rank
         self.exchange.piece[:] = plan.chunk_of_node
@@ -105,15 +118,18 @@ class NodeCalls:
     def grid(self, grid: int) -> None:
         self._collect.grid = self._spread.grid = grid
 
-    def connect(self, peers: Sequence[int], regions: Sequence[int], fault: int, limit_ns: int) -> None:
+    def connect(
+        self, peers: Sequence[int], regions: Sequence[int], fault: int, limit_ns: int, *, stops: bool = False
+    ) -> None:
         """Sets the arguments that all calls share.
 
-        peers: workspaces of this node; regions: of the equal local rank of each node.
+        peers: workspaces of this node; regions: of the equal local rank of each node; stops: whether a fault stops the
+        device.
         """
         info = self._info
         first = info.inter_rank * info.local_size
         for arguments in (self._collect.arguments.call, self._spread.arguments.call, self.exchange.call):
-            fill_call(arguments, peers, fault, limit_ns, info.local_rank, first)
+            fill_call(arguments, peers, fault, limit_ns, info.local_rank, first, stops=stops)
         self.exchange.region[:] = regions
 
     def steps(
@@ -139,7 +155,7 @@ class NodeCalls:
                 seen=(inputs, (piece,) * count),
             )
             yield NodeStep.COLLECT, self._collect.arguments, blocks
-        self.exchange.call.signature = signature
+        self.exchange.call.signature, self.exchange.call.number = signature, self._number()
         self.exchange.piece_bytes = size
         yield NodeStep.EXCHANGE, self.exchange, max(min(self.grid, size // BYTES_OF_A_BLOCK), 1)
         for nodes, block in plan.sums:

@@ -2,7 +2,7 @@
 
 Each rank has one workspace, with the same layout on all ranks::
 
-    control     for the rank's own kernels: epochs, the number of blocks that have arrived, the fault
+    control     for the rank's own kernels: epochs, the call that runs, its blocks that have arrived, the fault
     mailboxes   one for each other rank, written by it: flags, addresses, headers of packets
     node mailboxes   the same for the kernels in which the ranks of one node meet
     slots       packets: two for each other rank (even and odd epochs), each as large as the largest message
@@ -64,6 +64,8 @@ TWO_EXCHANGE_THREADS = MOVERS + 256
 # Of the kernel between nodes, whose threads copy pieces: 64 MiB in 16 SMs of an H200 took 691, 472 and 432 us with 256,
 # 512 and 1024.
 NODE_THREADS = 1024
+# Of the kernel that marks the output of a call that could not finish.
+SPOIL_THREADS = 256
 # Tiles of 16 KiB in 6 stages were the best. Where those of all sources do not fit: fewer stages, then smaller tiles.
 LARGEST_TILE = 16 * 1024
 MOST_STAGES = 6
@@ -78,6 +80,7 @@ class Fault(IntEnum):
     NONE = 0
     TIMEOUT = 1
     MISMATCH = 2
+    OVERLAP = 3
 
 
 def next_epoch(epoch: int) -> int:
@@ -119,15 +122,13 @@ class Geometry:
     packet_bytes: int
     staged_bytes: int
 
-    CONTROL_PACKET_EPOCH = 0
-    CONTROL_PACKET_ARRIVED = LINE
-    CONTROL_FLAG_EPOCH = 4
-    CONTROL_FLAG_ARRIVED = 2 * LINE
-    CONTROL_FAULT = 8
-    CONTROL_NODE_EPOCH = 12
-    CONTROL_NODE_ARRIVED = 3 * LINE
-    CONTROL_EXCHANGES = 16
-    CONTROL_PUT_ARRIVED = 4 * LINE
+    CONTROL_FAULT = 0
+    CONTROL_EXCHANGES = 8
+    # Of each kind of kernel: the epoch of its last call in the upper half, and what runs of the next one.
+    CONTROL_PACKET_WORD = LINE
+    CONTROL_FLAG_WORD = 2 * LINE
+    CONTROL_NODE_WORD = 3 * LINE
+    CONTROL_PUT_WORD = 4 * LINE
     MAILBOXES = 4096
     MAILBOX_BYTES = LINE
     MAILBOX_START = 0
@@ -272,6 +273,7 @@ def _common(world: int, geometry: Geometry, *, is_bfloat16: bool) -> dict[str, i
         "DTYPE_IS_BFLOAT16": int(is_bfloat16),
         "FAULT_TIMEOUT": int(Fault.TIMEOUT),
         "FAULT_MISMATCH": int(Fault.MISMATCH),
+        "FAULT_OVERLAP": int(Fault.OVERLAP),
     }
     return numbers | {
         name: value
@@ -307,6 +309,7 @@ def defines(info: ParallelInfo, op: MixedCommOp, geometry: Geometry, *, is_bfloa
         "PACKETS_AT_ONCE": packets_at_once(info.world_size),
         "SLOTS": geometry.slots,
         "SLOT_BYTES": geometry.slot_bytes,
+        "SPOIL_THREADS": SPOIL_THREADS,
     }
     numbers |= _common(info.world_size, geometry, is_bfloat16=is_bfloat16)
     numbers |= _large(geometry, len(plan.sources), len(plan.targets))
@@ -337,8 +340,7 @@ def node_defines(
         )
     # The ranks of a node meet in mailboxes of their own, and count their meetings by themselves.
     numbers |= {
-        "CONTROL_FLAG_EPOCH": geometry.CONTROL_NODE_EPOCH,
-        "CONTROL_FLAG_ARRIVED": geometry.CONTROL_NODE_ARRIVED,
+        "CONTROL_FLAG_WORD": geometry.CONTROL_NODE_WORD,
         "MAILBOXES": geometry.node_mailboxes,
     }
     if step is NodeStep.COLLECT:

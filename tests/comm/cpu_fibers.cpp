@@ -228,6 +228,7 @@ struct BlockState {
   std::vector<std::function<void()>> loads;
   std::vector<unsigned char> shared;
   bool has_let_next_begin = false;
+  u32 of_first = 0;
   // Of the one thread that stores: what its copies read and what they write, and how many groups there were.
   u32 reads_actor, writes_actor;
   u32 groups_before = 0;
@@ -259,7 +260,8 @@ struct BlockState {
 
 // A kernel that runs.
 struct Launch {
-  u32 running = 0;        // threads
+  u32 running = 0;  // threads
+  bool is_given_back = false;
   bool is_ready = false;  // what is before it in the stream has ended
   std::vector<std::unique_ptr<BlockState>> blocks;
   std::vector<u32> actors;
@@ -267,6 +269,10 @@ struct Launch {
   Knowledge after;
 
   explicit Launch(size_t actors) : after(actors) {}
+  bool has_begun() const {
+    return running == 0 ||
+           std::any_of(blocks.begin(), blocks.end(), [](const auto& one) { return one->of_first != 0; });
+  }
   bool lets_next_begin() const {
     return std::all_of(blocks.begin(), blocks.end(),
                        [](const auto& one) { return one->has_let_next_begin || one->block.alive == 0; });
@@ -295,23 +301,25 @@ struct Stream {
   Agent agent;
   std::mt19937 random;
   std::unique_ptr<Launch> running, next;
+  std::vector<std::unique_ptr<Launch>> unordered;
 
   // Until the kernel that runs has ended.
-  void wait() {
-    if (!running) {
+  void wait() { wait_for(running); }
+  void wait_for(std::unique_ptr<Launch>& launch) {
+    if (!launch) {
       return;
     }
-    while (running->running != 0) {
+    while (launch->running != 0) {
       Fibers::yield();
     }
-    agent.knows.learn(running->after);
+    agent.knows.learn(launch->after);
     // The end of a kernel completes its own copies, for all that comes behind it.
-    for (u32 actor : running->actors) {
+    for (u32 actor : launch->actors) {
       agent.knows.ordinary[actor] = std::max(agent.knows.ordinary[actor], agent.knows.bulk[actor]);
     }
     auto& free = world.free[agent.rank];
-    free.insert(free.end(), running->actors.begin(), running->actors.end());
-    running.reset();
+    free.insert(free.end(), launch->actors.begin(), launch->actors.end());
+    launch.reset();
   }
 };
 
@@ -338,8 +346,10 @@ static void pause_for(u32 turns) {
   }
 }
 static void pause_at_random() {
-  if (here->random() % 4 == 0) {
-    pause_for(1);
+  u32 choice = here->random() % 1024;
+  if (choice < 256) {
+    // Now and then for so long that the others do nearly all that they can without this thread.
+    pause_for(choice == 0 ? here->random() % 256 : 1);
   }
 }
 
@@ -367,6 +377,13 @@ bool all_of_block(bool mine) {
   pause_at_random();
   return met(here->state->block, mine, true);
 }
+u32 of_first(u32 mine) {
+  if (here->thread == 0) {
+    here->state->of_first = mine;
+  }
+  all_of_block(true);
+  return here->state->of_first;
+}
 bool all_of_warp(bool mine) { return met(own_warp(), mine, false); }
 Vector last_words(u32 word) {
   const Vector* four = shown_in_warp({word}) + here->thread % 32 / 4 * 4;
@@ -377,6 +394,7 @@ u32 word_of_last(const Vector& words) {
   return four[3].word[std::min(here->thread % 4, 2u)];
 }
 u64 nanoseconds() { return ++clock_reads; }
+void stop_device() { memory->fail("the device was stopped"); }
 
 void wait_for_previous_kernel() {
   Launch& own = *here->state->launch;
@@ -389,14 +407,23 @@ void let_next_kernel_begin() { here->state->has_let_next_begin = true; }
 
 // ---- words
 
+// When a call has given its word back, the next one may run: nothing of it accesses memory any more.
+static void demand_running();
 static Vector load_word(u64 address, u32 bytes, bool acquires) {
   pause_at_random();
+  demand_running();
   return memory->load(here->agent, address, bytes, acquires, here->random);
 }
 static u64 as_number(const Vector& value) { return static_cast<u64>(value.word[1]) << 32 | value.word[0]; }
 static Vector as_vector(u64 value) { return {static_cast<u32>(value), static_cast<u32>(value >> 32)}; }
+static void demand_running() {
+  if (here->state->launch->is_given_back) {
+    memory->fail("a call has given its word back, and still runs");
+  }
+}
 static void store_word(u64 address, u32 bytes, Vector value, bool releases) {
   pause_at_random();
+  demand_running();
   memory->store(here->agent, address, bytes, value, releases);
 }
 
@@ -416,10 +443,17 @@ u64 load_acquire(u64 address) { return as_number(load_word(address, 8, true)); }
 void fence_device() { here->agent.fence(false); }
 void fence_system() { here->agent.fence(true); }
 u32 load_own(u64 address) { return load_word(address, 4, false).word[0]; }
-void store_own(u64 address, u32 value) { store_word(address, 4, {value}, false); }
-u32 add_own(u64 address, u32 value) {
+void store_own(u64 address, u64 value) {
+  store_word(address, 8, as_vector(value), false);
+  here->state->launch->is_given_back = true;
+}
+u64 add_own(u64 address, u64 value) {
   pause_at_random();
-  return memory->change(here->agent, address, 4, false, [=](u64 old) { return old + value; });
+  return memory->change(here->agent, address, 8, false, [=](u64 old) { return old + value; });
+}
+u64 or_own(u64 address, u64 value) {
+  pause_at_random();
+  return memory->change(here->agent, address, 8, false, [=](u64 old) { return old | value; });
 }
 u32 swap_own_if(u64 address, u32 expected, u32 value) {
   pause_at_random();
@@ -429,15 +463,21 @@ u32 swap_own_if(u64 address, u32 expected, u32 value) {
 // ---- tensors and tiles
 
 Vector load_vector(u64 address) {
+  demand_running();
   memory->read(here->agent.knows.ordinary, here->agent.event(), address, sizeof(Vector));
   return *reinterpret_cast<const Vector*>(address);
 }
 void store_vector(u64 address, Vector value) {
   pause_at_random();
+  demand_running();
   Agent& own = here->agent;
   memory->write(own.knows.ordinary, own.event(), address, sizeof(Vector));
   *reinterpret_cast<Vector*>(address) = value;
   memory->wrote(own.event(), own.rank, address, sizeof(Vector));
+}
+void overwrite_vector(u64 address, Vector value) {
+  pause_at_random();
+  *reinterpret_cast<Vector*>(address) = value;
 }
 Vector load_tile(const void* tile, u32 at) { return load_vector(reinterpret_cast<u64>(tile) + at * sizeof(Vector)); }
 void store_tile(void* tile, u32 at, Vector value) {
@@ -721,6 +761,18 @@ extern "C" void run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t sh
           continue;
         }
         u32 own_seed = seed + 7919 * (rank * count + at);
+        if (call.is_unordered) {
+          while (stream.running && !stream.running->has_begun()) {
+            Fibers::yield();
+          }
+          for (u32 turns = stream.random() % 256; turns != 0; --turns) {
+            Fibers::yield();
+          }
+          begin_call(stream, call, own_seed);
+          stream.next->is_ready = true;
+          stream.unordered.push_back(std::move(stream.next));
+          continue;
+        }
         if (call.is_programmatic) {
           while (stream.running && !stream.running->lets_next_begin()) {
             Fibers::yield();
@@ -738,6 +790,9 @@ extern "C" void run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t sh
         last = &call;
       }
       finish();
+      for (auto& one : stream.unordered) {
+        stream.wait_for(one);
+      }
       is_over[rank] = true;
     });
     if (faults) {

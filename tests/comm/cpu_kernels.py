@@ -16,7 +16,7 @@ import numpy as np
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, FOLDER, WITHIN_NODES, source
-from cuda_gctx.comm._launch import Calls
+from cuda_gctx.comm._launch import Calls, Numbers
 from cuda_gctx.comm._nodes import NodeCalls, rounds_of
 from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
@@ -66,6 +66,7 @@ class HostCall(ctypes.Structure):
         ("copies_before", u32),
         ("copies_after", u32),
         ("is_programmatic", u32),
+        ("is_unordered", u32),
     )
 
     def begin_with(self, *copies: tuple[int, int, int]) -> None:
@@ -82,7 +83,11 @@ class HostCall(ctypes.Structure):
 
 
 # The kernels of a library by their numbers in it: namespace, struct and name.
-FLAT_KERNELS = (("flat", "OneExchange", "one_exchange"), ("flat", "TwoExchange", "two_exchange"))
+FLAT_KERNELS = (
+    ("flat", "OneExchange", "one_exchange"),
+    ("flat", "TwoExchange", "two_exchange"),
+    ("flat", "Spoil", "spoil_after_fault"),
+)
 NODE_KERNELS = (
     ("collect", "TwoExchange", "two_exchange"),
     ("exchange", "Exchange", "exchange_pieces"),
@@ -103,6 +108,7 @@ ORDERING = {
     "wait_for_previous_kernel": "nothing",
     "sync_block": "nothing",
     "all_of_block": "alone",
+    "of_first": "of_own",
     "store_release": "store_relaxed",
     "load_acquire": "load_relaxed",
     "fence_device": "nothing",
@@ -248,6 +254,7 @@ class Ranks:
     taken_out: str | None = None  # one of ORDERINGS
     is_watched: bool = False  # by the host
     is_programmatic: bool = False
+    stops: bool = False
 
     def __post_init__(self) -> None:
         world = self.info.world_size
@@ -256,13 +263,14 @@ class Ranks:
         self.workspaces = [aligned(size) for _ in range(world)]
         self.faults = [aligned(16) for _ in range(world)]
         self.addresses = tuple(int(one.ctypes.data) for one in self.workspaces)
+        self._numbers = [Numbers() for _ in range(world)]
         self._kept: list[Any] = []
         self._tensors: list[tuple[Any, Any]] = []
 
     def set_epochs(self, epoch: int) -> None:
         for one in self.workspaces:
-            for offset in (Geometry.CONTROL_PACKET_EPOCH, Geometry.CONTROL_FLAG_EPOCH, Geometry.CONTROL_NODE_EPOCH):
-                one[offset : offset + 4] = np.frombuffer(np.uint32(epoch).tobytes(), np.uint8)
+            for offset in (Geometry.CONTROL_PACKET_WORD, Geometry.CONTROL_FLAG_WORD, Geometry.CONTROL_NODE_WORD):
+                one[offset : offset + 8] = np.frombuffer(np.uint64(epoch << 32).tobytes(), np.uint8)
 
     def tensors(self, rank: int, in_bytes: int, out_bytes: int) -> tuple[Any, Any]:
         """Where all calls of a rank have their input and their output: a stream writes the one and reads the other."""
@@ -283,9 +291,10 @@ class Ranks:
         return kind_and_peer >> 32, kind_and_peer & 0xFFFFFFFF
 
     def _calls(self, rank: int, grid: int) -> Calls:
-        calls = Calls(self.info.at(rank), self.op, grid=grid, block_sizes=self.block_sizes, fewest_steps=2)
+        how: dict[str, Any] = {"fewest_steps": 2, "numbers": self._numbers[rank]}
+        calls = Calls(self.info.at(rank), self.op, grid=grid, block_sizes=self.block_sizes, **how)
         calls.sums._largest_tile = TILE
-        calls.connect(self.addresses, int(self.faults[rank].ctypes.data), self.limit)
+        calls.connect(self.addresses, int(self.faults[rank].ctypes.data), self.limit, stops=self.stops)
         self._kept.append(calls)
         return calls
 
@@ -320,6 +329,12 @@ class Ranks:
         two.tile_bytes = min(two.tile_bytes, TILE)
         self._kept.append(two)
         return HostCall(1, blocks, self.threads_of_two, 1, ctypes.addressof(two))
+
+    def spoil(self, rank: int, x_out: Any) -> HostCall:
+        """What comes behind a call with copies."""
+        calls = self._calls(rank, 1)
+        calls.spoil.output, calls.spoil.bytes = int(x_out.ctypes.data), x_out.nbytes
+        return HostCall(2, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.spoil))
 
     def staged_call(
         self,
@@ -376,7 +391,7 @@ class Ranks:
     ) -> list[HostCall]:
         """One call of one rank in the hierarchical form: all its kernels. room: of a block, in each round."""
         info = self.info.at(rank)
-        calls = NodeCalls(info, self.op, self.region, grid=grid, fewest_steps=2)
+        calls = NodeCalls(info, self.op, self.region, grid=grid, fewest_steps=2, numbers=self._numbers[rank])
         for sums in (calls._collect, calls._spread):
             sums._largest_tile = TILE
         peers = [self.addresses[one] for one in info.local_ranks()]

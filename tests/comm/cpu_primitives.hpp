@@ -26,10 +26,12 @@ u32 block_count();
 void wait_for_previous_kernel();
 void let_next_kernel_begin();
 bool all_of_block(bool mine);
+u32 of_first(u32 mine);
 bool all_of_warp(bool mine);
 Vector last_words(u32 word);
 u32 word_of_last(const Vector& words);
 u64 nanoseconds();
+void stop_device();
 DEVICE void sync_block() { all_of_block(true); }
 
 void store_relaxed(u64 address, u64 value);
@@ -41,12 +43,14 @@ u64 load_acquire(u64 address);
 void fence_device();
 void fence_system();
 u32 load_own(u64 address);
-void store_own(u64 address, u32 value);
-u32 add_own(u64 address, u32 value);
+void store_own(u64 address, u64 value);
+u64 add_own(u64 address, u64 value);
+u64 or_own(u64 address, u64 value);
 u32 swap_own_if(u64 address, u32 expected, u32 value);
 
 Vector load_vector(u64 address);
 void store_vector(u64 address, Vector value);
+void overwrite_vector(u64 address, Vector value);
 Vector load_tile(const void* tile, u32 at);
 void store_tile(void* tile, u32 at, Vector value);
 
@@ -75,6 +79,7 @@ extern "C" u32 taken_out;
 
 DEVICE void nothing() {}
 DEVICE bool alone(bool mine) { return mine; }
+DEVICE u32 of_own(u32 mine) { return mine; }
 void arrive_without_release(u64* barrier);
 void store_packet_in_halves(u64 address, Vector packet);
 bool try_wait_without_acquire(u64* barrier, u32 parity);
@@ -92,6 +97,7 @@ struct HostCall {
   const HostCopy* after;
   u32 copies_before, copies_after;
   u32 is_programmatic;  // it may begin before the kernel before it has ended
+  u32 is_unordered;     // nothing orders it behind what is before it
 };
 
 struct Stream;

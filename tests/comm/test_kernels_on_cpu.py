@@ -32,6 +32,8 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 ONE, TWO, NODES = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL
 PACKET_BYTES = 4096
 STAGED_BYTES = 16 * 1024
+# In both types.
+NO_NUMBER = 0x7FFF
 
 # Of the modes in which all ranks meet. There, a topology of several nodes has the plans of one of a single node, with
 # the ranks in another order, if at all.
@@ -220,15 +222,15 @@ BROKEN = {
     ),
     "pieces of blocks next to each other": (
         ONE,
-        "a.output + block * a.block_stride",
-        "a.output + block * a.block_bytes",
+        "a.output + block * a.block_stride + Packets::vector_of(packet) * 16ull, result",
+        "a.output + block * a.block_bytes + Packets::vector_of(packet) * 16ull, result",
     ),
     "no wait for START": (TWO, "peer_is_here = wait_flag(", "(void)sizeof wait_flag("),
-    "no wait for END": (TWO, "    wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);", ""),
+    "no wait for END": (TWO, "    done = wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);", ""),
     "END of each block": (
         TWO,
-        "is_last = add_own(own + CONTROL_FLAG_ARRIVED, 1) == block_count() - 1;",
-        "add_own(own + CONTROL_FLAG_ARRIVED, 1);",
+        "      is_last = is_last_block(word);\n      fence_device();\n    }\n  }\n",
+        "      is_last_block(word);\n      fence_device();\n    }\n  }\n",
     ),
     "stages filled before they are read": (TWO, "      bulk_wait_read<1>();\n", ""),
     "END before the copies are complete": (TWO, "  bulk_wait();\n  return true;", "  return true;"),
@@ -244,8 +246,8 @@ BROKEN = {
     ),
     "DATA of the first block": (
         NODES,
-        "is_last = add_own(own + CONTROL_PUT_ARRIVED, 1) == block_count() - 1;",
-        "is_last = add_own(own + CONTROL_PUT_ARRIVED, 1) == 0;",
+        "    is_last = is_last_block(word);\n    // Orders",
+        "    is_last = (add_own(word, 1) & 4095) == 0;\n    // Orders",
     ),
     "DATA of each block through NVSHMEM": (NODES, "DATA_OF_EXCHANGE - (block_count() - 1)", "DATA_OF_EXCHANGE"),
     "one DATA for an exchange through NVSHMEM": (NODES, "#define DATA_OF_EXCHANGE 65536", "#define DATA_OF_EXCHANGE 1"),
@@ -287,6 +289,70 @@ def is_found_out(is_wrong: Callable[[int], bool]) -> bool:
     return status == 0 or os.WIFSIGNALED(status)
 
 
+def run_at_once(ranks: Ranks, mode: MixedCommMode, seed: int) -> tuple[list[str], set[int]]:
+    """Two calls of each rank that nothing orders: what was wrong and no fault, and the kinds of the faults."""
+    rng, world = np.random.default_rng(seed), ranks.info.world_size
+    calls: list[list[Any]] = [[] for _ in range(world)]
+    outputs = []
+    # On all ranks, the first one begins before the second one.
+    for elements in (512, 1024):
+        inputs = [data(rng, elements, True) for _ in range(world)]
+        for rank in range(world):
+            out = aligned(2 * elements).view(np.uint16)
+            [call] = ranks.call(rank, mode, inputs[rank], out, grid=2)
+            call.is_unordered = elements == 1024
+            calls[rank].append(call)
+            outputs.append((expected_bits(ranks.info.at(rank), ranks.op, inputs, True), out, rank))
+        ranks._kept.append(inputs)
+    disorder = ranks.run(calls, seed)
+    kinds = {ranks.fault(rank)[0] for rank in range(world)}
+    wrong = [disorder] if disorder else []
+    for wanted, out, rank in outputs:
+        # What is not right on a rank with a fault is no number.
+        is_right = out == wanted
+        if ranks.fault(rank)[0]:
+            is_right |= out == NO_NUMBER
+        if not is_right.all():
+            wrong.append(f"output of rank {rank}")
+    return wrong, kinds
+
+
+@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
+def test_two_kernels_of_a_rank_at_once_give_right_sums_or_a_fault(mode: MixedCommMode, folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
+    library = build(folder, info, op, geometry_of(info), is_bfloat16=True)
+    found = set()
+    for seed in range(30):
+        ranks = Ranks(info, op, library, geometry_of(info), limit=300)
+        wrong, kinds = run_at_once(ranks, mode, seed)
+        assert wrong == [], seed
+        found |= kinds
+    assert Fault.OVERLAP in found
+
+
+@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
+def test_a_replay_after_a_fault_leaves_no_numbers(mode: MixedCommMode, folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
+    library = build(folder, info, op, geometry_of(info), is_bfloat16=False)
+    ranks = Ranks(info, op, library, geometry_of(info), limit=300)
+    assert call_once(ranks, mode, [64] * 2, missing=1) == ""
+    # The host has not asked for the fault, and both ranks run.
+    x_in, x_out = zip(*((aligned(128), aligned(128)) for _ in range(2)), strict=True)
+    calls = [ranks.call(rank, mode, x_in[rank], x_out[rank], grid=2) for rank in range(2)]
+    assert ranks.run(calls, 1) == ""
+    assert (x_out[0].view(np.uint16) == NO_NUMBER).all()
+    # Packets were on their way before the fault; tensors are not.
+    assert ranks.fault(1) == ((0, 0) if mode is ONE else (Fault.TIMEOUT, 0))
+    assert (x_out[1].view(np.uint16) == (0 if mode is ONE else NO_NUMBER)).all()
+    # Behind copies: what they brought is taken for what it is.
+    kept = aligned(128)
+    assert ranks.run([[ranks.spoil(0, kept)], [ranks.spoil(1, kept)]], 1) == ""
+    assert (kept.view(np.uint16) == NO_NUMBER).all()
+    ranks.stops = True
+    calls = [ranks.call(rank, mode, x_in[rank], x_out[rank], grid=2) for rank in range(2)]
+    assert ranks.run(calls, 1) == "the device was stopped"
+
+
 @pytest.mark.parametrize("taken_out", ORDERINGS)
 def test_an_ordering_that_is_taken_out_is_found_out(taken_out: str, folder: Path) -> None:
     # Blocks of several warps, kernels that begin before the one before them has ended, and a host that reads faults.
@@ -311,8 +377,13 @@ def test_an_ordering_that_is_taken_out_is_found_out(taken_out: str, folder: Path
         if [ranks.fault(rank)[0] for rank in range(3)] != [Fault.MISMATCH] * 3:
             return True
         ranks = Ranks(info, op, library, geometry_of(info), limit=20_000, taken_out=taken_out, is_watched=True, **how)
-        modes = (ONE,) if file == "one_exchange" else (TWO,)
-        return run_calls(ranks, seed, 3, is_bfloat16=True, modes=modes) != []
+        mode = ONE if file == "one_exchange" else TWO
+        if run_calls(ranks, seed, 3, is_bfloat16=True, modes=(mode,)):
+            return True
+        if "all_of_block" not in function:
+            return False
+        ranks = Ranks(info, op, library, geometry_of(info), limit=300, taken_out=taken_out, **how)
+        return run_at_once(ranks, mode, seed)[0] != []
 
     assert is_found_out(is_wrong), f"without {taken_out}, nothing was wrong 100 times"
     assert not is_wrong(0, None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
-from cuda_gctx.comm._launch import Calls
+from cuda_gctx.comm._launch import Calls, Numbers
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     SHARED_BYTES,
@@ -71,15 +71,12 @@ def test_simulated_blocks_run_in_the_order_of_the_seed() -> None:
 def places(geometry: Geometry, rank: int) -> list[tuple[str, int, int]]:
     """Everything that is written to in a workspace: name, begin and end."""
     found = [
-        ("packet epoch", geometry.CONTROL_PACKET_EPOCH, 4),
-        ("flag epoch", geometry.CONTROL_FLAG_EPOCH, 4),
         ("fault", geometry.CONTROL_FAULT, 4),
-        ("node epoch", geometry.CONTROL_NODE_EPOCH, 4),
         ("exchanges", geometry.CONTROL_EXCHANGES, 8),
-        ("node arrived", geometry.CONTROL_NODE_ARRIVED, 4),
-        ("put arrived", geometry.CONTROL_PUT_ARRIVED, 4),
-        ("packets arrived", geometry.CONTROL_PACKET_ARRIVED, 4),
-        ("flags arrived", geometry.CONTROL_FLAG_ARRIVED, 4),
+        ("packet word", geometry.CONTROL_PACKET_WORD, 8),
+        ("flag word", geometry.CONTROL_FLAG_WORD, 8),
+        ("node word", geometry.CONTROL_NODE_WORD, 8),
+        ("put word", geometry.CONTROL_PUT_WORD, 8),
         ("staged input", geometry.staged_input, geometry.staged_bytes + geometry.world_size * ALIGNMENT),
         ("staged output", geometry.staged_output, geometry.staged_bytes),
     ]
@@ -265,14 +262,25 @@ def demand_that_a_round_fits(
             assert {one for one in theirs if base <= one[0] < 2 * base} <= stored
 
 
+def test_launches_next_to_each_other_have_numbers_of_their_own_that_fit_in_a_word() -> None:
+    numbers = Numbers()
+    found = [numbers.next(op) for _ in range(9000) for op in MixedCommOp]
+    assert len(set(found[:45_000])) == 45_000
+    assert all(0 < one < 1 << 20 for one in found)
+    assert Numbers.name(found[6]) == "ALLGATHER (launch 7)"
+    assert Numbers.name(7 << 16 | 3) == "launch 3"
+
+
 @for_each([16, 1024, 48 * 1000, (1 << 20) + 16], [(32, 32), (256, 512), (33, 100), (300, 300)])
 def test_packets_are_shared_by_whole_warps_that_fit_on_the_sms(size: int, threads_of_blocks: tuple[int, int]) -> None:
     fewest, most = threads_of_blocks
     # Four threads exchange words, and all threads of a warp go through a loop together.
     info = next(one for one in TOPOLOGIES if one.world_size == 2)
     for sms in (1, 8, 132):
-        calls = Calls(info, info.valid_ops[0], grid=sms, block_sizes=(fewest, most), fewest_steps=4)
+        how: dict[str, Any] = {"block_sizes": (fewest, most), "fewest_steps": 4, "numbers": Numbers()}
+        calls = Calls(info, info.valid_ops[0], grid=sms, **how)
         [(blocks, threads)] = calls.one_exchange(0, 0, size, 0, size)
         assert threads % 32 == 0
         assert blocks * threads < sms * (most + 4 * 32)
+        assert blocks < 1 << 12  # of which one word counts the arrivals
         assert blocks * threads >= min(packets_of(size), sms * (most - 4 * 32))

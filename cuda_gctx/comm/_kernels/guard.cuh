@@ -20,21 +20,67 @@ struct Call {
   u32 rank;
   u32 first_world_rank;  // of the ranks that meet here
   u32 signature;         // of what was called: operation, mode, dtype, size
+  u32 number;            // of this launch, or of this node of a graph: NUMBER_BITS, not 0
+  u32 stops;             // whether a fault stops the device
 };
 
 // Faults stay. The first one of a rank is what the host reads; kernels that come later leave at once.
-DEVICE void report_world(const Call& call, u32 kind, u32 world_rank, u32 detail) {
+DEVICE void report_world(const Call& call, u32 kind, u32 world_rank, u64 detail) {
   if (swap_own_if(call.peer[call.rank] + CONTROL_FAULT, 0, kind) != 0) return;
   store_relaxed(call.fault + 8, detail);
   // Released, so that the host which sees the kind sees the detail.
   store_release(call.fault, static_cast<u64>(kind) << 32 | world_rank);
 }
 
-DEVICE void report(const Call& call, u32 kind, u32 peer, u32 detail) {
+DEVICE void report(const Call& call, u32 kind, u32 peer, u64 detail) {
   report_world(call, kind, call.first_world_rank + peer, detail);
 }
 
 DEVICE bool has_fault(const Call& call) { return load_own(call.peer[call.rank] + CONTROL_FAULT) != 0; }
+
+// One kernel of a kind runs at a time on a rank: two would have one epoch, and write to the same slots and mailboxes. One
+// word has the epoch of the last call, the number of the call that runs, and how many of its blocks have arrived at their
+// ends. It is read and changed as a whole, so that nothing else orders a call behind the one that gave it back.
+constexpr u32 ARRIVED_BITS = 12, NUMBER_BITS = 20;
+
+// Takes the word for the call, in each of its blocks. Its epoch, for all threads of the block, or 0: the call may not run.
+// A number that another call has mixed with its own is that of no call: the blocks that come later leave, too.
+DEVICE u32 begin_call(const Call& call, u64 word) {
+  u32 epoch = 0;
+  if (thread_index() == 0) {
+    const bool failed = has_fault(call);
+    const u64 before = or_own(word, static_cast<u64>(call.number) << ARRIVED_BITS);
+    const u32 running = static_cast<u32>(before) >> ARRIVED_BITS;
+    if (running != 0 && running != call.number)
+      report(call, FAULT_OVERLAP, call.rank, static_cast<u64>(running) << 32 | call.number);
+    else if (!failed)
+      epoch = next_epoch(static_cast<u32>(before >> 32));
+  }
+  return of_first(epoch);
+}
+
+// Whether this block is the last one of its call to arrive.
+DEVICE bool is_last_block(u64 word) {
+  return (add_own(word, 1) & ((1u << ARRIVED_BITS) - 1)) == block_count() - 1;
+}
+
+// Gives the word back: the next call may run.
+DEVICE void end_call(u64 word, u32 epoch) { store_own(word, static_cast<u64>(epoch) << 32); }
+
+// What a call leaves that cannot finish: no numbers, in either type, in each part of its output that it has to assume is
+// not there. Where it is told to, it stops the device instead.
+DEVICE Vector no_numbers(const Call& call) {
+  if (call.stops) stop_device();
+  return {0x7fff7fff, 0x7fff7fff, 0x7fff7fff, 0x7fff7fff};
+}
+
+// Leaves that in a share of some memory: number `part` of `parts`. By all threads of a block.
+DEVICE void spoil(const Call& call, u64 address, u64 bytes, u64 part, u64 parts) {
+  const Vector nothing_right = no_numbers(call);
+  for (u64 at = (part * thread_count() + thread_index()) * sizeof(Vector); at < bytes;
+       at += parts * thread_count() * sizeof(Vector))
+    overwrite_vector(address + at, nothing_right);
+}
 
 // The time limit of one wait. Begins when the wait turns out not to be over at once, so that what does not wait reads no
 // clock. Reading it takes longer than a poll, and so does asking for faults: both happen once in so many polls.

@@ -90,17 +90,20 @@ DEVICE void count_data(const Exchange& a, u32 node, u64 number) {
 
 #endif
 
-// Waits for DATA of a node, with the header of this exchange.
-DEVICE void receive_data(const Exchange& a, u32 node, u64 number) {
+// Whether DATA of a node is there, with the header of this exchange.
+DEVICE bool is_received(const Exchange& a, u32 node, u64 number) {
   const u64 region = a.region[a.node];
-  if (!wait_signal(a, signal_of(region, node) + SIGNAL_DATA, node, number, DATA_OF_EXCHANGE)) return;
-  if (load_relaxed(incoming_of(region, node)) != packet(a.call.signature, static_cast<u32>(number)))
-    report_world(a.call, FAULT_MISMATCH, world_rank_of(a, node), 0);
+  if (!wait_signal(a, signal_of(region, node) + SIGNAL_DATA, node, number, DATA_OF_EXCHANGE)) return false;
+  if (load_relaxed(incoming_of(region, node)) == packet(a.call.signature, static_cast<u32>(number))) return true;
+  report_world(a.call, FAULT_MISMATCH, world_rank_of(a, node), 0);
+  return false;
 }
 
 KERNEL(exchange_pieces, NODE_THREADS)(const __grid_constant__ Exchange a) {
-  if (has_fault(a.call)) return;
-  const u64 own = a.call.peer[a.call.rank], number = number_of(a.call);
+  const u64 own = a.call.peer[a.call.rank], word = own + CONTROL_PUT_WORD;
+  const u32 epoch = begin_call(a.call, word);
+  if (epoch == 0) return;
+  const u64 number = number_of(a.call);
   const u32 thread = thread_index();
   const bool has_node = thread < NODES && thread != a.node;
   // The first block has the beginning of each piece, and so its header.
@@ -124,17 +127,19 @@ KERNEL(exchange_pieces, NODE_THREADS)(const __grid_constant__ Exchange a) {
   // The last block waits, so that none which waits takes the place of one that has not yet sent.
   bool is_last = false;
   if (thread == 0) {
-    is_last = add_own(own + CONTROL_PUT_ARRIVED, 1) == block_count() - 1;
+    is_last = is_last_block(word);
     // Orders what follows behind the arrivals before it. The barrier of the block hands that on to the threads which
     // release DATA.
     fence_device();
   }
   if (!all_of_block(thread != 0 || is_last)) return;
-  if (thread == 0) store_own(own + CONTROL_PUT_ARRIVED, 0);
-  // The kernels that come later do not look at it where a wait has failed: this rank has a fault then.
-  if (thread == 0) store_relaxed(own + CONTROL_EXCHANGES, number);
+  bool is_there = true;
   if (has_node) {
     count_data(a, thread, number);
-    receive_data(a, thread, number);
+    is_there = is_received(a, thread, number);
+  }
+  if (all_of_block(is_there) && thread == 0) {
+    store_relaxed(own + CONTROL_EXCHANGES, number);
+    end_call(word, epoch);
   }
 }

@@ -186,6 +186,15 @@ DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
   return true;
 }
 
+// What this thread would have stored.
+DEVICE void spoil_own(const OneExchange& a, const Packets& packets) {
+  const Vector nothing_right = no_numbers(a.call);
+  for (u32 packet = packets.first; packet < packets.count; packet += packets.stride)
+    for (u32 block = 0; block < BLOCKS; ++block)
+      if (packets.has(packet) && packet % 4 < 3)
+        overwrite_vector(a.output + block * a.block_stride + Packets::vector_of(packet) * 16ull, nothing_right);
+}
+
 template <u32 BATCH>
 DEVICE bool exchange(const OneExchange& a, const Packets& packets, u32 epoch) {
   const Call& call = a.call;
@@ -201,23 +210,16 @@ KERNEL(one_exchange, ONE_EXCHANGE_THREADS)(const __grid_constant__ OneExchange a
   // Everything below comes after the kernel before it, epochs and inputs included; only the launch overlaps with that.
   wait_for_previous_kernel();
   let_next_kernel_begin();
-  const u64 own = a.call.peer[a.call.rank];
-  const bool failed = has_fault(a.call);
-  // The last block to arrive, below, writes the next epoch: by then every thread has read this one.
-  const u32 epoch = next_epoch(load_own(own + CONTROL_PACKET_EPOCH));
-  if (failed) return;
-
+  const u64 word = a.call.peer[a.call.rank] + CONTROL_PACKET_WORD;
+  const u32 epoch = begin_call(a.call, word);
   const u32 vectors = static_cast<u32>(a.block_bytes / 16);
   const Packets packets{vectors, (vectors + 2) / 3 * 4, block_index() * thread_count() + thread_index(),
                         block_count() * thread_count()};
   // Where no thread has more than one packet, the short code begins sooner.
   const bool is_short = PACKETS_AT_ONCE == 1 || packets.count <= packets.stride;
-  if (!(is_short ? exchange<1>(a, packets, epoch) : exchange<PACKETS_AT_ONCE>(a, packets, epoch))) return;
-
-  sync_block();
-  if (thread_index() == 0 && add_own(own + CONTROL_PACKET_ARRIVED, 1) == block_count() - 1) {
-    // The next kernel of this rank reads both: the end of this one orders them.
-    store_own(own + CONTROL_PACKET_ARRIVED, 0);
-    store_own(own + CONTROL_PACKET_EPOCH, epoch);
-  }
+  bool done = epoch != 0;
+  if (done) done = is_short ? exchange<1>(a, packets, epoch) : exchange<PACKETS_AT_ONCE>(a, packets, epoch);
+  if (!done) spoil_own(a, packets);
+  // Nothing of this call runs any more when the next one may.
+  if (all_of_block(done) && thread_index() == 0 && is_last_block(word)) end_call(word, epoch);
 }

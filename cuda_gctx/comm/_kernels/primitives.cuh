@@ -29,6 +29,14 @@ DEVICE void sync_block() { __syncthreads(); }
 // A barrier of the block; whether `mine` is true for all of its threads.
 DEVICE bool all_of_block(bool mine) { return __syncthreads_and(mine); }
 
+// A barrier of the block, behind which all of its threads have what the first one has.
+DEVICE u32 of_first(u32 mine) {
+  __shared__ u32 word;
+  if (threadIdx.x == 0) word = mine;
+  __syncthreads();
+  return word;
+}
+
 // A barrier of the warp; whether `mine` is true for all of its threads.
 DEVICE bool all_of_warp(bool mine) { return __all_sync(0xffffffffu, mine); }
 
@@ -45,6 +53,9 @@ DEVICE u32 word_of_last(const Vector& words) {
   u32 place = thread_index() % 4;
   return place == 0 ? first : place == 1 ? second : third;
 }
+
+// Ends all that runs in the context, with an error.
+DEVICE void stop_device() { asm volatile("trap;"); }
 
 DEVICE u64 nanoseconds() {
   u64 now;
@@ -107,13 +118,19 @@ DEVICE u32 load_own(u64 address) {
   return value;
 }
 
-DEVICE void store_own(u64 address, u32 value) {
-  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+DEVICE void store_own(u64 address, u64 value) {
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-DEVICE u32 add_own(u64 address, u32 value) {
-  u32 before;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+DEVICE u64 add_own(u64 address, u64 value) {
+  u64 before;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+  return before;
+}
+
+DEVICE u64 or_own(u64 address, u64 value) {
+  u64 before;
+  asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
   return before;
 }
 
@@ -130,6 +147,8 @@ DEVICE u32 swap_own_if(u64 address, u32 expected, u32 value) {
 
 DEVICE Vector load_vector(u64 address) { return *reinterpret_cast<const Vector*>(address); }
 DEVICE void store_vector(u64 address, Vector value) { *reinterpret_cast<Vector*>(address) = value; }
+// Where other ranks may store at the same time: what stays is one or the other.
+DEVICE void overwrite_vector(u64 address, Vector value) { store_vector(address, value); }
 // The same in shared memory: number `at` of a tile.
 DEVICE Vector load_tile(const void* tile, u32 at) { return static_cast<const Vector*>(tile)[at]; }
 DEVICE void store_tile(void* tile, u32 at, Vector value) { static_cast<Vector*>(tile)[at] = value; }

@@ -23,6 +23,7 @@ struct TwoExchange {
   u64 input_offset[SOURCES];  // bytes into the input of each source where this rank's share begins
   u64 output_offset;  // bytes into the output of each target where it goes
   u64 share_bytes;    // a multiple of 16
+  u64 output_bytes;   // of the output of this rank that this kernel and those of other ranks store to; 0 elsewhere
   u32 tile_bytes;     // a multiple of 16, at most TILE_BYTES
   u32 is_staged;      // STAGED_IN: the input of every rank is its staging buffer; STAGED_OUT: the output; PLACED: as above;
                       // 0: tensors that all ranks reach
@@ -156,11 +157,11 @@ DEVICE bool sum(const Call& call, const Tiles& tiles, const Walk& walk, u32 adde
 
 KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a) {
   const Call& call = a.call;
-  const u64 own = call.peer[call.rank];
-  const bool failed = has_fault(call);
-  const u32 epoch = next_epoch(load_own(own + CONTROL_FLAG_EPOCH));
-  // The threads of a block go on together: one of them may report a fault before another one has begun.
-  if (!all_of_block(!failed)) return;
+  const u64 own = call.peer[call.rank], word = own + CONTROL_FLAG_WORD;
+  const u32 epoch = begin_call(call, word);
+  // Blocks that began before a fault may end without waiting for END, which is for the last one to do: each that finds
+  // the fault takes all of the output for not being there.
+  if (epoch == 0) return spoil(call, a.output, a.output_bytes, 0, 1);
   const u32 thread = thread_index();
 
   Tiles tiles;
@@ -189,7 +190,7 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
     if (!peer_is_here && block_index() != 0) store_relaxed(theirs + MAILBOX_START, packet(call.signature, epoch));
   }
   // The barrier of the block hands what these threads have acquired to the one that moves.
-  if (!all_of_block(peer_is_here)) return;
+  if (!all_of_block(peer_is_here)) return spoil(call, a.output, a.output_bytes, 0, 1);
 
   const Walk walk = walk_of(a);
   bool done = true;
@@ -205,19 +206,18 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
       // released at system scope, hands on to other devices what was ordered before it.
       fence_bulk();
       fence_device();
-      is_last = add_own(own + CONTROL_FLAG_ARRIVED, 1) == block_count() - 1;
+      is_last = is_last_block(word);
       fence_device();
     }
   }
   if (!done) report(call, FAULT_TIMEOUT, call.rank, epoch);
+  if (!all_of_block(done)) return spoil(call, a.output, a.output_bytes, 0, 1);
   // The barrier of the block hands on what the thread that moves has seen.
-  if (!all_of_block(done && is_last)) return;
-  if (thread == 0) {
-    store_own(own + CONTROL_FLAG_ARRIVED, 0);
-    store_own(own + CONTROL_FLAG_EPOCH, epoch);
-  }
+  if (!all_of_block(is_last)) return;
   if (thread < WORLD && thread != call.rank) {
     store_release(mailbox_of(call.peer[thread], call.rank) + MAILBOX_END, packet(call.signature, epoch));
-    wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);
+    done = wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);
   }
+  if (!all_of_block(done)) return spoil(call, a.output, a.output_bytes, 0, 1);
+  if (thread == 0) end_call(word, epoch);
 }

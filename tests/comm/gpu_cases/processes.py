@@ -88,7 +88,7 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
         wanted_modes = [mode for mode in handler.valid_mode_list if mode.name in options.get("modes", (mode.name,))]
         modes |= {mode.name for mode in wanted_modes}
         if with_nvshmem:
-            refused(RuntimeError, "NVSHMEM cannot release memory", handler.checkpoint_prepare)
+            refused(NotImplementedError, "NVSHMEM cannot release memory", handler.checkpoint_prepare)
         if options.get("checkpoint"):
             handler.checkpoint_prepare()
             handler.checkpoint_restore(dist.group.WORLD)
