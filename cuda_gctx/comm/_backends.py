@@ -14,6 +14,7 @@ __all__ = [
     "TorchBackend",
     "as_backend",
     "barrier_within",
+    "demand_all_equal",
     "demand_equal",
     "gather",
     "gather_results",
@@ -102,10 +103,16 @@ def barrier_within(backend: CommBackend, seconds: float) -> None:
 
 def demand_equal(backend: CommBackend, what: str, value: object) -> None:
     """ValueError on every rank if a value is not the same on all."""
-    values = gather(backend, value)
-    if any(one != values[0] for one in values):
-        found = ", ".join(f"rank {rank}: {one}" for rank, one in enumerate(values))
-        raise ValueError(f"{what} must be the same on all ranks; found {found}")
+    demand_all_equal(backend, {what: value})
+
+
+def demand_all_equal(backend: CommBackend, values: dict[str, object]) -> None:
+    """The same for several values at once; all ranks have the same names."""
+    of_ranks = gather(backend, values)
+    for what, value in of_ranks[0].items():
+        if any(one[what] != value for one in of_ranks):
+            found = ", ".join(f"rank {rank}: {one[what]}" for rank, one in enumerate(of_ranks))
+            raise ValueError(f"{what} must be the same on all ranks; found {found}")
 
 
 class TorchBackend:

@@ -12,17 +12,39 @@ from cuda_gctx.comm._backends import CommBackend
 
 __all__ = ["exchange_descriptors"]
 
+# How many connections of each rank may wait to be taken: strangers connect as well.
+WAITING = 8
+# How long a rank that has connected may take to send: it does both in one go.
+MESSAGE_S = 1.0
+
 
 def _address(token: str, rank: int) -> str:
     # In the abstract namespace of Linux: no file is left behind, whatever happens.
     return f"\0cuda-gctx-{token}-{rank}"
 
 
-def _demand_own_user(connection: socket.socket) -> None:
+def _user_of(connection: socket.socket) -> int:
+    """Who is at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)
-    if user != os.geteuid():
-        raise PermissionError(f"a process of user {user} connected, where only ranks of user {os.geteuid()} may")
+    return int(user)
+
+
+def _received(connection: socket.socket, secret: bytes, seconds: float) -> tuple[int, int] | None:
+    """A rank and its descriptor; None from a stranger, who knows no secret, or says nothing for a time."""
+    if _user_of(connection) != os.geteuid():
+        return None
+    connection.settimeout(seconds)
+    try:
+        message, descriptors, _, _ = socket.recv_fds(connection, len(secret) + struct.calcsize("i"), 1)
+    except OSError:
+        return None
+    if len(descriptors) == 1 and len(message) == len(secret) + struct.calcsize("i") and message.startswith(secret):
+        [sender] = struct.unpack("i", message.removeprefix(secret))
+        return sender, descriptors[0]
+    for theirs in descriptors:
+        os.close(theirs)
+    return None
 
 
 def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float) -> dict[int, int]:
@@ -31,7 +53,8 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
     Collective. TimeoutError if a rank does not send in time, ConnectionError if it has ended.
     """
     rank, size = backend.Get_rank(), backend.Get_size()
-    token = backend.bcast(secrets.token_hex(16) if rank == 0 else None, 0)
+    # The names of sockets can be read by everybody.
+    token, secret = backend.bcast((secrets.token_hex(16), secrets.token_bytes(16)) if rank == 0 else None, 0)
     deadline = time.monotonic() + timeout_s
     received: dict[int, int] = {}
 
@@ -41,7 +64,7 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(_address(token, rank))
-            listener.listen(size)
+            listener.listen(WAITING * size)
             backend.barrier()
             for peer in range(size):
                 if peer == rank:
@@ -50,8 +73,10 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
                     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                         connection.settimeout(left())
                         connection.connect(_address(token, peer))
-                        _demand_own_user(connection)
-                        socket.send_fds(connection, [struct.pack("i", rank)], [descriptor])
+                        user = _user_of(connection)
+                        if user != os.geteuid():
+                            raise PermissionError(f"rank {peer} belongs to user {user}, not to {os.geteuid()}")
+                        socket.send_fds(connection, [secret + struct.pack("i", rank)], [descriptor])
                 except ConnectionError as error:
                     raise ConnectionError(
                         f"rank {peer} does not take the descriptor of rank {rank}: {error}"
@@ -60,15 +85,14 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
                 listener.settimeout(left())
                 connection, _ = listener.accept()
                 with connection:
-                    connection.settimeout(left())
-                    _demand_own_user(connection)
-                    message, descriptors, _, _ = socket.recv_fds(connection, struct.calcsize("i"), 1)
-                    if len(message) != struct.calcsize("i") or len(descriptors) != 1:
-                        for theirs in descriptors:
-                            os.close(theirs)
-                        raise ConnectionError("a rank closed its connection before it had sent its descriptor")
-                    [sender] = struct.unpack("i", message)
-                    received[sender] = descriptors[0]
+                    found = _received(connection, secret, min(left(), MESSAGE_S))
+                if found is None:
+                    continue
+                sender, theirs = found
+                if sender == rank or not 0 <= sender < size or sender in received:
+                    os.close(theirs)
+                    raise ConnectionError(f"a descriptor came from rank {sender}, from which none was expected")
+                received[sender] = theirs
     except BaseException as error:
         for theirs in received.values():
             os.close(theirs)

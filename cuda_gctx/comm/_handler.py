@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,12 +22,13 @@ from cuda_gctx.comm._backends import (
     TorchBackend,
     as_backend,
     barrier_within,
+    demand_all_equal,
     demand_equal,
     gather_results,
     on_all_ranks,
 )
 from cuda_gctx.comm._driver_calls import call, driver
-from cuda_gctx.comm._launch import Calls, Kernels, Numbers
+from cuda_gctx.comm._launch import WARP, Calls, Kernels, Numbers
 from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import FaultRecord, Workspaces
 from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport, rounds_of
@@ -188,41 +190,40 @@ class MixedCommHandler:
         self._copying: tuple[Stream, Stream] | None = None
         self._transport: Transport | None = None
         self._numbers = Numbers()
+        self._one_thread = threading.Lock()
         self._stream: Stream | None = None
         self._streams: dict[int, Stream] = {}
         self._torch_groups: dict[tuple[int, ...], Any] = {}  # that were made here; () is that of the host
-        torch = _torch()
-        self.para_info = ParallelInfo.of(
-            world_rank,
-            world_size,
-            local_rank,
-            local_size,
-            inter_rank,
-            inter_size,
-            local_tp_size,
-            local_dp_size,
-            inter_tp_size,
-            inter_dp_size,
-        )
-        if dtype not in _names_of_dtypes():
-            raise ValueError(f"dtype must be torch.float16 or torch.bfloat16, not {dtype}")
-        self.dtype = dtype
-        self.device = torch.device(device)
-        self.valid_op_list = list(self.para_info.valid_ops)
-        if not self.valid_op_list:
-            raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
-        self._timeout_s = as_seconds("timeout_s", timeout_s)
-        self._use_autotune = as_bool("use_autotune", use_autotune)
-        self._ib_enable_ibgda = as_bool("ib_enable_ibgda", ib_enable_ibgda)
-        should_init_nvshmem = as_bool("should_init_nvshmem", should_init_nvshmem)
-        programmatic_launch = as_bool("programmatic_launch", programmatic_launch)
-        if on_fault not in ON_FAULT:
-            raise ValueError(f"on_fault must be one of {', '.join(ON_FAULT)}, not {on_fault!r}")
-        self._stops = on_fault == "trap"
         self._has_nvshmem = False
         self.tuning_table: TuningTable | None = None
-        self._backend = self._connect(comm_backend)
-        self._demand_agreement(max_message_bytes)
+        self._timeout_s = HOST_S  # until the own one is known to be one
+        problem: Exception | None = None
+        place = world_rank, world_size, local_rank, local_size, inter_rank, inter_size
+        grids = local_tp_size, local_dp_size, inter_tp_size, inter_dp_size
+        try:
+            self.para_info = ParallelInfo.of(*place, *grids)
+            self._take(dtype, device, timeout_s, on_fault)
+            self._use_autotune = as_bool("use_autotune", use_autotune)
+            self._ib_enable_ibgda = as_bool("ib_enable_ibgda", ib_enable_ibgda)
+            should_init_nvshmem = as_bool("should_init_nvshmem", should_init_nvshmem)
+            programmatic_launch = as_bool("programmatic_launch", programmatic_launch)
+        except (TypeError, ValueError, RuntimeError) as error:
+            problem = error
+        try:
+            self._backend = self._connect(comm_backend)
+        except Exception:
+            if problem is not None:
+                raise problem from None
+            raise
+
+        def demand_own() -> None:
+            if problem is not None:
+                raise problem
+            self._demand_place(self._backend)
+
+        # Between the first and the last thing that the ranks say to each other, what fails on one fails on all.
+        on_all_ranks(self._backend, demand_own, NOT_BUILT)
+        self._demand_agreement(max_message_bytes, should_init_nvshmem=should_init_nvshmem)
         self._make_groups(partition)
         try:
             if self.device.type == "cuda":
@@ -247,6 +248,21 @@ class MixedCommHandler:
             raise
         self._state = _State.OPEN
 
+    def _take(self, dtype: Any, device: Any, timeout_s: float, on_fault: str) -> None:
+        """Checks what needs no other rank, and takes it up."""
+        torch = _torch()
+        if dtype not in _names_of_dtypes():
+            raise ValueError(f"dtype must be torch.float16 or torch.bfloat16, not {dtype}")
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.valid_op_list = list(self.para_info.valid_ops)
+        if not self.valid_op_list:
+            raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
+        self._timeout_s = as_seconds("timeout_s", timeout_s)
+        if on_fault not in ON_FAULT:
+            raise ValueError(f"on_fault must be one of {', '.join(ON_FAULT)}, not {on_fault!r}")
+        self._stops = on_fault == "trap"
+
     def _connect(self, given: Any) -> CommBackend:
         if given is None:
             distributed: Any = import_module("torch.distributed")
@@ -262,7 +278,6 @@ class MixedCommHandler:
             backend: CommBackend = TorchBackend(self._torch_groups[()])
         else:
             backend = as_backend(given)
-        self._demand_place(backend)
         return backend
 
     @property
@@ -277,18 +292,20 @@ class MixedCommHandler:
                 f"the backend is rank {place[0]} of {place[1]}, and the handler is rank {wanted[0]} of {wanted[1]}"
             )
 
-    def _demand_agreement(self, max_message_bytes: int | None) -> None:
+    def _demand_agreement(self, max_message_bytes: int | None, *, should_init_nvshmem: bool) -> None:
         info = self.para_info
-        topology = {
+        values: dict[str, object] = {
             "local_size": info.local_size,
             "local_tp_size": info.local_tp_size,
             "inter_tp_size": info.inter_tp_size,
             "dtype": str(self.dtype),
             "device type": self.device.type,
             "max_message_bytes": max_message_bytes,
+            "use_autotune": self._use_autotune,
+            "should_init_nvshmem": should_init_nvshmem,
+            "timeout_s": self._timeout_s,
         }
-        for what, value in topology.items():
-            demand_equal(self._backend, what, value)
+        demand_all_equal(self._backend, values)
 
     def _make_groups(self, partition: Partition | None) -> None:
         """Makes the groups of this rank: of torch.distributed, or of the backend of threads."""
@@ -360,6 +377,9 @@ class MixedCommHandler:
         if block_sizes[1] is not None:
             most = min(most, as_int("max_block_size", block_sizes[1], 32, LARGEST_BLOCK))
         self._block_sizes = as_int("min_block_size", block_sizes[0], 32, most), most
+        for name, size in zip(("min_block_size", "max_block_size"), self._block_sizes, strict=True):
+            if size % WARP:
+                raise ValueError(f"{name} must be a multiple of {WARP}, not {size}")
         self._fewest_steps = as_int("min_num_steps", min_num_steps, 1, MOST_STEPS)
         threads = {MixedCommMode.ONE_EXCHANGE: most, MixedCommMode.TWO_EXCHANGE: TWO_EXCHANGE_THREADS}
         self.max_block_size_dict = {(op, mode): threads[mode] for op in self.valid_op_list for mode in threads}
@@ -590,8 +610,10 @@ class MixedCommHandler:
             x_out.copy_(exchange_by_nodes(self.para_info, op, x_in, self._backend, *groups))
         elif x_in.numel():
             kernels = self._node_kernels if chosen is MixedCommMode.HIERARCHICAL else self._kernels
-            kernels[op].calls.grid = grid or self.grid_size
-            self._launch(op, x_in, x_out, chosen)
+            # The arguments of a kernel are filled in place, and kernels have one order: of one thread at a time.
+            with self._one_thread:
+                kernels[op].calls.grid = grid or self.grid_size
+                self._launch(op, x_in, x_out, chosen)
 
     def _demand_tensor(self, name: str, tensor: Any) -> None:
         if tensor.device != self.device:
@@ -699,8 +721,10 @@ class MixedCommHandler:
         self.tuning_table = table
 
     def _description(self) -> tuple[tuple[str, str], ...]:
-        device = "CPU" if self.device.type == "cpu" else Device(self.device.index).name
-        return description_of(self.para_info, str(self.dtype), device, self.grid_size)
+        device, driver_version = "CPU", "none"
+        if self.device.type == "cuda":
+            device, driver_version = Device(self.device.index).name, str(call("cuDriverGetVersion"))
+        return description_of(self.para_info, str(self.dtype), device, self.grid_size, driver_version)
 
     def _launch(self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode) -> None:
         assert self._workspaces is not None

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import socket
 from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 from cuda_gctx import CUDAError, Device
@@ -18,14 +20,14 @@ from cuda_gctx.comm._backends import CommBackend, gather, on_all_ranks
 from cuda_gctx.comm._descriptors import exchange_descriptors
 from cuda_gctx.comm._driver_calls import call, driver
 
-__all__ = ["FaultRecord", "Identity", "Workspaces"]
+__all__ = ["FaultRecord", "Identity", "Workspaces", "process_identity"]
 
 
 class Identity(NamedTuple):
     """How a rank describes itself to the others."""
 
     host: str
-    process: int
+    process: str
     device_id: int
     pci_bus_id: str
     address: int
@@ -38,6 +40,15 @@ def _boot_id() -> str:
             return file.read().strip()
     except OSError:
         return socket.gethostname()
+
+
+@cache
+def process_identity() -> str:
+    """Of this process, and of no other one: containers number their processes alike."""
+    return secrets.token_hex(16)
+
+
+os.register_at_fork(after_in_child=process_identity.cache_clear)
 
 
 def _rounded(size: int, grain: int) -> int:
@@ -114,7 +125,8 @@ class Workspaces:
     def _meet(self, backend: CommBackend) -> None:
         """Finds the memory of all ranks. Each rank maps that of the others at the addresses that it has reserved."""
         identity = Identity(
-            _boot_id(), os.getpid(), self._device.device_id, self._device.pci_bus_id, self._reserved[self._rank]
+            *(_boot_id(), process_identity(), self._device.device_id, self._device.pci_bus_id),
+            self._reserved[self._rank],
         )
         ranks = gather(backend, identity)
         elsewhere = [rank for rank, other in enumerate(ranks) if other.host != identity.host]
@@ -157,7 +169,7 @@ class Workspaces:
         addresses: dict[int, int] = {}
         try:
             for rank, theirs in received.items():
-                if ranks[rank].process == os.getpid():
+                if ranks[rank].process == process_identity():
                     continue
                 if rank not in self._reserved:
                     self._reserved[rank] = self._reserve()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 from cuda_gctx import CUDAError, Device
 from cuda_gctx.comm._backends import CommBackend, demand_equal, gather_results
 from cuda_gctx.comm._driver_calls import call, driver
-from cuda_gctx.comm._memory import Identity
+from cuda_gctx.comm._memory import Identity, process_identity
 
 __all__ = ["MappedTensors"]
 
@@ -81,7 +80,7 @@ class MappedTensors:
         return gather_results(backend, work, (CUDAError, RuntimeError), "tensors cannot be mapped")
 
     def _export(self, address: int) -> _Exported:
-        if all(one.process == os.getpid() for one in self._ranks):
+        if all(one.process == process_identity() for one in self._ranks):
             return _Exported(address, address, b"")
         with self._device.context.current():
             base, _ = call("cuMemGetAddressRange", address)
@@ -96,7 +95,7 @@ class MappedTensors:
 
     def _open(self, rank: int, theirs: Sequence[_Exported]) -> list[int]:
         """The addresses of the tensors of a rank, as this rank reaches them."""
-        if self._ranks[rank].process == os.getpid():
+        if self._ranks[rank].process == process_identity():
             self._enable_access(self._ranks[rank].device_id)
             return [tensor.address for tensor in theirs]
         addresses = []

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import log2
+from functools import cache
+from importlib.metadata import version
+from math import inf, log2
 from os import PathLike
 from pathlib import Path
 from statistics import median
 from typing import Any
+from zlib import crc32
 
 from cuda_gctx._core.progress import Progress
 from cuda_gctx.comm._backends import CommBackend, gather_results
+from cuda_gctx.comm._compile import FOLDER
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 
 __all__ = ["Case", "Choice", "TuningTable", "tune"]
@@ -89,6 +93,10 @@ class TuningTable:
         different = [
             f"{what}: {own.get(what)} there, {value} here" for what, value in description if own.get(what) != value
         ]
+        sms = next((int(value) for what, value in description if what == "SMs"), 0)
+        largest = max((choice.grid for _, ranking in self.rankings for choice in ranking), default=0)
+        if largest > sms:
+            different.append(f"blocks: {largest} there, at most {sms} here")
         if different:
             raise ValueError(f"the tuning table does not fit this handler: {'; '.join(different)}; call run_autotune()")
 
@@ -122,9 +130,13 @@ class TuningTable:
                 tuple(document["made for"].items()),
                 tuple(
                     (
-                        Case(MixedCommOp[case["op"]], int(case["bytes"]), bool(case["mapped"])),
+                        Case(MixedCommOp[case["op"]], _at_least(1, "bytes", case["bytes"]), bool(case["mapped"])),
                         tuple(
-                            Choice(MixedCommMode[choice["mode"]], int(choice["grid"]), float(choice["us"]))
+                            Choice(
+                                MixedCommMode[choice["mode"]],
+                                _at_least(0, "grid", choice["grid"]),
+                                _positive("us", choice["us"]),
+                            )
                             for choice in case["choices"]
                         ),
                     )
@@ -150,16 +162,38 @@ class TuningTable:
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
 
-def description_of(info: ParallelInfo, dtype: str, device: str, grid_size: int) -> tuple[tuple[str, str], ...]:
+def _at_least(least: int, what: str, value: Any) -> int:
+    if type(value) is not int or value < least:
+        raise ValueError(f"not a tuning table: {what} is {value!r}, and not an int of at least {least}")
+    return value
+
+
+def _positive(what: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < inf:
+        raise ValueError(f"not a tuning table: {what} is {value!r}, and not a positive number")
+    return float(value)
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """What else a measured time depends on."""
+    sources = b"".join(file.read_bytes() for file in sorted(FOLDER.glob("*.cu*")))
+    return {"package": version("cuda-gctx"), "kernels": f"{crc32(sources):08x}"}
+
+
+def description_of(
+    info: ParallelInfo, dtype: str, device: str, grid_size: int, driver: str
+) -> tuple[tuple[str, str], ...]:
     """What a table is measured on; the same on all ranks."""
     topology = {
         "local tp x dp": f"{info.local_tp_size} x {info.local_dp_size}",
         "inter tp x dp": f"{info.inter_tp_size} x {info.inter_dp_size}",
         "dtype": dtype,
         "device": device,
+        "driver": driver,
         "SMs": str(grid_size),
     }
-    return tuple(topology.items())
+    return tuple((topology | _versions()).items())
 
 
 def tune(

@@ -331,6 +331,54 @@ def test_every_number_of_a_handler_is_read_alike(driver: Driver) -> None:
     on_ranks(driver, 2, lambda rank, handler: None, timeout_s=numpy.float32(5), **of_numpy)
 
 
+def test_what_ranks_have_to_share_is_compared_before_anything_else(driver: Driver) -> None:
+    def work(rank: LocalRank) -> None:
+        for name, values in {"timeout_s": (5.0, 6.0), "use_autotune": (True, False)}.items():
+            with pytest.raises(ValueError, match=f"^{name} must be the same on all ranks; found rank 0: {values[0]}"):
+                rank.handler(torch.bfloat16, **{name: values[rank.rank]})
+        # An argument that is wrong on one rank alone is an error on all.
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            rank.handler([torch.bfloat16, torch.float32][rank.rank])
+        words = "dtype must be torch.float16 or torch.bfloat16, not torch.float32"
+        whole = f"the handler could not be built: rank 1: ValueError: {words}"
+        assert str(error.value) == (words if rank.rank else whole)
+        with pytest.raises(ValueError, match="min_block_size must be a multiple of 32, not 33"):
+            rank.handler(torch.bfloat16, min_block_size=33)
+
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+        world.run(work)
+
+
+def test_two_threads_use_one_handler_in_turns(driver: Driver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        assert rank.partition is not None
+        stream, x = rank.partition.stream, Tensor(handler.device, torch.bfloat16, 16, 64)
+        most, now = [0], [0]
+        real = handler._launch
+
+        def launch(*arguments: Any) -> None:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+            real(*arguments)
+            now[0] -= 1
+
+        handler._launch = launch  # type: ignore[method-assign]
+
+        def call() -> None:
+            driver.use(stream)
+            for _ in range(50):
+                run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, x, MixedCommMode.ONE_EXCHANGE)
+
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert most == [1]
+
+    on_ranks(driver, 2, work)
+
+
 def test_every_bool_and_the_time_limit_of_a_handler_are_read_alike(driver: Driver) -> None:
     bools = ("ib_enable_ibgda", "should_init_nvshmem", "use_autotune", "programmatic_launch")
     for name in bools:

@@ -17,7 +17,7 @@ import pytest
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm import _tensors as tensors
 from cuda_gctx.comm._backends import LocalBackend
-from cuda_gctx.comm._memory import Identity
+from cuda_gctx.comm._memory import Identity, process_identity
 from cuda_gctx.comm._protocol import Geometry
 
 from .cpu_kernels import Ranks, build
@@ -45,14 +45,14 @@ def on_all(size: int, work: Any) -> list[Any]:
     return found
 
 
-def mapped(rank: int, processes: list[int]) -> tensors.MappedTensors:
+def mapped(rank: int, processes: list[str]) -> tensors.MappedTensors:
     identities = [Identity("host", process, 0, "bus", 0) for process in processes]
     return tensors.MappedTensors(DEVICE, identities, rank)
 
 
 def test_threads_reach_tensors_where_they_are() -> None:
     def work(rank: int, backend: LocalBackend) -> Any:
-        own = mapped(rank, [os.getpid()] * 2)
+        own = mapped(rank, [process_identity()] * 2)
         own.add(backend, [(4096 * (rank + 1), 512)])
         return own.find(4096 * (rank + 1) + 16, 16)
 

@@ -18,7 +18,7 @@ from cuda_gctx.comm._tuning import Case, Choice, description_of, tune
 ONE, TWO, NCCL = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommMode.NCCL_ONE
 REDUCE = MixedCommOp.ALLREDUCE
 INFO = ParallelInfo.of(0, 2, 0, 2, 0, 1)
-DESCRIPTION = description_of(INFO, "torch.bfloat16", "a card", 8)
+DESCRIPTION = description_of(INFO, "torch.bfloat16", "a card", 8, "13000")
 
 
 def on_all(size: int, work: Any) -> list[Any]:
@@ -164,9 +164,31 @@ def test_a_file_that_holds_something_else_is_refused(text: str) -> None:
 
 
 def test_a_table_for_something_else_is_refused_by_name() -> None:
-    other = description_of(INFO, "torch.float16", "a card", 16)
+    other = description_of(INFO, "torch.float16", "a card", 16, "13000")
     with pytest.raises(ValueError, match=r"dtype: torch\.bfloat16 there, torch\.float16 here; SMs: 8 there, 16 here"):
         table_of().demand_made_for(other)
+    other = (*DESCRIPTION[:-1], ("kernels", "rewritten"))
+    with pytest.raises(ValueError, match=r"kernels: [0-9a-f]{8} there, rewritten here; call run_autotune"):
+        table_of().demand_made_for(other)
+    with pytest.raises(ValueError, match=r"blocks: 9 there, at most 8 here"):
+        table_of((Case(REDUCE, 1024, False), [Choice(TWO, 9, 1.0)])).demand_made_for(DESCRIPTION)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"grid": 8', '"grid": -5'),
+        ('"grid": 8', '"grid": true'),
+        ('"bytes": 1024', '"bytes": 0'),
+        ('"us": 1.25', '"us": 0'),
+        ('"us": 1.25', '"us": NaN'),
+    ],
+)
+def test_a_table_with_numbers_that_cannot_be_is_refused(old: str, new: str) -> None:
+    text = table_of((Case(REDUCE, 1024, False), [Choice(ONE, 8, 1.25)])).to_json()
+    assert old in text
+    with pytest.raises(ValueError, match=f"not a tuning table: {old.split(chr(34))[1]} is"):
+        TuningTable.from_json(text.replace(old, new))
 
 
 def test_progress_is_shown_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

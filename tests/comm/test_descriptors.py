@@ -1,0 +1,93 @@
+"""Descriptors between ranks while strangers connect, and what tells processes apart."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuda_gctx.comm import _descriptors
+from cuda_gctx.comm._backends import LocalBackend
+from cuda_gctx.comm._descriptors import exchange_descriptors
+from cuda_gctx.comm._memory import process_identity
+
+
+def exchange(size: int, meanwhile: Any) -> list[Any]:
+    """What each rank receives, as the texts in its files; meanwhile: called when all sockets are there."""
+    found: list[Any] = [None] * size
+
+    class Backend:
+        def __init__(self, local: LocalBackend) -> None:
+            self.Get_rank, self.Get_size, self.bcast = local.Get_rank, local.Get_size, local.bcast
+            self._local = local
+
+        def barrier(self) -> None:
+            if self.Get_rank() == 0:
+                meanwhile()
+            self._local.barrier()
+
+    def work(local: LocalBackend) -> None:
+        rank = local.Get_rank()
+        own = os.memfd_create(f"rank {rank}")
+        os.write(own, f"of rank {rank}".encode())
+        try:
+            received = exchange_descriptors(Backend(local), own, 20)
+            found[rank] = {sender: os.pread(one, 64, 0).decode() for sender, one in received.items()}
+            for one in received.values():
+                os.close(one)
+        except Exception as error:
+            found[rank] = error
+        finally:
+            os.close(own)
+
+    threads = [threading.Thread(target=work, args=(one,)) for one in LocalBackend.of(size, 20)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return found
+
+
+def test_strangers_do_not_keep_ranks_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_descriptors, "MESSAGE_S", 0.05)
+    kept: list[Any] = []
+
+    def strangers() -> None:
+        names = re.findall(r"@(cuda-gctx-[0-9a-f]{32}-[0-2])$", Path("/proc/net/unix").read_text(), re.MULTILINE)
+        for number, name in enumerate(sorted(set(names))):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect("\0" + name)
+            kept.append(connection)
+            if number == 1:  # knows no secret
+                file = os.memfd_create("stranger")
+                socket.send_fds(connection, [b"a message of some length, from nobody"], [file])
+                os.close(file)
+            if number == 2:
+                connection.close()
+
+    assert exchange(3, strangers) == [
+        {other: f"of rank {other}" for other in range(3) if other != rank} for rank in range(3)
+    ]
+    assert kept
+    for one in kept:
+        one.close()
+
+
+def test_a_process_that_is_forked_has_an_identity_of_its_own() -> None:
+    assert process_identity() == process_identity()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, process_identity().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    of_child = os.read(reader, 64).decode()
+    os.close(reader)
+    os.close(writer)
+    assert len(of_child) == len(process_identity())
+    assert of_child != process_identity()
