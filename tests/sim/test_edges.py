@@ -88,3 +88,26 @@ def test_a_stream_goes_while_another_thread_waits_for_it() -> None:
             world.must("cuStreamDestroy_v2", stream)
             waiting.join()
         assert codes <= {0, INVALID_HANDLE}
+
+
+def test_what_a_graph_keeps_goes_without_a_call_when_it_is_destroyed_in_flight() -> None:
+    with session("h200", check=False):
+        world = World(ctypes.CDLL(library_path()))
+        entered, leave, gone = threading.Event(), threading.Event(), threading.Event()
+        kinds = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        wait = kinds(lambda _: (entered.set(), leave.wait(30))[0])
+        destroy = kinds(lambda _: gone.set())
+        kept = world.out("cuUserObjectCreate", None, destroy, 1, 1)
+        graph = world.out("cuGraphCreate", 0)
+        world.must("cuGraphRetainUserObject", graph, kept, 1, 1)
+        host = (ctypes.c_void_p * 2)(ctypes.cast(wait, ctypes.c_void_p).value, None)
+        world.out("cuGraphAddHostNode", graph, None, ctypes.c_size_t(0), host)
+        executable = world.out("cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
+        world.must("cuGraphDestroy", graph)
+        world.must("cuGraphLaunch", executable, world["CUstream"])
+        assert entered.wait(30)
+        world.must("cuGraphExecDestroy", executable)
+        assert not gone.is_set()
+        leave.set()
+        world.must("cuStreamSynchronize", world["CUstream"])
+        assert gone.wait(30)

@@ -77,7 +77,7 @@ def test_the_c_program_runs_on_it(installed: Path, tmp_path: Path) -> None:
 def test_the_numba_program_runs_on_it(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here")
     (program,), (commands,), (output,) = (blocks("A numba program", language) for language in ("python", "sh", "text"))
-    (tmp_path / "copy.py").write_text(program)
+    (tmp_path / "arrays.py").write_text(program)
     done = shell(commands, installed, tmp_path)
     assert done.stdout == output, done.stderr
 

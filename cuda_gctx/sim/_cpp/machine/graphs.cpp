@@ -105,6 +105,7 @@ void drop(Machine& machine, GraphExec& exec) {
   work->device = gone->last->device;
   work->owner = gone->last->owner;
   work->after = {gone->last};
+  work->shows = true;  // to the destructors of what was kept
   work->effect = [finish] {
     finish();
     return Rest{};
