@@ -139,7 +139,12 @@ cdef extern from "handles/context.hpp" namespace "gctx":
 
 
 cdef extern from "handles/stream.hpp" namespace "gctx":
+    cdef cppclass StreamKind:
+        cbool nonblocking
+        int priority
+
     cdef cppclass StreamBox:
+        const StreamKind* made_as() noexcept
         const ContextHandle& context() noexcept
         CUstream handle() noexcept
         cbool is_owned() noexcept
@@ -306,8 +311,7 @@ cdef extern from "handles/current.hpp" namespace "gctx":
         void* block() noexcept
         void set_block(void*) noexcept
 
-    void enter_block(Entry&, const ContextHandle&, const void*) except +raise_error
-    cbool has_left_block() noexcept
+    cbool enter_block(Entry&, const ContextHandle&, const void*) except +raise_error
     Entry* take_left() noexcept
     const void* this_thread() noexcept
 

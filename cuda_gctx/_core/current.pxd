@@ -16,6 +16,7 @@ cdef class CurrentBlock:
     cdef list _more  # blocks for this one, which was entered again before it was left
 
     cdef int enter(self) except -1
+    cdef int enter_again(self) except -1
     cdef int leave(self) except -1
     cdef int leave_slowly(self, const void* task) except -1
 

@@ -14,7 +14,6 @@ from cuda_gctx._core.cpp cimport (
     demand_there,
     end_thread,
     enter_block,
-    has_left_block,
     leave_at_once,
     leave_block,
     leave_what_was_left,
@@ -127,11 +126,11 @@ cdef object call_block(PyObject* called, PyObject** arguments, size_t count, PyO
     """Enters a block if there are no arguments, and leaves it if there are those of ``__exit__``."""
     cdef CurrentBlock block = <CurrentBlock>called
     with cython.critical_section(block):
-        if PyVectorcall_NARGS(count) == 0:
-            block.enter()
-            return block._context
-        block.leave()
-    return None
+        if PyVectorcall_NARGS(count) != 0:
+            block.leave()
+            return None
+        block.enter()
+        return block._context
 
 
 @cython.final
@@ -145,32 +144,33 @@ cdef class CurrentBlock:
     __enter__ = __exit__ = _Callable()
 
     cdef int enter(self) except -1:
-        cdef CurrentBlock again
-        cdef Borrowed[ContextBox] box
-        cdef void* task = task_here()
-        if not self._entry.is_idle():
-            again = new_block(self._slot, self._context)
-            again.enter()
-            if self._more is None:
-                self._more = []
-            self._more.append(again)
-            return 0
+        cdef Borrowed[ContextBox] box = self._slot.borrow()
+        cdef void* task = task_of_this_thread()
         # What can raise comes before the push.
         watch_thread()
-        box = live(self._slot[0])
-        if box.get().kind() != ContextKind.green:
+        if box.get() == NULL or box.get().kind() != ContextKind.green:
+            live(self._slot[0])
             demand_there(self._slot[0])
-        if has_left_block():
+        while not enter_block(self._entry, self._slot.get(), task):
+            if not self._entry.is_idle():
+                return self.enter_again()
             leave_what_was_left()
             release_left()
         self._task = <object>task
-        enter_block(self._entry, self._slot.get(), task)
         Py_INCREF(self)  # until it has left the list of its thread
         return 0
 
+    cdef int enter_again(self) except -1:
+        cdef CurrentBlock again = new_block(self._slot, self._context)
+        call_block(<PyObject*>again, NULL, 0, NULL)
+        if self._more is None:
+            self._more = []
+        self._more.append(again)
+        return 0
+
     cdef int leave(self) except -1:
-        cdef void* task = task_here()
-        if not self._more and leave_at_once(self._entry, task, self._slot[0]):
+        cdef void* task = task_of_this_thread()
+        if self._more is None and leave_at_once(self._entry, task, self._slot[0]):
             self._task = None
             Py_DECREF(self)
             return 0
@@ -185,6 +185,7 @@ cdef class CurrentBlock:
                 found = block
         if found is not self:
             self._more.remove(found)
+            self._more = self._more or None
         try:
             leave_block(found._entry, task)
         finally:

@@ -12,6 +12,7 @@ from cuda_gctx._core.cpp cimport (
     ContextBox,
     CUstream,
     PinnedContexts,
+    StreamKind,
     adopt_stream,
     create_stream,
     demand_closable,
@@ -202,12 +203,14 @@ cdef class Stream:
     @property
     def priority(self):
         """The priority. Smaller numbers have a higher priority."""
-        return stream_priority(self._slot)
+        cdef const StreamKind* made_as = live(self._slot).get().made_as()
+        return made_as.priority if made_as != NULL else stream_priority(self._slot)
 
     @property
     def is_nonblocking(self):
         """Whether the stream never waits for the legacy default stream."""
-        return bool(stream_is_nonblocking(self._slot))
+        cdef const StreamKind* made_as = live(self._slot).get().made_as()
+        return made_as.nonblocking if made_as != NULL else bool(stream_is_nonblocking(self._slot))
 
     @property
     def is_owned(self):

@@ -68,7 +68,7 @@ struct ThreadEntries {
   Entry* take_left() noexcept;
 
   void demand_room() { places.reserve(usual_depth); }  // so that leaving needs no memory
-  void enter(Entry& entry, const ContextHandle& context, const void* task);
+  bool enter(Entry& entry, const ContextHandle& context, const void* task);
   bool leave_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept;
   bool end_at_once(ContextHandle& context) noexcept;
   void leave(Entry& entry, const void* task);
@@ -356,10 +356,12 @@ void ThreadEntries::leave_what_was_left() {
 
 // ---- blocks
 
-void ThreadEntries::enter(Entry& entry, const ContextHandle& context, const void* task) {
+bool ThreadEntries::enter(Entry& entry, const ContextHandle& context, const void* task) {
   ContextBox& box = *context;
   box.demand_usable();
-  leave_what_was_left();
+  if (!entry.is_idle() || without_left_blocks(top) != top) [[unlikely]] {
+    return false;
+  }
   demand_task(task);
   demand_room();
   const Driver& driver = box.runtime().driver();
@@ -384,6 +386,7 @@ void ThreadEntries::enter(Entry& entry, const ContextHandle& context, const void
     driver.fail(result, "cuCtxPushCurrent");
   }
   add(entry, context, before, place, task);
+  return true;
 }
 
 bool ThreadEntries::leave_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept {
@@ -582,8 +585,8 @@ bool Entry::is_of_this_thread() const noexcept {
   return !is_idle() && thread_.load(std::memory_order_relaxed) == ThreadEntries::here().system_id;
 }
 
-void enter_block(Entry& entry, const ContextHandle& context, const void* task) {
-  ThreadEntries::here().enter(entry, context, task);
+bool enter_block(Entry& entry, const ContextHandle& context, const void* task) {
+  return ThreadEntries::here().enter(entry, context, task);
 }
 
 bool leave_block_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept {
@@ -599,11 +602,6 @@ void leave_block(Entry& entry, const void* task) {
 
 ContextHandle set_current(const ContextHandle& context, const void* task) {
   return ThreadEntries::here().set(context, task);
-}
-
-bool has_left_block() noexcept {
-  const ThreadEntries& here = ThreadEntries::here();
-  return ThreadEntries::without_left_blocks(here.top) != here.top;
 }
 
 void leave_what_was_left() { ThreadEntries::here().leave_what_was_left(); }

@@ -66,9 +66,10 @@ class Entry {
   Entry* below_ = nullptr;
 };
 
-// Pushes a context; all or nothing. Refused while a block of another task is open on the thread. `task` stays valid as
-// long as the entry is on the list.
-void enter_block(Entry& entry, const ContextHandle& context, const void* task);
+// Pushes a context; all or nothing. False if the entry is in use, or else if the innermost one was left before its
+// turn: leave_what_was_left() comes first. Refused while a block of another task is open on the thread. `task` stays
+// valid as long as the entry is on the list.
+bool enter_block(Entry& entry, const ContextHandle& context, const void* task);
 
 // Pops it. True if that was all there was to do; `context` then is what the entry owned. Calls nothing that takes long.
 bool leave_block_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept;
@@ -81,9 +82,8 @@ void leave_block(Entry& entry, const void* task);
 
 ContextHandle set_current(const ContextHandle& context, const void* task);  // returns what was current, or null
 
-bool has_left_block() noexcept;  // whether the innermost entry is one that was left before its turn
-void leave_what_was_left();      // removes those
-Entry* take_left() noexcept;     // a block that has gone from the list of this thread since; null if there is none
+void leave_what_was_left();
+Entry* take_left() noexcept;  // a block that has gone from the list of this thread since; null if there is none
 
 // Closes a context that is current nowhere, and not on the driver's stack of this thread. What this thread has set, and
 // other code has replaced since, is not current.

@@ -259,9 +259,6 @@ void demand_closable(const StreamHandle& stream) {
 
 int stream_priority(const StreamHandle& stream) {
   const StreamScope scope(*stream);
-  if (const auto& made = stream->made_as()) {
-    return made->priority;
-  }
   int priority = 0;
   GCTX_CALL(driver_of(stream), cuStreamGetPriority, stream->handle(), &priority);
   return priority;
@@ -269,9 +266,6 @@ int stream_priority(const StreamHandle& stream) {
 
 bool stream_is_nonblocking(const StreamHandle& stream) {
   const StreamScope scope(*stream);
-  if (const auto& made = stream->made_as()) {
-    return made->nonblocking;
-  }
   demand_no_capture(stream, "asking for its flags");
   unsigned flags = 0;
   GCTX_CALL(driver_of(stream), cuStreamGetFlags, stream->handle(), &flags);

@@ -33,7 +33,7 @@ class StreamBox : public Registered<CUstream, StreamBox>, public StreamLink {
 
   void take(CUstream handle) noexcept;
   const ContextUse& use() const noexcept { return use_; }
-  const std::optional<StreamKind>& made_as() const noexcept { return made_as_; }  // if it was made here
+  const StreamKind* made_as() const noexcept { return made_as_ ? &*made_as_ : nullptr; }  // null if it was adopted
   bool is_made_here() const noexcept { return made_as_.has_value(); }
   const ContextHandle& context() const noexcept { return use_.context(); }
   bool asks_driver() const noexcept { return context()->kind() != ContextKind::green; }
