@@ -11,4 +11,4 @@ cdef object refuse_copy(object thing, str advice)
 
 
 cdef class Options:
-    pass
+    cdef dict values(self)

@@ -125,12 +125,31 @@ cdef class Options:
 
     __dataclass_fields__ = DataclassFields({})
 
+    cdef dict values(self):
+        """The values by the names of the fields, in their order."""
+        return {}
+
+    def __reduce__(self):
+        return type(self), tuple(self.values().values())
+
+    def __eq__(self, other):
+        if not isinstance(other, type(self)) and not isinstance(self, type(other)):
+            return NotImplemented
+        return self.values() == (<Options>other).values()
+
+    def __hash__(self):
+        return hash(tuple(self.values().values()))
+
+    def __repr__(self):
+        fields = ", ".join([f"{name}={value!r}" for name, value in self.values().items()])
+        return f"{type(self).__name__}({fields})"
+
     def replace(self, **changes):
         """A copy with other values for some fields.
 
         changes: the new values, by the names of the fields.
         """
-        return of_fields(type(self), {name: getattr(self, name) for name in self.__dataclass_fields__} | changes)
+        return of_fields(type(self), self.values() | changes)
 
     def __replace__(self, **changes):
         return self.replace(**changes)

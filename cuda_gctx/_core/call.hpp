@@ -143,7 +143,7 @@ bool drop(ObjectSlot<Box>& slot) {
 
 // Leaves a block with the GIL, if that is quick: see leave_block_at_once(). `slot` is that of the object of its
 // context: as long as it has the same handle, it is not the last one that is dropped here.
-inline bool leave_at_once(Entry& entry, const void* task, ObjectSlot<ContextBox>& slot) {
+inline bool leave_at_once(Entry& entry, const void* task, ObjectSlot<ContextBox>& slot) noexcept {
   ContextHandle context;
   if (!leave_block_at_once(entry, task, context)) {
     return false;

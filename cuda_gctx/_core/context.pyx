@@ -74,22 +74,11 @@ cdef class ContextOptions(Options):
         self.exclusive = as_bool("exclusive", exclusive)
         self.name = name
 
-    def _fields(self):
-        return (self.resources, self.exclusive, self.name)
-
-    def __eq__(self, other):
-        if not isinstance(other, ContextOptions):
-            return NotImplemented
-        return self._fields() == (<ContextOptions>other)._fields()
-
-    def __hash__(self):
-        return hash(self._fields())
+    cdef dict values(self):
+        return {"resources": self.resources, "exclusive": self.exclusive, "name": self.name}
 
     def __reduce__(self):
         refuse_copy(self, "split the device in the other process, and make the options there")
-
-    def __repr__(self):
-        return f"ContextOptions(resources={list(self.resources)}, exclusive={self.exclusive}, name={self.name!r})"
 
 
 cdef Context unmade_context():

@@ -320,7 +320,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int adopt_context "gctx::make<&gctx::adopt_context>"(Slot[ContextBox]&, Runtime&, CUcontext) except -1
     int current_device "gctx::call<&gctx::current_device>"(Runtime&) except? 0
     int demand_there "gctx::call<&gctx::ContextBox::demand_there>"(Slot[ContextBox]&) except -1
-    cbool leave_at_once(Entry&, const void*, Slot[ContextBox]&) except *
+    cbool leave_at_once(Entry&, const void*, Slot[ContextBox]&) noexcept
     int leave_block "gctx::call<&gctx::leave_block>"(Entry&, const void*) except -1
     int leave_what_was_left "gctx::call<&gctx::leave_what_was_left>"() except -1
     int set_current "gctx::make<&gctx::set_current>"(Slot[ContextBox]&, Slot[ContextBox]&, const void*) except -1

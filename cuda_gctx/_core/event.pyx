@@ -42,19 +42,8 @@ cdef class EventOptions(Options):
         self.timing_enabled = as_bool("timing_enabled", timing_enabled)
         self.blocking_sync = as_bool("blocking_sync", blocking_sync)
 
-    def __reduce__(self):
-        return EventOptions, (self.timing_enabled, self.blocking_sync)
-
-    def __eq__(self, other):
-        if not isinstance(other, EventOptions):
-            return NotImplemented
-        return (self.timing_enabled, self.blocking_sync) == (other.timing_enabled, other.blocking_sync)
-
-    def __hash__(self):
-        return hash((self.timing_enabled, self.blocking_sync))
-
-    def __repr__(self):
-        return f"EventOptions(timing_enabled={self.timing_enabled}, blocking_sync={self.blocking_sync})"
+    cdef dict values(self):
+        return {"timing_enabled": self.timing_enabled, "blocking_sync": self.blocking_sync}
 
 
 cdef EventOptions DEFAULT_OPTIONS = EventOptions()

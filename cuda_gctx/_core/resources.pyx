@@ -179,37 +179,22 @@ cdef class SMResourceOptions(Options):
             self._requests.push_back(request)
         return 0
 
-    def _fields(self):
-        return (
-            self.count,
-            self.coscheduled_sm_count,
-            self.preferred_coscheduled_sm_count,
-            self.backfill,
-            self.locality_domain,
-        )
-
-    def __reduce__(self):
-        return SMResourceOptions, self._fields()
-
-    def __eq__(self, other):
-        if not isinstance(other, SMResourceOptions):
-            return NotImplemented
-        return self._fields() == (<SMResourceOptions>other)._fields()
-
-    def __hash__(self):
-        return hash(self._fields())
+    cdef dict values(self):
+        return {
+            "count": self.count,
+            "coscheduled_sm_count": self.coscheduled_sm_count,
+            "preferred_coscheduled_sm_count": self.preferred_coscheduled_sm_count,
+            "backfill": self.backfill,
+            "locality_domain": self.locality_domain,
+        }
 
     def __repr__(self):
-        parts = [f"count={self.count}"]
-        if self.coscheduled_sm_count is not None:
-            parts.append(f"coscheduled_sm_count={self.coscheduled_sm_count}")
-        if self.preferred_coscheduled_sm_count is not None:
-            parts.append(f"preferred_coscheduled_sm_count={self.preferred_coscheduled_sm_count}")
-        if self.backfill:
-            parts.append(f"backfill={self.backfill}")
-        if self.locality_domain is not None:
-            parts.append(f"locality_domain={self.locality_domain}")
-        return f"SMResourceOptions({', '.join(parts)})"
+        shown = [
+            f"{name}={value}"
+            for name, value in self.values().items()
+            if name == "count" or (value is not None and value is not False)
+        ]
+        return f"SMResourceOptions({', '.join(shown)})"
 
 
 cdef SMResourceOptions sm_options(value):
@@ -453,16 +438,8 @@ cdef class WorkqueueResourceOptions(Options):
         self.sharing_scope = sharing_scope
         self.concurrency_limit = checked_int("concurrency_limit", concurrency_limit, 1)
 
-    def __reduce__(self):
-        return WorkqueueResourceOptions, (self.sharing_scope, self.concurrency_limit)
-
-    def __eq__(self, other):
-        if not isinstance(other, WorkqueueResourceOptions):
-            return NotImplemented
-        return (self.sharing_scope, self.concurrency_limit) == (other.sharing_scope, other.concurrency_limit)
-
-    def __hash__(self):
-        return hash((self.sharing_scope, self.concurrency_limit))
+    cdef dict values(self):
+        return {"sharing_scope": self.sharing_scope, "concurrency_limit": self.concurrency_limit}
 
     def __repr__(self):
         return (

@@ -58,19 +58,8 @@ cdef class StreamOptions(Options):
         self.nonblocking = as_bool("nonblocking", nonblocking)
         self.priority = priority
 
-    def __reduce__(self):
-        return StreamOptions, (self.nonblocking, self.priority)
-
-    def __eq__(self, other):
-        if not isinstance(other, StreamOptions):
-            return NotImplemented
-        return (self.nonblocking, self.priority) == (other.nonblocking, other.priority)
-
-    def __hash__(self):
-        return hash((self.nonblocking, self.priority))
-
-    def __repr__(self):
-        return f"StreamOptions(nonblocking={self.nonblocking}, priority={self.priority})"
+    cdef dict values(self):
+        return {"nonblocking": self.nonblocking, "priority": self.priority}
 
 
 cdef Stream made_stream(Stream stream):

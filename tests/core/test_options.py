@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 import re
 import subprocess
 import sys
@@ -49,6 +50,23 @@ def test_one_group_and_a_list_of_one_split_alike_and_are_not_equal(dev: Device) 
     assert SMResourceOptions(8) != SMResourceOptions([8])
     assert SMResourceOptions([8]) == SMResourceOptions((8,))
     assert len({SMResourceOptions(8), SMResourceOptions(8), SMResourceOptions([8])}) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        EventOptions(timing_enabled=True),
+        StreamOptions(priority=-1),
+        SMResourceOptions([8, None], backfill=[True, False], locality_domain=0),
+        WorkqueueResourceOptions("device_ctx", 2),
+    ],
+    ids=lambda options: type(options).__name__,
+)
+def test_options_are_the_values_of_their_fields(options: Any) -> None:
+    others = [copy.copy(options), pickle.loads(pickle.dumps(options)), eval(repr(options))]
+    assert others == [options] * 3
+    assert len({options, *others}) == 1
+    assert options != type(options)()
 
 
 def test_a_copy_can_have_other_fields() -> None:
