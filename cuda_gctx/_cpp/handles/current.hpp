@@ -69,7 +69,7 @@ class Entry {
 // Pushes a context; all or nothing. False if the entry is in use, or else if the innermost one was left before its
 // turn: leave_what_was_left() comes first. Refused while a block of another task is open on the thread. `task` stays
 // valid as long as the entry is on the list.
-bool enter_block(Entry& entry, const ContextHandle& context, const void* task);
+[[nodiscard]] bool enter_block(Entry& entry, const ContextHandle& context, const void* task);
 
 // Pops it. True if that was all there was to do; `context` then is what the entry owned. Calls nothing that takes long.
 bool leave_block_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept;

@@ -14,7 +14,9 @@ namespace gctx::test {
 class Block {
  public:
   explicit Block(const ContextHandle& context, const void* task = nullptr) {
-    enter_block(*entry_, context, task);
+    while (!enter_block(*entry_, context, task)) {
+      leave_what_was_left();
+    }
     forget_blocks();  // those that were left elsewhere have gone from the list by it
   }
   ~Block() {
