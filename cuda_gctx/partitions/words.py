@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from cuda_gctx._core.arguments import environment_variable
 from cuda_gctx.partitions.layout import Layout, Request
 
 __all__ = ["LAYOUT_VARIABLE", "REST", "GivenLayout", "given_layout", "given_names", "layout_of_text"]
 
 # The layout that Device.partition() opens without arguments.
 LAYOUT_VARIABLE = "CUDA_GCTX_LAYOUT"
+_VARIABLE = LAYOUT_VARIABLE.encode()
 # The word for all remaining SMs.
 REST = "rest"
 
@@ -74,7 +75,7 @@ def layout_of_text(text: str) -> Layout:
 
 def given_layout() -> GivenLayout | None:
     """The layout of CUDA_GCTX_LAYOUT; None if it is empty or not set. ValueError if its value is not a layout."""
-    value = os.environ.get(LAYOUT_VARIABLE)
+    value = environment_variable(_VARIABLE)  # each opening asks
     if value is None or not value.strip():
         return None
     text = f"{LAYOUT_VARIABLE}={value!r}"
