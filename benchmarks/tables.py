@@ -132,7 +132,7 @@ def report(result: Result) -> str:
 
 
 def calls_section(result: Result) -> str:
-    title = f"### {result['card']}, CUDA {result['cuda']}"
+    title = f"## {result['card']}, CUDA {result['cuda']}"
     return "\n\n".join([title, report(result), "What was called:", what_table(result)])
 
 
@@ -227,7 +227,7 @@ def proof(result: Result) -> str:
 
 
 def contexts_section(result: Result) -> str:
-    title = f"### {result['card']}, CUDA {result['cuda']}: partitions"
+    title = f"## {result['card']}, CUDA {result['cuda']}: partitions"
     return "\n\n".join([title, machine(result), makers_table(result), partitions_table(result, spread)])
 
 

@@ -1,7 +1,7 @@
 """Records what the examples print on a GPU, and writes it to the page of examples.
 
     python docs/record_outputs.py --record FILE    run the examples that need a GPU, and write their outputs to FILE
-    python docs/record_outputs.py                  write the outputs of docs/outputs.json to docs/examples.md
+    python docs/record_outputs.py                  write the outputs of docs/outputs.json to docs/appendix/examples.md
     python docs/record_outputs.py --check          exit with status 1 if the page is out of date
 
 An example whose framework or GPUs are missing, or that fails, is reported and left out of the file.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGE = REPOSITORY / "docs" / "examples.md"
+PAGE = REPOSITORY / "docs" / "appendix" / "examples.md"
 OUTPUTS = REPOSITORY / "docs" / "outputs.json"
 SECTION = re.compile(r"(?<=<!-- outputs on a GPU: begin -->\n).*(?=<!-- outputs on a GPU: end -->)", re.DOTALL)
 LIMIT_S = 100

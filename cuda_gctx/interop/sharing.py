@@ -1,6 +1,6 @@
 """What partitions must not share: ``check(decode=[...], prefill=[...])`` finds it in the objects that each uses.
 
-Nothing runs on the device, and no library is imported. docs/sharing.md lists what cannot be found this way.
+Nothing runs on the device, and no library is imported. docs/guarantee.md lists what cannot be found this way.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ LEAST_FINALISTS, MOST_FINALISTS = 3, 8
 MARGINS = (1.0, 1.05, 1.1, HOPELESS)
 # How often a finalist is opened; more often if the openings differ.
 OPENINGS, MOST_OPENINGS = 2, 4
-# A context takes 5 MiB of device memory (docs/hardware-facts.md, "Lifetime"). When there are more of them, partitions
-# that cannot win are closed before further ones are opened.
+# A context takes 5 MiB of device memory (docs/appendix/hardware-facts.md, "Lifetime"). When there are more of them,
+# partitions that cannot win are closed before further ones are opened.
 CONTEXTS_AT_ONCE = 96
 # A division of the SMs costs its warm-up and a profile in addition to its rounds: so many batches.
 BATCHES_TO_OPEN = 2

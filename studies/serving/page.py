@@ -1,4 +1,4 @@
-"""The table of the study, which README.md here and docs/serving.md show, from results.json."""
+"""The table of the study, which README.md here and docs/appendix/serving.md show, from results.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serving.entrants import ENTRANTS
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results.json"
-PAGES = (FOLDER / "README.md", FOLDER.parents[1] / "docs" / "serving.md")
+PAGES = (FOLDER / "README.md", FOLDER.parents[1] / "docs" / "appendix" / "serving.md")
 BEGIN, END = "<!-- table, written by studies/serving -->", "<!-- end of table -->"
 MARKED = re.compile(f"({BEGIN}\n).*?({END})", re.DOTALL)
 

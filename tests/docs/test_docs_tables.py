@@ -79,7 +79,7 @@ def test_numbers_that_were_changed_on_pages_and_in_a_picture_are_found_and_put_r
     copies: Copies, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = {
-        copies.docs / "performance.md": ("4 MiB less", "4 MiB more"),
+        copies.docs / "appendix" / "call-times.md": ("4 MiB less", "4 MiB more"),
         copies.docs / "partitions.md": ("30.6", "3.6"),
         copies.docs / "images" / "latency.svg": ("30.6 us", "3.6 us"),
     }
@@ -94,7 +94,7 @@ def test_a_result_that_was_changed_is_missed_on_both_pages(copies: Copies, capsy
     [path] = copies.results.glob("h200-*-partitions.json")
     copies.change(path, '"cuda": "13.0"', '"cuda": "13.9"')
     found = copies.check(capsys)
-    assert "performance.md" in found
+    assert "call-times.md" in found
     assert "partitions.md" in found
 
 
@@ -153,7 +153,7 @@ def test_the_front_page_quotes_what_isolation_costs_as_it_was_measured() -> None
 
 
 def studies_page() -> str:
-    return " ".join((BENCHMARKS.parent / "docs" / "studies.md").read_text().split())
+    return " ".join((BENCHMARKS.parent / "docs" / "appendix" / "studies.md").read_text().split())
 
 
 def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) -> list[list[float]]:

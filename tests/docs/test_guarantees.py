@@ -40,7 +40,7 @@ pytestmark = pytest.mark.sim_only
 
 MS = 1_000_000
 # By how a row or a sentence of the page begins: the tests that hold it. None: a fact of the hardware, which no test on
-# the software driver can hold; docs/hardware-facts.md and benchmarks/results have what was measured.
+# the software driver can hold; docs/appendix/hardware-facts.md and benchmarks/results have what was measured.
 Rows = dict[str, tuple[str, ...] | None]
 
 EXCEPTIONS: Rows = {
@@ -124,6 +124,25 @@ EXCEPTIONS: Rows = {
 }
 
 SHARING: Rows = {
+    "kernels on `part.stream`": ("partitions/test_verify.py::test_partitions_run_on_their_own_sms_and_at_once",),
+    "work of PyTorch in": ("interop/test_torch.py::",),
+    "CUDA graphs captured": ("partitions/test_graphs.py::test_a_graph_of_another_partition_is_refused",),
+    "partitions of one layout": ("partitions/test_verify.py::test_partitions_run_on_their_own_sms_and_at_once",),
+    "a layout, on the same card": ("docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",),
+    "work on the primary context": ("tune/test_explain.py::test_work_on_the_primary_context_fills_partitions_too",),
+    "green contexts that other code made": (
+        "core/test_overlap.py::test_contexts_of_other_makers_over_the_same_sms_are_beyond_knowing",
+    ),
+    "other processes": ("docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",),
+    "copies, and kernels": None,
+    "the grid size that a library chooses": (
+        "interop/test_library_sms.py::test_without_being_asked_no_library_gets_a_hint",
+    ),
+    "`sm_count`": ("core/test_stream.py::",),
+    "`requested`": ("partitions/test_partitions.py::",),
+    "`dev.partition_sizes()`": ("partitions/test_partitions.py::test_sizes_are_those_that_partitions_get",),
+    "`parts.verify()`": ("partitions/test_verify.py::",),
+    "`tune.overlap`": ("tune/test_worlds.py::",),
     "an NCCL communicator": ("interop/test_sharing.py::test_one_communicator_in_two_partitions_is_found",),
     "a cuBLAS or cuDNN handle": ("interop/test_sharing.py::test_one_cublas_handle_in_two_partitions_is_found",),
     "a cuBLAS workspace": ("interop/test_sharing.py::test_two_handles_whose_workspaces_overlap_are_found",),
@@ -174,7 +193,7 @@ def names_in(file: str) -> frozenset[str]:
 
 @pytest.mark.parametrize(
     ("page", "held", "without"),
-    [("exceptions.md", EXCEPTIONS, None), ("sharing.md", SHARING, "### Finding it...## Between threads")],
+    [("exceptions.md", EXCEPTIONS, None), ("guarantee.md", SHARING, "### Finding it...## Between threads")],
 )
 def test_every_row_is_held_by_tests_that_exist(page: str, held: Rows, without: str | None) -> None:
     found = rows(page, without)

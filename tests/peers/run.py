@@ -25,7 +25,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGE = ROOT / "docs" / "suites.md"
+PAGE = ROOT / "docs" / "appendix" / "suites.md"
 SUITES = ("numba-cuda", "cuda-core", "cuda-bindings")
 SECONDS_PER_TEST = 120
 

@@ -203,7 +203,7 @@ def test_every_ratio_of_a_report_lies_within_its_interval(dev: Device, pair: str
 
 def test_every_ratio_on_a_page_lies_within_its_interval() -> None:
     root = Path(__file__).parents[2]
-    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     found = {(page.name, *ratio) for page in pages for ratio in ratios_in(page.read_text())}
     assert len(found) > 20
     assert not [one for one in found if not one[2] <= one[1] <= one[3]]

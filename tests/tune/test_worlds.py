@@ -1,6 +1,7 @@
 """The tuner's decisions in synthetic worlds with known true times: how often it is wrong although it is sure.
 
-A sample: `python tests/tune/worlds.py` runs all worlds 200 times each, with the results that docs/studies.md shows.
+A sample: `python tests/tune/worlds.py` runs all worlds 200 times each, with the results that
+docs/appendix/studies.md shows.
 """
 
 from __future__ import annotations

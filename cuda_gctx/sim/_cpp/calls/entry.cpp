@@ -10,7 +10,7 @@ namespace {
 
 std::uint64_t number(const void* handle) { return reinterpret_cast<std::uint64_t>(handle); }
 
-// Virtual time that a call takes the host: medians of docs/hardware-facts.md where there are some, else assumed.
+// Virtual time that a call takes the host: medians of docs/appendix/hardware-facts.md, else assumed.
 std::uint64_t host_cost(Fn function) {
   switch (function) {
     case Fn::cuGreenCtxCreate:

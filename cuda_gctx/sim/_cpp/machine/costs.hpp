@@ -1,4 +1,4 @@
-// What things cost: green contexts in device memory (docs/hardware-facts.md, "Lifetime"), and clock cycles in time.
+// Costs: green contexts in device memory (docs/appendix/hardware-facts.md, "Lifetime"), and clock cycles in time.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,66 @@
+"""Each page in the navigation answers first: it opens with its answer in a few lines, and its tables fit a screen. What
+is evidence only stands in the appendix, outside of the navigation.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ..conftest import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+LINES_OF_AN_OPENING = 5
+COLUMNS = 6
+# Pages of the repository itself, which links reach.
+OUTSIDE = {"changelog", "contributing", "review"}
+
+
+def listed(page: str) -> list[str]:
+    """The pages that the tables of contents of a page name, and those of these pages."""
+    found = []
+    for block in re.findall(r"```\{toctree\}\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL):
+        for line in block.splitlines():
+            if line and not line.startswith(":"):
+                name = str((Path(page).parent / line).as_posix())
+                found += [name, *listed(name)]
+    return found
+
+
+NAVIGATION = ["index", *listed("index")]
+READ = [page for page in NAVIGATION if not page.startswith("reference/")]
+
+
+def text_of(page: str) -> str:
+    """A page without its front matter and its comments."""
+    text = re.sub(r"\A---\n.*?\n---\n", "", (DOCS / f"{page}.md").read_text(), flags=re.DOTALL)
+    return re.sub(r"<!--.*?-->\n?", "", text, flags=re.DOTALL)
+
+
+def test_a_page_stands_in_the_navigation_once_or_in_the_appendix() -> None:
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
+    assert len(NAVIGATION) == len(set(NAVIGATION))
+    assert {page for page in pages - set(NAVIGATION) if not page.startswith("appendix/")} == OUTSIDE
+    contents = text_of("appendix/index")
+    appendix = {page for page in pages if page.startswith("appendix/")}
+    assert {f"appendix/{name}" for name in re.findall(r"\]\(([\w-]+)\.md\)", contents)} == appendix - {"appendix/index"}
+
+
+def test_the_navigation_is_short() -> None:
+    assert len(READ) <= 36
+
+
+@pytest.mark.parametrize("page", READ)
+def test_a_page_opens_with_its_answer(page: str) -> None:
+    title, opening = text_of(page).strip().split("\n\n")[:2]
+    assert re.fullmatch(r"# .+", title), f"{page} does not begin with its title"
+    assert re.match(r"[\w`*\[]", opening), f"{page} opens with something else than prose: {opening[:40]}"
+    assert len(opening.splitlines()) <= LINES_OF_AN_OPENING
+
+
+@pytest.mark.parametrize("page", [*READ, "../README"])
+def test_tables_fit_a_screen(page: str) -> None:
+    rules = re.findall(r"^\|[ :|-]+\|$", text_of(page), re.MULTILINE)
+    assert [rule for rule in rules if rule.count("|") - 1 > COLUMNS] == []
