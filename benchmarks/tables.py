@@ -4,7 +4,7 @@
     python benchmarks/tables.py --check    fails where a page or a picture differs from the results
 
 Every number in them comes from a JSON file of benchmarks/results, through this file. On a page, a table stands between
-two markers, of which the first names it.
+two markers, of which the first names it, and so does a number that a sentence quotes (benchmarks/quoted.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import collective_targets
+import quoted
 from curves import Panel, picture
 
 from cuda_gctx.bench.durations import duration, spread
@@ -560,7 +561,7 @@ def latency_picture() -> str:
     rate = load.calls_per_second * critical.alone["load"].value
     where = "over the whole device" if best.plan.kind == "overlay" else f"in {best.parts['critical'].sm_count} SMs"
     cost = (
-        f"What it costs: a higher p50, and SMs. With the GEMMs in {load.sm_count} SMs and the kernel {where}",
+        f"What it costs: SMs. With the GEMMs in {load.sm_count} SMs and the kernel {where}",
         f"(another run), the GEMMs kept {rate:.0%} of their rate.",
     )
     for line, words in enumerate(cost):
@@ -653,8 +654,10 @@ def table(name: str) -> str:
     return (section(results) if results else "") or NOTHING_MEASURED
 
 
-def page_with_tables(page: str) -> str:
-    return MARKED.sub(lambda marked: f"{marked[1]}\n{table(marked[2])}\n\n{marked[3]}", page)
+def page_with_results(page: str, numbers: dict[str, str]) -> str:
+    """A page with the tables and the quoted numbers that the results have now."""
+    page = MARKED.sub(lambda marked: f"{marked[1]}\n{table(marked[2])}\n\n{marked[3]}", page)
+    return quoted.MARKED.sub(lambda marked: f"{marked[1]}{numbers[marked[2]]}{marked[4]}", page)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -670,7 +673,11 @@ def main(words: Sequence[str] | None = None) -> int:
         raise SystemExit(
             f"README.md and {DOCS} should have each of these tables once: {', '.join(TABLES)}; found {', '.join(found)}"
         )
-    due = {path: page_with_tables(page) for path, page in pages.items()} | pictures
+    numbers = quoted.quoted(results_of)
+    unknown = {marked[2] for page in pages.values() for marked in quoted.MARKED.finditer(page)} - set(numbers)
+    if unknown:
+        raise SystemExit(f"no such number: {', '.join(sorted(unknown))}; benchmarks/quoted.py has {', '.join(numbers)}")
+    due = {path: page_with_results(page, numbers) for path, page in pages.items()} | pictures
     pages |= {path: path.read_text() if path.exists() else "" for path in pictures}
     differing = [path for path in due if pages[path] != due[path]]
     if not arguments.check:

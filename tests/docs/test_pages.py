@@ -64,3 +64,8 @@ def test_a_page_opens_with_its_answer(page: str) -> None:
 def test_tables_fit_a_screen(page: str) -> None:
     rules = re.findall(r"^\|[ :|-]+\|$", text_of(page), re.MULTILINE)
     assert [rule for rule in rules if rule.count("|") - 1 > COLUMNS] == []
+
+
+def test_the_readme_is_short() -> None:
+    prose = re.sub(r"```.*?```|^\|.*?$|\]\([^)]*\)", "", text_of("../README"), flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 600

@@ -46,7 +46,7 @@ PACKAGES = {
         ["cuda/core/cu13/_context.pyi", "cuda/core/cu13/_device_resources.pyi"],
         "cuda.core",
         2,
-        ["README.md", "docs/which-should-i-use.md", "docs/frameworks.md"],
+        ["README.md", "docs/appendix/green-contexts-elsewhere.md", "docs/frameworks.md"],
     ),
     "cuda-bindings": Package([], "cuda-bindings>=", 1, ["pyproject.toml"]),
     "numba-cuda": Package([], "numba-cuda", 2, ["docs/frameworks.md"]),

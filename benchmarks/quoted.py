@@ -1,0 +1,107 @@
+"""The numbers that sentences of README.md and of the pages quote, each made of the stored results.
+
+In a page such a number stands as `<!-- =NAME -->30.6 us<!-- = -->`; benchmarks/tables.py writes and checks what is
+between the two comments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from cuda_gctx.bench.durations import duration
+from cuda_gctx.tune import Report
+
+Result = dict[str, Any]
+MARKED = re.compile(r"(<!-- =([a-z0-9 -]+) -->)(.*?)(<!-- = -->)", re.DOTALL)
+
+
+def span(values: Iterable[float], digits: int = 2) -> str:
+    """The smallest and the largest of some values, one if they read alike."""
+    ordered = sorted(values)
+    ends = dict.fromkeys(f"{end:.{digits}f}" for end in (ordered[0], ordered[-1]))
+    return " to ".join(ends)
+
+
+def microseconds(us: float) -> str:
+    return f"{us:.{0 if us >= 99.95 else 1}f} us"
+
+
+def reports(results: Sequence[Result], study: str) -> list[Report]:
+    """The reports of a study, of each card and process."""
+    found = [one for result in results for one in result["studies"] if one["name"] == study]
+    return [Report.from_json(json.dumps(report)) for one in found for report in one["reports"]]
+
+
+def of_latency(partitions: Result) -> dict[str, str]:
+    us = {(row["short_kernel_on"], row["load_on"]): row["us"] for row in partitions["background"]}
+    priority = us["highest-priority stream", "plain stream"]
+    alone = us["plain stream", "(none)"]
+    partition = us["16-SM partition", "background partition"]
+    [switch] = [
+        row["us"]["median"]
+        for row in partitions["switching"]
+        if (row["switch"], row["partitions"], row["verified"], row["work"]) == ("other layout", 2, False, "pending")
+    ]
+    created = partitions["create_and_close"]["cuda_gctx"]["create_us"]["median"]
+    return {
+        "latency origin": f"{partitions['card']}, driver {partitions['driver']}, {partitions['date']}",
+        "latency alone": microseconds(alone["p99"]),
+        "latency alone in a partition": microseconds(us["16-SM partition", "(none)"]["p99"]),
+        "latency of a priority stream": microseconds(priority["p99"]),
+        "latency next to the primary context": microseconds(us["16-SM partition only", "plain stream"]["p99"]),
+        "latency in a partition": microseconds(partition["p99"]),
+        "sms of the card": str(partitions["sm_count"]),
+        "switch": duration(switch * 1e3),
+        "look-up": duration(partitions["preparing"]["prepare_ns"]["median"]),
+        "new context": duration(created * 1e3),
+    }
+
+
+def of_studies(results: Sequence[Result]) -> dict[str, str]:
+    critical, mixes, steps = (reports(results, study) for study in ("critical-load", "prefill-decode", "gemm-sigmoid"))
+    chosen = [report.result(report.choice) for report in critical]
+    loads = [result.parts["load"] for result in chosen]
+    kept = [
+        (load.calls_per_second or 0.0) * report.alone["load"].value
+        for load, report in zip(loads, critical, strict=True)
+    ]
+    ratios = [
+        result.seconds.value / report.alone["critical"].value for result, report in zip(chosen, critical, strict=True)
+    ]
+    dates = dict.fromkeys(f"{result['date']}" for result in results)
+    cards = " and ".join(dict.fromkeys(result["card"].split()[1] for result in results))
+    return {
+        "studies origin": f"{cards}, driver {results[0]['driver']}, {' and '.join(dates)}",
+        "latency next to alone": span(ratios),
+        "rate that the load keeps": f"{min(kept):.0%} to {max(kept):.0%}",
+        "sms of the load": span([load.sm_count for load in loads], 0),
+        "gain of small next to large": span([report.gain for report in mixes]),
+        "gain of a saturating gemm": f"{max(report.gain for report in steps):.2f}",
+        "processes with that gain": str(sum(report.gain > 1 for report in steps)),
+        "processes of the study": str(len(steps)),
+    }
+
+
+def of_collectives(allreduce: Result, overlaps: Sequence[Result]) -> dict[str, str]:
+    us = {row["plan"]: row["us"]["median"] for row in allreduce["rows"] if row["mebibytes"] == 256}
+    gains = [us["in sequence"] / us["16 + 116 SMs"]]
+    for result in overlaps:
+        steps = {row["plan"]: row["us"] for row in result["overlap"]}
+        joined = [time for plan, time in steps.items() if re.fullmatch(r".*TWO_EXCHANGE, SM count hint \d+", plan)]
+        gains.append(steps["in sequence, NCCL"] / min(joined))
+    return {"gain of collectives": span(gains), "gain of an nccl all-reduce": f"{gains[0]:.2f}"}
+
+
+def quoted(results_of: Callable[[str], list[Result]]) -> dict[str, str]:
+    """The text of each number by its name."""
+    [partitions] = results_of("partitions")
+    [allreduce] = results_of("allreduce")
+    overlaps = [r for kind in ("2-gpus", "4-gpus") for r in results_of(f"communication-{kind}") if "overlap" in r]
+    return {
+        **of_latency(partitions),
+        **of_studies(results_of("studies")),
+        **of_collectives(allreduce, overlaps),
+    }
