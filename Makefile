@@ -45,28 +45,28 @@ demo: $(VENV)/package
 JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
 test: order := $(if $(filter random,$(ORDER)),$(shell date +%s),$(ORDER))
-test: $(VENV)/package $(VENV)/torch
+test: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure --parallel $(JOBS)
 	mkdir -p build/tests
 	seq $(JOBS) | xargs -P $(JOBS) -I @ sh -c '$(BIN)/pytest --order=$(order) --share=@/$(JOBS) > build/tests/@.log 2>&1; \
 	  code=$$?; cat build/tests/@.log; exit $$code'
 
-test-long: $(VENV)/package $(VENV)/torch
+test-long: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	$(BIN)/pytest --long
 	CUDA_GCTX_SPLIT_REQUESTS=20000 CUDA_GCTX_EXIT_RUNS=1000 CUDA_GCTX_FORKS=1000 $(BIN)/pytest tests/core/test_split_oracle.py tests/core/test_exit.py tests/core/test_fork.py
 	$(BIN)/python tests/comm/simulate.py --interleavings 20000
 	$(BIN)/python -m tests.trust.fault_sweep
 	$(BIN)/python -m tests.trust.allocation_sweep
 
-test-under-load: $(VENV)/package $(VENV)/torch
+test-under-load: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	tests/under_load.sh $(MAKE) test ORDER=random
 
 ORDER_SEEDS ?= 20
-order: $(VENV)/package
+order: $(VENV)/package $(VENV)/testers
 	$(BIN)/python tests/partitions/order_model.py --seeds $(ORDER_SEEDS)
 
-outside: $(VENV)/package
+outside: $(VENV)/package $(VENV)/testers
 	CUDA_GCTX_DRIVER=sim $(BIN)/pytest tests/outside
 
 releases:
@@ -81,19 +81,19 @@ mutants: $(VENV)/package
 
 # The suites are installed from the registry, hundreds of MB, which is why they are no part of "make test".
 CUDA_PYTHON ?=
-peers: $(VENV)/package
+peers: $(VENV)/package $(VENV)/testers
 	$(BIN)/python tests/peers/run.py numba-cuda
 	$(if $(CUDA_PYTHON),$(BIN)/python tests/peers/run.py cuda-core --source $(CUDA_PYTHON))
 	$(if $(CUDA_PYTHON),$(BIN)/python tests/peers/run.py cuda-bindings --source $(CUDA_PYTHON))
 
-instructions: $(VENV)/package
+instructions: $(VENV)/package $(VENV)/testers
 	$(BIN)/python benchmarks/instructions.py --record
 
 # The next "make demo" or "make test" puts the installed package back.
-develop: $(VENV)/builders
+develop: $(VENV)/builders $(VENV)/test-requirements.txt
 	@echo "Compiling the package: about 6 minutes of one core the first time, later only what has changed."
 	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=editable.rebuild=true --config-settings=editable.verbose=false \
-	  --config-settings=build-dir=build/editable $(STRICT) --editable '.[test]'
+	  --config-settings=build-dir=build/editable $(STRICT) --editable '.[cli]' -r $(VENV)/test-requirements.txt
 	rm -f $(VENV)/package
 
 # One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
@@ -139,8 +139,10 @@ format: $(VENV)/linters
 
 # The reference comes from the built package.
 docs: $(VENV)/package
-	$(BIN)/python -m pip install -q '.[docs]' --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT)
+	$(BIN)/python tools/requirements.py of docs > $(VENV)/docs-requirements.txt
+	$(BIN)/python -m pip install -q -r $(VENV)/docs-requirements.txt
 	$(BIN)/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
+	$(BIN)/python tools/links.py build/docs
 
 wheels: $(VENV)/wheel-tools
 	$(BIN)/python packaging/portable/wheels.py $(PYTHONS:%=--python %)
@@ -179,7 +181,15 @@ $(VENV)/builders: pyproject.toml | $(BIN)/python
 
 $(VENV)/package: $(VENV)/builders $(SOURCES)
 	@echo "Compiling the package: about 6 minutes of one core the first time, later only what has changed."
-	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) '.[test]'
+	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) '.[cli]'
+	touch $@
+
+# What the tests need besides: the demo does not install it.
+$(VENV)/test-requirements.txt: pyproject.toml tools/requirements.py | $(BIN)/python
+	$(BIN)/python tools/requirements.py of test comm > $@
+
+$(VENV)/testers: $(VENV)/test-requirements.txt
+	$(BIN)/python -m pip install -q -r $<
 	touch $@
 
 $(VENV)/wheel-tools: pyproject.toml | $(BIN)/python

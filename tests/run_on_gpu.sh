@@ -187,8 +187,9 @@ else
   python=$work/venv/bin/python
   PATH=$work/venv/bin:$PATH
   include=${include:-$(cuda_include)}
-  step build 540 "$python" -m pip install --no-build-isolation --config-settings=build-dir="$build" \
-    --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" "$repository[test]" || finish
+  "$python" "$repository/tools/requirements.py" of test > "$work/test-requirements.txt"
+  step build 540 "$python" -m pip install -r "$work/test-requirements.txt" --no-build-isolation --config-settings=build-dir="$build" \
+    --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" "$repository[cli,comm]" || finish
 fi
 
 # The software driver is found by the programs that open libcuda.so.1 by name, if it is the one in use.

@@ -1,7 +1,7 @@
 """What pyproject.toml requires for a job, and where the CUDA header of the environment is.
 
     python tools/requirements.py of build            the requirements of the build, one a line
-    python tools/requirements.py of lint             those of an extra
+    python tools/requirements.py of test cli comm    those of dependency groups and of extras, with the extras they name
     python tools/requirements.py cuda-include [DIR]  the folder of a cuda.h that is new enough to build with
 
 The header comes from the wheel nvidia-cuda-runtime, in DIR or in the environment of this interpreter. The oldest Python
@@ -19,18 +19,25 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Of the wheel of cuda.h, as pyproject.toml requires it for the build.
 OLDEST, NEWER = (13, 4), (14, 0)
+EXTRAS = "project.optional-dependencies"
 
 
 def requirements_of(job: str) -> list[str]:
-    section, name = ("build-system", "requires") if job == "build" else ("project.optional-dependencies", job)
     text = (REPOSITORY / "pyproject.toml").read_text()
-    found = re.search(
-        rf"^\[{re.escape(section)}\]$(?:(?!^\[).)*?^{re.escape(name)} = (\[.*?\])$", text, re.MULTILINE | re.DOTALL
-    )
-    if found is None:
-        raise SystemExit(f"pyproject.toml has no requirements of {job!r}")
-    requirements: list[str] = ast.literal_eval(found[1])
-    return requirements
+    places = [("build-system", "requires")] if job == "build" else [("dependency-groups", job), (EXTRAS, job)]
+    for section, name in places:
+        found = re.search(
+            rf"^\[{re.escape(section)}\]$(?:(?!^\[).)*?^{re.escape(name)} = (\[.*?\])$", text, re.MULTILINE | re.DOTALL
+        )
+        if found is not None:
+            return [each for requirement in ast.literal_eval(found[1]) for each in expanded(requirement)]
+    raise SystemExit(f"pyproject.toml has no requirements of {job!r}")
+
+
+def expanded(requirement: str) -> list[str]:
+    """A requirement, or those of the extras of this package that it names."""
+    own = re.fullmatch(r"cuda-gctx\[(.*)\]", requirement)
+    return [each for extra in own[1].split(",") for each in requirements_of(extra)] if own else [requirement]
 
 
 def cuda_include(folder: str | None = None) -> Path | None:
@@ -45,8 +52,8 @@ def cuda_include(folder: str | None = None) -> Path | None:
 
 
 def main(words: list[str]) -> int:
-    if words[:1] == ["of"] and len(words) == 2:
-        print(*requirements_of(words[1]), sep="\n")
+    if words[:1] == ["of"] and len(words) > 1:
+        print(*(requirement for job in words[1:] for requirement in requirements_of(job)), sep="\n")
         return 0
     if words[:1] == ["cuda-include"] and len(words) <= 2:
         include = cuda_include(*words[1:])

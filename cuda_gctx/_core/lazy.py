@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 
@@ -19,4 +20,8 @@ def lazy_names(
         value = package[name] = getattr(import_module(module_of_name[name]), name)
         return value
 
-    return sorted(module_of_name), getattr_, lambda: sorted({*package, *module_of_name})
+    def dir_() -> list[str]:
+        of_the_module = (name for name, value in package.items() if name[:2] == "__" or isinstance(value, ModuleType))
+        return sorted({*module_of_name, *(name for name in of_the_module if name[:2] == "__" or name[:1] != "_")})
+
+    return sorted(module_of_name), getattr_, dir_

@@ -19,7 +19,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        sys.exit(f'the command line needs {error.name}, which is not installed: pip install "cuda-gctx[cli]"')
+        sys.exit(f"the command line needs {error.name}, which is not installed: pip install click rich")
     except KeyboardInterrupt:
         print("Error: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -247,7 +247,7 @@ def _numba_cuda() -> Finding:
 def _cuda_bindings() -> Finding:
     installed = _installed(("cuda-bindings",))
     if installed is None and _installed(("cuda-core",)):
-        advice = 'to use cuda.core, pip install "cuda-gctx[cu13]", or [cu12] for a driver of CUDA 12'
+        advice = 'to use cuda.core, pip install "cuda-bindings==13.*", or 12.* for a driver of CUDA 12'
         return _warning("cuda-bindings", "not installed: cuda-core cannot be imported without it", advice)
     return _ok("cuda-bindings", installed[1] if installed else "not installed")
 

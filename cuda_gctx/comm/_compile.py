@@ -121,7 +121,8 @@ def _nvshmem() -> tuple[tuple[str, ...], str]:
     missing = [name for name, folder in folders.items() if folder is None]
     if missing:
         raise RuntimeError(
-            f"NVSHMEM's device calls need the headers of {' and '.join(missing)} (pip install 'cuda-gctx[nvshmem]')"
+            f"NVSHMEM's device calls need the headers of {' and '.join(missing)} "
+            "(pip install nvshmem4py-cu13 nvidia-cuda-runtime nvidia-cuda-cccl)"
         )
     library = Path(folders["nvshmem"]).parent / "lib" / DEVICE_LIBRARY
     if not library.exists():

@@ -73,7 +73,7 @@ def _load(backend: CommBackend) -> Any:
     try:
         return import_module("nvshmem.core")
     except (ImportError, OSError, RuntimeError) as error:
-        raise RuntimeError(f"nvshmem4py cannot be imported (pip install 'cuda-gctx[nvshmem]'): {error}") from error
+        raise RuntimeError(f"nvshmem4py cannot be imported (pip install nvshmem4py-cu13): {error}") from error
 
 
 def _on_all(backend: CommBackend, work: Callable[[], Any]) -> list[Any]:

@@ -114,7 +114,7 @@ def test_without_its_packages_it_says_in_one_line_what_to_install(missing: str) 
     assert done.returncode == 1
     assert not done.stdout
     assert done.stderr.splitlines() == [
-        f'the command line needs {missing}, which is not installed: pip install "cuda-gctx[cli]"'
+        f"the command line needs {missing}, which is not installed: pip install click rich"
     ]
 
 

@@ -149,7 +149,7 @@ def test_multicast_is_refused(library: Library, monkeypatch: pytest.MonkeyPatch)
 def test_a_missing_library_is_named(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvshmem.core", None)
     [message] = on_all(1, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True))
-    assert "nvshmem4py cannot be imported (pip install 'cuda-gctx[nvshmem]')" in message
+    assert "nvshmem4py cannot be imported (pip install nvshmem4py-cu13)" in message
 
 
 def test_threads_cannot_use_it(library: Library) -> None:

@@ -69,3 +69,11 @@ def test_tables_fit_a_screen(page: str) -> None:
 def test_the_readme_is_short() -> None:
     prose = re.sub(r"```.*?```|^\|.*?$|\]\([^)]*\)", "", text_of("../README"), flags=re.DOTALL | re.MULTILINE)
     assert len(prose.split()) <= 600
+
+
+def test_nothing_is_installed_by_its_name_on_an_index() -> None:
+    # Until there is a release, the name belongs to whoever takes it.
+    files = [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md"), *(REPOSITORY / "examples").rglob("*.md")]
+    files += [file for ending in ("py", "pyx") for file in (REPOSITORY / "cuda_gctx").rglob(f"*.{ending}")]
+    lines = [f"{file}: {line}" for file in files for line in file.read_text().splitlines()]
+    assert [line for line in lines if re.search(r"pip3? (install|download)[^`#]*\bcuda-gctx\b", line)] == []

@@ -62,6 +62,12 @@ def test_errors_are_shown_under_the_names_by_which_they_are_imported(package: st
             assert found.__module__ in ("cuda_gctx", package)
 
 
+def test_dir_shows_public_names_alone() -> None:
+    hidden = {"Any", "TYPE_CHECKING", "annotations", "above", "find_spec", "lazy_names"}
+    assert not hidden & set(dir(cuda_gctx))
+    assert [name for name in dir(cuda_gctx) if name.startswith("_") and not name.startswith("__")] == []
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'cuda_gctx' has no attribute 'Devices'"):
         cuda_gctx.Devices  # noqa: B018
@@ -175,6 +181,9 @@ def test_a_release_links_to_the_files_of_its_version(tmp_path: Path) -> None:
     assert "docs/images/latency.svg" in files
     assert [file for file in files if not (REPOSITORY / file).is_file()] == []
     assert f'Repository = "{address}"' in (tmp_path / "pyproject.toml").read_text()
+    other = subprocess.run([*program, "--version-is", "0.0.1"], capture_output=True, text=True, check=False)
+    assert other.returncode == 1
+    assert other.stderr == f"the package has version {cuda_gctx.__version__}, not 0.0.1\n"
     again = subprocess.run([*program, address], capture_output=True, text=True, check=False)
     assert "must have this line once" in again.stderr
 

@@ -12,7 +12,7 @@ import pytest
 from ..common import needs_cuda_header, tool
 from ..conftest import REPOSITORY
 
-requirements, commit_message = tool("requirements"), tool("commit_message")
+requirements, commit_message, links = tool("requirements"), tool("commit_message"), tool("links")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python cannot read TOML")
@@ -21,8 +21,12 @@ def test_requirements_are_those_of_pyproject_toml() -> None:
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     assert requirements.requirements_of("build") == project["build-system"]["requires"]
+    groups = project["dependency-groups"]
+    assert {name: requirements.requirements_of(name) for name in groups} == groups
     extras = project["project"]["optional-dependencies"]
-    assert {name: requirements.requirements_of(name) for name in extras} == extras
+    assert requirements.requirements_of("cli") == extras["cli"]
+    # An extra that names another one of this package has what that one has: no index knows this name.
+    assert requirements.requirements_of("comm") == [*extras["cu13"], *extras["comm"][1:]]
 
 
 def test_requirements_of_an_unknown_job_are_refused() -> None:
@@ -40,6 +44,18 @@ def test_the_folder_of_the_header_is_found_and_old_headers_are_not(tmp_path: Pat
         (info / "RECORD").write_text("nvidia/include/cuda.h,,\n")
         assert requirements.cuda_include(str(tmp_path)) == wanted
         shutil.rmtree(info)
+
+
+def test_dead_links_of_a_site_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "index.html").write_text(
+        '<p id="top"><a href="a/#one">x</a><a href="#top"><a href="https://example.org/x">'
+    )
+    (tmp_path / "a" / "index.html").write_text(
+        '<h1 id="one"><a href="../index.html#two"><img src="none.svg"><a href="../">'
+    )
+    assert links.dead_links(tmp_path) == ["a/index.html: ../index.html#two", "a/index.html: none.svg"]
+    assert links.main([str(tmp_path)]) == 1
 
 
 GOOD = [
