@@ -333,6 +333,20 @@ def test_every_call_is_timed_raw_and_with_this_package_and_simulated_times_are_c
                 assert 0 <= contestant["ns"]["p10"] <= contestant["ns"]["median"] <= contestant["ns"]["p90"]
 
 
+def test_requests_at_random_times_wait_for_gemms_unless_these_run_in_the_background_partition(tmp_path: Path) -> None:
+    program = [BENCHMARKS / "arrivals.py", "--seconds", "0.02", "--out", tmp_path]
+    done = run_program(*program, CUDA_GCTX_DRIVER="sim:h200@13.0")
+    assert done.returncode == 0, done.stderr
+    [path] = tmp_path.glob("*-arrivals.json")
+    rows = json.loads(path.read_text())["rows"]
+    for rate in {row["per_second"] for row in rows}:
+        alone, priority, primary, isolated = (row for row in rows if row["per_second"] == rate)
+        # The median too: a request that arrives at a random time meets a running GEMM.
+        assert isolated["us"]["p50"] < 5 * alone["us"]["p50"] < priority["us"]["p50"] < primary["us"]["p50"]
+        assert isolated["us"]["p99"] < 100 < priority["us"]["p99"]
+        assert 0.75 < isolated["gemms_per_second"] / priority["gemms_per_second"] < 1
+
+
 def test_simulated_results_are_kept_out_of_the_pages(copies: Copies, capsys: pytest.CaptureFixture[str]) -> None:
     [path] = copies.results.glob("h200-*-calls.json")
     copies.change(path, '"simulated": false', '"simulated": true')
