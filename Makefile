@@ -72,11 +72,11 @@ outside: $(VENV)/package $(VENV)/testers
 releases:
 	$(PYTHON) tests/outside/releases.py
 
-cluster: $(VENV)/package $(VENV)/torch
+cluster: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	$(BIN)/pip install --quiet ray cuda-bindings
 	CUDA_GCTX_DRIVER=sim $(BIN)/pytest --long tests/docs/test_cluster_examples.py
 
-mutants: $(VENV)/package
+mutants: $(VENV)/package $(VENV)/testers
 	$(BIN)/python tests/mutants.py
 
 # The suites are installed from the registry, hundreds of MB, which is why they are no part of "make test".
