@@ -52,6 +52,7 @@ cdef extern from "cuda.h" nogil:
 cdef extern from "driver/driver.hpp" namespace "gctx":
     enum class Feature(int):
         locality_domains
+        supplemental_sms
 
     const size_t feature_count
 

@@ -14,8 +14,13 @@ cdef extern from "resources/outcome.hpp" namespace "gctx" nogil:
         unsigned int preferred
         cbool backfill
         optional[unsigned int] locality_domain
+        cbool supplemental
 
     optional[vector[GroupRequest]] caught_suggestion()
+
+
+cdef extern from "cuda.h" nogil:
+    unsigned int ANY_DOMAIN "CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID_ANY"
 
 
 cdef extern from "driver/error.hpp" namespace "gctx" nogil:

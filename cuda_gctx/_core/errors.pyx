@@ -43,7 +43,7 @@ class SplitError(CUDAError, ValueError):
     def __str__(self):
         return f"{self.args[0]} ({self.name})"
 
-    # One tuple of (count, coscheduled, preferred, backfill, locality domain) for each group.
+    # One tuple of (count, coscheduled, preferred, backfill, locality domain, supplemental) for each group.
     _groups = None
 
     @property
@@ -119,12 +119,14 @@ cdef object optional_count(const optional[unsigned int]& value):
 
 
 cdef object group_tuple(const GroupRequest& group):
+    domain = optional_count(group.locality_domain)
     return (
         optional_count(group.count),
         group.coscheduled or None,
         group.preferred or None,
         bool(group.backfill),
-        optional_count(group.locality_domain),
+        "any" if domain == ANY_DOMAIN else domain,
+        bool(group.supplemental),
     )
 
 

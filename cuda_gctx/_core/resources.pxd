@@ -14,6 +14,7 @@ cdef class SMResourceOptions(Options):
     cdef readonly object preferred_coscheduled_sm_count
     cdef readonly object backfill
     cdef readonly object locality_domain
+    cdef readonly object supplemental_sms
     cdef vector[GroupRequest] _requests
 
     cdef int _check_open_groups(self) except -1

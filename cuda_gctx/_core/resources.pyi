@@ -1,6 +1,6 @@
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import Never, Self
 
@@ -16,7 +16,8 @@ class SMResourceOptions(Options):
         coscheduled_sm_count: int | Sequence[int | None] | None = None,
         preferred_coscheduled_sm_count: int | Sequence[int | None] | None = None,
         backfill: bool | Sequence[bool] = False,
-        locality_domain: int | Sequence[int | None] | None = None,
+        locality_domain: int | Literal["any"] | Sequence[int | Literal["any"] | None] | None = None,
+        supplemental_sms: bool | Sequence[bool] = False,
     ) -> Self: ...
     @property
     def count(self) -> int | tuple[int | None, ...] | None: ...
@@ -27,7 +28,9 @@ class SMResourceOptions(Options):
     @property
     def backfill(self) -> bool | tuple[bool, ...]: ...
     @property
-    def locality_domain(self) -> int | tuple[int | None, ...] | None: ...
+    def locality_domain(self) -> int | Literal["any"] | tuple[int | Literal["any"] | None, ...] | None: ...
+    @property
+    def supplemental_sms(self) -> bool | tuple[bool, ...]: ...
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 

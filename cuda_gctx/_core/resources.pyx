@@ -38,7 +38,7 @@ from cuda_gctx._core.cpp cimport (
 )
 from cuda_gctx._core.cpp cimport drop_split_contexts as drop_contexts
 from cuda_gctx._core.cpp cimport split_contexts as c_split_contexts
-from cuda_gctx._core.errors cimport report_failures
+from cuda_gctx._core.errors cimport ANY_DOMAIN, report_failures
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import DataclassFields
@@ -101,7 +101,9 @@ cdef class SMResourceOptions(Options):
     coscheduled_sm_count: the number of SMs that must be in one GPC, which is then the grain; 2 requests none.
     preferred_coscheduled_sm_count: the number of SMs that should be in one GPC, for larger thread-block clusters.
     backfill: exactly `count` SMs (even), anywhere on the chip.
-    locality_domain: the domain of the SMs (driver 13.4 and newer), see ``Device.locality_domains``.
+    locality_domain: the domain of the SMs (driver 13.4 and newer), see ``Device.locality_domains``; "any": SMs that are
+    in a domain, whichever that is. With `backfill`, those of the domain come first.
+    supplemental_sms: also the SMs of the domain beyond the number that every domain has (driver 13.5 and newer).
     """
 
     __dataclass_fields__ = DataclassFields(
@@ -111,6 +113,7 @@ cdef class SMResourceOptions(Options):
             "preferred_coscheduled_sm_count": None,
             "backfill": False,
             "locality_domain": None,
+            "supplemental_sms": False,
         }
     )
 
@@ -121,6 +124,7 @@ cdef class SMResourceOptions(Options):
         preferred_coscheduled_sm_count=None,
         backfill=False,
         locality_domain=None,
+        supplemental_sms=False,
     ):
         if is_sequence(count):
             if not count:
@@ -142,7 +146,13 @@ cdef class SMResourceOptions(Options):
         )
         self.backfill = checked_field("backfill", backfill, self.count, lambda value: as_bool("backfill", value))
         self.locality_domain = checked_field(
-            "locality_domain", locality_domain, self.count, lambda value: checked_int("locality_domain", value, 0)
+            "locality_domain",
+            locality_domain,
+            self.count,
+            lambda value: "any" if type(value) is str and value == "any" else checked_int("locality_domain", value, 0),
+        )
+        self.supplemental_sms = checked_field(
+            "supplemental_sms", supplemental_sms, self.count, lambda value: as_bool("supplemental_sms", value)
         )
         self._check_open_groups()
         self._fill_requests()
@@ -156,7 +166,7 @@ cdef class SMResourceOptions(Options):
             for position, count in enumerate(self.count)
             if count is None
         ]
-        if None in domains or len(set(domains)) < len(domains):
+        if None in domains or "any" in domains or len(set(domains)) < len(domains):
             raise ValueError(
                 "count has more than one None (or 0, which means the same): only one group can have all remaining SMs, "
                 "or one in each locality_domain, without backfill"
@@ -175,7 +185,10 @@ cdef class SMResourceOptions(Options):
             request.backfill = <bint>entry_of(self.backfill, position)
             domain = entry_of(self.locality_domain, position)
             if domain is not None:
-                request.locality_domain = <unsigned int>domain
+                request.locality_domain = ANY_DOMAIN if domain == "any" else <unsigned int>domain
+            request.supplemental = <bint>entry_of(self.supplemental_sms, position)
+            if request.supplemental and domain is None:
+                raise ValueError("supplemental_sms belongs to a locality_domain: give that as well")
             self._requests.push_back(request)
         return 0
 
@@ -186,11 +199,12 @@ cdef class SMResourceOptions(Options):
             "preferred_coscheduled_sm_count": self.preferred_coscheduled_sm_count,
             "backfill": self.backfill,
             "locality_domain": self.locality_domain,
+            "supplemental_sms": self.supplemental_sms,
         }
 
     def __repr__(self):
         shown = [
-            f"{name}={value}"
+            f"{name}={value!r}"
             for name, value in self.values().items()
             if name == "count" or (value is not None and value is not False)
         ]
@@ -256,9 +270,10 @@ cdef class SMResource:
 
     @property
     def locality_domain(self):
-        """The locality domain that the driver reports for its SMs; None if it reports none."""
+        """The locality domain that the driver reports for its SMs; None if it reports none, or any."""
         if self._sm.get().units.size() != 0 and self.flags & CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID:
-            return self._sm.get().units.data()[0].sm.localityDomainId
+            domain = self._sm.get().units.data()[0].sm.localityDomainId
+            return None if domain == ANY_DOMAIN else domain
         return None
 
     @property

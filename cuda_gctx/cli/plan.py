@@ -21,7 +21,14 @@ def _fitting(error: ValueError) -> dict[str, Any] | None:
     suggestion = error.suggestion if isinstance(error, SplitError) else None
     if not isinstance(suggestion, SMResourceOptions):
         return None
-    fields = ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain")
+    fields = (
+        "count",
+        "coscheduled_sm_count",
+        "preferred_coscheduled_sm_count",
+        "backfill",
+        "locality_domain",
+        "supplemental_sms",
+    )
     return {field: getattr(suggestion, field) for field in fields}
 
 

@@ -49,7 +49,14 @@ MOST_SPELLINGS = 4096
 
 BOTH_WAYS = "partitions are requested by position or by name, not both"
 
-OPTION_FIELDS = ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain")
+OPTION_FIELDS = (
+    "count",
+    "coscheduled_sm_count",
+    "preferred_coscheduled_sm_count",
+    "backfill",
+    "locality_domain",
+    "supplemental_sms",
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,16 @@ class PartitionSpec:
     def takes_the_remainder(self) -> bool:
         """Whether it requests SMs without a number: one partition of a layout can."""
         return self.sms is None or (isinstance(self.sms, SMResourceOptions) and self.sms.count is None)
+
+    @property
+    def stays_in_a_domain(self) -> bool:
+        """Whether all of its SMs are in the one locality domain that it names."""
+        options = self.sms
+        return (
+            isinstance(options, SMResourceOptions)
+            and not options.backfill
+            and options.locality_domain not in (None, "any")
+        )
 
     @property
     def request(self) -> Request:
@@ -296,7 +313,11 @@ def _layout_of(requests: Mapping[str, Any] | Sequence[Any]) -> Layout:
             specs.append(request if isinstance(request, PartitionSpec) else PartitionSpec(request))
         except (TypeError, ValueError) as error:
             raise type(error)(f"partition {name}: {error}") from None
-    open_ones = [name for name, spec in zip(names, specs, strict=True) if spec.takes_the_remainder]
+    open_ones = [
+        name
+        for name, spec in zip(names, specs, strict=True)
+        if spec.takes_the_remainder and not spec.stays_in_a_domain  # which the split itself checks
+    ]
     if len(open_ones) > 1:
         raise ValueError(f"{' and '.join(open_ones)} request the remaining SMs: only one partition can")
     layout = object.__new__(Layout)

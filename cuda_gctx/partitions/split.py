@@ -36,7 +36,7 @@ def _split_options(requests: Sequence[tuple[str, PartitionSpec]], whole: SMResou
         if isinstance(spec.sms, SMResourceOptions):
             groups.append(tuple(getattr(spec.sms, field) for field in OPTION_FIELDS))
         else:
-            groups.append((count_of(name, spec, whole), None, None, False, None))
+            groups.append((count_of(name, spec, whole), None, None, False, None, False))
     return SMResourceOptions(*zip(*groups, strict=True))
 
 

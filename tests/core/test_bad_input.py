@@ -57,6 +57,7 @@ WRONG_TYPES = {
     "preferred_coscheduled_sm_count": NO_INTS,
     "backfill": NO_BOOLS,
     "locality_domain": NO_INTS,
+    "supplemental_sms": NO_BOOLS,
 }
 WRONG_VALUES: dict[str, list[Any]] = {
     "count": [-1, -8, 2**31, 2**32, 2**63, 2**64, 10**30, [], (), [8, -8], [None, None], [0, None], [0, 0], [8, 2**32]],
@@ -64,6 +65,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "preferred_coscheduled_sm_count": [0, -2, 1, 3, 2**32, [2]],
     "backfill": [[True], [True, False]],
     "locality_domain": [-1, 2**32, 2**64, [0]],
+    "supplemental_sms": [[True], [True, False], True],
 }
 
 
@@ -80,7 +82,8 @@ def test_a_split_option_of_a_wrong_value_is_refused(name: str, value: Any) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain"]
+    "name",
+    ["coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain", "supplemental_sms"],
 )
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_a_sequence_must_have_an_entry_for_each_group(name: str, length: int) -> None:
@@ -147,7 +150,14 @@ def test_options_are_values_that_do_not_change() -> None:
     assert options != (8, None)
     assert len({options, SMResourceOptions((8, None), backfill=True)}) == 1
     assert repr(options) == "SMResourceOptions(count=(8, None), backfill=True)"
-    for name in ("count", "coscheduled_sm_count", "preferred_coscheduled_sm_count", "backfill", "locality_domain"):
+    for name in (
+        "count",
+        "coscheduled_sm_count",
+        "preferred_coscheduled_sm_count",
+        "backfill",
+        "locality_domain",
+        "supplemental_sms",
+    ):
         with pytest.raises(AttributeError):
             setattr(options, name, 2)
 

@@ -25,6 +25,7 @@ FEATURES = {
     "workqueues": "13.1",
     "stream_resources": "13.1",
     "locality_domains": "13.4",
+    "supplemental_sms": "13.5",
 }
 
 

@@ -502,6 +502,50 @@ def test_each_locality_domain_can_have_a_group_of_all_its_sms(
         assert alone.sm_count == group.sm_count
 
 
+def test_any_locality_domain_is_all_sms_of_domains(sim: Machines) -> None:
+    sim("b200", driver="13.5")
+    whole = Device(0).resources.sm
+    [group], remainder = split(whole, [None], locality_domain="any", coscheduled_sm_count=2)
+    assert (group.sm_count, remainder.sm_count, group.locality_domain) == (144, 4, None)
+    error = refusal(SplitError, lambda: split(whole, [146], locality_domain="any"))
+    assert error.suggestion is not None
+    assert error.suggestion.locality_domain == "any"
+    assert whole.split(error.suggestion, dry_run=True)[0][0].sm_count == 144
+    with pytest.raises(ValueError, match="more than one None"):
+        SMResourceOptions([None, None], locality_domain=["any", 0])
+
+
+def test_supplemental_sms_are_those_beyond_what_every_domain_has(sim: Machines) -> None:
+    sim("b200", driver="13.5")
+    whole = Device(0).resources.sm
+    for supplemental, given in [(False, [72, 72]), (True, [74, 74]), ([True, False], [74, 72])]:
+        options = SMResourceOptions(
+            [None, None], locality_domain=[0, 1], coscheduled_sm_count=2, supplemental_sms=supplemental
+        )
+        assert [group.sm_count for group in whole.split(options)[0]] == given
+    with pytest.raises(ValueError, match="supplemental_sms belongs to a locality_domain"):
+        SMResourceOptions(8, supplemental_sms=True)
+    sim("b200", driver="13.4")
+    error = refusal(
+        FeatureNotSupported, lambda: split(Device(0).resources.sm, 8, locality_domain=0, supplemental_sms=True)
+    )
+    assert "need CUDA driver 13.5 or newer; this driver is 13.4" in str(error)
+
+
+@pytest.mark.parametrize(("backfill", "counts"), [(False, [72, 72]), (True, [74, 74])])
+def test_a_device_is_partitioned_by_locality_domain(sim: Machines, backfill: bool, counts: list[int]) -> None:
+    sim("b200", driver="13.4")
+    dev = Device(0)
+    asked: Any = 74 if backfill else None  # an equal share of all SMs, also of those in no domain
+    groups = {
+        f"domain{domain}": SMResourceOptions(asked, coscheduled_sm_count=2, backfill=backfill, locality_domain=domain)
+        for domain in range(dev.locality_domains)
+    }
+    with dev.partition(**groups) as parts:
+        assert [parts[name].sm_count for name in groups] == counts
+        assert [len(proof.sm_ids) for proof in parts.verify().contexts][:2] == counts
+
+
 def test_domains_that_have_nothing_left_are_refused(sim: Machines) -> None:
     sim("b200", driver="13.4")
     whole = Device(0).resources.sm

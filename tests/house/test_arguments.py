@@ -179,6 +179,9 @@ DOORS: dict[str, Door] = {
     ),
     "SMResourceOptions(backfill)": Door(BOOL, True, lambda w, v: SMResourceOptions(8, backfill=v)),
     "SMResourceOptions(locality_domain)": Door(INT, 0, lambda w, v: SMResourceOptions(8, locality_domain=v)),
+    "SMResourceOptions(supplemental_sms)": Door(
+        BOOL, True, lambda w, v: SMResourceOptions(8, locality_domain=0, supplemental_sms=v)
+    ),
     "SMResource.split(options)": Door(INT, 8, lambda w, v: w.dev.resources.sm.split([v]), said="count"),
     "SMResource.split(dry_run)": Door(BOOL, True, lambda w, v: w.dev.resources.sm.split(8, dry_run=v)),
     "WorkqueueResourceOptions(concurrency_limit)": Door(

@@ -101,6 +101,8 @@ FeatureState Driver::feature(Feature feature) const {
     case Feature::locality_domains:
       // It has no function either, and older drivers ignore its field: only the version decides.
       return {"locality_domains", "locality domains", 13040, version_ >= 13040};
+    case Feature::supplemental_sms:
+      return {"supplemental_sms", "supplemental SMs of locality domains", 13050, version_ >= 13050};
   }
   return {};
 }

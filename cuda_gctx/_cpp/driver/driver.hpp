@@ -27,8 +27,9 @@ enum class Feature : int {
   workqueues,
   stream_resources,
   locality_domains,
+  supplemental_sms,
 };
-inline constexpr std::size_t feature_count = 8;
+inline constexpr std::size_t feature_count = 9;
 
 struct FeatureState {
   std::string_view name;

@@ -395,6 +395,7 @@ void refuse(const Refused& refused, const std::vector<GroupRequest>& requests) {
       request.coscheduled = 0;
       request.preferred = 0;
       request.locality_domain.reset();
+      request.supplemental = false;
     }
     found = Nearest(refused, plain).find();
   }

@@ -13,7 +13,8 @@ struct GroupRequest {
   unsigned coscheduled = 0;       // 0: the alignment of what is split
   unsigned preferred = 0;         // 0: no preference
   bool backfill = false;
-  std::optional<unsigned> locality_domain;
+  std::optional<unsigned> locality_domain;  // CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID_ANY: of any
+  bool supplemental = false;                // also SMs of the domain beyond what every domain has
 };
 
 // Without co-scheduling, SMs come in pairs (texture processing clusters) on every chip that has green contexts.

@@ -83,6 +83,9 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
   if (std::any_of(requests.begin(), requests.end(), [](const auto& request) { return request.locality_domain; })) {
     driver.require(Feature::locality_domains);
   }
+  if (std::any_of(requests.begin(), requests.end(), [](const auto& request) { return request.supplemental; })) {
+    driver.require(Feature::supplemental_sms);
+  }
   if (input->splittable) {
     return split_source(driver, input, grain_of(*input), requests, dry_run, requery);
   }

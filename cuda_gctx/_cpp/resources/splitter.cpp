@@ -297,6 +297,9 @@ Splitter::Params Splitter::params_of(const Need& need, Fill fill) const {
   if (request.locality_domain) {
     params.flags |= CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID;
     params.localityDomainId = *request.locality_domain;
+    if (request.supplemental) {
+      params.flags |= CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_SUPPLEMENTAL_SMS;
+    }
   }
   return params;
 }
