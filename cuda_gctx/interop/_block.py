@@ -8,8 +8,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from typing import Any, TypeVar
+from functools import wraps
+from inspect import (
+    isasyncgen,
+    isasyncgenfunction,
+    isawaitable,
+    iscoroutine,
+    iscoroutinefunction,
+    isgenerator,
+    isgeneratorfunction,
+)
+from typing import Any, TypeVar, cast
 
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._frameworks import Target, own_stream
@@ -84,12 +93,24 @@ class Block(ContextDecorator, AbstractContextManager[Any]):
         self._opened: list[_Opened] = []  # on any thread
 
     def __call__(self, function: Function) -> Function:
-        if iscoroutinefunction(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
-            raise TypeError(
-                f"{function.__name__} is a coroutine function or a generator, which would run outside of the block: "
-                "decorate functions without await and yield"
+        def refused() -> TypeError:
+            return TypeError(
+                f"{getattr(function, '__name__', repr(function))} is a coroutine function or a generator, which would "
+                "run outside of the block: decorate functions without await and yield"
             )
-        return super().__call__(function)
+
+        @wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            result = function(*args, **options)
+            if isawaitable(result) or isgenerator(result) or isasyncgen(result):
+                if iscoroutine(result) or isgenerator(result):
+                    result.close()
+                raise refused()
+            return result
+
+        if iscoroutinefunction(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise refused()
+        return super().__call__(cast(Function, checked))
 
     def __enter__(self) -> Any:
         _here.settle()

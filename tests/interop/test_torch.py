@@ -10,6 +10,7 @@ import gc
 import sys
 import types
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +409,30 @@ def test_what_runs_after_its_call_is_not_decorated(torch: Any, dev: Device) -> N
         for function in (task, generator):
             with pytest.raises(TypeError, match="decorate functions without await and yield"):
                 use(parts[0])(function)
+
+
+def test_a_result_that_would_run_after_the_call_is_refused(torch: Any, dev: Device) -> None:
+    ran = []
+
+    async def task() -> None:
+        ran.append(torch.cuda.current_stream())
+
+    class Callable:
+        async def __call__(self) -> None:
+            await task()
+
+    def generator() -> Iterator[None]:
+        ran.append(torch.cuda.current_stream())
+        yield
+
+    with dev.partition(16) as parts:
+        with pytest.raises(TypeError, match=r"partial.* is a coroutine function or a generator"):
+            use(parts[0])(partial(task))
+        for function in (Callable(), lambda: task(), lambda: generator()):
+            with pytest.raises(TypeError, match="decorate functions without await and yield"):
+                use(parts[0])(function)()
+        assert use(parts[0])(partial(max, 1, 2))() == 2
+    assert not ran
 
 
 def test_the_error_of_a_block_is_not_hidden_by_a_wrong_order(torch: Any, dev: Device) -> None:
