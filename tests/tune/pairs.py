@@ -29,9 +29,9 @@ def work(blocks: int, ns: int) -> Callable[[Stream], None]:
 
 def chain(stream: Stream) -> None:
     """Short kernels one after the other: next to a kernel that fills the device, each has to wait for SMs again."""
-    for _ in range(15):
-        spin(stream, 32, MS // 10)
-        spin(stream, 1, MS // 50)
+    for _ in range(5):
+        spin(stream, 32, 3 * MS // 10)
+        spin(stream, 1, 3 * MS // 50)
 
 
 PAIRS: dict[str, dict[str, Any]] = {

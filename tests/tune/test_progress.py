@@ -32,6 +32,8 @@ def test_the_bar_is_no_wider_than_the_terminal(
     dev: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    tune.overlap(an_attention_with_a_long_name=chain, another_one_with_a_long_name=chain, device=dev, progress=True)
+    tune.overlap(
+        an_attention_with_a_long_name=chain, another_one_with_a_long_name=chain, device=dev, progress=True, budget_s=1
+    )
     lines = capsys.readouterr().err.split("\r")
     assert max(map(len, lines)) == 39

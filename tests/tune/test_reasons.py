@@ -33,8 +33,8 @@ def test_reasons_say_what_could_be_won_and_what_fewer_sms_cost(dev: Device) -> N
 
 def test_work_that_is_launch_bound_is_called_so(dev: Device) -> None:
     def slowly(stream: Stream) -> None:
-        host_takes(5_000)  # more than the kernel takes
-        spin(stream, 1, 100)
+        host_takes(20_000)  # more than the kernel takes
+        spin(stream, 1, 4_000)
 
     report = tune.overlap(a=slowly, b=slowly, device=dev, sizes=[8])
     assert any(reason.startswith("launch-bound: the host needs ") for reason in report.reasons)
@@ -83,7 +83,9 @@ def test_the_plans_of_a_round_have_one_number_of_steps(dev: Device) -> None:
 
 def test_a_step_that_takes_the_host_long_but_the_device_longer_is_not_launch_bound(dev: Device) -> None:
     bulk, short = work(WHOLE, MS), work(16, MS // 50)
-    report = tune.overlap(bulk=bulk, short=short, objective=Throughput(bulk=1, short=2000), device=dev, sizes=[8])
+    report = tune.overlap(
+        bulk=bulk, short=short, objective=Throughput(bulk=1, short=2000), device=dev, sizes=[8], budget_s=2
+    )
     assert "launch-bound" not in said(report)
     assert not any(result.launch_bound for result in report.results)
 
@@ -131,7 +133,7 @@ def test_disjoint_sms_that_slow_each_other_are_reported(dev: Device, monkeypatch
         ]
 
     monkeypatch.setattr(_measure.Runner, "profile", shared)
-    assert "although their SMs are disjoint" not in said(tuned("a chain"))
+    assert "although their SMs are disjoint" not in said(read_only("a chain"))
     slower.update(chain=1.3)
     assert "the others slow chain by 1.3x (product=116, chain=16), although their SMs are disjoint" in said(
         tuned("a chain")

@@ -90,10 +90,14 @@ def test_a_latency_may_cost_the_others_only_so_much(dev: Device) -> None:
 
     bulk = work(4 * 232, MS // 4)
     free = tune.overlap(
-        bulk=bulk, critical=critical, objective=TailLatency("critical", closed_loop=True), device=dev, budget_s=10
+        bulk=bulk,
+        critical=critical,
+        objective=TailLatency("critical", quantile=0.9, closed_loop=True),
+        device=dev,
+        budget_s=6,
     )
-    limited = TailLatency("critical", others=0.9, closed_loop=True)
-    held = tune.overlap(bulk=bulk, critical=critical, objective=limited, device=dev, budget_s=10)
+    limited = TailLatency("critical", quantile=0.9, others=0.9, closed_loop=True)
+    held = tune.overlap(bulk=bulk, critical=critical, objective=limited, device=dev, budget_s=6)
     counts = [report.result(report.choice).parts["critical"].sm_count for report in (free, held)]
     assert counts[0] >= 32
     assert counts[1] <= 16
@@ -146,12 +150,12 @@ def test_three_parts_get_sizes_of_their_own(dev: Device) -> None:
     assert report.choice.kind == "streams"
 
 
-@pytest.mark.parametrize("parts", [3, 6])
+@pytest.mark.parametrize("parts", [3, 5])
 def test_of_many_parts_one_can_have_all_that_the_others_do_not_need(dev: Device, parts: int) -> None:
     def short(stream: Stream) -> None:
-        for _ in range(15):
-            spin(stream, 16, MS // 10)
-            spin(stream, 1, MS // 50)
+        for _ in range(5):
+            spin(stream, 16, 3 * MS // 10)
+            spin(stream, 1, 3 * MS // 50)
 
     chains = {f"chain{number}": short for number in range(1, parts)}
     report = tune.overlap(**chains, product=work(4 * (132 - 8 * (parts - 1)), MS), device=dev)
@@ -234,7 +238,7 @@ def test_a_plan_that_is_no_finalist_is_compared_by_the_rounds_in_which_it_was(
 
     monkeypatch.setattr(_measure.Runner, "batch", batch)
     monkeypatch.setattr(_search.Search, "_compare", compare)
-    assert "\nchain first: 1.35x slower than the choice (inconclusive: too few samples)\n" in said(tuned("a chain"))
+    assert "\nchain first: 1.22x slower than the choice (inconclusive: too few samples)\n" in said(tuned("a chain"))
 
 
 def test_only_the_sizes_that_were_asked_for_are_tried(dev: Device) -> None:
