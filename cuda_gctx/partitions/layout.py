@@ -16,7 +16,7 @@ from cuda_gctx._core.arguments import as_bool, as_sm_count, of_fields, spelling
 from cuda_gctx._core.resources import SMResourceOptions, WorkqueueResourceOptions
 from cuda_gctx._core.text import parsed_json
 
-__all__ = ["BACKGROUND", "RESERVED_NAMES", "Layout", "PartitionSpec", "Request"]
+__all__ = ["BACKGROUND", "LARGEST_COUNT", "RESERVED_NAMES", "Layout", "PartitionSpec", "Request"]
 
 # The partition over the SMs that no other one requests.
 BACKGROUND = "background"

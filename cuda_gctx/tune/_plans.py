@@ -16,7 +16,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx._core.text import parsed_json
 from cuda_gctx.partitions import PartitionPool, Partitions, open_layout
-from cuda_gctx.partitions.layout import BACKGROUND, Layout, is_partition_name
+from cuda_gctx.partitions.layout import BACKGROUND, LARGEST_COUNT, Layout, is_partition_name
 from cuda_gctx.partitions.pool import switch_to
 from cuda_gctx.partitions.verification import VerifyReport, verify
 
@@ -72,7 +72,9 @@ class Plan:
             raise TypeError(f"places must be the name of a partition for each part, not {self.places!r}")
         if not isinstance(self.sm_counts, Mapping):
             raise TypeError(f"sm_counts must be a number of SMs for each part, not {self.sm_counts!r}")
-        sm_counts = {part: as_int(f"sm_counts[{part!r}]", count, 1) for part, count in self.sm_counts.items()}
+        sm_counts = {
+            part: as_int(f"sm_counts[{part!r}]", count, 1, LARGEST_COUNT) for part, count in self.sm_counts.items()
+        }
         object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "places", dict(self.places))
         object.__setattr__(self, "sm_counts", sm_counts)
