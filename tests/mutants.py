@@ -106,6 +106,9 @@ MUTANTS = {
         "seconds_between(self._begin, end) - max(due_s, self.passed_s)",
         "tests/measure/test_loop.py",
     ),
+    "sizes that were asked for wait for other plans": Mutant(
+        "tune/_search.py", "        self._open_asked()\n", "", "tests/tune/test_budget.py"
+    ),
     "launch-bound work by one thread": Mutant(
         "tune/_search.py",
         "self._runner.start_hosts([part.name for part in self.parts])",

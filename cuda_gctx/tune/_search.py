@@ -1,5 +1,6 @@
 """The search: which plans are measured, and in which order.
 
+Partitions of sizes that were asked for are the first that are opened, so that no budget ends before they are measured.
 Plans are measured in rounds, in random order, so that what changes with time (clocks, temperature, neighbours)
 affects all of them. Plans that cannot win any more are left out of later rounds. The finalists then meet in separate
 rounds, which alone decide: the fastest of many plans is partly a lucky one, and fresh samples remove the luck. Each
@@ -63,6 +64,8 @@ OPENINGS, MOST_OPENINGS = 2, 4
 CONTEXTS_AT_ONCE = 96
 # A division of the SMs costs its warm-up and a profile in addition to its rounds: so many batches.
 BATCHES_TO_OPEN = 2
+# Partitions for each part, and overlays; divisions of the SMs come from these by turns.
+KINDS_OF_PARTITIONS = 2
 # The smallest share of the bulk work that a call of the urgent part takes in: so often half of it.
 HALVINGS = 6
 
@@ -186,8 +189,9 @@ class Search:
             self._runner.alone_s[part.name] = trial.step_s
             self.found.alone[part.name] = candidate
         names = tuple(part.name for part in self.parts)
-        plans = [Plan("sequence", names), Plan("streams", names)]
-        plans += [Plan("priority", names, first=name) for name in names]
+        self._open(Plan("sequence", names), whole)
+        self._open_asked()
+        plans = [Plan("streams", names), *(Plan("priority", names, first=name) for name in names)]
         plans += [self._joined(share) for share in self._coarse_shares()]
         for plan in plans:
             self._open(plan, whole)
@@ -249,15 +253,15 @@ class Search:
 
     def _batch_s(self) -> float:
         """How long a batch of a plan takes at the least: a few steps, one long step, or the calls of a latency."""
-        trial = self.found.sequence().trial
+        sequence = self.found.plans[0]
         if isinstance(self.objective, TailLatency):
             return max(BATCH_S, self._runner.latency_batch_s(self.parts, self.objective))
-        return max(BATCH_S, trial.step_s, trial.host_s, self.found.sequence().batch_s)
+        return max(BATCH_S, sequence.trial.step_s, sequence.trial.host_s, sequence.batch_s)
 
     def _least_comparison_s(self) -> float:
         """How long it takes to compare a few plans with the sequence."""
         rivals_s = (LEAST_FINALISTS - 1) * self._batch_s()
-        return 1.1 * (LEAST_PAIRS + OPENINGS) * (max(self.found.sequence().batch_s, self._batch_s()) + rivals_s)
+        return 1.1 * (LEAST_PAIRS + OPENINGS) * (max(self.found.plans[0].batch_s, self._batch_s()) + rivals_s)
 
     def _search_until(self, share: float = SEARCH_UNTIL) -> float:
         """After how many seconds the sizes have to be known, so that time is left to compare a few finalists."""
@@ -267,6 +271,27 @@ class Search:
         """How many rounds of a length fit before the deadline, if some time is kept."""
         return max(0, int((self._runner.deadline - clock.now() - reserve_s) / max(per_round_s, 1e-6)))
 
+    def _coarse(self, sizes: Sizes) -> list[Allocation]:
+        """Divisions of the SMs that fit, are far apart, and have not been tried."""
+        durations = {name: alone_s * self.found.weight(name) for name, alone_s in self._runner.alone_s.items()}
+        found = (one for one in sizes.coarse(durations, self._urgent()) if one not in self._tried)
+        return [one for one in found if sizes.plan(one, False) is not None]
+
+    def _opening_s(self, rounds: int) -> float:
+        """How long it takes to open a division of the SMs, and to measure it in so many rounds."""
+        return self._batch_s() * len(self._library_choices()) * (rounds + BATCHES_TO_OPEN)
+
+    def _open_asked(self) -> None:
+        """Open partitions of the sizes that were asked for, before the alternatives to them: the first of each kind,
+        and as many others as the time for the search allows.
+        """
+        if self._sizes is None or not self._sizes.chosen:
+            return
+        left_s = self._began + self._search_until() - clock.now()
+        affordable = min(int(left_s / self._opening_s(COARSE_ROUNDS)), CONTEXTS_AT_ONCE // len(self.parts))
+        for allocation in self._coarse(self._sizes)[: max(KINDS_OF_PARTITIONS, affordable)]:
+            self._open_allocation(allocation)
+
     def _divide(self, base: Sequence[Candidate]) -> None:
         """Measure partitions of sizes that are far apart, as many as the time allows."""
         sizes = self._sizes
@@ -275,24 +300,20 @@ class Search:
             return
         for count in sizes.too_large():
             self.found.note(f"{count} SMs were not tried: no layout for these parts fits with a partition of that size")
-        durations = {name: trial_s * self.found.weight(name) for name, trial_s in self._runner.alone_s.items()}
-        plans = [(allocation, sizes.plan(allocation, False)) for allocation in sizes.coarse(durations, self._urgent())]
-        coarse = [(allocation, found[0]) for allocation, found in plans if found is not None]
-        choices, batch_s = len(self._library_choices()), self._batch_s()
+        coarse, batch_s = self._coarse(sizes), self._batch_s()
         for rounds in range(COARSE_ROUNDS, 0, -1):
-            each_s = batch_s * choices * (rounds + BATCHES_TO_OPEN)
             base_s = rounds * sum(max(candidate.batch_s, batch_s) for candidate in base if not candidate.hopeless)
-            most = int((self._runner.deadline - clock.now() - base_s) / each_s)
+            most = int((self._runner.deadline - clock.now() - base_s) / self._opening_s(rounds))
             if most >= len(coarse):
                 break
         most = max(1, most)
-        if most < len(coarse):
+        if most < len(coarse) and (omitted := sizes.plan(coarse[most], False)) is not None:
             self.found.complete = False
             self.found.note(
-                f"{len(coarse) - most} of {len(coarse)} divisions of the SMs were not tried, such as "
-                f"{coarse[most][1]}: budget_s={self._budget_s:g} allows no more"
+                f"{len(coarse) - most} of {len(self._tried) + len(coarse)} divisions of the SMs were not tried, such "
+                f"as {omitted[0]}: budget_s={self._budget_s:g} allows no more"
             )
-        self._try([allocation for allocation, _ in coarse[:most]], base, rounds)
+        self._try(coarse[:most], base, rounds)
 
     def _try(self, allocations: Sequence[Allocation], base: Sequence[Candidate], rounds: int) -> None:
         """Open divisions of the SMs, some at a time, and measure them together with other plans."""
@@ -385,7 +406,7 @@ class Search:
                 return
             near = [allocation for allocation in sizes.around(best.allocation, stride) if allocation not in self._tried]
             if near:
-                each_s = self._batch_s() * len(self._library_choices()) * (REFINING_ROUNDS + BATCHES_TO_OPEN)
+                each_s = self._opening_s(REFINING_ROUNDS)
                 if not self._left(each_s):
                     raise OutOfTime
                 self._try(near[: self._left(each_s)], [self.found.sequence(), best], REFINING_ROUNDS)
@@ -701,7 +722,7 @@ class Search:
         drop: leave out those that cannot win any more. look: those that are profiled in each round, not only once.
         """
         for _ in range(number):
-            current = self._round
+            current, is_first = self._round, not self.found.can_answer
             self._round += 1
             taking_part = [candidate for candidate in candidates if not candidate.hopeless]
             if self.found.by_host_threads:
@@ -709,7 +730,10 @@ class Search:
                 # next one.
                 self._start_hosts()
             shape = self._runner.shape([candidate.trials[candidate.turn(current)] for candidate in taking_part])
-            for _, candidate in in_rounds(taking_part, 1, self._random):
+            order = [candidate for _, candidate in in_rounds(taking_part, 1, self._random)]
+            if is_first:  # what every answer needs comes first, as the time may end
+                order.sort(key=lambda candidate: candidate.plan is not None and not candidate.is_sequence)
+            for candidate in order:
                 self._show(f"measuring {candidate.plan or 'each part alone'}")
                 began = clock.now()
                 trial = candidate.trials[candidate.turn(current)]
@@ -720,8 +744,9 @@ class Search:
                     profiled = self.objective == "makespan" and trial.joint is None
                     if profiled and (not candidate.steps or candidate in look):
                         candidate.steps[current] = self._runner.profile(candidate.trial)
-            if drop:
+            if drop or is_first:
                 self._fair_rounds.add(current)
+            if drop:
                 self._drop()
 
     def _behind(self, candidate: Candidate) -> float:

@@ -48,7 +48,7 @@ def _request(size: PartitionSize) -> Request:
 class Sizes:
     """The sizes that partitions may have, and the plans that can be made of them.
 
-    wanted: sizes to try instead of all aligned ones.
+    counts: the sizes to try instead of all aligned ones. chosen: whether they were given.
     """
 
     def __init__(self, device: Device, parts: Sequence[str], counts: Iterable[int] | None) -> None:
@@ -56,7 +56,7 @@ class Sizes:
         self._parts = tuple(parts)
         self._names = partition_names(parts)
         offered = {size.sm_count: size for size in partition_sizes(device)}
-        self._chosen = counts is not None
+        self.chosen = counts is not None
         aligned = [size for size in offered.values() if size.aligned]
         # What an overlay can leave to the bulk parts.
         self._bulk = [size for size in aligned if size.sm_count < device.sm_count]
@@ -101,7 +101,7 @@ class Sizes:
         except SplitError:
             return None
         remaining = got[places[allocation.remainder]]
-        if not self._chosen and remaining < max(counts.values()):
+        if not self.chosen and remaining < max(counts.values()):
             return None
         counts = {part: got[places[part]] for part in self._parts}
         in_order = {part: places[part] for part in self._parts}
@@ -129,9 +129,7 @@ class Sizes:
         if not self._bulk:
             return []
         total = self._device.sm_count
-        targets = (
-            [total - size.sm_count for size in self.sizes] if self._chosen else [s * total for s in SHARES_OF_BULK]
-        )
+        targets = [total - size.sm_count for size in self.sizes] if self.chosen else [s * total for s in SHARES_OF_BULK]
         allocations = []
         for first in urgent:
             for target in targets:
@@ -156,7 +154,7 @@ class Sizes:
 
     def too_large(self) -> list[int]:
         """The sizes asked for with which no layout fits, however small the other partitions are."""
-        if not self._chosen:
+        if not self.chosen:
             return []
         first, *between, last = self._parts
         least = tuple((part, 0) for part in between)
@@ -169,25 +167,25 @@ class Sizes:
     @property
     def coarse_is_all(self) -> bool:
         """Whether the coarse allocations are all there are, so that none next to them is left."""
-        return self._chosen and len(self._parts) == 2
+        return self.chosen and len(self._parts) == 2
 
     def coarse(self, durations: Mapping[str, float], urgent: Sequence[str] = ()) -> list[Allocation]:
         """Allocations that are far apart, the likeliest first; durations: of each part alone; urgent: the parts that an
         overlay may put first.
         """
-        apart, overlays = self._apart(durations), self._overlays(urgent)
+        apart, overlays = self._apart(durations, urgent), self._overlays(urgent)
         # One of each kind in turn, as not all may be tried.
         found = [one for pair in zip_longest(apart, overlays) for one in pair if one is not None]
         return list(dict.fromkeys(found))
 
-    def _apart(self, durations: Mapping[str, float]) -> list[Allocation]:
+    def _apart(self, durations: Mapping[str, float], urgent: Sequence[str]) -> list[Allocation]:
         """Allocations to disjoint partitions."""
         if not self.sizes:
             return []
         total = self._device.sm_count
         allocations: list[Allocation] = []
         if self.coarse_is_all:
-            for part, other in permutations(self._parts):
+            for part, other in permutations(sorted(self._parts, key=lambda part: part not in urgent)):
                 allocations += [Allocation(other, ((part, place),)) for place in range(len(self.sizes))]
             return allocations
         whole = sum(durations.values())
@@ -221,7 +219,7 @@ class Sizes:
             return [
                 Allocation(allocation.remainder, tuple((part, place) for part in places), overlay=True)
                 for place in moved_to
-                if 0 <= place < len(self._bulk) and not self._chosen
+                if 0 <= place < len(self._bulk) and not self.chosen
             ]
         moves: list[dict[str, int]] = []
         for part in places:

@@ -10,10 +10,11 @@ import pytest
 from cuda_gctx import Device, tune
 from cuda_gctx._core import clock
 from cuda_gctx.measure.loop import TIMED
-from cuda_gctx.tune import Plan, Report, _measure, _search, _work, spin
+from cuda_gctx.tune import Plan, Report, TailLatency, _measure, _search, _work, spin
 from cuda_gctx.tune._plans import KINDS
 
 from ..common import refusal
+from .conftest import host_takes
 from .pairs import (
     MS,
     WHOLE,
@@ -98,6 +99,23 @@ def test_the_budget_ends_it(dev: Device, monkeypatch: pytest.MonkeyPatch) -> Non
     assert tuned("each fills half", budget_s=10).complete
 
 
+def test_sizes_that_were_asked_for_are_measured_before_the_time_goes_to_alternatives(
+    dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_measure.Runner, "settle_clocks", lambda self, trial: host_takes(1_000 * MS) or [])
+    report = tune.overlap(
+        bulk=work(WHOLE, MS),
+        critical=work(16, MS // 200),
+        objective=TailLatency("critical", quantile=0.9),
+        sizes=[16],
+        budget_s=3,
+    )
+    found = {result.plan for result in of_kind(report, "partitions")}
+    assert {plan.sm_counts["critical"] for plan in found if plan.sm_counts} == {16, 116}
+    assert len(of_kind(report, "overlay")) == 1
+    assert report.choice.kind in ("overlay", "partitions")
+
+
 # ---- what it leaves behind
 
 
@@ -136,14 +154,14 @@ def test_device_memory_may_be_used_up_near_the_best_sizes(sim: Machines) -> None
 def test_partitions_that_cannot_win_are_closed_for_others(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = sim("h200")
     monkeypatch.setattr(_search, "CONTEXTS_AT_ONCE", 8)
-    divisions = tuned("a chain").results
-    assert len(of_kind(tuned("a chain"), "partitions")) > 8
-    assert {result.plan.kind for result in divisions} == {*KINDS} - {"together"}
+    report = tuned("a chain")
+    assert len(of_kind(report, "partitions")) > 8
+    assert {result.plan.kind for result in report.results} == {*KINDS} - {"together"}
     assert machine.memory(device=0)["lost"] == 0
 
 
 def test_many_parts_are_ended_by_the_budget(dev: Device) -> None:
-    parts = {f"part{number}": work(16, MS // 4) for number in range(5)}
+    parts = {f"part{number}": work(16, MS) for number in range(5)}
     many = tune.overlap(device=dev, **parts)
     few = tune.overlap(device=dev, budget_s=5, **parts)
     assert many.complete

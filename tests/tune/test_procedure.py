@@ -106,7 +106,7 @@ def test_the_order_of_the_plans_is_another_one_in_each_round(dev: Device, monkey
     taking_part = Counter(tuple(sorted(order)) for order in orders if len(order) > 2)
     same = [order for order in orders if tuple(sorted(order)) == taking_part.most_common(1)[0][0]]
     assert len(same) > 5
-    assert len({tuple(order) for order in same}) > len(same) // 2
+    assert len({tuple(order) for order in same}) > min(len(same), 6) // 2  # three plans have six orders
 
 
 def test_steps_behind_the_gate_do_not_wait_for_launches(dev: Device) -> None:
