@@ -59,7 +59,7 @@ def test_partitions_in_which_a_part_fails_are_left_out(sim: Machines) -> None:
 
 def test_an_error_of_the_device_comes_out_with_the_plan(sim: Machines) -> None:
     machine = sim("h200")
-    for nth, plan in ((1, "left alone"), (300, "in sequence|streams|first|=")):
+    for nth, plan in ((1, "left alone"), (600, "in sequence|streams|first|=")):
         machine.fail("cuEventRecord", nth=nth, code="CUDA_ERROR_UNKNOWN")
         error = refusal(CUDAError, lambda: tuned("each fills half"))
         machine.clear_faults()
