@@ -260,6 +260,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     Runtime* open_active "gctx::call<&gctx::Runtime::active>"() except NULL
     Runtime* open_runtime "gctx::call<&gctx::Runtime::open>"(const char*) except NULL
     int close_driver "gctx::call<&gctx::close_driver>"(Runtime&) except -1
+    int forget_current_of "gctx::call<&gctx::forget_current_of>"(Runtime&) except -1
     int set_aside_active "gctx::call<&gctx::Runtime::set_aside_active>"() except -1
     int resume "gctx::call<&gctx::Runtime::resume>"() except -1
 

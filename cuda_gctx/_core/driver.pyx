@@ -12,6 +12,7 @@ from cuda_gctx._core.cpp cimport (
     Runtime,
     begin_exit,
     feature_count,
+    forget_current_of,
     open_active,
     open_runtime,
     resume,
@@ -19,6 +20,7 @@ from cuda_gctx._core.cpp cimport (
     version_text,
 )
 from cuda_gctx._core.cpp cimport close_driver as c_close_driver
+from cuda_gctx._core.current cimport release_left
 
 from cuda_gctx._core.above import above
 
@@ -79,6 +81,8 @@ def close_driver(OpenDriver token not None):
     """Close a driver. Its objects then raise when they are used, and do nothing when they are destroyed."""
     for forget in kept_above:
         forget(<uintptr_t>token.runtime)
+    forget_current_of(token.runtime[0])
+    release_left()  # blocks hold their contexts
     c_close_driver(token.runtime[0])
 
 

@@ -236,6 +236,16 @@ def test_what_is_set_inside_a_block_is_not_destroyed_while_it_is_current(sim: Ca
     Raw().set_current(0)
 
 
+def test_what_was_set_in_a_block_of_what_was_current_before_can_be_closed_after_it(
+    dev: Device, raw: Raw, two: list[Context]
+) -> None:
+    raw.set_current(dev.context.handle)
+    with two[0].current(), dev.context.current():
+        dev.set_current(two[0])
+    assert raw.current() == dev.context.handle
+    two[0].close()
+
+
 def test_a_context_below_what_other_code_has_pushed_cannot_be_closed(dev: Device, raw: Raw, two: list[Context]) -> None:
     first, second = two
     dev.set_current(first)

@@ -37,6 +37,7 @@ struct ThreadEntries {
   Entry* top = nullptr;
   std::vector<CUcontext> places;       // the driver's stack from the bottom, when it is looked at
   Entry* gone = nullptr;               // blocks that have left the list, for take_left()
+  std::vector<ContextHandle> parted;   // of entries that stay for another context, for release()
   CUresult failed_pop = CUDA_SUCCESS;  // of leave_block_at_once()
 
   ThreadEntries() = default;
@@ -67,7 +68,10 @@ struct ThreadEntries {
   void leave_what_was_left();
   Entry* take_left() noexcept;
 
-  void demand_room() { places.reserve(usual_depth); }  // so that leaving needs no memory
+  void demand_room() {  // so that leaving needs no memory
+    places.reserve(usual_depth);
+    parted.reserve(usual_depth);
+  }
   bool enter(Entry& entry, const ContextHandle& context, const void* task);
   bool leave_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept;
   bool end_at_once(ContextHandle& context) noexcept;
@@ -156,6 +160,11 @@ void ThreadEntries::release(Entry* first) noexcept {
     } else {
       entry.below_ = std::exchange(gone, &entry);
     }
+  }
+  while (!parted.empty()) {
+    const ContextHandle context = std::move(parted.back());
+    parted.pop_back();
+    context->state().make_not_current();
   }
 }
 
@@ -261,7 +270,11 @@ Entry* ThreadEntries::settle(const Runtime& runtime) noexcept {
   Entry* left = nullptr;
   for (Entry** link = &top; *link != nullptr && (*link)->is_set() && !(*link)->runtime().is_set_aside();) {
     Entry& entry = **link;
-    if (is_shown(entry, entry.context_) || is_shown(entry, entry.set_)) {
+    const bool is_set_shown = is_shown(entry, entry.set_);
+    if (is_set_shown || is_shown(entry, entry.context_)) {
+      if (entry.set_ && !is_set_shown && parted.size() < parted.capacity()) {
+        parted.push_back(std::move(entry.set_));
+      }
       link = &entry.below_;
     } else {
       *link = entry.below_;
@@ -622,7 +635,11 @@ void demand_not_current(const ContextHandle& context) {
   context->demand_not_current();
 }
 
-void forget_current_of(const Runtime& runtime) { ThreadEntries::here().forget(runtime); }
+void forget_current_of(const Runtime& runtime) {
+  if (!is_forked()) {
+    ThreadEntries::here().forget(runtime);
+  }
+}
 
 std::vector<ContextHandle> end_this_thread_at_once() noexcept {
   std::vector<ContextHandle> contexts;
