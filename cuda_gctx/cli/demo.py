@@ -69,8 +69,8 @@ def _device(number: int | None, profile: str | None, version: str | None) -> Ite
 
 
 def _layout(device: Device) -> Layout:
-    """About 1/16 and 1/12 of the SMs, which the split rounds up; the others become the background partition."""
-    return Layout(comm=max(1, device.sm_count // 16), decode=max(1, device.sm_count // 12))
+    """An eighth of the SMs, which the split rounds up if need be; the others become the background partition."""
+    return Layout(decode=max(1, device.sm_count // 8))
 
 
 def _partitions(parts: Partitions) -> list[dict[str, Any]]:
@@ -89,14 +89,24 @@ def _partitions(parts: Partitions) -> list[dict[str, Any]]:
 
 
 class _Story:
-    """Prints each step as soon as it is done; nothing if a document is requested."""
+    """Prints the device and the answer, and then the steps that led to it; nothing if a document is requested."""
 
     def __init__(self, silent: bool) -> None:
         self._out = None if silent else console()
+        self._steps: list[tuple[Any, bool]] = []
 
-    def say(self, *what: Any, preformatted: bool = False) -> None:
+    def say(self, *what: Any) -> None:
         if self._out is not None:
             for one in what:
+                self._out.print(one)
+
+    def step(self, *what: Any, preformatted: bool = False) -> None:
+        """Keep what `tell` prints below the answer."""
+        self._steps += [(one, preformatted) for one in what]
+
+    def tell(self) -> None:
+        if self._out is not None:
+            for one, preformatted in self._steps:
                 self._out.print(one, soft_wrap=preformatted)
 
     def device(self, device: Device, reason: str | None) -> None:
@@ -110,20 +120,13 @@ class _Story:
             (part["name"], "" if part["name"] == BACKGROUND else str(part["asked"]), part["sm_count"])
             for part in partitions
         ]
-        self.say(f"1. Partition: device.partition({asked})", "", table(("partition", "requested", "SMs"), rows), "")
+        self.step(f"1. Partition: device.partition({asked})", "", table(("partition", "requested", "SMs"), rows), "")
 
     def verified(self, report: Any) -> None:
         result = "each SM was used by one partition only" if not report.problems else "; ".join(report.problems)
-        self.say(f"2. Verify: a kernel on every SM reports where it runs: {result}", "")
-        self.say(str(report.sm_map()), preformatted=True)
-        self.say("")
-
-    def measuring(self) -> None:
-        self.say(
-            "3. Measure: the latency of a short kernel while a background load occupies all SMs that it may use "
-            f"(launches of {LOAD_WAVES * LOAD_BLOCK_NS / 1e6:g} ms, always some queued)",
-            "",
-        )
+        self.step(f"2. Verify: a kernel on every SM reports where it runs: {result}", "")
+        self.step(str(report.sm_map()), preformatted=True)
+        self.step("")
 
     def measured(self, rows: tuple[LatencyRow, ...]) -> None:
         header = ("short kernel on", "load on", "p50, us", "p99, us", "max, us")
@@ -133,17 +136,25 @@ class _Story:
             body.append((row.short_kernel_on, row.load_on, *(round(seconds * 1e6, 1) for seconds in times)))
         verdict = Verdict.of(rows)
         self.say(
+            "A short kernel in a partition, next to a load in the background partition: its p99 is "
+            f"{verdict.isolated_to_alone:.2f} times that without load. On a stream of the highest priority it is "
+            f"{verdict.priority_to_isolated:.0f} times longer.",
+            "",
+        )
+        self.step(
+            "3. Measure: the latency of a short kernel while a background load occupies all SMs that it may use "
+            f"(launches of {LOAD_WAVES * LOAD_BLOCK_NS / 1e6:g} ms, always some queued)",
+            "",
             table(header, body),
             "",
-            f"With the load in the background partition, the p99 is {verdict.isolated_to_alone:.2f} times that without "
-            f"load; on a stream of the highest priority it is {verdict.priority_to_isolated:.0f} times higher.",
             "A partition alone reserves nothing: work outside of partitions uses all SMs. Run it in the background "
             "partition.",
         )
 
     def end(self, reason: str | None) -> None:
+        self.tell()
         if reason is not None:
-            self.say("", SIMULATED)
+            self.say("", "A real card shares its memory and caches too, which adds to the latency.", SIMULATED)
 
 
 def _measured(parts: Partitions, samples: int) -> tuple[LatencyRow, ...]:
@@ -200,7 +211,7 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
         layout = _layout(device)
         with open_layout(device, layout) as parts:
             if BACKGROUND not in parts:
-                raise Failure(f"{device.name} has too few SMs for two partitions and a background partition: {parts!r}")
+                raise Failure(f"{device.name} has too few SMs for a partition and a background partition: {parts!r}")
             document["partitions"] = _partitions(parts)
             story.partitioned(layout, document["partitions"])
             try:
@@ -210,7 +221,6 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
             document |= {"isolated": not report.problems, "report": json.loads(report.to_json())}
             story.verified(report)
             if not report.problems:
-                story.measuring()
                 rows = _measured(parts, samples)
                 document["latency"] = _document(rows)
                 story.measured(rows)
