@@ -2,7 +2,10 @@
 // into each library of the package and visible in none, as libstdc++_nonshared.a of manylinux_2_28 is.
 
 #include <pthread.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <condition_variable>
@@ -33,6 +36,9 @@ int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, cl
   }
   return pthread_cond_timedwait(condition, mutex, &by_system);
 }
+
+// glibc 2.33: headers had it inline before. Where long has 64 bits, the structure is that of the kernel.
+int fstat(int descriptor, struct stat* out) { return static_cast<int>(syscall(SYS_fstat, descriptor, out)); }
 
 // glibc 2.38: the conversions of C23, which also read "0b". Nothing here is written in binary.
 #define GCTX_CONVERSION(type, name)                              \
