@@ -7,6 +7,7 @@ from typing import Any
 
 from .common import (
     TIMEOUT_S,
+    capture,
     case,
     compare,
     modules,
@@ -116,8 +117,93 @@ def faults_of(size: int, gpus: int, **topology: int) -> dict[str, Any]:
 
 
 @case
+def guards() -> dict[str, Any]:
+    """Replays next to calls, on streams that nothing orders, give right sums or a fault; after it, no numbers."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+    from cuda_gctx.interop.torch import use
+
+    def work(rank: Any, mode: Any) -> tuple[str, int]:
+        rows = 64 if mode is comm.MixedCommMode.ONE_EXCHANGE else 4096
+        torch.cuda.set_device(rank.device.device_id)
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0) as handler:
+            x = torch.full((rows, 1024), rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
+            replayed, called = torch.empty_like(x), torch.empty_like(x)
+            one, other = rank.partition.stream_pool(2)
+            with use(one):
+                graph = capture(
+                    torch, lambda: [comm.run_mixed_comm(x_op, handler, x, replayed, mode) for _ in range(20)]
+                )
+            torch.cuda.synchronize()
+            rank.backend.barrier()
+            with use(one):
+                graph.replay()
+            kind, calls = "none", 0
+            with use(other):
+                try:
+                    for calls in range(200):  # noqa: B007
+                        comm.run_mixed_comm(x_op, handler, x, called, mode)
+                except comm.CommFault as error:
+                    kind = error.kind
+            torch.cuda.synchronize()
+            for out in (replayed, called) if handler.has_fault else ():
+                assert bool(((out == 3.0) | out.isnan()).all()), out
+            if handler.has_fault:
+                with use(one):
+                    graph.replay()
+                one.sync()
+                assert bool(replayed.isnan().all()), replayed
+            return kind, calls
+
+    x_op, results = comm.MixedCommOp.ALLREDUCE, {}
+    for mode in (comm.MixedCommMode.ONE_EXCHANGE, comm.MixedCommMode.TWO_EXCHANGE):
+        with comm.local_world(2, Device(0), sms=16) as world:
+            results[mode.name] = world.run(work, mode)
+    return results
+
+
+@case
+def eager() -> dict[str, Any]:
+    """The host's time of a call, in microseconds: the median and the shortest of many."""
+    torch, comm = modules()
+    from statistics import median
+
+    from cuda_gctx import Device
+
+    def work(rank: Any, mode: Any, **options: Any) -> tuple[float, float]:
+        torch.cuda.set_device(rank.device.device_id)
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S, **options) as handler:
+            x = torch.ones(64, 1024, dtype=torch.bfloat16, device=handler.device)
+            out, times = torch.empty_like(x), []
+            for turn in range(30):
+                torch.cuda.current_stream().synchronize()
+                rank.backend.barrier()
+                # Ranks in turns: threads of one process share the interpreter.
+                for at in range(rank.size):
+                    begin = time.perf_counter()
+                    for _ in range(10 if at == rank.rank else 0):
+                        comm.run_mixed_comm(comm.MixedCommOp.ALLREDUCE, handler, x, out, mode)
+                    if at == rank.rank and turn:
+                        times.append((time.perf_counter() - begin) * 1e5)
+                    rank.backend.barrier()
+            torch.cuda.current_stream().synchronize()
+            handler.check()
+            return round(median(times), 2), round(min(times), 2)
+
+    modes, results = comm.MixedCommMode, {}
+    for what, mode, options in (
+        ("ONE_EXCHANGE", modes.ONE_EXCHANGE, {}),
+        ("TWO_EXCHANGE", modes.TWO_EXCHANGE, {}),
+        ("TWO_EXCHANGE staged", modes.TWO_EXCHANGE, {"max_message_bytes": 1 << 20}),
+    ):
+        with comm.local_world(2, Device(0), sms=16) as world:
+            results[what] = world.run(lambda rank, mode=mode, options=options: work(rank, mode, **options))
+    return results
+
+
+@case
 def misuse() -> dict[str, Any]:
-    """Second streams are ordered; second partitions, captures elsewhere and wrong tensors are refused."""
+    """Second streams and captures on them are ordered; second partitions and wrong tensors are refused."""
     torch, comm = modules()
     from cuda_gctx import Device
     from cuda_gctx.interop.torch import use
@@ -150,13 +236,14 @@ def misuse() -> dict[str, Any]:
             with shared[1 - rank.rank].torch():
                 refused(RuntimeError, "would wait for each other forever", lambda: call(op, handler, x, out))
             with use(other):
-                graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    refused(RuntimeError, "capturing a graph", lambda: call(op, handler, x, out))
-                    out.zero_()
-                finally:
-                    graph.capture_end()
+                graph = capture(torch, lambda: call(op, handler, x, out))
+                out.zero_()
+                other.sync()
+                rank.backend.barrier()
+                graph.replay()
+                other.sync()
+                handler.check()
+                assert bool((out == 3.0).all()), out
             refused(ValueError, "address", lambda: call(op, handler, x.view(-1)[4:-4], None))
             refused(ValueError, "contiguous", lambda: call(op, handler, x.t(), None))
             refused(ValueError, "must be of torch.bfloat16", lambda: call(op, handler, x.half(), None))
