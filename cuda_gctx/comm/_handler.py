@@ -578,14 +578,17 @@ class MixedCommHandler:
         if self._state is not _State.OPEN:
             raise RuntimeError(f"the handler of rank {self.para_info.world_rank} {self._state.value}")
 
-    def _run(self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None) -> Any:
+    def _run(
+        self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, *, skip_check: bool = False
+    ) -> Any:
         self._demand_open()
         op = MixedCommOp(op)
-        self._demand_tensor("x_in", x_in)
-        shape = self.para_info.output_shape(op, x_in.shape)
+        if not skip_check:
+            self._demand_tensor("x_in", x_in)
+        shape = () if skip_check and x_out is not None else self.para_info.output_shape(op, x_in.shape)
         if x_out is None:
             x_out = x_in.new_empty(shape)
-        else:
+        elif not skip_check:
             self._demand_tensor("x_out", x_out)
             if tuple(x_out.shape) != shape:
                 raise ValueError(f"x_out must have the shape {list(shape)}, not {list(x_out.shape)}")
@@ -1048,10 +1051,12 @@ def _capture_of(stream: Stream) -> int | None:
 
 
 class _RunMixedComm:
-    """``run_mixed_comm(op, handler, x_in, x_out=None, mode=None)``: runs an operation, and returns its output.
+    """``run_mixed_comm(op, handler, x_in, x_out=None, mode=None, skip_check=False)``: runs an operation.
+
+    Returns its output.
 
     Every rank calls it with inputs of one shape. On a GPU it returns at once, and the work runs on torch's current
-    stream. mode: None lets the handler choose.
+    stream. mode: None lets the handler choose. skip_check: not to check device, type, layout and shape of tensors.
     """
 
     def __call__(
@@ -1061,8 +1066,9 @@ class _RunMixedComm:
         x_in: Any,
         x_out: Any = None,
         mode: MixedCommMode | None = None,
+        skip_check: bool = False,
     ) -> Any:
-        return handler._run(op, x_in, x_out, mode)
+        return handler._run(op, x_in, x_out, mode, skip_check=skip_check)
 
     @staticmethod
     def is_compute_capability_supported(capability: int) -> bool:

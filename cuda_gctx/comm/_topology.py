@@ -5,9 +5,12 @@ Tensor parallelism (tp) is the fast axis, both among the ranks of a node and amo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import EnumMeta, IntEnum
+from functools import cache
+from typing import Any
 
 from cuda_gctx._core.arguments import as_int
 
@@ -41,7 +44,26 @@ class MixedCommOp(IntEnum):
         return self in (MixedCommOp.REDUCESCATTER, MixedCommOp.REDUCESCATTER_ALLREDUCE)
 
 
-class MixedCommMode(IntEnum):
+@cache
+def _say_that_there_is_no_multicast() -> None:
+    message = "modes with multicast are run by the same kernels as those without: this package uses no multicast"
+    warnings.warn(message, UserWarning, stacklevel=4)
+
+
+class _Modes(EnumMeta):
+    """The modes, with FlashInfer's names for forms that use multicast."""
+
+    def __getattr__(cls, name: str) -> Any:
+        without = name.removesuffix("_MC") + "_UC"
+        if name.startswith("FUSED_") and name.endswith("_MC") and without in cls.__members__:
+            _say_that_there_is_no_multicast()
+            return cls.__members__[without]
+        if name in cls.__members__:
+            return cls.__members__[name]
+        raise AttributeError(f"{cls.__name__} has no mode {name}")
+
+
+class MixedCommMode(IntEnum, metaclass=_Modes):
     """The way in which an operation is computed.
 
     ONE_EXCHANGE: one kernel, which sends every input to each rank that needs it; for small messages.
@@ -60,6 +82,10 @@ class MixedCommMode(IntEnum):
     NCCL_TP_DP = 4
     GLOO = 5
     AUTOTUNE = 6
+    # FlashInfer's names.
+    FUSED_OPT_WAITS_UC = 0
+    FUSED_OPT_BYTES1_UC = 1
+    FUSED_OPT_BYTES2_UC = 2
 
 
 @dataclass(frozen=True)
@@ -146,6 +172,28 @@ class ParallelInfo:
     inter_tp_size: int
     inter_dp_size: int
 
+    def __post_init__(self) -> None:
+        numbers: dict[str, int] = {}
+        for level in ("world", "local", "inter"):
+            rank, size = f"{level}_rank", f"{level}_size"
+            numbers[rank], numbers[size] = _rank_and_size(level, getattr(self, rank), getattr(self, size))
+        inter_size, local_size = numbers["inter_size"], numbers["local_size"]
+        if numbers["world_size"] != inter_size * local_size:
+            raise ValueError(
+                f"world_size must be inter_size * local_size = {inter_size} * {local_size} = "
+                f"{inter_size * local_size}, not {numbers['world_size']}"
+            )
+        place = numbers["inter_rank"] * local_size + numbers["local_rank"]
+        if numbers["world_rank"] != place:
+            raise ValueError(
+                f"world_rank must be inter_rank * local_size + local_rank = {place}, not {numbers['world_rank']}"
+            )
+        for level in ("local", "inter"):
+            tp, dp = f"{level}_tp_size", f"{level}_dp_size"
+            numbers[tp], numbers[dp] = _sizes(level, numbers[f"{level}_size"], getattr(self, tp), getattr(self, dp))
+        for name, number in numbers.items():
+            object.__setattr__(self, name, number)
+
     @classmethod
     def of(
         cls,
@@ -170,33 +218,8 @@ class ParallelInfo:
 
         Raises TypeError or ValueError for numbers that do not fit together.
         """
-        world_rank, world_size = _rank_and_size("world", world_rank, world_size)
-        local_rank, local_size = _rank_and_size("local", local_rank, local_size)
-        inter_rank, inter_size = _rank_and_size("inter", inter_rank, inter_size)
-        if world_size != inter_size * local_size:
-            raise ValueError(
-                f"world_size must be inter_size * local_size = {inter_size} * {local_size} = "
-                f"{inter_size * local_size}, not {world_size}"
-            )
-        if world_rank != inter_rank * local_size + local_rank:
-            raise ValueError(
-                f"world_rank must be inter_rank * local_size + local_rank = {inter_rank * local_size + local_rank}, "
-                f"not {world_rank}"
-            )
-        local_tp, local_dp = _sizes("local", local_size, local_tp_size, local_dp_size)
-        inter_tp, inter_dp = _sizes("inter", inter_size, inter_tp_size, inter_dp_size)
-        return cls(
-            world_rank,
-            world_size,
-            local_rank,
-            local_size,
-            inter_rank,
-            inter_size,
-            local_tp,
-            local_dp,
-            inter_tp,
-            inter_dp,
-        )
+        sizes: list[Any] = [local_tp_size, local_dp_size, inter_tp_size, inter_dp_size]
+        return cls(world_rank, world_size, local_rank, local_size, inter_rank, inter_size, *sizes)
 
     def at(self, world_rank: int) -> ParallelInfo:
         """Another rank of the same topology.

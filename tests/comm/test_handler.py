@@ -349,6 +349,18 @@ def test_what_ranks_have_to_share_is_compared_before_anything_else(driver: Drive
         world.run(work)
 
 
+def test_checks_of_tensors_can_be_left_out(driver: Driver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        x, out = (Tensor(handler.device, torch.bfloat16, *shape) for shape in ((16, 64), (8, 128)))
+        how = MixedCommOp.ALLREDUCE, handler, x, out, MixedCommMode.ONE_EXCHANGE
+        with pytest.raises(ValueError, match="x_out must have the shape"):
+            run_mixed_comm(*how)
+        assert run_mixed_comm(*how, skip_check=True) is out
+        assert driver.done == ["one_exchange"]
+
+    on_ranks(driver, 2, work)
+
+
 def test_two_threads_use_one_handler_in_turns(driver: Driver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         assert rank.partition is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from typing import Any
 
 import pytest
 
@@ -201,6 +203,28 @@ def test_sizes_left_out() -> None:
 def test_wrong_numbers_are_refused_by_name(numbers: tuple[int | None, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ParallelInfo.of(*numbers)  # type: ignore[arg-type]
+
+
+def test_flashinfers_names_of_modes_are_those_of_the_same_kernels() -> None:
+    assert MixedCommMode.FUSED_OPT_WAITS_UC is MixedCommMode.ONE_EXCHANGE
+    assert MixedCommMode["FUSED_OPT_BYTES1_UC"] is MixedCommMode.TWO_EXCHANGE
+    with pytest.warns(UserWarning, match="this package uses no multicast"):
+        assert MixedCommMode.FUSED_OPT_BYTES2_MC is MixedCommMode.HIERARCHICAL
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert MixedCommMode.FUSED_OPT_WAITS_MC is MixedCommMode.ONE_EXCHANGE
+    with pytest.raises(AttributeError, match="no mode FUSED_OPT_WAITS_XX"):
+        _ = MixedCommMode.FUSED_OPT_WAITS_XX
+    assert len(MixedCommMode) == 7
+
+
+def test_the_constructor_checks_as_of_does() -> None:
+    nothing: Any = None
+    assert ParallelInfo(0, 4, 0, 4, 0, 1, *[nothing] * 4) == ParallelInfo.of(0, 4, 0, 4, 0, 1)
+    with pytest.raises(ValueError, match="world_rank must be an int from 0 to 3, not 7"):
+        ParallelInfo(7, 4, 0, 4, 0, 1, 4, 1, 1, 1)
+    with pytest.raises(ValueError, match="local_tp_size and local_dp_size must multiply to local_size=4"):
+        ParallelInfo(0, 4, 0, 4, 0, 1, 3, 3, 1, 1)
 
 
 def test_a_rank_that_is_not_an_int_is_a_type_error() -> None:

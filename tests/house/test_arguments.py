@@ -115,9 +115,9 @@ def measuring(name: str) -> Callable[[Any, Any], object]:
     return lambda world, value: tune.curve(work, device=NO_DEVICE, **{name: value})
 
 
-def ranked(position: int) -> Callable[[Any, Any], object]:
-    """ParallelInfo.of(), which is the world of one node of two ranks, with another number at a position."""
-    return lambda world, value: ParallelInfo.of(*[*TOPOLOGY[:position], value, *TOPOLOGY[position + 1 :]])
+def ranked(position: int, make: Callable[..., Any]) -> Callable[[Any, Any], object]:
+    """A rank in the world of one node of two ranks, with another number at a position."""
+    return lambda world, value: make(*[*TOPOLOGY[:position], value, *TOPOLOGY[position + 1 :]])
 
 
 def splitting(name: str) -> Callable[[Any, Any], object]:
@@ -359,7 +359,11 @@ DOORS: dict[str, Door] = {
     "cublas_sms(handle)": Door(INT, None, lambda w, v: cublas_sms(v, 8, "libnone.so").__enter__(), ()),
     "cublas_sms(count)": Door(INT, None, lambda w, v: cublas_sms(7, v, "libnone.so").__enter__()),
     # ---- comm
-    **{f"ParallelInfo.of({name})": Door(INT, TOPOLOGY[at], ranked(at), (-1,)) for at, name in enumerate(NAMES)},
+    **{
+        f"{made}({name})": Door(INT, TOPOLOGY[at], ranked(at, make), (-1,))
+        for made, make in {"ParallelInfo": ParallelInfo, "ParallelInfo.of": ParallelInfo.of}.items()
+        for at, name in enumerate(NAMES)
+    },
     "ParallelInfo.at(world_rank)": Door(INT, 1, lambda w, v: w.info.at(v)),
     "ParallelInfo.rank_of(tp_rank)": Door(INT, 1, lambda w, v: w.info.rank_of(v, 0)),
     "ParallelInfo.rank_of(dp_rank)": Door(INT, 0, lambda w, v: w.info.rank_of(0, v)),
