@@ -141,6 +141,7 @@ format: $(VENV)/linters
 docs: $(VENV)/package
 	$(BIN)/python tools/requirements.py of docs > $(VENV)/docs-requirements.txt
 	$(BIN)/python -m pip install -q -r $(VENV)/docs-requirements.txt
+	rm -rf build/docs
 	$(BIN)/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
 	$(BIN)/python tools/links.py build/docs
 

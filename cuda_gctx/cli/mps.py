@@ -18,7 +18,7 @@ from cuda_gctx.interop.mps import mps_plan
 @partial(layout_argument, required=True)
 @on_device
 def mps(device: Device, as_json: bool, layout: Layout) -> None:
-    """Print what to tell MPS so that each partition of a layout is a process.
+    """Print the settings of MPS that make each partition a process.
 
     Prints the environment for percentages, the commands for static partitions, and the file of MPS v3. Nothing is
     started. LAYOUT is written as for plan.

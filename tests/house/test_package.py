@@ -18,6 +18,7 @@ import pytest
 
 import cuda_gctx
 
+from ..common import tool
 from ..conftest import REPOSITORY
 
 PACKAGE = Path(cuda_gctx.__file__).parent
@@ -251,9 +252,5 @@ except OSError:
 
 
 def test_lint_alone_brings_what_mypy_reads() -> None:
-    wanted: dict[str, set[str]] = {}
-    for line in importlib.metadata.requires("cuda-gctx") or []:
-        requirement, _, extra = line.partition("; extra == ")
-        wanted.setdefault(extra.strip("'\""), set()).add(requirement.strip())
-    assert wanted["cli"]
-    assert wanted["cli"] <= wanted["lint"]
+    requirements = tool("requirements")
+    assert set(requirements.requirements_of("cli")) <= set(requirements.requirements_of("lint"))

@@ -126,7 +126,7 @@ def page(suites: Mapping[str, Suite]) -> str:
     lines = [
         "# Test suites of other projects",
         "",
-        "These suites run on the [software driver](software-driver.md), in an environment of their own:",
+        "These suites run on the [software driver](../software-driver.md), in an environment of their own:",
         "",
         "```",
         *(line.strip() for line in (__doc__ or "").splitlines() if line.startswith("    ")),

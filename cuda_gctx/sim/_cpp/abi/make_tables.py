@@ -249,7 +249,7 @@ def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], he
         "# The functions of the software driver",
         "",
         f"The header of CUDA {header} declares {everything} functions, old variants included, and variants",
-        f"with a default stream per thread. The [software driver](software-driver.md) models {len(listed)},",
+        f"with a default stream per thread. The [software driver](../software-driver.md) models {len(listed)},",
         f"and the other {len(absent)} are exported too: each answers",
         "`CUDA_ERROR_NOT_SUPPORTED`, names itself once on standard error, and is counted in the ledger. It also",
         f"models {', '.join(f'`{symbol}`' for symbol in sorted(OF_OTHER_HEADERS))}, which `cuda.h` does not declare.",
@@ -331,7 +331,7 @@ def files() -> dict[Path, str]:
             ]
         ),
         CONTRACTS: "{\n" + ",\n".join(f'"{symbol}": {json.dumps(row)}' for symbol, row in rows.items()) + "\n}\n",
-        DOCS / "driver-functions.md": page(rows, absent, since(int(match[1]))),
+        DOCS / "appendix" / "driver-functions.md": page(rows, absent, since(int(match[1]))),
     }
 
 
