@@ -35,11 +35,30 @@ def reports(results: Sequence[Result], study: str) -> list[Report]:
     return [Report.from_json(json.dumps(report)) for one in found for report in one["reports"]]
 
 
-def of_latency(partitions: Result) -> dict[str, str]:
-    us = {(row["short_kernel_on"], row["load_on"]): row["us"] for row in partitions["background"]}
-    priority = us["highest-priority stream", "plain stream"]
-    alone = us["plain stream", "(none)"]
-    partition = us["16-SM partition", "background partition"]
+def of_latency(arrivals: Result) -> dict[str, str]:
+    """At the lowest rate of requests, which every placement sustains."""
+    rate = min(row["per_second"] for row in arrivals["rows"])
+    rows = {(row["short_kernel_on"], row["load_on"]): row for row in arrivals["rows"] if row["per_second"] == rate}
+    priority = rows["highest-priority stream", "plain stream"]
+    alone = rows["plain stream", "(none)"]
+    partition = rows["16-SM partition", "background partition"]
+    only = rows["16-SM partition only", "plain stream"]
+    return {
+        "latency origin": f"{arrivals['card']}, driver {arrivals['driver']}, {arrivals['date']}",
+        "requests per second": str(rate),
+        "latency alone": microseconds(alone["us"]["p99"]),
+        "latency of a priority stream": microseconds(priority["us"]["p99"]),
+        "median of a priority stream": microseconds(priority["us"]["p50"]),
+        "latency next to the primary context": microseconds(only["us"]["p99"]),
+        "latency in a partition": microseconds(partition["us"]["p99"]),
+        "median in a partition": microseconds(partition["us"]["p50"]),
+        "gemms that the background keeps": f"{partition['gemms_per_second'] / priority['gemms_per_second']:.0%}",
+        "sms of the card": str(arrivals["sm_count"]),
+        "sms of the background": str(arrivals["sm_count"] - 16),
+    }
+
+
+def of_partitions(partitions: Result) -> dict[str, str]:
     [switch] = [
         row["us"]["median"]
         for row in partitions["switching"]
@@ -47,13 +66,6 @@ def of_latency(partitions: Result) -> dict[str, str]:
     ]
     created = partitions["create_and_close"]["cuda_gctx"]["create_us"]["median"]
     return {
-        "latency origin": f"{partitions['card']}, driver {partitions['driver']}, {partitions['date']}",
-        "latency alone": microseconds(alone["p99"]),
-        "latency alone in a partition": microseconds(us["16-SM partition", "(none)"]["p99"]),
-        "latency of a priority stream": microseconds(priority["p99"]),
-        "latency next to the primary context": microseconds(us["16-SM partition only", "plain stream"]["p99"]),
-        "latency in a partition": microseconds(partition["p99"]),
-        "sms of the card": str(partitions["sm_count"]),
         "switch": duration(switch * 1e3),
         "look-up": duration(partitions["preparing"]["prepare_ns"]["median"]),
         "new context": duration(created * 1e3),
@@ -97,11 +109,13 @@ def of_collectives(allreduce: Result, overlaps: Sequence[Result]) -> dict[str, s
 
 def quoted(results_of: Callable[[str], list[Result]]) -> dict[str, str]:
     """The text of each number by its name."""
+    [arrivals] = results_of("arrivals")
     [partitions] = results_of("partitions")
     [allreduce] = results_of("allreduce")
     overlaps = [r for kind in ("2-gpus", "4-gpus") for r in results_of(f"communication-{kind}") if "overlap" in r]
     return {
-        **of_latency(partitions),
+        **of_latency(arrivals),
+        **of_partitions(partitions),
         **of_studies(results_of("studies")),
         **of_collectives(allreduce, overlaps),
     }

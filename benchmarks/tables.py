@@ -241,14 +241,13 @@ def costs_section(result: Result) -> str:
     )
 
 
-def background_section(result: Result) -> str:
-    if isinstance(result["background"], str):
-        return f"{machine(result)}\n\nNot measured: {result['background']}"
-    rows = [["short kernel on", "GEMMs on", "p50, us", "p90, us", "p99, us", "largest, us"]]
-    for row in result["background"]:
+def arrivals_section(result: Result) -> str:
+    rows = [["short kernel on", "GEMMs on", "requests/s", "p50, us", "p99, us", "GEMMs/s"]]
+    for row in result["rows"]:
         # One unit for all, because the rows are there to be compared.
-        times = [f"{us:.{0 if us >= 99.95 else 1}f}" for us in (row["us"][key] for key in ("p50", "p90", "p99", "max"))]
-        rows.append([row["short_kernel_on"], row["load_on"], *times])
+        times = [f"{us:.{0 if us >= 99.95 else 1}f}" for us in (row["us"]["p50"], row["us"]["p99"])]
+        gemms = "" if row["gemms_per_second"] is None else f"{row['gemms_per_second']:.0f}"
+        rows.append([row["short_kernel_on"], row["load_on"], str(row["per_second"]), *times, gemms])
     return f"{machine(result)}\n\n{markdown(rows)}"
 
 
@@ -485,7 +484,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of calls": ("calls", each(calls_section)),
     "of contexts": ("partitions", each(contexts_section)),
     "of costs": ("partitions", each(costs_section)),
-    "of background partitions": ("partitions", each(background_section)),
+    "of background partitions": ("arrivals", each(arrivals_section)),
     "of single gemms": ("studies", each(gemms_section)),
     "of studies": ("studies", each(studies_section)),
     "of answers": ("studies", answers_section),
@@ -516,7 +515,6 @@ def h200_studies() -> list[Result]:
 # The rows of the picture of latencies: where the short kernel and the GEMMs run, and how that is called there.
 LATENCY_ROWS = {
     ("plain stream", "(none)"): ("kernel alone", "bar"),
-    ("plain stream", "plain stream"): ("next to GEMMs: plain streams", "bar"),
     ("highest-priority stream", "plain stream"): ("kernel on the highest priority", "bar"),
     ("16-SM partition only", "plain stream"): ("kernel in a partition of 16 SMs", "bar"),
     ("16-SM partition", "background partition"): ("and GEMMs in the background partition", "best"),
@@ -526,18 +524,19 @@ LATENCY_AXIS_US = (5, 5000)
 
 def latency_picture() -> str:
     """The p99 of a short kernel next to GEMMs, and what isolation costs, as an SVG picture."""
-    [result] = results_of("partitions")
-    [critical] = [report_of(study) for study in h200_studies() if study["name"] == "critical-load"]
+    [result] = results_of("arrivals")
+    numbers = quoted.of_latency(result)
+    rate = numbers["requests per second"]
     margin, left, plot, height = 20, 300, 350, 26
     width = left + plot + 170
     drawing = Drawing("p99 latency of a short kernel next to GEMMs")
     drawing.text(margin, 32, "p99 latency of a short kernel next to GEMMs", size=17, bold=True)
     origin = f"{result['card']}, driver {result['driver']} (CUDA {result['cuda']}), {result['date']}"
-    samples = result["background"][0]["us"]["samples"]
-    drawing.text(margin, 51, f"{origin}; {samples} launches each, logarithmic", kind="faint")
+    drawing.text(margin, 51, f"{origin}; {rate} requests/s at random times, logarithmic", kind="faint")
     entries = [Entry(None, "", "p99", "", "bar"), Entry(None, "", "p50", "", "spread")]
     y = 66 + legend(drawing, margin, 66, entries, width - margin) + 24
-    us = {(row["short_kernel_on"], row["load_on"]): row["us"] for row in result["background"]}
+    rows = [row for row in result["rows"] if str(row["per_second"]) == rate]
+    us = {(row["short_kernel_on"], row["load_on"]): row["us"] for row in rows}
 
     def x(time: float) -> float:
         low, high = (log10(limit) for limit in LATENCY_AXIS_US)
@@ -555,18 +554,12 @@ def latency_picture() -> str:
         words = f"{duration(times['p99'] * 1e3)} (p50 {duration(times['p50'] * 1e3)})"
         drawing.text(x(times["p99"]) + 8, y + 13, words, bold=kind == "best")
         y += height
-    best = critical.result(critical.choice)
-    load = best.parts["load"]
-    assert load.calls_per_second is not None
-    rate = load.calls_per_second * critical.alone["load"].value
-    where = "over the whole device" if best.plan.kind == "overlay" else f"in {best.parts['critical'].sm_count} SMs"
     cost = (
-        f"What it costs: SMs. With the GEMMs in {load.sm_count} SMs and the kernel {where}",
-        f"(another run), the GEMMs kept {rate:.0%} of their rate.",
+        f"What it costs: SMs. The GEMMs in the other {numbers['sms of the background']} SMs ran at "
+        f"{numbers['gemms that the background keeps']} of their rate."
     )
-    for line, words in enumerate(cost):
-        drawing.text(margin, bottom + 22 + 17 * line, words, kind="faint")
-    return drawing.svg(width, bottom + 55)
+    drawing.text(margin, bottom + 22, cost, kind="faint")
+    return drawing.svg(width, bottom + 38)
 
 
 def study_picture() -> str:
