@@ -69,7 +69,7 @@ def test_events_of_two_contexts_can_be_subtracted(dev: Device) -> None:
 def test_halves_go_side_by_side(dev: Device, shown: Any) -> None:
     half = work(dev.sm_count, 500 * US)
     report = shown(tune.overlap(left=half, right=half, device=dev, budget_s=3, **FEW))
-    assert report.choice.kind == "streams"
+    assert report.choice.kind in {"streams", "priority"}  # equally good
     assert report.gain == pytest.approx(2, rel=0.1)
     assert report.gain_low > 1.5
 
