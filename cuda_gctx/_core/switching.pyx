@@ -84,7 +84,8 @@ cdef class Switching:
     @cython.binding(False)
     def order(self, unsigned int old, unsigned int next):
         """Put the later work of an arrangement behind that of the current one; during a capture, do nothing: False."""
-        self._left.assign(1, old)
+        self._left.clear()
+        self._left.push_back(old)
         return bool(order(self._switching, self._left, next))
 
     def order_all(self, left, unsigned int next):
