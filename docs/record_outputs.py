@@ -1,29 +1,46 @@
-"""Records what the examples print on a GPU, and writes it to the page of examples.
+"""Records what the examples and the blocks of the pages print on a GPU, and writes it into the pages.
 
     python docs/record_outputs.py --record FILE    run the examples that need a GPU, and write their outputs to FILE
-    python docs/record_outputs.py                  write the outputs of docs/outputs.json to docs/appendix/examples.md
-    python docs/record_outputs.py --check          exit with status 1 if the page is out of date
+    python docs/record_outputs.py --pages FILE     the same with the blocks of pages
+    python docs/record_outputs.py                  write docs/outputs.json and docs/page-outputs.json into the pages
+    python docs/record_outputs.py --check          exit with status 1 if a page is out of date
 
-An example whose framework or GPUs are missing, or that fails, is reported and left out of the file.
+An example or a block whose framework or GPUs are missing is reported and left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import importlib
 import importlib.util
+import io
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from blocks import RECORDED, Block, blocks_of, given_on, on_a_gpu
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "appendix" / "examples.md"
 OUTPUTS = REPOSITORY / "docs" / "outputs.json"
-SECTION = re.compile(r"(?<=<!-- outputs on a GPU: begin -->\n).*(?=<!-- outputs on a GPU: end -->)", re.DOTALL)
+PAGE_OUTPUTS = REPOSITORY / "docs" / "page-outputs.json"
+SECTION = "(?<=<!-- {0}: begin -->\n).*(?=<!-- {0}: end -->)"
 LIMIT_S = 100
+PAGE_LIMIT_S = 60
+RAN = "ran"
 # The examples, and the module without which they cannot run.
 EXAMPLES = {
     "torch_partition": "torch",
@@ -44,6 +61,8 @@ EXAMPLES = {
 OF_TWO_GPUS = ("torchrun_tensor_parallel",)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
+Row = dict[str, Any]
+
 
 def is_installed(module: str) -> bool:
     try:
@@ -52,9 +71,30 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def record(path: Path) -> None:
+def pages() -> list[Path]:
+    """The pages of the repository, README first."""
+    return [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    return os.path.relpath(page, REPOSITORY)
+
+
+def digest(text: str, block: Block) -> str:
+    """What a block of a page is known by: its text, and that of what is given on the page."""
+    sources = [block.text, *(given.text for given in given_on(text))]
+    return hashlib.sha256("\0".join(sources).encode()).hexdigest()[:12]
+
+
+def described_by_driver() -> Row:
     from cuda_gctx import Device
     from cuda_gctx.measure.machine import described
+
+    return described(Device(0), "examples", REPOSITORY)
+
+
+def record(path: Path) -> None:
+    from cuda_gctx import Device
 
     outputs: dict[str, str] = {}
     for name, module in EXAMPLES.items():
@@ -82,11 +122,107 @@ def record(path: Path) -> None:
         print(f"{name}: exit status {done.returncode}\n{done.stdout}{done.stderr[-2000:]}", flush=True)
         if done.returncode == 0:
             outputs[name] = done.stdout
-        result = {**described(Device(0), "examples", REPOSITORY), "outputs": outputs}
+        result = {**described_by_driver(), "outputs": outputs}
         path.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def section(result: dict[str, Any]) -> str:
+def run_page(page: Path, sender: Connection) -> None:
+    """The child: runs the blocks of a page in one namespace; sends a row for each that needs a GPU, or that fails."""
+    text = page.read_text()
+    names: Row = {"__name__": "__main__"}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for number, block in enumerate(on_a_gpu(text)):
+            begin = time.monotonic()
+            missing = [module for module in block.needs if not is_installed(module)]
+            if missing:
+                outcome, printed = f"left out: {', '.join(missing)} is not installed", ""
+            else:
+                outcome, printed = outcome_of(block, names)
+            if block.kind == "gpu" or (outcome != RAN and not (block.kind == "given" and "ImportError" in outcome)):
+                # A block is known by its text and that of what is given.
+                row = {"page": name_of(page), "block": number, "of": digest(text, block), "outcome": outcome}
+                sender.send({**row, "seconds": round(time.monotonic() - begin, 2), "printed": printed})
+    sender.close()
+
+
+def outcome_of(block: Block, names: Row) -> tuple[str, str]:
+    """How the code of a block ended, and what it printed."""
+    # In a file, because compilers of kernels read the source again.
+    path = Path(f"line_{block.line}.py").absolute()
+    path.write_text("\n" * block.line + block.text)
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(compile(path.read_text(), path, "exec"), names)
+            if "torch" in sys.modules:  # so that an error of a kernel belongs to its block
+                sys.modules["torch"].cuda.synchronize()
+    except Exception as error:
+        kind = "ImportError" if isinstance(error, ImportError) else type(error).__name__
+        lines = [
+            f"{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
+        ]
+        return f"{kind} in line {lines[-1] if lines else '?'}: {error}", out.getvalue()
+    return RAN, out.getvalue()
+
+
+def in_a_fork(work: Callable[..., None], *arguments: Any, limit_s: float) -> tuple[list[Any], str | None]:
+    """What a child sends, and how it failed. It is killed at the end of its time, whatever it waits for."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=work, args=(*arguments, sender))
+    child.start()
+    sender.close()
+    end = time.monotonic() + limit_s
+    received, problem = [], None
+    try:
+        while True:
+            if not receiver.poll(max(0.0, end - time.monotonic())):
+                problem = f"took more than {limit_s:g} s"
+                break
+            received.append(receiver.recv())
+    except EOFError:
+        pass
+    if problem:
+        child.kill()
+    child.join(10)
+    child.kill()
+    if not problem and child.exitcode:
+        problem = f"the process ended with {child.exitcode}"
+    return received, problem
+
+
+def send_description(sender: Connection) -> None:
+    sender.send(described_by_driver())
+    sender.close()
+
+
+def record_pages(path: Path, pages: list[Path]) -> bool:
+    """Whether all blocks ran whose modules are installed."""
+    from cuda_gctx.measure.results import write_result
+
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    # Imported once; the children are forks of this process, which never uses the driver itself.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch")
+    (machine,), _ = in_a_fork(send_description, limit_s=PAGE_LIMIT_S)
+    rows: list[Row] = []
+    failed = False
+    for page in pages:
+        if not any(block.kind == "gpu" for block in on_a_gpu(page.read_text())):
+            continue
+        found, problem = in_a_fork(run_page, page, limit_s=PAGE_LIMIT_S)
+        for row in found:
+            print(f"{row['page']} {row['block']}: {row['outcome']}, {row['seconds']} s\n{row['printed']}", flush=True)
+        if problem:
+            print(f"{name_of(page)}: {problem}", flush=True)
+        failed |= problem is not None or any(not row["outcome"].startswith((RAN, "left out")) for row in found)
+        rows += found
+        write_result({**machine, "_what": "blocks of pages", "rows": rows}, path)
+    return not failed
+
+
+def section(result: Row) -> str:
     card = f"{result['card']}, driver {result['driver']}, CUDA {result['cuda']}"
     lines = [f"The outputs on an {card}, {result['date']}, as `docs/record_outputs.py` recorded them:", ""]
     for name, output in result["outputs"].items():
@@ -94,22 +230,71 @@ def section(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def page() -> str:
-    text = section(json.loads(OUTPUTS.read_text()))
-    return SECTION.sub(lambda _: f"\n{text}\n", PAGE.read_text())
+def blocks_section(result: Row | None) -> str:
+    """A row for each page: how many of its blocks need a GPU, and how many ran there as they stand."""
+    known = {row["of"]: row["outcome"].partition(":")[0] for row in result["rows"]} if result else {}
+    lines = ["| page | blocks that need a GPU | what is known |", "| --- | --- | --- |"]
+    for page in pages():
+        text = page.read_text()
+        states = Counter(
+            known.get(digest(text, block), "not run as written") for block in on_a_gpu(text) if block.kind == "gpu"
+        )
+        if states:
+            words = ", ".join(f"{number} {state}" for state, number in states.items())
+            lines.append(f"| `{name_of(page)}` | {states.total()} | {words} |")
+    if result is None:
+        return "\n".join(["The blocks of the pages that need a GPU:", "", *lines, ""])
+    card = f"{result['card']}, driver {result['driver']}, CUDA {result['cuda']}, {result['date']}"
+    return "\n".join([f"The blocks of the pages that need a GPU, on an {card}:", "", *lines, ""])
+
+
+def with_recorded(text: str, name: str, result: Row | None) -> str:
+    """A page with what its blocks printed, where it shows that. What it shows has to be of these very blocks."""
+    known = {row["of"]: row for row in result["rows"] if row["outcome"] == RAN} if result else {}
+    lines = text.splitlines(keepends=True)
+    for block in reversed(blocks_of(text)):
+        shown = block.below
+        row = known.get(digest(text, block))
+        if shown is not None and shown.comment == RECORDED:
+            if row is None:
+                sys.exit(
+                    f"{name}:{shown.line}: the block above has not run on a GPU as it stands: leave its output out"
+                )
+            first = shown.line  # the line after the fence, from 0
+            lines[first : first + len(shown.lines)] = [f"{line}\n" for line in row["printed"].rstrip().splitlines()]
+    return "".join(lines)
+
+
+def written() -> dict[Path, str]:
+    """Each page that shows recorded outputs, as it is to be."""
+    result = json.loads(PAGE_OUTPUTS.read_text()) if PAGE_OUTPUTS.exists() else None
+    found = {page: with_recorded(page.read_text(), name_of(page), result) for page in pages()}
+    sections = {
+        "outputs on a GPU": section(json.loads(OUTPUTS.read_text())),
+        "blocks on a GPU": blocks_section(result),
+    }
+    for name, words in sections.items():
+        found[PAGE] = re.sub(SECTION.format(name), lambda _, words=words: f"\n{words}\n", found[PAGE], flags=re.DOTALL)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--pages", type=Path, metavar="FILE")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     if options.record is not None:
         record(options.record)
-    elif options.check:
-        sys.exit(None if PAGE.read_text() == page() else f"{PAGE} is out of date: python docs/record_outputs.py")
-    else:
-        PAGE.write_text(page())
+        return
+    if options.pages is not None:
+        sys.exit(None if record_pages(options.pages, pages()) else "a block of a page failed")
+    changed = {page: text for page, text in written().items() if page.read_text() != text}
+    if options.check and changed:
+        names = ", ".join(map(name_of, changed))
+        sys.exit(f"out of date: {names}; run python docs/record_outputs.py")
+    for page, text in changed.items():
+        page.write_text(text)
 
 
 if __name__ == "__main__":

@@ -3,37 +3,40 @@ every example.
 
 The blocks of a page run in order, in one namespace, on a simulated H200 with driver 13.0 that is checked for leaks when
 the page is over. A ``text`` block right below a block of Python is what that block prints, a ``console`` block shows
-``$ python ...`` and ``$ cuda-gctx ...`` commands with what
-they print, and "..." stands for any text. With ``<!-- numbers vary -->`` above it, a ``text`` block shows one run, and
-other numbers are as good. A comment on the line before a block
-changes how it is run: ``<!-- not run: reason -->``, or ``<!-- pytest -->`` for a file of tests. Commands in ``sh``
-blocks are not run.
+``$ python ...`` and ``$ cuda-gctx ...`` commands with what they print, and "..." stands for any text. docs/blocks.py
+knows what a comment on the line before a block changes. Blocks that need a GPU are run there by docs/record_outputs.py;
+here, each of their names has to come from somewhere. Commands in ``sh`` blocks are not run.
 """
 
 from __future__ import annotations
 
+import builtins
+import dis
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
 
 from ..conftest import REPOSITORY
+from .modules import module_of_docs
 
+page_blocks = module_of_docs("blocks")
+Block, blocks_of, NUMBERS_VARY = page_blocks.Block, page_blocks.blocks_of, page_blocks.NUMBERS_VARY
+on_a_gpu = page_blocks.on_a_gpu
 PAGES = [
     *sorted(REPOSITORY.glob("*.md")),
     *sorted((REPOSITORY / "docs").rglob("*.md")),
     *sorted((REPOSITORY / "examples").glob("*.md")),
 ]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
-NUMBERS_VARY = "numbers vary"
 DRIVERS = ["12.4", "13.0", "13.1", "13.4"]
 CHILD_LIMIT_S = 120
 PROGRAMS = {"python": [sys.executable], "cuda-gctx": [sys.executable, "-m", "cuda_gctx.cli"]}
@@ -61,51 +64,6 @@ except BaseException:
     problem = traceback.format_exc()
 json.dump({"printed": printed, "problem": problem}, sys.stdout)
 """
-
-
-@dataclass
-class Block:
-    """A fenced block of a page."""
-
-    language: str
-    line: int  # of the fence that opens it, from 1
-    comment: str  # the HTML comment on the line before
-    lines: list[str] = field(default_factory=list)
-    below: Block | None = None  # the block that follows with nothing but empty lines between
-
-    @property
-    def text(self) -> str:
-        return "".join(f"{line}\n" for line in self.lines)
-
-    @property
-    def kind(self) -> str:
-        """What is to be done with it: its language, "pytest" for a file of tests, "" if it is not run."""
-        if self.comment.startswith("not run"):
-            return ""
-        return "pytest" if self.comment == "pytest" else self.language
-
-
-def blocks_of(text: str) -> list[Block]:
-    blocks: list[Block] = []
-    before, gap = "", True  # the line before, and whether a line of prose stands since the last block
-    current: Block | None = None
-    for number, line in enumerate(text.splitlines(), 1):
-        if current is not None:
-            if line.rstrip() == "```":
-                current, gap = None, False
-            else:
-                current.lines.append(line)
-        elif line.startswith("```"):
-            comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
-            current = Block(line[3:].strip(), number, comment[1] if comment else "")
-            if blocks and not gap and current.comment in ("", NUMBERS_VARY):
-                blocks[-1].below = current
-            blocks.append(current)
-        elif line.strip() and line.strip() != f"<!-- {NUMBERS_VARY} -->":
-            gap = True
-        before = line
-    assert current is None, "a block is not closed"
-    return blocks
 
 
 def pages_with(kind: str) -> list[Path]:
@@ -158,8 +116,8 @@ def headings(path: Path) -> frozenset[str]:
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
 def test_python_on_a_page_runs_and_prints_what_the_page_shows(page: Path) -> None:
-    blocks = [block for block in blocks_of(page.read_text()) if block.kind == "python"]
-    for block, printed in zip(blocks, run_page(name_of(page), blocks), strict=True):
+    found = [block for block in blocks_of(page.read_text()) if block.kind == "python"]
+    for block, printed in zip(found, run_page(name_of(page), found), strict=True):
         if block.below is not None and block.below.language == "text":
             shown, varying = block.below.text, block.below.comment == NUMBERS_VARY
             assert as_shown(shown, printed, varying), (
@@ -200,6 +158,39 @@ def plugin_is_registered() -> bool:
     from importlib.metadata import entry_points
 
     return any(entry.value == "cuda_gctx.sim.pytest_plugin" for entry in entry_points(group="pytest11"))
+
+
+def names_in(code: CodeType, *, stored: bool) -> set[str]:
+    """The names that a module assigns, or those that it reads as global ones, its functions included."""
+    kinds = ("STORE_NAME",) if stored else ("LOAD_NAME", "LOAD_GLOBAL")
+    found = {str(step.argval) for step in dis.get_instructions(code) if step.opname in kinds}
+    if not stored:
+        for inner in code.co_consts:
+            if isinstance(inner, CodeType):
+                found |= names_in(inner, stored=False) - names_in(inner, stored=True)
+    return found
+
+
+def unknown_names(sources: list[str]) -> set[str]:
+    """The names that pieces of code read before one of them, in this order, has made them."""
+    known = {*dir(builtins), "__name__"}
+    unknown: set[str] = set()
+    for source in sources:
+        code = compile(source, "a block", "exec")
+        known |= names_in(code, stored=True)
+        unknown |= names_in(code, stored=False) - known
+    return unknown
+
+
+@pytest.mark.parametrize("page", pages_with("gpu"), ids=name_of)
+def test_a_block_that_needs_a_gpu_uses_only_what_the_page_has(page: Path) -> None:
+    text = page.read_text()
+    assert unknown_names([block.text for block in on_a_gpu(text)]) == set()
+
+
+def test_names_that_nothing_makes_are_found() -> None:
+    assert unknown_names(["import os\nx = 1\n", "def f(y):\n    return x + y + z\n", "print(f(x), w)\n"]) == {"z", "w"}
+    assert unknown_names(["print(x)\n", "x = 1\n"]) == {"x"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -1,0 +1,94 @@
+"""The blocks of code on a page, and how each of them is run.
+
+A comment on the line before a block of Python says how it is run:
+
+    <!-- on a GPU: torch -->    on a GPU, with these modules, by docs/record_outputs.py
+    <!-- not run: reason -->    not at all
+    <!-- pytest -->             as a file of tests
+    (none)                      on the software driver, by the tests
+
+Blocks of a page run in order and share their names. What a reader has already, such as a model, a page defines in
+comments that begin with "given:", which run in their places where the blocks need a GPU. On the line before a block of
+text, "numbers vary" says that it shows one run of the block above, and "recorded" that the block above printed it on a
+GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+NUMBERS_VARY = "numbers vary"
+RECORDED = "recorded"
+ON_A_GPU = "on a GPU: "
+GIVEN = re.compile(r"^<!-- given:\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
+OF_OUTPUT = ("", NUMBERS_VARY, RECORDED)
+
+
+@dataclass
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    line: int  # of the fence that opens it, from 1
+    comment: str  # the HTML comment on the line before
+    lines: list[str] = field(default_factory=list)
+    below: Block | None = None  # the block that follows with nothing but empty lines between
+
+    @property
+    def text(self) -> str:
+        return "".join(f"{line}\n" for line in self.lines)
+
+    @property
+    def kind(self) -> str:
+        """What is to be done with it: its language, "pytest", "gpu", "given", or "" if it is not run."""
+        if self.comment.startswith("not run"):
+            return ""
+        if self.comment.startswith(ON_A_GPU):
+            return "gpu"
+        return self.comment if self.comment in ("pytest", "given") else self.language
+
+    @property
+    def needs(self) -> list[str]:
+        """The modules without which it cannot run on a GPU."""
+        return self.comment.removeprefix(ON_A_GPU).split(", ") if self.kind == "gpu" else []
+
+
+def blocks_of(text: str) -> list[Block]:
+    blocks: list[Block] = []
+    before, gap = "", True  # the line before, and whether a line of prose stands since the last block
+    current: Block | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if current is not None:
+            if line.rstrip() == "```":
+                current, gap = None, False
+            else:
+                current.lines.append(line)
+        elif line.startswith("```"):
+            comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
+            current = Block(line[3:].strip(), number, comment[1] if comment else "")
+            if blocks and not gap and current.comment in OF_OUTPUT:
+                blocks[-1].below = current
+            blocks.append(current)
+        elif line.strip() and line.strip() not in {f"<!-- {comment} -->" for comment in OF_OUTPUT}:
+            gap = True
+        before = line
+    assert current is None, "a block is not closed"
+    return blocks
+
+
+def given_on(text: str) -> list[Block]:
+    """What a reader of a page has already, as blocks of code."""
+    found = []
+    for match in GIVEN.finditer(text):
+        line = text[: match.start()].count("\n") + 1
+        found.append(Block("python", line, "given", match[1].splitlines()))
+    return found
+
+
+def on_a_gpu(text: str) -> list[Block]:
+    """What runs on a GPU, in order: the blocks of a page that need one, what is given, and the blocks before them."""
+    blocks = [block for block in blocks_of(text) if block.kind in ("python", "gpu")]
+    blocks = sorted([*blocks, *given_on(text)], key=lambda block: block.line)
+    last = max((at for at, block in enumerate(blocks) if block.kind == "gpu"), default=-1)
+    return blocks[: last + 1]
