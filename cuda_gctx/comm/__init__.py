@@ -13,7 +13,7 @@ from cuda_gctx._core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cuda_gctx.comm._backends import CommBackend as CommBackend
-    from cuda_gctx.comm._handler import CommFault as CommFault
+    from cuda_gctx.comm._faults import CommFault as CommFault
     from cuda_gctx.comm._handler import MixedCommHandler as MixedCommHandler
     from cuda_gctx.comm._handler import run_mixed_comm as run_mixed_comm
     from cuda_gctx.comm._local_world import LocalRank as LocalRank
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
     "cuda_gctx.comm._backends": ("CommBackend",),
-    "cuda_gctx.comm._handler": ("CommFault", "MixedCommHandler", "run_mixed_comm"),
+    "cuda_gctx.comm._faults": ("CommFault",),
+    "cuda_gctx.comm._handler": ("MixedCommHandler", "run_mixed_comm"),
     "cuda_gctx.comm._local_world": ("LocalRank", "LocalWorld", "local_world"),
     "cuda_gctx.comm._reference": ("expected",),
     "cuda_gctx.comm._topology": ("MixedCommMode", "MixedCommOp", "ParallelInfo"),

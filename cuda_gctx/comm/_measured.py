@@ -9,6 +9,9 @@ from statistics import median
 from typing import Any
 
 from cuda_gctx._core import clock
+from cuda_gctx.comm._backends import CommBackend
+from cuda_gctx.comm._message import Messages
+from cuda_gctx.comm._modes import Modes
 from cuda_gctx.comm._protocol import ALIGNMENT
 from cuda_gctx.comm._topology import MixedCommMode
 from cuda_gctx.comm._tuning import Case
@@ -18,14 +21,24 @@ __all__ = ["Measured"]
 # The number of calls in a graph, for messages of up to so many bytes.
 CALLS_OF_A_GRAPH = ((1 << 20, 50), (1 << 24, 10), (1 << 62, 4))
 MOST_GRIDS = 3
-KERNELS = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommMode.HIERARCHICAL)
 
 
 class Measured:
     """The cases that run_autotune() measures of a MixedCommHandler. Every rank makes one at the same time."""
 
-    def __init__(self, handler: Any, message_bytes: Sequence[int], rounds: int) -> None:
+    def __init__(
+        self,
+        handler: Any,
+        modes: Modes,
+        messages: Messages,
+        backend: CommBackend,
+        message_bytes: Sequence[int],
+        rounds: int,
+    ) -> None:
         self._handler = handler
+        self._modes = modes
+        self._messages = messages
+        self._backend = backend
         self._info = handler.para_info
         self._rounds = rounds
         self._torch: Any = import_module("torch")
@@ -37,14 +50,15 @@ class Measured:
         self._buffers = {is_mapped: self._two(max(sizes)) for is_mapped in (False, True)}
         self._must_unmap = False
         self._other_stream: Any = None
-        if handler._can_map():
+        reaches_all = messages.is_reached(self._buffers[False][0])
+        if handler.device.type == "cuda" and not reaches_all:
             try:
                 handler.map_tensors(*self._buffers[True])
                 self._must_unmap = True
             except RuntimeError:  # on all ranks
                 del self._buffers[True]
         else:
-            del self._buffers[not handler._is_reached()]
+            del self._buffers[not reaches_all]
         self.cases = [
             Case(op, size, is_mapped) for op in handler.valid_op_list for size in sizes for is_mapped in self._buffers
         ]
@@ -67,20 +81,22 @@ class Measured:
 
     def candidates(self, case: Case) -> list[tuple[MixedCommMode, int]]:
         """Modes, each with its grids: all SMs, a half and a quarter of them for kernels of this package."""
-        x_in, x_out = (one.numel() * one.element_size() for one in self._tensors(case))
+        x_in, _ = self._tensors(case)
         grids = [self._handler.grid_size]
         while grids[-1] > 1 and len(grids) < MOST_GRIDS:
             grids.append(grids[-1] // 2)
-        modes: list[MixedCommMode] = self._handler._possible_modes(case.op, x_in, x_out, is_reached=case.is_mapped)
-        return [(mode, grid) for mode in modes for grid in (grids if mode in KERNELS else [0])]
+        sizes = self._messages.sizes(case.op, x_in.shape, x_in.element_size())
+        possible = self._modes.possible(sizes, is_reached=case.is_mapped)
+        return [(mode, grid) for mode in possible for grid in (grids if self._modes[mode].has_kernels else [0])]
 
     def microseconds(self, case: Case, mode: MixedCommMode, grid: int) -> float:
         """The time of a call on this rank: the median of several rounds."""
         x_in, x_out = self._tensors(case)
+        message = self._messages.of(case.op, x_in, x_out, is_checked=True)
         calls = next(count for most, count in CALLS_OF_A_GRAPH if case.message_bytes <= most)
 
         def work() -> None:
-            self._handler._run_mode(case.op, x_in, x_out, mode, grid)
+            self._modes[mode].run(message, grid)
 
         if self._handler.device.type == "cpu":
             return self._on_the_host(work)
@@ -89,7 +105,7 @@ class Measured:
     def _on_the_host(self, work: Callable[[], None]) -> float:
         taken = []
         for _ in range(1 + self._rounds):
-            self._handler._backend.barrier()
+            self._backend.barrier()
             begin = clock.now()
             work()
             taken.append((clock.now() - begin) * 1e6)
@@ -112,7 +128,7 @@ class Measured:
             work()
         stream.synchronize()
         handler.check()
-        handler._backend.barrier()
+        self._backend.barrier()
         graph = cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
@@ -124,7 +140,7 @@ class Measured:
         for _ in range(self._rounds):
             begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
             stream.synchronize()
-            handler._backend.barrier()
+            self._backend.barrier()
             graph.replay()  # in which the ranks meet
             begin.record(stream)
             graph.replay()

@@ -7,7 +7,6 @@ file descriptors.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import socket
@@ -20,7 +19,7 @@ from cuda_gctx.comm._backends import CommBackend, gather, on_all_ranks
 from cuda_gctx.comm._descriptors import exchange_descriptors
 from cuda_gctx.comm._driver_calls import call, driver
 
-__all__ = ["FaultRecord", "Identity", "Workspaces", "process_identity"]
+__all__ = ["Identity", "Workspaces", "process_identity"]
 
 
 class Identity(NamedTuple):
@@ -214,33 +213,3 @@ class Workspaces:
                 while self._reserved:
                     _, address = self._reserved.popitem()
                     call("cuMemAddressFree", address, self._size)
-
-
-class FaultRecord:
-    """Two words of host memory that the kernels of a rank write to, once: kind and peer, then a detail."""
-
-    BYTES = 16
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        flags = driver().CU_MEMHOSTALLOC_PORTABLE | driver().CU_MEMHOSTALLOC_DEVICEMAP
-        with device.context.current():
-            self._host = int(call("cuMemHostAlloc", self.BYTES, flags))
-            self.address = int(call("cuMemHostGetDevicePointer", self._host, 0))
-        self._words = (ctypes.c_uint64 * 2).from_address(self._host)
-        self.clear()
-
-    def clear(self) -> None:
-        self._words[0] = self._words[1] = 0
-
-    def read(self) -> tuple[int, int, int]:
-        """Kind, peer and detail; the kind is 0 where there is no fault."""
-        word = self._words[0]
-        return word >> 32, word & 0xFFFFFFFF, self._words[1]
-
-    def close(self) -> None:
-        if self._host:
-            host, self._host = self._host, 0
-            del self._words
-            with suppress(CUDAError), self._device.context.current():
-                call("cuMemFreeHost", host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,9 +13,14 @@ from cuda_gctx.comm._backends import CommBackend, demand_equal, gather_results
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._memory import Identity, process_identity
 
-__all__ = ["MappedTensors"]
+__all__ = ["MappedTensors", "span"]
 
 HANDLE_BYTES = 64
+
+
+def span(tensor: Any) -> tuple[int, int]:
+    """Address and size in bytes of a tensor."""
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
 class _Exported(NamedTuple):
@@ -47,6 +53,10 @@ class MappedTensors:
         self._tensors: list[_Mapped] = []
         self._opened: dict[tuple[int, bytes], int] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._tensors)
+
     def add(self, backend: CommBackend, spans: Sequence[tuple[int, int]]) -> None:
         """Maps tensors, given by address and size. Collective: all ranks raise if it fails on one."""
         demand_equal(backend, "the number of tensors", len(spans))
@@ -57,11 +67,18 @@ class MappedTensors:
             opened = tuple((rank, theirs[number].handle) for rank, theirs in enumerate(exported))
             self._tensors.append(_Mapped(address, address + size, shifts, opened))
 
+    def demand(self, addresses: Sequence[int]) -> None:
+        """ValueError unless a tensor of this rank is mapped at each of them."""
+        begins = Counter(one.begin for one in self._tensors)
+        begins.subtract(addresses)
+        missing = next((address for address, count in begins.items() if count < 0), None)
+        if missing is not None:
+            raise ValueError(f"no tensor at {missing:#x} has been mapped")
+
     def remove(self, address: int) -> None:
         """Unmaps the tensors of the others that came with the one of this rank at an address; ValueError if none is."""
-        removed = next((one for one in self._tensors if one.begin == address), None)
-        if removed is None:
-            raise ValueError(f"no tensor at {address:#x} has been mapped")
+        self.demand([address])
+        removed = next(one for one in self._tensors if one.begin == address)
         self._tensors.remove(removed)
         kept = {key for one in self._tensors for key in one.opened}
         with suppress(CUDAError), self._device.context.current():

@@ -22,11 +22,14 @@ from cuda_gctx.comm import (
     MixedCommHandler,
     MixedCommMode,
     MixedCommOp,
+    _building,
     _driver_calls,
-    _handler,
+    _faults,
     _launch,
     _memory,
+    _modes,
     _nodes,
+    _order,
     _tensors,
     local_world,
     run_mixed_comm,
@@ -153,8 +156,9 @@ class Tensor:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_handler, "_torch", lambda: torch)
-    monkeypatch.setattr(_handler, "_names_of_dtypes", lambda: {torch.float16: "float16", torch.bfloat16: "bfloat16"})
+    for module in (_building, _order):
+        monkeypatch.setattr(module, "_torch", lambda: torch)
+    monkeypatch.setattr(_building, "_names_of_dtypes", lambda: {torch.float16: "float16", torch.bfloat16: "bfloat16"})
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +171,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, machine: Any) -> Iterator[Driver]:
     # The driver that cuda.bindings opens by this name.
     ctypes.CDLL(os.path.join(library_folder(), "libcuda.so.1"))
     noted = Driver()
-    for module in (_handler, _launch, _memory, _nodes, _tensors):
+    for module in (_building, _faults, _launch, _memory, _modes, _nodes, _order, _tensors):
         monkeypatch.setattr(module, "call", noted.call)
     image = SimpleNamespace(code=SimpleNamespace(code=IMAGE.encode()))
     for module in (_launch, _nodes):
@@ -289,7 +293,8 @@ def test_without_a_mode_the_size_decides(driver: Driver, size: int, reached: int
         op, one = MixedCommOp.ALLREDUCE, MixedCommMode.ONE_EXCHANGE
         for is_reached, most in ((True, reached), (False, staged)):
             for kib, mode in ((most, one), (most + 1, MixedCommMode.TWO_EXCHANGE)):
-                assert handler._choose(op, kib << 10, kib << 10, None, is_reached=is_reached) == (mode, 0)
+                sizes = handler._messages.sizes(op, (kib, 512), 2)
+                assert handler._modes.choose(sizes, None, is_reached=is_reached) == (mode, 0)
 
     on_ranks(driver, size, work)
 
@@ -301,8 +306,9 @@ def test_what_nodes_have_no_memory_for_at_once_goes_in_rounds(driver: Driver) ->
         run_mixed_comm(op, handler, x, None, mode)
         between = ["two_exchange", "two_exchange", "exchange_pieces", "two_exchange"]
         assert driver.done == [*["copy", "copy", *between, "copy"] * 3, "spoil_after_fault"]
-        assert mode in handler._possible_modes(op, 10240, 5120, is_reached=False)
-        assert mode not in handler._possible_modes(op, 1 << 20, 1 << 19, is_reached=True)
+        for rows, is_reached in ((64, False), (1 << 13, True)):
+            possible = handler._modes.possible(handler._messages.sizes(op, (rows, 80), 2), is_reached=is_reached)
+            assert (mode in possible) == (rows == 64)
 
     on_ranks(driver, 2, work, nodes=2, inter_dp_size=2, max_message_bytes=4096)
 
@@ -366,7 +372,8 @@ def test_two_threads_use_one_handler_in_turns(driver: Driver) -> None:
         assert rank.partition is not None
         stream, x = rank.partition.stream, Tensor(handler.device, torch.bfloat16, 16, 64)
         most, now = [0], [0]
-        real = handler._launch
+        one = handler._modes[MixedCommMode.ONE_EXCHANGE]
+        real = one._launch  # type: ignore[attr-defined]
 
         def launch(*arguments: Any) -> None:
             now[0] += 1
@@ -374,7 +381,7 @@ def test_two_threads_use_one_handler_in_turns(driver: Driver) -> None:
             real(*arguments)
             now[0] -= 1
 
-        handler._launch = launch  # type: ignore[method-assign]
+        one._launch = launch  # type: ignore[attr-defined]
 
         def call() -> None:
             driver.use(stream)
@@ -435,7 +442,7 @@ def test_kernels_that_do_not_run_at_the_same_time_are_refused_on_all_ranks(drive
     with local_world(2, Device(0), sms=8, timeout_s=30) as world:
         world.run(run)
     assert len(messages) == 2
-    assert driver.launches == 2 * _handler.MEETINGS  # each rank has tried several times
+    assert driver.launches == 2 * _building.MEETINGS  # each rank has tried several times
     for message in messages:
         assert "rank 0: its kernel waited 0.5 s for that of rank 1" in message
         assert "CUDA_DEVICE_MAX_CONNECTIONS" in message
@@ -471,8 +478,8 @@ def test_a_handler_that_exchanges_through_nvshmem_keeps_its_memory(
         def close(self) -> None:
             freed.append(self)
 
-    monkeypatch.setattr(_handler, "initialise", lambda *arguments, **options: initialised.append(1))
-    monkeypatch.setattr(_handler, "NvshmemTransport", Transport)
+    monkeypatch.setattr(_building, "initialise", lambda *arguments, **options: initialised.append(1))
+    monkeypatch.setattr(_building, "NvshmemTransport", Transport)
 
     def run(rank: LocalRank) -> None:
         assert rank.partition is not None
@@ -631,8 +638,9 @@ class FourMethods:
 
 def test_a_checkpoint_comes_back_at_the_same_addresses_through_any_backend(driver: Driver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
-        assert handler._workspaces is not None
-        before = handler._workspaces.addresses
+        assert handler._gpu is not None
+        assert handler._gpu.workspaces is not None
+        before = handler._gpu.workspaces.addresses
         handler.checkpoint_prepare()
         handler.checkpoint_prepare()
         with pytest.raises(RuntimeError, match=r"call checkpoint_restore\(\) first"):
@@ -640,7 +648,7 @@ def test_a_checkpoint_comes_back_at_the_same_addresses_through_any_backend(drive
         with pytest.raises(ValueError, match=r"the backend is rank 1|the backend is rank 0"):
             handler.checkpoint_restore(FourMethods(rank.backend, 1 - rank.rank))
         handler.checkpoint_restore(FourMethods(rank.backend))
-        assert handler._workspaces.addresses == before
+        assert handler._gpu.workspaces.addresses == before
         handler.checkpoint_restore(FourMethods(rank.backend))
         all_reduce(handler)
 

@@ -1,0 +1,571 @@
+"""How a handler is made: its arguments, checked and agreed upon, its groups, and what it holds on a GPU.
+
+Between the first and the last thing that the ranks say to each other, what fails on one of them fails on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from cuda_gctx import Context, CUDAError, Device, Partition, Stream
+from cuda_gctx._core.arguments import as_bool, as_int, as_seconds
+from cuda_gctx.comm._backends import (
+    CommBackend,
+    LocalBackend,
+    TorchBackend,
+    as_backend,
+    demand_all_equal,
+    gather_results,
+    on_all_ranks,
+)
+from cuda_gctx.comm._driver_calls import call
+from cuda_gctx.comm._faults import FaultRecord
+from cuda_gctx.comm._launch import WARP, Calls, Kernels, Numbers
+from cuda_gctx.comm._memory import Workspaces
+from cuda_gctx.comm._message import Message, Messages
+from cuda_gctx.comm._modes import Gloo, GlooByNodes, Hierarchical, Mode, Modes, Nccl, OneExchange, TwoExchange
+from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport
+from cuda_gctx.comm._nvshmem import initialise
+from cuda_gctx.comm._order import Order
+from cuda_gctx.comm._protocol import (
+    ALIGNMENT,
+    ONE_EXCHANGE_THREADS,
+    Fault,
+    Geometry,
+    packet_bytes,
+    region_of,
+    room_of,
+    signature,
+)
+from cuda_gctx.comm._staging import Staging
+from cuda_gctx.comm._tensors import MappedTensors
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+
+__all__ = ["MOST_BYTES", "Built", "build", "checked", "demand_place", "host_limit_s", "is_supported"]
+
+# The kernels need bulk copies, which this architecture introduced.
+FIRST_CAPABILITY = 90
+# The number of threads that no block of a device exceeds.
+LARGEST_BLOCK = 1024
+# More than any message is divided into.
+MOST_STEPS = 1 << 16
+# More than any device has.
+MOST_BYTES = 1 << 40
+# What a call that cannot finish leaves.
+ON_FAULT = ("nan", "trap")
+# How much can be staged by default, where other ranks cannot reach a tensor.
+STAGED_BYTES = 64 * 1024 * 1024
+# How long the kernels of all ranks have for their first meeting, and how often they try: another thread that loads a
+# module or allocates memory meanwhile can keep a rank from launching.
+MEETING_S = 5.0
+MEETINGS = 3
+NOT_BUILT = "the handler could not be built"
+# How long ranks wait for each other on the host, at least: some may have more to load than others.
+HOST_S = 60.0
+
+
+@cache
+def _torch() -> Any:
+    return import_module("torch")
+
+
+@cache
+def _names_of_dtypes() -> dict[Any, str]:
+    torch = _torch()
+    return {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+def is_supported(capability: int) -> bool:
+    """Whether there are kernels for a compute capability: 90 stands for 9.0."""
+    return capability >= FIRST_CAPABILITY
+
+
+def host_limit_s(timeout_s: float) -> float:
+    """How long ranks wait for each other on the host."""
+    return max(HOST_S, timeout_s)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a handler is made with, as far as a rank can check it by itself. `agreed` are those that all ranks share."""
+
+    info: ParallelInfo
+    dtype: Any
+    device: Any
+    partition: Partition | None
+    grid_size: int
+    block_sizes: tuple[int, int]
+    fewest_steps: int
+    enable_ibgda: bool
+    should_init_nvshmem: bool
+    use_autotune: bool
+    timeout_s: float
+    max_message_bytes: int | None
+    programmatic_launch: bool
+    stops: bool
+
+    def agreed(self) -> dict[str, object]:
+        """By name, what must be the same on all ranks."""
+        info = self.info
+        return {
+            "local_size": info.local_size,
+            "local_tp_size": info.local_tp_size,
+            "inter_tp_size": info.inter_tp_size,
+            "dtype": str(self.dtype),
+            "device type": self.device.type,
+            "max_message_bytes": self.max_message_bytes,
+            "use_autotune": self.use_autotune,
+            "should_init_nvshmem": self.should_init_nvshmem,
+            "timeout_s": self.timeout_s,
+        }
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return bool(self.device.type == "cuda")
+
+    @property
+    def host_limit_s(self) -> float:
+        return host_limit_s(self.timeout_s)
+
+
+def checked(
+    place: Sequence[int],
+    grids: Sequence[int | None],
+    dtype: Any,
+    device: Any,
+    grid_size: int | None,
+    block_sizes: tuple[int, int | None],
+    min_num_steps: int,
+    max_message_bytes: int | None,
+    timeout_s: float,
+    on_fault: str,
+    partition: Partition | None,
+    **switches: bool,
+) -> Arguments:
+    """The arguments of a handler, each of the type and in the range that it has to be; TypeError or ValueError."""
+    info = ParallelInfo.of(*place, *grids)
+    if dtype not in _names_of_dtypes():
+        raise ValueError(f"dtype must be torch.float16 or torch.bfloat16, not {dtype}")
+    device = _torch().device(device)
+    if not info.valid_ops:
+        raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
+    timeout_s = as_seconds("timeout_s", timeout_s)
+    if on_fault not in ON_FAULT:
+        raise ValueError(f"on_fault must be one of {', '.join(ON_FAULT)}, not {on_fault!r}")
+    switches = {name: as_bool(name, value) for name, value in switches.items()}
+    if device.type == "cuda":
+        if device.index is None:
+            device = _torch().device("cuda", _torch().cuda.current_device())
+        grid_size = _grid_size(Device(device.index), partition, grid_size)
+    elif device.type != "cpu":
+        raise ValueError(f"device must be a CUDA device or the CPU, not {device}")
+    elif partition is not None or grid_size is not None:
+        raise ValueError("a handler on the CPU has no partition and no grid: omit partition and grid_size")
+    if max_message_bytes is not None:
+        max_message_bytes = as_int("max_message_bytes", max_message_bytes, ALIGNMENT * info.dp_size, MOST_BYTES)
+    return Arguments(
+        info=info,
+        dtype=dtype,
+        device=device,
+        partition=partition,
+        grid_size=grid_size or 0,
+        block_sizes=_block_sizes(*block_sizes),
+        fewest_steps=as_int("min_num_steps", min_num_steps, 1, MOST_STEPS),
+        enable_ibgda=switches["ib_enable_ibgda"],
+        should_init_nvshmem=switches["should_init_nvshmem"],
+        use_autotune=switches["use_autotune"],
+        timeout_s=timeout_s,
+        max_message_bytes=max_message_bytes,
+        programmatic_launch=switches["programmatic_launch"],
+        stops=on_fault == "trap",
+    )
+
+
+def _grid_size(device: Device, partition: Partition | None, grid_size: int | None) -> int:
+    if partition is not None and partition.context.device != device:
+        raise ValueError(f"the partition belongs to device {partition.context.device.device_id}, not to {device}")
+    major, minor = device.compute_capability
+    if not is_supported(major * 10 + minor):
+        raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
+    sms = device.sm_count if partition is None else partition.sm_count
+    return as_int("grid_size", sms if grid_size is None else grid_size, 1, sms)
+
+
+def _block_sizes(smallest: int, largest: int | None) -> tuple[int, int]:
+    most = ONE_EXCHANGE_THREADS
+    if largest is not None:
+        most = min(most, as_int("max_block_size", largest, 32, LARGEST_BLOCK))
+    found = as_int("min_block_size", smallest, 32, most), most
+    for name, size in zip(("min_block_size", "max_block_size"), found, strict=True):
+        if size % WARP:
+            raise ValueError(f"{name} must be a multiple of {WARP}, not {size}")
+    return found
+
+
+def demand_place(backend: CommBackend, info: ParallelInfo) -> None:
+    place = backend.Get_rank(), backend.Get_size()
+    wanted = info.world_rank, info.world_size
+    if place != wanted:
+        raise ValueError(
+            f"the backend is rank {place[0]} of {place[1]}, and the handler is rank {wanted[0]} of {wanted[1]}"
+        )
+
+
+class Groups:
+    """The groups of a rank: of torch.distributed, or of the backend of threads; None where a backend has none.
+
+    backend: what connects all ranks on the host.
+    """
+
+    def __init__(self, given: Any, limit_s: float) -> None:
+        """given: a backend, or a process group; None: all processes of torch.distributed."""
+        self._made: dict[tuple[int, ...], Any] = {}  # groups of torch that were made here; () is that of the host
+        self.local: Any = None
+        self.tp: Any = None
+        self.dp: Any = None
+        self.world: Any = None
+        self.inter: Any = None  # of equal local ranks; on a GPU, the transport connects them
+        if given is not None:
+            self.backend = as_backend(given)
+            return
+        distributed: Any = import_module("torch.distributed")
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise RuntimeError(
+                "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or pass a "
+                "comm_backend"
+            )
+        # Messages of the host stay on the host, and have a time limit of their own. NCCL would use a stream, and change
+        # the current context.
+        self._made[()] = distributed.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
+        self.backend = TorchBackend(self._made[()])
+
+    def make(self, arguments: Arguments) -> None:
+        """Makes the groups of the topology. Collective."""
+        info = arguments.info
+        needs_inter = info.use_inter and not arguments.is_on_gpu
+        if isinstance(self.backend, TorchBackend):
+            every_rank = [info.at(rank) for rank in range(info.world_size)]
+
+            def group(groups: list[tuple[int, ...]]) -> Any:
+                return self._torch_group(groups, arguments)
+
+            self.local = group([one.local_ranks() for one in every_rank])
+            self.tp = group([one.tp_ranks() for one in every_rank])
+            self.dp = group([one.dp_ranks() for one in every_rank])
+            self.world = group([tuple(range(info.world_size))] * info.world_size)
+            if needs_inter:
+                self.inter = group([one.inter_ranks() for one in every_rank])
+        elif isinstance(self.backend, LocalBackend):
+            wanted = info.local_ranks(), info.tp_ranks(), info.dp_ranks()
+            self.local, self.tp, self.dp = map(self.backend.subgroup, wanted)
+            if needs_inter:
+                self.inter = self.backend.subgroup(info.inter_ranks())
+
+    def _torch_group(self, groups: Sequence[tuple[int, ...]], arguments: Arguments) -> Any:
+        """The group that contains this rank. All ranks make all groups, in one order."""
+        distributed: Any = import_module("torch.distributed")
+        for ranks in sorted(set(groups) - self._made.keys()):
+            if arguments.partition is not None and self.have_nccl(arguments):
+                # With no more blocks than the partition has SMs.
+                group = import_module("cuda_gctx.interop.nccl").new_group(arguments.partition, list(ranks))
+            elif arguments.is_on_gpu:
+                group = distributed.new_group(list(ranks))
+            else:
+                group = distributed.new_group(list(ranks), timeout=timedelta(seconds=arguments.host_limit_s))
+            self._made[ranks] = group
+        return self._made[groups[arguments.info.world_rank]]
+
+    def have_nccl(self, arguments: Arguments) -> bool:
+        if not isinstance(self.backend, TorchBackend) or not arguments.is_on_gpu:
+            return False
+        distributed: Any = import_module("torch.distributed")
+        return "nccl" in str(distributed.get_backend_config())
+
+    def destroy(self, rank: int) -> None:
+        """Those of torch that this rank is in, in one order on all ranks; that of the host is the last."""
+        distributed: Any = import_module("torch.distributed") if self._made else None
+        for ranks in sorted(self._made, reverse=True):
+            group = self._made.pop(ranks)
+            if not ranks or rank in ranks:
+                distributed.destroy_process_group(group)
+
+
+class OnGpu:
+    """What a handler holds on its GPU: memory, kernels, and the modes that run them. Every rank makes one."""
+
+    def __init__(self, arguments: Arguments, backend: CommBackend) -> None:
+        self._arguments = arguments
+        self._backend = backend
+        info, self._device = arguments.info, Device(arguments.device.index)
+        partition = arguments.partition
+        self.context: Context = self._device.context if partition is None else partition.context
+        self.order = Order(self.context, arguments.device)
+        self.workspaces: Workspaces | None = None
+        self.mapped: MappedTensors | None = None
+        self.transport: Transport | None = None
+        self.fault: FaultRecord | None = None
+        self._kernels: dict[MixedCommOp, Kernels] = {}
+        self._node_kernels: dict[MixedCommOp, NodeKernels] = {}
+        self._copying: tuple[Stream, Stream] | None = None
+        self._has_nvshmem = False
+        given = arguments.max_message_bytes
+        self._node_bytes = STAGED_BYTES if given is None else given
+        # Without staging, where all ranks reach each other's tensors: known only when they have met.
+        on_one_device = given is None and _are_threads_on_one_device(backend, arguments.device.index)
+        self.staged_bytes = 0 if on_one_device else -(-self._node_bytes // ALIGNMENT) * ALIGNMENT
+        self._geometry = Geometry(info.world_size, packet_bytes(info.world_size), self.staged_bytes)
+        self._region = region_of(info, self._node_bytes)
+        try:
+            self._make_memory()
+            # No rank launches while another one is still loading its kernels: loading may wait for what runs.
+            on_all_ranks(backend, self._load_kernels, NOT_BUILT)
+            self._demand_concurrency()
+        except BaseException:
+            self.transport = None  # closing is collective, and the others may not have failed
+            self.close()
+            raise
+
+    def init_nvshmem(self) -> None:
+        """Initialises NVSHMEM, once. Collective."""
+        if not self._has_nvshmem:
+            initialise(self._backend, self._device, enable_ibgda=self._arguments.enable_ibgda)
+            self._has_nvshmem = True
+
+    def _make_memory(self) -> None:
+        arguments, geometry, backend = self._arguments, self._geometry, self._backend
+        info, limit_s = arguments.info, arguments.timeout_s
+        through_nvshmem = info.use_inter and arguments.should_init_nvshmem
+        if through_nvshmem:
+            self.init_nvshmem()
+        by_peers = info.use_inter and not through_nvshmem
+        size = geometry.total_bytes + (self._region.total_bytes if by_peers else 0)
+        self.workspaces = Workspaces(backend, self._device, size, limit_s)
+        self.fault = on_all_ranks(backend, lambda: FaultRecord(self._device, info.world_rank, limit_s), NOT_BUILT)
+        if through_nvshmem:
+            self.transport = NvshmemTransport(backend, info, self._device, self._region)
+        elif info.use_inter:
+            self.transport = PeerTransport(info, self.workspaces.addresses, geometry.total_bytes)
+        self.mapped = MappedTensors(self._device, self.workspaces.ranks, info.world_rank)
+
+    def modes(self) -> dict[MixedCommMode, Mode]:
+        """Those with kernels, in the order of their numbers."""
+        assert self.workspaces is not None
+        arguments, geometry = self._arguments, self._geometry
+        info, addresses = arguments.info, self.workspaces.addresses
+        how = str(arguments.dtype), self.order
+        most = geometry.packet_bytes * info.dp_size
+        staging = {op: Staging(info, op, geometry, addresses) for op in self._kernels} if self.staged_bytes else {}
+        found: dict[MixedCommMode, Mode] = {
+            MixedCommMode.ONE_EXCHANGE: OneExchange(*how, self._kernels, most),
+            MixedCommMode.TWO_EXCHANGE: TwoExchange(*how, self._kernels, staging, self._copying, self.staged_bytes),
+        }
+        if self._node_kernels:
+            own = addresses[info.world_rank]
+            staged = (own + geometry.staged_input, own + geometry.staged_output) if self.staged_bytes else None
+            room = room_of(info, self._node_bytes)
+            found[MixedCommMode.HIERARCHICAL] = Hierarchical(
+                *how, info, self._node_kernels, self._spoil, staged, self._node_bytes, room
+            )
+        return found
+
+    def _spoil(self, message: Message, sms: int, stream: Stream) -> None:
+        kernels = self._kernels[message.sizes.op]
+        kernels.calls.grid = sms
+        kernels.spoil(message.out_address, message.sizes.out_bytes, stream)
+
+    def _load_kernels(self) -> None:
+        assert self.workspaces is not None
+        assert self.fault is not None
+        arguments, addresses = self._arguments, self.workspaces.addresses
+        info, is_bfloat16 = arguments.info, arguments.dtype is _torch().bfloat16
+        if self.staged_bytes and self._is_alone():
+            # Before and after the kernels. With ranks of one process on one device, more streams could share a hardware
+            # queue with the kernel of a rank that waits.
+            self._copying = self.context.create_stream(), self.context.create_stream()
+        how: dict[str, Any] = {
+            "grid": arguments.grid_size,
+            "fewest_steps": arguments.fewest_steps,
+            "numbers": Numbers(),
+        }
+        faults = self.fault.address, round(arguments.timeout_s * 1_000_000_000)
+        for op in info.valid_ops:
+            calls = Calls(info, op, block_sizes=arguments.block_sizes, **how)
+            calls.connect(addresses, *faults, stops=arguments.stops)
+            self._kernels[op] = Kernels(
+                *(info, op, self._geometry, self.context, self._device, calls),
+                is_bfloat16=is_bfloat16,
+                is_programmatic=arguments.programmatic_launch,
+            )
+            if self.transport is not None:
+                node_calls = NodeCalls(info, op, self._region, **how)
+                peers = [addresses[rank] for rank in info.local_ranks()]
+                node_calls.connect(peers, self.transport.regions, *faults, stops=arguments.stops)
+                self._node_kernels[op] = NodeKernels(
+                    *(info, op, self._geometry, self._region, self.transport, self.context, self._device, node_calls),
+                    is_bfloat16=is_bfloat16,
+                )
+
+    def _is_alone(self) -> bool:
+        """Whether no other rank of this process is on this device."""
+        assert self.workspaces is not None
+        places = [(one.process, one.device_id) for one in self.workspaces.ranks]
+        return places.count(places[self._arguments.info.world_rank]) == 1
+
+    def _demand_concurrency(self) -> None:
+        """RuntimeError on all ranks unless their kernels, in full size, run at the same time."""
+        limit_s = min(self._arguments.timeout_s, MEETING_S)
+        stream = self.order.stream_of_context()
+        op = self._arguments.info.valid_ops[0]
+
+        def meet() -> bool:
+            assert self.fault is not None
+            agreed = signature(op, MixedCommMode.TWO_EXCHANGE, "meeting", 0, is_staged=False)
+            self._kernels[op].meet(agreed, round(limit_s * 1_000_000_000), stream)
+            stream.sync()
+            kind, peer, _ = self.fault.read()
+            if kind != Fault.NONE:
+                raise RuntimeError(f"its kernel waited {limit_s} s for that of rank {peer}")
+            return True
+
+        problem = (
+            "the kernels of the ranks do not run at the same time (ranks on one device need a partition each; in one "
+            "process, also streams with separate hardware queues, of which CUDA_DEVICE_MAX_CONNECTIONS sets the number "
+            "before CUDA starts)"
+        )
+        for meeting in range(MEETINGS):
+            try:
+                gather_results(self._backend, meet, (CUDAError, RuntimeError), problem)
+                return
+            except RuntimeError:  # on all ranks
+                if meeting == MEETINGS - 1:
+                    raise
+                self._forget_meeting()
+
+    def _forget_meeting(self) -> None:
+        """Sets flags, epochs and faults back to those of fresh memory. Collective; no kernel is running."""
+        assert self.workspaces is not None
+        assert self.fault is not None
+        with self._device.context.current():
+            own = self.workspaces.addresses[self._arguments.info.world_rank]
+            call("cuMemsetD8", own, 0, self._geometry.slots)
+            call("cuCtxSynchronize")
+        self.fault.clear()
+        self._backend.barrier()
+
+    def map(self, backend: CommBackend, spans: Sequence[tuple[int, int]]) -> None:
+        assert self.mapped is not None
+        self.mapped.add(backend, spans)
+
+    def unmap(self, backend: CommBackend, addresses: Sequence[int]) -> None:
+        """Unmaps tensors when no kernel of any rank uses them any more."""
+        assert self.mapped is not None
+        mapped = self.mapped
+        on_all_ranks(backend, lambda: mapped.demand(addresses), "tensors cannot be unmapped")
+        on_all_ranks(backend, self.context.sync, "tensors cannot be unmapped")
+        for address in addresses:
+            mapped.remove(address)
+        # Nobody frees a tensor that another rank still has mapped.
+        backend.barrier()
+
+    @property
+    def cannot_release(self) -> str:
+        """Why the memory cannot be released for a checkpoint; empty if it can."""
+        return "" if self.transport is None else self.transport.cannot_release
+
+    def release(self) -> None:
+        assert self.workspaces is not None
+        self.workspaces.release()
+
+    def restore(self, backend: CommBackend) -> None:
+        assert self.workspaces is not None
+        self.workspaces.restore(backend)
+        self._backend = backend
+
+    def close(self) -> None:
+        """Frees everything. No kernel of any rank may be using it."""
+        while self._kernels:
+            self._kernels.popitem()[1].close()
+        while self._node_kernels:
+            self._node_kernels.popitem()[1].close()
+        for stream in self._copying or ():
+            stream.close()
+        self._copying = None
+        if self.transport is not None:
+            self.transport.close()
+            self.transport = None
+        if self.mapped is not None:
+            self.mapped.close()
+            self.mapped = None
+        if self.workspaces is not None:
+            self.workspaces.close()
+            self.workspaces = None
+        if self.fault is not None:
+            self.fault.close()
+            self.fault = None
+
+
+def _are_threads_on_one_device(backend: CommBackend, index: int) -> bool:
+    return isinstance(backend, LocalBackend) and len(set(backend.gather_to_all(index))) == 1
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a handler is made of. gpu: None on the CPU."""
+
+    arguments: Arguments
+    groups: Groups
+    gpu: OnGpu | None
+    modes: Modes
+    messages: Messages
+
+
+def build(check: Callable[[], Arguments], comm_backend: Any) -> Built:
+    """Makes what a handler is made of. Collective.
+
+    check: returns this rank's arguments, or raises. comm_backend: what connects the ranks; None: torch.distributed.
+    """
+    arguments: Arguments | None = None
+    problem: Exception | None = None
+    try:
+        arguments = check()
+    except Exception as error:
+        problem = error
+    try:
+        groups = Groups(comm_backend, HOST_S if arguments is None else arguments.host_limit_s)
+    except Exception:
+        if problem is not None:
+            raise problem from None
+        raise
+    backend = groups.backend
+
+    def own() -> Arguments:
+        if problem is not None:
+            raise problem
+        assert arguments is not None
+        demand_place(backend, arguments.info)
+        return arguments
+
+    arguments = on_all_ranks(backend, own, NOT_BUILT)
+    demand_all_equal(backend, arguments.agreed())
+    groups.make(arguments)
+    gpu = OnGpu(arguments, backend) if arguments.is_on_gpu else None
+    info = arguments.info
+    modes: dict[MixedCommMode, Mode] = {}
+    if gpu is not None:
+        modes |= gpu.modes()
+        if groups.have_nccl(arguments):
+            nccl = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)[: 1 + info.use_mixed]
+            modes |= {one: Nccl(one, info, groups.world, groups.tp, groups.dp) for one in nccl}
+    elif groups.tp is not None:
+        modes[MixedCommMode.GLOO] = Gloo(info, lambda: groups.backend, groups.tp, groups.dp)
+        if info.use_inter:
+            by_nodes = GlooByNodes(info, lambda: groups.backend, groups.local, groups.inter)
+            modes[MixedCommMode.HIERARCHICAL] = by_nodes
+    mapped, reaches_all = (None, False) if gpu is None else (gpu.mapped, gpu.staged_bytes == 0)
+    messages = Messages(info, arguments.dtype, arguments.device, mapped, reaches_all=reaches_all)
+    return Built(arguments, groups, gpu, Modes(info, modes), messages)

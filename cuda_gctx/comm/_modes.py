@@ -1,0 +1,331 @@
+"""The modes of a handler: an object for each way in which it computes an operation.
+
+A new mode is a class here with what `Mode` names, and a line where the modes of a handler are made (``_building.py``).
+Nothing else tells modes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from cuda_gctx import Stream
+from cuda_gctx.comm._backends import CommBackend, as_backend
+from cuda_gctx.comm._driver_calls import call
+from cuda_gctx.comm._launch import Kernels
+from cuda_gctx.comm._message import Message, Sizes
+from cuda_gctx.comm._nodes import NodeKernels, rounds_of
+from cuda_gctx.comm._order import Order
+from cuda_gctx.comm._protocol import ALIGNMENT, signature
+from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu, exchange_with_nccl
+from cuda_gctx.comm._staging import Copy, Part, Staging
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.comm._tuning import TuningTable
+
+__all__ = ["Gloo", "GlooByNodes", "Hierarchical", "Mode", "Modes", "Nccl", "OneExchange", "TwoExchange"]
+
+# More than any message has.
+NO_LIMIT = 1 << 62
+# More rounds than this are not tuned.
+MOST_ROUNDS = 16
+# Where no mode is given, packets carry messages of which each rank receives up to so much from all others. Above the
+# first, TWO_EXCHANGE was faster on H200s with tensors that other ranks reach; with others, from twice the second on.
+SMALL_REACHED_BYTES = 512 * 1024
+SMALL_STAGED_BYTES = 2 * 1024 * 1024
+
+
+class Mode(Protocol):
+    """A way to compute an operation. Every rank runs the same one for a call."""
+
+    has_kernels: bool
+    """Whether the kernels are those of this package, which use as many SMs as `run` is called with."""
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Whether it can compute a call of these sizes."""
+
+    def largest(self, *, is_reached: bool) -> int:
+        """The bytes of the largest message for which it is measured and chosen: of the larger of input and output."""
+
+    def run(self, message: Message, sms: int) -> None:
+        """Computes a call, or launches what does."""
+
+
+class Modes:
+    """The modes of a handler by name, and the choice between them."""
+
+    def __init__(self, info: ParallelInfo, modes: Mapping[MixedCommMode, Mode]) -> None:
+        self._info = info
+        self._modes = modes
+        self.valid = [*modes, MixedCommMode.AUTOTUNE] if modes else []
+
+    def __getitem__(self, mode: MixedCommMode) -> Mode:
+        return self._modes[mode]
+
+    def valid_one(self, mode: MixedCommMode) -> MixedCommMode:
+        mode = MixedCommMode(mode)
+        if mode not in self.valid:
+            valid = ", ".join(one.name for one in self.valid)
+            raise ValueError(f"mode {mode.name} is not valid for this handler; valid: {valid}")
+        return mode
+
+    def possible(self, sizes: Sizes, *, is_reached: bool) -> list[MixedCommMode]:
+        """From which to choose for a call."""
+        return [
+            name
+            for name, mode in self._modes.items()
+            if mode.takes(sizes) and sizes.largest <= mode.largest(is_reached=is_reached)
+        ]
+
+    def choose(self, sizes: Sizes, table: TuningTable | None, *, is_reached: bool) -> tuple[MixedCommMode, int]:
+        """The mode of a call for which none is given, and how many SMs its kernels use; 0: all of them."""
+        if table is not None:
+            possible = self.possible(sizes, is_reached=is_reached)
+            choice = table.select(sizes.op, sizes.largest, is_reached, possible)
+            if choice is not None:
+                return choice.mode, choice.grid
+        return self._by_size(sizes, is_reached=is_reached), 0
+
+    def _by_size(self, sizes: Sizes, *, is_reached: bool) -> MixedCommMode:
+        small = SMALL_REACHED_BYTES if is_reached else SMALL_STAGED_BYTES
+        received = sizes.block_bytes * (self._info.world_size - 1)
+        best = MixedCommMode.ONE_EXCHANGE if received <= small else MixedCommMode.TWO_EXCHANGE
+        # Others where that one is not there, or does not take the sizes; they are refused by name if none does.
+        order = best, MixedCommMode.GLOO, MixedCommMode.HIERARCHICAL, MixedCommMode.NCCL_ONE
+        there = [mode for mode in order if mode in self._modes]
+        return next((mode for mode in there if self._modes[mode].takes(sizes)), there[0])
+
+
+class _WithKernels:
+    """What the modes with kernels of this package have in common."""
+
+    has_kernels = True
+    name: MixedCommMode
+
+    def __init__(self, dtype: str, order: Order) -> None:
+        self._dtype = dtype
+        self._order = order
+
+    def takes(self, sizes: Sizes) -> bool:
+        return sizes.block_bytes % ALIGNMENT == 0
+
+    def run(self, message: Message, sms: int) -> None:
+        if not message.sizes.in_bytes:
+            return
+        self._demand_layout(message)
+        # The arguments of a kernel are filled in place, and kernels have one order: of one thread at a time.
+        with self._order.lock:
+            self._launch(message, sms, self._order.stream())
+
+    def _launch(self, message: Message, sms: int, stream: Stream) -> None:
+        raise NotImplementedError
+
+    def _demand_layout(self, message: Message) -> None:
+        sizes, x_in, x_out = message.sizes, message.in_address, message.out_address
+        if sizes.block_bytes % ALIGNMENT:
+            raise ValueError(
+                f"{sizes.op.name} of {list(message.x_in.shape)} moves blocks of {sizes.block_bytes} bytes: the kernels "
+                f"need a multiple of {ALIGNMENT}"
+            )
+        if (x_in | x_out) % ALIGNMENT:
+            name, address = ("x_in", x_in) if x_in % ALIGNMENT else ("x_out", x_out)
+            raise ValueError(f"{name} begins at {address:#x}: the kernels need an address that {ALIGNMENT} divides")
+        overlap = x_in < x_out + sizes.out_bytes and x_out < x_in + sizes.in_bytes
+        if overlap and not (sizes.op is MixedCommOp.ALLREDUCE and x_in == x_out):
+            raise ValueError("x_in and x_out share memory: only ALLREDUCE works in place, with both the same tensor")
+
+    def _signature(self, sizes: Sizes, *, is_staged: bool) -> int:
+        return signature(sizes.op, self.name, self._dtype, sizes.block_bytes, is_staged=is_staged)
+
+
+class OneExchange(_WithKernels):
+    """Every rank sends its input as packets; blocks that packets do not carry at once go in pieces."""
+
+    name = MixedCommMode.ONE_EXCHANGE
+
+    def __init__(self, dtype: str, order: Order, kernels: Mapping[MixedCommOp, Kernels], largest: int) -> None:
+        super().__init__(dtype, order)
+        self._kernels = kernels
+        self._largest = largest
+
+    def largest(self, *, is_reached: bool) -> int:
+        return self._largest
+
+    def _launch(self, message: Message, sms: int, stream: Stream) -> None:
+        sizes = message.sizes
+        kernels = self._kernels[sizes.op]
+        kernels.calls.grid = sms
+        kernels.one_exchange(
+            message.in_address,
+            message.out_address,
+            sizes.block_bytes,
+            self._signature(sizes, is_staged=False),
+            stream,
+        )
+
+
+class TwoExchange(_WithKernels):
+    """Every rank sums a share. Tensors that the other ranks do not reach are staged, in parts.
+
+    staging: how, for each operation; empty where all ranks reach all tensors. copying: streams for the copies before
+    and after the kernels; None: those are on the stream of the call.
+    """
+
+    name = MixedCommMode.TWO_EXCHANGE
+
+    def __init__(
+        self,
+        dtype: str,
+        order: Order,
+        kernels: Mapping[MixedCommOp, Kernels],
+        staging: Mapping[MixedCommOp, Staging],
+        copying: tuple[Stream, Stream] | None,
+        staged_bytes: int,
+    ) -> None:
+        super().__init__(dtype, order)
+        self._kernels = kernels
+        self._staging = staging
+        self._copying = copying
+        self._staged_bytes = staged_bytes
+
+    def largest(self, *, is_reached: bool) -> int:
+        return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
+
+    def _launch(self, message: Message, sms: int, stream: Stream) -> None:
+        sizes, addresses = message.sizes, (message.in_address, message.out_address)
+        kernels = self._kernels[sizes.op]
+        kernels.calls.grid = sms
+        agreed = self._signature(sizes, is_staged=not message.is_reached)
+        if message.is_reached:
+            kernels.two_exchange(*addresses, sizes.block_bytes, agreed, stream, message.seen)
+            return
+        for parts in self._staging[sizes.op].rounds(*addresses, sizes.block_bytes):
+            self._launch_parts(kernels, parts, agreed, stream)
+        kernels.spoil(message.out_address, sizes.out_bytes, stream)
+
+    def _launch_parts(self, kernels: Kernels, parts: Sequence[Part], agreed: int, stream: Stream) -> None:
+        # With one part, there is nothing for its copies to run next to.
+        before, after = self._copying if self._copying and len(parts) > 1 else (stream, stream)
+        # A stream without copies stays out of it: in a capture it would not be joined.
+        if before is not stream and any(part.sends for part in parts):
+            before.wait(stream)
+        for part in parts:
+            for one in part.sends:
+                _copy(one, before)
+            if part.sends and before is not stream:
+                stream.wait(before)
+            kernels.staged_part(part, agreed, stream)
+            if part.fetches and after is not stream:
+                after.wait(stream)
+            for one in part.fetches:
+                _copy(one, after)
+        if after is not stream and any(part.fetches for part in parts):
+            stream.wait(after)
+
+
+class Hierarchical(_WithKernels):
+    """The ranks of a node sum, nodes exchange the sums, and each rank sums what has come and sends it to its node.
+
+    staged: where input and output are copied to and from; None: the ranks of a node reach all tensors.
+    room: how much of a block goes in a round, in bytes.
+    """
+
+    name = MixedCommMode.HIERARCHICAL
+
+    def __init__(
+        self,
+        dtype: str,
+        order: Order,
+        info: ParallelInfo,
+        kernels: Mapping[MixedCommOp, NodeKernels],
+        spoil: Callable[[Message, int, Stream], None],
+        staged: tuple[int, int] | None,
+        node_bytes: int,
+        room: int,
+    ) -> None:
+        super().__init__(dtype, order)
+        self._of_node = slice(info.local_ranks()[0], info.local_ranks()[-1] + 1)
+        self._kernels = kernels
+        self._spoil = spoil
+        self._staged = staged
+        self._node_bytes = node_bytes
+        self._room = room
+
+    def largest(self, *, is_reached: bool) -> int:
+        return MOST_ROUNDS * self._node_bytes
+
+    def _launch(self, message: Message, sms: int, stream: Stream) -> None:
+        sizes, is_staged = message.sizes, not message.is_reached
+        kernels = self._kernels[sizes.op]
+        kernels.calls.grid = sms
+        agreed = self._signature(sizes, is_staged=is_staged)
+        seen = message.seen
+        if seen is not None:
+            seen = seen[0][self._of_node], seen[1][self._of_node]
+        addresses = message.in_address, message.out_address
+        counts = sizes.in_bytes // sizes.block_bytes, sizes.out_bytes // sizes.block_bytes
+        staged = self._staged if is_staged else None
+        for part in rounds_of(addresses, counts, sizes.block_bytes, self._room, staged):
+            for one in part.before:
+                _copy(one, stream)
+            kernels.run(part, agreed, stream, is_staged=is_staged, seen=seen)
+            for one in part.after:
+                _copy(one, stream)
+        self._spoil(message, sms, stream)
+
+
+def _copy(one: Copy, stream: Stream) -> None:
+    with stream.context.current():
+        call("cuMemcpyDtoDAsync", one.to, one.source, one.size, stream.handle)
+
+
+class _OfLibrary:
+    """What the modes without kernels of this package have in common."""
+
+    has_kernels = False
+
+    def takes(self, sizes: Sizes) -> bool:
+        return True
+
+    def largest(self, *, is_reached: bool) -> int:
+        return NO_LIMIT
+
+
+class Nccl(_OfLibrary):
+    """Collectives of torch.distributed on its groups: one of the world, or one for each axis."""
+
+    def __init__(self, name: MixedCommMode, info: ParallelInfo, world: Any, tp_group: Any, dp_group: Any) -> None:
+        self._name = name
+        self._info = info
+        self._groups = world, tp_group, dp_group
+
+    def run(self, message: Message, sms: int) -> None:
+        exchange_with_nccl(self._info, message.sizes.op, self._name, message.x_in, message.x_out, *self._groups)
+
+
+class Gloo(_OfLibrary):
+    """Tensors on the CPU, through the ranks' own backend: two collectives, one for each axis.
+
+    world: returns what connects all ranks, which a checkpoint may replace.
+    """
+
+    def __init__(self, info: ParallelInfo, world: Callable[[], CommBackend], tp_group: Any, dp_group: Any) -> None:
+        self._info = info
+        self._world = world
+        self._groups = as_backend(tp_group), as_backend(dp_group)
+
+    def run(self, message: Message, sms: int) -> None:
+        call = self._info, message.sizes.op, message.x_in
+        message.x_out.copy_(exchange_on_cpu(*call, self._world(), *self._groups))
+
+
+class GlooByNodes(_OfLibrary):
+    """The same in the form of nodes."""
+
+    def __init__(self, info: ParallelInfo, world: Callable[[], CommBackend], local: Any, inter: Any) -> None:
+        self._info = info
+        self._world = world
+        self._groups = as_backend(local), as_backend(inter)
+
+    def run(self, message: Message, sms: int) -> None:
+        call = self._info, message.sizes.op, message.x_in
+        message.x_out.copy_(exchange_by_nodes(*call, self._world(), *self._groups))
