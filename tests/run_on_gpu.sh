@@ -8,8 +8,9 @@
 # A step that fails does not stop the others, except the build. The exit code is 0 if every step passed.
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
-#                    partitions, demo, bench, pictures, pages (the blocks of the documents), record, studies, allreduce,
-#                    comm, or all. Default: what takes less than nine minutes on 16 cores with an H100, which is
+#                    partitions, demo, bench, pictures, pages (the blocks of the documents), record, questions,
+#                    processes, studies, allreduce, comm, or all. Default: what takes less than nine minutes on 16
+#                    cores with an H100, which is
 #                    cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
@@ -35,7 +36,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,bench,pages,record,studies,allreduce,comm
+all_steps=$default_steps,bench,pages,record,questions,processes,studies,allreduce,comm
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -252,6 +253,11 @@ wanted pages && step pages 240 env LD_LIBRARY_PATH="$library_path" "$python" "$r
 
 wanted record && step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
   --out "$output/recording.json"
+
+# What the pages leave open until it is measured, each question under a limit of its own.
+for name in questions processes; do
+  wanted $name && step $name 300 "$python" "$repository/tests/hardware/$name.py" --out "$output/benchmarks"
+done
 
 if wanted comm; then
   if [ -n "$simulated" ] || ! has torch; then

@@ -1,0 +1,391 @@
+"""Asks a card what several processes get: "run --as", processes in turns, CUDA IPC, and percentages of MPS.
+
+    python tests/hardware/processes.py [--out FOLDER] [QUESTION ...]
+
+Needs a GPU, torch, cuda.core and the command line (click, rich). mps starts a daemon in a folder of its own, and ends
+it; it needs nvidia-cuda-mps-control. Nothing of the card is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from asking import REPOSITORY, Answer, Question, answer_of, main, say
+
+LAYOUT = "decode=16,prefill=rest"
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+# Each block notes its SM.
+WHERE = r"""
+extern "C" __global__ void where(unsigned long long *sms) {
+  unsigned sm;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  sms[blockIdx.x] = sm;
+}
+"""
+# Runs for a time on the card's clock. The first block notes when it ran: where two readings are far apart, it was away.
+SEGMENTS = r"""
+extern "C" __global__ void segments(unsigned long long *sms, unsigned long long *out, long long most, long long ns) {
+  unsigned sm;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  unsigned long long begin, last, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  last = begin;
+  if (threadIdx.x == 0) sms[blockIdx.x] = sm;
+  long long used = 0;
+  if (blockIdx.x == 0 && threadIdx.x == 0) out[0] = begin;
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (blockIdx.x == 0 && threadIdx.x == 0 && now - last > 100000 && used + 2 < most) {
+      out[2 * used + 1] = last;
+      ++used;
+      out[2 * used] = now;
+    }
+    last = now;
+  } while (now - begin < ns);
+  if (blockIdx.x == 0 && threadIdx.x == 0) out[2 * used + 1] = last;
+}
+"""
+
+
+def compiled(source: str, name: str) -> Any:
+    import cuda.core
+
+    device = cuda.core.Device(0)
+    device.set_current()
+    options = cuda.core.ProgramOptions(arch=f"sm_{device.arch}")
+    return cuda.core.Program(source, code_type="c++", options=options).compile("cubin").get_kernel(name)
+
+
+# ---- the programs of the processes
+
+
+def torch_in_a_process() -> Answer:
+    """On which SMs the work of a torch program runs, by what enqueues it."""
+    import threading
+
+    import cuda.core
+    import torch
+
+    answer: Answer = {}
+    x = torch.ones(1, device="cuda", requires_grad=True)  # torch initialises CUDA
+    kernel = compiled(WHERE, "where")
+    blocks = 4096
+
+    class Current:
+        """torch's current stream, for cuda.core."""
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, torch.cuda.current_stream().cuda_stream
+
+    def ran(name: str) -> None:
+        device = cuda.core.Device(0)
+        device.set_current()
+        stream = device.create_stream(Current())
+        sms = torch.full((blocks,), -1, dtype=torch.int64, device="cuda")
+        cuda.core.launch(stream, cuda.core.LaunchConfig(grid=blocks, block=1024), kernel, sms.data_ptr())
+        torch.cuda.synchronize()
+        answer[name] = sorted(set(sms.tolist()))
+
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            ran("backward")
+            return gradient
+
+    ran("main thread")
+    y = Backward.apply(x)
+    y.backward()
+    other = threading.Thread(target=ran, args=("another thread",))
+    other.start()
+    other.join()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        ran("a stream of its own")
+    counted = {name: len(sms) for name, sms in answer.items()}
+    return {"SMs": counted, "SM ids": {name: sms for name, sms in answer.items() if len(sms) < 64}}
+
+
+def segments_in_a_process() -> Answer:
+    """When, and on which SMs, a long kernel ran in the partition of this process, or on all that it may use."""
+    import cuda.core
+    import numpy
+
+    from cuda_gctx import Device
+    from cuda_gctx.interop.cuda_core import core_stream
+
+    name = os.environ["PARTITION"]
+    most, ns = 2048, 400_000_000
+    dev = Device(0)
+    kernel = compiled(SEGMENTS, "segments")
+    pinned = cuda.core.LegacyPinnedMemoryResource()
+    buffers = pinned.allocate(8 * 4096), pinned.allocate(16 * most)
+    on_sms, when = (numpy.from_dlpack(buffer).view(numpy.uint64) for buffer in buffers)
+
+    def run(stream: Any, ns: int, blocks: int) -> None:
+        on_sms[:], when[:] = 999, 0
+        config = cuda.core.LaunchConfig(grid=blocks, block=1024)
+        cuda.core.launch(core_stream(stream), config, kernel, *buffers, most, ns)
+        stream.sync()
+
+    parts = dev.partition() if name else None
+    stream = parts[name].stream if parts is not None else dev.create_stream()
+    blocks = 2 * dev.sm_count
+    run(stream, 1000, blocks)  # loads what it needs
+    print("ready", flush=True)
+    sys.stdin.readline()
+    run(stream, ns, 2 * (parts[name].sm_count if parts is not None else dev.sm_count))
+    ran = [(int(begin), int(end)) for begin, end in when.reshape(-1, 2) if begin]
+    return {
+        "reported": parts[name].sm_count if parts is not None else dev.resources.sm.sm_count,
+        "SM ids": sorted({int(sm) for sm in on_sms if sm != 999}),
+        "segments": ran,
+    }
+
+
+ROWS = tuple(2**power for power in range(12))
+SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
+
+
+def products_in_a_process() -> Answer:
+    """GEMMs of 1 to 2048 rows in fp16 and bf16 against the same in fp32: how many elements are wrong."""
+    from contextlib import nullcontext
+
+    import torch
+
+    from cuda_gctx import Device
+
+    torch.manual_seed(1)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    name = os.environ["PARTITION"]
+    answer: Answer = {"products": 0, "wrong": [], "largest error": 0.0, "not the same again": 0}
+    parts = Device(0).partition() if name else None
+    with parts[name].torch() if parts is not None else nullcontext():
+        for dtype in (torch.float16, torch.bfloat16):
+            for depth, columns in SHAPES:
+                b = torch.randn(depth, columns, device="cuda", dtype=dtype) * depth**-0.25
+                for rows in ROWS:
+                    a = torch.randn(rows, depth, device="cuda", dtype=dtype) * depth**-0.25
+                    expected = a.float() @ b.float()
+                    results = [a @ b for _ in range(3)]
+                    for result in results:
+                        error = (result.float() - expected).abs()
+                        wrong = int((~(error <= 0.02 + 0.02 * expected.abs())).sum())  # NaN counts
+                        answer["largest error"] = max(answer["largest error"], float(error.nan_to_num(1e9).max()))
+                        answer["products"] += 1
+                        if wrong:
+                            answer["wrong"].append([str(dtype), rows, depth, columns, wrong])
+                    answer["not the same again"] += sum(not torch.equal(results[0], one) for one in results[1:])
+    torch.cuda.synchronize()
+    return answer
+
+
+PROGRAMS = {
+    "torch": torch_in_a_process,
+    "segments": segments_in_a_process,
+    "products": products_in_a_process,
+}
+
+
+# ---- the questions
+
+
+def program(name: str) -> list[str]:
+    return [sys.executable, __file__, "--program", name]
+
+
+def run_as() -> Answer:
+    """The SMs of a torch program under "cuda-gctx run --as decode"."""
+    command = [sys.executable, "-m", "cuda_gctx.cli", "run", "--layout", LAYOUT, "--as", "decode", "--"]
+    return answer_of([*command, *program("torch")], 35)
+
+
+def at_once(runs: Mapping[str, Mapping[str, str]], limit_s: float) -> dict[str, Answer]:
+    """What processes answer that begin their long kernels at the same time, by the names of the runs."""
+    started = {
+        name: subprocess.Popen(
+            program("segments"),
+            env=os.environ | dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, environment in runs.items()
+    }
+    answers: dict[str, Answer] = {}
+    try:
+        for process in started.values():
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in started.values():
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.write("go\n")
+                process.stdin.flush()
+        end = time.monotonic() + limit_s
+        for name, process in started.items():
+            try:
+                said, errors = process.communicate(timeout=max(0.1, end - time.monotonic()))
+                answers[name] = json.loads(said) if process.returncode == 0 else {"errors": errors[-500:]}
+            except subprocess.TimeoutExpired:
+                answers[name] = {"killed after": limit_s}
+    finally:
+        for process in started.values():
+            process.kill()
+    return answers
+
+
+def together(answers: dict[str, Answer]) -> Answer:
+    """How long two processes ran, and how long at the same time, in milliseconds; and on which SMs."""
+    if not all(one.get("segments") for one in answers.values()):
+        return answers
+    one, other = (answer.pop("segments") for answer in answers.values())
+    overlap = sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
+    first, last = min(one[0][0], other[0][0]), max(one[-1][1], other[-1][1])
+    shared = set.intersection(*(set(answer["SM ids"]) for answer in answers.values()))
+    for answer, ran in zip(answers.values(), (one, other), strict=True):
+        answer["turns"], answer["ran, ms"] = len(ran), round(sum(b - a for a, b in ran) / 1e6, 1)
+        answer["SMs"] = len(answer["SM ids"])
+        if answer["SMs"] > 64:
+            del answer["SM ids"]
+    return {
+        **answers,
+        "at once, ms": round(overlap / 1e6, 1),
+        "in all, ms": round((last - first) / 1e6, 1),
+        "SMs of both": len(shared),
+    }
+
+
+def in_partitions(**more: str) -> dict[str, dict[str, str]]:
+    given = {"CUDA_GCTX_LAYOUT": LAYOUT, **more}
+    return {name: {"PARTITION": name, **given} for name in ("decode", "prefill")}
+
+
+def turns() -> Answer:
+    """Two processes without MPS, each in its partition of the same layout."""
+    return together(at_once(in_partitions(), 15))
+
+
+def ipc() -> Answer:
+    """The example of one model in two processes."""
+    command = [sys.executable, "-m", "cuda_gctx.cli", "run", "--layout", LAYOUT, "--"]
+    command += [sys.executable, str(REPOSITORY / "examples" / "cluster" / "shared_weights.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    return {"code": done.returncode, "lines": done.stdout.splitlines(), "errors": done.stderr[-400:]}
+
+
+@contextmanager
+def daemon() -> Iterator[dict[str, str]]:
+    """A daemon of MPS with folders of its own: the environment of its clients."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+        for path in environment.values():
+            Path(path).mkdir()
+        everything = os.environ | environment
+        process = subprocess.Popen(
+            ["nvidia-cuda-mps-control", "-f"],
+            env=everything,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            time.sleep(1)
+            if process.poll() is not None:
+                logs = "".join(log.read_text()[-400:] for log in Path(folder, "log").iterdir())
+                raise RuntimeError(f"the daemon ended with code {process.returncode}: {logs}")
+            yield environment
+        finally:
+            with suppress(subprocess.SubprocessError, OSError):
+                subprocess.run(
+                    ["nvidia-cuda-mps-control"], input="quit -t 2\n", text=True, env=everything, timeout=6, check=False
+                )
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(3)
+            process.kill()
+            process.wait()
+
+
+def products(environments: Mapping[str, Mapping[str, str]], limit_s: float) -> Answer:
+    """The answers of processes that multiply at the same time."""
+    started = {
+        name: subprocess.Popen(
+            program("products"),
+            env=os.environ | {"PARTITION": ""} | dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, environment in environments.items()
+    }
+    answers: Answer = {}
+    end = time.monotonic() + limit_s
+    for name, process in started.items():
+        try:
+            said, errors = process.communicate(timeout=max(0.1, end - time.monotonic()))
+            answers[name] = json.loads(said) if process.returncode == 0 else {"errors": errors[-500:]}
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            answers[name] = {"killed after": limit_s}
+    return answers
+
+
+def mps() -> Answer:
+    """Two processes under MPS: partitions, percentages, and both; and their GEMMs."""
+    answer: Answer = {}
+    with daemon() as client:
+        for what, runs in (
+            ("a partition each", in_partitions(**client)),
+            (
+                "25 % and 75 %, no partitions",
+                {share: {"PARTITION": "", PERCENTAGE: share, **client} for share in ("25", "75")},
+            ),
+            (
+                "a partition of 64 SMs and 25 %, next to the other 68",
+                {
+                    name: {"PARTITION": name, "CUDA_GCTX_LAYOUT": "a=64,b=rest", **client, **limit}
+                    for name, limit in (("a", {PERCENTAGE: "25"}), ("b", {}))
+                },
+            ),
+        ):
+            answer[what] = together(at_once(runs, 15))
+            say(answer)
+        answer["products at 25 % and 75 %, at the same time"] = products(
+            {share: {PERCENTAGE: share, **client} for share in ("25", "75")}, 40
+        )
+        say(answer)
+    return answer
+
+
+def products_in_partitions() -> Answer:
+    """The GEMMs of mps() in one process, in a partition of as many SMs as its smaller percentage."""
+    return products({"32 SMs": {"PARTITION": "a", "CUDA_GCTX_LAYOUT": "a=32,b=rest"}}, 40)
+
+
+QUESTIONS = {
+    "run_as": Question(run_as, 40),
+    "turns": Question(turns, 30),
+    "ipc": Question(ipc, 30),
+    "products_in_partitions": Question(products_in_partitions, 45),
+    "mps": Question(mps, 110),
+}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--program"]:
+        say(PROGRAMS[sys.argv[2]]())
+    else:
+        main(__file__, __doc__ or "", "processes", QUESTIONS)
