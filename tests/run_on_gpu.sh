@@ -8,10 +8,9 @@
 # A step that fails does not stop the others, except the build. The exit code is 0 if every step passed.
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
-#                    partitions, demo, bench, pictures, pages (the blocks of the documents), record, questions,
-#                    processes, studies, allreduce, comm, or all. Default: what takes less than nine minutes on 16
-#                    cores with an H100, which is
-#                    cpp,tests,calls,partitions,demo,pictures.
+#                    partitions, demo, bench, pictures, pages (the blocks of the documents), record, contract,
+#                    questions, processes, studies, allreduce, comm, or all. Default: what takes less than nine minutes
+#                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
 #   --archive        leave only summary.txt and results.tar.gz in OUTPUT
@@ -36,7 +35,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,bench,pages,record,questions,processes,studies,allreduce,comm
+all_steps=$default_steps,bench,pages,record,contract,questions,processes,studies,allreduce,comm
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -258,6 +257,10 @@ wanted record && step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "
 for name in questions processes; do
   wanted $name && step $name 300 "$python" "$repository/tests/hardware/$name.py" --out "$output/benchmarks"
 done
+
+# The part of the recording that asks about single functions.
+wanted contract && step contract 90 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
+  --only device --only contract --only sentences --out "$output/contract.json"
 
 if wanted comm; then
   if [ -n "$simulated" ] || ! has torch; then

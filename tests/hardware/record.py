@@ -1,6 +1,8 @@
 """Records what the CUDA driver answers about green contexts on one GPU, as JSON that a test can replay.
 
     python tests/hardware/record.py --out tests/hardware/h200-driver-13.0.json
+    python tests/hardware/record.py --only device --only contract --only sentences --out new.json
+    python tests/hardware/record.py --add new.json --out tests/hardware/h200-driver-13.0.json
 
 Needs cuda-bindings and nothing else. Every section runs in a process of its own under a time limit, so that a crash or
 a hang of the driver is an answer like any other. Answers hold no addresses, times or amounts of memory; those stand
@@ -105,6 +107,19 @@ def text_of(value: Any, indent: str = "") -> str:
     return "{\n" + ",\n".join(pairs) + "\n" + indent + "}"
 
 
+def add(path: Path, other: Path) -> None:
+    """Puts the sections of another recording of the same card and driver into this one, with their date."""
+    recording, found = json.loads(path.read_text()), json.loads(other.read_text())
+    if found["device"] != recording["device"]:
+        raise SystemExit(f"{other} is of another card or driver: {found['device']}, not {recording['device']}")
+    dates = recording["recorded"].setdefault("later", {})
+    for name in found.keys() - {"_what", "format", "recorded", "absent", "device"}:
+        recording[name] = found[name]
+        dates[name] = found["recorded"]["date"]
+    recording["absent"].update(found.get("absent", {}))
+    path.write_text(text_of(recording) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
@@ -112,10 +127,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer launches: for a first look")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that one section may take")
     parser.add_argument("--only", action="append", default=[], help="record only sections whose name begins so")
+    parser.add_argument("--add", type=Path, help="record nothing: add the sections of this recording to the JSON file")
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.section:
         run_section(arguments.section, arguments.device, arguments.quick, arguments.out)
+    if arguments.add:
+        add(arguments.out, arguments.add)
+        return 0
 
     import cuda.bindings
 

@@ -1,142 +1,16 @@
-"""The contract of each function, asked of a driver: null pointers, values that no argument may have, no context, a
-capture that is under way, a callback. Uses ctypes and functions.json alone, and asks about one function a process.
-
-    python tests/hardware/recorder/contract.py cuStreamCreate
+"""The contract of each function (functions.json), asked of a driver: null pointers, values that no argument may have,
+no context, a capture that is under way, a callback.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import ctypes
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-FUNCTIONS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "functions.json").read_text())
-PTX = (
-    b".version 7.0\n.target sm_70\n.address_size 64\n.visible .global .align 4 .b32 variable;\n"
-    b".visible .entry nothing() { ret; }\n\0"
-)
-# Not asked: what resets the device, managed memory, and what belongs to other tools.
-SKIPPED = re.compile(
-    r"cuDevicePrimaryCtxReset|cuMemAllocManaged|cuMemAdvise|cuMemPrefetch|cuMemDiscard|cuMemRange|cuStreamAttach"
-    r"|cuGetExportTable|cuProfiler"
-)
-CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-RESOURCE_BYTES, SM, ACTIVE = 144, 1, 1
-BUFFER_BYTES, MEMORY_BYTES = 4096, 4096
-SECONDS = 20
+from .world import CALLBACK, FUNCTIONS, MAKERS, PTX, Location, World, nothing
 
-
-class Location(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-@CALLBACK
-def nothing(_: Any) -> None:
-    pass
-
-
-class Unavailable(Exception):
-    """The driver does not make what a question needs."""
-
-
-class World:
-    """One object of each kind, made when it is asked for, with the primary context current."""
-
-    def __init__(self, library: Any) -> None:
-        self.library = library
-        self.made: dict[str, int] = {}
-        self.keep: list[Any] = []
-        self.must("cuInit", 0)
-        self["CUcontext"]
-        self.must("cuCtxSetCurrent", self["CUcontext"])
-
-    def code(self, name: str, *arguments: Any) -> int:
-        try:
-            function = getattr(self.library, name)
-        except AttributeError:
-            raise Unavailable(name) from None
-        return int(function(*(ctypes.c_void_p(one) if isinstance(one, int) else one for one in arguments)))
-
-    def must(self, name: str, *arguments: Any) -> None:
-        code = self.code(name, *arguments)
-        if code != 0:
-            raise Unavailable(f"{name} answered {code}")
-
-    def out(self, name: str, *arguments: Any) -> int:
-        value = ctypes.c_uint64()
-        self.must(name, ctypes.byref(value), *arguments)
-        return value.value
-
-    def __getitem__(self, kind: str) -> int:
-        if kind not in self.made:
-            self.made[kind] = MAKERS[kind](self)
-        return self.made[kind]
-
-    def buffer(self, content: bytes = b"") -> Any:
-        made = ctypes.create_string_buffer(max(BUFFER_BYTES, len(content)))
-        made.raw = content + bytes(len(made.raw) - len(content))
-        self.keep.append(made)
-        return made
-
-    def resource(self) -> Any:
-        made = self.buffer()
-        self.must("cuDeviceGetDevResource", 0, made, SM)
-        return made
-
-    def green(self) -> int:
-        return self.out("cuGreenCtxCreate", self["CUdevResourceDesc"], 0, 1)
-
-    def node(self) -> int:
-        return self.out("cuGraphAddEmptyNode", self["CUgraph"], None, 0)
-
-    def array(self, levels: int = 0) -> int:
-        # Width, height, depth, format (32-bit floats), channels, flags (surfaces).
-        words = (64).to_bytes(8, "little") * 2 + bytes(8)
-        shape = self.buffer(
-            words + (0x20).to_bytes(4, "little") + (1).to_bytes(4, "little") + (2).to_bytes(4, "little")
-        )
-        return self.out("cuMipmappedArrayCreate", shape, levels) if levels else self.out("cuArray3DCreate_v2", shape)
-
-    def pinned(self) -> int:
-        return self.out("cuMemHostAlloc", MEMORY_BYTES, 0)
-
-    def event(self) -> int:
-        event = self.out("cuEventCreate", 0)
-        self.must("cuEventRecord", event, self["CUstream"])
-        self.must("cuStreamSynchronize", self["CUstream"])
-        return event
-
-
-MAKERS: dict[str, Callable[[World], int]] = {
-    "CUdevice": lambda world: 0,
-    "CUcontext": lambda world: world.out("cuDevicePrimaryCtxRetain", 0),
-    "CUdevResourceDesc": lambda world: world.out("cuDevResourceGenerateDesc", world.resource(), 1),
-    "CUgreenCtx": World.green,
-    "CUstream": lambda world: world.out("cuStreamCreate", 1),
-    "capturing": lambda world: world.out("cuStreamCreate", 1),
-    "CUevent": World.event,
-    "CUgraph": lambda world: world.out("cuGraphCreate", 0),
-    "CUgraphNode": World.node,
-    "CUgraphExec": lambda world: world.out("cuGraphInstantiateWithFlags", world["CUgraph"], 0),
-    "CUmodule": lambda world: world.out("cuModuleLoadData", world.buffer(PTX)),
-    "CUfunction": lambda world: world.out("cuModuleGetFunction", world["CUmodule"], b"nothing"),
-    "CUlibrary": lambda world: world.out("cuLibraryLoadData", world.buffer(PTX), None, None, 0, None, None, 0),
-    "CUkernel": lambda world: world.out("cuLibraryGetKernel", world["CUlibrary"], b"nothing"),
-    "CUmemoryPool": lambda world: world.out("cuDeviceGetDefaultMemPool", 0),
-    "CUdeviceptr": lambda world: world.out("cuMemAlloc_v2", MEMORY_BYTES),
-    "CUarray": World.array,
-    "CUmipmappedArray": lambda world: world.array(levels=2),
-    "CUuserObject": lambda world: world.out("cuUserObjectCreate", None, nothing, 1, 1),
-    "pinned": World.pinned,
-}
+ACTIVE = 1
 # Handles that only a description makes, which no question needs to be right.
 UNMADE = {"CUtexObject", "CUsurfObject", "CUgraphConditionalHandle"}
 PINNED = {"cuMemFreeHost", "cuMemHostGetDevicePointer_v2", "cuMemHostGetFlags", "cuMemHostUnregister"}
@@ -195,8 +69,8 @@ def status_of(world: World, stream: int) -> int:
 class Questions:
     """What is asked about one function; each question needs a world of its own, or leaves this one as it was."""
 
-    def __init__(self, symbol: str, version: int) -> None:
-        self.symbol, self.row, self.version = symbol, FUNCTIONS[symbol], version
+    def __init__(self, symbol: str) -> None:
+        self.symbol, self.row = symbol, FUNCTIONS[symbol]
 
     def refused(self, world: World) -> dict[str, int]:
         """Null pointers and values that are not allowed."""
@@ -206,7 +80,7 @@ class Questions:
             given[index] = None
             answers[f"null {self.row['parameters'][index]}"] = world.code(self.symbol, *given)
         for rule in self.row["rules"]:
-            if not rule.get("from", 0) <= self.version < rule.get("before", 2**31):
+            if not rule.get("from", 0) <= world.version < rule.get("before", 2**31):
                 continue
             parameter = self.row["parameters"][rule["index"]]
             value = wrong_value(rule, parameter)
@@ -251,55 +125,3 @@ class Questions:
         return {"no context": world.code(self.symbol, *given)}
 
     ALL = (refused, without_context, captured, called_back)
-
-
-def version_of(world: World) -> int:
-    version = ctypes.c_int()
-    world.must("cuDriverGetVersion", ctypes.byref(version))
-    return version.value
-
-
-def ask(symbol: str, library: Any, question: Any) -> dict[str, Any]:
-    try:
-        world = World(library)
-        version = version_of(world)
-        if FUNCTIONS[symbol]["since"] > version:
-            return {}
-        return dict(question(Questions(symbol, version), world))
-    except Unavailable as why:
-        return {question.__name__: str(why)}
-
-
-def asked_in_children(symbol: str) -> dict[str, Any]:
-    """Every question in a process of its own: what a call breaks, the next one does not see."""
-    answers: dict[str, Any] = {}
-    for question in Questions.ALL:
-        name = question.__name__
-        command = [sys.executable, str(Path(__file__).resolve()), symbol, name]
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
-        except subprocess.TimeoutExpired:
-            answers[name] = f"no answer in {SECONDS} s"
-            continue
-        if done.returncode != 0:
-            code = done.returncode
-            answers[name] = signal.Signals(-code).name if code < 0 else f"exit {code}"
-            continue
-        answers.update(json.loads(done.stdout))
-    return answers
-
-
-def record_contract(_: Any, note: Any) -> Any:
-    names = [symbol for symbol in FUNCTIONS if not SKIPPED.match(symbol)]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for symbol, answers in zip(names, pool.map(asked_in_children, names), strict=True):
-            note.answers[symbol] = answers
-            note.save()
-    return note.answers
-
-
-if __name__ == "__main__":
-    wanted = sys.argv[2] if len(sys.argv) > 2 else "refused"
-    chosen = next(one for one in Questions.ALL if one.__name__ == wanted)
-    print(json.dumps(ask(sys.argv[1], ctypes.CDLL("libcuda.so.1"), chosen)), flush=True)
-    os._exit(0)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from . import (
-    contract,
     descriptors,
     events,
     graph_contexts,
     identity,
+    in_processes,
     limits,
     measured,
     misuse,
@@ -51,7 +51,8 @@ SECTIONS: dict[str, Section] = {
     "graph_contexts.others": graph_contexts.record_others,
     "graph_contexts.pace": graph_contexts.record_pace,
     "tensor_maps": objects.record_tensor_maps,
-    "contract": contract.record_contract,
+    "contract": in_processes.record_contract,
+    "sentences": in_processes.record_sentences,
     "measured": measured.record_measured,
     "misuse.resplit": misuse.misuse_resplit,
     "misuse.arguments": misuse.misuse_arguments,

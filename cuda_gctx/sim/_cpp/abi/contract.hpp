@@ -80,6 +80,12 @@ struct Contract {
   constexpr Contract need(Index... index) const {
     return with([&](Contract& c) { c.needed |= ((1U << index) | ...); });
   }
+  // Sentences of the header about the function, by their numbers in tests/hardware/recorder/sentences.py, which tries
+  // them. What a sentence says beyond this table is in the body of the function.
+  template <class... Number>
+  constexpr Contract says(Number...) const {
+    return *this;
+  }
   constexpr Contract flags(unsigned index, std::uint64_t mask) const { return rule(Rule::Kind::flags, index, mask, 0); }
   // At most one bit of these.
   constexpr Contract single(unsigned index, std::uint64_t mask) const {

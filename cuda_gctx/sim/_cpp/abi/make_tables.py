@@ -17,15 +17,16 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
 DOCS = ROOT / "docs"
-SENTENCES = ROOT / "tests" / "sim" / "sentences.py"
-CONTRACTS = ROOT / "tests" / "hardware" / "recorder" / "functions.json"
+RECORDER = ROOT / "tests" / "hardware" / "recorder"
+SENTENCES = RECORDER / "sentences.py"
+CONTRACTS = RECORDER / "functions.json"
 
 # Why functions are absent, by the beginning of their names; the first that fits counts.
 REASONS = [
@@ -179,6 +180,8 @@ def contracts(include: Path) -> dict[str, dict[str, Any]]:
                 rules.append(
                     {"kind": word, "index": int(values[0]), "values": [value_of(one, known) for one in values[1:]]}
                 )
+            elif word == "says":
+                row["says"] = [int(one) for one in values]
             elif word in ("from", "before"):
                 rules[-1][word] = int(given)
             elif word == "unsafe" or word.startswith("disturbs_"):
@@ -233,9 +236,10 @@ def described(row: dict[str, Any]) -> str:
     return "; ".join(said)
 
 
-def sentences() -> Counter[str]:
-    """How many sentences of the header a test tries, of each function."""
-    return Counter(re.findall(r'^@says\(\s*"(\w+)"', SENTENCES.read_text(), re.MULTILINE))
+def sentences() -> dict[int, tuple[str, str]]:
+    """The sentences of the header that are tried, by their numbers: the function, and what is said of it."""
+    found = re.findall(r'^@says\(\s*(\d+),\s*"(\w+)",\s*"(.*)"\s*\)$', SENTENCES.read_text(), re.MULTILINE)
+    return {int(number): (function, text) for number, function, text in found}
 
 
 def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], header: str) -> str:
@@ -263,18 +267,34 @@ def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], he
         "- **Context**: *current* needs a context that is current to the thread, else `CUDA_ERROR_INVALID_CONTEXT`;",
         "  *null: current* takes a null context for it; what *owned* makes goes with that context.",
         "- Inside host functions and callbacks all answer `CUDA_ERROR_NOT_PERMITTED`, but those that are marked.",
-        "- **Sentences**: how many sentences of the header `tests/sim/sentences.py` tries, one by one.",
+        "- **Sentences**: the numbers of sentences of the header that are tried one by one, listed below.",
         "",
         "| function | since | arguments | captures | context | in callbacks | sentences |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    tried = sentences()
     for symbol, row in sorted(rows.items()):
         words = {"context": "current", "owned": "owned", "or_current": "null: current", "early": "before `cuInit`"}
         context = ", ".join(text for word, text in words.items() if row.get(word))
         callback = "allowed" if row.get("early") else ""
-        cells = (described(row), IN_CAPTURE[row["in_capture"]], context, callback, str(tried[symbol] or ""))
+        cells = (
+            described(row),
+            IN_CAPTURE[row["in_capture"]],
+            context,
+            callback,
+            ", ".join(str(number) for number in row.get("says", [])),
+        )
         lines.append(f"| `{symbol}` | {since(row['since'])} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "## Sentences",
+        "",
+        "What the header says of single functions, in other words. `tests/hardware/recorder/sentences.py` tries each",
+        "on simulated drivers, and the recorder on a card.",
+        "",
+        "| number | function | sentence |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| {number} | `{function}` | {text} |" for number, (function, text) in sorted(sentences().items())]
     lines += [
         "",
         "## Absent",
