@@ -69,6 +69,7 @@ def of_partitions(partitions: Result) -> dict[str, str]:
         "switch": duration(switch * 1e3),
         "look-up": duration(partitions["preparing"]["prepare_ns"]["median"]),
         "new context": duration(created * 1e3),
+        "memory of a context": f"{partitions['create_and_close']['cuda_gctx']['lost_bytes_per_pair'] / 2**20:g} MiB",
     }
 
 
@@ -107,15 +108,43 @@ def of_collectives(allreduce: Result, overlaps: Sequence[Result]) -> dict[str, s
     return {"gain of collectives": span(gains), "gain of an nccl all-reduce": f"{gains[0]:.2f}"}
 
 
+def of_moved_graphs(instantiation: Result) -> dict[str, str]:
+    """How long moved graphs take to be made executable: timed in turns with graphs that were not moved."""
+    ms = {(row["kernels"], row["way"]): row["median_ms"] for row in instantiation["rows"] if row["time"] == "first"}
+    way = "cuGraphNodeSetParams"
+    return {
+        f"moved to unmoved {kernels}": f"{ms[kernels, way] / ms[kernels, 'not moved']:.2f}" for kernels in (100, 1000)
+    }
+
+
+def origin(results: Sequence[Result]) -> str:
+    """Cards, driver and dates of results."""
+    cards = " and ".join(dict.fromkeys(f"{result['card']}" for result in results))
+    dates = " and ".join(dict.fromkeys(f"{result['date']}" for result in results))
+    return f"{cards}, driver {results[0]['driver']}, {dates}"
+
+
+def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, str], str]]:
+    """The text of each number by its name, and where it was measured, for each kind of results."""
+    overlaps = [r for kind in ("2-gpus", "4-gpus") for r in results_of(f"communication-{kind}") if "overlap" in r]
+    [arrivals], [partitions], [allreduce], [instantiation] = map(
+        results_of, ("arrivals", "partitions", "allreduce", "instantiation")
+    )
+    studies = results_of("studies")
+    return [
+        (of_latency(arrivals), origin([arrivals])),
+        (of_partitions(partitions), origin([partitions])),
+        (of_moved_graphs(instantiation), origin([instantiation])),
+        (of_studies(studies), origin(studies)),
+        (of_collectives(allreduce, overlaps), origin([allreduce, *overlaps])),
+    ]
+
+
 def quoted(results_of: Callable[[str], list[Result]]) -> dict[str, str]:
     """The text of each number by its name."""
-    [arrivals] = results_of("arrivals")
-    [partitions] = results_of("partitions")
-    [allreduce] = results_of("allreduce")
-    overlaps = [r for kind in ("2-gpus", "4-gpus") for r in results_of(f"communication-{kind}") if "overlap" in r]
-    return {
-        **of_latency(arrivals),
-        **of_partitions(partitions),
-        **of_studies(results_of("studies")),
-        **of_collectives(allreduce, overlaps),
-    }
+    return {name: text for numbers, _ in sources(results_of) for name, text in numbers.items()}
+
+
+def origins(results_of: Callable[[str], list[Result]]) -> dict[str, str]:
+    """Where each number was measured."""
+    return {name: where for numbers, where in sources(results_of) for name in numbers}

@@ -34,6 +34,7 @@ DOCS = REPOSITORY / "docs"
 BEGIN = "<!-- table {}: written by benchmarks/tables.py -->"
 END = "<!-- end of table -->"
 MARKED = re.compile(rf"({BEGIN.format('([a-z ]+)')}\n).*?({END})", re.DOTALL)
+FRONT_MATTER = re.compile(r"\A---\nmeasured: .*\n---\n")
 NOTHING_MEASURED = "No card has been measured yet."
 CONTESTANTS = {"raw": "raw, in C", "cuda_gctx": "cuda_gctx", "cuda.core": "cuda.core", "torch": "torch"}
 
@@ -112,6 +113,37 @@ def floors(result: Result) -> str:
         for call in result["calls"]
         if (entry := call["contestants"].get("python"))
     )
+
+
+def missed_section(result: Result) -> str:
+    """The calls that miss a target, and which."""
+    rows = [["call", "median", "targets missed, with their limits"]]
+    for call in result["calls"]:
+        missed = [target for target in call["targets"] if not target["met"]]
+        if missed:
+            limits = "; ".join(f"{target['what']} ({duration(target['limit_ns'])})" for target in missed)
+            rows.append([call["title"], duration(call["contestants"]["cuda_gctx"]["ns"]["median"]), limits])
+    met = sum(all(target["met"] for target in call["targets"]) for call in result["calls"])
+    return f"{machine(result)} {met} of {len(result['calls'])} calls meet all of theirs.\n\n{markdown(rows)}"
+
+
+# The goals of a switch, for the host, with work pending on the device.
+SWITCH_GOALS_US = {"partitions": 5, "plans": 10}
+
+
+def switches_section(result: Result) -> str:
+    """Switches that have a goal: of pools of two partitions, and of plans of two parts."""
+    rows = [["switch", "goal", "median", "p99", "met"]]
+    for row in result["switching"]:
+        if row["partitions"] != 2 or row["work"] != "pending":
+            continue
+        plans = row["switch"].startswith("plans: ")
+        goal, us = SWITCH_GOALS_US["plans" if plans else "partitions"], row["us"]
+        verdict = "yes" if us["p99"] <= goal else "by the median" if us["median"] <= goal else "no"
+        what = row["switch"] if plans else f"pool of two, {row['switch']}{', verified' * row['verified']}"
+        times = (duration(us[key] * 1e3) for key in ("median", "p99"))
+        rows.append([what, f"{goal} us", *times, verdict])
+    return f"{machine(result)}\n\n{markdown(rows)}"
 
 
 def machine(result: Result) -> str:
@@ -482,6 +514,8 @@ def nodes_section(result: Result) -> str:
 # The tables that a page can have: the results that they are made of, and what these become.
 TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of calls": ("calls", each(calls_section)),
+    "of missed targets": ("calls", each(missed_section)),
+    "of switches": ("partitions", each(switches_section)),
     "of contexts": ("partitions", each(contexts_section)),
     "of costs": ("partitions", each(costs_section)),
     "of background partitions": ("arrivals", each(arrivals_section)),
@@ -647,8 +681,17 @@ def table(name: str) -> str:
     return (section(results) if results else "") or NOTHING_MEASURED
 
 
-def page_with_results(page: str, numbers: dict[str, str]) -> str:
-    """A page with the tables and the quoted numbers that the results have now."""
+def with_origin(page: str, origins: dict[str, str]) -> str:
+    """A page of the documentation whose front matter says where the numbers were measured that it quotes."""
+    names = dict.fromkeys(marked[2] for marked in quoted.MARKED.finditer(page))
+    where = dict.fromkeys(origins[name] for name in names)
+    front = f"---\nmeasured: {'; '.join(where)}\n---\n" if where else ""
+    return front + FRONT_MATTER.sub("", page)
+
+
+def page_with_results(page: str, numbers: dict[str, str], origins: dict[str, str] | None = None) -> str:
+    """A page with the tables and quoted numbers that the results have now, and front matter where origins are given."""
+    page = page if origins is None else with_origin(page, origins)
     page = MARKED.sub(lambda marked: f"{marked[1]}\n{table(marked[2])}\n\n{marked[3]}", page)
     return quoted.MARKED.sub(lambda marked: f"{marked[1]}{numbers[marked[2]]}{marked[4]}", page)
 
@@ -670,7 +713,11 @@ def main(words: Sequence[str] | None = None) -> int:
     unknown = {marked[2] for page in pages.values() for marked in quoted.MARKED.finditer(page)} - set(numbers)
     if unknown:
         raise SystemExit(f"no such number: {', '.join(sorted(unknown))}; benchmarks/quoted.py has {', '.join(numbers)}")
-    due = {path: page_with_results(page, numbers) for path, page in pages.items()} | pictures
+    origins = quoted.origins(results_of)
+    due = {
+        path: page_with_results(page, numbers, None if path.name == "README.md" else origins)
+        for path, page in pages.items()
+    } | pictures
     pages |= {path: path.read_text() if path.exists() else "" for path in pictures}
     differing = [path for path in due if pages[path] != due[path]]
     if not arguments.check:

@@ -14,7 +14,7 @@ release = importlib.metadata.version("cuda-gctx")
 version = ".".join(release.split(".")[:2])
 copyright = "the authors of cuda_gctx"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "stub_signatures"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "measured", "stub_signatures"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_extensions"]
 # Pages of the appendix and of the repository itself stand in no menu; a test knows which pages those are.
