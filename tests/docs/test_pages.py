@@ -14,6 +14,7 @@ from ..conftest import REPOSITORY
 DOCS = REPOSITORY / "docs"
 LINES_OF_AN_OPENING = 5
 COLUMNS = 6
+COLUMNS_OF_CODE = 82
 # Pages of the repository itself, which links reach.
 OUTSIDE = {"changelog", "contributing", "review"}
 
@@ -64,6 +65,14 @@ def test_a_page_opens_with_its_answer(page: str) -> None:
 def test_tables_fit_a_screen(page: str) -> None:
     rules = re.findall(r"^\|[ :|-]+\|$", text_of(page), re.MULTILINE)
     assert [rule for rule in rules if rule.count("|") - 1 > COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", [*READ, "../README"])
+def test_code_is_narrow_enough_for_a_column(page: str) -> None:
+    blocks = re.findall(
+        r"^```(?:python|sh|c|cpp|cython|rust|cmake)\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE
+    )
+    assert [line for block in blocks for line in block.splitlines() if len(line) > COLUMNS_OF_CODE] == []
 
 
 def test_the_readme_is_short() -> None:
