@@ -33,7 +33,7 @@ from cuda_gctx.interop.nccl import new_group
 from cuda_gctx.interop.torch import torch_stream
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import described
-from cuda_gctx.measure.statistics import summary
+from cuda_gctx.measure.summaries import summary
 
 SIZE = 8192
 MEBIBYTES = (1, 16, 64, 256)

@@ -39,7 +39,8 @@ from cuda_gctx import (
 from cuda_gctx.bench.call_costs import one_line
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.machine import described
-from cuda_gctx.measure.statistics import median, summary
+from cuda_gctx.measure.statistics import median
+from cuda_gctx.measure.summaries import summary
 from cuda_gctx.partitions import store, with_background
 from cuda_gctx.tune import Plan, spin
 

@@ -33,7 +33,7 @@ import tables
 from cuda_gctx import Device, Partition, PartitionPool, tune
 from cuda_gctx.measure.loop import AHEAD, in_rounds, timed_batch
 from cuda_gctx.measure.machine import described
-from cuda_gctx.measure.statistics import summary
+from cuda_gctx.measure.summaries import summary
 
 SIZE = 8192
 

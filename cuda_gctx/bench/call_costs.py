@@ -28,9 +28,10 @@ from cuda_gctx._core.driver import system
 from cuda_gctx._core.event import EventOptions
 from cuda_gctx._core.resources import SMResourceOptions
 from cuda_gctx.bench.raw_calls import EmptyBlock, RawCalls
-from cuda_gctx.measure import statistics
+from cuda_gctx.measure import summaries
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import described
+from cuda_gctx.measure.statistics import median
 
 SAMPLE_NS = 200_000  # a loop long enough for the clock, short enough to fall between interruptions
 RAW_FACTOR, RAW_ALLOWANCE_NS = 1.3, 50
@@ -359,12 +360,12 @@ def time_in_rounds(contestants: dict[str, dict[str, Contestant]], raw: RawCalls,
                 raw.settle()
     finally:
         gc.enable()
-    return statistics.median(nothing.samples)
+    return median(nothing.samples)
 
 
 def summary(samples: list[float], subtract: float = 0.0) -> dict[str, float]:
     """The times without what the empty loop takes: median, 10th and 90th percentile in ns."""
-    found = statistics.summary([max(0.0, sample - subtract) for sample in samples], digits=2)
+    found = summaries.summary([max(0.0, sample - subtract) for sample in samples], digits=2)
     return {name: found[name] for name in ("median", "p10", "p90")}
 
 
@@ -448,7 +449,7 @@ def measure_imports(rounds: int, simulated: bool) -> list[dict[str, Any]]:
     times: dict[str, list[float]] = {statement: [] for statement in ("pass", *IMPORTS)}
     for _, statement in in_rounds(times, rounds):
         times[statement].append(process_time(statement))
-    bare = statistics.median(times["pass"])
+    bare = median(times["pass"])
     rows = []
     for statement in IMPORTS:
         code = f"before = set(sys.modules); {statement}; print(*set(sys.modules) - before)"

@@ -1,4 +1,4 @@
 """Measuring: the measuring loop, statistics of samples, and the state of the machine.
 
-May use: ``_core``. Loads numpy at first use.
+May use: ``_core``.
 """

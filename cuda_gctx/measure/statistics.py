@@ -1,4 +1,4 @@
-"""Statistics of samples: spread, percentiles, ratios with a confidence interval, and what openings differ by.
+"""Statistics of samples: quantiles, ratios with a confidence interval, and what openings differ by.
 
 A ratio is one of medians, totals or pooled quantiles. Each has the interval of the quantity that it estimates, and
 compares samples of the same rounds, so that a change of clocks affects both sides alike. The interval covers the noise
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import ceil, comb, exp, log, log1p, log2, pi, sqrt, tan
 from statistics import NormalDist
 
@@ -20,10 +20,8 @@ __all__ = [
     "MANY_PAIRS",
     "NOISE",
     "Estimate",
-    "Latency",
     "Luck",
     "Ratio",
-    "Spread",
     "calls_for",
     "certainty_of",
     "median",
@@ -32,7 +30,6 @@ __all__ = [
     "ratio_of_quantiles",
     "ratio_of_totals",
     "student",
-    "summary",
 ]
 
 # With fewer pairs than LEAST_PAIRS no interval of 97.5% exists.
@@ -55,68 +52,12 @@ def median(values: Sequence[float]) -> float:
 
 def quantile(values: Sequence[float], share: float) -> float:
     """A percentile by nearest rank: the smallest sample that at least this share of the samples does not exceed."""
-    import numpy as np
-
-    ordered = np.sort(np.asarray(values, dtype=float))
-    return float(ordered[max(0, ceil(share * len(ordered) - 1e-9) - 1)])
+    ordered = sorted(values)
+    return float(ordered[_nearest_rank(len(ordered), share)])
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Samples in seconds: what they estimate, 10th and 90th percentile, and the number of samples.
-
-    value: their median, unless it estimates something else, such as a quantile of what the samples are made of.
-    """
-
-    value: float
-    p10: float
-    p90: float
-    samples: int
-
-    @classmethod
-    def of(cls, values: Sequence[float], value: float | None = None) -> Spread:
-        """The spread of samples.
-
-        values: the samples, in any order and unit. value: what they estimate, if not their median.
-        """
-        value = median(values) if value is None else value
-        return cls(value, quantile(values, 0.1), quantile(values, 0.9), len(values))
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Latencies of single calls in seconds: percentiles, the largest one, and the number of calls."""
-
-    p50: float
-    p90: float
-    p99: float
-    largest: float
-    calls: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Latency:
-        """The percentiles of latencies.
-
-        values: the latencies of single calls in seconds, in any order.
-        """
-        p50, p90, p99 = (quantile(values, share) for share in (0.5, 0.9, 0.99))
-        return cls(p50, p90, p99, float(max(values)), len(values))
-
-
-def summary(values: Sequence[float], unit: float = 1.0, digits: int | None = None) -> dict[str, float]:
-    """Samples for a document: median, extremes and percentiles, divided by `unit`, rounded to `digits`."""
-    statistics = {
-        "median": median(values),
-        "min": min(values),
-        "p10": quantile(values, 0.1),
-        "p90": quantile(values, 0.9),
-        "p99": quantile(values, 0.99),
-        "max": max(values),
-    }
-    scaled = {name: float(value) / unit for name, value in statistics.items()}
-    if digits is not None:
-        scaled = {name: round(value, digits) for name, value in scaled.items()}
-    return {**scaled, "samples": len(values)}
+def _nearest_rank(samples: int, share: float) -> int:
+    return max(0, ceil(share * samples - 1e-9) - 1)
 
 
 @lru_cache(maxsize=4096)
@@ -140,6 +81,10 @@ class Ratio:
     high: float
     pairs: int
     is_known: bool
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.value <= self.high:  # they would be of two quantities
+            raise ValueError(f"the interval from {self.low:g} to {self.high:g} does not contain {self.value:g}")
 
     @property
     def is_slower(self) -> bool:
@@ -253,12 +198,9 @@ class Estimate:
         Where blocks differ by more than chance (clocks drift, calls of a round are alike), there are fewer independent
         samples than calls, and the interval is wider.
         """
-        import numpy as np
-
-        arrays = [np.asarray(block, dtype=float) for block in blocks]
-        ordered = np.sort(np.concatenate(arrays))
-        value = float(ordered[max(0, ceil(share * len(ordered) - 1e-9) - 1)])
-        exceeding = [int((array > value).sum()) for array in arrays]
+        ordered = sorted(chain.from_iterable(blocks))  # fast, if the samples of each block are in order
+        value = float(ordered[_nearest_rank(len(ordered), share)])
+        exceeding = [sum(sample > value for sample in block) for block in blocks]
         mean = sum(exceeding) / len(ordered)
         effect = 1.0
         if len(blocks) > 1 and 0 < mean < 1:

@@ -11,7 +11,7 @@ from cuda_gctx._core import clock
 from cuda_gctx._core.probe import probe_blocks_per_sm, spin
 from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx.measure.loop import CallTimer, Load
-from cuda_gctx.measure.statistics import Latency
+from cuda_gctx.measure.summaries import Latency
 from cuda_gctx.partitions import Partition, Partitions
 from cuda_gctx.partitions.causes import MOST_CONNECTIONS
 

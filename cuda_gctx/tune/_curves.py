@@ -27,9 +27,10 @@ from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate, Ratio, calls_for, certainty_of, ratio_of_quantiles
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.layout import Layout, Request
+from cuda_gctx.tune._batches import Trial, clock_for
 from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture, sharing
 from cuda_gctx.tune._json import conditions, each, made, optional, reading
-from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner, Trial, clock_for
+from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner
 from cuda_gctx.tune._objectives import TailLatency
 from cuda_gctx.tune._ranking import Sample
 from cuda_gctx.tune._report import times, words

@@ -11,9 +11,22 @@ from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
 from cuda_gctx._core.text import parsed_json
 from cuda_gctx.measure.machine import Conditions
+from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import Plan
 
-__all__ = ["Reader", "by_name", "conditions", "each", "made", "optional", "plain", "plan_of", "reading"]
+__all__ = [
+    "Reader",
+    "by_name",
+    "conditions",
+    "each",
+    "made",
+    "objective_as_json",
+    "objective_of",
+    "optional",
+    "plain",
+    "plan_of",
+    "reading",
+]
 
 Value = TypeVar("Value")
 Reader: TypeAlias = Callable[[Any, str], Any]
@@ -101,3 +114,35 @@ def plan_of(value: Any, path: str) -> Plan:
 
 def conditions(value: Any, path: str) -> Conditions:
     return made(Conditions, value, path)
+
+
+def objective_as_json(objective: Objective) -> Any:
+    if isinstance(objective, Throughput):
+        return {"throughput": dict(objective.weights)}
+    if isinstance(objective, TailLatency):
+        return {
+            "tail_latency": objective.part,
+            "quantile": objective.quantile,
+            "others": objective.others,
+            "rate": objective.rate,
+            "closed_loop": objective.closed_loop,
+        }
+    return objective
+
+
+def objective_of(value: Any) -> Objective:
+    if value == "makespan":
+        return "makespan"
+    if isinstance(value, Mapping) and set(value) == {"throughput"} and isinstance(value["throughput"], Mapping):
+        return Throughput(**value["throughput"])
+    if isinstance(value, Mapping) and set(value) == {
+        "tail_latency",
+        "quantile",
+        "others",
+        "rate",
+        "closed_loop",
+    }:
+        return TailLatency(
+            value["tail_latency"], value["quantile"], value["others"], value["rate"], value["closed_loop"]
+        )
+    raise ValueError(f"unknown objective: {value!r}")

@@ -1,9 +1,8 @@
-"""Measuring a plan: batches of steps for an objective, within a budget.
+"""Measuring plans within a budget: which batches, of how many steps or calls, and what counts of them.
 
-- Between the steps of a batch lies only what the plan itself needs: the events that join its parts. When each part ran
-  is observed in separate batches.
-- All plans of a round get the same number of steps and the same gate. Steps that are enqueued behind a gate do not wait
-  for launches, so the step time of launch-bound work depends on both.
+- When each part ran is observed in separate batches.
+- All plans of a round get the same number of steps and the same gate, on which the step time of launch-bound work
+  depends.
 - The first steps of a plan are not counted, because kernels are loaded and allocators grow. Neither is the first
   second, in which a chip that has rested runs faster than later.
 - Where the device waits for the host, the work is launch-bound, and the sample says so. Such work is enqueued without a
@@ -14,40 +13,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
-from itertools import groupby
 from math import ceil
-from threading import Barrier
-from threading import Event as Flag
 from typing import Literal, NamedTuple, TypeAlias
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.event import Event
-from cuda_gctx._core.stream import Stream, StreamOptions
-from cuda_gctx.measure.loop import (
-    AHEAD,
-    TIMED,
-    Batch,
-    CallTimer,
-    Load,
-    RandomCalls,
-    is_apart,
-    seconds_between,
-    timed_batch,
-)
+from cuda_gctx.measure.loop import AHEAD, Batch, CallTimer, RandomCalls
 from cuda_gctx.measure.statistics import NOISE, quantile
-from cuda_gctx.partitions.causes import MOST_CONNECTIONS
+from cuda_gctx.tune._batches import Trial, latencies, mixes, profile, steps_of
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
-from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._ranking import Intervals, Sample
-from cuda_gctx.tune._work import Part, captured, entered
+from cuda_gctx.tune._work import Part, captured
 
-__all__ = ["BATCH_S", "LAUNCHES", "Launch", "OutOfTime", "Runner", "Shape", "Trial", "clock_for"]
+__all__ = ["BATCH_S", "LAUNCHES", "Launch", "OutOfTime", "Runner", "Shape"]
 
 # How the work is enqueued: by a host thread for each part if it is launch-bound, always by one host thread, or as
 # graphs.
@@ -75,110 +56,14 @@ LEAST_CALL_S = 10e-6  # what the host takes to make a call and to look at the ti
 # device's time, the reason is another one.
 LAUNCH_BOUND = 0.9
 
-# A block around the call of a part on a stream in a step.
-Around: TypeAlias = Callable[[Part, Stream, int], AbstractContextManager[None]]
-
 
 def _least_steps(step_s: float) -> int:
     """The least number of steps of a batch: one if the steps are long."""
     return LEAST_STEPS if LEAST_STEPS * step_s <= MOST_STRETCH * BATCH_S else 1
 
 
-def _evenly(weights: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The calls of a mix, those of each part evenly over the whole: parts, and how many calls in a row.
-
-    If one part after the other was enqueued, the later ones would not begin while the driver's queue is full of the
-    calls of the first one.
-    """
-    calls = sorted(
-        (number / weight, position, name)
-        for position, (name, weight) in enumerate(weights.items())
-        for number in range(weight)
-    )
-    return [(name, len(list(run))) for name, run in groupby(name for *_, name in calls)]
-
-
 class OutOfTime(Exception):
     """The budget does not allow another batch."""
-
-
-@dataclass(eq=False)
-class Trial:
-    """An open plan, or one part alone: streams to measure on.
-
-    clock: a stream that is idle when a latency begins.
-    joint, share: in a plan of the kind together, the function that takes a share of a call of the other part into one
-    of the first part.
-    step_s, host_s: the device and host seconds of a step in the latest batch.
-    """
-
-    name: object
-    parts: tuple[Part, ...]
-    streams: Mapping[str, Stream]
-    clock: Stream
-    library_sms: bool = False
-    joint: Part | None = None
-    share: float = 0.0
-    step_s: float = 0.0
-    host_s: float = 0.0
-
-    @property
-    def in_sequence(self) -> bool:
-        """Whether all parts are on one stream."""
-        return len({stream.handle for stream in self.streams.values()}) == 1
-
-    @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        parts: Sequence[Part],
-        streams: Mapping[str, Stream],
-        clock: Stream,
-        together: Callable[[Stream, float], object] | None = None,
-    ) -> Trial:
-        by_name = {part.name: part for part in parts}
-        trial = cls(plan, tuple(by_name[name] for name in plan.parts), streams, clock, plan.library_sms)
-        if plan.share is not None and together is not None:
-            trial.share = share = plan.share
-            trial.joint = Part("together", lambda stream: together(stream, share))
-        return trial
-
-    @property
-    def main(self) -> Stream:
-        """The stream of the first part."""
-        return self.streams[self.parts[0].name]
-
-    def mix(self, weights: Mapping[str, int]) -> list[tuple[Part, int]]:
-        """The calls of a mix: of each part so many; together, as many calls of one part as take all of the other."""
-        if self.joint is None:
-            return [(part, weights[part.name]) for part in self.parts]
-        assert isinstance(self.name, Plan)
-        first, other = sorted(self.parts, key=lambda part: part.name != self.name.first)  # type: ignore[attr-defined]
-        joint = min(weights[first.name], round(weights[other.name] / self.share))
-        left = weights[other.name] - round(joint * self.share)
-        calls = [(self.joint, joint), (first, weights[first.name] - joint), (other, left)]
-        return [(part, count) for part, count in calls if count]
-
-
-def clock_for(objective: Objective, device: Device, streams: Mapping[str, Stream], closing: ExitStack) -> Stream:
-    """The stream by whose time calls of the critical part begin: for random arrivals one that waits for no other, in a
-    closed loop that of the part, unless other parts are queued on it.
-
-    closing: closes the stream.
-    """
-    own = streams.get(objective.part) if isinstance(objective, TailLatency) else None
-    own = own or next(iter(streams.values()))
-    if not isinstance(objective, TailLatency):
-        return own
-    if objective.closed_loop:
-        shared = list(streams.values()).count(own) > 1
-        return closing.enter_context(device.create_stream()) if shared else own
-    urgent = StreamOptions(priority=device.priority_range[1])
-    for _ in range(MOST_CONNECTIONS):
-        idle = closing.enter_context(device.create_stream(urgent))
-        if is_apart(idle, set(streams.values())):
-            break
-    return idle
 
 
 class Shape(NamedTuple):
@@ -193,7 +78,8 @@ class Runner:
 
     alone_s, call_s: for each part that has been measured, what a call alone takes the device and the host, in seconds.
     hosts: the threads that enqueue the parts; None while one thread enqueues all of them. gated: whether batches begin
-    with a gate; not in launch-bound work, whose times would depend on it.
+    with a gate; not in launch-bound work, whose times would depend on it. retry_s: how long a plan that is opened again
+    may take until it is as fast as before.
     """
 
     def __init__(self, objective: Objective, deadline: float, launch: Launch = "calls", seed: int = 0) -> None:
@@ -204,6 +90,7 @@ class Runner:
         self.call_s: dict[str, float] = {}
         self.hosts: Hosts | None = None
         self.gated = True
+        self.retry_s = 0.0
         self._graphs = ExitStack()
         self._chance = random.Random(seed)
 
@@ -280,6 +167,14 @@ class Runner:
                 break
             before = now
 
+    def warm_like(self, trial: Trial, first: Trial) -> None:
+        """Let another opening of a plan run until it is as fast as the first one, if that happens soon."""
+        until = clock.now() + self.retry_s
+        while clock.now() < until:
+            sample = self.batch(trial, self.shape([trial]))
+            if sample.seconds <= (1 + ALIKE) * first.step_s or isinstance(self.objective, TailLatency):
+                return
+
     def settle_clocks(self, trial: Trial) -> list[Sample]:
         """Run batches until they take equally long: a chip that has rested is faster than one that is hot or at its
         power limit."""
@@ -303,189 +198,29 @@ class Runner:
 
     def profile(self, trial: Trial) -> list[Intervals]:
         """When each part began and ended in some steps, in seconds since the first part began."""
-        steps = self.steps_for(trial, PROFILED_STEPS)
-        with ExitStack() as closing:
-            marks: list[dict[str, list[Event]]] = [{} for _ in range(steps)]
-
-            @contextmanager
-            def around(part: Part, stream: Stream, step: int) -> Iterator[None]:
-                marks[step][part.name] = [closing.enter_context(stream.record(options=TIMED))]
-                yield
-                marks[step][part.name].append(closing.enter_context(stream.record(options=TIMED)))
-
-            self._joined(trial, steps, self._gate_s(trial.host_s), around)
-            first = marks[0][trial.parts[0].name][0]
-            return [
-                {
-                    name: (seconds_between(first, begin), seconds_between(first, end))
-                    for name, (begin, end) in step.items()
-                }
-                for step in marks
-            ]
+        return profile(trial, self.steps_for(trial, PROFILED_STEPS), self._gate_s(trial.host_s), self.hosts)
 
     def _steps(self, trial: Trial, steps: int, gate_s: float | None = None) -> Sample:
         gate_s = self._gate_s(trial.host_s) if gate_s is None else gate_s
         # The throughput of one part alone is that of its calls, one after the other.
         if isinstance(self.objective, Throughput) and len(trial.parts) > 1:
-            sample = self._unjoined(trial, steps, gate_s, self.objective.weights)
+            weights = self.objective.weights
+            batch, took = mixes(trial, steps, gate_s, self.hosts, weights)
+            sample = self._sample(trial, batch, steps)
+            sample.calls = {name: (steps * weights[name], seconds) for name, seconds in took.items()}
         else:
-            sample = self._joined(trial, steps, gate_s)
+            sample = self._sample(trial, steps_of(trial, steps, gate_s, self.hosts), steps)
         trial.step_s, trial.host_s = sample.seconds, sample.host_s
         return sample
 
-    def _joined(
-        self,
-        trial: Trial,
-        steps: int,
-        gate_s: float,
-        around: Around | None = None,
-    ) -> Sample:
-        """Run steps, each after the one before, whose parts start together, or one after the other on one stream."""
-        main = trial.main
-        one_stream = trial.in_sequence
-        others = {} if one_stream else {part.name: trial.streams[part.name] for part in trial.parts[1:]}
-        with ExitStack() as closing:
-            ends = {name: closing.enter_context(stream.record()) for name, stream in others.items()}
-            joined = closing.enter_context(main.record())
-            before_last = closing.enter_context(main.record())
-
-            def enqueue() -> Sequence[Event]:
-                main.record(joined)
-                if self.hosts is not None and others:
-                    self._enqueue_by_hosts(self.hosts, trial, steps, joined, before_last, ends, around)
-                else:
-                    self._enqueue(trial, steps, joined, before_last, ends, around)
-                return [before_last] if steps > 1 else []
-
-            batch = timed_batch([main], enqueue, gate_s)
-            return self._sample(trial, batch, batch.seconds[0], steps)
-
-    @staticmethod
-    def _call(trial: Trial, part: Part, step: int, around: Around | None) -> None:
-        stream = trial.streams.get(part.name, trial.main)
-        with nullcontext() if around is None else around(part, stream, step):
-            part.enqueue(stream, trial.name)
-
-    def _enqueue(
-        self,
-        trial: Trial,
-        steps: int,
-        joined: Event,
-        before_last: Event,
-        ends: Mapping[str, Event],
-        around: Around | None,
-    ) -> None:
-        """Enqueue joined steps from this thread."""
-        main = trial.main
-        one_stream = trial.in_sequence
-        calls = [part for part, _ in trial.mix({part.name: 1 for part in trial.parts})]
-        with entered(main, trial.library_sms) if one_stream else nullcontext():
-            for step in range(steps):
-                for part in calls:
-                    stream = trial.streams.get(part.name, main)
-                    if part.name in ends:
-                        stream.wait(joined)
-                    with nullcontext() if one_stream else entered(stream, trial.library_sms):
-                        self._call(trial, part, step, around)
-                    if part.name in ends:
-                        stream.record(ends[part.name])
-                for end in ends.values():
-                    main.wait(end)
-                if ends:
-                    main.record(joined)
-                if step == steps - 2:
-                    main.record(before_last)
-
-    def _enqueue_by_hosts(
-        self,
-        hosts: Hosts,
-        trial: Trial,
-        steps: int,
-        joined: Event,
-        before_last: Event,
-        ends: Mapping[str, Event],
-        around: Around | None,
-    ) -> None:
-        """Enqueue joined steps from a thread for each part. In each step the threads meet twice: an event is waited for
-        only after it has been recorded, and recorded again only after that.
-        """
-        main = trial.main
-        meeting = Barrier(len(trial.parts))
-
-        def run(part: Part) -> None:
-            stream = trial.streams[part.name]
-            with entered(stream, trial.library_sms):
-                for step in range(steps):
-                    if part.name in ends:
-                        stream.wait(joined)
-                    self._call(trial, part, step, around)
-                    if part.name in ends:
-                        stream.record(ends[part.name])
-                    meeting.wait()
-                    if part.name not in ends:
-                        for end in ends.values():
-                            main.wait(end)
-                        main.record(joined)
-                        if step == steps - 2:
-                            main.record(before_last)
-                    meeting.wait()
-
-        hosts.run({part.name: partial(run, part) for part in trial.parts}, meeting)
-
-    def _unjoined(self, trial: Trial, mixes: int, gate_s: float, weights: Mapping[str, int]) -> Sample:
-        """Run mixes whose parts do not wait for each other."""
-        streams = list(dict.fromkeys(trial.streams[part.name] for part in trial.parts))
-        with ExitStack() as closing:
-            before_last = {name: closing.enter_context(stream.record()) for name, stream in trial.streams.items()}
-
-            def calls(part: Part, count: int) -> None:
-                for _ in range(count):
-                    part.enqueue(trial.streams.get(part.name, trial.main), trial.name)
-
-            def run(part: Part) -> None:
-                with entered(trial.streams[part.name], trial.library_sms):
-                    for mix in range(mixes):
-                        calls(part, weights[part.name])
-                        if mix == mixes - 2:
-                            trial.streams[part.name].record(before_last[part.name])
-
-            def by_one_thread() -> None:
-                for mix in range(mixes):
-                    for part, count in rows:
-                        with (
-                            nullcontext() if trial.in_sequence else entered(trial.streams[part.name], trial.library_sms)
-                        ):
-                            calls(part, count)
-                    if mix == mixes - 2:
-                        for name, event in before_last.items():
-                            trial.streams[name].record(event)
-
-            by_name = {part.name: part for part in trial.parts}
-            evenly = [] if trial.in_sequence else _evenly({name: weights[name] for name in by_name})
-            rows = [(by_name[name], count) for name, count in evenly] or trial.mix(weights)
-
-            def enqueue() -> Sequence[Event]:
-                if self.hosts is not None and not trial.in_sequence:
-                    self.hosts.run({part.name: partial(run, part) for part in trial.parts})
-                else:
-                    with entered(streams[0]) if trial.in_sequence else nullcontext():
-                        by_one_thread()
-                return list(before_last.values()) if mixes > 1 else []
-
-            batch = timed_batch(streams, enqueue, gate_s)
-            took = dict(zip(streams, batch.seconds, strict=True))
-            sample = self._sample(trial, batch, max(batch.seconds), mixes)
-            sample.calls = {name: (mixes * weights[name], took[stream]) for name, stream in trial.streams.items()}
-            return sample
-
-    def _sample(self, trial: Trial, batch: Batch, seconds: float, steps: int) -> Sample:
+    def _sample(self, trial: Trial, batch: Batch, steps: int) -> Sample:
         """The sample of a batch of so many steps.
 
         The device can also finish all but the last step early because the host waits for room in the driver's queue.
         So a step is launch-bound only if it takes the host as long as the device, and the calls alone, which found
         room, take a good part of that.
         """
-        host_s, step_s = batch.host_s / steps, seconds / steps
+        host_s, step_s = batch.host_s / steps, max(batch.seconds) / steps
         weights = self.objective.weights if isinstance(self.objective, Throughput) else {}
         called_s = sum(self.call_s.get(part.name, host_s) * weights.get(part.name, 1) for part in trial.parts)
         launch_bound = batch.late and host_s >= LAUNCH_BOUND * step_s and called_s >= step_s / 2
@@ -530,60 +265,13 @@ class Runner:
         """Make calls of one part while the others are kept queued: at random times, or one at a time."""
         critical = next(part for part in trial.parts if part.name == objective.part)
         others = [part for part in trial.parts if part is not critical]
-        stream = trial.streams[critical.name]
-        least_calls, window_s = self.calls_of_batch(critical, others, objective)
-        call = partial((trial.joint or critical).enqueue, stream, trial.name)
-        taken: list[float] = []
-
-        def queued(part: Part) -> None:
-            with entered(trial.streams[part.name], trial.library_sms):
-                part.enqueue(trial.streams[part.name], trial.name)
-
-        with ExitStack() as closing:
-            loads = {}
-            for part in others if trial.joint is None else ():
-                depth = 1 if trial.in_sequence else self._depth(part.name, critical.name)
-                load = Load(trial.streams[part.name], partial(queued, part), depth)
-                loads[part.name] = closing.enter_context(load)
-            calls = self._arrivals(trial, critical, objective)
-            closing.callback(calls.close)
-            for load in loads.values():
-                load.fill()
-            by_hosts = self.hosts is not None and not trial.in_sequence
-            with self._feeding(loads) if by_hosts else nullcontext():
-                while len(taken) < least_calls or calls.passed_s < window_s:
-                    if not by_hosts:
-                        for load in loads.values():
-                            load.fill()
-                    # Entered before the time begins: a program passes libraries the SM count once, not for each call.
-                    with entered(stream, trial.library_sms):
-                        taken += calls.make(call)
-                    if not calls.left:
-                        break
-                    self.demand_time()
-                taken += calls.rest()
-        completed: dict[str, tuple[float, float]] = {name: load.completed() for name, load in loads.items()}
-        if trial.joint is not None:
-            completed = {part.name: (trial.share * len(taken), calls.passed_s) for part in others}
-        return Sample(quantile(taken, objective.quantile), calls=completed, latencies=tuple(taken))
-
-    @contextmanager
-    def _feeding(self, loads: Mapping[str, Load]) -> Iterator[None]:
-        """A block in which the thread of each part keeps its calls queued."""
-        assert self.hosts is not None
-        enough = Flag()
-
-        def feed(load: Load) -> None:
-            while not enough.is_set():
-                load.fill()
-                load.wait_for_room()
-
-        running = self.hosts.start({name: partial(feed, load) for name, load in loads.items()})
-        try:
-            yield
-        finally:
-            enough.set()
-            for future in running:
-                future.exception()  # waits
-        for future in running:
-            future.result()
+        taken, completed = latencies(
+            trial,
+            critical,
+            partial(self._arrivals, trial, critical, objective),
+            self.calls_of_batch(critical, others, objective),
+            {part.name: 1 if trial.in_sequence else self._depth(part.name, critical.name) for part in others},
+            self.hosts,
+            self.demand_time,
+        )
+        return Sample(quantile(taken, objective.quantile), calls=completed, latencies=tuple(sorted(taken)))

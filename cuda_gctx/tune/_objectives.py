@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
 
-__all__ = ["Objective", "TailLatency", "Throughput", "checked", "from_json", "to_json"]
+__all__ = ["Objective", "TailLatency", "Throughput", "checked"]
 
 LARGEST_WEIGHT = 10_000
 # A batch has too few calls for more.
@@ -35,7 +36,7 @@ class Throughput:
         raise AttributeError("a Throughput is immutable: create another one")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return from_json, (to_json(self),)
+        return partial(Throughput, **self.weights), ()
 
     def __eq__(self, other: object) -> bool:
         return self.weights == other.weights if isinstance(other, Throughput) else NotImplemented
@@ -110,35 +111,3 @@ def checked(objective: object, parts: Sequence[str]) -> Objective:
     if objective != "makespan":
         raise ValueError(f'objective must be "makespan", a Throughput or a TailLatency, not {objective!r}')
     return "makespan"
-
-
-def to_json(objective: Objective) -> Any:
-    if isinstance(objective, Throughput):
-        return {"throughput": dict(objective.weights)}
-    if isinstance(objective, TailLatency):
-        return {
-            "tail_latency": objective.part,
-            "quantile": objective.quantile,
-            "others": objective.others,
-            "rate": objective.rate,
-            "closed_loop": objective.closed_loop,
-        }
-    return objective
-
-
-def from_json(value: Any) -> Objective:
-    if value == "makespan":
-        return "makespan"
-    if isinstance(value, Mapping) and set(value) == {"throughput"} and isinstance(value["throughput"], Mapping):
-        return Throughput(**value["throughput"])
-    if isinstance(value, Mapping) and set(value) == {
-        "tail_latency",
-        "quantile",
-        "others",
-        "rate",
-        "closed_loop",
-    }:
-        return TailLatency(
-            value["tail_latency"], value["quantile"], value["others"], value["rate"], value["closed_loop"]
-        )
-    raise ValueError(f"unknown objective: {value!r}")

@@ -15,7 +15,8 @@ from cuda_gctx._core.driver import system
 from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.statistics import Latency, Spread, median
+from cuda_gctx.measure.statistics import median
+from cuda_gctx.measure.summaries import Latency, Spread
 from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture
 from cuda_gctx.tune._measure import LAUNCHES
 from cuda_gctx.tune._measurement import Measurement
@@ -102,7 +103,7 @@ def overlap(
             # Before the chip rests.
             conditions.append(Conditions.of(device))
             how = search.found.launched
-            search.settle()
+            search.opened.settle()
     if not search.found.can_answer:
         raise RuntimeError(
             f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"

@@ -15,10 +15,21 @@ from cuda_gctx.draw.bars import Bar, Piece, draw_bars
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import page, written
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.statistics import Latency, Ratio, Spread
-from cuda_gctx.tune import _objectives
-from cuda_gctx.tune._json import by_name, conditions, each, made, optional, plain, plan_of, reading
-from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
+from cuda_gctx.measure.statistics import Ratio
+from cuda_gctx.measure.summaries import Latency, Spread
+from cuda_gctx.tune._json import (
+    by_name,
+    conditions,
+    each,
+    made,
+    objective_as_json,
+    objective_of,
+    optional,
+    plain,
+    plan_of,
+    reading,
+)
+from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, checked
 from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
 
 __all__ = ["PartTime", "Report", "Result", "relation", "times", "title_of", "words"]
@@ -206,7 +217,7 @@ class Report:
         document = {field.name: getattr(self, field.name) for field in fields(self)}
         document["schema"] = SCHEMA
         document["choice"] = self.choice.to_dict()
-        document["objective"] = _objectives.to_json(self.objective)
+        document["objective"] = objective_as_json(self.objective)
         document["alone"] = {name: asdict(spread) for name, spread in self.alone.items()}
         document["conditions"] = [asdict(conditions) for conditions in self.conditions]
         document["results"] = [
@@ -245,7 +256,7 @@ class Report:
     def _demand_consistency(self) -> None:
         names = set(self.alone)
         try:
-            _objectives.checked(self.objective, list(self.alone))
+            checked(self.objective, list(self.alone))
         except ValueError as error:
             raise ValueError(f"objective: {error}") from error
         for number, result in enumerate(self.results):
@@ -458,7 +469,7 @@ def _cell(part: PartTime) -> str | None:
 
 def _objective(value: Any, where: str) -> Objective:
     try:
-        return _objectives.from_json(value)
+        return objective_of(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
 

@@ -12,31 +12,28 @@ that heats the chip slows all plans of a round, but itself only in such blocks. 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from itertools import accumulate, pairwise
 
 from cuda_gctx._core import clock
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import CapturingError, CUDAError, FeatureNotSupported
-from cuda_gctx._core.loan import is_capturing
+from cuda_gctx._core.errors import FeatureNotSupported
 from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import ClockReading, is_simulated
 from cuda_gctx.measure.statistics import LEAST_PAIRS, MANY_PAIRS, NOISE
-from cuda_gctx.partitions import PartitionPool
-from cuda_gctx.tune._guard import sharing
-from cuda_gctx.tune._measure import ALIKE, BATCH_S, Launch, OutOfTime, Runner, Trial, clock_for
+from cuda_gctx.tune._measure import BATCH_S, Launch, OutOfTime, Runner
 from cuda_gctx.tune._measurement import Measurement
 from cuda_gctx.tune._objectives import Objective, TailLatency
+from cuda_gctx.tune._openings import Candidate, Openings
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._ranking import HOPELESS, Record, Sample
+from cuda_gctx.tune._ranking import HOPELESS, Sample
 from cuda_gctx.tune._sizes import Allocation, Sizes
-from cuda_gctx.tune._work import Part, PartError, examine, libraries_loaded, naming, why_not
+from cuda_gctx.tune._work import Part, examine
 
-__all__ = ["Candidate", "Search"]
+__all__ = ["Search"]
 
 COARSE_ROUNDS, REFINING_ROUNDS = 3, 2
 # The choice alternates with the sequence in so many blocks each. The first half of a block does not count: in it,
@@ -53,7 +50,7 @@ SEARCH_UNTIL, REFINE_UNTIL, RETRY_UNTIL = 0.4, 0.55, 0.6
 # A plan is left out after two rounds, or at once if it is so much slower than the best; and partitions that are so much
 # slower are not refined.
 HOPELESS_AT_ONCE, NOT_REFINED = 1.5, 1.4
-# How long a plan that was left out runs before it is measured again.
+# How long a plan that starts slowly may take until it is warm.
 RETRY_S, RETRY_SHARE = 0.5, 0.01
 LEAST_FINALISTS, MOST_FINALISTS = 3, 8
 MARGINS = (1.0, 1.05, 1.1, HOPELESS)
@@ -68,38 +65,6 @@ BATCHES_TO_OPEN = 2
 KINDS_OF_PARTITIONS = 2
 # The smallest share of the bulk work that a call of the urgent part takes in: so often half of it.
 HALVINGS = 6
-
-
-@dataclass(eq=False, kw_only=True)
-class Candidate(Record):
-    """A plan, or a part alone, that is open and measured.
-
-    trial, again: the first opening, and the further ones.
-    """
-
-    trial: Trial
-    again: list[Trial] = field(default_factory=list)
-    is_open: bool = True
-    hopeless: bool = False
-    batch_s: float = 0.0  # how long the last batch took
-
-    @property
-    def trials(self) -> list[Trial]:
-        """All openings."""
-        return [self.trial, *self.again]
-
-    def turn(self, number: int) -> int:
-        """Which opening takes part in a round."""
-        return number % self.openings
-
-
-def _capturing(trial: Trial) -> list[str]:
-    """The parts that left their stream capturing a graph."""
-    found = []
-    for name, stream in trial.streams.items():
-        with suppress(CUDAError):  # of a device that has failed
-            found += [name] if is_capturing(stream) else []
-    return found
 
 
 class Search:
@@ -124,25 +89,23 @@ class Search:
         self.objective = objective
         names = tuple(part.name for part in parts)
         self.found: Measurement[Candidate] = Measurement(names, objective, launch == "graphs")
-        self._library_sms = library_sms
-        self._together = together
+        self._has_together = together is not None
         self._began = clock.now()
         self._budget_s = budget_s
         self._random = random.Random(seed)
         self._progress = progress
-        self._closing = closing
         self._round = 0
         self._fair_rounds: set[int] = set()  # those in which every plan that was not left out took part
-        self._tried: set[Allocation] = set()
-        self._pools: dict[Allocation, PartitionPool] = {}  # of the divisions that are open
         self._settled: list[Sample] = []  # of the sequence, before the first round
         self._sizes: Sizes | None = None
-        self._is_full = False  # no more contexts can be made
         try:
             self._sizes = Sizes(device, [part.name for part in parts], wanted_sizes)
         except FeatureNotSupported as error:
             self.found.notes.append(f"partitions were not measured: {error}")
         self._runner = closing.enter_context(Runner(objective, self._began + budget_s, launch, seed))
+        self._runner.retry_s = min(RETRY_S, RETRY_SHARE * budget_s)
+        self.opened = Openings(device, parts, self.found, self._runner, library_sms, together, self._show, closing)
+        self._first_stream = closing.enter_context(device.create_stream())
 
     # ---- the phases
 
@@ -165,23 +128,14 @@ class Search:
             if not self.found.can_answer:
                 break
 
-    def settle(self) -> None:
-        """Wait for everything that was enqueued, so that streams and partitions can be closed."""
-        self._runner.stop()
-        for trial in self._trials():
-            for stream in {*trial.streams.values(), trial.clock}:
-                # An error of the device, or of a part that left a capture, has been raised already.
-                with suppress(CUDAError, CapturingError):
-                    stream.sync()
-
     def _first(self) -> None:
         self._show("calling each part for the first time")
-        first = self._closing.enter_context(self.device.create_stream())
+        first = self._first_stream
         whole = dict.fromkeys((part.name for part in self.parts), self.device.sm_count)
         for part in self.parts:
-            trial = self._alone("alone", part, first)
+            trial = self.opened.alone("alone", part, first)
             candidate = Candidate(plan=None, trial=trial, sm_counts=whole)
-            with self._forgiving(candidate, trial):
+            with self.opened.forgiving(candidate, trial):
                 facts = examine(part, first, self._runner.demand_time)
                 self.found.facts[part.name] = facts
                 self._runner.call_s[part.name] = facts.host_s
@@ -189,14 +143,14 @@ class Search:
             self._runner.alone_s[part.name] = trial.step_s
             self.found.alone[part.name] = candidate
         names = tuple(part.name for part in self.parts)
-        self._open(Plan("sequence", names), whole)
+        self.opened.plan(Plan("sequence", names), whole)
         self._open_asked()
         plans = [Plan("streams", names), *(Plan("priority", names, first=name) for name in names)]
         plans += [self._joined(share) for share in self._coarse_shares()]
         for plan in plans:
-            self._open(plan, whole)
+            self.opened.plan(plan, whole)
         self._show("waiting for stable clocks")
-        with self._forgiving(self.found.plans[0], self.found.plans[0].trial):
+        with self.opened.forgiving(self.found.plans[0], self.found.plans[0].trial):
             self._settled = self._runner.settle_clocks(self.found.plans[0].trial)
         base = [*self.found.alone.values(), *self.found.plans]
         self._rounds(base, 1, drop=False)
@@ -219,7 +173,7 @@ class Search:
             candidate.samples.clear()
             candidate.steps.clear()
             if runner.hosts is not None:
-                with self._forgiving(candidate, candidate.trial):
+                with self.opened.forgiving(candidate, candidate.trial):
                     runner.warm(candidate.trial)
         return True
 
@@ -228,7 +182,7 @@ class Search:
         self.found.by_host_threads = True
         self._runner.start_hosts([part.name for part in self.parts])
         [streams] = [c for c in self.found.plans if c.plan is not None and c.plan.kind == "streams"]
-        with self._forgiving(streams, streams.trial):
+        with self.opened.forgiving(streams, streams.trial):
             self._runner.warm(streams.trial)
 
     def _is_launch_bound(self) -> bool:
@@ -274,12 +228,12 @@ class Search:
     def _coarse(self, sizes: Sizes) -> list[Allocation]:
         """Divisions of the SMs that fit, are far apart, and have not been tried."""
         durations = {name: alone_s * self.found.weight(name) for name, alone_s in self._runner.alone_s.items()}
-        found = (one for one in sizes.coarse(durations, self._urgent()) if one not in self._tried)
+        found = (one for one in sizes.coarse(durations, self._urgent) if one not in self.opened.tried)
         return [one for one in found if sizes.plan(one, False) is not None]
 
     def _opening_s(self, rounds: int) -> float:
         """How long it takes to open a division of the SMs, and to measure it in so many rounds."""
-        return self._batch_s() * len(self._library_choices()) * (rounds + BATCHES_TO_OPEN)
+        return self._batch_s() * len(self.opened.library_choices()) * (rounds + BATCHES_TO_OPEN)
 
     def _open_asked(self) -> None:
         """Open partitions of the sizes that were asked for, before the alternatives to them: the first of each kind,
@@ -290,7 +244,7 @@ class Search:
         left_s = self._began + self._search_until() - clock.now()
         affordable = min(int(left_s / self._opening_s(COARSE_ROUNDS)), CONTEXTS_AT_ONCE // len(self.parts))
         for allocation in self._coarse(self._sizes)[: max(KINDS_OF_PARTITIONS, affordable)]:
-            self._open_allocation(allocation)
+            self.opened.division(allocation, self._sizes)
 
     def _divide(self, base: Sequence[Candidate]) -> None:
         """Measure partitions of sizes that are far apart, as many as the time allows."""
@@ -310,40 +264,34 @@ class Search:
         if most < len(coarse) and (omitted := sizes.plan(coarse[most], False)) is not None:
             self.found.complete = False
             self.found.note(
-                f"{len(coarse) - most} of {len(self._tried) + len(coarse)} divisions of the SMs were not tried, such "
-                f"as {omitted[0]}: budget_s={self._budget_s:g} allows no more"
+                f"{len(coarse) - most} of {len(self.opened.tried) + len(coarse)} divisions of the SMs were not tried, "
+                f"such as {omitted[0]}: budget_s={self._budget_s:g} allows no more"
             )
-        self._try(coarse[:most], base, rounds)
+        self._try(sizes, coarse[:most], base, rounds)
 
-    def _try(self, allocations: Sequence[Allocation], base: Sequence[Candidate], rounds: int) -> None:
+    def _try(self, sizes: Sizes, allocations: Sequence[Allocation], base: Sequence[Candidate], rounds: int) -> None:
         """Open divisions of the SMs, some at a time, and measure them together with other plans."""
         at_once = max(1, CONTEXTS_AT_ONCE // len(self.parts))
         pending = list(allocations)
         while True:
             made: list[Candidate] = []
-            while pending and len(self._pools) < at_once:
-                made += self._open_allocation(pending.pop(0))
+            while pending and len(self.opened.pools) < at_once:
+                made += self.opened.division(pending.pop(0), sizes)
             self._rounds([*base, *made], rounds)
-            if not pending or self._is_full:
+            if not pending or self.opened.is_full:
                 return
-            self._close_losers()
-            if len(self._pools) >= at_once:  # all of them are close to the best
-                at_once = len(self._pools) + max(1, CONTEXTS_AT_ONCE // len(self.parts))
-
-    def _close_losers(self) -> None:
-        """Close the partitions that are left out of later rounds."""
-        best = self._best_partitions()
-        for allocation, pool in list(self._pools.items()):
-            mine = [candidate for candidate in self.found.plans if candidate.allocation == allocation]
-            if all(candidate.hopeless and candidate is not best for candidate in mine):
-                del self._pools[allocation]
-                for candidate in mine:
-                    for stream in {*candidate.trial.streams.values()}:
-                        stream.sync()
-                    candidate.is_open = False
-                pool.close()
+            self.opened.close_losers(self._best_partitions())
+            if len(self.opened.pools) >= at_once:  # all of them are close to the best
+                at_once = len(self.opened.pools) + max(1, CONTEXTS_AT_ONCE // len(self.parts))
 
     # ---- shares of the bulk work in a call of the urgent part
+
+    @property
+    def _urgent(self) -> tuple[str, ...]:
+        """The parts that an overlay may put first."""
+        if isinstance(self.objective, TailLatency):
+            return (self.objective.part,)
+        return tuple(part.name for part in self.parts)
 
     @property
     def _urgent_and_bulk(self) -> tuple[str, str]:
@@ -365,7 +313,7 @@ class Search:
 
     def _coarse_shares(self) -> list[float]:
         """Shares that are far apart."""
-        if self._together is None:
+        if not self._has_together:
             return []
         return list(dict.fromkeys(self._snapped(2.0**-power) for power in range(HALVINGS + 1)))
 
@@ -383,7 +331,7 @@ class Search:
                 return
             tried = {one.plan.share for one in joined if one.plan is not None}
             near = {self._snapped(best.trial.share * 2**step) for step in (power, -power)} - tried
-            made = [self._open(self._joined(share), best.sm_counts) for share in sorted(near)]
+            made = [self.opened.plan(self._joined(share), best.sm_counts) for share in sorted(near)]
             if not self._left(len(made) * self._batch_s() * REFINING_ROUNDS):
                 raise OutOfTime
             self._rounds([self.found.sequence(), best, *made], REFINING_ROUNDS)
@@ -399,17 +347,21 @@ class Search:
 
     def _refine_kind(self, sizes: Sizes, kind: str) -> None:
         stride = sizes.first_stride()
-        while stride >= 1 and not self._is_full:
+        while stride >= 1 and not self.opened.is_full:
             best = self._best_partitions(kind)
             overall = min(map(self.found.ranking.relative, self.found.ranking.acceptable()))
             if best is None or best.allocation is None or self.found.ranking.relative(best) > NOT_REFINED * overall:
                 return
-            near = [allocation for allocation in sizes.around(best.allocation, stride) if allocation not in self._tried]
+            near = [
+                allocation
+                for allocation in sizes.around(best.allocation, stride)
+                if allocation not in self.opened.tried
+            ]
             if near:
                 each_s = self._opening_s(REFINING_ROUNDS)
                 if not self._left(each_s):
                     raise OutOfTime
-                self._try(near[: self._left(each_s)], [self.found.sequence(), best], REFINING_ROUNDS)
+                self._try(sizes, near[: self._left(each_s)], [self.found.sequence(), best], REFINING_ROUNDS)
             if self._best_partitions(kind) is best:
                 stride //= 2
 
@@ -422,8 +374,8 @@ class Search:
         again = [one for one in found.values() if not one.is_sequence and self._behind(one) > HOPELESS]
         for candidate in again:
             self._show(f"trying {candidate.plan} again")
-            until = clock.now() + self._retry_s
-            with self._forgiving(candidate, candidate.trial):
+            until = clock.now() + self._runner.retry_s
+            with self.opened.forgiving(candidate, candidate.trial):
                 while clock.now() < until:
                     self._runner.batch(candidate.trial, self._runner.shape([candidate.trial]))
                 candidate.samples.clear()
@@ -446,7 +398,7 @@ class Search:
         parts_s = sum(max(candidate.batch_s, BATCH_S) for candidate in self.found.alone.values())
         affordable = MANY_PAIRS * (costs[len(finalists) - 1] + parts_s) <= left_s
         alone = list(self.found.alone.values()) if affordable else []
-        self._open_again(finalists, OPENINGS)
+        self.opened.again(finalists, OPENINGS)
         self.found.final = self._round
         competing = [*alone, *finalists]
         round_s = sum(max(candidate.batch_s, self._batch_s()) for candidate in competing)
@@ -482,7 +434,7 @@ class Search:
                 return
             else:
                 if any(self.found.ranking.between(*pair) > NOISE / 2 for pair in pairwise(rivals)):
-                    self._open_again(rivals, MOST_OPENINGS)
+                    self.opened.again(rivals, MOST_OPENINGS)
                 self._rounds([*alone, *rivals], further, drop=False)
 
     def _blocks(self) -> tuple[int, float]:
@@ -517,7 +469,7 @@ class Search:
         shape = self._runner.shape([trial])
         began = clock.now()
         samples: list[Sample] = []
-        with self._forgiving(candidate, trial):
+        with self.opened.forgiving(candidate, trial):
             while (passed := clock.now() - began) < block_s or not samples:
                 if self._runner.hosts is not None:
                     self._start_hosts()
@@ -531,40 +483,6 @@ class Search:
                     return samples, reading.sm_clock_mhz
         return samples, None
 
-    def _open_again(self, finalists: Sequence[Candidate], openings: int) -> None:
-        """Open plans until each is open so many times."""
-        for number in range(openings - 1):
-            pool = self._closing.enter_context(PartitionPool(self.device))
-            for candidate in finalists:
-                if candidate.plan is None or len(candidate.again) > number:
-                    continue
-                self._show(f"opening {candidate.plan} again")
-                try:
-                    trial = self._trial(candidate.plan, pool)
-                except CUDAError as error:
-                    if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
-                        raise
-                    self.found.note("some plans were opened only once: no device memory is left for further contexts")
-                    return
-                with self._forgiving(candidate, trial):
-                    self._runner.warm(trial)
-                    self._warm_like(trial, candidate.trial)
-                    candidate.again.append(trial)
-                    candidate.openings += 1
-
-    def _warm_like(self, trial: Trial, first: Trial) -> None:
-        """Let another opening run until it is as fast as the first one, if that happens soon."""
-        until = clock.now() + self._retry_s
-        while clock.now() < until:
-            sample = self._runner.batch(trial, self._runner.shape([trial]))
-            if sample.seconds <= (1 + ALIKE) * first.step_s or isinstance(self.objective, TailLatency):
-                return
-
-    @property
-    def _retry_s(self) -> float:
-        """How long a plan may take until it is warm."""
-        return min(RETRY_S, RETRY_SHARE * self._budget_s)
-
     def _placed(self, finalists: Sequence[Candidate]) -> list[Candidate]:
         """The finalists in partitions, or the best partitions, and their parts alone in these partitions."""
         best = self._best_partitions("partitions") or self._best_partitions()
@@ -573,141 +491,12 @@ class Search:
         placed = [candidate for candidate in finalists if candidate.allocation is not None]
         placed += [] if any(c.plan is not None and c.plan.kind == "partitions" for c in placed) else [best]
         placed = list(dict.fromkeys(placed))
-        alones: list[Candidate] = []
-        for candidate in placed:
-            for part in self.parts:  # not the graphs of the candidate
-                if candidate.plan is None or part.name not in candidate.plan.places:
-                    continue  # on the whole device
-                name, stream = f"{part.name} alone in {candidate.plan}", candidate.trial.streams[part.name]
-                trial = self._alone(name, part, stream, candidate.trial.library_sms)
-                alone = Candidate(
-                    plan=None, trial=trial, sm_counts=candidate.sm_counts, allocation=candidate.allocation
-                )
-                with self._forgiving(alone, trial):
-                    self._runner.warm(trial)
-                candidate.alone_here[part.name] = alone
-                alones.append(alone)
+        alones = [alone for candidate in placed for alone in self.opened.parts_alone(candidate)]
         # The same sizes with and without the SM count hint.
         placed += [c for c in self.found.known() if c.allocation == best.allocation and c.is_open and c not in placed]
         for candidate in placed:
             candidate.hopeless = False
         return [*placed, *alones]
-
-    # ---- candidates
-
-    def _trials(self) -> list[Trial]:
-        """All that is open."""
-        found = [trial for candidate in self.found.plans if candidate.is_open for trial in candidate.trials]
-        return [*(candidate.trial for candidate in self.found.alone.values()), *found]
-
-    def _urgent(self) -> tuple[str, ...]:
-        """The parts that an overlay may put first."""
-        if isinstance(self.objective, TailLatency):
-            return (self.objective.part,)
-        return tuple(part.name for part in self.parts)
-
-    def _alone(self, name: str, part: Part, stream: Stream, library_sms: bool = False) -> Trial:
-        """A part alone on a stream."""
-        streams = {part.name: stream}
-        idle = clock_for(self.objective, self.device, streams, self._closing)
-        return Trial(name, (part,), streams, idle, library_sms)
-
-    def _trial(self, plan: Plan, where: Device | PartitionPool) -> Trial:
-        with sharing():
-            streams = self._closing.enter_context(plan.open(where))
-        idle = clock_for(self.objective, self.device, streams, self._closing)
-        return Trial.of(plan, self.parts, streams, idle, self._together)
-
-    def _open(
-        self,
-        plan: Plan,
-        sm_counts: dict[str, int],
-        allocation: Allocation | None = None,
-        where: PartitionPool | None = None,
-    ) -> Candidate:
-        candidate = Candidate(
-            plan=plan, trial=self._trial(plan, where or self.device), sm_counts=sm_counts, allocation=allocation
-        )
-        self.found.plans.append(candidate)
-        self._show(f"warming up {plan}")
-        with self._forgiving(candidate, candidate.trial):
-            self._runner.warm(candidate.trial)
-        return candidate
-
-    @contextmanager
-    def _forgiving(self, candidate: Candidate, trial: Trial) -> Iterator[None]:
-        """Exclude partitions in which a part fails, if the device still works. Other errors name the plan."""
-        try:
-            with naming(trial.name if len(trial.parts) > 1 else f"{trial.parts[0].name} {trial.name}"):
-                yield
-        except PartError as error:
-            if candidate.allocation is None or _capturing(trial):
-                raise
-            try:
-                self.device.sync()
-            except CUDAError:
-                raise error from error.__cause__
-            candidate.hopeless = True
-            candidate.samples.clear()
-            candidate.steps.clear()
-            self.found.left_out.setdefault(str(error).replace(f" ({trial.name})", ""), []).append(trial.name)
-        except (CUDAError, CapturingError) as error:
-            capturing = _capturing(trial)
-            if not capturing:
-                raise
-            raise RuntimeError(
-                f"{' or '.join(capturing)} leaves its stream capturing a graph ({trial.name}): end the capture in the "
-                f"function"
-            ) from error
-
-    def _open_allocation(self, allocation: Allocation) -> list[Candidate]:
-        """The plans of a new allocation: without the SM count hint, with it, or both."""
-        if allocation in self._tried or self._sizes is None or self._is_full:
-            return []
-        self._tried.add(allocation)
-        made: list[Candidate] = []
-        for library_sms in self._library_choices():
-            found = self._sizes.plan(allocation, library_sms)
-            if found is None:
-                break
-            plan, sm_counts = found
-            assert plan.layout is not None
-            if not made:
-                pool = self._closing.enter_context(PartitionPool(self.device))
-                try:
-                    with sharing():
-                        pool.prepare(plan.layout)
-                except CUDAError as error:
-                    if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
-                        raise
-                    self._stop_opening("more partitions were not tried: no device memory is left for their contexts")
-                    break
-                self._pools[allocation] = pool
-            if library_sms and not self._can_tell_libraries(plan, pool):
-                break
-            made.append(self._open(plan, sm_counts, allocation, pool))
-        return made
-
-    def _stop_opening(self, why: str) -> None:
-        self._is_full = True
-        self.found.complete = False
-        self.found.note(why)
-
-    def _library_choices(self) -> tuple[bool, ...]:
-        if self._library_sms == "auto":
-            return (False, True) if libraries_loaded() else (False,)
-        return (self._library_sms == "on",)
-
-    def _can_tell_libraries(self, plan: Plan, pool: PartitionPool) -> bool:
-        with plan.open(pool) as streams:
-            reason = why_not(streams[next(iter(plan.places))])
-        if reason is None:
-            return True
-        if self._library_sms == "on":
-            raise RuntimeError(f'library_sms="on" is not possible here: {reason}')
-        self.found.note(f"the SM count hint was not measured: {reason}")
-        self._library_sms = "off"
-        return False
 
     # ---- rounds
 
@@ -737,7 +526,7 @@ class Search:
                 self._show(f"measuring {candidate.plan or 'each part alone'}")
                 began = clock.now()
                 trial = candidate.trials[candidate.turn(current)]
-                with self._forgiving(candidate, trial):
+                with self.opened.forgiving(candidate, trial):
                     candidate.samples[current] = self._runner.batch(trial, shape)
                     candidate.opening_of[current] = candidate.turn(current)
                     candidate.batch_s = clock.now() - began

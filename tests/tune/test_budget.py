@@ -10,7 +10,7 @@ import pytest
 from cuda_gctx import Device, tune
 from cuda_gctx._core import clock
 from cuda_gctx.measure.loop import TIMED
-from cuda_gctx.tune import Plan, Report, TailLatency, _measure, _search, _work, spin
+from cuda_gctx.tune import Plan, Report, TailLatency, _batches, _measure, _search, _work, spin
 from cuda_gctx.tune._plans import KINDS
 
 from ..common import refusal
@@ -78,7 +78,7 @@ def test_a_batch_is_no_longer_than_the_time_that_is_left(dev: Device, monkeypatc
     ticking = Ticking()
     monkeypatch.setattr(clock, "now", ticking.now)
     with dev.create_stream() as stream:
-        trial = _measure.Trial("alone", (), {}, stream, step_s=0.01)
+        trial = _batches.Trial("alone", (), {}, stream, step_s=0.01)
         runner = _measure.Runner("makespan", deadline=0.0255)
         assert runner.steps_for(trial) == 2
         ticking.seconds = 0.02
@@ -181,7 +181,7 @@ def test_in_a_step_all_parts_start_when_the_step_before_has_ended(dev: Device) -
     for order in (parts, parts[::-1]):
         with plan.open(dev) as streams, dev.create_stream() as idle:
             runner = _measure.Runner("makespan", deadline=1e12)
-            steps = runner.profile(_measure.Trial.of(plan, order, streams, idle))
+            steps = runner.profile(_batches.Trial.of(plan, order, streams, idle))
         assert len(steps) == 10
         for before, after in pairwise(steps):
             last = max(end for _, end in before.values())

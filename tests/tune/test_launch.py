@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Stream, tune
-from cuda_gctx.tune import TailLatency, Throughput, _measure, spin
+from cuda_gctx.tune import TailLatency, Throughput, _batches, _measure, spin
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._search import Search
 from cuda_gctx.tune._work import Part
@@ -91,7 +91,7 @@ def test_the_parts_of_a_mix_are_enqueued_at_the_same_time(dev: Device) -> None:
     runner = _measure.Runner(Throughput(a=1, b=1), deadline=1e12, launch="auto")
     with runner, dev.create_stream() as one, dev.create_stream() as two:
         runner.start_hosts(["a", "b"])
-        trial = _measure.Trial("", (Part("a", meets), Part("b", meets)), {"a": one, "b": two}, one)
+        trial = _batches.Trial("", (Part("a", meets), Part("b", meets)), {"a": one, "b": two}, one)
         assert runner.batch(trial, _measure.Shape(3, 0.0)).calls["a"][0] == 3
 
 
@@ -105,7 +105,7 @@ def test_no_part_of_a_mix_waits_until_the_queue_has_room_for_it(dev: Device, nam
     }
     with _measure.Runner(Throughput(**weights), deadline=1e12) as runner, ExitStack() as closing:
         streams = {name: closing.enter_context(dev.create_stream()) for name in names}
-        trial = _measure.Trial("", tuple(parts[name] for name in names), streams, streams["long"])
+        trial = _batches.Trial("", tuple(parts[name] for name in names), streams, streams["long"])
         found = runner.batch(trial, _measure.Shape(1, 0.0))
     both = {name: calls / seconds for name, (calls, seconds) in found.calls.items()}
     assert found.seconds == pytest.approx(3000 / both["short"], rel=0.01)
@@ -113,9 +113,9 @@ def test_no_part_of_a_mix_waits_until_the_queue_has_room_for_it(dev: Device, nam
 
 
 def test_calls_of_a_mix_are_spread_evenly() -> None:
-    assert _measure._evenly({"a": 1, "b": 1}) == [("a", 1), ("b", 1)]
-    assert _measure._evenly({"a": 4, "b": 2}) == [("a", 1), ("b", 1), ("a", 2), ("b", 1), ("a", 1)]
-    assert _measure._evenly({"a": 1, "b": 5}) == [("a", 1), ("b", 5)]
+    assert _batches._evenly({"a": 1, "b": 1}) == [("a", 1), ("b", 1)]
+    assert _batches._evenly({"a": 4, "b": 2}) == [("a", 1), ("b", 1), ("a", 2), ("b", 1), ("a", 1)]
+    assert _batches._evenly({"a": 1, "b": 5}) == [("a", 1), ("b", 5)]
 
 
 def test_steps_of_host_threads_are_joined(dev: Device) -> None:
@@ -123,7 +123,7 @@ def test_steps_of_host_threads_are_joined(dev: Device) -> None:
     parts = (Part("a", lambda s: spin(s, 1, MS)), Part("b", lambda s: spin(s, 1, 2 * MS)))
     with runner, dev.create_stream() as one, dev.create_stream() as two:
         runner.start_hosts(["a", "b"])
-        trial = _measure.Trial("", parts, {"a": one, "b": two}, one)
+        trial = _batches.Trial("", parts, {"a": one, "b": two}, one)
         sample = runner.batch(trial, _measure.Shape(4, 0.0))
         assert sample.seconds == pytest.approx(2e-3, rel=0.05)
         steps = runner.profile(trial)
@@ -156,8 +156,8 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(gate_s)
         return measured(streams, enqueue, gate_s)
 
-    measured = _measure.timed_batch
-    monkeypatch.setattr(_measure, "timed_batch", timed_batch)
+    measured = _batches.timed_batch
+    monkeypatch.setattr(_batches, "timed_batch", timed_batch)
     return found
 
 
@@ -172,7 +172,7 @@ def test_launch_bound_work_is_measured_without_a_gate(dev: Device, gates: list[f
 def test_what_launch_bound_work_takes_does_not_depend_on_the_number_of_steps(dev: Device) -> None:
     with _measure.Runner("makespan", deadline=1e12) as runner, dev.create_stream() as stream:
         parts = (Part("a", slowly), Part("b", slowly))
-        trial = _measure.Trial("", parts, {"a": stream, "b": stream}, stream, step_s=1e-5, host_s=1e-5)
+        trial = _batches.Trial("", parts, {"a": stream, "b": stream}, stream, step_s=1e-5, host_s=1e-5)
         assert runner.shape([trial]).gate_s > 0
         runner.gated = False
         assert runner.shape([trial]).gate_s == 0

@@ -15,8 +15,9 @@ from cuda_gctx import Device, Layout, Stream, tune
 from cuda_gctx._core.progress import Progress
 from cuda_gctx.tune import Plan, TailLatency, Throughput, _measure, spin
 from cuda_gctx.tune._measure import Trial
+from cuda_gctx.tune._openings import Candidate
 from cuda_gctx.tune._ranking import Sample
-from cuda_gctx.tune._search import Candidate, Search
+from cuda_gctx.tune._search import Search
 from cuda_gctx.tune._sizes import Allocation
 from cuda_gctx.tune._work import Part
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Stream, tune
-from cuda_gctx.tune import Plan, Throughput, _measure, _work, spin
+from cuda_gctx.tune import Plan, Throughput, _batches, _measure, _work, spin
 
 from .conftest import host_takes
 from .pairs import (
@@ -54,7 +54,7 @@ def test_an_interruption_of_the_host_in_a_warm_up_makes_no_plan_faster(dev: Devi
     parts = (_work.Part("a", launches), _work.Part("b", launches))
     runner = _measure.Runner("makespan", deadline=1e12)
     with dev.create_stream() as one, dev.create_stream() as two:
-        trials = [_measure.Trial(s, parts, {"a": s, "b": s}, s) for s in (one, two)]
+        trials = [_batches.Trial(s, parts, {"a": s, "b": s}, s) for s in (one, two)]
         runner.warm(trials[0])
         interrupted = True
         runner.warm(trials[1])
@@ -71,7 +71,7 @@ def test_the_plans_of_a_round_have_one_number_of_steps(dev: Device) -> None:
     runner = _measure.Runner("makespan", deadline=1e12)
     with dev.create_stream() as stream:
         fast, slow, alone = (
-            _measure.Trial("", some, {part.name: stream for part in some}, stream, step_s=step_s, host_s=1e-5)
+            _batches.Trial("", some, {part.name: stream for part in some}, stream, step_s=step_s, host_s=1e-5)
             for some, step_s in ((parts, 1e-3), (parts, 2e-3), (parts[:1], 1e-4))
         )
         assert runner.shape([fast, slow, alone]) == runner.shape([slow, fast]) == (30, 50e-6)

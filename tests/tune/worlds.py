@@ -1,6 +1,7 @@
 """Synthetic worlds for the tuner: plans have known true times, batches come from a model of noise, and time is virtual.
 
-    python tests/tune/worlds.py [--runs 200] [--seed 7] [--truth NAME] [--noise NAME] [--jobs 1] [--out FILE]
+    python tests/tune/worlds.py [--runs 200] [--seed 7] [--truth NAME] [--noise NAME] [--jobs 1] [--keep FILE]
+                                [--out FILE]
 
 runs the tuner so many times in each world, and prints how often it is wrong although it is sure, how often something
 wins that is no better, the regret, and how often the interval of the gain covers the truth. The search, its rounds and
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import json
 import math
 import multiprocessing
 import random
@@ -34,7 +36,7 @@ from cuda_gctx import Device, tune
 from cuda_gctx._core import clock
 from cuda_gctx.measure.results import write_result
 from cuda_gctx.measure.statistics import NOISE, quantile
-from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _measure, _search
+from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _batches, _measure, _search
 from cuda_gctx.tune._objectives import Objective
 from cuda_gctx.tune._ranking import Sample
 from cuda_gctx.tune._work import PartFacts
@@ -68,7 +70,7 @@ class World:
     def true_s(self, kind: str, sms: dict[str, int]) -> float:
         return self.step_s * self.truth(kind, sms)
 
-    def of_trial(self, trial: _measure.Trial) -> float:
+    def of_trial(self, trial: _batches.Trial) -> float:
         """The time of an open plan, its luck included."""
         kind = trial.name.kind if isinstance(trial.name, Plan) else "alone"
         luck = self.luck_of(trial, self.luck) if kind != "alone" else 1.0
@@ -80,7 +82,7 @@ class World:
         _, luck = self.lucks.setdefault(id(thing), (thing, luck))
         return luck
 
-    def batch(self, trial: _measure.Trial, steps: int, hosts: object = None) -> Sample:
+    def batch(self, trial: _batches.Trial, steps: int, hosts: object = None) -> Sample:
         seconds = self.of_trial(trial) * self.noise(self)
         if hosts is not None and len(trial.parts) > 1 and not trial.in_sequence:
             seconds *= self.luck_of(hosts, self.threads)
@@ -155,12 +157,12 @@ class Stepwise(World):
             return base * (1 + nature.stalls * (nature.stall - 1))
         return base
 
-    def of_trial(self, trial: _measure.Trial) -> float:
+    def of_trial(self, trial: _batches.Trial) -> float:
         kind = trial.name.kind if isinstance(trial.name, Plan) else "alone"
         nature = self.nature(kind, {name: s.resources.sm.sm_count for name, s in trial.streams.items()})
         return self.step_s * nature.speed
 
-    def step(self, trial: _measure.Trial, nature: Nature) -> float:
+    def step(self, trial: _batches.Trial, nature: Nature) -> float:
         """Let a step pass; returns how long it took."""
         done = self.steps_of[id(trial)] = self.steps_of.get(id(trial), 0) + 1
         if self.modes > 1 and self.now > self.mode_until:
@@ -173,12 +175,12 @@ class Stepwise(World):
         self.now += seconds
         return seconds
 
-    def warm(self, trial: _measure.Trial) -> None:
+    def warm(self, trial: _batches.Trial) -> None:
         self.lucks.setdefault(id(trial), (trial, 1.0))  # so that no other one gets its identity
         self.batch(trial, 3)
         trial.step_s, trial.host_s = self.of_trial(trial), 1e-5
 
-    def batch(self, trial: _measure.Trial, steps: int, hosts: object = None) -> Sample:
+    def batch(self, trial: _batches.Trial, steps: int, hosts: object = None) -> Sample:
         kind = trial.name.kind if isinstance(trial.name, Plan) else "alone"
         nature = self.nature(kind, {name: s.resources.sm.sm_count for name, s in trial.streams.items()})
         self.batches += 1
@@ -219,10 +221,9 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
-def stepwise(name: str, objective: str, numbers: random.Random) -> Stepwise:
+def stepwise(name: str, objective: str, chance: random.Random) -> Stepwise:
     """One of the worlds of steps."""
     options = {**STEPWISE, **LATENCIES}[name]
-    chance = random.Random(numbers.randrange(2**32))
     return Stepwise(TRUTHS["nothing_to_gain"], lognormal(0.0), chance, objective=OBJECTIVES[objective], **options)
 
 
@@ -450,17 +451,19 @@ def outcome_of(world: World, report: Report) -> Outcome:
     )
 
 
-def outcomes(device: Device, truth: str, noise: str, runs: int, seed: int = 7) -> list[Outcome]:
-    """The outcomes of so many runs. Worlds of steps have the name of an objective in place of a noise."""
+def outcomes(device: Device, truth: str, noise: str, runs: int, seed: int = 7, first: int = 0) -> list[Outcome]:
+    """The outcomes of so many runs, from a first one on. Worlds of steps have the name of an objective in place of a
+    noise.
+    """
     numbers = random.Random(f"{truth} {noise} {seed}")
     found = []
-    for _ in range(runs):
+    for chance in [numbers.randrange(2**32) for _ in range(first + runs)][first:]:
         if noise in OBJECTIVES:
-            steps = stepwise(truth, noise, numbers)
+            steps = stepwise(truth, noise, random.Random(chance))
             found.append(outcome_of(steps, measured(steps, device, objective=steps.objective)))
             continue
         model, luck, threads = NOISES[noise]
-        world = World(TRUTHS[truth], model, random.Random(numbers.randrange(2**32)), luck, threads)
+        world = World(TRUTHS[truth], model, random.Random(chance), luck, threads)
         found.append(outcome_of(world, measured(world, device)))
     return found
 
@@ -502,6 +505,8 @@ class Row:
         )
 
 
+# All worlds are run so many times before any is run more often: a campaign can be ended at any time.
+RUNS_AT_ONCE = 25
 # What decides: a record of other sources says nothing about these.
 DECIDING = (
     "measure/loop.py",
@@ -536,11 +541,32 @@ def all_worlds() -> list[tuple[str, str]]:
     return [*product(TRUTHS, NOISES), *steps, *((name, "latency") for name in LATENCIES)]
 
 
-def row_of(truth: str, noise: str, runs: int, seed: int) -> Row:
-    """The runs of one world, on a simulated machine of its own."""
+def runs_of(truth: str, noise: str, runs: int, seed: int, first: int) -> list[Outcome]:
+    """Runs in one world, on a simulated machine of its own."""
     with warnings.catch_warnings(), cuda_gctx.sim.session("h200", driver="13.0", check=False):
         warnings.simplefilter("ignore")
-        return Row.of(truth, noise, outcomes(Device(0), truth, noise, runs, seed))
+        return outcomes(Device(0), truth, noise, runs, seed, first)
+
+
+def kept(path: Path | None, seed: int) -> dict[tuple[str, str], list[Outcome]]:
+    """The outcomes that an earlier campaign has kept, if the same sources decided."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        one = json.loads(line)
+        if (one["sources"], one["seed"]) == (sources(), seed):
+            found.setdefault((one["truth"], one["noise"]), []).extend(Outcome(**outcome) for outcome in one["runs"])
+    return found
+
+
+def written(rows: list[Row], seed: int, path: Path) -> None:
+    result = {
+        "_what": "The tuner in synthetic worlds, written by tests/tune/worlds.py",
+        "seed": seed,
+        "sources": sources(),
+        "smallest_margin": NOISE,
+        "rows": [asdict(row) for row in rows],
+    }
+    write_result(result, path)
 
 
 def main() -> int:
@@ -550,35 +576,40 @@ def main() -> int:
     parser.add_argument("--truth", choices=[*TRUTHS, *STEPWISE, *LATENCIES], action="append")
     parser.add_argument("--noise", choices=[*NOISES, *OBJECTIVES], action="append")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--keep", type=Path, help="keep what was run in this file, and continue what it has")
+    parser.add_argument("--out", type=Path, help="write the rows as JSON, each time that all worlds had so many runs")
     arguments = parser.parse_args()
     wanted = [
         (truth, noise)
         for truth, noise in all_worlds()
         if truth in (arguments.truth or [truth]) and noise in (arguments.noise or [noise])
     ]
+    found = kept(arguments.keep, arguments.seed)
     rows: list[Row] = []
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as processes:
-        started = [processes.submit(row_of, *one, arguments.runs, arguments.seed) for one in wanted]
-        for job in started:
-            row = job.result()
-            rows.append(row)
-            print(
-                f"{row.truth:22} {row.noise:15} sure {row.sure:6.1%}, wrong {row.sure_but_wrong:5.1%}; "
-                f"won {row.won:6.1%}, false {row.false_wins:5.1%}; "
-                f"regret {row.median_regret:5.1%} to {row.largest_regret:5.1%}; "
-                f"covered {row.covered:6.1%}; margin {row.median_margin:.1%}; {row.seconds:.1f} s",
-                flush=True,
-            )
+        for runs in [*range(RUNS_AT_ONCE, arguments.runs, RUNS_AT_ONCE), arguments.runs]:
+            started = {}
+            for world in wanted:
+                done = len(found.setdefault(world, []))
+                if done < runs:
+                    started[world] = processes.submit(runs_of, *world, runs - done, arguments.seed, done)
+            for (truth, noise), job in started.items():
+                found[truth, noise] += job.result()
+                if arguments.keep is not None:
+                    line = {"sources": sources(), "seed": arguments.seed, "truth": truth, "noise": noise}
+                    with arguments.keep.open("a") as file:
+                        print(json.dumps({**line, "runs": list(map(asdict, job.result()))}), file=file)
+            rows = [Row.of(*world, found[world][:runs]) for world in wanted]
             if arguments.out is not None:
-                result = {
-                    "_what": "The tuner in synthetic worlds, written by tests/tune/worlds.py",
-                    "seed": arguments.seed,
-                    "sources": sources(),
-                    "smallest_margin": NOISE,
-                    "rows": [asdict(row) for row in rows],
-                }
-                write_result(result, arguments.out)
+                written(rows, arguments.seed, arguments.out)
+            print(f"{runs} runs of each of {len(rows)} worlds", flush=True)
+    for row in rows:
+        print(
+            f"{row.truth:22} {row.noise:15} sure {row.sure:6.1%}, wrong {row.sure_but_wrong:5.1%}; "
+            f"won {row.won:6.1%}, false {row.false_wins:5.1%}; "
+            f"regret {row.median_regret:5.1%} to {row.largest_regret:5.1%}; "
+            f"covered {row.covered:6.1%}; margin {row.median_margin:.1%}; {row.seconds:.1f} s"
+        )
     bad = [row for row in rows if row.sure_but_wrong > 0.02 or row.false_wins > 0.01]
     for row in bad:
         print(f"FAILED: {row.truth}, {row.noise}")

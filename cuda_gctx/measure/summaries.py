@@ -1,0 +1,68 @@
+"""Summaries of samples, for reports and documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cuda_gctx.measure.statistics import median, quantile
+
+__all__ = ["Latency", "Spread", "summary"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Samples in seconds: what they estimate, 10th and 90th percentile, and the number of samples.
+
+    value: their median, unless it estimates something else, such as a quantile of what the samples are made of.
+    """
+
+    value: float
+    p10: float
+    p90: float
+    samples: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], value: float | None = None) -> Spread:
+        """The spread of samples.
+
+        values: the samples, in any order and unit. value: what they estimate, if not their median.
+        """
+        value = median(values) if value is None else value
+        return cls(value, quantile(values, 0.1), quantile(values, 0.9), len(values))
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Latencies of single calls in seconds: percentiles, the largest one, and the number of calls."""
+
+    p50: float
+    p90: float
+    p99: float
+    largest: float
+    calls: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Latency:
+        """The percentiles of latencies.
+
+        values: the latencies of single calls in seconds, in any order.
+        """
+        p50, p90, p99 = (quantile(values, share) for share in (0.5, 0.9, 0.99))
+        return cls(p50, p90, p99, float(max(values)), len(values))
+
+
+def summary(values: Sequence[float], unit: float = 1.0, digits: int | None = None) -> dict[str, float]:
+    """Samples for a document: median, extremes and percentiles, divided by `unit`, rounded to `digits`."""
+    statistics = {
+        "median": median(values),
+        "min": min(values),
+        "p10": quantile(values, 0.1),
+        "p90": quantile(values, 0.9),
+        "p99": quantile(values, 0.99),
+        "max": max(values),
+    }
+    scaled = {name: float(value) / unit for name, value in statistics.items()}
+    if digits is not None:
+        scaled = {name: round(value, digits) for name, value in scaled.items()}
+    return {**scaled, "samples": len(values)}

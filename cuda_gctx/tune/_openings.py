@@ -1,0 +1,249 @@
+"""Opening plans: streams and contexts for parts, the SM count hint of libraries, and what cannot be opened or fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.errors import CapturingError, CUDAError
+from cuda_gctx._core.loan import is_capturing
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.partitions import PartitionPool
+from cuda_gctx.tune._batches import Trial, clock_for
+from cuda_gctx.tune._guard import sharing
+from cuda_gctx.tune._measure import Runner
+from cuda_gctx.tune._measurement import Measurement
+from cuda_gctx.tune._plans import Plan
+from cuda_gctx.tune._ranking import Record
+from cuda_gctx.tune._sizes import Allocation, Sizes
+from cuda_gctx.tune._work import Part, PartError, libraries_loaded, naming, why_not
+
+__all__ = ["Candidate", "Openings"]
+
+
+@dataclass(eq=False, kw_only=True)
+class Candidate(Record):
+    """A plan, or a part alone, that is open and measured.
+
+    trial, again: the first opening, and the further ones. batch_s: how long the last batch took.
+    """
+
+    trial: Trial
+    again: list[Trial] = field(default_factory=list)
+    is_open: bool = True
+    hopeless: bool = False
+    batch_s: float = 0.0
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All openings."""
+        return [self.trial, *self.again]
+
+    def turn(self, number: int) -> int:
+        """Which opening takes part in a round."""
+        return number % self.openings
+
+
+def _capturing(trial: Trial) -> list[str]:
+    """The parts that left their stream capturing a graph."""
+    found = []
+    for name, stream in trial.streams.items():
+        with suppress(CUDAError):  # of a device that has failed
+            found += [name] if is_capturing(stream) else []
+    return found
+
+
+class Openings:
+    """Opens plans for some parts, and notes in a measurement what was opened and what could not be.
+
+    tried: the divisions of the SMs that were opened or could not be; pools: of those that are open. is_full: whether no
+    more contexts can be made.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        parts: Sequence[Part],
+        found: Measurement[Candidate],
+        runner: Runner,
+        library_sms: str,
+        together: Callable[[Stream, float], object] | None,
+        show: Callable[[str], None],
+        closing: ExitStack,
+    ) -> None:
+        self._device, self._parts, self._found, self._runner = device, tuple(parts), found, runner
+        self._library_sms, self._together, self._show, self._closing = library_sms, together, show, closing
+        self.tried: set[Allocation] = set()
+        self.pools: dict[Allocation, PartitionPool] = {}
+        self.is_full = False
+
+    # ---- plans and parts
+
+    def alone(self, name: str, part: Part, stream: Stream, library_sms: bool = False) -> Trial:
+        """A part alone on a stream."""
+        streams = {part.name: stream}
+        return Trial(name, (part,), streams, self._clock_for(streams), library_sms)
+
+    def plan(
+        self,
+        plan: Plan,
+        sm_counts: dict[str, int],
+        allocation: Allocation | None = None,
+        where: PartitionPool | None = None,
+    ) -> Candidate:
+        """Open a plan, and run its first steps."""
+        trial = self._trial(plan, where or self._device)
+        candidate = Candidate(plan=plan, trial=trial, sm_counts=sm_counts, allocation=allocation)
+        self._found.plans.append(candidate)
+        self._show(f"warming up {plan}")
+        with self.forgiving(candidate, candidate.trial):
+            self._runner.warm(candidate.trial)
+        return candidate
+
+    def _trial(self, plan: Plan, where: Device | PartitionPool) -> Trial:
+        with sharing():
+            streams = self._closing.enter_context(plan.open(where))
+        return Trial.of(plan, self._parts, streams, self._clock_for(streams), self._together)
+
+    def _clock_for(self, streams: dict[str, Stream]) -> Stream:
+        return clock_for(self._found.objective, self._device, streams, self._closing)
+
+    def parts_alone(self, candidate: Candidate) -> list[Candidate]:
+        """The parts alone in the partitions of a plan."""
+        found: list[Candidate] = []
+        for part in self._parts:  # not the graphs of the candidate
+            if candidate.plan is None or part.name not in candidate.plan.places:
+                continue  # on the whole device
+            name, stream = f"{part.name} alone in {candidate.plan}", candidate.trial.streams[part.name]
+            trial = self.alone(name, part, stream, candidate.trial.library_sms)
+            alone = Candidate(plan=None, trial=trial, sm_counts=candidate.sm_counts, allocation=candidate.allocation)
+            with self.forgiving(alone, trial):
+                self._runner.warm(trial)
+            candidate.alone_here[part.name] = alone
+            found.append(alone)
+        return found
+
+    def again(self, candidates: Sequence[Candidate], openings: int) -> None:
+        """Open plans until each is open so many times."""
+        for number in range(openings - 1):
+            pool = self._closing.enter_context(PartitionPool(self._device))
+            for candidate in candidates:
+                if candidate.plan is None or len(candidate.again) > number:
+                    continue
+                self._show(f"opening {candidate.plan} again")
+                try:
+                    trial = self._trial(candidate.plan, pool)
+                except CUDAError as error:
+                    _demand_memory(error)
+                    self._found.note("some plans were opened only once: no device memory is left for further contexts")
+                    return
+                with self.forgiving(candidate, trial):
+                    self._runner.warm(trial)
+                    self._runner.warm_like(trial, candidate.trial)
+                    candidate.again.append(trial)
+                    candidate.openings += 1
+
+    # ---- divisions of the SMs
+
+    def division(self, allocation: Allocation, sizes: Sizes) -> list[Candidate]:
+        """The plans of a new division of the SMs: without the SM count hint, with it, or both."""
+        if allocation in self.tried or self.is_full:
+            return []
+        self.tried.add(allocation)
+        made: list[Candidate] = []
+        for library_sms in self.library_choices():
+            found = sizes.plan(allocation, library_sms)
+            if found is None:
+                break
+            plan, sm_counts = found
+            assert plan.layout is not None
+            if not made:
+                pool = self._closing.enter_context(PartitionPool(self._device))
+                try:
+                    with sharing():
+                        pool.prepare(plan.layout)
+                except CUDAError as error:
+                    _demand_memory(error)
+                    self.is_full, self._found.complete = True, False
+                    self._found.note("more partitions were not tried: no device memory is left for their contexts")
+                    break
+                self.pools[allocation] = pool
+            if library_sms and not self._can_tell_libraries(plan, pool):
+                break
+            made.append(self.plan(plan, sm_counts, allocation, pool))
+        return made
+
+    def close_losers(self, best: Candidate | None) -> None:
+        """Close the partitions of which no plan takes part in later rounds."""
+        for allocation, pool in list(self.pools.items()):
+            mine = [candidate for candidate in self._found.plans if candidate.allocation == allocation]
+            if all(candidate.hopeless and candidate is not best for candidate in mine):
+                del self.pools[allocation]
+                for candidate in mine:
+                    for stream in {*candidate.trial.streams.values()}:
+                        stream.sync()
+                    candidate.is_open = False
+                pool.close()
+
+    def library_choices(self) -> tuple[bool, ...]:
+        """With which settings of the SM count hint a division is measured."""
+        if self._library_sms == "auto":
+            return (False, True) if libraries_loaded() else (False,)
+        return (self._library_sms == "on",)
+
+    def _can_tell_libraries(self, plan: Plan, pool: PartitionPool) -> bool:
+        with plan.open(pool) as streams:
+            reason = why_not(streams[next(iter(plan.places))])
+        if reason is None:
+            return True
+        if self._library_sms == "on":
+            raise RuntimeError(f'library_sms="on" is not possible here: {reason}')
+        self._found.note(f"the SM count hint was not measured: {reason}")
+        self._library_sms = "off"
+        return False
+
+    # ---- failures, and the end
+
+    @contextmanager
+    def forgiving(self, candidate: Candidate, trial: Trial) -> Iterator[None]:
+        """Exclude partitions in which a part fails, if the device still works. Other errors name the plan."""
+        try:
+            with naming(trial.name if len(trial.parts) > 1 else f"{trial.parts[0].name} {trial.name}"):
+                yield
+        except PartError as error:
+            if candidate.allocation is None or _capturing(trial):
+                raise
+            try:
+                self._device.sync()
+            except CUDAError:
+                raise error from error.__cause__
+            candidate.hopeless = True
+            candidate.samples.clear()
+            candidate.steps.clear()
+            self._found.left_out.setdefault(str(error).replace(f" ({trial.name})", ""), []).append(trial.name)
+        except (CUDAError, CapturingError) as error:
+            capturing = _capturing(trial)
+            if not capturing:
+                raise
+            raise RuntimeError(
+                f"{' or '.join(capturing)} leaves its stream capturing a graph ({trial.name}): end the capture in the "
+                f"function"
+            ) from error
+
+    def settle(self) -> None:
+        """Wait for everything that was enqueued, so that streams and partitions can be closed."""
+        self._runner.stop()
+        records = [*self._found.alone.values(), *self._found.plans]
+        for trial in (trial for candidate in records if candidate.is_open for trial in candidate.trials):
+            for stream in {*trial.streams.values(), trial.clock}:
+                # An error of the device, or of a part that left a capture, has been raised already.
+                with suppress(CUDAError, CapturingError):
+                    stream.sync()
+
+
+def _demand_memory(error: CUDAError) -> None:
+    """Raise an error again, unless the device memory is used up."""
+    if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
+        raise error
