@@ -47,7 +47,7 @@ MUTANTS = {
         "tune/_search.py", "MARGINS = (1.0, 1.05, 1.1, HOPELESS)", "MARGINS = ()", "tests/tune/test_procedure.py"
     ),
     "clock streams are not waited for": Mutant(
-        "tune/_search.py",
+        "tune/_openings.py",
         "{*trial.streams.values(), trial.clock}",
         "{*trial.streams.values()}",
         "tests/tune/test_procedure.py",
@@ -134,7 +134,7 @@ MUTANTS = {
         "tests/tune/test_launch.py",
     ),
     "one part of a mix after the other": Mutant(
-        "tune/_measure.py",
+        "tune/_batches.py",
         "evenly = [] if trial.in_sequence else _evenly(",
         "evenly = [] if trial.in_sequence else list(",
         "tests/tune/test_launch.py",
@@ -188,15 +188,15 @@ MUTANTS = {
         "tests/tune/test_curves.py",
     ),
     "a share too little": Mutant(
-        "tune/_measure.py",
+        "tune/_batches.py",
         "joint = min(weights[first.name], round(weights[other.name] / self.share))",
         "joint = max(1, weights[first.name] // 2)",
         "tests/tune/test_together.py",
     ),
     "the rate of a share is that of all": Mutant(
-        "tune/_measure.py",
-        "(trial.share * len(taken), calls.passed_s)",
-        "(len(taken), calls.passed_s)",
+        "tune/_batches.py",
+        "(trial.share * len(taken), arrivals.passed_s)",
+        "(len(taken), arrivals.passed_s)",
         "tests/tune/test_together.py",
     ),
     "shares are not refined": Mutant(

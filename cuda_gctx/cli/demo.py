@@ -15,9 +15,7 @@ from cuda_gctx import CUDAError, Device, IsolationError, Layout, Partitions
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver, simulated
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
-from cuda_gctx.measure.machine import is_simulated
-from cuda_gctx.partitions import BACKGROUND, open_layout, with_background
-from cuda_gctx.tune._background import (
+from cuda_gctx.measure.latencies import (
     LOAD_BLOCK_NS,
     LOAD_WAVES,
     SHORT_BLOCKS,
@@ -26,6 +24,8 @@ from cuda_gctx.tune._background import (
     SharedQueueError,
     measure_latencies,
 )
+from cuda_gctx.measure.machine import is_simulated
+from cuda_gctx.partitions import BACKGROUND, open_layout, with_background
 
 SIMULATED = "*** simulated: a software driver answers. No GPU is used, and no number here is a measurement of one. ***"
 LATENCY = "from just before the host launches the kernel until it completes, timed by events of the device"
@@ -159,7 +159,7 @@ class _Story:
 
 def _measured(parts: Partitions, samples: int) -> tuple[LatencyRow, ...]:
     try:
-        return measure_latencies(parts, parts.decode, samples)
+        return measure_latencies(parts.decode.context, parts.background.context, samples)
     except SharedQueueError as error:
         raise Failure(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""Measuring: the measuring loop, statistics of samples, and the state of the machine.
+"""Measuring: the loop, statistics of samples, latencies next to a load, and the state of the machine.
 
 May use: ``_core``.
 """

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import date
 from itertools import pairwise
 from math import ceil
 from os import PathLike
-from typing import Any, Literal
+from typing import Literal
 
 from cuda_gctx._core import clock
 from cuda_gctx._core.arguments import as_int, as_number, as_seconds
@@ -29,7 +28,7 @@ from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.layout import Layout, Request
 from cuda_gctx.tune._batches import Trial, clock_for
 from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture, sharing
-from cuda_gctx.tune._json import conditions, each, made, optional, reading
+from cuda_gctx.tune._json import document, of_document
 from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner
 from cuda_gctx.tune._objectives import TailLatency
 from cuda_gctx.tune._ranking import Sample
@@ -123,7 +122,7 @@ class Curve:
 
     def to_json(self) -> str:
         """The curve as JSON, for from_json()."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+        return document(self, SCHEMA)
 
     @classmethod
     def from_json(cls, text: str) -> Curve:
@@ -131,17 +130,11 @@ class Curve:
 
         text: what to_json() returned. Anything else raises a ValueError that names the field.
         """
-        with reading(text, "curve", SCHEMA) as given:
-            loaded = made(
-                cls,
-                given,
-                "",
-                points=lambda value, path: tuple(each(value, path, _point)),
-                conditions=lambda value, path: tuple(each(value, path, conditions)),
-            )
-            if not loaded.points:
-                raise ValueError("points is empty")
-        return loaded
+        return of_document(cls, text, SCHEMA, cls._demand_points)
+
+    def _demand_points(self) -> None:
+        if not self.points:
+            raise ValueError("points is empty")
 
     # ---- for people
 
@@ -197,16 +190,6 @@ class Curve:
 
     def _repr_html_(self) -> str:
         return self.svg()
-
-
-def _estimate(value: Any, where: str) -> Estimate:
-    return made(Estimate, value, where)
-
-
-def _point(value: Any, where: str) -> CurvePoint:
-    maybe = optional(_estimate)
-    ratio = optional(lambda value, where: made(Ratio, value, where))
-    return made(CurvePoint, value, where, seconds=_estimate, latency=maybe, loaded=maybe, slowdown=ratio)
 
 
 @dataclass(eq=False)

@@ -1,148 +1,139 @@
-"""Values from JSON: a reader takes a value and its path, and raises a TypeError or ValueError that names the path."""
+"""Values as JSON and back, by the types of their fields. What reads them names the field of anything that is wrong."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
 from cuda_gctx._core.text import parsed_json
-from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import Plan
 
-__all__ = [
-    "Reader",
-    "by_name",
-    "conditions",
-    "each",
-    "made",
-    "objective_as_json",
-    "objective_of",
-    "optional",
-    "plain",
-    "plan_of",
-    "reading",
-]
+__all__ = ["document", "of_document"]
 
 Value = TypeVar("Value")
-Reader: TypeAlias = Callable[[Any, str], Any]
-
 
 # Of an int: a longer one would not be a number of anything that was measured, and not a float either.
 LARGEST = 2**63 - 1
 
 
-@contextmanager
-def reading(text: str, what: str, schema: int) -> Iterator[dict[str, Any]]:
-    """A block that reads the fields of a saved document. Its errors name the document, and are ValueErrors."""
+# ---- writing
+
+
+def document(value: Any, schema: int) -> str:
+    """A dataclass as JSON, for reading()."""
+    return json.dumps({"schema": schema, **_plain(value)}, indent=1)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Plan):
+        return value.to_dict()
+    if isinstance(value, Throughput):
+        return {"throughput": dict(value.weights)}
+    if isinstance(value, TailLatency):
+        found = asdict(value)
+        return {"tail_latency": found.pop("part"), **found}
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.init}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+# ---- reading
+
+
+def of_document(kind: type[Value], text: str, schema: int, check: Callable[[Value], object] | None = None) -> Value:
+    """The dataclass of a document. Errors name the document and its field, and are ValueErrors.
+
+    text: what document() returned. check: raises if the fields do not fit each other.
+    """
+    what = f"{kind.__name__.lower()} of schema {schema}"
     value = parsed_json(text)
     if not isinstance(value, Mapping) or value.get("schema") != schema:
-        raise ValueError(f"not a {what} of schema {schema}: measure again with this version")
+        raise ValueError(f"not a {what}: measure again with this version")
     try:
-        yield {name: item for name, item in value.items() if name != "schema"}
+        made = _made(kind, {name: item for name, item in value.items() if name != "schema"}, "")
+        if check is not None:
+            check(made)
     except (TypeError, ValueError, IndexError, OverflowError) as error:
-        raise ValueError(f"not a {what} of schema {schema}: {error}") from error
+        raise ValueError(f"not a {what}: {error}") from error
+    return made
 
 
-def plain(kind: Any, value: Any, path: str) -> Any:
-    """A string, a bool or a number, which is never negative here; None if the kind allows it."""
-    if value is None and type(None) in get_args(kind):
-        return None
-    kind = next((member for member in get_args(kind) if member is not type(None)), kind)
+def _read(kind: Any, value: Any, path: str) -> Any:
+    """A value of a type. TypeError or ValueError with the path of what is wrong."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Plan or kind == Objective:
+        try:
+            return Plan.from_dict(value) if kind is Plan else _objective(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+    if type(None) in arguments:
+        [kind] = [one for one in arguments if one is not type(None)]
+        return None if value is None else _read(kind, value, path)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _made(kind, value, path)
+    if origin is dict:
+        return {name: _read(arguments[1], item, f"{path}.{name}") for name, item in _mapping(value, path).items()}
+    if origin is tuple:
+        return tuple(_read(arguments[0], item, f"{path}[{place}]") for place, item in enumerate(_list(value, path)))
+    if hasattr(kind, "_fields"):  # a named tuple
+        if len(_list(value, path)) != len(kind._fields):
+            raise ValueError(f"{path} must be {' and '.join(kind._fields)}, not {value}")
+        return kind(*(_number(float, item, f"{path}.{name}") for name, item in zip(kind._fields, value, strict=True)))
+    if str in arguments and not isinstance(value, str):  # a number or a text
+        return _number(int if hasattr(value, "__index__") else float, value, path)
+    if kind in (bool, int, float):
+        return _number(kind, value, path)
+    if not isinstance(value, str):
+        raise TypeError(f"{path} must be a text, not {type(value).__name__}")
+    return value
+
+
+def _number(kind: type, value: Any, path: str) -> bool | int | float:
+    """A number, which is never negative here, or a bool."""
     if kind is bool:
         return as_bool(path, value)
     if kind is int:
         return as_int(path, value, 0, LARGEST)
-    if kind is float:
-        number = as_number(path, value)
-        if not 0 <= number < math.inf:
-            raise ValueError(f"{path} must be a number of 0 or more, not {value}")
-        return number
-    if not isinstance(value, kind):
-        raise TypeError(f"{path} must be of type {kind.__name__}, not {type(value).__name__}")
-    return value
+    number = as_number(path, value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{path} must be a number of 0 or more, not {value}")
+    return number
 
 
-def made(kind: type[Value], value: Any, path: str, **readers: Reader) -> Value:
+def _made(kind: type[Value], value: Any, path: str) -> Value:
     """A dataclass, from exactly the fields that it is made from."""
     hints = get_type_hints(kind)
     kinds = {field.name: hints[field.name] for field in fields(kind) if field.init}  # type: ignore[arg-type]
     at = f"{path}." if path else ""
-    given = set(mapping(value, path))
-    for name in sorted(kinds.keys() ^ given):
-        raise ValueError(f"{at}{name} is {'unknown' if name in given else 'missing'}")
-    return kind(
-        **{
-            name: readers[name](value[name], at + name)
-            if name in readers
-            else plain(kinds[name], value[name], at + name)
-            for name in kinds
-        }
-    )
+    for name in sorted(kinds.keys() ^ set(_mapping(value, path))):
+        raise ValueError(f"{at}{name} is {'unknown' if name in value else 'missing'}")
+    return kind(**{name: _read(kinds[name], value[name], at + name) for name in kinds})
 
 
-def mapping(value: Any, path: str) -> Mapping[str, Any]:
+def _mapping(value: Any, path: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{path} must be an object, not {type(value).__name__}")
     return value
 
 
-def each(value: Any, path: str, read: Reader) -> list[Any]:
+def _list(value: Any, path: str) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(f"{path} must be a list, not {type(value).__name__}")
-    return [read(item, f"{path}[{number}]") for number, item in enumerate(value)]
+    return value
 
 
-def by_name(value: Any, path: str, read: Reader) -> dict[str, Any]:
-    return {name: read(item, f"{path}.{name}") for name, item in mapping(value, path).items()}
-
-
-def optional(read: Reader) -> Reader:
-    return lambda value, path: None if value is None else read(value, path)
-
-
-def plan_of(value: Any, path: str) -> Plan:
-    try:
-        return Plan.from_dict(value)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def conditions(value: Any, path: str) -> Conditions:
-    return made(Conditions, value, path)
-
-
-def objective_as_json(objective: Objective) -> Any:
-    if isinstance(objective, Throughput):
-        return {"throughput": dict(objective.weights)}
-    if isinstance(objective, TailLatency):
-        return {
-            "tail_latency": objective.part,
-            "quantile": objective.quantile,
-            "others": objective.others,
-            "rate": objective.rate,
-            "closed_loop": objective.closed_loop,
-        }
-    return objective
-
-
-def objective_of(value: Any) -> Objective:
+def _objective(value: Any) -> Objective:
     if value == "makespan":
         return "makespan"
-    if isinstance(value, Mapping) and set(value) == {"throughput"} and isinstance(value["throughput"], Mapping):
-        return Throughput(**value["throughput"])
-    if isinstance(value, Mapping) and set(value) == {
-        "tail_latency",
-        "quantile",
-        "others",
-        "rate",
-        "closed_loop",
-    }:
-        return TailLatency(
-            value["tail_latency"], value["quantile"], value["others"], value["rate"], value["closed_loop"]
-        )
+    if isinstance(value, Mapping) and set(value) == {"throughput"}:
+        return Throughput(**_mapping(value["throughput"], "throughput"))
+    if isinstance(value, Mapping) and "tail_latency" in value:
+        return _made(TailLatency, {("part" if n == "tail_latency" else n): item for n, item in value.items()}, "")
     raise ValueError(f"unknown objective: {value!r}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +16,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.text import table
 from cuda_gctx.tune._guard import device_of
-from cuda_gctx.tune._json import each, made, optional, plain, plan_of, reading
+from cuda_gctx.tune._json import document, of_document
 from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._report import words
 
@@ -338,8 +337,7 @@ class Policy:
 
     def to_json(self) -> str:
         """The policy as JSON, for from_json(). What was observed is not part of it."""
-        document = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
-        return json.dumps({"schema": SCHEMA, **document, "plans": [plan.to_dict() for plan in self.plans]}, indent=1)
+        return document(self, SCHEMA)
 
     @classmethod
     def from_json(cls, text: str, device: Device | None = None) -> Policy:
@@ -349,20 +347,7 @@ class Policy:
         device: where its plans are to be used; None: device 0. If the policy was measured on another card, that raises
         a ValueError; another driver is a warning.
         """
-        with reading(text, "policy", SCHEMA) as given:
-            policy = made(
-                cls,
-                given,
-                "",
-                keys=lambda value, path: tuple(each(value, path, lambda item, at: plain(str, item, at))),
-                buckets=lambda value, path: tuple(
-                    tuple(values) for values in each(value, path, lambda item, at: each(item, at, _value))
-                ),
-                plans=lambda value, path: tuple(each(value, path, plan_of)),
-                predictions=lambda value, path: tuple(
-                    tuple(row) for row in each(value, path, lambda item, at: each(item, at, optional(_prediction)))
-                ),
-            )
+        policy = of_document(cls, text, SCHEMA)
         if policy.device:
             policy.demand_device(device_of(device))
         return policy
@@ -402,16 +387,3 @@ def _checked(latency_s: object, rate: object) -> Prediction:
     if not 0 <= found.rate < math.inf:
         raise ValueError(f"rate must be a number of calls per second of 0 or more, not {found.rate:g}")
     return found
-
-
-def _value(value: Any, path: str) -> Value:
-    if isinstance(value, str):
-        return value
-    return as_int(path, value) if hasattr(value, "__index__") else as_number(path, value, "a number or a text")
-
-
-def _prediction(value: Any, path: str) -> Prediction:
-    numbers = each(value, path, lambda item, at: plain(float, item, at))
-    if len(numbers) != 2:
-        raise ValueError(f"{path} must be a latency and a rate, not {value}")
-    return Prediction(*numbers)

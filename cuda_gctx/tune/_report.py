@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from os import PathLike
 from textwrap import fill
-from typing import Any
 
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.text import table
@@ -17,18 +15,7 @@ from cuda_gctx.draw.svg import page, written
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import Ratio
 from cuda_gctx.measure.summaries import Latency, Spread
-from cuda_gctx.tune._json import (
-    by_name,
-    conditions,
-    each,
-    made,
-    objective_as_json,
-    objective_of,
-    optional,
-    plain,
-    plan_of,
-    reading,
-)
+from cuda_gctx.tune._json import document, of_document
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, checked
 from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
 
@@ -214,23 +201,7 @@ class Report:
 
     def to_json(self) -> str:
         """The report as JSON, for from_json()."""
-        document = {field.name: getattr(self, field.name) for field in fields(self)}
-        document["schema"] = SCHEMA
-        document["choice"] = self.choice.to_dict()
-        document["objective"] = objective_as_json(self.objective)
-        document["alone"] = {name: asdict(spread) for name, spread in self.alone.items()}
-        document["conditions"] = [asdict(conditions) for conditions in self.conditions]
-        document["results"] = [
-            {
-                **{field.name: getattr(result, field.name) for field in fields(result)},
-                "plan": result.plan.to_dict(),
-                "seconds": asdict(result.seconds),
-                "parts": {name: asdict(part) for name, part in result.parts.items()},
-                "latency": asdict(result.latency) if result.latency is not None else None,
-            }
-            for result in self.results
-        ]
-        return json.dumps(document, indent=1)
+        return document(self, SCHEMA)
 
     @classmethod
     def from_json(cls, text: str) -> Report:
@@ -238,20 +209,7 @@ class Report:
 
         text: what to_json() returned. Anything else raises a ValueError that names the field.
         """
-        with reading(text, "report", SCHEMA) as given:
-            report = made(
-                cls,
-                given,
-                "",
-                choice=plan_of,
-                objective=_objective,
-                results=lambda value, path: tuple(each(value, path, _result)),
-                alone=lambda value, path: by_name(value, path, _spread),
-                reasons=lambda value, path: tuple(each(value, path, lambda text, path: plain(str, text, path))),
-                conditions=lambda value, path: tuple(each(value, path, conditions)),
-            )
-            report._demand_consistency()
-        return report
+        return of_document(cls, text, SCHEMA, cls._demand_consistency)
 
     def _demand_consistency(self) -> None:
         names = set(self.alone)
@@ -462,37 +420,3 @@ def _cell(part: PartTime) -> str | None:
     if part.calls_per_second is not None:
         return f"{part.calls_per_second:.4g}"
     return words(part.seconds.value) if part.seconds is not None else None
-
-
-# ---- from JSON
-
-
-def _objective(value: Any, where: str) -> Objective:
-    try:
-        return objective_of(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _spread(value: Any, where: str) -> Spread:
-    return made(Spread, value, where)
-
-
-def _latency(value: Any, where: str) -> Latency:
-    return made(Latency, value, where)
-
-
-def _part(value: Any, where: str) -> PartTime:
-    return made(PartTime, value, where, seconds=optional(_spread), alone=optional(_spread))
-
-
-def _result(value: Any, where: str) -> Result:
-    return made(
-        Result,
-        value,
-        where,
-        plan=plan_of,
-        seconds=_spread,
-        parts=lambda value, where: by_name(value, where, _part),
-        latency=optional(_latency),
-    )

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from cuda_gctx import Device, DriverNotFound, IsolationError, Partitions, Stream
 from cuda_gctx.cli import demo as module
 from cuda_gctx.cli._root import root
-from cuda_gctx.tune._background import LOAD_BLOCK_NS, LOAD_LAUNCHES, background_load, stream_next_to
+from cuda_gctx.measure.latencies import LOAD_BLOCK_NS, LOAD_LAUNCHES, background_load, stream_next_to
 
 from ..common import DRIVERS, run_python
 

@@ -19,13 +19,11 @@ PRIVATE = re.compile(r"_(?!_)\w*[^_]")  # not the names that notebooks look for:
 EXCEPTIONS: dict[str, set[str]] = {
     "benchmarks/missing_ranks.py": {"cuda_gctx.comm._building"},
     "cuda_gctx/cli/_checks.py": {"cuda_gctx.interop._frameworks"},
-    "cuda_gctx/cli/demo.py": {"cuda_gctx.tune._background"},
     "cuda_gctx/cli/tune.py": {"cuda_gctx.tune._objectives"},
     "cuda_gctx/tune/_explain_causes.py": {"cuda_gctx.interop._frameworks"},
     "cuda_gctx/tune/_explain_runs.py": {"cuda_gctx.interop._current"},
     "cuda_gctx/tune/_work.py": {"cuda_gctx.interop._current"},
     "tests/cli/test_bench.py": {"_show"},
-    "tests/cli/test_demo.py": {"cuda_gctx.tune._background"},
     "tests/comm/cpu_kernels.py": {"_collect", "_largest_tile", "_spread"},
     "tests/comm/test_handler.py": {"_gpu", "_messages"},
     "tests/comm/test_kernels_on_cpu.py": {"_kept"},

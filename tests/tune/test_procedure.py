@@ -123,7 +123,7 @@ def test_steps_behind_the_gate_do_not_wait_for_launches(dev: Device) -> None:
         assert runner._steps(trial, 4, 0.0).seconds > 28e-6  # what the host needs
 
 
-@pytest.mark.parametrize("objective", ["makespan", Throughput(a=1, b=1)])
+@pytest.mark.parametrize("objective", ["makespan", Throughput(a=1, b=1), TailLatency("a")])
 def test_idle_streams_are_waited_for_too(dev: Device, monkeypatch: pytest.MonkeyPatch, objective: Any) -> None:
     pending = []
     batch = _measure.Runner.batch

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from cuda_gctx._core import clock
+from cuda_gctx._core.context import Context
 from cuda_gctx._core.probe import probe_blocks_per_sm, spin
 from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.summaries import Latency
-from cuda_gctx.partitions import Partition, Partitions
-from cuda_gctx.partitions.causes import MOST_CONNECTIONS
 
 __all__ = ["LatencyRow", "SharedQueueError", "background_load", "measure_latencies", "stream_next_to"]
 
@@ -26,6 +25,7 @@ LOAD_WAVES = 2
 # Enough to keep the load running while the host waits for a short kernel.
 LOAD_LAUNCHES = 4
 WARM_UPS = 5
+MOST_STREAMS = 32  # as many as there can be hardware queues
 # The limit for a row on a device that other processes keep busy too.
 LONGEST_ROW_S = 3.0
 
@@ -63,7 +63,7 @@ def _has_its_own_queue(stream: Stream, load: Load) -> bool:
 def stream_next_to(load: Load, make: Callable[[], Stream]) -> Stream:
     """A stream that shares no hardware queue with the load; the driver assigns queues to streams in turn."""
     with ExitStack() as sharing:
-        for _ in range(MOST_CONNECTIONS):
+        for _ in range(MOST_STREAMS):
             stream = make()
             if _has_its_own_queue(stream, load):
                 return stream
@@ -99,23 +99,25 @@ def _measured(make: Callable[[], Stream], make_load: Callable[[], Stream] | None
         return _latencies(closing.enter_context(stream_next_to(load, make)), load, count)
 
 
-def measure_latencies(parts: Partitions, part: Partition, count: int) -> tuple[LatencyRow, ...]:
-    """The short kernel, `count` times on each kind of stream; the partitions must have a background partition.
+def measure_latencies(inside: Context, outside: Context, count: int) -> tuple[LatencyRow, ...]:
+    """The short kernel, `count` times on each kind of stream; the two contexts are those of disjoint partitions.
+
+    inside: of the short kernel. outside: of the load.
 
     The launches follow each other without a pause, like the requests of one client.
     """
-    background = parts.background
-    plain = parts.device.create_stream
-    urgent = partial(plain, StreamOptions(priority=parts.device.priority_range[1]))
-    inside, outside = part.context.create_stream, background.context.create_stream
-    name = f"partition of {part.sm_count} SMs"
+    device = inside.device
+    plain = device.create_stream
+    urgent = partial(plain, StreamOptions(priority=device.priority_range[1]))
+    apart, load = inside.create_stream, outside.create_stream
+    name = f"partition of {inside.sm_count} SMs"
     rows: tuple[tuple[str, str, Callable[[], Stream], str, Callable[[], Stream] | None], ...] = (
         ("alone", "plain stream", plain, "(none)", None),
         ("plain", "plain stream", plain, "plain stream", plain),
         ("priority", "stream of highest priority", urgent, "plain stream", plain),
-        ("partition_alone", name, inside, "(none)", None),
-        ("partition_only", name, inside, "plain stream", plain),
-        ("isolated", name, inside, f"background ({background.sm_count} SMs)", outside),
+        ("partition_alone", name, apart, "(none)", None),
+        ("partition_only", name, apart, "plain stream", plain),
+        ("isolated", name, apart, f"background ({outside.sm_count} SMs)", load),
     )
     return tuple(
         LatencyRow(key, short_on, load_on, Latency.of(_measured(make, make_load, count)))
